@@ -18,23 +18,23 @@ use profile::rows::{Batch, SampleRow, Sink, VcpuState};
 pub use stopped::{StackFigures, Stopped, stack_figures};
 use vmm::monotonic_ns;
 
-/// What something took.
+/// Cost of a measured operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Time on the wall.
+    /// Elapsed time.
     pub wall: Duration,
-    /// Time of this thread on a processor: the figure to compare where other programs run too.
+    /// CPU time of this thread: the figure to compare when other programs run, too.
     pub cpu: Duration,
 }
 
-/// Runs `what` and measures it.
+/// Runs `what` and measures its cost.
 pub fn measured<T>(what: impl FnOnce() -> T) -> (Cost, T) {
     let (wall, cpu) = (Instant::now(), thread_cpu());
     let value = what();
     (Cost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)
 }
 
-/// CLOCK_THREAD_CPUTIME_ID.
+/// Returns the thread's CPU time (CLOCK_THREAD_CPUTIME_ID).
 fn thread_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec that outlives the call; the clock exists on every Linux.
@@ -45,25 +45,25 @@ fn thread_cpu() -> Duration {
 /// Samples per batch, as in a run at a high rate.
 const BATCH: u64 = 8_192;
 
-/// Why a measurement has no result.
+/// Reasons why a measurement has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The sink did not take a batch.
+    /// The sink has rejected a batch.
     #[error(transparent)]
     Write(#[from] SinkError),
-    /// The guest's kernel is not understood.
+    /// The guest's kernel cannot be read.
     #[error("the guest is not understood: {0}")]
     Missing(#[from] Missing),
-    /// Samples of the guest are not all that they could be.
+    /// Samples of the guest are incomplete.
     #[error("the guest is not understood: {0}")]
     NotRead(String),
-    /// A sample came without its stack.
+    /// A sample has no stack.
     #[error("a sample has no stack")]
     NoStack,
 }
 
-/// The `n`th record of a made-up run: 2 vCPUs, 64 processes, half user code with 20,000 addresses, half kernel code with
-/// 2,000 addresses, a tenth of that in interrupts.
+/// Returns the `n`th record of a made-up run: 2 vCPUs, 64 processes, half user code with 20,000 addresses,
+/// half kernel code with 2,000 addresses, a tenth of that in interrupts.
 fn record(n: u64) -> Record {
     // A fixed permutation of 32 bits (Knuth's multiplicative hash): spread out, and the same in every run.
     let spread = n.wrapping_mul(2_654_435_761) & 0xffff_ffff;
@@ -104,11 +104,11 @@ fn record(n: u64) -> Record {
     }
 }
 
-/// Sends `samples` made-up samples through the resolver to `sink`, on this thread, as the collector does. `change` may change
-/// each row, by its number, before it is written.
+/// Sends `samples` made-up samples through the resolver to `sink`, on this thread, as the collector does.
+/// `change` may change each row, by its number, before the row is written.
 ///
 /// # Errors
-/// The sink does not take a batch.
+/// Returns the sink's error.
 pub fn collect_samples(
     sink: &mut dyn Sink,
     samples: u64,
@@ -129,8 +129,8 @@ pub fn collect_samples(
     sink.write(&batch)
 }
 
-/// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without the reading of the
-/// current task.
+/// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without reading
+/// the current task.
 pub fn serve_ticks(ticks: u32) -> Cost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
     let (mut sampler, mut ends, _) =

@@ -1,12 +1,12 @@
-//! The programs of the initrd that a guest was booted with, unpacked when one is first wanted.
+//! Programs of the initrd that a guest was booted with, unpacked when the first of them is wanted.
 //!
 //! ```text
 //! keep: packed bytes ──▶ temporary file     (before the guest runs)
 //! first wanted: a thread unpacks ──▶ temporary file of programs, their paths and places in memory
 //! ```
 //!
-//! Both files have no name and go with the process. The thread that walks stacks must not stand still for long, so
-//! whoever wants a file waits for a limited time, and then does without.
+//! Both files have no name and go with the process. The thread that walks stacks must not stop for long, so
+//! it waits for a file for a limited time and then continues without it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Seek, Write};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use images::initrd;
 use symbols::elf::ReadAt;
 
-/// Bytes that are written at once.
+/// Bytes per write.
 const BLOCK: usize = 256 << 10;
 
 /// An initrd whose programs can be read. Clones share it.
@@ -31,13 +31,13 @@ struct Shared {
     unpacked: Condvar,
 }
 
-/// How far it is.
+/// Progress of the unpacking.
 #[derive(Debug)]
 enum State {
     Packed(File),
     Unpacking,
     Unpacked(Arc<Programs>),
-    /// It has no programs that can be read.
+    /// The initrd has no programs that can be read.
     Nothing,
 }
 
@@ -51,7 +51,7 @@ impl Initrd {
     /// Keeps an initrd, as the guest's loader puts it into memory, in a temporary file.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// Returns an error if there is no room for the file.
     pub fn keep(packed: &[u8]) -> io::Result<Self> {
         let mut file = tempfile::tempfile()?;
         file.write_all(packed)?;
@@ -59,8 +59,8 @@ impl Initrd {
         Ok(Self(Arc::new(Shared { state: Mutex::new(State::Packed(file)), unpacked: Condvar::new() })))
     }
 
-    /// The program or library at `path`, an absolute path, if it is known before `patience` is used up; what was waited
-    /// is taken from it.
+    /// Opens the program or library at `path`, an absolute path, if the file is known before `patience` is
+    /// used up. Subtracts the time waited from `patience`.
     pub(crate) fn open(&self, path: &str, patience: &mut Duration) -> Option<Box<dyn ReadAt>> {
         let programs = self.programs(patience)?;
         let bytes = programs.index.find(path)?;
@@ -89,7 +89,7 @@ impl Initrd {
         }
     }
 
-    /// Starts to unpack, if nobody has yet.
+    /// Starts the unpacking, unless it was started before.
     fn start(&self) -> MutexGuard<'_, State> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let State::Packed(_) = *state
@@ -111,7 +111,7 @@ impl Initrd {
     }
 }
 
-/// Reads all of it; `None` where there is no room or no program.
+/// Unpacks all programs; `None` if there is no room or no program.
 fn unpack(packed: File) -> Option<Programs> {
     let mut writer = BufWriter::with_capacity(BLOCK, tempfile::tempfile().ok()?);
     let index = initrd::Initrd::read(BufReader::new(packed), &mut writer);

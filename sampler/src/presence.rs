@@ -1,19 +1,20 @@
-//! Whether the kernel that was found is still the one that runs: a guest may start another one (kexec), and then every
-//! name that is read from the memory of the old one is wrong.
+//! Detects a guest that has started another kernel (kexec). From then on, every name that is read from the
+//! memory of the old kernel is wrong.
 //!
 //! ```text
 //!   There ──low code in kernel mode──> Doubted ──its page tables map the kernel──> There
 //!                                          └──they do not, at three places──> Gone
 //! ```
 //!
-//! A vCPU that stands still proves nothing, however often it is looked at: one that the host's emulation has frozen may show
-//! the registers of another machine.
+//! A vCPU that is stopped proves nothing, however often it is checked: a vCPU that the host's emulation has
+//! frozen may show the registers of another machine.
 //!
-//! On its way to another kernel a guest runs copying and unpacking code at low addresses, for longer than most sampling
-//! intervals. The code that starts a CPU lies there, too, so that is a doubt only, and one about that vCPU.
+//! On its way to another kernel a guest runs copying and unpacking code at low addresses, for longer than
+//! most sampling intervals. The code that starts a CPU is there, too, so a low address is only a doubt, and
+//! only about that vCPU.
 //!
-//! The page tables are looked at while the vCPU stands still ([`Look`]). Later, in the collector ([`Presence`]), they may be
-//! those of a process that has ended since.
+//! The page tables are checked while the vCPU is stopped ([`KernelCheck`]). Later, in the collector
+//! ([`KexecDetector`]), they may belong to a process that has ended since.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,18 +22,20 @@ use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory};
 
 use crate::record::Record;
 
-/// How often a vCPU's page tables are looked at without a doubt, ns.
+/// Time between two checks of a vCPU's page tables without a doubt, ns.
 const PERIOD_NS: u64 = 1_000_000_000;
-/// So many looks in a row must fail, each at another instruction than the one before: the guest runs meanwhile.
+/// Checks in a row that have to fail, each at another instruction than the one before: the guest runs
+/// meanwhile.
 const LOOKS: u32 = 3;
 
-/// What a record says of the kernel.
+/// Part of the address space in which a record found the vCPU.
 enum Where {
-    /// Nothing: the vCPU was in user code, or halted. One that was not started yet counts as halted.
+    /// User code or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
+    /// as halted.
     Elsewhere,
-    /// In kernel mode, but not where a 64-bit kernel's code is.
+    /// Kernel mode, but not where a 64-bit kernel's code is.
     Low,
-    /// In a 64-bit kernel.
+    /// A 64-bit kernel.
     High,
 }
 
@@ -46,12 +49,12 @@ impl Where {
     }
 }
 
-/// The vCPU's side.
+/// The check of the kernel on the vCPU's side.
 #[derive(Debug)]
 pub(crate) struct Look {
-    /// Where the kernel is, once it was found.
+    /// Identity of the kernel, once it is found.
     place: Arc<OnceLock<KernelIdentity>>,
-    /// CLOCK_MONOTONIC ns.
+    /// Time of the next check, CLOCK_MONOTONIC ns.
     due_ns: u64,
 }
 
@@ -60,8 +63,8 @@ impl Look {
         Self { place, due_ns: 0 }
     }
 
-    /// Whether the page tables that `record` was taken under map the kernel that was found; `None` where that was not
-    /// looked at. No allocation, and a few reads of `memory` once a second.
+    /// Checks that the page tables of `record` map the kernel that was found; `None` if no check is due.
+    /// Allocates nothing, and reads `memory` a few times once a second.
     pub(crate) fn at(&mut self, record: &Record, memory: &impl PhysicalMemory) -> Option<bool> {
         let place = self.place.get()?;
         match Where::of(record) {
@@ -79,26 +82,26 @@ impl Look {
     }
 }
 
-/// What a sample may be taken for.
+/// Trust in a sample: what it may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trust {
-    /// Of the kernel that was found, or of a time before it.
+    /// The sample is of the kernel that was found, or of a time before.
     Known,
-    /// Nothing is to be made of it but where it was.
+    /// Only the position of the sample may be used.
     Doubtful,
-    /// The same; this is the one that shows that another kernel runs.
+    /// As for `Doubtful`; this sample proves that another kernel runs.
     Gone,
 }
 
-/// The collector's side: what is known of the kernel that was found.
+/// The kexec detector on the collector's side: state of the kernel that was found.
 #[derive(Debug, Default)]
 pub(crate) enum Presence {
-    /// None was found yet.
+    /// No kernel is found yet.
     #[default]
     NotFound,
-    /// It runs, as far as is known.
+    /// The kernel runs, as far as is known.
     There(There),
-    /// Another one runs.
+    /// Another kernel runs.
     Gone,
 }
 
@@ -106,28 +109,28 @@ pub(crate) enum Presence {
 #[derive(Debug)]
 pub(crate) struct There {
     kernel: Arc<Kernel>,
-    /// Since when vCPUs look for it, CLOCK_MONOTONIC ns.
+    /// Time since which vCPUs check for the kernel, CLOCK_MONOTONIC ns.
     since_ns: u64,
-    /// By vCPU, where there is a doubt.
+    /// Doubts by vCPU.
     doubts: Vec<Option<Doubt>>,
 }
 
 /// A doubt that the kernel that was found still runs on a vCPU.
 #[derive(Debug, Clone, Copy, Default)]
 struct Doubt {
-    /// Looks in a row that have failed, each at another instruction than the one before.
+    /// Failed checks in a row, each at another instruction than the one before.
     failed: u32,
-    /// Where the last of them was.
+    /// Instruction of the last failed check.
     rip: u64,
 }
 
 impl Presence {
-    /// A kernel was found, and vCPUs look for it, by this time.
+    /// Notes a kernel that was found at `now_ns`; vCPUs check for it from then on.
     pub(crate) fn found(&mut self, kernel: Arc<Kernel>, now_ns: u64) {
         *self = Self::There(There { kernel, since_ns: now_ns, doubts: Vec::new() });
     }
 
-    /// What `record` of `vcpu` may be taken for; `reader` is what reads the current tasks.
+    /// Returns the trust in `record` of `vcpu`; `reader` reads the current tasks.
     pub(crate) fn judge(
         &mut self,
         (vcpu, record): (usize, &Record),
@@ -175,7 +178,7 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A guest with its kernel, found, and both sides that watch it.
+    /// A guest with its kernel, found, and both sides of the detector.
     struct Watched {
         guest: Guest,
         memory: FlatMemory<Vec<u8>>,
@@ -194,7 +197,8 @@ mod tests {
             Self { guest, memory, look: Look::new(place), presence }
         }
 
-        /// A tick in the kernel at this time, under these page tables, each second at another instruction.
+        /// Takes a tick in the kernel at this time, under these page tables, each second at another
+        /// instruction.
         fn tick(&mut self, time_ns: u64, cr3: u64) -> Record {
             let five_level = self.guest.five_level;
             let rip = self.guest.text(0x1404).0 + time_ns / SECOND;

@@ -1,4 +1,4 @@
-//! What the stack of a sample costs, on the memory of a real guest that was stopped.
+//! Cost of the stack of a sample, on the memory of a real guest that was stopped.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,12 +18,12 @@ use crate::vcpu::Ends;
 use profile::rows::{Batch, Sink};
 use symbols::names::OpenFiles;
 
-/// Frames of a stack, at most, as by default.
+/// Frames of a stack, at most: vprof's default.
 const DEPTH: usize = 127;
-/// Times that each step is repeated, to be timed.
+/// Number of repetitions of each timed step.
 const ROUNDS: u32 = 5_000;
 
-/// The first vCPU of a guest at one moment.
+/// The first vCPU of a stopped guest.
 #[derive(Debug, Clone)]
 pub struct Stopped {
     /// General registers.
@@ -34,24 +34,24 @@ pub struct Stopped {
     pub memory: GuestMemoryMmap,
 }
 
-/// What one stack is and costs.
+/// Size and cost of one stack.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StackFigures {
-    /// Bytes that were copied.
+    /// Bytes that are copied.
     pub bytes: usize,
     /// Frames of the kernel.
     pub kernel_frames: u32,
     /// Frames of the program.
     pub user_frames: u32,
-    /// Frames are missing.
+    /// True if frames are missing.
     pub broken: bool,
-    /// IrqContext one tick: current task, copy of the stacks, ring.
+    /// Cost of serving one tick: current task, copy of the stacks, ring.
     pub serve: Cost,
-    /// Walking the kernel's part.
+    /// Cost of walking the kernel's part.
     pub kernel: Cost,
-    /// Walking the program's part.
+    /// Cost of walking the program's part.
     pub user: Cost,
-    /// Collector and writer, for the whole sample.
+    /// Cost of the whole sample in collector and writer.
     pub collect: Cost,
 }
 
@@ -69,7 +69,7 @@ impl Stopped {
     }
 }
 
-/// What the collector has of a guest.
+/// State of the collector for a guest.
 struct Known {
     kernel: Arc<Kernel>,
     unwinder: Arc<KernelUnwinder>,
@@ -102,7 +102,7 @@ impl Known {
         Ok(Self { kernel, unwinder, names: code.names, sampler, ends })
     }
 
-    /// One tick; its stack's box goes back to the pool with [`Known::give_back`].
+    /// Serves one tick. The caller returns the stack's buffer to the pool with [`FoundGuest::give_back`].
     fn tick(&mut self, stopped: &Stopped) -> Result<(Record, Box<StackCopy>), BenchError> {
         self.sampler.serve(&stopped.moment(), || None);
         match self.ends.samples.pop() {
@@ -121,7 +121,7 @@ impl Known {
     }
 }
 
-/// The mean of one of [`ROUNDS`] rounds, and what the last one gave.
+/// Returns the mean cost of [`ROUNDS`] rounds, and the last round's result.
 fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T), BenchError> {
     let mut last = round()?;
     let (cost, done) = measured(|| -> Result<(), BenchError> {
@@ -134,10 +134,10 @@ fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T)
     Ok((Cost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
 }
 
-/// Serves, walks and collects one and the same sample again and again; rows of the profile go to `sink`.
+/// Serves, walks and collects the same sample again and again; writes rows of the profile to `sink`.
 ///
 /// # Errors
-/// The guest has no kernel that is understood, the sample no stack, or the sink failed.
+/// Returns an error if the guest's kernel cannot be read, the sample has no stack, or the sink fails.
 pub fn stack_figures(
     stopped: &Stopped,
     files: &OpenFiles,
@@ -177,7 +177,7 @@ pub fn stack_figures(
     Ok(figures)
 }
 
-/// Resolver and writer, as in the collector's thread, for one of many equal samples.
+/// Measures resolver and writer, as in the collector's thread, for one of many equal samples.
 fn collect(
     known: &Known,
     walker: Walker,

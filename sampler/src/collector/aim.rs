@@ -1,4 +1,4 @@
-//! The precision that a run is to reach: its own tallies of who is charged, as the report's table of processes has them.
+//! Precision target of a run: tallies of the charged parties, as in the report's table of processes.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,14 +10,14 @@ use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
 use text::clean;
 
-/// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
+/// Ticks of a vCPU that wait for the clocks' report on their period, at most; more count without it.
 const MOST_HELD: usize = 65_536;
 
-/// What is kept until the precision is reached: four bytes per tick, and two tallies per process and vCPU.
+/// Precision target and the tallies that it needs: four bytes per tick, and two tallies per process and vCPU.
 #[derive(Debug)]
 pub(crate) struct Aim {
     wanted: f64,
-    /// Timed are ticks that fell into the guest, inside those that did not find it idle.
+    /// `PartTicks` of the guest: ticks in the guest are timed, those that did not find it idle are inside.
     ticks: PartTicks,
     charged: HashMap<Charged, Charge>,
     vcpus: Vec<Vcpu>,
@@ -27,12 +27,12 @@ pub(crate) struct Aim {
 #[derive(Debug, Default)]
 struct Charge {
     tallies: PartTallies,
-    /// Name of the process, and whether it is none but a kernel thread.
+    /// Name of the process, and true for a kernel thread.
     comm: [u8; 16],
     kernel_thread: bool,
 }
 
-/// A tick: when, whether it fell into the guest, and who is charged.
+/// A tick: its time, true if it fell into the guest, and the charged party.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     time_ns: u64,
@@ -48,7 +48,7 @@ struct Vcpu {
 }
 
 impl Aim {
-    /// Half an interval of at most `wanted` (0.01 for one per cent of the whole).
+    /// Creates a target: half an interval of at most `wanted` (0.01 for one per cent of the whole).
     pub(crate) fn new(wanted: f64, (clock, rate_hz): (ClockKind, f64), vcpus: u8, one_clock: bool) -> Self {
         let ticks = || {
             let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
@@ -66,7 +66,7 @@ impl Aim {
         }
     }
 
-    /// Takes a sample with its task: name of the process, and whether it is a kernel thread.
+    /// Adds a sample with its task: name of the process, and true for a kernel thread.
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.vcpu_state == VcpuState::Guest;
         let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&clean::comm(&comm), kernel));
@@ -82,7 +82,8 @@ impl Aim {
         }
     }
 
-    /// Takes what the clocks of states say of the time since the last call, and counts the ticks in it; at the end all.
+    /// Adds the state clocks' report on the time since the last call, and counts the ticks in it; at the end
+    /// all.
     pub(crate) fn clocks(&mut self, batch: &Batch, ended: bool) {
         for row in &batch.rates {
             self.paces.push(row);
@@ -105,7 +106,7 @@ impl Aim {
         }
     }
 
-    /// Counts the ticks up to a moment.
+    /// Counts the ticks up to this time.
     fn count(&mut self, id: u8, until_ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(usize::from(id)) else { return };
         while let Some(held) = vcpu.held.pop_front_if(|held| held.time_ns <= until_ns) {
@@ -116,7 +117,7 @@ impl Aim {
         }
     }
 
-    /// Where the run stands, by the largest share; `None` where nothing was sampled.
+    /// Returns the precision of the largest share; `None` if nothing was sampled.
     pub(crate) fn look(&self) -> Option<Precision> {
         let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(|(id, vcpu)| (id, vcpu.guest_ns)).collect();
         let estimates = self.charged.iter().map(|(charged, charge)| {
@@ -146,7 +147,7 @@ mod tests {
     use profile::rows::Microstates;
     use profile::rows::{MicrostateRow, Mode, RateRow};
 
-    /// Stretches of vCPU 0: end, and length, all of it in the guest.
+    /// Returns intervals of vCPU 0: end, and length, all of it in the guest.
     fn stretches(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {
         let row = |(time_ns, guest)| {
             let states = Microstates { guest, ..Microstates::default() };
@@ -155,7 +156,8 @@ mod tests {
         Batch { microstates: list.into_iter().map(row).collect(), ..Batch::default() }
     }
 
-    /// A thousand ticks a second on one vCPU: every fourth hits instance 2, the others instance 1.
+    /// Returns the target after a thousand ticks a second on one vCPU: every fourth hits instance 2, the
+    /// others instance 1.
     fn aim(samples: u64, vcpu_state: VcpuState) -> Aim {
         let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
         for n in 0..samples {
@@ -224,7 +226,7 @@ mod tests {
                 };
                 aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
             }
-            // What the clocks say comes later than the samples.
+            // The clocks report later than the samples.
             if n % 500 == 499 {
                 let end = (n + 1) / 500 * SECOND / 2;
                 aim.clocks(&stretches([(end, SECOND / 2)]), n == 3_999);
@@ -234,7 +236,7 @@ mod tests {
         assert!((share.share - 0.5).abs() < 0.01, "{share:?}");
     }
 
-    /// Two vCPUs, each busy with a process of its own for half of the time that it is in the guest.
+    /// Two vCPUs, each busy with its own process for half of the time that it is in the guest.
     #[test]
     fn what_a_vcpu_is_busy_for_is_an_estimate() {
         let mut aim = Aim::new(0.01, (ClockKind::Exponential, 1_000.0), 2, false);
@@ -260,7 +262,8 @@ mod tests {
         let row = |vcpu| MicrostateRow { vcpu, time_ns: 10_000_000_000, states };
         aim.clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
         let found = aim.look().expect("samples");
-        // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) / 0.5^2 / 2.
+        // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) /
+        // 0.5^2 / 2.
         let half = found.share.distance();
         assert!((half / (1.96 * 0.003_535) - 1.0).abs() < 0.02, "{found:?}");
     }

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use profile::rows::ConsoleRow;
 use vmm::monotonic_ns;
 
-/// The most bytes that wait for the collector, which fetches them every 20 ms. Beyond that the oldest are dropped
-/// and counted: the guest is never held up by its own output.
+/// Bytes that wait for the collector, at most, which takes them every 10 ms. Beyond that the oldest are
+/// dropped and counted: the guest never waits for its own output.
 const WAITING: usize = 1 << 20;
-/// A row ends with a line, or at this many bytes.
+/// Bytes of a row, at most; it also ends with a line.
 const ROW: usize = 1024;
 
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl ConsoleQueue {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what has arrived, and how many bytes were dropped in all.
+    /// Moves the rows that have arrived into `rows`. Returns the bytes dropped in total.
     pub(crate) fn take(&self, rows: &mut Vec<ConsoleRow>) -> u64 {
         let mut queue = self.lock();
         let taken = std::mem::take(&mut queue.rows);

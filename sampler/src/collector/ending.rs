@@ -1,4 +1,4 @@
-//! How the collector ends.
+//! The end of the collector.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -11,13 +11,13 @@ use super::news::take_name;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
 use crate::session::{Ending, Totals};
 
-/// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
+/// Time that the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
-/// How long naming may go on after the end of a run.
+/// Time that naming may take after the end of a run.
 const NAMER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Collector {
-    /// Drains everything, lets the finder end, writes the last rows and closes the sink.
+    /// Drains everything, ends the finder, writes the last rows and closes the sink.
     pub(crate) fn close(mut self) -> Totals {
         let ended_ns = monotonic_ns();
         self.collect();
@@ -106,7 +106,7 @@ impl Collector {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // Whoever reads the rows takes long silence for a collector that hangs.
+            // A reader of the rows takes a long silence for a collector that hangs.
             if self.flushed.elapsed() >= FLUSH_PERIOD {
                 self.flush();
             }

@@ -1,5 +1,5 @@
-//! Code addresses, each stored once: kernel addresses by themselves, user addresses together with their file, or with
-//! their instance where they have none.
+//! Code addresses, each stored once: kernel addresses alone, user addresses together with their file, or with
+//! their instance if they have none.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -9,8 +9,9 @@ use super::walker::{Late, ReasonOf, Symbol};
 use profile::rows::{FrameKind, FrameRow, lookup};
 use text::clean;
 
-/// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
-/// about costs rows in the file but no memory here. Readers of the profile add up by address, not by row.
+/// Addresses that are remembered at once. Beyond that all are forgotten and get new rows, so a guest that
+/// jumps about costs rows in the file but no memory here. Readers of the profile add up by address, not by
+/// row.
 const REMEMBERED: usize = 262_144;
 
 /// Module of code in memory without a file, which a program has made itself.
@@ -18,7 +19,7 @@ const ANONYMOUS: &str = "anonymous";
 /// Module of such code that the program has named.
 const JIT: &str = "[jit]";
 
-/// A kernel address' name.
+/// Name of a kernel address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Name {
     /// Symbol; `None` for an address in a module that no symbol covers.
@@ -29,15 +30,15 @@ pub(crate) struct Name {
     pub offset: u64,
 }
 
-/// Names kernel addresses.
+/// Source of names of kernel addresses.
 pub(crate) trait Names: fmt::Debug + Send + Sync {
-    /// The name of `address`.
+    /// Returns the name of `address`.
     fn name(&self, address: u64) -> Option<Name>;
-    /// Whether `address` lies in the kernel image, whose code never moves.
+    /// Returns true if `address` is in the kernel image, whose code never moves.
     fn in_image(&self, address: u64) -> bool;
 }
 
-/// What a frame is known by.
+/// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Key {
     Kernel {
@@ -50,7 +51,7 @@ enum Key {
         address: u64,
         call: bool,
     },
-    /// By instance row id; 0 where the process is not known.
+    /// By instance row id; 0 if the process is not known.
     Process {
         instance: u32,
         address: u64,
@@ -81,16 +82,17 @@ struct Function {
 #[derive(Debug, Default)]
 pub(crate) struct Frames {
     known: HashMap<Key, u32>,
-    /// Of kernel frames, by row id.
+    /// Functions of kernel frames, by row id.
     functions: HashMap<u32, Function>,
     unnamed: Vec<(u32, u64, bool)>,
-    /// Frames of code that an instance has made and not named yet: row id, address, and whether a call returns there.
+    /// Frames of code that an instance has made and not named yet: row id, address, and true if a call
+    /// returns there.
     made: HashMap<u32, Vec<(u32, u64, bool)>>,
     given: u32,
 }
 
 impl Frames {
-    /// The row of a kernel address; `call` for one that a call returns to.
+    /// Returns the row id of a kernel address; `call` is true for a return address.
     pub(crate) fn kernel(
         &mut self,
         address: u64,
@@ -109,7 +111,7 @@ impl Frames {
         id
     }
 
-    /// The row of an address in a file, and whether it is new.
+    /// Returns the row id of an address in a file, and true if the row is new.
     pub(crate) fn file(
         &mut self,
         (file, module): (u32, &str),
@@ -128,7 +130,8 @@ impl Frames {
         (id, true)
     }
 
-    /// The row of an address of a process's own memory, or of no known one; without an instance the process is not known.
+    /// Returns the row id of an address in a process's own memory, or in unknown memory. Without an instance,
+    /// the process is not known.
     pub(crate) fn user(
         &mut self,
         address: u64,
@@ -150,7 +153,7 @@ impl Frames {
         id
     }
 
-    /// Instances with code of their own making that has no name yet.
+    /// Returns the instances with code of their own making that has no name yet.
     pub(crate) fn without_names(&self) -> Vec<u32> {
         self.made.keys().copied().collect()
     }
@@ -174,8 +177,8 @@ impl Frames {
         }
     }
 
-    /// The row of an address in code that a process has made, in the function `symbol`. Other code may follow at the same
-    /// address: it gets another row.
+    /// Returns the row id of an address in code that a process has made, in the function `symbol`. Other code
+    /// at the same address gets another row.
     pub(crate) fn made(
         &mut self,
         address: u64,
@@ -193,7 +196,7 @@ impl Frames {
         id
     }
 
-    /// The row of a reason why frames are missing.
+    /// Returns the row id of a reason why frames are missing.
     pub(crate) fn reason(&mut self, of: ReasonOf, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
         let key = Key::Reason { of, why: why.to_owned() };
         if let Some(&id) = self.known.get(&key) {
@@ -206,12 +209,12 @@ impl Frames {
         id
     }
 
-    /// The function of a kernel frame: start address and symbol.
+    /// Returns the function of a kernel frame: start address and symbol.
     pub(crate) fn function(&self, id: u32) -> Option<(u64, &str)> {
         self.functions.get(&id).map(|function| (function.start, function.symbol.as_ref()))
     }
 
-    /// What the function of a kernel frame says of whose code it is.
+    /// Returns the owner of a kernel frame's function.
     pub(crate) fn part(&self, id: u32) -> Part {
         self.functions.get(&id).map_or(Part::Other, |function| function.part)
     }
@@ -240,7 +243,7 @@ impl Frames {
         }
     }
 
-    /// Names what had no name yet. What still has none is tried again at the next call.
+    /// Names the frames without a name. Frames that stay without one are tried again at the next call.
     pub(crate) fn name_unnamed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
         for (id, address, call) in std::mem::take(&mut self.unnamed) {
             let name = names.name(lookup(address, call));
@@ -251,13 +254,14 @@ impl Frames {
         }
     }
 
-    /// Another kernel runs: its addresses get rows of their own.
+    /// Forgets the kernel's frames: another kernel's addresses get their own rows.
     pub(crate) fn forget_kernel(&mut self) {
         self.known.retain(|key, _| !matches!(key, Key::Kernel { .. }));
         self.unnamed.clear();
     }
 
-    /// Other modules are loaded now: an address outside of the image may have got another name, so it gets a new row.
+    /// Notes that other modules are loaded. An address outside of the image may have got another name, so it
+    /// gets a new row.
     pub(crate) fn modules_changed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
         self.known.retain(|key, _| !matches!(key, Key::Kernel { address, .. } if !names.in_image(*address)));
@@ -399,7 +403,7 @@ pub(crate) mod tests {
             .iter()
             .map(|row| (row.id, row.symbol.as_deref(), row.module.as_deref(), row.offset))
             .collect();
-        // What a call returns to behind the function's end is in it.
+        // A return address after the function's end is in the function.
         assert_eq!(names, [(early, Some("first"), Some(JIT), 0x10), (call, Some("first"), Some(JIT), 0x20)]);
         rows.clear();
         frames.name_made(

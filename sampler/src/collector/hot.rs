@@ -1,4 +1,4 @@
-//! The code of the functions that were hit most, kept in the profile for `vprof annotate`: the kernel's as it was
+//! The code of the functions that were hit most, kept in the profile for `vprof annotate`: the kernel's as
 //! patched at run time, and programs' without their files.
 
 use std::cmp::Reverse;
@@ -15,12 +15,12 @@ use profile::rows::{CodeRow, CodeSource};
 const KEPT: usize = 256;
 /// Bytes of one function, at most.
 pub(super) const MAX_BYTES: u64 = 64 << 10;
-/// Functions of the kernel start at multiples of this (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
+/// Alignment of the kernel's functions (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
 const ALIGNMENT: u64 = 16;
 /// Addresses that are counted, at most; beyond that new ones are left out.
 const COUNTED: usize = 1 << 18;
 
-/// How often addresses were hit.
+/// Counts of hits by address.
 #[derive(Debug, Default)]
 pub(super) struct Hot {
     kernel: HashMap<u64, u64>,
@@ -44,7 +44,7 @@ impl Hot {
         }
     }
 
-    /// The code of the kernel's functions that were hit most.
+    /// Returns the code of the kernel's functions that were hit most.
     pub(super) fn kernel_code(&self, source: &Source, names: &dyn Names) -> Vec<CodeRow> {
         let mut functions: HashMap<u64, u64> = HashMap::new();
         for (&address, &count) in &self.kernel {
@@ -55,7 +55,7 @@ impl Hot {
         most(functions).into_iter().filter_map(|start| kernel_function(start, source, names)).collect()
     }
 
-    /// Where programs were hit most.
+    /// Returns the files and addresses of the programs' functions that were hit most.
     pub(super) fn programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
         let mut functions: HashMap<(u32, u64), (Arc<FileEntry>, u64, u64)> = HashMap::new();
         for (&(id, address), (file, count)) in &self.files {
@@ -68,14 +68,14 @@ impl Hot {
     }
 }
 
-/// The keys with the highest counts.
+/// Returns the keys with the highest counts.
 fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
     let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
     counts.sort_by_key(|&(key, count)| (Reverse(count), key));
     counts.into_iter().take(KEPT).map(|(key, _)| key).collect()
 }
 
-/// The code of the function at `start`, up to where another one starts.
+/// Returns the code of the function at `start`, up to where another one starts.
 fn kernel_function(start: u64, source: &Source, names: &dyn Names) -> Option<CodeRow> {
     let own = names.name(start)?;
     let same = |at: &u64| {

@@ -1,8 +1,9 @@
-//! Which life of which process a task belongs to.
+//! Instances: the process that a task belongs to, distinguished from later ones with the same pid.
 //!
-//! An instance is identified by pid and start time of the thread group's leader: a reused pid has another start time,
-//! a forked child another pid, and threads share their leader's. An exec keeps both and changes the name; the instance
-//! then gets the new name with a new number. Numbers count per name and are never given twice.
+//! An instance is identified by pid and start time of the thread group's leader: a reused pid has another
+//! start time, a forked child another pid, and threads share their leader's. An exec keeps both and changes
+//! the name; the instance then gets the new name with a new number. Numbers count per name and are never
+//! given twice.
 
 use std::collections::HashMap;
 
@@ -12,10 +13,11 @@ use super::walker::Walker;
 use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use text::clean;
 
-/// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that
-/// shows up again then counts as a new instance. A guest that forks endlessly must not exhaust the host's memory.
+/// Instances that are remembered at once. Beyond that the half that was not seen for longest is forgotten; a
+/// forgotten instance that shows up again counts as a new one. A guest that forks endlessly must not exhaust
+/// the host's memory.
 const REMEMBERED: usize = 65_536;
-/// How many program names have counters of their own. Names beyond share one counter, whose numbers are unique too.
+/// Program names with separate counters. Names beyond share one counter, whose numbers are unique, too.
 const NAMES: usize = 65_536;
 
 #[derive(Debug)]
@@ -24,15 +26,15 @@ struct Known {
     comm: [u8; 16],
     kernel_thread: bool,
     number: u32,
-    /// When the name was last seen, CLOCK_MONOTONIC ns.
+    /// Time at which the name was last seen, CLOCK_MONOTONIC ns.
     named_ns: u64,
     seen: u64,
-    /// Whether it was seen in user code under this name: before that its exec may be under way.
+    /// The instance was seen in user code under this name: before that, its exec may be in progress.
     ran: bool,
     details: Details,
 }
 
-/// What is read of a process besides its name.
+/// Data of a process besides its name.
 #[derive(Debug, Clone, Default)]
 struct Details {
     parent_pid: Option<i32>,
@@ -53,10 +55,11 @@ pub(crate) struct Identities {
 }
 
 impl Identities {
-    /// The instance of `task`, which was read at `read_ns`. True, and a row in `rows`, when it is new or has got another
-    /// name.
+    /// Returns the instance of `task`, which was read at `read_ns`. Also returns true, and adds a row to
+    /// `rows`, if the instance is new or has another name.
     ///
-    /// Sights come in order per vCPU, but not across vCPUs: an older one must not bring back the name before an exec.
+    /// Readings come in order per vCPU, but not across vCPUs: an older one must not bring back the name
+    /// before an exec.
     pub(crate) fn resolve(
         &mut self,
         task: &TaskSnapshot,
@@ -102,14 +105,15 @@ impl Identities {
         (self.given, true)
     }
 
-    /// Notes that `task` was seen in user code; true for the first time under its name. An exec changes the name before it
-    /// sets the command line (`begin_new_exec`, `create_elf_tables`), so what was read until now may be of neither program.
+    /// Notes that `task` was seen in user code; returns true for the first time under its name. An exec
+    /// changes the name before it sets the command line (`begin_new_exec`, `create_elf_tables`), so data read
+    /// until now may be of either program.
     pub(crate) fn runs(&mut self, task: &TaskSnapshot) -> bool {
         let known = self.known.get_mut(&(task.pid, task.start_ns));
         known.is_some_and(|known| known.comm == task.process_comm && !std::mem::replace(&mut known.ran, true))
     }
 
-    /// Reads who the process of `task` is, by `walker`.
+    /// Reads the data of the process of `task` with `walker`.
     pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut Walker, batch: &mut Batch) {
         let process = walker.source().kernel.process(&walker.source().memory, task.task);
         let cgroup = process.cgroup.ok().map(|path| self.cgroup(&path, &mut batch.cgroups));
@@ -123,7 +127,7 @@ impl Identities {
         batch.instances.push(row(task, known));
     }
 
-    /// Takes over the command line that the process of `task` has now.
+    /// Sets the present command line of the process of `task`.
     pub(crate) fn retitle(&mut self, task: &TaskSnapshot, argv: &[String], rows: &mut Vec<InstanceRow>) {
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
         let command = command(argv);
@@ -133,12 +137,13 @@ impl Identities {
         }
     }
 
-    /// The row of a control group.
+    /// Returns the row id of a control group.
     fn cgroup(&mut self, path: &str, rows: &mut Vec<CgroupRow>) -> u32 {
         if let Some(&id) = self.cgroups.get(path) {
             return id;
         }
-        // Beyond that they share the last row: a guest that makes groups endlessly must not exhaust the host's memory.
+        // Beyond that they share the last row: a guest that makes groups endlessly must not exhaust the
+        // host's memory.
         let id = u32::try_from(self.cgroups.len() + 1).unwrap_or(u32::MAX);
         if self.cgroups.len() >= REMEMBERED {
             return id;
@@ -170,7 +175,8 @@ fn next_number(own: &mut HashMap<[u8; 16], u32>, shared: &mut u32, comm: [u8; 16
     number
 }
 
-/// A command line. Who has written a title over it has filled the rest with NULs or blanks.
+/// Returns the command line. A process that has written a title over it has filled the rest with NULs or
+/// blanks.
 fn command(argv: &[String]) -> Option<String> {
     let line = argv.join(" ").trim_end_matches(' ').to_owned();
     (!line.is_empty()).then_some(line)
@@ -198,7 +204,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// Notes the name of a thread; a row goes to `rows` when it is new.
+    /// Notes the name of a thread; adds a row to `rows` if it is new.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot, rows: &mut Vec<ThreadRow>) {
         let key = (instance, task.tid);
         if self.known.get(&key) == Some(&task.comm) {
@@ -211,7 +217,7 @@ impl Threads {
         rows.push(ThreadRow { instance, tid: task.tid, comm: clean::comm(&task.comm) });
     }
 
-    /// The name of a thread, printable; empty where it is not known any more.
+    /// Returns the name of a thread, printable; empty if it is no longer known.
     pub(crate) fn name(&self, instance: u32, tid: i32) -> String {
         self.known.get(&(instance, tid)).map_or_else(String::new, clean::comm)
     }

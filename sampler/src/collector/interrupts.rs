@@ -1,4 +1,4 @@
-//! Which interrupt is served: told by the functions on the kernel's stack.
+//! Names of interrupts, by the functions on the kernel's stack.
 
 use std::collections::HashMap;
 
@@ -7,13 +7,13 @@ use linux::Interrupts;
 use crate::exact::state::Source;
 use profile::rows::{InterruptRow, Mode};
 
-/// What entry functions of vectors start with (arch/x86/include/asm/idtentry.h, since 5.8).
+/// Prefix of vectors' entry functions (arch/x86/include/asm/idtentry.h, since 5.8).
 const VECTOR_ENTRY: &str = "sysvec_";
-/// Prefixes of that: of the entries in assembler, of the functions' inner parts, and of those of FRED
+/// Prefixes before that: of the entries in assembler, of the functions' inner parts, and of those of FRED
 /// (arch/x86/include/asm/idtentry.h, 6.9).
 const ENTRY_PARTS: [&str; 4] = ["asm_", "__", "instr_", "fred_"];
-/// The functions that serve device interrupts whatever their handler (arch/x86/entry/entry_64.S, arch/x86/kernel/irq.c,
-/// arch/x86/entry/entry_fred.c).
+/// Functions that serve device interrupts, whatever their handler (arch/x86/entry/entry_64.S,
+/// arch/x86/kernel/irq.c, arch/x86/entry/entry_fred.c).
 const DEVICE_ENTRIES: [&str; 6] = [
     "common_interrupt",
     "__common_interrupt",
@@ -22,17 +22,18 @@ const DEVICE_ENTRIES: [&str; 6] = [
     "irq_entries_start",
     "fred_extint",
 ];
-/// The functions that serve vectors that belong to nothing (arch/x86/kernel/apic/apic.c).
+/// Functions that serve vectors without an owner (arch/x86/kernel/apic/apic.c).
 const SPURIOUS_ENTRIES: [&str; 4] =
     ["spurious_interrupt", "__spurious_interrupt", "asm_spurious_interrupt", "spurious_entries_start"];
-/// What such an interrupt is called.
+/// Name of such an interrupt.
 const SPURIOUS: &str = "spurious interrupt";
-/// What a device interrupt is called whose device is not known.
+/// Name of a device interrupt whose device is not known.
 const ANY_DEVICE: &str = "device interrupt";
-/// The functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
+/// Functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
 const SOFT_ENTRIES: [&str; 2] = ["__do_softirq", "handle_softirqs"];
-/// Functions that the handlers of soft interrupts jump to as their last act, so that the handlers are on no stack, and the
-/// interrupts' names (kernel/rcu/tree.c, kernel/sched/fair.c, block/blk-mq.c and kernel/time/timer.c of 5.10 to 6.12).
+/// Functions that the handlers of soft interrupts jump to as their last act, so that the handlers are on no
+/// stack, and the interrupts' names (kernel/rcu/tree.c, kernel/sched/fair.c, block/blk-mq.c and
+/// kernel/time/timer.c of 5.10 to 6.12).
 const SOFT_TAILS: [(&str, &str); 8] = [
     ("rcu_core", "RCU"),
     ("rebalance_domains", "SCHED"),
@@ -44,50 +45,50 @@ const SOFT_TAILS: [(&str, &str); 8] = [
     ("run_timer_base", "TIMER"),
 ];
 
-/// What a function on the stack tells.
+/// Interrupt that a function on the stack shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Told {
     Hard(String),
-    /// Some device interrupt: the handler says more.
+    /// Some device interrupt: the handler shows the device.
     Device,
     Soft(String),
     /// Some soft interrupt.
     AnySoft,
 }
 
-/// The name of the vector whose entry function this is.
+/// Returns the name of the vector whose entry function this is.
 fn vector_of(symbol: &str) -> Option<&str> {
     let inner = ENTRY_PARTS.iter().find_map(|part| symbol.strip_prefix(part)).unwrap_or(symbol);
     inner.strip_prefix(VECTOR_ENTRY).map(base)
 }
 
-/// The name without what the compiler appends to copies of a function, like `.isra.0`.
+/// Returns the name without the compiler's suffix of function copies, like `.isra.0`.
 fn base(symbol: &str) -> &str {
     symbol.split_once('.').map_or(symbol, |(base, _)| base)
 }
 
-/// Whether a hard interrupt enters the kernel, or is served, by this function.
+/// Returns true if a hard interrupt enters the kernel by this function, or is served by it.
 pub(super) fn is_hard_entry(symbol: &str) -> bool {
     vector_of(symbol).is_some() || DEVICE_ENTRIES.contains(&symbol) || SPURIOUS_ENTRIES.contains(&symbol)
 }
 
-/// Whether this function serves soft interrupts.
+/// Returns true if this function serves soft interrupts.
 pub(super) fn is_soft_entry(symbol: &str) -> bool {
     SOFT_ENTRIES.contains(&symbol)
 }
 
-/// Names interrupts.
+/// Names of interrupts.
 #[derive(Debug, Default)]
 pub(crate) struct InterruptNames {
     /// By start address of the handler.
     handlers: HashMap<u64, Told>,
-    /// Names of the lines that vectors belong to, by CPU and vector.
+    /// Names of the lines of vectors, by CPU and vector.
     lines: HashMap<(u32, u8), String>,
     rows: HashMap<(&'static str, String), u32>,
 }
 
 impl InterruptNames {
-    /// Handlers as they are now. One function may serve several devices: all their names are told then.
+    /// Sets the present handlers. If one function serves several devices, its name lists them all.
     pub(crate) fn update(&mut self, interrupts: &Interrupts) {
         let mut devices: HashMap<u64, Vec<&str>> = HashMap::new();
         for action in interrupts.lines.iter().flatten().flat_map(|line| &line.actions) {
@@ -108,7 +109,7 @@ impl InterruptNames {
         self.update_lines(interrupts);
     }
 
-    /// A line that is gone keeps its last name: what it has raised is told later.
+    /// Updates the lines. A line that is gone keeps its last name: its interrupts are reported later.
     fn update_lines(&mut self, interrupts: &Interrupts) {
         let name = |irq: u32| {
             let line = interrupts.lines.iter().flatten().find(|line| line.irq == irq)?;
@@ -122,8 +123,8 @@ impl InterruptNames {
         }
     }
 
-    /// The row of a hard interrupt on `vcpu` by what raised it. `symbol` is the function that its handler was called from.
-    /// `None` as long as nothing tells its name, unless this is the `last` chance.
+    /// Returns the row id of a hard interrupt on `vcpu` by its source. `symbol` is the function that called
+    /// its handler. `None` while its name is not known, unless this is the `last` chance.
     pub(crate) fn source(
         &mut self,
         (vcpu, source): (usize, Source),
@@ -159,8 +160,8 @@ impl InterruptNames {
         })
     }
 
-    /// The row of the interrupt that is served, by the functions on the kernel's stack, innermost first: start address
-    /// and symbol.
+    /// Returns the row id of the interrupt that is served, by the functions on the kernel's stack, innermost
+    /// first: start address and symbol.
     pub(crate) fn of<'a>(
         &mut self,
         mode: Mode,
@@ -289,7 +290,7 @@ mod tests {
         assert_eq!(of(0, entry, Some("common_interrupt"), false).as_deref(), Some("device interrupt"));
         assert_eq!(of(0, entry, Some("irq_enter"), false).as_deref(), Some("irq_enter"));
         assert_eq!(of(1, vector, None, false).as_deref(), Some("virtio1-input"));
-        // Vectors are each CPU's own.
+        // Each CPU has its own vectors.
         assert_eq!((of(0, vector, None, false), of(0, Source::Unknown, None, false)), (None, None));
         assert_eq!(of(0, vector, None, true).as_deref(), Some("vector 35"));
         assert_eq!(of(0, Source::Unknown, None, true).as_deref(), Some("hard interrupt"));

@@ -1,4 +1,4 @@
-//! The collector: drains the rings, resolves, and hands batches to the sink.
+//! The collector: drains the rings, resolves samples, and hands batches to the sink.
 
 pub(crate) mod aim;
 pub(crate) mod console;
@@ -57,22 +57,23 @@ use symbols::names::OpenFiles;
 #[cfg(feature = "fuzz")]
 pub(crate) use walker::PerfMap;
 
-/// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.
+/// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
+/// read.
 const PERIOD: Duration = Duration::from_millis(10);
-/// A batch is written at least this often: a killed run loses at most this and one period.
+/// Longest time between two writes of a batch: a killed run loses at most this and one period.
 const FLUSH_PERIOD: Duration = Duration::from_millis(200);
-/// A batch of this many samples is written at once.
+/// Samples at which a batch is written at once.
 const FLUSH_SAMPLES: usize = 8_192;
-/// The window of the live line.
+/// Window of the live line.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// How often exits and KVM's counters are told.
+/// Time between rows of exits and KVM's counters.
 const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
-/// A pause between two rounds that was longer than wanted by this much, and in which the thread did not wait for a CPU,
-/// means that the process was stopped (SIGSTOP).
+/// Excess of a pause between two rounds that means that the process was stopped (SIGSTOP), unless the thread
+/// waited for a CPU.
 const STOPPED: Duration = Duration::from_millis(500);
 
-/// What stacks are walked in.
+/// The guest in which stacks are walked.
 struct Guest {
     memory: GuestMemory,
     files: OpenFiles,
@@ -97,13 +98,13 @@ pub(crate) struct FinderHandle {
 }
 
 impl Drop for FinderHandle {
-    /// Whatever becomes of the collector, the finder does not outlive it for long.
+    /// Stops the finder: it must not outlive the collector for long, whatever happens to the collector.
     fn drop(&mut self) {
         self.wanted.stop();
     }
 }
 
-/// Everything the collector's thread owns.
+/// Everything that the collector's thread owns.
 pub(crate) struct Collector {
     shared: Arc<Shared>,
     rings: Vec<Ends>,
@@ -114,7 +115,7 @@ pub(crate) struct Collector {
     memory: Option<GuestMemory>,
     guest: Option<Guest>,
     namer: Option<NamerHandle>,
-    /// Samples whose stacks were not copied: all boxes were under way.
+    /// Samples whose stacks were not copied: all buffers were in use.
     stacks_missed: u64,
     meters: Vec<Meter>,
     regions: Vec<Region>,
@@ -122,16 +123,16 @@ pub(crate) struct Collector {
     exit_rows: u32,
     counted: Instant,
     resolver: Resolver,
-    /// Whether samples are kept, and what is waited for.
+    /// The gate that keeps or drops samples.
     gate: Gate,
-    /// Samples of each vCPU that were not kept.
+    /// Dropped samples of each vCPU.
     passed_over: Vec<u64>,
     stalls: StallReports,
     standstill: Standstill,
     steps: Steps,
-    /// The precision that is to be reached.
+    /// The precision target of the run.
     aim: Option<Aim>,
-    /// Exact mode, where it is wanted.
+    /// Exact mode, if it is on.
     exact: Option<Watch>,
     /// Task-state sampling, if it is on.
     task_states: Option<TaskStateCollector>,
@@ -195,7 +196,7 @@ impl Collector {
         }
     }
 
-    /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
+    /// Writes the first rows, so that a sink that cannot be written to is known before the guest runs.
     pub(crate) fn begin(&mut self) -> Result<(), profile::SinkError> {
         self.take_waits(Some(0));
         self.flush();
@@ -209,26 +210,26 @@ impl Collector {
         self.finder = Some(finder);
     }
 
-    /// The machine whose vCPUs these are.
+    /// Sets the machine whose vCPUs these are.
     pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();
         self.injections = machine.injections();
         self.count_by(machine.take_counters());
     }
 
-    /// KVM's counters of the vCPUs.
+    /// Sets KVM's counters of the vCPUs.
     pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
         for (meter, kvm) in self.meters.iter_mut().zip(counters) {
             meter.attach(kvm);
         }
     }
 
-    /// A precision is to be reached.
+    /// Sets the precision target.
     pub(crate) fn aim_at(&mut self, aim: Aim) {
         self.aim = Some(aim);
     }
 
-    /// Events are to be watched, too.
+    /// Turns exact mode on.
     pub(crate) fn watch(&mut self, exact: Watch) {
         self.exact = Some(exact);
     }
@@ -238,14 +239,14 @@ impl Collector {
         self.task_states = Some(task_states);
     }
 
-    /// The machine whose events these are.
+    /// Sets the machine in which exact mode sets its probes.
     pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
         if let Some(exact) = &mut self.exact {
             exact.attach(tripwires, memory);
         }
     }
 
-    /// The guest to be read; stacks of at most `depth` frames are to be walked in it.
+    /// Sets the guest to read; its stacks are walked up to `depth` frames.
     pub(crate) fn look_at(
         &mut self,
         memory: GuestMemory,
@@ -256,7 +257,7 @@ impl Collector {
         self.guest = Some(Guest { memory, files, initrd, depth });
     }
 
-    /// The collector's thread: runs until the session ends.
+    /// Runs on the collector's thread until the session ends.
     pub(crate) fn run(mut self) -> Totals {
         let books = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
@@ -269,8 +270,8 @@ impl Collector {
         self.close()
     }
 
-    /// Waits for the next round, and notices when the host had stopped the whole process meanwhile: the clocks of the
-    /// scheduler do not tell that from a halted guest. `books` are those of this thread.
+    /// Waits for the next round, and notes when the host had stopped the whole process meanwhile: the
+    /// scheduler's clocks cannot distinguish that from a halted guest. `schedstat` is that of this thread.
     fn rest(&mut self, books: Option<&File>) {
         let waited = || books.and_then(waited).unwrap_or(0);
         let (before, waited_before) = (monotonic_ns(), waited());
@@ -323,15 +324,16 @@ impl Collector {
         self.take_waits(None);
         for meter in &mut self.meters {
             let pace = meter.pace(self.shared.zero_ns);
-            // While samples are not kept none is taken, as far as the profile goes.
+            // While samples are dropped, the profile shows a rate of 0.
             self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
-        // News first: what it says was so before the samples that are drained now.
+        // Finder events first: they describe a time before the samples that are drained now.
         let began = Instant::now();
         self.hear_finder();
         let mut began = self.steps.note(Step::News, began);
         for vcpu in 0..self.rings.len() {
-            // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
+            // No more samples than there are now: a ring that fills as fast as it is drained must not starve
+            // the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
                 let Ok(Sampled { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
                     break;
@@ -396,7 +398,7 @@ impl Collector {
             return;
         }
         self.window_began = Instant::now();
-        // Before the first process is on top a guest boots.
+        // The guest boots until a process has the largest share.
         if self.aim.as_ref().and_then(Aim::look).is_some_and(|found| found.reached && found.process) {
             self.shared.precise.store(true, Ordering::Release);
         }
@@ -408,7 +410,8 @@ impl Collector {
         status.top = window.top();
     }
 
-    /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay drained.
+    /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay
+    /// drained.
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);

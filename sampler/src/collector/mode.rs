@@ -1,4 +1,5 @@
-//! What a sample hit: user code, a task in the kernel, an interrupt, idleness or a kernel that is still starting.
+//! Mode of a sample: user code, a task in the kernel, an interrupt, idleness or a kernel that is still
+//! starting.
 
 use linux::IrqContext;
 
@@ -6,21 +7,22 @@ use super::entry::{self, Part};
 use crate::record::Record;
 use profile::rows::Mode;
 
-/// Classifies samples in the order in which they were drained.
+/// Classifier of samples in the order in which they were drained.
 #[derive(Debug, Default)]
 pub(crate) struct Classifier {
     seen_tasks: bool,
 }
 
 impl Classifier {
-    /// A task with a pid was seen outside of samples: the kernel has set up its tasks.
+    /// Notes that a task with a pid was seen outside of samples: the kernel has set up its tasks.
     pub(crate) fn tasks_exist(&mut self) {
         self.seen_tasks = true;
     }
 
-    /// Where `record` hit. CPL 3 is user code whatever the counts say: they may be stale in the moment of entry.
-    /// Until the first program or task has been seen, kernel code that belongs to no task is the kernel booting; so
-    /// is the very first task, which has pid 0 and becomes the idle task only at the end of the kernel's start.
+    /// Returns the mode of `record`. CPL 3 is user code even if the counts disagree: they may be stale at the
+    /// time of entry. Until the first program or task is seen, kernel code that belongs to no task is the
+    /// kernel booting; so is the very first task, which has pid 0 and becomes the idle task only at the end
+    /// of the kernel's start.
     pub(crate) fn classify(&mut self, record: &Record) -> Mode {
         let task = record.current.and_then(|current| current.task);
         if record.cpl == 3 {
@@ -47,7 +49,8 @@ impl Classifier {
     }
 }
 
-/// The mode of a sample of the kernel that the preempt count puts into `mode`, by the functions at its top: [`entry::interrupt`].
+/// Corrects the mode of a kernel sample, which the preempt count puts into `mode`, by the functions at its
+/// top: [`entry::interrupt`].
 pub(crate) fn refined(
     mode: Mode,
     record: &Record,

@@ -1,5 +1,5 @@
-//! Names user code, on a thread of its own: reading the symbols of a large program takes long, and stacks must be walked
-//! meanwhile.
+//! Naming of user code, on its own thread: reading the symbols of a large program takes long, and stacks must
+//! be walked meanwhile.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,20 +18,20 @@ use text::clean;
 
 /// Files whose symbols are held at once, at most.
 const HELD: usize = 32;
-/// Bytes that the symbols of all files but the last may take together; those used longest ago are given up, and read again
-/// when they are asked for. Those of the largest libraries of language runtimes take 6 to 12 MB.
+/// Bytes of the symbols of all files but the last, at most. Those used longest ago are dropped, and read
+/// again on request. Those of the largest libraries of language runtimes take 6 to 12 MB.
 const HELD_BYTES: i64 = 24 << 20;
-/// Wishes that are put in the order of their files at once, at most.
+/// Requests that are sorted by file at once, at most.
 const AT_ONCE: usize = 8_192;
 
-/// A frame that wants a name.
+/// A frame without a name.
 #[derive(Debug)]
 pub(crate) struct Nameless {
     pub row: FrameRow,
     pub file: Arc<FileEntry>,
 }
 
-/// What is wanted of the namer.
+/// Requests to the namer.
 #[derive(Debug)]
 pub(crate) enum Wish {
     /// A name.
@@ -41,7 +41,7 @@ pub(crate) enum Wish {
 }
 
 impl Wish {
-    /// The file that it is about.
+    /// Returns the file of the request.
     fn file(&self) -> &FileEntry {
         match self {
             Self::Name(nameless) => &nameless.file,
@@ -50,7 +50,7 @@ impl Wish {
     }
 }
 
-/// What a wish brings.
+/// Results of the namer.
 #[derive(Debug)]
 pub(crate) enum Named {
     /// A frame and the functions that are inlined there.
@@ -61,21 +61,21 @@ pub(crate) enum Named {
     Code(CodeRow),
 }
 
-/// What names a file's code.
+/// Symbols of a file.
 struct Held {
     symbols: Symbolizer,
-    /// What it is called in `file.named_by`.
+    /// Their source, as in `file.named_by`.
     by: String,
-    /// When it was asked last.
+    /// Time of the last request, in requests.
     used: u64,
-    /// Memory that it takes, bytes.
+    /// Memory of the symbols, bytes.
     bytes: i64,
-    /// It was told why it does not name all that it could.
+    /// The reason why naming has stopped was reported.
     told: bool,
 }
 
 impl Held {
-    /// What names the file, and why it does so no longer.
+    /// Returns the source of the file's names, and the reason why naming has stopped.
     fn named_by(&self) -> String {
         match self.stopped() {
             Some(why) => format!("{}; {why}", self.by),
@@ -88,7 +88,7 @@ impl Held {
     }
 }
 
-/// The namer's thread.
+/// The namer, on its own thread.
 pub(crate) struct Namer {
     source: Source,
     debug: DebugFiles,
@@ -103,18 +103,18 @@ impl fmt::Debug for Namer {
 }
 
 impl Namer {
-    /// `guest` opens debug files in the guest.
+    /// Creates a namer; `guest` opens debug files in the guest.
     pub(crate) fn new(source: Source, guest: Box<dyn GuestFiles>) -> Self {
         Self { source, debug: DebugFiles::new().with_guest(guest), held: HashMap::new(), clock: 0 }
     }
 
-    /// Names what comes until all senders are gone.
+    /// Serves requests until all senders are gone.
     pub(crate) fn run(mut self, wanted: &Receiver<Wish>, named: &Sender<Named>) {
         self.source.prepare();
         while let Ok(first) = wanted.recv() {
             let mut wishes: Vec<Wish> =
                 std::iter::once(first).chain(wanted.try_iter().take(AT_ONCE)).collect();
-            // So that symbols that were given up are read once for all that have come meanwhile.
+            // Sorted so that dropped symbols are read once for all requests that have come meanwhile.
             wishes.sort_by_key(|wish| wish.file().id());
             for wish in wishes {
                 // The receiver is gone only when the session was dropped.
@@ -149,7 +149,8 @@ impl Namer {
         (row, inlined)
     }
 
-    /// Takes down what was parsed of a file since the thread had allocated `before`, and tells why no more will be.
+    /// Adds the memory that was parsed of a file since the thread had allocated `before`. Reports a stop of
+    /// naming.
     fn account(&mut self, file: &FileEntry, before: i64, named: &Sender<Named>) {
         let Some(Some(held)) = self.held.get_mut(&file.id()) else { return };
         held.bytes = held.bytes.saturating_add(allocated().saturating_sub(before).max(0));
@@ -193,12 +194,12 @@ impl Namer {
         Some(&held.symbols)
     }
 
-    /// Bytes that the symbols of all files take.
+    /// Returns the bytes of the symbols of all files.
     fn bytes(&self) -> i64 {
         self.held.values().flatten().map(|held| held.bytes).sum()
     }
 
-    /// Gives up what was asked for longest ago, until there is room for another file.
+    /// Drops the symbols that were requested longest ago, until there is room for another file.
     fn make_room(&mut self) {
         while self.held.len() >= HELD || self.bytes() > HELD_BYTES {
             let oldest = self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
@@ -207,7 +208,7 @@ impl Namer {
         }
     }
 
-    /// The symbols of a file, and what they come from.
+    /// Reads the symbols of a file; also returns their source.
     fn read(&self, file: &FileEntry) -> Option<(Symbolizer, String)> {
         let (reader, _) = file.open(&self.source).ok()?;
         let elf = ElfFile::open(reader).ok()?;
@@ -225,7 +226,7 @@ impl Namer {
     }
 }
 
-/// What of its own names a file's functions.
+/// Returns the section that names a file's functions.
 fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
     if symbols.go().is_some() && !elf.has_section(".symtab") {
         return ".gopclntab";

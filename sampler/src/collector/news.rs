@@ -1,4 +1,4 @@
-//! What the collector hears of the guest's kernel, and what it has named.
+//! Events of the finder and the namer, as the collector handles them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,13 +18,14 @@ use crate::record::Record;
 use profile::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use profile::rows::Batch;
 
-/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
+/// Total time that the collector waits for the programs of an initrd: less than a ring holds.
 const WALKER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the namer does; a run may end so much later.
+/// Total time that the namer waits; a run may end this much later.
 const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 impl Collector {
-    /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
+    /// Returns true if the record is of the kernel that was found, or from before that. Stops all reading if
+    /// the kernel is gone.
     pub(super) fn trusts(&mut self, vcpu: usize, record: &Record) -> bool {
         let Some(memory) = &self.memory else { return true };
         let reader = self.readers.get().map(|readers| &readers.current);
@@ -38,7 +39,7 @@ impl Collector {
         }
     }
 
-    /// The guest has started another kernel: nothing is read of the old one any more.
+    /// Stops all reading of the old kernel: the guest has started another one.
     pub(super) fn kernel_gone(&mut self) {
         self.event(
             "missing",
@@ -141,7 +142,8 @@ impl Collector {
         }
     }
 
-    /// A walker for the kernel that was found; where stacks are wanted, a namer of their frames is started, too.
+    /// Returns a walker for the kernel that was found; also starts a namer of its frames if stacks are
+    /// wanted.
     fn walker(&mut self, code: &Code) -> Option<Walker> {
         let guest = self.guest.take()?;
         let kernel = code.kernel.clone()?;
@@ -169,7 +171,7 @@ impl Collector {
     pub(super) fn ask_namer(&mut self) {
         let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
         for nameless in self.resolver.nameless.drain(..) {
-            // The namer ends early only by a panic, which is told at the end.
+            // The namer ends early only by a panic, which is reported at the end.
             drop(namer.wanted.send(Wish::Name(nameless)));
         }
         while let Ok(named) = namer.named.try_recv() {
@@ -177,7 +179,7 @@ impl Collector {
         }
     }
 
-    /// The finder's thread has ended by itself, which it does only by a panic.
+    /// Joins the finder's thread, which ends by itself only by a panic.
     pub(super) fn bury(&mut self, mut finder: FinderHandle) {
         if finder.thread.take().is_some_and(|thread| thread.join().is_err()) {
             self.event(
@@ -188,7 +190,7 @@ impl Collector {
     }
 }
 
-/// Rows of `meta` of what systemd says a boot took.
+/// Returns rows of `meta` with systemd's times of the boot.
 fn startup_meta(startup: Startup) -> impl Iterator<Item = (&'static str, u64)> {
     let [kernel, initrd, userspace] = STARTUP_TIMES;
     let times = [

@@ -1,4 +1,5 @@
-//! From samples to rows: identity, stack and mode of each sample. Knows no threads and no clock.
+//! Resolver from samples to rows: identity, stack and mode of each sample. It knows neither threads nor a
+//! clock.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -30,12 +31,12 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// All samples.
+    /// Returns the number of all samples.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The process with the most non-idle samples, and its share of them.
+    /// Returns the process with the most non-idle samples, and its share of them.
     #[expect(clippy::cast_precision_loss, reason = "a share of less than 2^53 samples")]
     pub(crate) fn top(&self) -> Option<(String, f64)> {
         let (_, (count, comm)) =
@@ -44,7 +45,7 @@ impl Window {
     }
 }
 
-/// Resolves samples.
+/// Resolver of samples.
 #[derive(Debug, Default)]
 pub(crate) struct Resolver {
     zero_ns: u64,
@@ -56,27 +57,27 @@ pub(crate) struct Resolver {
     hot: Hot,
     interrupts: InterruptNames,
     names: Option<Arc<dyn Names>>,
-    /// Walks stacks, once the kernel was found.
+    /// Walker of stacks, once the kernel is found.
     walker: Option<Walker>,
     steps: Vec<Step>,
     window: Window,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
-    /// What the first process was seen to run.
+    /// Program of the first process.
     init: Option<String>,
-    /// Who was there when all tasks were last listed: pid, start, name.
+    /// Tasks of the last list: pid, start, name.
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
     pub(crate) candidate: Option<(u64, bool)>,
-    /// An address was met that may belong to a module loaded or to code generated since.
+    /// An address was met that may belong to a new module or to new generated code.
     pub(crate) unknown_code: bool,
     /// Frames of files, to be named.
     pub(crate) nameless: Vec<Nameless>,
-    /// Whose books of CPU time are to be read.
+    /// Poller of CPU accounting.
     pub(crate) ledger: Ledger,
 }
 
-/// Where a sample's frames went.
+/// Rows of a sample's stack.
 #[derive(Debug, Default)]
 struct Placed {
     mode: Mode,
@@ -92,7 +93,7 @@ impl Resolver {
         Self { zero_ns, ledger: Ledger::new(zero_ns), ..Self::default() }
     }
 
-    /// Adds the sample's row to `batch`, and rows for what it is the first to mention.
+    /// Adds the sample's row to `batch`, and rows for everything that it is the first to mention.
     pub(crate) fn sample(&mut self, vcpu: u8, record: &Record, stack: Option<&StackCopy>, batch: &mut Batch) {
         let mode = self.classifier.classify(record);
         let task = record.current.and_then(|current| current.task);
@@ -144,7 +145,7 @@ impl Resolver {
         });
     }
 
-    /// Takes from a sample that is not kept what is needed to find the kernel.
+    /// Takes the data that finds the kernel from a dropped sample.
     pub(crate) fn pass_over(&mut self, record: &Record) {
         self.classifier.classify(record);
         self.latest_ns = self.latest_ns.max(record.time_ns);
@@ -153,14 +154,14 @@ impl Resolver {
         }
     }
 
-    /// The instance of a task that an event is about; its thread gets its name.
+    /// Returns the instance of a task that an event is about; notes its thread's name.
     pub(crate) fn task(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let instance = self.identify(task, read_ns, batch);
         self.threads.note(instance, task, &mut batch.threads);
         instance
     }
 
-    /// Takes over the books of all processes.
+    /// Adds the accounting of all processes.
     pub(crate) fn books(&mut self, all: &AllBooks, batch: &mut Batch) {
         let time_ns = all.read_ns.saturating_sub(self.zero_ns);
         let first = self.ledger.open();
@@ -173,8 +174,9 @@ impl Resolver {
         batch.cpu_times.extend(all.cpus.iter().map(|&books| CpuTimeRow { first, time_ns, books }));
     }
 
-    /// Reads the books of the processes that were hit since the last call, and again what they call themselves: many set their
-    /// command line to what they do (setproctitle). No more are read than [`Ledger`] notes.
+    /// Reads the accounting of the processes that were hit since the last call, and their command lines
+    /// again: many processes set it to their present work (setproctitle). Reads no more than
+    /// [`AccountingPoller`] notes.
     pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
         let there = self.ledger.read_hit(batch);
         let Some(walker) = &self.walker else { return };
@@ -186,7 +188,8 @@ impl Resolver {
         }
     }
 
-    /// Names code that processes have made and that had no name when it was hit; `last` at the end of a run.
+    /// Names code that processes have made and that had no name when it was hit; `last` is true at the end of
+    /// a run.
     pub(crate) fn name_made(&mut self, last: bool, batch: &mut Batch) {
         let Some(walker) = &mut self.walker else { return };
         for instance in self.frames.without_names() {
@@ -194,7 +197,7 @@ impl Resolver {
         }
     }
 
-    /// Takes over the last books of a process of which nothing is left.
+    /// Adds the final accounting of a process that has ended.
     pub(crate) fn ended(
         &mut self,
         (instance, leader): (u32, &TaskSnapshot),
@@ -204,19 +207,20 @@ impl Resolver {
     ) {
         let ExitAccounting { time, told, children } = *books;
         let books = ProcessCpuTimes { leader: *leader, time, told, children, threads: Vec::new() };
-        // Without a first reading nobody knows how much of it was before vprof.
+        // Without a first reading, the part from before vprof is unknown.
         if self.ledger.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
         }
         self.ledger.end(instance);
     }
 
-    /// The name of a thread.
+    /// Returns the name of a thread.
     pub(crate) fn thread_name(&self, who: Who) -> String {
         self.threads.name(who.instance, who.tid)
     }
 
-    /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.
+    /// Returns the stack row id of the sleeping `task` (0 without a stack), read at `read_ns`, and its wait
+    /// reason.
     pub(crate) fn sleeping(
         &mut self,
         stack: &StackCopy,
@@ -224,7 +228,7 @@ impl Resolver {
         read_ns: u64,
         batch: &mut Batch,
     ) -> (u32, WaitReason) {
-        // Without the page tables of its program only the kernel's part is there.
+        // Without the page tables of its program, only the kernel's part is available.
         let owner =
             stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
         let Some(walker) = &mut self.walker else { return (0, WaitReason::Other) };
@@ -239,7 +243,8 @@ impl Resolver {
         (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
     }
 
-    /// The functions of the kernel among these steps, innermost first; `ids` are the frames of the steps.
+    /// Returns the functions of the kernel among these steps, innermost first; `ids` are the frames of the
+    /// steps.
     fn kernel_functions<'a>(
         &'a self,
         steps: &'a [Step],
@@ -249,7 +254,8 @@ impl Resolver {
         of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
-    /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.
+    /// Returns the instance of `task`. Its data is read when it is new, after an exec, and when user code
+    /// runs for the first time.
     fn identify(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let (instance, fresh) = self.identities.resolve(task, read_ns, &mut batch.instances);
         if fresh {
@@ -263,7 +269,8 @@ impl Resolver {
         self.identities.describe(task, walker, batch);
     }
 
-    /// Walks the stack and stores its frames; `None` where stacks cannot be walked. The mode is the one by the preempt count.
+    /// Walks the stack and stores its frames; `None` if stacks cannot be walked. `mode` is that of the
+    /// preempt count.
     fn place(
         &mut self,
         stack: &StackCopy,
@@ -313,14 +320,14 @@ impl Resolver {
         Some(placed)
     }
 
-    /// The kernel code that was hit most.
+    /// Adds the kernel code that was hit most.
     pub(crate) fn code(&self, batch: &mut Batch) {
         if let (Some(walker), Some(names)) = (&self.walker, &self.names) {
             batch.code.extend(self.hot.kernel_code(walker.source(), names.as_ref()));
         }
     }
 
-    /// Where programs were hit most: file and address in it.
+    /// Returns the program code that was hit most: file and address in it.
     pub(crate) fn hot_programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
         self.hot.programs()
     }
@@ -353,7 +360,7 @@ impl Resolver {
         self.kernel_row(record.rip, false, &mut batch.frames)
     }
 
-    /// The row of a kernel address; one that is met for the first time, without a name, may be of code that is new.
+    /// Returns the row id of a kernel address. A new address without a name may be in new code.
     fn kernel_row(&mut self, address: u64, call: bool, rows: &mut Vec<FrameRow>) -> u32 {
         let before = rows.len();
         let names = self.names.as_deref();
@@ -378,26 +385,27 @@ impl Resolver {
         }
     }
 
-    /// The samples since the last call.
+    /// Takes the samples since the last call.
     pub(crate) fn take_window(&mut self) -> Window {
         std::mem::take(&mut self.window)
     }
 
-    /// The kernel was found: frames get their names from now on, earlier ones get them now.
+    /// Sets the names of the kernel that was found: later frames use them, and earlier frames get them now.
     pub(crate) fn kernel_found(&mut self, names: Arc<dyn Names>, walker: Option<Walker>, batch: &mut Batch) {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
     }
 
-    /// Another kernel runs: nothing more is read of the one that was found, and addresses mean something else.
+    /// Stops reading the kernel that was found: another one runs, and addresses have another meaning.
     pub(crate) fn kernel_gone(&mut self) {
         (self.names, self.walker) = (None, None);
         self.frames.forget_kernel();
         self.ledger.gone();
     }
 
-    /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.
+    /// Returns the row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is
+    /// the `last` chance.
     pub(crate) fn source(
         &mut self,
         vcpu: usize,
@@ -412,12 +420,12 @@ impl Resolver {
         self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
     }
 
-    /// Handlers of interrupts.
+    /// Sets the handlers of interrupts.
     pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
         self.interrupts.update(interrupts);
     }
 
-    /// Other modules are loaded, or other code is generated.
+    /// Sets other modules or other generated code.
     pub(crate) fn modules_changed(
         &mut self,
         names: Arc<dyn Names>,
@@ -431,7 +439,7 @@ impl Resolver {
         }
     }
 
-    /// What the first process runs, if that is another program than before: its path and its file system.
+    /// Returns the program of the first process if it has changed: its path and its file system.
     pub(crate) fn init_program(&mut self, tasks: &[TaskSnapshot]) -> Option<String> {
         let source = self.walker.as_ref()?.source();
         let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
@@ -444,8 +452,9 @@ impl Resolver {
         Some(program)
     }
 
-    /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:
-    /// what two in a row say alike counts. By then all samples from before the first have been dealt with, too.
+    /// Notes the tasks that exist, sampled or not. They are read while the guest runs, so a task in one list
+    /// may be half made or half gone: two lists in a row have to agree. All samples from before the first
+    /// list are resolved by then.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot], batch: &mut Batch) {
         let sight = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
         for task in tasks {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use profile::rows::StackRow;
 
-/// How many stacks are remembered at once. Beyond that all are forgotten and get new rows.
+/// Stacks that are remembered at once. Beyond that all are forgotten and get new rows.
 const REMEMBERED: usize = 1 << 20;
 
 /// All stacks that are remembered.
@@ -15,7 +15,7 @@ pub(crate) struct Stacks {
 }
 
 impl Stacks {
-    /// The row of the stack of these frames, outermost first; `None` without frames.
+    /// Returns the row id of the stack of these frames, outermost first; `None` without frames.
     pub(crate) fn intern(
         &mut self,
         frames: impl Iterator<Item = u32>,

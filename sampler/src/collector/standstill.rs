@@ -1,33 +1,35 @@
-//! A guest that stands still: all of its vCPUs are halted for many seconds while a task could run, as after a timer or a wake-up
-//! that the host has lost.
+//! Detection of a standstill: all vCPUs are halted for many seconds while a task is runnable, as after a
+//! timer or a wake-up that the host has lost.
 
 use crate::exact::state::Who;
 use profile::rows::MicrostateRow;
 
-/// Kind of the profile's events that tell of it.
+/// Kind of the profile's events that report a standstill.
 pub(super) const STANDSTILL: &str = "standstill";
-/// A standstill takes at least this long, ns: longer than any bandwidth period (`cpu.max`) keeps a group from its CPUs.
+/// Shortest standstill, ns: longer than any bandwidth period (`cpu.max`) keeps a group from its CPUs.
 const LEAST_NS: u64 = 5_000_000_000;
-/// What of its time a vCPU may be in the guest and still count as halted: one part in this many.
+/// Inverse of the part of its time that a vCPU may be in the guest and still count as halted.
 const BUSY_PART: u64 = 200;
 /// Tasks that are watched through a standstill, at most.
 const WATCHED: usize = 16;
-/// Standstills that are told, at most.
+/// Standstills that are reported, at most.
 const MOST: u32 = 16;
 
-/// Looks for standstills.
+/// Detector of standstills.
 #[derive(Debug, Default)]
 pub(super) struct Standstill {
-    /// Since when all vCPUs are halted, ns since the run's start, and which tasks could run all the time.
+    /// Start of the period in which all vCPUs are halted, ns since the run's start, and the tasks that were
+    /// runnable throughout.
     halted: Option<(u64, Vec<Who>)>,
-    /// The present one was told.
+    /// The present standstill was reported.
     told: bool,
     count: u32,
 }
 
 impl Standstill {
-    /// Takes what the clocks of the vCPUs have counted since the last call and the tasks that could run when they were last
-    /// looked at. Returns a task that could run for all of a standstill, once, and how long that was so far, ns.
+    /// Checks the vCPUs' clocks since the last call, and the tasks that were runnable at the last scan.
+    /// Returns a task that was runnable throughout a standstill, once, and the length of the standstill so
+    /// far, ns.
     pub(super) fn look(
         &mut self,
         vcpus: usize,
@@ -52,7 +54,7 @@ impl Standstill {
         watched.retain(|who| ready.contains(who));
         let (took, first) = (now.saturating_sub(*since), watched.first().copied());
         if watched.is_empty() {
-            // Who could run then has run, or sleeps: the wait of those that can now begins here.
+            // The earlier tasks have run, or sleep: the wait of those that are runnable now begins here.
             self.halted = Some((now, ready.into_iter().take(WATCHED).collect()));
         }
         if took < LEAST_NS || self.told || self.count == MOST {
@@ -65,7 +67,7 @@ impl Standstill {
     }
 }
 
-/// What an event says of it.
+/// Returns the text of the event.
 pub(super) fn sentence(who: Who, name: &str, took_ns: u64) -> String {
     let seconds = took_ns / 1_000_000_000;
     format!(
@@ -86,7 +88,7 @@ mod tests {
         Who { instance: 1, tid }
     }
 
-    /// Windows of both vCPUs, a second long; the second one is so long in the guest, ns.
+    /// Windows of both vCPUs, a second long; `guest` is the guest time of the second one, ns.
     fn windows(second: u64, guest: u64) -> [MicrostateRow; 2] {
         let row = |vcpu, guest| MicrostateRow {
             vcpu,
@@ -113,7 +115,7 @@ mod tests {
             sentence(who(7), "dd", 5 * SECOND)
                 .starts_with("all vCPUs were halted for 5 s and more while thread 7 (dd)")
         );
-        // It goes on, and stands still again.
+        // The guest runs, and is halted again.
         assert_eq!(standstill.look(2, &windows(8, SECOND / 2), [].into_iter()), None);
         for second in 9..=13 {
             assert_eq!(standstill.look(2, &windows(second, 0), [who(7)].into_iter()), None);

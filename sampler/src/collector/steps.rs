@@ -1,17 +1,17 @@
-//! How long the collector's steps take, so that one that holds it up can be told.
+//! Times of the collector's steps, so that a step that delays it can be reported.
 
 use std::time::{Duration, Instant};
 
-/// What the collector does, again and again.
+/// Steps of the collector's round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Takes over what was found of the guest's kernel, and opens its disks.
+    /// Handles finder events, and opens the guest's disks.
     News,
-    /// Takes a sample from its ring and walks its stack, which may have to read the tables of a program first.
+    /// Takes a sample from its ring and walks its stack, which may require the tables of a program.
     Samples,
     /// Takes events of exact mode and of task-state sampling.
     Events,
-    /// Reads the books and command lines of processes.
+    /// Reads CPU accounting and command lines of processes.
     Books,
     /// Reads the maps of code made at run time.
     Maps,
@@ -22,7 +22,7 @@ pub(super) enum Step {
 impl Step {
     const ALL: [Self; 6] = [Self::News, Self::Samples, Self::Events, Self::Books, Self::Maps, Self::Write];
 
-    /// As part of a sentence.
+    /// Returns the step as part of a sentence.
     fn doing(self) -> &'static str {
         match self {
             Self::News => "taking over what was found of the guest",
@@ -35,14 +35,14 @@ impl Step {
     }
 }
 
-/// The longest time that each step took at once.
+/// The longest time of each step.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     longest: [Duration; Step::ALL.len()],
 }
 
 impl Steps {
-    /// Takes note of a step that has just ended. Returns now, when the next one begins.
+    /// Notes a step that has just ended. Returns the present time, when the next step begins.
     pub(super) fn note(&mut self, step: Step, began: Instant) -> Instant {
         let now = Instant::now();
         self.add(step, now.saturating_duration_since(began));
@@ -55,7 +55,7 @@ impl Steps {
         }
     }
 
-    /// What the step that took longest at once does, and its time.
+    /// Returns the description and the time of the slowest step.
     pub(super) fn longest(&self) -> (&'static str, Duration) {
         let slowest = Step::ALL.into_iter().zip(self.longest).max_by_key(|&(_, took)| took);
         slowest.map_or_else(Default::default, |(step, took)| (step.doing(), took))

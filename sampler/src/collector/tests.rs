@@ -72,7 +72,7 @@ fn a_run_is_resolved() {
     assert_eq!((window.samples(), window.top()), (5, Some(("gzip".to_owned(), 0.25))));
 }
 
-/// Names of an interrupt's entry at 0x1000, of what all entries share at 0x1100, of other code from there on.
+/// Names of an interrupt's entry at 0x1000, of the common entry code at 0x1100, of other code from there on.
 #[derive(Debug)]
 struct EntryNames;
 
@@ -281,7 +281,7 @@ fn a_session_writes_everything() {
     let kinds: Vec<_> = all.events.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is told once");
     assert_eq!(sink.finished.load(Ordering::SeqCst), 1);
-    // Written while the run went on, not at its end only.
+    // Written during the run, not only at its end.
     assert!(sink.writes.load(Ordering::SeqCst) >= 4);
 }
 

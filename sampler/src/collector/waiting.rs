@@ -1,4 +1,4 @@
-//! What the collector does about what is waited for.
+//! Reactions of the collector to awaited conditions.
 
 use std::sync::atomic::Ordering;
 
@@ -10,7 +10,7 @@ use crate::record::Record;
 use crate::session::Ask;
 
 impl Collector {
-    /// Begins to wait for what was asked for, as of `at_ns` since the run's start, or as of now.
+    /// Takes the session's commands, as of `at_ns` since the run's start, or as of now.
     pub(super) fn take_waits(&mut self, at_ns: Option<u64>) {
         for ask in self.shared.waits() {
             let now_ns = at_ns.unwrap_or_else(|| self.now_ns());
@@ -29,7 +29,7 @@ impl Collector {
         }
     }
 
-    /// Looks at what has come, and does what follows.
+    /// Checks the conditions, and reacts to those that are met.
     pub(super) fn wait(&mut self) {
         self.gate.look(&self.batch);
         let now_ns = self.now_ns();
@@ -41,7 +41,7 @@ impl Collector {
                 }
                 Action::Close(condition, end) => {
                     self.close_at(now_ns);
-                    // No ticks from now on: nobody waits for the next samples.
+                    // No ticks from now on: the next samples are not wanted.
                     self.shared.pace(0.0);
                     self.saw(&condition, "sampling ends");
                     self.shared.reached.fetch_or(end, Ordering::AcqRel);
@@ -68,7 +68,7 @@ impl Collector {
         }
     }
 
-    /// A sample that is not kept.
+    /// Drops a sample.
     pub(super) fn pass_over(&mut self, vcpu: usize, record: &Record) {
         self.resolver.pass_over(record);
         if let Some(count) = self.passed_over.get_mut(vcpu) {

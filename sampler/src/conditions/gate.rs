@@ -1,4 +1,4 @@
-//! Whether samples are kept, and what is waited for.
+//! The gate that keeps or drops samples, and the conditions that move it.
 
 use std::time::Duration;
 
@@ -8,25 +8,25 @@ use super::{Condition, Going, Seen, Trigger, Wait};
 use profile::rows::{Batch, ConsoleRow};
 use text::clean;
 
-/// A line of the console is looked at up to here, bytes.
+/// Bytes of a console line that are checked, at most.
 const LINE: usize = 4 << 10;
 
-/// What is to be done.
+/// Reactions to conditions that were met.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Samples count from now on.
     Open(Condition),
-    /// They do no more; the run ends, if true.
+    /// Samples no longer count; the run ends if the flag is true.
     Close(Condition, bool),
-    /// The run ends.
+    /// The run ends: the condition was met.
     End(Condition),
-    /// The run ends: the guest has come no further for so long.
+    /// The run ends: the guest has made no progress for this long.
     Still(Duration),
-    /// The run ends: the kernel has panicked and does nothing any more.
+    /// The run ends: the kernel has panicked and does nothing more.
     Panicked,
 }
 
-/// Rows of a batch that were looked at.
+/// Numbers of the batch's rows that were already scanned.
 #[derive(Debug, Default)]
 struct Looked {
     console: usize,
@@ -35,14 +35,14 @@ struct Looked {
     units: usize,
 }
 
-/// What is waited for, and what was seen.
+/// Awaited conditions, and the times at which conditions were met.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     closed: bool,
     start: Option<Trigger>,
     stop: Option<(Trigger, bool)>,
     until: Option<Trigger>,
-    /// Whether the guest comes further, where that is watched.
+    /// Progress of the guest, if it is watched.
     going: Option<Going>,
     line: Vec<u8>,
     looked: Looked,
@@ -50,13 +50,13 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Samples are not kept.
+    /// Returns true while samples are dropped.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Waits for something. True where samples are no more kept until then. A condition that cannot be waited for was
-    /// refused before, and is none here.
+    /// Awaits a condition. Returns true if samples are dropped from now until then. Ignores a condition that
+    /// does not compile: [`Condition::check`] rejects it before.
     pub(crate) fn arm(&mut self, wait: Wait, now_ns: u64) -> bool {
         let trigger = |condition| Trigger::new(condition).ok();
         match wait {
@@ -75,7 +75,8 @@ impl Gate {
         false
     }
 
-    /// Somebody wants samples now: nothing has to happen before. True where there were none.
+    /// Opens the gate on a user's request, without waiting for the start condition. Returns true if it was
+    /// closed.
     pub(crate) fn open(&mut self, now_ns: u64) -> bool {
         self.start = None;
         if let Some((trigger, _)) = &mut self.stop {
@@ -84,20 +85,20 @@ impl Gate {
         std::mem::replace(&mut self.closed, false)
     }
 
-    /// All tasks have to be listed often.
+    /// Returns true if all tasks have to be listed often.
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         let waits = self.start.iter().chain(stop).chain(&self.until);
         self.going.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
     }
 
-    /// Those whose time has come: the end of sampling is waited for once it has begun.
+    /// Returns the triggers that are active: the end of sampling is awaited only once sampling has begun.
     fn triggers(&mut self) -> impl Iterator<Item = &mut Trigger> {
         let stop = self.stop.as_mut().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         self.start.iter_mut().chain(stop).chain(&mut self.until)
     }
 
-    /// A task ran.
+    /// Notes a task that ran.
     pub(crate) fn task(&mut self, task: &TaskSnapshot) {
         if let Some(going) = &mut self.going {
             going.task(task);
@@ -105,7 +106,7 @@ impl Gate {
         self.triggers().for_each(|trigger| trigger.task(&task.process_comm));
     }
 
-    /// All tasks that exist.
+    /// Notes all tasks that exist.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot]) {
         if let Some(going) = &mut self.going {
             tasks.iter().for_each(|task| going.task(task));
@@ -116,7 +117,7 @@ impl Gate {
         }
     }
 
-    /// Looks at the rows of `batch` that are new since the last call.
+    /// Scans the rows of `batch` that are new since the last call.
     pub(crate) fn look(&mut self, batch: &Batch) {
         let now = Looked {
             console: batch.console.len(),
@@ -151,19 +152,19 @@ impl Gate {
         }
     }
 
-    /// Exits and interrupts of `batch` were counted.
+    /// Notes the counts of exits and interrupts in `batch`.
     pub(crate) fn counted(&mut self, batch: &Batch) {
         if let Some(going) = &mut self.going {
             going.counted(batch);
         }
     }
 
-    /// The last sign that the guest came further, ns since the run's start, where that is watched.
+    /// Returns the time of the guest's last progress, ns since the run's start, if progress is watched.
     pub(crate) fn progress_ns(&self) -> Option<u64> {
         self.going.as_ref().map(|going| going.last_ns)
     }
 
-    /// The batch was written: the next one has other rows.
+    /// Forgets the scanned rows of a batch that was written: the next one has other rows.
     pub(crate) fn forget_rows(&mut self) {
         self.looked = Looked::default();
     }
@@ -184,7 +185,7 @@ impl Gate {
         }
     }
 
-    /// What has to be done at `now_ns` since the run's start.
+    /// Returns the reactions that are due at `now_ns` since the run's start.
     pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(met) = self.start.take_if(|trigger| trigger.is_met(now_ns)) {

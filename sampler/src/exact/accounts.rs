@@ -1,4 +1,4 @@
-//! What every task did at every moment: one clock per task, which is always in exactly one state (Chubb).
+//! Accounts of every task's states: one clock per task, which is always in exactly one state (Chubb).
 //!
 //! ```text
 //!   new ──▶ queue ──switch to──▶ running ──interrupt──▶ interrupted
@@ -8,10 +8,10 @@
 //!             └─── sleep, disk, stopped ◀┘
 //! ```
 //!
-//! What vprof itself takes of a CPU's time, for ticks, events and the switches to the host for these, is no time of `running`
-//! or `interrupted` but of `sampler`.
+//! Time that vprof itself takes from a CPU (for ticks, events, and the switches to the host for these) is not
+//! time of `running` or `interrupted` but of `sampler`.
 //!
-//! Knows no guest, no thread and no profile: times and tasks come in, sums go out.
+//! The module knows neither guest, thread nor profile: times and tasks come in, sums go out.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ use profile::rows::TaskState;
 
 use super::state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
 
-/// Tasks that are followed, at most; more are counted.
+/// Tasks that are followed, at most; events about others are counted.
 const TASKS: usize = 1 << 17;
 
 #[derive(Debug, Clone, Copy)]
@@ -28,23 +28,23 @@ struct Task {
     doing: Doing,
     since_ns: u64,
     from_ns: u64,
-    /// Nothing will be left of it once it has switched for the last time.
+    /// The task ends with its next switch.
     released: bool,
-    /// It was charged since the sums were last taken.
+    /// The task was charged since the sums were last taken.
     charged: bool,
-    /// What vprof has taken of its time on a CPU, and is not charged yet.
+    /// Time on a CPU that vprof has taken from the task, not charged yet.
     served_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Cpu {
-    /// `None`: idle, or not known yet.
+    /// Current task; `None`: idle, or not known yet.
     current: Option<u64>,
-    /// Since when it is idle.
+    /// Start of the idle period.
     idle_since: Option<u64>,
-    /// Since when it serves an interrupt, and whose.
+    /// Start of the interrupt that is being served, and its source.
     interrupted: Option<(u64, Source)>,
-    /// What vprof has taken of its time, in all, and of that within the interrupt.
+    /// Time that vprof has taken in total, and within the interrupt.
     served_ns: Option<u64>,
     interrupt_served_ns: u64,
     idle_ns: u64,
@@ -57,7 +57,7 @@ pub(crate) struct Sums {
     pub wakeups: HashMap<(Waker, Who), u64>,
     /// Hard interrupts by CPU and interrupted task.
     pub interrupts: HashMap<(usize, Who), Sum>,
-    /// The same by CPU and what raised them.
+    /// Hard interrupts by CPU and source.
     pub sources: HashMap<(usize, Source), Handled>,
     pub lives: Vec<Life>,
 }
@@ -68,9 +68,9 @@ pub(crate) struct Accounts {
     tasks: HashMap<u64, Task>,
     cpus: Vec<Cpu>,
     sums: Sums,
-    /// Tasks that ran although they were asleep: their wake was not seen.
+    /// Tasks that ran although they were asleep: their wake-up was missed.
     pub unseen_wakes: u64,
-    /// Events about more tasks than are followed.
+    /// Events about tasks beyond the limit.
     pub untracked: u64,
 }
 
@@ -79,12 +79,12 @@ impl Accounts {
         Self { cpus: vec![Cpu::default(); cpus], ..Self::default() }
     }
 
-    /// A task that exists when following begins.
+    /// Notes a task that exists when following begins.
     pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: Doing) {
         self.enter(time_ns, task, doing);
     }
 
-    /// What a CPU runs when following begins.
+    /// Notes what a CPU runs when following begins.
     pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
         if let Some(task) = task {
             self.enter(time_ns, task, Doing::plain(TaskState::Running));
@@ -95,7 +95,7 @@ impl Accounts {
         }
     }
 
-    /// What vprof has taken of a CPU's time so far, in all: known with each event, before the event itself.
+    /// Notes the total time that vprof has taken from a CPU. Each event reports it, before the event itself.
     pub(crate) fn served(&mut self, cpu: usize, in_all_ns: u64) {
         let current = self.current(cpu);
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
@@ -110,7 +110,7 @@ impl Accounts {
         }
     }
 
-    /// A CPU has switched. Idle tasks are `None`.
+    /// Notes a switch on a CPU. Idle tasks are `None`.
     pub(crate) fn switch(
         &mut self,
         time_ns: u64,
@@ -120,7 +120,7 @@ impl Accounts {
     ) {
         self.interrupt_end(time_ns, cpu);
         let before = self.cpus.get(cpu).and_then(|cpu| cpu.current);
-        // A switch between was lost: whoever ran before does so no more.
+        // A switch in between was lost: the earlier task no longer runs.
         if let Some(before) = before.filter(|&before| previous.is_none_or(|(id, _)| id.address != before))
             && let Some(task) = self.tasks.get(&before).copied()
             && task.doing.state.is_on_cpu()
@@ -155,40 +155,40 @@ impl Accounts {
         cpu.idle_since = if next.is_none() { Some(time_ns) } else { None };
     }
 
-    /// Somebody on `cpu` wakes a task.
+    /// Notes a wake-up of a task on `cpu`.
     pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<Waker>, woken: TaskId) {
         let current = self.cpus.get(cpu).and_then(|cpu| self.tasks.get(&cpu.current?));
         let by = by.unwrap_or(Waker::Task(current.map_or(Who::default(), |task| task.who)));
         *self.sums.wakeups.entry((by, woken.who)).or_default() += 1;
         match self.tasks.get(&woken.address).map(|task| task.doing.state) {
-            // On its way to sleep: the switch from it tells what became of that.
+            // The task is on its way to sleep: the switch from it shows its state.
             Some(TaskState::Running | TaskState::Interrupted | TaskState::Runnable | TaskState::Zombie) => {}
             _ => self.enter(time_ns, woken, Doing::plain(TaskState::Runnable)),
         }
     }
 
-    /// A new task waits for its first CPU.
+    /// Notes a new task that waits for its first CPU.
     pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
         self.end(time_ns, task.address);
         self.enter(time_ns, task, Doing::plain(TaskState::Runnable));
     }
 
-    /// Nobody waits for the task any more.
+    /// Notes that no process waits for the task any longer.
     pub(crate) fn release(&mut self, time_ns: u64, address: u64) {
         match self.tasks.get_mut(&address) {
             Some(task) if task.doing.state == TaskState::Zombie => self.end(time_ns, address),
-            // It is still on its way to its last switch.
+            // The task is still on its way to its last switch.
             Some(task) => task.released = true,
             None => {}
         }
     }
 
-    /// What a CPU runs; `None` while it is idle.
+    /// Returns the task that a CPU runs; `None` while the CPU is idle.
     pub(crate) fn runs_on(&self, cpu: usize) -> Option<Who> {
         self.current(cpu).map(|(id, _)| id.who)
     }
 
-    /// A CPU begins to serve a hard interrupt.
+    /// Notes that a CPU begins to serve a hard interrupt.
     pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: Source) {
         self.interrupt_end(time_ns, cpu);
         let Some(at) = self.cpus.get_mut(cpu) else { return };
@@ -199,14 +199,14 @@ impl Accounts {
         }
     }
 
-    /// It is this vector's.
+    /// Notes the vector of the interrupt that is being served.
     pub(crate) fn interrupt_vector(&mut self, cpu: usize, vector: u8) {
         if let Some((_, source)) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.as_mut()) {
             *source = Source::Vector(vector);
         }
     }
 
-    /// A CPU has served a hard interrupt.
+    /// Notes that a CPU has served a hard interrupt.
     pub(crate) fn interrupt_end(&mut self, time_ns: u64, cpu: usize) {
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         let Some((since_ns, source)) = at.interrupted.take() else { return };
@@ -228,7 +228,7 @@ impl Accounts {
         Some((TaskId { address, who: task.who }, task.doing.state))
     }
 
-    /// Events were lost: what anybody does is not known until their next event.
+    /// Notes that events were lost: the state of every task is unknown until its next event.
     pub(crate) fn lose(&mut self, time_ns: u64) {
         let tasks: Vec<TaskId> =
             self.tasks.iter().map(|(&address, task)| TaskId { address, who: task.who }).collect();
@@ -241,7 +241,7 @@ impl Accounts {
         }
     }
 
-    /// Charges everybody up to this moment, so that the sums are complete.
+    /// Charges all tasks up to this time, so that the sums are complete.
     pub(crate) fn settle(&mut self, time_ns: u64) {
         for task in self.tasks.values_mut() {
             charge(task, time_ns, &mut self.sums);
@@ -249,7 +249,7 @@ impl Accounts {
         self.cpus.iter_mut().for_each(|cpu| cpu.charge_idle(time_ns));
     }
 
-    /// The sums since the last call, and up to when those tasks have lived that are in them.
+    /// Takes the sums since the last call, with the lifetimes of the tasks in them.
     pub(crate) fn take(&mut self) -> Sums {
         let mut sums = std::mem::take(&mut self.sums);
         for task in self.tasks.values_mut().filter(|task| task.charged) {
@@ -260,15 +260,16 @@ impl Accounts {
         sums
     }
 
-    /// Time in which the CPU had nothing to run, interrupts included, ns.
+    /// Returns the time in which the CPU had nothing to run, interrupts included, ns.
     pub(crate) fn idle_ns(&self, cpu: usize) -> u64 {
         self.cpus.get(cpu).map_or(0, |cpu| cpu.idle_ns)
     }
 
-    /// The task is in this state from now on.
+    /// Changes the state of a task.
     fn enter(&mut self, time_ns: u64, id: TaskId, doing: Doing) {
         if self.tasks.get(&id.address).is_some_and(|task| task.who != id.who) {
-            // An exec of another thread than the first gives it the first one's ids; or its end was not seen.
+            // An exec of another thread than the first gives it the first one's ids; or the end of the task
+            // was missed.
             self.end(time_ns, id.address);
         }
         if let Some(task) = self.tasks.get_mut(&id.address) {
@@ -312,13 +313,13 @@ impl Cpu {
     }
 }
 
-/// Gives the time since the last change to the state that the task is in. Events of different CPUs may come a little out of
-/// order; no time counts twice then.
+/// Charges the time since the last change to the task's state. Events of different CPUs may come slightly out
+/// of order; no time counts twice then.
 fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
     let spent = time_ns.saturating_sub(task.since_ns);
     task.since_ns = time_ns.max(task.since_ns);
     task.charged = true;
-    // What was served before the last settling may be told only now.
+    // Time served before the last settlement may be reported only now.
     let served = if task.doing.state.is_on_cpu() { task.served_ns.min(spent) } else { 0 };
     task.served_ns -= served;
     for (doing, ns) in [(task.doing, spent - served), (Doing::plain(TaskState::Sampler), served)] {

@@ -7,14 +7,14 @@ use super::state::{Handled, Source, Waker, Who};
 use crate::collector::resolver::Resolver;
 use profile::rows::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 
-/// Sources that wait for their names, at most: addresses of callers are the guest's word.
+/// Unnamed sources, at most: the guest chooses the addresses of callers.
 const WAITING: usize = 4_096;
 
 fn vcpu_id(vcpu: usize) -> u8 {
     u8::try_from(vcpu).unwrap_or(u8::MAX)
 }
 
-/// Rows of all that is named already; times are told from `zero_ns`, CLOCK_MONOTONIC.
+/// Adds rows of all sums that need no name; times count from `zero_ns`, CLOCK_MONOTONIC.
 pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
     batch.task_states.extend(sums.states.iter().map(|((who, doing), sum)| TaskStateRow {
         instance: who.instance,
@@ -56,7 +56,7 @@ pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
     }));
 }
 
-/// Times of interrupts that wait for their names: which device has a vector is read every few seconds.
+/// Times of interrupts that have no name yet: the device of a vector is read every few seconds.
 #[derive(Debug, Default)]
 pub(super) struct Sources(HashMap<(usize, Source), Handled>);
 
@@ -70,7 +70,7 @@ impl Sources {
         }
     }
 
-    /// Rows of those that have a name, and of all others if this is the `last` chance.
+    /// Adds rows of the sources that have a name, and of all others if this is the `last` call.
     pub(super) fn push(&mut self, last: bool, resolver: &mut Resolver, batch: &mut Batch) {
         self.0.retain(|&(vcpu, source), handled| {
             let Some(interrupt) = resolver.source(vcpu, source, last, batch) else { return true };

@@ -1,4 +1,4 @@
-//! Setting the tripwires, and what is read while all vCPUs stand still.
+//! Setting of the probes, and reading of the tasks while all vCPUs are stopped.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -8,25 +8,25 @@ use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withd
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
 use crate::record::Readers;
 
-/// Tasks whose state is read at the beginning, at most: all vCPUs stand still meanwhile.
+/// Tasks whose state is read at the start, at most: all vCPUs are stopped meanwhile.
 const MAX_TASKS: usize = 8_192;
-/// Tasks whose stack is copied at the beginning, at most.
+/// Tasks whose stack is copied at the start, at most.
 const SCAN_STACKS: usize = 512;
 
-/// What there was when the tripwires were set.
+/// Tasks at the time when the probes were set.
 #[derive(Debug, Default)]
 pub(crate) struct Start {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// All tasks but the idle ones, those that sleep with their stacks.
+    /// All tasks but the idle ones; sleeping ones with their stacks.
     pub tasks: Vec<(SchedState, Option<StackCopy>)>,
-    /// What each vCPU runs.
+    /// Current task of each vCPU.
     pub current: Vec<Option<TaskSnapshot>>,
     /// The kernel's own count of each vCPU's switches.
     pub switches: Vec<Option<u64>>,
 }
 
-/// What there was when they were taken away.
+/// Counts at the time when the probes were removed.
 #[derive(Debug, Clone)]
 pub(crate) struct End {
     /// CLOCK_MONOTONIC ns.
@@ -35,15 +35,15 @@ pub(crate) struct End {
     pub withdrawn: Withdrawn,
 }
 
-/// Where the end will be told.
+/// Cell that receives the end.
 pub(crate) type EndCell = Arc<Mutex<Option<End>>>;
 
-/// Why tripwires are not set.
+/// Reasons why probes are not set.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NotSet {
-    /// Worth another try.
+    /// Setting may succeed later.
     Later(String),
-    /// Not in this run.
+    /// Setting fails in this run.
     Never(String),
 }
 
@@ -62,7 +62,7 @@ impl From<TripwireError> for NotSet {
     }
 }
 
-/// What is needed to set tripwires.
+/// Parts of the guest that the probes need.
 pub(crate) struct Guest<'a> {
     pub kernel: &'a Kernel,
     pub memory: &'a GuestMemoryMmap,
@@ -70,7 +70,7 @@ pub(crate) struct Guest<'a> {
     pub vcpus: usize,
 }
 
-/// Sets tripwires at all events of a kernel that has booted. `events` gets the readers before.
+/// Sets probes at all events of a kernel that has booted. Stores the readers in `events` before.
 pub(crate) fn set(
     guest: &Guest<'_>,
     tripwires: &Tripwires,
@@ -95,7 +95,7 @@ pub(crate) fn set(
             loads_rdi: site.loads,
         })
         .collect();
-    // A second try finds the same.
+    // A second attempt finds the same sites.
     let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
     let mut start = Start::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
@@ -109,10 +109,10 @@ pub(crate) fn set(
     Ok((start, missing))
 }
 
-/// Reads who does what, while nobody does anything.
+/// Reads the state of all tasks while all vCPUs are stopped.
 fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     let Guest { kernel, memory, readers, vcpus } = *guest;
-    // Without a list of tasks each one begins with its first event.
+    // Without a list of tasks, each task starts with its first event.
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
     let mut with_stack = |task: SchedState| {
@@ -142,7 +142,7 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
 }
 
 impl End {
-    /// Why exact data ends here, in one sentence.
+    /// Returns the reason why exact data ends, in one sentence.
     pub(crate) fn sentence(&self) -> String {
         let foreign = |site: &Site| Event::from_number(site.kind).map_or("a function", Event::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();

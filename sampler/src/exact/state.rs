@@ -1,8 +1,9 @@
-//! What tasks can be in, and how they and interrupts are called.
+//! States of tasks, and keys of tasks and interrupts: plain data that exact mode and task-state sampling
+//! share.
 
 use profile::rows::{TaskState, WaitReason};
 
-/// A state, and in what it is spent.
+/// State of a task, with its wait reason and stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) struct Doing {
     pub state: TaskState,
@@ -17,49 +18,49 @@ impl Doing {
     }
 }
 
-/// A task as the sums name it: instance row id (0 for idle tasks) and thread id.
+/// Key of a task in sums: instance row id (0 for idle tasks) and thread id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) struct Who {
     pub instance: u32,
     pub tid: i32,
 }
 
-/// A task as events name it. An address is used again once its task is gone, hence the rest.
+/// Identity of a task in events. An address is used again once its task is gone, hence the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TaskId {
-    /// Of its task_struct.
+    /// Address of the task_struct.
     pub address: u64,
     pub who: Who,
 }
 
-/// Who wakes somebody.
+/// Source of a wake-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Waker {
     /// A task, or the idle task.
     Task(Who),
-    /// A hard interrupt, an NMI included.
+    /// A hard interrupt, or an NMI.
     Hard,
     /// A soft interrupt.
     Soft,
 }
 
-/// What became of the task that was switched from.
+/// State of a task after a switch from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Left {
-    /// It is in this state now.
+    /// The task is in this state now.
     In(Doing),
-    /// It has ended, and nobody waits for it.
+    /// The task has ended, and no process waits for it.
     Gone,
 }
 
-/// Time, and how often.
+/// Sum of times, and their count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sum {
     pub ns: u64,
     pub count: u64,
 }
 
-/// From when to when a task was followed.
+/// Period in which a task was followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Life {
     pub who: Who,
@@ -68,10 +69,10 @@ pub(crate) struct Life {
     pub ended: bool,
 }
 
-/// What raised a hard interrupt, as far as its handler's beginning tells.
+/// Source of a hard interrupt, as far as its handler's start shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub(crate) enum Source {
-    /// Not known.
+    /// The handler's start was not seen.
     #[default]
     Unknown,
     /// The vector whose entry function the handler was called from: an address in it.

@@ -1,4 +1,4 @@
-//! From tasks as they are read to tasks as the accounts know them.
+//! Conversion of tasks as read from memory to tasks of the accounts.
 
 use linux::{RunState, SchedState, TaskSnapshot};
 
@@ -7,7 +7,7 @@ use crate::collector::resolver::Resolver;
 use profile::rows::Batch;
 use profile::rows::{TaskState, WaitReason};
 
-/// The task as the accounts name it; `None` for an idle task.
+/// Returns the identity of the task; `None` for an idle task.
 pub(super) fn who(
     task: &TaskSnapshot,
     time_ns: u64,
@@ -21,7 +21,7 @@ pub(super) fn who(
     Some(TaskId { address: task.task, who: Who { instance, tid: task.tid } })
 }
 
-/// What became of a task that does not run any more.
+/// Returns the state of a task that no longer runs.
 pub(super) fn left(task: &SchedState, wait_reason: WaitReason, stack: u32) -> Left {
     let state = match task.rest() {
         RunState::Gone => return Left::Gone,

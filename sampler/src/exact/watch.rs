@@ -1,5 +1,5 @@
-//! The collector's part: sets the tripwires when the kernel is there, merges the events of all vCPUs by time, keeps the
-//! accounts, and turns sums into rows.
+//! Event merger on the collector's side: sets the probes once the kernel is found, merges the events of all
+//! vCPUs by time, keeps the accounts, and turns sums into rows.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,30 +21,32 @@ use crate::record::Readers;
 use profile::rows::WaitReason;
 use profile::rows::{Batch, EventRow, ExactVcpuRow, ReapedRow};
 
-/// How often setting is tried until the kernel has booted, and how often the tripwires are looked at afterwards.
+/// Time between attempts to set probes until the kernel has booted, and between checks of the probes
+/// afterwards.
 const LOOK: Duration = Duration::from_millis(100);
 const CHECK: Duration = Duration::from_secs(1);
-/// How often what everybody does now is charged: a killed run loses this at most.
+/// Time between settlements of all accounts: a killed run loses at most this much.
 const SETTLE: Duration = Duration::from_secs(1);
-/// Events younger than this wait: those of another vCPU's thread may be older and not be in its ring yet.
+/// Age that events must have: older ones of another vCPU's thread may not be in their ring yet.
 const SLACK_NS: u64 = 20_000_000;
-/// Tries at letting all vCPUs stand still.
+/// Attempts to stop all vCPUs.
 const TRIES: u32 = 20;
 
-/// For how long an event that a vCPU's thread records holds up all others: a thread that is stopped must not do so for ever.
+/// Time for which an event that a vCPU's thread records delays all others: a stopped thread must not do so
+/// for ever.
 const LONGEST_NS: u64 = 1_000_000_000;
 
-/// What waits for its turn.
+/// An item that waits for its turn.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are events")]
 enum Waiting {
     Event {
         record: TripRecord,
-        /// What the task that was switched from sleeps in.
+        /// Wait reason of the task that was switched from.
         wait_reason: WaitReason,
         stack: u32,
     },
-    /// Events are missing from this moment on, CLOCK_MONOTONIC ns.
+    /// Events are missing from this time on, CLOCK_MONOTONIC ns.
     Loss(u64),
 }
 
@@ -57,18 +59,18 @@ impl Waiting {
     }
 }
 
-/// Where exact mode stands.
+/// Phase of exact mode.
 #[derive(Debug)]
 enum Phase {
-    /// The kernel is not there yet; how often vCPUs would not stand still, and what is missing.
+    /// The kernel is not found yet: failed attempts to stop the vCPUs, and the reason.
     Before(u32, String),
-    /// Tripwires are set.
+    /// Probes are set.
     On,
-    /// There are none any more, or there never will be.
+    /// Probes were removed, or cannot be set.
     Over,
 }
 
-/// What vCPU threads and collector share.
+/// Merger of the events of all vCPUs.
 pub(crate) struct Watch {
     readers: Arc<OnceLock<Readers>>,
     events: Arc<OnceLock<EventReaders>>,
@@ -83,10 +85,10 @@ pub(crate) struct Watch {
     accounts: Accounts,
     sources: Sources,
     waiting: Vec<VecDeque<Waiting>>,
-    /// Of each vCPU: when the last loss began that is among `waiting`, or has had its turn, CLOCK_MONOTONIC ns.
+    /// By vCPU: start of the last loss that is among `waiting` or was accounted for, CLOCK_MONOTONIC ns.
     losses: Vec<u64>,
     start_switches: Vec<Option<u64>>,
-    /// Up to when everybody is charged, CLOCK_MONOTONIC ns.
+    /// Time up to which all tasks are charged, CLOCK_MONOTONIC ns.
     settled_ns: u64,
     /// Time of the last event that was accounted for, CLOCK_MONOTONIC ns.
     done_ns: u64,
@@ -99,7 +101,7 @@ impl fmt::Debug for Watch {
 }
 
 impl Watch {
-    /// The watch over `vcpus`, and a recorder for each of them.
+    /// Creates the merger for `vcpus`, and a recorder for each of them.
     pub(crate) fn new(vcpus: u8, zero_ns: u64, readers: &Arc<OnceLock<Readers>>) -> (Self, Vec<Recorder>) {
         let events = Arc::default();
         let (recorders, ends) = (0..vcpus)
@@ -127,17 +129,17 @@ impl Watch {
         (watch, recorders)
     }
 
-    /// The machine whose vCPUs these are.
+    /// Sets the machine whose vCPUs these are.
     pub(crate) fn attach(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
         self.machine = Some((tripwires, memory));
     }
 
-    /// The kernel that was found.
+    /// Sets the kernel that was found.
     pub(crate) fn kernel_found(&mut self, kernel: Option<Arc<Kernel>>) {
         self.kernel = kernel;
     }
 
-    /// Another kernel runs than the one that was found.
+    /// Ends exact mode: another kernel runs than the one that was found.
     pub(crate) fn kernel_gone(&mut self, batch: &mut Batch) {
         self.kernel = None;
         match (&self.phase, &self.machine) {
@@ -152,7 +154,7 @@ impl Watch {
         }
     }
 
-    /// Goes on: sets tripwires if it is time, takes events, accounts for those that are old enough.
+    /// Runs one round: sets probes if that is due, takes events, accounts for those that are old enough.
     pub(crate) fn step(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         if matches!(self.phase, Phase::Before(..)) && self.looked.elapsed() >= LOOK {
             self.looked = Instant::now();
@@ -170,7 +172,7 @@ impl Watch {
         }
     }
 
-    /// Up to when all events are in the rings.
+    /// Returns the time up to which all events are in the rings.
     fn complete_until(&self, now_ns: u64) -> u64 {
         let slack_ns = now_ns.saturating_sub(SLACK_NS);
         let serving = self.ends.iter().map(|ends| ends.counters.serving_ns.load(Ordering::Acquire));
@@ -195,7 +197,7 @@ impl Watch {
             Err(NotSet::Never(reason)) => self.give_up(&reason, batch),
             Err(NotSet::Later(reason)) => {
                 let tries = if let Phase::Before(tries, _) = self.phase { tries } else { 0 };
-                // A kernel that boots takes as long as it takes; vCPUs that do not stand still never will.
+                // A booting kernel takes its time; vCPUs that repeatedly fail to stop never will.
                 let counts = reason.contains("stand still");
                 if counts && tries >= TRIES {
                     self.give_up(&reason, batch);
@@ -212,7 +214,7 @@ impl Watch {
         self.tell(batch, format!("exact mode is not possible: {reason}"));
     }
 
-    /// Exact data begins.
+    /// Starts exact data with the tasks at the start.
     fn begin(&mut self, start: Start, resolver: &mut Resolver, batch: &mut Batch) {
         self.phase = Phase::On;
         self.done_ns = start.time_ns;
@@ -234,7 +236,7 @@ impl Watch {
         self.start_switches = start.switches;
     }
 
-    /// Looks whether the tripwires are still there.
+    /// Checks that the probes are still set.
     fn look_after(&mut self, batch: &mut Batch) {
         let ended = self.end.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(end) = ended {
@@ -247,7 +249,7 @@ impl Watch {
             self.looked = Instant::now();
             if let Some((tripwires, _)) = &self.machine
                 && !tripwires.foreign().is_empty()
-                // Where a vCPU would not stand still the next look tries again.
+                // If a vCPU does not stop, the next check tries again.
                 && let Err(error) = tripwires.withdraw()
             {
                 let text = format!("the guest changes its own code, and the tripwires stay: {error}");
@@ -261,10 +263,10 @@ impl Watch {
         batch.events.push(EventRow { time_ns, kind: "exact".to_owned(), text });
     }
 
-    /// Takes what is in the rings.
+    /// Takes the events out of the rings.
     fn drain(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         for ((ends, waiting), loss_ns) in self.ends.iter_mut().zip(&mut self.waiting).zip(&mut self.losses) {
-            // Before the ring is looked into: what it holds is older than this.
+            // Read before the ring: the ring's events are older than this loss.
             let losing_ns = ends.counters.losing_ns.load(Ordering::Acquire);
             let mut lose = |waiting: &mut VecDeque<Waiting>, from_ns: u64| {
                 if from_ns != 0 && std::mem::replace(loss_ns, from_ns) != from_ns {
@@ -278,7 +280,7 @@ impl Watch {
                 if let (Some(copy), Some(task)) = (tripped.stack, tripped.record.task) {
                     let time_ns = tripped.record.time_ns;
                     (stack, wait_reason) = resolver.sleeping(&copy, &task.task, time_ns, batch);
-                    // There are no more boxes than the pool has room for.
+                    // The pool has room for all of its buffers.
                     drop(ends.pool.push(copy));
                 }
                 waiting.push_back(Waiting::Event { record: tripped.record, wait_reason, stack });
@@ -287,7 +289,7 @@ impl Watch {
         }
     }
 
-    /// Accounts for all events up to `until_ns`, in their order in time.
+    /// Accounts for all events up to `until_ns`, ordered by time.
     fn account(&mut self, until_ns: u64, resolver: &mut Resolver, batch: &mut Batch) {
         loop {
             let time = |queue: &VecDeque<Waiting>| queue.front().map(Waiting::time_ns);
@@ -340,8 +342,9 @@ impl Watch {
             }
             Event::Release => {
                 if let Some((id, task)) = task {
-                    // `wait_task_zombie` (kernel/exit.c) adds the books of the child to those of the process that waits,
-                    // which runs; a task of which nobody is told goes parent itself.
+                    // `wait_task_zombie` (kernel/exit.c) adds the child's accounting to that of the waiting
+                    // process, which is running. A task whose end is not reported to a parent releases
+                    // itself.
                     let parent = accounts.runs_on(vcpu).map_or(0, |who| who.instance);
                     if task.task.tid == task.task.pid && parent != 0 && parent != id.who.instance {
                         let time_ns = time_ns.saturating_sub(self.zero_ns);
@@ -358,7 +361,8 @@ impl Watch {
                 accounts.interrupt_begin(time_ns, vcpu, source);
             }
             Event::Vector => {
-                // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`, arch/x86/include/asm/idtentry.h).
+                // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`,
+                // arch/x86/include/asm/idtentry.h).
                 let [vector, ..] = record.number.to_le_bytes();
                 accounts.interrupt_vector(vcpu, vector);
             }
@@ -380,7 +384,7 @@ impl Watch {
         self.ends.iter().map(|ends| counter(&ends.counters).load(Ordering::Relaxed)).sum()
     }
 
-    /// Rows of what has come since the last call.
+    /// Adds rows of the sums since the last call.
     pub(crate) fn flush(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         if self.done_ns == 0 {
             return;
@@ -420,7 +424,7 @@ impl Watch {
         }
     }
 
-    /// The machine has ended: accounts for everything that is left.
+    /// Accounts for everything that is left: the machine has ended.
     pub(crate) fn close(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         if let Phase::Before(_, reason) = &self.phase {
             let reason = reason.clone();
@@ -457,7 +461,8 @@ mod tests {
 
     use crate::exact::state::{Doing, TaskId, Who};
 
-    /// A watch over one vCPU that runs a task from time 0 on, and its recorder, whose ring is full: an event is lost at 1 ms.
+    /// Returns a merger for one vCPU that runs a task from time 0 on, and its recorder, whose ring is full:
+    /// an event is lost at 1 ms.
     fn watch(guest: &Guest) -> (Watch, Recorder) {
         let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
         let readers: Arc<OnceLock<Readers>> = Arc::default();

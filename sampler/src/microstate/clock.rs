@@ -1,22 +1,22 @@
-//! The clock of one vCPU's thread: one time stamp per change of state, the time goes to the state that is left.
+//! Clock of one vCPU's thread: one time stamp per change of state; the time goes to the state that ends.
 //!
-//! The thread writes, the collector reads, nobody waits. A version number tells a reader that a change was under way
-//! (a sequence lock with one writer, which never retries).
+//! The thread writes, the collector reads, and neither waits. A version number shows a reader that a change
+//! was in progress (a sequence lock with one writer, which never retries).
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use super::host::{ThreadReader, ThreadTimes};
 
-/// What a vCPU's thread does, as it knows by itself.
+/// Activity of a vCPU's thread, as the thread itself knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     /// In KVM_RUN.
     Run,
-    /// IrqContext an exit.
+    /// Serving an exit.
     Vmm,
     /// Reading a sample.
     Sampler,
-    /// Held.
+    /// Held: the vCPU is paused.
     Paused,
 }
 
@@ -24,7 +24,7 @@ impl Place {
     const ALL: [Self; 4] = [Self::Run, Self::Vmm, Self::Sampler, Self::Paused];
 }
 
-/// Times of the thread since its start, ns.
+/// Times in each state since the thread's start, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub run: u64,
@@ -39,18 +39,18 @@ impl Places {
     }
 }
 
-/// The clock; a cache line of its own keeps the vCPUs from disturbing each other.
+/// Clock of the thread's states. Its own cache line keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StateClock {
-    /// Odd while a change is under way; 0 before the start.
+    /// Odd while a change is in progress; 0 before the start.
     version: AtomicU64,
     place: AtomicU64,
     since_ns: AtomicU64,
     ns: [AtomicU64; Place::ALL.len()],
     ended: AtomicU64,
     thread: AtomicI32,
-    /// The process that the thread belongs to; 0 for this one.
+    /// Process that the thread belongs to; 0 for this one.
     process: AtomicI32,
     /// The thread's times when its clock started.
     first: [AtomicU64; 2],
@@ -58,17 +58,17 @@ pub(crate) struct StateClock {
     last: [AtomicU64; 2],
 }
 
-/// How often a reader tries again while a change is under way; a change takes a few ns.
+/// Number of times that a reader retries during a change, which takes a few ns.
 const TRIES: usize = 1_000;
 
 impl StateClock {
-    /// Starts in the VMM. Called once, on the vCPU's thread.
+    /// Starts the clock in state `Vmm`. Called once, on the vCPU's thread.
     pub(crate) fn start(&self, now_ns: u64, times: Option<ThreadTimes>) {
         // SAFETY: has no preconditions.
         self.start_of(0, unsafe { libc::gettid() }, now_ns, times);
     }
 
-    /// The same for a thread of another process.
+    /// Starts the clock of a thread of another process.
     pub(crate) fn start_of(&self, process: i32, thread: i32, now_ns: u64, times: Option<ThreadTimes>) {
         self.process.store(process, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
@@ -80,7 +80,7 @@ impl StateClock {
         self.version.store(2, Ordering::Release);
     }
 
-    /// From now on the thread is there. Only the vCPU's thread calls this.
+    /// Changes the state at `now_ns`. Only the vCPU's thread calls this.
     pub(crate) fn change(&self, to: Place, now_ns: u64) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -97,14 +97,15 @@ impl StateClock {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// From now on the thread is held, or not any more; nothing where that is so already. Only the vCPU's thread calls this.
+    /// Enters or leaves the paused state, unless the thread is there already. Only the vCPU's thread calls
+    /// this.
     pub(crate) fn pause(&self, held: bool, now_ns: u64) {
         if held != (self.place.load(Ordering::Relaxed) == Place::Paused as u64) {
             self.change(if held { Place::Paused } else { Place::Run }, now_ns);
         }
     }
 
-    /// The thread ends: time stands still from now on.
+    /// Ends the clock with the thread: time stops.
     pub(crate) fn end(&self, now_ns: u64, times: Option<ThreadTimes>) {
         if let Some(ThreadTimes { run_ns, waited_ns }) = times {
             self.last[0].store(run_ns, Ordering::Relaxed);
@@ -114,12 +115,12 @@ impl StateClock {
         self.ended.store(1, Ordering::Release);
     }
 
-    /// The thread belongs to another process.
+    /// Returns true if the thread belongs to another process.
     pub(crate) fn is_foreign(&self) -> bool {
         self.process.load(Ordering::Relaxed) != 0
     }
 
-    /// A reader of the thread's times, once it has started.
+    /// Returns a reader of the thread's times, once the thread has started.
     pub(crate) fn reader(&self) -> Option<ThreadReader> {
         let thread = Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)?;
         match self.process.load(Ordering::Relaxed) {
@@ -128,7 +129,7 @@ impl StateClock {
         }
     }
 
-    /// The thread's times when its clock started.
+    /// Returns the thread's times when its clock started.
     pub(crate) fn first(&self) -> ThreadTimes {
         ThreadTimes {
             run_ns: self.first[0].load(Ordering::Relaxed),
@@ -136,7 +137,7 @@ impl StateClock {
         }
     }
 
-    /// The thread's times when it ended, once it has.
+    /// Returns the thread's times when it ended, once it has ended.
     pub(crate) fn last(&self) -> Option<ThreadTimes> {
         let ended = self.ended.load(Ordering::Acquire) != 0;
         ended.then(|| ThreadTimes {
@@ -145,9 +146,9 @@ impl StateClock {
         })
     }
 
-    /// The time now, or that of the thread's end, and the times up to it. `None` before its start, and where the thread
-    /// was stopped by the host in the middle of a change. `now` reads the clock: within the look itself, so that a
-    /// reader who loses its CPU on the way does not mix two moments.
+    /// Returns the time now (or of the thread's end), and the times in each state until then. `None` before
+    /// the thread's start, and if the host stopped the thread in the middle of a change. `now` reads the
+    /// clock inside of the retry loop, so that a reader that loses its CPU does not mix two times.
     pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, Places)> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);

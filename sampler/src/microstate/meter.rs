@@ -1,4 +1,4 @@
-//! Reads the clocks of one vCPU and makes rows of them, on the collector's thread.
+//! Reader of the clocks of one vCPU, which makes rows of them, on the collector's thread.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 
-/// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
-/// thread runs then, but the guest does not.
+/// KVM's times of halts that ended while KVM still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux
+/// 6.12). The thread runs then, but the guest does not.
 const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// The meter of one vCPU.
@@ -27,13 +27,13 @@ pub(crate) struct Meter {
     kvm: Option<KvmCounters>,
     /// Time for which the host had stopped the whole process, ns.
     stopped_ns: u64,
-    /// What was told so far.
+    /// States that were reported so far.
     told: Microstates,
     exits: HashMap<u64, (u32, u64)>,
     counters: Vec<u64>,
-    /// The sampling rate that was told.
+    /// Sampling rate that was last reported.
     rate_hz: f64,
-    /// Relative standard error of the time in the guest of an attached vCPU.
+    /// Relative standard error of the guest time of an attached vCPU.
     guest_error: f64,
 }
 
@@ -53,22 +53,22 @@ impl Meter {
         }
     }
 
-    /// KVM's counters of this vCPU.
+    /// Sets KVM's counters of this vCPU.
     pub(crate) fn attach(&mut self, kvm: Option<KvmCounters>) {
         if let Some(polls) = kvm.as_ref().and_then(|kvm| kvm.sum_of(&POLLED)) {
-            // Set once: a vCPU has its counters for life.
+            // Set once: a vCPU keeps its counters.
             drop(self.published.polls.set(polls));
         }
         self.kvm = kvm;
     }
 
-    /// The whole process stood still for that long.
+    /// Notes that the host had stopped the whole process for `ns`.
     pub(crate) fn stopped(&mut self, ns: u64) {
         self.stopped_ns = self.stopped_ns.saturating_add(ns);
     }
 
-    /// Adds what has passed since the last call: the vCPU's row, and one of the states up to now. `zero_ns` is the start
-    /// of the profile, CLOCK_MONOTONIC.
+    /// Returns the vCPU's row, and a row of the time in each state since the last call. `zero_ns` is the
+    /// start of the profile, CLOCK_MONOTONIC.
     pub(crate) fn read(&mut self, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
         let mut window = None;
         if let Some((until_ns, places)) = self.published.clock.read(monotonic_ns) {
@@ -82,19 +82,19 @@ impl Meter {
         (self.published.row(self.vcpu, self.told), window)
     }
 
-    /// Relative standard error of the time in the guest up to now; `None` where that is exact.
+    /// Returns the relative standard error of the guest time up to now; `None` if the time is exact.
     pub(crate) fn guest_error(&self) -> Option<f64> {
         Some(self.guest_error).filter(|error| *error > 0.0)
     }
 
-    /// The sampling rate, if it has changed since the last call.
+    /// Returns the sampling rate if it has changed since the last call.
     pub(crate) fn pace(&mut self, zero_ns: u64) -> Option<RateRow> {
         let (rate_hz, since_ns) = self.published.pace.in_force();
         let changed = std::mem::replace(&mut self.rate_hz, rate_hz).to_bits() != rate_hz.to_bits();
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
-    /// The sampling rate that is in force, as a row from this moment on, ns since the run's start.
+    /// Returns the sampling rate in force as a row from this time on, ns since the run's start.
     pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
         RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
     }
@@ -106,7 +106,7 @@ impl Meter {
         self.thread.as_ref()
     }
 
-    /// Where the time went, by all clocks.
+    /// Returns the times in each state, by all clocks.
     fn states(&mut self, places: &Places) -> Microstates {
         let first = self.published.clock.first();
         let times = self.times().map(|now| ThreadTimes {
@@ -131,11 +131,11 @@ impl Meter {
         self.thread()?.read()
     }
 
-    /// Time in which KVM polled for the wake-up of a halted guest, ns.
+    /// Reads the time in which KVM polled for the wake-up of a halted guest, ns.
     fn polled(&mut self) -> u64 {
         let Some(kvm) = &mut self.kvm else { return 0 };
         let places = POLLED.map(|name| kvm.list().iter().position(|counter| counter.name == name));
-        // Counters of a vCPU that is gone keep their last values.
+        // The last values stay when the counters of an ended vCPU cannot be read.
         if let Ok(values) = kvm.read() {
             self.counters.clear();
             self.counters.extend(values);
@@ -143,7 +143,7 @@ impl Meter {
         places.into_iter().flatten().filter_map(|place| self.counters.get(place)).sum()
     }
 
-    /// Exits whose counts have changed since the last call. `next` numbers new ones.
+    /// Returns the exits whose counts have changed since the last call. `next` numbers new ones.
     pub(crate) fn exits(&mut self, regions: &[Region], next: &mut u32) -> Vec<ExitRow> {
         let mut rows = Vec::new();
         for exit in self.published.exits.read() {
@@ -159,7 +159,7 @@ impl Meter {
         rows
     }
 
-    /// KVM's counters as they stand.
+    /// Returns KVM's counters as last read.
     pub(crate) fn counters(&self) -> Vec<KvmCounterRow> {
         let Some(kvm) = &self.kvm else { return Vec::new() };
         let rows = kvm.list().iter().zip(&self.counters).map(|(counter, value)| KvmCounterRow {
@@ -172,7 +172,7 @@ impl Meter {
     }
 }
 
-/// What else is known of the time in KVM_RUN, ns.
+/// Further times within KVM_RUN, ns.
 #[derive(Debug, Clone, Copy, Default)]
 struct Inside {
     /// On a CPU while the guest was halted, without polling.
@@ -183,9 +183,9 @@ struct Inside {
     stopped_ns: u64,
 }
 
-/// Splits the time in KVM_RUN by what the host's scheduler tells of the thread. Blocked is what is neither run nor
-/// waited, and a vCPU's thread blocks in KVM_RUN or where it is held. Where the scheduler's books are missing,
-/// everything in KVM_RUN counts for the guest.
+/// Splits the time in KVM_RUN by the host's scheduler statistics of the thread. Blocked is the time that the
+/// thread neither ran nor waited; a vCPU's thread blocks in KVM_RUN or where it is held. Without statistics,
+/// all time in KVM_RUN counts for the guest.
 fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microstates {
     let Places { run, vmm, sampler, paused } = *places;
     let Some(times) = times else {
@@ -200,12 +200,12 @@ fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microst
     Microstates { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
 }
 
-/// The next states to tell: no state loses what was told of it, and the sum is that of `target`. The scheduler books a
-/// wait only when it is over, so that a later reading may take back a little; it is made up for at the next one.
+/// Returns the next states to report: no state shrinks, and the sum is that of `target`. The scheduler counts
+/// a wait only when the wait ends, so a later reading may take back a little; the next one makes up for it.
 fn advance(told: &Microstates, target: &Microstates) -> Microstates {
     let mut more = target.since(told);
     let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
-    // Only what happens in KVM_RUN is ever revised; the guest's part is the remainder and so gives way first.
+    // Only times within KVM_RUN are ever revised. The guest's time is the remainder, so it is cut first.
     for state in [&mut more.guest, &mut more.waiting, &mut more.halted, &mut more.kvm] {
         let cut = excess.min(*state);
         *state -= cut;
@@ -231,7 +231,7 @@ fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
     }
 }
 
-/// The device that answers there.
+/// Returns the name of the device at the key's address.
 fn device(key: Key, regions: &[Region]) -> Option<&str> {
     let (space, address) = (key.space()?, key.address()?);
     let here = |region: &&Region| region.space == space && (region.first..=region.last).contains(&address);
@@ -279,13 +279,13 @@ mod tests {
             "what is polled for in other runs is no part of what ticks cost"
         );
         assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
-        // Books that claim more than there was.
+        // Statistics that claim more than there was.
         assert_eq!(split(&places, times(u64::MAX, u64::MAX), inside(u64::MAX, u64::MAX, 0)), all(0, 900, 0));
         assert_eq!(split(&places, times(0, 2_000), inside(9, 0, 0)), all(0, 0, 900));
     }
 
     proptest! {
-        /// What was told never shrinks, and the sum is always the wall time.
+        /// Reported times never shrink, and the sum is always the wall time.
         #[test]
         fn told_states_only_grow_and_add_up(
             steps in prop::collection::vec((0_u64..1_000, 0_u64..1_000, 0_u64..1_000, 0_u64..90), 1..40),

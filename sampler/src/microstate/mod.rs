@@ -1,4 +1,4 @@
-//! Where the time of each vCPU goes, exactly: one clock per vCPU (Chubb), always on.
+//! Exact microstates of each vCPU: one clock per vCPU (Chubb), always on.
 //!
 //! ```text
 //!             vCPU thread                                     collector
@@ -8,9 +8,10 @@
 //!              KVM's counters ─────────────────────┘
 //! ```
 //!
-//! The vCPU's thread knows whether it is in KVM_RUN. What happens in there the host's scheduler tells: a thread that is
-//! blocked has a halted guest, one that waits in a run queue lacks a host CPU, and the remainder is the guest's. A tick
-//! gets a halted vCPU out of KVM_RUN and in again without running the guest; what that costs is measured, too.
+//! The vCPU's thread knows when it is in KVM_RUN. The host's scheduler shows what happens there: a blocked
+//! thread has a halted guest, a thread in a run queue waits for a host CPU, and the remainder is the guest's.
+//! A tick gets a halted vCPU out of KVM_RUN and in again without running the guest; the cost of that is
+//! measured, too.
 
 pub(crate) mod clock;
 pub(crate) mod exits;

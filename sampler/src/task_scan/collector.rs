@@ -1,4 +1,4 @@
-//! The collector's part of the lists: starts its thread, and makes rows of what it tells.
+//! Task-state sampling on the collector's side: starts the scanner's thread, and makes rows of its events.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -20,16 +20,16 @@ use profile::rows::TaskState;
 use profile::rows::WaitReason;
 use profile::rows::{Batch, EventRow, TaskScanRow, TaskScanStateRow};
 
-/// TaskScans that wait for the collector, at most.
+/// Scans that wait for the collector, at most.
 const WAITING: usize = 4;
-/// How long the thread may take to end: its longest step is one walk over the list of tasks.
+/// Time that the thread may take to end: its longest step is one walk over the list of tasks.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The lists as the collector sees it.
+/// Task-state sampling as the collector sees it.
 pub(crate) struct TaskStateCollector {
     plan: Plan,
     thread: Option<(JoinHandle<()>, Arc<AtomicBool>, Receiver<ScanEvent>)>,
-    /// What each task was last seen doing, by the address of its task_struct.
+    /// Last activity of each task, by the address of its task_struct.
     doing: HashMap<u64, (Who, Doing)>,
     scans: u64,
     /// From the first to the last scan that counts, ns since the run's start.
@@ -57,7 +57,7 @@ impl TaskStateCollector {
         }
     }
 
-    /// The kernel was found: the lists may begin.
+    /// Starts the scanner: the kernel was found.
     pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
         let stop = Arc::new(AtomicBool::new(false));
         let (told, heard) = sync_channel(WAITING);
@@ -68,7 +68,7 @@ impl TaskStateCollector {
         }
     }
 
-    /// Takes what the thread has told.
+    /// Takes the scanner's events.
     pub(crate) fn step(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         let Some((thread, stop, heard)) = self.thread.take() else { return };
         loop {
@@ -115,7 +115,7 @@ impl TaskStateCollector {
         }
     }
 
-    /// A task does something else, or the same in another sleep.
+    /// Notes a task with another activity, or with the same in another sleep.
     fn seen(
         &mut self,
         task: &TaskSnapshot,
@@ -156,12 +156,12 @@ impl TaskStateCollector {
         });
     }
 
-    /// The tasks that could run and had no CPU when they were last looked at.
+    /// Returns the tasks that were runnable, but had no CPU, at the last scan.
     pub(crate) fn ready(&self) -> impl Iterator<Item = Who> {
         self.doing.values().filter(|(_, doing)| doing.state == TaskState::Runnable).map(|&(who, _)| who)
     }
 
-    /// Sums up to now.
+    /// Adds the sums up to now.
     pub(crate) fn flush(&self, batch: &mut Batch) {
         if self.from_ns.is_none() {
             return;
@@ -179,7 +179,7 @@ impl TaskStateCollector {
         }
     }
 
-    /// The machine has ended: takes what is left.
+    /// Ends the thread and takes its last events: the machine has ended.
     pub(crate) fn close(&mut self, resolver: &mut Resolver, batch: &mut Batch) {
         let Some((thread, stop, heard)) = self.thread.take() else { return };
         stop.store(true, Ordering::Release);
@@ -196,7 +196,7 @@ impl TaskStateCollector {
         }
     }
 
-    /// The thread has ended: at the end of the run, by a reason that it has told, or by a panic.
+    /// Joins the thread: it has ended with the run, for a reason that it reported, or by a panic.
     fn bury(&self, thread: JoinHandle<()>, batch: &mut Batch) {
         if thread.join().is_err() {
             self.missing("it failed unexpectedly", batch);
@@ -212,7 +212,7 @@ impl TaskStateCollector {
 }
 
 impl Drop for TaskStateCollector {
-    /// Whatever becomes of the collector, the thread does not outlive it for long.
+    /// Stops the thread: it must not outlive the collector for long, whatever happens to the collector.
     fn drop(&mut self) {
         if let Some((thread, stop, _)) = &self.thread {
             stop.store(true, Ordering::Release);
@@ -258,7 +258,7 @@ mod tests {
             vec![change(8, Some(TaskState::Sleep), false), change(9, Some(TaskState::Running), false)],
         );
         assert_eq!(first, [(8, 1, Some(TaskState::Sleep)), (9, 1, Some(TaskState::Running))]);
-        // Another sleep of which no more is known than of the one before.
+        // Another sleep of which nothing else is known than of the one before.
         assert_eq!(rows(&mut collector, vec![change(8, Some(TaskState::Sleep), false)]), []);
         let third =
             rows(&mut collector, vec![change(8, Some(TaskState::Disk), false), change(9, None, false)]);

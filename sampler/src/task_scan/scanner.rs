@@ -1,4 +1,4 @@
-//! The lists' own thread: no vCPU waits for it.
+//! The task scanner, on a thread of its own so that no vCPU waits for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,35 +18,35 @@ use crate::microstate::host::own_cpu_time;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::TaskState;
 
-/// The stream of intervals: behind those of all vCPUs.
+/// Stream of the random intervals: after those of all vCPUs.
 const STREAM: u8 = u8::MAX;
-/// How often it is tried whether the guest's tasks can be read by now.
+/// Time between two attempts to read the guest's tasks at the start.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Walks at one scan, at most: a list that changes under each of them makes the scan a missed one.
+/// Walks per scan, at most: a list that changes during each of them makes a missed scan.
 const WALKS: usize = 3;
-/// Sights of a task whose stack is copied, at most: one that moves on each time is torn.
+/// Reads of a task whose stack is copied, at most: a task that changes each time has an inconsistent read.
 const SIGHTS: usize = 3;
-/// Stacks that are copied at one scan, at most: 2 MiB. What others sleep for is read at the next scans.
+/// Stacks that are copied per scan, at most: 2 MiB. The other tasks' wait reasons are read at the next scans.
 const STACKS: usize = 256;
 
-/// New tasks that are told of at one scan, at most: the collector reads who each of them is, while samples wait. The
-/// others follow at the next scans.
+/// New tasks that are reported per scan, at most: the collector reads the process of each, while samples
+/// wait. The other tasks follow at the next scans.
 const NEW: usize = 4096;
 
-/// What is remembered of a task from one scan to the next.
+/// A task as remembered from one scan to the next.
 #[derive(Debug)]
 struct Known {
     task: TaskSnapshot,
     state: TaskState,
     switches: u64,
     saved_sp: u64,
-    /// What it sleeps for was told.
+    /// The wait reason of its sleep was reported.
     told: bool,
-    /// Number of the walk that saw it last.
+    /// Number of the walk that saw the task last.
     seen: u64,
 }
 
-/// A task on the way over the list.
+/// A task found during a walk.
 #[derive(Debug)]
 struct Found {
     sight: TaskObservation,
@@ -54,7 +54,7 @@ struct Found {
     stack: Option<Box<StackCopy>>,
 }
 
-/// Takes the lists.
+/// The scanner of tasks.
 pub(super) struct TaskScanner<M> {
     plan: Plan,
     kernel: Arc<Kernel>,
@@ -76,7 +76,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         Self { plan, kernel, memory, stop, told, known: HashMap::new(), walks: 0, bill: ScanCost::default() }
     }
 
-    /// Runs until it is stopped, or nobody listens any more.
+    /// Runs until it is stopped, or the receiver is gone.
     pub(super) fn run(mut self) {
         let Some(lists) = self.begin() else { return };
         let plan = &self.plan;
@@ -92,8 +92,8 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         loop {
             let backoff = pace.backoff;
             intervals.set_rate(self.plan.hz / f64::from(1_u32 << backoff));
-            // TaskScans are due at the sums of the intervals, whenever they come: lateness depends on what the guest does, and
-            // must not move the clock. Those that are overdue already are left out.
+            // Scans are due at the sums of the intervals, however late they come: lateness depends on the
+            // guest's activity, and must not move the clock. Overdue scans are left out.
             let due_ns = match before_ns {
                 Some(before_ns) => intervals.next_due(before_ns, monotonic_ns()),
                 None => from_ns.saturating_add(intervals.first_ns()),
@@ -113,7 +113,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             };
             let late = Duration::from_nanos(time_ns.saturating_sub(due_ns));
             let scan = TaskScan { time_ns, late, backoff, changes, bill: self.bill };
-            // The collector takes several a round; while it does not, scans come later.
+            // The collector takes several scans per round; if it stops, scans come later.
             if self.told.send(ScanEvent::TaskScan(scan)).is_err() {
                 return;
             }
@@ -126,13 +126,13 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             if self.stop.load(Ordering::Acquire) {
                 return None;
             }
-            // Published once the kernel has set up what the vCPUs run, which is when there are tasks.
+            // Published once the kernel has set up the vCPUs' current tasks, which is when tasks exist.
             if self.plan.readers.get().is_some() {
                 match self.kernel.task_scan(&self.memory) {
                     Ok(lists) => return Some(lists),
                     Err(reason) if reason.may_come() => {}
                     Err(reason) => {
-                        // Nobody listens only when the run is over.
+                        // The receiver is gone only when the run is over.
                         drop(self.told.send(ScanEvent::Missing(reason.to_string())));
                         return None;
                     }
@@ -142,7 +142,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         }
     }
 
-    /// Waits until `due_ns`; false when the lists ends before.
+    /// Waits until `due_ns`; returns false if the scanner is stopped before.
     fn wait(&self, due_ns: u64) -> bool {
         loop {
             if self.stop.load(Ordering::Acquire) {
@@ -156,7 +156,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         }
     }
 
-    /// What has changed by now; `None` where the list of tasks could not be followed to its end.
+    /// Returns the changes up to now; `None` if no walk reached the end of the list of tasks.
     fn scan(&mut self, lists: &TaskListReader) -> Option<Vec<Change>> {
         let mut found = Vec::with_capacity(self.known.len());
         for _ in 0..WALKS {
@@ -175,7 +175,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         None
     }
 
-    /// What a task is doing, with the stack of a sleep that is new; `None` for one that does not live.
+    /// Returns the state of a task, with the stack of a new sleep; `None` for a dead task.
     fn look(&self, lists: &TaskListReader, sight: &TaskObservation, stacks: &mut usize) -> Option<Found> {
         let mut sight = *sight;
         for _ in 0..SIGHTS {
@@ -198,15 +198,15 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         Some(Found { sight, state: TaskState::Unknown, stack: None })
     }
 
-    /// Whether the task is what a CPU runs. One that is just being switched from is so no more, but keeps its `on_cpu`
-    /// until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
+    /// Returns true if a CPU runs the task. A task being switched out is no longer current, but its `on_cpu`
+    /// stays set until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
     fn runs(&self, sight: &TaskObservation) -> bool {
         let Some(readers) = self.plan.readers.get().filter(|_| sight.on_cpu) else { return false };
         let current = |cpu| readers.current.read(&self.memory, usize::from(cpu))?.task;
         (0..self.plan.vcpus).any(|cpu| current(cpu).is_some_and(|task| task.task == sight.state.task.task))
     }
 
-    /// Remembers what was found, and tells what is different from the scan before.
+    /// Remembers the tasks of a walk, and returns the differences from the last scan.
     fn compare(&mut self, found: Vec<Found>) -> Vec<Change> {
         self.walks += 1;
         let (mut changes, mut new) = (Vec::new(), 0);
@@ -247,18 +247,18 @@ impl<M: PhysicalMemory> TaskScanner<M> {
 }
 
 impl Known {
-    /// Whether a task that sleeps has not run since.
+    /// Returns true if a sleeping task has not run since.
     fn sleeps_as(&self, sight: &TaskObservation) -> bool {
         self.switches == sight.switches && self.saved_sp == sight.saved_sp
     }
 }
 
-/// Whether both are the same thread, under whatever name.
+/// Returns true if both are the same thread, under any name.
 fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
     (a.pid, a.tid, a.start_ns) == (b.pid, b.tid, b.start_ns)
 }
 
-/// Whether a task that was seen asleep has not been switched in between.
+/// Returns true if a sleeping task was not switched in between.
 fn same_sleep(before: &TaskObservation, after: &TaskObservation) -> bool {
     let same = |of: fn(&TaskObservation) -> (u64, u64, u32)| of(before) == of(after);
     same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.torn
@@ -268,7 +268,7 @@ fn sleeps(state: TaskState) -> bool {
     matches!(state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
 }
 
-/// What a task is doing; `None` for one that does not live any more.
+/// Returns the state of a task; `None` for a dead one.
 fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
     Some(match sight.state.rest() {
         RunState::Gone => return None,
@@ -283,12 +283,12 @@ fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
     })
 }
 
-/// How far apart scans are, so that the lists stays cheap.
+/// Back-off of the scans: spreads them so that the scanner stays cheap.
 #[derive(Debug)]
 struct Pace {
-    /// What a scan may cost at the plan's rate, ns.
+    /// Time that a scan may cost at the configured rate, ns.
     budget: f64,
-    /// What scans cost lately, ns.
+    /// Recent cost of a scan, ns.
     cost: f64,
     backoff: u8,
 }

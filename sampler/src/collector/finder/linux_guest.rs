@@ -1,4 +1,4 @@
-//! The guest that is looked at in earnest: a Linux in a machine's memory.
+//! The reader of a real guest: a Linux in a machine's memory.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::collector::ledger::AllBooks;
 use crate::memory::GuestMemory;
 use crate::record::Readers;
 
-/// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
+/// Time after which a kernel that uses fewer CPUs than there are vCPUs is accepted.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A Linux guest in a machine's memory.
@@ -63,8 +63,8 @@ impl LinuxGuest {
         self.kernel.as_ref().ok_or(Missing::NoKernelImage)
     }
 
-    /// The kernel's code with other modules, if they have changed, and with this generated code; unwind tables only where
-    /// stacks are wanted.
+    /// Returns the kernel's code with other modules, if they have changed, and with this generated code;
+    /// unwind tables only if stacks are wanted.
     fn code_with(&mut self, kernel: Arc<Kernel>, modules: Option<Modules>, generated: GeneratedCode) -> Code {
         let same_modules = modules.is_none();
         if let Some(modules) = modules {
@@ -111,8 +111,8 @@ impl Guest for LinuxGuest {
 
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let reader = self.kernel()?.current_reader(&self.memory)?;
-        // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
-        // very moment. Or it was told to leave them alone.
+        // The reader is final, so one that knows only some vCPUs waits: the kernel may be setting up the
+        // others at this very time. Or its command line excludes them.
         let all = (0..self.vcpus).all(|vcpu| reader.read(&self.memory, usize::from(vcpu)).is_some());
         if !all && self.partial_since.get_or_insert_with(Instant::now).elapsed() < PARTIAL_PATIENCE {
             return Err(Missing::PerCpuNotReady);
@@ -161,7 +161,7 @@ impl Guest for LinuxGuest {
     }
 
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
-        // Told by the registers that a stack leads to.
+        // System calls show in the registers that a stack leads to.
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
     }
 
@@ -204,7 +204,7 @@ impl Guest for LinuxGuest {
     }
 }
 
-/// No CPU is in `panic` (include/linux/panic.h, Linux 6.12).
+/// Value of `panic_cpu` without a CPU in `panic` (include/linux/panic.h, Linux 6.12).
 const PANIC_CPU_INVALID: i32 = -1;
 /// Bits of `tainted_mask` (include/linux/panic.h, Linux 6.12: TAINT_DIE 7, TAINT_WARN 9).
 const TAINT_DIE: u64 = 1 << 7;

@@ -1,12 +1,13 @@
-//! Finds and follows the guest's kernel, on a thread of its own: reading a kernel's symbols can take a second on a slow
-//! host, and the rings must be drained meanwhile.
+//! Finds and follows the guest's kernel, on its own thread: reading a kernel's symbols can take a second on a
+//! slow host, and the rings must be drained meanwhile.
 //!
 //! ```text
 //!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on request,
 //!                                                         tasks every second
 //! ```
 //!
-//! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
+//! Everything is retried with growing pauses, since the guest is only just booting. A lasting failure is
+//! reported once.
 
 mod linux_guest;
 mod units;
@@ -24,26 +25,28 @@ pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
 pub(crate) use units::UnitNews;
 
-/// Pauses between attempts grow from the first to the second, while what is missing may still come.
+/// Pauses between attempts grow from the first to the second, while the missing part may still appear.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// What may still come but fails for this long is told to the user: longer than an emulated guest with a slow early
-/// boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3 s).
+/// Time after which a failure that may still end is reported to the user: longer than an emulated guest with
+/// a slow early boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3
+/// s).
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What will not come is told at once, and tried again at this period only.
+/// Time between attempts after a final failure, which is reported at once.
 const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
-/// Modules and generated code are read again at this period, and on request at most this often.
+/// Time between readings of modules and generated code, and the shortest such time on request.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(50);
-/// Tasks that no sample hits are still listed, at this period.
+/// Time between lists of all tasks, which include those that no sample hits.
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
-/// While somebody waits for a task they are listed at this period, or so rarely that it takes a tenth of a CPU at most.
+/// Time between lists while a task is awaited, and the factor of their cost that bounds them to a tenth of a
+/// CPU.
 const SIGHT_PERIOD: Duration = Duration::from_millis(20);
 const SIGHT_COST: u32 = 10;
-/// The journal of a guest that comes up is read at this period, or so rarely that it takes a tenth of a CPU at most.
+/// Time between readings of a booting guest's journal, bounded to a tenth of a CPU like the lists.
 const UNITS_PERIOD: Duration = Duration::from_millis(50);
 
-/// What the finder tells the collector.
+/// Events that the finder sends to the collector.
 #[derive(Debug)]
 pub(crate) enum News {
     /// The kernel was found.
@@ -56,21 +59,21 @@ pub(crate) enum News {
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
-    /// The tasks that exist, for whoever waits for one.
+    /// The tasks that exist, read often because a task is awaited.
     Sight(Vec<TaskSnapshot>),
-    /// What the guest keeps of the time of its processes and CPUs.
+    /// The guest's accounting of the CPU time of its processes and CPUs.
     Books(AllBooks),
-    /// What systemd says of its units.
+    /// systemd's messages about its units.
     Units(UnitNews),
-    /// Why that is not known, one sentence.
+    /// Reason why these messages are not known, one sentence.
     NoUnits(String),
-    /// What the kernel notes of its own failures.
+    /// The kernel's own record of its failures.
     Trouble(Trouble),
     /// Something cannot be read.
     Missing(String),
 }
 
-/// The code of the kernel with its modules and what it has generated.
+/// The code of the kernel with its modules and its generated code.
 #[derive(Debug)]
 pub(crate) struct Code {
     pub names: Arc<dyn Names>,
@@ -87,19 +90,19 @@ pub(crate) struct Found {
     pub code: Code,
 }
 
-/// What a kernel notes of its own failures.
+/// A kernel's own record of its failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Trouble {
     /// A CPU has called `panic`.
     pub panicked: Option<bool>,
-    /// There was an oops.
+    /// The kernel had an oops.
     pub died: Option<bool>,
-    /// There was a warning.
+    /// The kernel printed a warning.
     pub warned: Option<bool>,
 }
 
 impl Trouble {
-    /// Rows of `meta`.
+    /// Returns the rows of `meta`.
     pub(crate) fn meta(self) -> impl Iterator<Item = (&'static str, String)> {
         let rows =
             [("kernel_panicked", self.panicked), ("kernel_died", self.died), ("kernel_warned", self.warned)];
@@ -107,33 +110,34 @@ impl Trouble {
     }
 }
 
-/// All tasks, and the guest's books of their CPU time.
+/// All tasks, and the guest's accounting of their CPU time.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub tasks: Vec<TaskSnapshot>,
     pub books: Result<AllBooks, Missing>,
 }
 
-/// A guest whose kernel can be looked for.
+/// A guest in which a kernel can be found.
 pub(crate) trait Guest: Send + 'static {
-    /// Looks for the kernel through these page tables.
+    /// Finds the kernel through these page tables.
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
-    /// Hands the reader of current tasks to the vCPUs; returns what it cannot read, each with the reason.
+    /// Hands the reader of current tasks to the vCPUs. Returns the parts that it cannot read, each with the
+    /// reason.
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing>;
-    /// The code with what is loaded and generated now; `None` when that is the same as before.
+    /// Returns the code with the present modules and generated code; `None` if nothing has changed.
     fn code(&mut self) -> Result<Option<Code>, Missing>;
-    /// Handlers of interrupts; `None` when they are the same as before.
+    /// Returns the handlers of interrupts; `None` if nothing has changed.
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
-    /// Names of system calls by number.
+    /// Returns the names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
-    /// All tasks, by one walk over their list.
+    /// Lists all tasks with their CPU accounting, by one walk.
     fn tasks(&mut self) -> Result<Listed, Missing>;
-    /// All tasks, and nothing else.
+    /// Lists all tasks, and nothing else.
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
-    /// What systemd has said of its units since the last call; `journald` are the processes that may write its journal. Or
-    /// why that cannot be read, one sentence.
+    /// Returns systemd's messages about its units since the last call; `journald` are the processes that may
+    /// write its journal. The error is the reason why the messages cannot be read.
     fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String>;
-    /// What the kernel notes of its own failures, as far as that can be read.
+    /// Returns the kernel's own record of its failures, as far as it can be read.
     fn trouble(&mut self) -> Trouble;
 }
 
@@ -145,7 +149,7 @@ struct Wishes {
     stop: bool,
 }
 
-/// What the collector wants of the finder.
+/// Requests of the collector to the finder.
 #[derive(Debug, Default)]
 pub(crate) struct Wanted {
     wishes: Mutex<Wishes>,
@@ -157,35 +161,36 @@ impl Wanted {
         self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A CR3 (and CR4.LA57) under which kernel code ran.
+    /// Passes a CR3 (and CR4.LA57) under which kernel code ran.
     pub(crate) fn candidate(&self, cr3: u64, five_level: bool) {
         if self.lock().candidate.replace((cr3, five_level)).is_none() {
             self.bell.notify_one();
         }
     }
 
-    /// An address outside of the kernel image, of all known modules and of all known generated code was met.
+    /// Requests modules: an address outside of the kernel image, all known modules and all known generated
+    /// code was met.
     pub(crate) fn modules(&self) {
         if !std::mem::replace(&mut self.lock().modules, true) {
             self.bell.notify_one();
         }
     }
 
-    /// Whether somebody waits for a task.
+    /// Requests frequent lists of tasks, or no longer.
     pub(crate) fn sights(&self, wanted: bool) {
         if std::mem::replace(&mut self.lock().sights, wanted) != wanted {
             self.bell.notify_one();
         }
     }
 
-    /// The run is over.
+    /// Stops the finder: the run is over.
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
         self.bell.notify_one();
     }
 
-    /// Waits until the run is over, a candidate is there (if one is `needed`), modules are asked for (if they are
-    /// `ready`), or `until`; at most `LAST_PAUSE`.
+    /// Waits until the run is over, a candidate arrives (if one is `needed`), modules are requested (if they
+    /// are `ready`), or `until`; at most `LAST_PAUSE`.
     fn wait(&self, needed: bool, ready: bool, until: Instant) {
         let limit = until.saturating_duration_since(Instant::now()).min(LAST_PAUSE);
         let pending = |wishes: &mut Wishes| {
@@ -195,7 +200,7 @@ impl Wanted {
     }
 }
 
-/// One thing that is done again and again.
+/// A task of the finder that is repeated.
 #[derive(Debug)]
 struct Job {
     next: Instant,
@@ -232,7 +237,7 @@ impl Job {
 }
 
 impl Units {
-    /// All tasks that exist.
+    /// Notes all tasks that exist.
     fn meet(&mut self, tasks: &[TaskSnapshot]) {
         if self.wanted {
             self.journald.clear();
@@ -261,17 +266,17 @@ pub(crate) struct Finder<G> {
     units: Units,
 }
 
-/// How the messages of systemd are followed.
+/// State of following systemd's messages.
 #[derive(Debug)]
 struct Units {
-    /// They are wanted, and the boot is not over.
+    /// Messages are wanted, and the boot is not over.
     wanted: bool,
     /// Processes that may write the journal, as of the last list of tasks.
     journald: Vec<TaskSnapshot>,
     next: Instant,
-    /// There were some.
+    /// Messages were found.
     seen: bool,
-    /// Why there are none, as it was last told.
+    /// Reason for missing messages that was last reported.
     told: Option<String>,
 }
 
@@ -300,13 +305,13 @@ impl<G: Guest> Finder<G> {
         }
     }
 
-    /// Reads what systemd says of its units, too.
+    /// Turns the reading of systemd's messages on.
     pub(crate) fn follow_units(mut self, wanted: bool) -> Self {
         self.units.wanted = wanted;
         self
     }
 
-    /// Runs until [`Wanted::stop`]; then reads once more what the end of the run may have brought.
+    /// Runs until [`FinderRequests::stop`]; then reads once more what the end of the run may have brought.
     pub(crate) fn run(mut self) {
         loop {
             let stop = self.wanted.lock().stop;
@@ -327,13 +332,13 @@ impl<G: Guest> Finder<G> {
             let (needed, until) = self.next();
             let again = self.modules_read + MODULES_AT_MOST;
             let ready = self.found && Instant::now() >= again;
-            // Asked for again at once, modules are read as soon as that may be.
+            // Modules that are requested again at once are read as soon as the shortest time has passed.
             let until = if self.found && !ready { until.min(again) } else { until };
             self.wanted.wait(needed, ready, until);
         }
     }
 
-    /// Whether only a candidate is waited for, and the moment at which something is due anyway.
+    /// Returns true if only a candidate is awaited, and the time at which something is due anyway.
     fn next(&self) -> (bool, Instant) {
         if !self.found {
             return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
@@ -389,7 +394,7 @@ impl<G: Guest> Finder<G> {
             if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
                 self.tell(News::Code(code));
             }
-            // Who handles an interrupt is a nicety: a reason that it cannot be told is not worth a word.
+            // Handlers of interrupts are optional: a reason why they cannot be read is not worth a message.
             if let Ok(Some(interrupts)) = self.guest.interrupts() {
                 self.tell(News::Interrupts(interrupts));
             }
@@ -418,7 +423,7 @@ impl<G: Guest> Finder<G> {
         }
     }
 
-    /// Reads what systemd has said of its units.
+    /// Reads systemd's messages about its units.
     fn follow_journal(&mut self, stop: bool) {
         if !self.units.wanted || !stop && Instant::now() < self.units.next {
             return;
@@ -433,21 +438,21 @@ impl<G: Guest> Finder<G> {
         let reason = match read {
             Ok(news) if !news.rows.is_empty() => {
                 self.units.seen = true;
-                // The boot is over: what starts later is no part of it.
+                // The boot is over: units that start later are not part of it.
                 self.units.wanted = news.startup.is_none();
                 return self.tell(News::Units(news));
             }
             Ok(_) => "systemd's journal has no message about a unit".to_owned(),
             Err(reason) => reason,
         };
-        // What was read stays, also when systemd-journald ends.
+        // Messages that were read stay, also when systemd-journald ends.
         if !self.units.seen && self.units.told.as_ref() != Some(&reason) {
             self.units.told = Some(reason.clone());
             self.tell(News::NoUnits(reason));
         }
     }
 
-    /// Tells what has failed for long, or until the end of the run.
+    /// Reports what has failed for long, or until the end of the run.
     fn complain(&mut self, stop: bool) {
         let mut reasons = Vec::new();
         for job in [&self.reader, &self.modules, &self.tasks] {
@@ -481,7 +486,7 @@ impl<G: Guest> Finder<G> {
     }
 
     fn tell(&self, news: News) {
-        // The collector is gone only when the session was dropped; then nobody is left to be told.
+        // The collector is gone only when the session was dropped; then there is no receiver.
         drop(self.news.send(news));
     }
 }

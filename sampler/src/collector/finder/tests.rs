@@ -98,7 +98,7 @@ fn finds_after_failures_then_follows() {
         }
     };
     assert_eq!((found.release.as_deref(), finds.load(Ordering::SeqCst)), (Some("6.1.0"), 4));
-    // Pauses of 5, 10 and 20 ms lie between the attempts.
+    // Pauses of 5, 10 and 20 ms are between the attempts.
     assert!(begin.elapsed() >= Duration::from_millis(35));
     while reads.load(Ordering::SeqCst) < 3 {
         assert!(begin.elapsed() < Duration::from_secs(10));
@@ -203,7 +203,7 @@ fn generated_code_is_named_from_when_it_is_there() {
     assert_eq!((name.symbol.as_deref(), name.offset), (Some("bpf_prog_6deef7357e7b4530_fixture"), 8));
     assert!(linux.code().expect("modules").is_none(), "nothing has changed");
     let unwinder = code.unwinder.expect("stacks are wanted");
-    // Of the modules nothing is changed: what is known of them is kept.
+    // The modules have not changed: their tables are kept.
     guest.set_program(b"bpf_prog_other\0", program - 8, program + 8);
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
     let code = linux.code().expect("modules").expect("another program");

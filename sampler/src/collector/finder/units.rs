@@ -1,11 +1,11 @@
-//! What systemd says of its units, out of the journal that systemd-journald has mapped.
+//! systemd's messages about its units, out of the journal that systemd-journald has mapped.
 //!
 //! ```text
 //! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal ── page cache ── messages
 //! ```
 //!
-//! Early in a boot the journal is in /run, later its messages are copied to /var, where there is one. Messages have the
-//! guest's CLOCK_MONOTONIC; [`ClockBounds`] says what that is by the host's.
+//! Early in a boot the journal is in /run; later its messages are copied to /var, if there is one. Messages
+//! have the guest's CLOCK_MONOTONIC; [`ClockBounds`] converts it to the host's.
 
 use std::time::{Duration, Instant};
 
@@ -19,26 +19,26 @@ use profile::rows::UnitEventRow;
 
 /// `comm` of systemd-journald: 15 bytes and a NUL.
 pub(super) const JOURNALD: &[u8; 16] = b"systemd-journal\0";
-/// Processes of that name that are looked at: containers have their own.
+/// Processes of that name that are checked, at most: containers have their own.
 const MOST_CANDIDATES: usize = 64;
-/// How often it is asked which files it has mapped.
+/// Time between readings of the files that journald has mapped.
 const FILES_PERIOD: Duration = Duration::from_millis(500);
-/// Journals that are followed, at most; each has a place in memory.
+/// Journals that are followed, at most; each takes memory.
 const MOST_FILES: usize = 16;
 /// Readings of the clock in a row, and the pause between them: some ticks of the guest's.
 const READINGS: usize = 16;
 const READING_PAUSE: Duration = Duration::from_micros(700);
 
-/// What has come.
+/// Messages since the last call.
 #[derive(Debug, Default)]
 pub(crate) struct UnitNews {
     /// Rows whose times are the host's monotonic clock, ns.
     pub rows: Vec<UnitEventRow>,
-    /// The boot is over, as systemd says.
+    /// systemd's report that the boot is over.
     pub startup: Option<Startup>,
 }
 
-/// Follows the journal of a guest.
+/// Follower of a guest's journal.
 #[derive(Debug, Default)]
 pub(super) struct UnitWatch {
     messages: Option<UnitMessages>,
@@ -50,10 +50,10 @@ pub(super) struct UnitWatch {
 }
 
 impl UnitWatch {
-    /// Reads what has come since the last call. `tasks` are processes that may be systemd-journald.
+    /// Reads the messages since the last call. `tasks` are processes that may be systemd-journald.
     ///
     /// # Errors
-    /// Why nothing can be read, one sentence.
+    /// Returns the reason why nothing can be read.
     pub(super) fn read(
         &mut self,
         kernel: &Kernel,
@@ -83,7 +83,7 @@ impl UnitWatch {
         }
     }
 
-    /// Which journals systemd-journald has mapped; those that it had before stay as far as they were read.
+    /// Finds the journals that systemd-journald has mapped; known ones keep their reading position.
     fn find_files(
         &mut self,
         kernel: &Kernel,
@@ -112,7 +112,7 @@ impl UnitWatch {
         if self.files.is_empty() { Err("systemd-journald has no journal open".to_owned()) } else { Ok(()) }
     }
 
-    /// Reads the guest's clock: some times in a row while it is not known to a tick.
+    /// Reads the guest's clock: several times in a row while it is not known to a tick.
     fn read_clock(&mut self, kernel: &Kernel, memory: &GuestMemory) -> Result<(), Missing> {
         for n in 0..READINGS {
             if n > 0 {
@@ -128,7 +128,7 @@ impl UnitWatch {
         Ok(())
     }
 
-    /// The messages that wait, by the host's clock.
+    /// Takes the waiting messages, with times on the host's clock.
     fn place(&mut self) -> UnitNews {
         let mut news = UnitNews::default();
         if !self.clock.is_known() {

@@ -19,10 +19,10 @@ const REMEMBERED: usize = 4096;
 const MAX_TABLES: usize = 32 << 20;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// The name of the kernel's own small library.
+/// Name of the kernel's own small library.
 const VDSO: &str = "[vdso]";
 
-/// What identifies a file as long as a guest runs.
+/// Identity of a file while a guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 struct Key {
     device: (u32, u32),
@@ -31,13 +31,13 @@ struct Key {
     modified: Option<(i64, u32)>,
 }
 
-/// What was read of a file.
+/// Contents of a file that stacks need.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub cfi: Option<CfiTable>,
     segments: Vec<Segment>,
     build_id: Option<String>,
-    /// Where it was read from, or why not.
+    /// Source of the file, or the reason why it was not read.
     read_from: Result<&'static str, String>,
 }
 
@@ -60,25 +60,25 @@ pub(crate) struct FileEntry {
     id: u32,
     content: Content,
     loaded: OnceLock<Loaded>,
-    /// Its row has to be written again.
+    /// The row has to be written again.
     changed: AtomicBool,
-    /// No name leads to it any more.
+    /// The file was removed.
     deleted: AtomicBool,
 }
 
 impl FileEntry {
-    /// Row id.
+    /// Returns the row id.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// The file's name without its directories.
+    /// Returns the file's name without its directories.
     pub(crate) fn name(&self) -> &str {
         let path = self.path();
         path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
     }
 
-    /// Path in the guest.
+    /// Returns the path in the guest.
     pub(crate) fn path(&self) -> &str {
         match &self.content {
             Content::File(file) => &file.path,
@@ -86,7 +86,7 @@ impl FileEntry {
         }
     }
 
-    /// Its bytes and where they are.
+    /// Opens the file; also returns its source.
     pub(crate) fn open(&self, source: &Source) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
         match &self.content {
             Content::File(file) => source.open(file),
@@ -94,7 +94,7 @@ impl FileEntry {
         }
     }
 
-    /// What stands in it, read at the first call.
+    /// Returns the file's contents, read at the first call.
     pub(super) fn load(&self, source: &Source, room: &Room) -> &Loaded {
         self.loaded.get_or_init(|| {
             self.changed.store(true, Ordering::Relaxed);
@@ -128,17 +128,18 @@ impl FileEntry {
         })
     }
 
-    /// Start of the function that covers `address` of the file, by its unwind tables, and the address behind it.
+    /// Returns the start of the function that covers `address` of the file, by its unwind tables, and the
+    /// address after it.
     pub(crate) fn function_range(&self, address: u64) -> Option<(u64, u64)> {
         self.loaded.get()?.cfi.as_ref()?.function_start(address)
     }
 
-    /// Start of the function that covers `address` of the file, by its unwind tables.
+    /// Returns the start of the function that covers `address` of the file, by its unwind tables.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
         self.function_range(address).map(|(start, _)| start)
     }
 
-    /// The address in the file of what is mapped, executable, at `offset` of it; the offset itself where that is not
+    /// Returns the file's address of the executable byte mapped at `offset`; the offset itself if that is not
     /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
     pub(super) fn address_of(&self, offset: u64) -> u64 {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
@@ -150,7 +151,7 @@ impl FileEntry {
         segment.map_or(offset, |segment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset)))
     }
 
-    /// Its row; `named_by` as far as it is known.
+    /// Returns the row; `named_by` as far as it is known.
     pub(crate) fn row(&self, named_by: Option<String>) -> FileRow {
         let loaded = self.loaded.get();
         let mut row = FileRow {
@@ -210,7 +211,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// The entry of `file`; a row goes to `rows` when it is new.
+    /// Returns the entry of `file`; adds a row to `rows` if it is new.
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
@@ -229,7 +230,7 @@ impl Files {
         entry
     }
 
-    /// The entry of a vDSO.
+    /// Returns the entry of a vDSO.
     pub(crate) fn vdso(&mut self, bytes: Arc<[u8]>, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         if let Some(entry) = self.vdsos.get(&bytes) {
             return Arc::clone(entry);
@@ -257,7 +258,7 @@ impl Files {
         entry
     }
 
-    /// Rows of files that were read since the last call.
+    /// Adds the rows of files that were read since the last call.
     pub(super) fn take_loaded(&mut self, rows: &mut Vec<FileRow>) {
         self.unread.retain(|entry| {
             let read = entry.changed.swap(false, Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! Names of code that processes make at run time: from their maps `/tmp/perf-PID.map`, out of the guest's page cache.
+//! Names of code that processes make at run time: from their maps `/tmp/perf-PID.map`, out of the guest's
+//! page cache.
 //!
-//! Some programs write their map long after the code, on demand or when they end. What an address was that had no name
-//! when it was hit is therefore asked again, with each version of the map, for the last time when the process has ended.
+//! Some programs write their map long after the code, on demand or when they end. An address without a name
+//! is therefore looked up again in each version of the map, for the last time when the process has ended.
 
 use std::collections::HashMap;
 
@@ -15,11 +16,11 @@ use vmm::monotonic_ns;
 
 /// Processes that are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
-/// A map is looked at again at most this often when an address is not in it, ns.
+/// Shortest time between two readings of a map that lacks an address, ns.
 const AGAIN_NS: u64 = 500_000_000;
-/// A map is believed this long, ns: the program may have used the memory again.
+/// Time for which a map is used without reading it again, ns: the program may have used the memory again.
 const BELIEVED_NS: u64 = 2_000_000_000;
-/// After reading a map there is a rest of this many times as long, so that many or large ones hold nobody up.
+/// Length of the rest after reading a map, in reading times, so that many or large maps delay nothing.
 const REST: u64 = 4;
 /// Bytes of a map's end that are read, at most.
 const MAX_FILE: u64 = 16 << 20;
@@ -28,20 +29,20 @@ const MAX_MEMORY: usize = 32 << 20;
 /// Bytes of a page.
 const PAGE: usize = 4096;
 
-/// Tells whether a file has changed: where its pages are, size, time.
+/// Version of a file: address of its pages, size, time of change.
 type Version = (u64, u64, Option<(i64, u32)>);
 
-/// What looking at a map brings.
+/// Result of reading a map.
 #[derive(Debug)]
 enum Look {
-    /// It is not there; what it said before may still hold.
+    /// The map does not exist; the names read before may still hold.
     Nothing,
-    /// It has not changed.
+    /// The map has not changed.
     Same,
     New(Version, PerfMap),
 }
 
-/// Where the map of a process is.
+/// Position of a process's map.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     pid: i32,
@@ -53,7 +54,7 @@ struct Place {
 /// One process.
 #[derive(Debug, Default)]
 struct Known {
-    /// Of its page tables: another one since an exec.
+    /// Root of its page tables: another one since an exec.
     root: u64,
     place: Option<Place>,
     looked_ns: Option<u64>,
@@ -72,19 +73,19 @@ pub(super) struct PerfMaps {
     rest_until_ns: u64,
 }
 
-/// What a map says of addresses that were hit before.
+/// Names for addresses that were hit before.
 #[derive(Debug)]
 pub(crate) enum Late<'a> {
-    /// Nothing that it had not said yet: ask again.
+    /// No new names: ask again.
     Unchanged,
-    /// There is something new.
+    /// The map has new names.
     Changed(&'a PerfMap),
-    /// It will not change any more. What it says is given if that is new.
+    /// The map will not change any more. It is given if it has new names.
     Ended(Option<&'a PerfMap>),
 }
 
 impl PerfMaps {
-    /// The function at `address` of the process of `owner` with these page tables.
+    /// Returns the function at `address` of the process of `owner` with these page tables.
     pub(super) fn find(
         &mut self,
         (owner, root): (&Owner, u64),
@@ -99,7 +100,8 @@ impl PerfMaps {
         self.find_with(owner.instance, address, monotonic_ns, |place, version| look(source, place, version))
     }
 
-    /// What there is to say of addresses of `instance` that had no name when they were hit. `last` at the end of a run.
+    /// Returns the names for addresses of `instance` that had none when they were hit. `last` is true at the
+    /// end of a run.
     pub(super) fn late(&mut self, instance: u32, last: bool, source: &Source) -> Late<'_> {
         let lives = |known: &Known| {
             known.place.is_some_and(|place| {
@@ -115,7 +117,7 @@ impl PerfMaps {
         )
     }
 
-    /// The entry of a process, a new one if it runs another program now.
+    /// Returns the entry of a process, a new one if the process runs another program now.
     fn known_of(&mut self, instance: u32, root: u64, place: impl FnOnce() -> Option<Place>) {
         if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
             self.known.clear();
@@ -149,10 +151,10 @@ impl PerfMaps {
     ) -> Late<'_> {
         let Some(known) = self.known.get_mut(&instance) else { return Late::Ended(None) };
         if std::mem::take(&mut known.replaced) {
-            // The map of the program that was asked for is gone.
+            // The map of the earlier program is gone.
             return Late::Ended(None);
         }
-        // Before the look: what it writes before it ends is seen then.
+        // Checked before the map is read: the reading then sees everything that the process has written.
         let lives = lives(known);
         let looked = self.look(instance, if lives { AGAIN_NS } else { 0 }, clock, look);
         let Some(known) = self.known.get_mut(&instance) else { return Late::Ended(None) };
@@ -165,7 +167,7 @@ impl PerfMaps {
         }
     }
 
-    /// Looks at the map of `instance` if that was not done for `patience` ns. Returns whether it was done.
+    /// Reads the map of `instance` if that was not done for `patience` ns. Returns true if it was read.
     fn look(
         &mut self,
         instance: u32,
@@ -202,7 +204,7 @@ impl PerfMaps {
     }
 }
 
-/// Reads the map at `place`, unless it is still that of `known`.
+/// Reads the map at `place`, unless its version is still `known`.
 fn look(source: &Source, place: Place, known: Option<Version>) -> Look {
     let path = format!("/tmp/perf-{}.map", place.pid);
     let Ok(file) = source.kernel.lookup(&source.memory, place.directory, path.as_bytes()) else {
@@ -218,13 +220,13 @@ fn look(source: &Source, place: Place, known: Option<Version>) -> Look {
     }
 }
 
-/// The end of a file, from the start of a line; zeros where its pages are not in memory.
+/// Reads the end of a file, from the start of a line; zeros for pages that are not in memory.
 fn tail(source: &Source, file: &FileRef) -> Option<Vec<u8>> {
     let cache = PageCache::new(&source.kernel, &source.memory).ok()?;
     let from = file.size.saturating_sub(MAX_FILE).next_multiple_of(PAGE as u64).min(file.size);
     let mut bytes = vec![0; usize::try_from(file.size - from).ok()?];
     for (page, chunk) in (from..).step_by(PAGE).zip(bytes.chunks_mut(PAGE)) {
-        // What cannot be read stays zero.
+        // Pages that cannot be read stay zero.
         let _ = cache.read(&source.memory, file, page, chunk);
     }
     if from > 0 {
@@ -240,7 +242,7 @@ mod tests {
 
     use super::*;
 
-    /// A map that says `name` of 0x1000..0x1010.
+    /// Returns a map that names 0x1000..0x1010.
     fn map(size: u64, name: &str) -> Look {
         Look::New((1, size, None), PerfMap::parse(format!("1000 10 {name}\n").as_bytes()))
     }
@@ -249,7 +251,7 @@ mod tests {
         Some(Place { pid: 1, task: 2, directory: RootDirectory::default() })
     }
 
-    /// What is found at `address` and how often the map was looked at.
+    /// Returns the name found at `address`, and the number of readings of the map.
     fn find(
         maps: &mut PerfMaps,
         (instance, root): (u32, u64),
@@ -270,7 +272,7 @@ mod tests {
         (found.map(|symbol| symbol.name.to_string()), looks.get())
     }
 
-    /// What there is to say of 0x1000 that was not said yet, and whether that is all.
+    /// Returns the new name of 0x1000, and true if no other can follow.
     fn late(maps: &mut PerfMaps, (lives, now): (bool, u64), look: Look) -> (Option<String>, bool) {
         let name = |map: &PerfMap| map.find(0x1000).map(|symbol| symbol.name.to_string());
         match maps.late_with(1, || now, |_| lives, |_, _| look) {
@@ -312,7 +314,7 @@ mod tests {
         assert_eq!(find(&mut maps, (1, 7), (0x1000, 2 * AGAIN_NS + 5), |_| map(2, "two")), (name("one"), 0));
         assert_eq!(find(&mut maps, (1, 7), (0x2000, 2 * AGAIN_NS + 5), |_| map(2, "two")), (None, 1));
         assert_eq!(find(&mut maps, (1, 7), (0x1000, 3 * AGAIN_NS), |_| map(3, "three")), (name("two"), 0));
-        // What was used again gets its new name; a file that is gone takes no names away.
+        // Reused memory gets its new name; a removed file takes no names away.
         let later = 2 * AGAIN_NS + BELIEVED_NS + 5;
         let look = |version: Option<Version>| {
             assert_eq!(version, Some((1, 2, None)));

@@ -1,4 +1,5 @@
-//! From copied stacks to frames: the kernel's by its ORC tables, the program's by the tables of its files.
+//! Walker from copied stacks to frames: the kernel's by its ORC tables, the program's by the tables of its
+//! files.
 //!
 //! ```text
 //!  registers + kernel stack ── KernelUnwinder ──▶ kernel frames, user registers
@@ -8,7 +9,7 @@
 //!                                              └─▶ PerfMaps: names of code in memory without a file
 //! ```
 //!
-//! Where frames are missing a reason stands in their place.
+//! A reason replaces missing frames.
 
 mod files;
 mod maps;
@@ -36,14 +37,14 @@ use spaces::{Place, Spaces};
 pub(crate) enum Step {
     /// Code of the kernel.
     Kernel { address: u64, call: bool },
-    /// Code of a process, by address in its file where it has one; `made` is the function, where the process has made
-    /// it itself and tells so.
+    /// Code of a process, by address in its file if it has one. `made` is the function, if the process has
+    /// made the code and named it.
     User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool, made: Option<Symbol> },
-    /// Frames are missing or doubtful; whose, and why.
+    /// Frames are missing or doubtful: the part of the stack, and the reason.
     Reason { of: ReasonOf, why: String },
 }
 
-/// What a reason is about.
+/// Part of a stack that a reason is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum ReasonOf {
     /// Kernel frames are missing.
@@ -55,7 +56,7 @@ pub(crate) enum ReasonOf {
 }
 
 impl ReasonOf {
-    /// As module in table `frame`.
+    /// Returns the module in table `frame`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -65,20 +66,20 @@ impl ReasonOf {
     }
 }
 
-/// Why a stack has no user frames in the moment in which it is no longer the current task's.
+/// Reason for missing user frames while the stack is no longer the current task's.
 const NEXT_TASK: &str = "the kernel is switching: stack of the next task";
 
 /// The system calls execve and execveat (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
 const EXEC: [u32; 2] = [59, 322];
 
-/// Whose stack it is.
+/// Owner of a stack.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Owner {
     pub instance: u32,
     pub task: TaskSnapshot,
 }
 
-/// What a walk has found besides the steps.
+/// Results of a walk besides the steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Walked {
     /// The system call that the task was in.
@@ -87,10 +88,10 @@ pub(crate) struct Walked {
     pub from_user: bool,
 }
 
-/// Walks the stacks of one guest.
+/// Walker of the stacks of one guest.
 #[derive(Debug)]
 pub(crate) struct Walker {
-    /// `None` where no stacks are wanted: who processes are is read all the same.
+    /// `None` if stacks are not wanted: the processes' data is read all the same.
     unwinder: Option<Arc<KernelUnwinder>>,
     users: UserUnwinder,
     source: Source,
@@ -101,7 +102,7 @@ pub(crate) struct Walker {
 }
 
 impl Walker {
-    /// A walker for stacks of at most `depth` frames.
+    /// Creates a walker for stacks of at most `depth` frames.
     pub(crate) fn new(unwinder: Option<Arc<KernelUnwinder>>, source: Source, depth: usize) -> Self {
         Self {
             unwinder,
@@ -114,27 +115,29 @@ impl Walker {
         }
     }
 
-    /// Other modules are loaded, or other code is generated.
+    /// Sets the unwinder for other modules or other generated code.
     pub(crate) fn unwinder_changed(&mut self, unwinder: Arc<KernelUnwinder>) {
         self.unwinder = Some(unwinder);
     }
 
-    /// Where the walker reads the guest from.
+    /// Returns the source that the walker reads the guest from.
     pub(crate) fn source(&self) -> &Source {
         &self.source
     }
 
-    /// The entry of a file that is known by other means, such as the program of a process.
+    /// Returns the row id of a file that is known by other means, such as the program of a process.
     pub(crate) fn file(&mut self, file: &linux::FileRef, batch: &mut Batch) -> u32 {
         self.files.entry(file, &mut batch.files).id()
     }
 
-    /// What there is to say of code that a process has made, and that had no name when it was hit; `last` at the end of a run.
+    /// Returns the names for code that a process has made, and that had none when it was hit; `last` is true
+    /// at the end of a run.
     pub(crate) fn late(&mut self, instance: u32, last: bool) -> Late<'_> {
         self.maps.late(instance, last, &self.source)
     }
 
-    /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and mappings.
+    /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and
+    /// mappings.
     pub(crate) fn walk(
         &mut self,
         copy: &StackCopy,
@@ -167,7 +170,8 @@ impl Walker {
         Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
     }
 
-    /// Where in the entry code of the kernel it was returned to last, if the stack is left by code that all entries share.
+    /// Returns the last return address in the kernel's entry code, if the stack is left by code that all
+    /// entries share.
     pub(crate) fn returned_to(&self, copy: &StackCopy) -> Option<u64> {
         self.unwinder.as_ref()?.returned_to(copy).map(|address| address.0)
     }
@@ -182,7 +186,8 @@ impl Walker {
         batch: &mut Batch,
     ) {
         let space = self.spaces.of(owner, user.registers.rip, &self.source, &mut self.files, batch);
-        // What exec has replaced has no stack any more, nor has a process that ends; the saved registers are still its.
+        // A program that exec has replaced, or a process that ends, no longer has a stack; its saved
+        // registers remain.
         let replaced = user.system_call().is_some_and(|number| EXEC.contains(&number))
             && space.lacks(user.registers.rip);
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
@@ -192,7 +197,8 @@ impl Walker {
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
             doubt = doubt.or(frame.doubt);
-            // What a signal interrupted has a trampoline before it, which called nothing and begins where it is returned to.
+            // A signal's trampoline precedes the code that the signal interrupted. It called nothing, and
+            // begins at its return address.
             if frame.place == At::Exact
                 && let Some(Step::User { call, .. }) = steps.last_mut()
             {

@@ -14,9 +14,9 @@ use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
-/// Mappings are read again at most this often when an address lies in none, ns.
+/// Shortest time between two readings of mappings that lack an address, ns.
 const AGAIN_NS: u64 = 5_000_000;
-/// Mappings are believed this long, ns: a library may be unloaded and another take its place.
+/// Time for which mappings are used without reading them again, ns: a library may be replaced by another.
 const BELIEVED_NS: u64 = 2_000_000_000;
 /// CR3 without its low bits (PCID, and PTI's switch between two tables).
 pub(super) const ROOT: u64 = !0x1fff;
@@ -28,14 +28,14 @@ struct Region {
     end: u64,
     file_offset: u64,
     file: Option<Arc<FileEntry>>,
-    /// The file is not known, though there is one.
+    /// The file is not known, although there is one.
     unknown_file: bool,
 }
 
-/// Where an address is.
+/// Position of an address in a process.
 #[derive(Debug)]
 pub(super) struct Place {
-    /// In the file, or virtual.
+    /// Address in the file, or virtual address.
     pub address: u64,
     pub file: Option<Arc<FileEntry>>,
     /// Memory without a file.
@@ -59,8 +59,8 @@ pub(super) struct Spaces {
 }
 
 impl Spaces {
-    /// The memory of `owner` with these page tables, read anew when it is not known, is another one since an exec, or
-    /// lacks `rip`.
+    /// Returns the memory of `owner` with these page tables. Reads the mappings if they are not known, are
+    /// stale, are from before an exec, or lack `rip`.
     pub(super) fn of(
         &mut self,
         (owner, root): (&Owner, u64),
@@ -85,7 +85,7 @@ impl Spaces {
                     let fresh = Space { root, read_ns: now, ..Space::default() };
                     *space = fresh.with((&mappings, &made), owner, source, files, batch);
                 }
-                // A process that ends has none any more: what was read before still holds.
+                // A process that ends no longer has mappings: the earlier ones still hold.
                 Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
                 Err(missing) => {
                     *space = Space { root, read_ns: now, missing: Some(missing), ..Space::default() };
@@ -97,8 +97,8 @@ impl Spaces {
 }
 
 impl Space {
-    /// Takes over `mappings`: those that can be run, and those in whose place code was `made` before. A program that writes
-    /// its code takes the right to run it away meanwhile, and returns there.
+    /// Takes the executable `mappings`, and those at the place of code that was `made` before. A program that
+    /// writes its code removes the execute permission meanwhile, and returns there.
     fn with(
         mut self,
         (mappings, made): (&[Mapping], &[(u64, u64)]),
@@ -149,23 +149,24 @@ impl Space {
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
     }
 
-    /// True if the mappings are known and none of them has `address`.
+    /// Returns true if the mappings are known and none of them has `address`.
     pub(super) fn lacks(&self, address: u64) -> bool {
         self.missing.is_none() && self.region(address).is_none()
     }
 
-    /// Where code that the program has made lies, by address.
+    /// Returns the ranges of code that the program has made, by address.
     fn made(&self) -> Vec<(u64, u64)> {
         let made = self.regions.iter().filter(|region| region.file.is_none() && !region.unknown_file);
         made.map(|region| (region.start, region.end)).collect()
     }
 
-    /// Why there are no mappings.
+    /// Returns the reason why there are no mappings.
     pub(super) fn missing(&self) -> Option<&Missing> {
         self.missing.as_ref()
     }
 
-    /// Where `address` is, by the mapping of `lookup`, which lies in the calling instruction of a return address.
+    /// Returns the position of `address` by the mapping of `lookup`, which is in the calling instruction of a
+    /// return address.
     pub(super) fn place(&self, lookup: u64, address: u64) -> Place {
         match self.region(lookup) {
             Some(region) => match &region.file {
@@ -183,13 +184,13 @@ impl Space {
         }
     }
 
-    /// The mappings as the unwinder asks for them.
+    /// Returns the mappings as the unwinder reads them.
     pub(super) fn images<'a>(&'a self, source: &'a Source, files: &'a Files) -> SpaceImages<'a> {
         SpaceImages { space: self, source, files }
     }
 }
 
-/// Whether one of `ranges`, by address and disjoint, has a byte of this one.
+/// Returns true if one of `ranges`, by address and disjoint, has a byte of this one.
 fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
     let after = ranges.partition_point(|&(other, _)| other < end);
     after.checked_sub(1).and_then(|last| ranges.get(last)).is_some_and(|&(_, other_end)| other_end > start)
@@ -198,9 +199,10 @@ fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
 /// First bytes of a program or library (ELF specification 1.2, figure 1-4).
 const ELF: [u8; 4] = *b"\x7fELF";
 
-/// Whether what is mapped is memory that the kernel keeps in a file which no directory has: shared anonymous memory
-/// (`shmem_zero_setup` in mm/shmem.c, Linux 5.10 to 6.12: `dev/zero`), that of memfd_create (mm/memfd.c: `memfd:NAME`)
-/// and of System V (ipc/shm.c: `SYSV` and the key). A library may lie in such a file, too: it is one by its first bytes.
+/// Returns true if the mapping is memory that the kernel keeps in a file without a directory: shared
+/// anonymous memory (`shmem_zero_setup` in mm/shmem.c, Linux 5.10 to 6.12: `dev/zero`), that of memfd_create
+/// (mm/memfd.c: `memfd:NAME`) and of System V (ipc/shm.c: `SYSV` and the key). Such a file may also be a
+/// library, which its first bytes show.
 fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
     let name = file.path.strip_prefix('/').unwrap_or(&file.path);
     let made_for_mapping = name == "dev/zero" || name.starts_with("memfd:") || name.starts_with("SYSV");
@@ -210,7 +212,7 @@ fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
         && head() != Some(ELF)
 }
 
-/// The first bytes of a file, as far as they can be read.
+/// Reads the first bytes of a file.
 fn head(source: &Source, file: &FileRef) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     source.open(file).ok()?.0.read_at(0, &mut bytes)?;
@@ -218,13 +220,13 @@ fn head(source: &Source, file: &FileRef) -> Option<[u8; 4]> {
 }
 
 impl Region {
-    /// Virtual address minus address in the file. The file was read before, if it can be.
+    /// Returns the virtual address minus the address in the file. The file was read before, if possible.
     fn bias(&self, file: &FileEntry) -> u64 {
         self.start.wrapping_sub(file.address_of(self.file_offset))
     }
 }
 
-/// A process's mappings with what stands in their files.
+/// A process's mappings with the contents of their files.
 #[derive(Debug)]
 pub(super) struct SpaceImages<'a> {
     space: &'a Space,

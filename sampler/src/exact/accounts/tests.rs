@@ -52,12 +52,12 @@ fn a_life_from_its_start_to_its_release() {
 fn what_vprof_takes_is_no_time_of_the_guests() {
     let mut a = Accounts::new(1);
     a.runs(0, 0, Some(task(1)));
-    // Before the first event nothing is known of it.
+    // Before the first event nothing is known of vprof's time.
     a.served(0, 1_000);
     a.interrupt_begin(100, 0, Source::Entry(7));
     a.served(0, 1_015);
     a.interrupt_end(130, 0);
-    // A settling comes before the event that tells what was served before it.
+    // A settlement comes before the event that reports the time served before it.
     a.settle(150);
     a.served(0, 1_045);
     a.switch(200, 0, Some((task(1), doing(TaskState::Sleep))), None);
@@ -107,7 +107,7 @@ fn interrupts_are_told_by_what_raised_them() {
         vector.into_iter().for_each(|vector| a.interrupt_vector(0, vector));
         a.interrupt_end(begin + length, 0);
     }
-    // A vector without a handler's beginning tells nothing.
+    // A vector without a handler's start is ignored.
     a.interrupt_vector(0, 41);
     let handled = |ns, count, max_ns| Handled { sum: Sum { ns, count }, max_ns };
     let wanted = [((0, Source::Entry(1)), handled(40, 2, 30)), ((0, Source::Vector(40)), handled(15, 2, 8))];
@@ -158,7 +158,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Whatever comes, in whatever order: the states of each life add up to its length, and nothing panics.
+    /// Whatever events come, in any order: the states of each task add up to its lifetime, and nothing
+    /// panics.
     #[test]
     fn states_add_up_to_lives(steps in prop::collection::vec((step(), -5i64..40), 0..200)) {
         let mut a = Accounts::new(2);
@@ -191,7 +192,7 @@ proptest! {
                 Step::Settle => a.settle(t),
             }
             gather(a.take(), &mut spent, &mut lived, &mut open);
-            // Also in between, so that a run that is cut short has sums that fit.
+            // Also in between, so that a run that is cut short has consistent sums.
             let sum = |map: &BTreeMap<Who, u64>| map.values().sum::<u64>();
             prop_assert_eq!(sum(&spent), sum(&lived) + sum(&open));
         }
@@ -205,7 +206,8 @@ proptest! {
     }
 }
 
-/// Adds what the states got, and the lengths of lives: those that have ended, and of each open one the last word.
+/// Adds the times in each state, and the lifetimes: those of ended tasks, and the last ones of each live
+/// task.
 fn gather(
     sums: Sums,
     spent: &mut BTreeMap<Who, u64>,

@@ -3,7 +3,7 @@ use linux::{FlatMemory, IrqContext, Kernel};
 
 use super::*;
 
-/// A recorder of vCPU 1 in a guest whose sites are known.
+/// Creates a recorder of vCPU 1 in a guest whose sites are known.
 fn recorder() -> (Guest, Recorder, TripEnds) {
     let guest = Guest::traceable(Style::V6_12);
     let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
@@ -33,7 +33,7 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     guest.set_state(1, [1, 0, 0]);
     guest.set_state(100, [0, 0, 1]);
     assert!(!recorder.serve(Event::Switch, 10, &call(init, 0, 0), &guest.memory));
-    // Wakes of interruptible and uninterruptible tasks: one is, one runs.
+    // Wake-ups of interruptible and uninterruptible tasks: one sleeps, one runs.
     assert!(!recorder.serve(Event::Wake, 20, &call(init, 3, 0), &guest.memory));
     assert!(!recorder.serve(Event::Wake, 30, &call(many, 3, 0), &guest.memory));
     assert!(!recorder.serve(Event::InterruptBegin, 40, &call(0, 0, 0), &guest.memory));
@@ -63,7 +63,7 @@ fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
         ends.events.pop().unwrap().record.served_ns
     };
     assert_eq!([served(), served()], [0, 0]);
-    // Neither what follows the tripwire nor another function is one.
+    // Neither the code after the probe nor another function counts.
     for rip in [site + 6, site - 1, guest.text(0x5300).0] {
         recorder.sampled(rip, 1_000);
     }
@@ -76,7 +76,8 @@ fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
         assert!(!recorder.serve(event, 1, &call(0, 0, 0), &guest.memory));
         ends.events.pop().unwrap().record.served_ns
     };
-    // 3,000 ns over three trips, then over four: each pays the mean, after its own record. Those of another kind pay nothing.
+    // 3,000 ns over three events, then over four: each pays the mean, after its own record. Events of another
+    // kind pay nothing.
     assert_eq!([Event::InterruptEnd; 3].map(&mut served), [0, 1_000, 1_750]);
     assert_eq!([Event::Vector; 2].map(&mut served), [2_350; 2]);
 }

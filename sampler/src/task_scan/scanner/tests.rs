@@ -7,7 +7,7 @@ use linux::fixture::{Config, Guest, Style};
 use super::*;
 use crate::record::Readers;
 
-/// A scanner of a made-up guest's lists, and who listens to it.
+/// Creates a scanner of a made-up guest's tasks, and the receiver of its events.
 fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, Receiver<ScanEvent>) {
     let memory = guest.memory.clone();
     let kernel = Arc::new(Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel"));
@@ -37,7 +37,7 @@ fn only_changes_are_told() {
     let again = scanner.scan(&lists).expect("a whole way");
     assert!(again.is_empty(), "{:?}", states(&again));
     guest.set_state(101, [2, 0, 0]);
-    // Thread 102 is what vCPU 1 runs; another one has left its CPU, but not yet its stack.
+    // Thread 102 is what vCPU 1 runs; thread 103 has left its CPU, but not yet its stack.
     guest.set_place(102, true, 0);
     guest.set_place(103, true, 0);
     guest.set_state(103, [1, 0, 0]);
@@ -49,7 +49,7 @@ fn only_changes_are_told() {
     {
         assert!(changed.contains(&(tid, Some(state))), "{tid}: {changed:?}");
     }
-    // Another sleep in the same state is a change: what it is for is to be looked at.
+    // Another sleep in the same state is a change: its wait reason has to be read.
     guest.set_times(101, [0, 0, 0, 1, 0, 0]);
     scanner.memory = guest.memory.clone();
     let slept = scanner.scan(&lists).expect("a whole way");
@@ -81,7 +81,7 @@ fn the_thread_tells_moments_until_it_is_stopped() {
     for n in 0..5 {
         let Ok(ScanEvent::TaskScan(scan)) = heard.recv() else { panic!("no scan {n}") };
         let due_ns = scan.time_ns - u64::try_from(scan.late.as_nanos()).expect("not that late");
-        // The first one may come at once: the lists begins at any scan of an interval.
+        // The first scan may come at once: sampling starts at any time of an interval.
         let least = if n == 0 { 0 } else { 1_000_000 };
         assert!(due_ns >= due_before_ns + least, "half a mean interval at least");
         assert_eq!(scan.changes.is_empty(), n > 0);

@@ -1,4 +1,4 @@
-//! What lies behind the vCPU: collector, report, memory.
+//! Benchmarks of what follows the vCPU: collector, report, memory.
 
 use std::fs;
 use std::path::Path;
@@ -16,14 +16,14 @@ use crate::table::Row;
 /// Samples in the profile that is written and reported.
 const SAMPLES: u64 = 1_000_000;
 
-/// Stacks in the one that is reported by function.
+/// Stacks in the profile that is reported by function.
 const STACKS: u32 = 50_000;
 
 fn seconds(ns: u64) -> String {
     format!("{:.2} s", ns as f64 / 1e9)
 }
 
-/// Throughput of collector and writer, and the time and memory of a report.
+/// Measures the throughput of collector and writer, and the time and memory of a report.
 pub fn rows() -> anyhow::Result<Vec<Row>> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("bench.vprof");
@@ -88,7 +88,7 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     ])
 }
 
-/// Memory of a `vprof` that records at 5 kHz beyond its guest's.
+/// Measures the memory of a `vprof` that records at 5 kHz, beyond its guest's.
 pub fn memory() -> Row {
     let run = Guest::demo().options(["--rate", "5000"]).script("spin --seconds 3").run();
     assert!(run.status.success(), "{}: {}", run.status, run.stderr);
@@ -103,7 +103,7 @@ pub fn memory() -> Row {
     )
 }
 
-/// In a process of its own, which has written nothing: ns of CPU and of time that the summary takes.
+/// Measures the summary in a separate process, which has written nothing: ns of CPU and of elapsed time.
 pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, report) = bench::measured(|| -> anyhow::Result<Report> {
         Ok(Report::read(&Profile::open(path)?, &Filter::default())?)
@@ -117,7 +117,7 @@ pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what the table of functions takes.
+/// Measures the table of functions likewise.
 pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, report) = bench::measured(|| -> anyhow::Result<Report> {
         Ok(Report::read_with(&Profile::open(path)?, &Filter::default(), &report::Request::By(By::Function))?)
@@ -127,11 +127,11 @@ pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what the export of folded stacks takes; their numbers of samples add up.
+/// Measures the export of folded stacks likewise; their numbers of samples add up.
 pub fn folded(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, text) = bench::measured(|| -> anyhow::Result<Vec<u8>> {
         let mut text = Vec::new();
-        // With a process at the root nearly each of the made-up samples would be a line of its own.
+        // With a process at the root, nearly each of the made-up samples would have its own line.
         let request = Request { count: Count::Samples, root: Root::None, ..Request::new(Format::Folded) };
         export::write(&Profile::open(path)?, &request, &mut text, &mut |_, _| {})?;
         Ok(text)
@@ -142,7 +142,7 @@ pub fn folded(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what a page takes, and its bytes.
+/// Measures a page likewise; also returns its bytes.
 pub fn page(path: &Path) -> anyhow::Result<[u64; 3]> {
     let (cost, page) = bench::measured(|| -> anyhow::Result<Vec<u8>> {
         let mut page = Vec::new();

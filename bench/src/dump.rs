@@ -1,5 +1,5 @@
-//! Moments of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and memory are
-//! saved.
+//! States of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and
+//! memory are saved.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,13 +20,13 @@ use vprof_tests::Disk;
 
 /// Memory of the guest, bytes.
 pub const MEMORY: usize = 256 << 20;
-/// A guest takes some seconds to its command under emulation.
+/// Time that a guest may take to its command under emulation.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
-/// How long a moment in the kernel is waited for.
+/// Time to wait until the guest is in its kernel.
 const MOMENT_LIMIT: Duration = Duration::from_secs(60);
-/// Memory that a counting guest has for itself, bytes; nothing of what a sample reads lies there.
+/// Memory that a counting guest has for itself, bytes; a sample reads nothing there.
 const LOW: u64 = 4 << 20;
-/// A shell that calls itself 20 times writes files: deep stacks of both kinds.
+/// Command that makes deep stacks of both kinds: a shell that calls itself 20 times writes files.
 const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
                        echo begun; f 4";
 
@@ -39,7 +39,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots the demo image and waits until its command runs. Everything that is written goes to `directory`.
+    /// Boots the demo image and waits until its command runs. All files are written to `directory`.
     pub fn boot(directory: &Path) -> anyhow::Result<Self> {
         let image = vprof_tests::images().join("demo.img");
         let [socket, console, ram, kernel, initrd] =
@@ -80,7 +80,7 @@ impl Guest {
         Ok(Self { _qemu: qemu, monitor, ram, image })
     }
 
-    /// Stops the guest at a moment at which its kernel works for a program, saves it, and lets it go on.
+    /// Stops the guest while its kernel works for a program, saves it, and lets it run again.
     pub fn stop(&mut self) -> anyhow::Result<Stopped> {
         let deadline = Instant::now() + MOMENT_LIMIT;
         loop {
@@ -100,14 +100,14 @@ impl Guest {
         }
     }
 
-    /// The files of its disk.
+    /// Returns the files of its disk.
     pub fn files(&self) -> OpenFiles {
         let image = self.image.clone();
         Arc::new(move || Box::new(Files(image.clone())))
     }
 }
 
-/// Copies a guest's memory but for what a counting guest has for itself.
+/// Copies a guest's memory, except for the part that a counting guest has for itself.
 pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
     let mut chunk = vec![0; 1 << 20];
     for at in (LOW..MEMORY as u64).step_by(chunk.len()) {
@@ -126,7 +126,7 @@ impl GuestFiles for Files {
     }
 }
 
-/// What `info registers` says.
+/// Parses the output of `info registers`.
 fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
     let get = |name: &str| value(text, name);
     let regs = kvm_regs {
@@ -161,7 +161,7 @@ fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
     Ok((regs, sregs))
 }
 
-/// The hexadecimal number behind `name`.
+/// Returns the hexadecimal number after `name`.
 fn value(text: &str, name: &str) -> anyhow::Result<u64> {
     let (_, rest) = text.split_once(name).with_context(|| format!("no {name} in QEMU's registers"))?;
     let digits: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -173,13 +173,13 @@ struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // Both fail only if it is gone already, which is what is wanted.
+        // Both fail only if the child is gone already, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// QEMU's monitor for people.
+/// QEMU's human monitor.
 struct Monitor(UnixStream);
 
 impl Monitor {
@@ -188,7 +188,7 @@ impl Monitor {
         self.answer()
     }
 
-    /// Everything up to the next prompt.
+    /// Reads everything up to the next prompt.
     fn answer(&mut self) -> anyhow::Result<String> {
         let mut text = Vec::new();
         let mut buffer = [0; 4096];

@@ -1,4 +1,4 @@
-//! What vprof does with a real guest's memory: finding its kernel, copying, walking and collecting stacks.
+//! Benchmarks on a real guest's memory: finding its kernel, copying, walking and collecting stacks.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,16 +10,16 @@ use sampler::bench::{StackFigures, Stopped, stack_figures};
 use crate::dump::Guest;
 use crate::table::{Row, median};
 
-/// Times that each step is measured.
+/// Number of measurements of each step.
 const ROUNDS: usize = 7;
-/// Walks over the list of tasks.
+/// Number of walks over the list of tasks.
 const WALKS: usize = 101;
-/// Moments whose stacks are measured.
+/// Number of guest states whose stacks are measured.
 const MOMENTS: usize = 12;
 /// CR4.LA57, 5-level paging (Intel SDM vol. 3, 2.5).
 const CR4_LA57: u64 = 1 << 12;
 
-/// Time to find the kernel image, to decode kallsyms, to index BTF.
+/// Measures the time to find the kernel image, to decode kallsyms, to index BTF.
 pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
     let (memory, five_level) = (&stopped.memory, stopped.sregs.cr4 & CR4_LA57 != 0);
     let mut steps: [Vec<f64>; 3] = Default::default();
@@ -47,7 +47,7 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
         )))
 }
 
-/// What a scan costs: one walk over the list of tasks.
+/// Measures a scan: one walk over the list of tasks.
 pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
@@ -65,7 +65,7 @@ pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
         .detail(format!("{tasks} tasks in {:.0} us", walk / 1e3)))
 }
 
-/// Several moments of `guest`, and the one of them with the largest stacks.
+/// Measures several states of `guest`; also returns the one with the largest stacks.
 pub fn stacks(guest: &mut Guest, directory: &Path) -> anyhow::Result<(Vec<Row>, Stopped)> {
     let mut figures: Vec<StackFigures> = Vec::new();
     let mut largest: Option<(usize, Stopped)> = None;

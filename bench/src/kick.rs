@@ -1,8 +1,9 @@
-//! What a tick costs the guest: a sample against a bare kick that reads nothing, on a guest that only counts.
+//! Cost of a tick for the guest: a sample against a bare kick that reads nothing, on a guest that only
+//! counts.
 //!
-//! The guest runs at privilege level 3, which every KVM executes natively. In its memory lies that of a real guest, which
-//! was stopped in its kernel: what is sampled is that moment, task and stacks included. All variants take turns within
-//! one run, so that a noisy machine disturbs them alike.
+//! The guest runs at privilege level 3, which every KVM executes natively. Its memory holds that of a real
+//! guest, which was stopped in its kernel: each sample is of that state, task and stacks included. All
+//! variants take turns within one run, so that a noisy machine disturbs them alike.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,17 +23,17 @@ use crate::table::{Row, median};
 
 /// `again: inc %rax; jmp again`: counts as fast as the processor can.
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
-/// Rounds; the median of them counts.
+/// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
-/// How long each variant runs in a round.
+/// Running time of each variant in a round.
 const TURN: Duration = Duration::from_millis(500);
 const SEED: u64 = 1;
-/// Frames of a stack, at most, as by default.
+/// Frames of a stack, at most: vprof's default.
 const DEPTH: usize = 127;
-/// Finding a kernel takes a tenth of a second.
+/// Time to wait until the kernel is found, which takes a tenth of a second.
 const FOUND_LIMIT: Duration = Duration::from_secs(20);
 
-/// Kicks at random intervals and reads nothing.
+/// Observer that kicks at random intervals and reads nothing.
 struct Bare(Intervals);
 
 impl Observer for Bare {
@@ -44,7 +45,7 @@ impl Observer for Bare {
     }
 }
 
-/// Serves every tick as if it had hit a real guest at the moment at which that one was stopped: with that guest's
+/// Observer that serves every tick as if it had hit a real guest in the stopped state: with that guest's
 /// registers, on its memory, which the counting guest carries along.
 struct AsStopped {
     sampler: VcpuSampler,
@@ -73,7 +74,7 @@ impl Observer for AsStopped {
     }
 }
 
-/// Counts what it gets and drops it: the disk is measured elsewhere.
+/// Sink that counts the rows and drops them: the disk is measured elsewhere.
 #[derive(Debug, Default, Clone)]
 struct Nowhere {
     tasks: Arc<AtomicU64>,
@@ -90,7 +91,7 @@ impl Sink for Nowhere {
     }
 }
 
-/// Measures another observer from outside, from the moment on at which it is told to.
+/// Wrapper that measures another observer from outside, once `measuring` is set.
 struct Measured<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
@@ -115,7 +116,7 @@ impl<O> Measured<O> {
         }
     }
 
-    /// Loops of the guest per second between the first and the last tick.
+    /// Returns the loops of the guest per second between the first and the last tick.
     fn speed(&self) -> f64 {
         let first = self.first.expect("ticks arrive");
         let (ns, loops) = (self.last.0 - first.0, self.last.1 - first.1);
@@ -123,7 +124,7 @@ impl<O> Measured<O> {
         loops as f64 / ns as f64 * 1e9
     }
 
-    /// The median time from an exit to the next entry, ns.
+    /// Returns the median time from an exit to the next entry, ns.
     fn gap(&self) -> f64 {
         median(&self.gaps_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>())
     }
@@ -156,7 +157,7 @@ impl<O: Observer> Observer for Measured<O> {
     }
 }
 
-/// Runs the counting guest, measured from the end of `start` on.
+/// Runs the counting guest; measures from the end of `start` on.
 fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
     let config = VmConfig {
         vcpus: 1,
@@ -185,7 +186,7 @@ fn bare(rate_hz: f64) -> Measured<Bare> {
     turn(Bare(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
 }
 
-/// Samples with the current task and, where `stack_depth` is not 0, with stacks.
+/// Measures samples with the current task and, if `stack_depth` is not 0, with stacks.
 fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
     let config = SessionConfig {
         vcpus: 1,
@@ -220,10 +221,10 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
     measured
 }
 
-/// Exit to re-entry, and the guest's slow-down at several rates.
+/// Measures exit to re-entry, and the guest's slow-down at several rates.
 ///
 /// # Errors
-/// Why there is no KVM to measure on.
+/// Returns an error if there is no KVM to measure on.
 pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
     vmm::probe::open().map_err(|error| error.to_string())?;
     let mut rows = gaps(stopped);
@@ -257,9 +258,10 @@ fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
     let (mut ratios, mut kicked, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     let with_stacks = || sampled(rate_hz, DEPTH, stopped).speed();
     for round in 0..ROUNDS {
-        // Ten ticks a second tell the speed and cost next to nothing.
+        // Ten ticks a second show the speed and cost next to nothing.
         let quiet = bare(10.0).speed();
-        // Neighbours in time are compared, and take turns in being first: a noisy machine drifts.
+        // Runs next to each other in time are compared, and take turns in being first: a noisy machine
+        // drifts.
         let (bare, sampled) = if round % 2 == 0 {
             (bare(rate_hz).speed(), with_stacks())
         } else {

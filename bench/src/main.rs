@@ -1,5 +1,5 @@
-//! Measures vprof against its budgets, side by side in one run, and prints a table. Fails on a wrong answer only,
-//! never on a slow one.
+//! Measures vprof against its budgets, side by side in one run, and prints a table. Fails only on a wrong
+//! answer, never on a slow one.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -48,7 +48,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Rows are printed as soon as they are known: a measurement that fails takes no other with it.
+/// Prints rows as soon as they are known: a measurement that fails takes no other with it.
 fn print(rows: &[table::Row]) {
     for row in rows {
         println!("{}", row.markdown());

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-/// What one experiment has to say.
+/// Results of one experiment.
 #[derive(Debug)]
 pub struct Section {
     /// Markdown, from the heading on.
@@ -20,14 +20,14 @@ pub struct Section {
     pub plots: Vec<(&'static str, String)>,
 }
 
-/// `experiments.md` in a directory, and `experiments/*.svg` beside it.
+/// `experiments.md` in a directory, and `experiments/*.svg` next to it.
 #[derive(Debug)]
 pub struct Document {
     directory: PathBuf,
 }
 
 impl Document {
-    /// The document in this directory.
+    /// Returns the document in this directory.
     pub fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
@@ -48,7 +48,7 @@ impl Document {
     }
 }
 
-/// The document with this text between the marks of an experiment.
+/// Returns the document with this text between the marks of an experiment.
 fn with_section(document: &str, name: &str, text: &str) -> Result<String> {
     let begin = format!("<!-- experiment {name}: written by cargo xtask experiments {name} -->\n");
     let end = format!("<!-- end of experiment {name} -->\n");

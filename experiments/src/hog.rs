@@ -1,4 +1,4 @@
-//! Table 1 of McCanne and Torek: a program that is never there when the tick comes, beside one that counts.
+//! Table 1 of McCanne and Torek: a program that never runs when the tick comes, next to one that counts.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::document::Section;
 use crate::measured::{at, boot, growth, lines, process, rusage, setting, ticked, value};
 use crate::table::{Table, median};
 
-/// The victim alone, then beside the hog, which outlives it.
+/// The victim alone, then next to the hog, which outlives it.
 const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
                       victim --rounds 400000000 --name beside --cpu 0; kill $!";
 
-/// Names of the processes, and what the table calls them.
+/// Names of the processes, and their names in the table.
 const PROCESSES: [(&str, &str); 3] =
     [("alone", "victim, alone"), ("beside", "victim, with hog"), ("hog", "hog")];
 
@@ -43,8 +43,8 @@ The emulated machine of the portable host serves ticks late, by up to millisecon
 sometimes. The guest cannot see the time that the vCPU waited for the host and the time that vprof itself took.
 getrusage exceeds vprof's time by these.";
 
-/// What is measured of a process, s: real time if it ended, and then until its books were last read getrusage, ticks, and
-/// vprof's time.
+/// Times of a process, s: real time if it ended, and until its CPU accounting was last read, getrusage,
+/// ticks, and vprof's time.
 type Times = [Option<f64>; 4];
 
 fn times(run: &Run, comm: &str, real: Option<f64>) -> Result<Times> {

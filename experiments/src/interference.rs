@@ -31,7 +31,7 @@ it, still behaves like SunOS, in two ways:
 vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit. The guest's CPU
 accounting also includes the time that the host takes away, because the guest cannot see it.";
 
-/// What the loop printed: (s, user s, system s).
+/// Parses the loop's output: (s, user s, system s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     let read = |line| {
         let number = |word| value(line, word).map(|ms| ms / 1e3);

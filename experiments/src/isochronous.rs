@@ -1,4 +1,4 @@
-//! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, seen by that clock.
+//! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, sampled by that clock.
 
 use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
@@ -51,7 +51,7 @@ Natively the interrupt of the tick stops the guest within microseconds, so the p
 With random intervals the error of the estimate does not exceed chance, at any rate. With a fixed clock in step with the
 program, the error depends on the phase between the two.";
 
-/// What is run: the program's options, vprof's, and words for both.
+/// One case: the program's options, vprof's, and words for both.
 struct Case {
     program: &'static str,
     clock: &'static [&'static str],
@@ -104,7 +104,7 @@ const NATIVE_CASES: [(&str, NativeCase); 5] = [
     ("22.5 ms, fixed, 22.5 ms", NativeCase { rate_hz: 1e6 / 22_500.0, clock: ClockKind::Fixed, ..FAST }),
 ];
 
-/// What the program printed: (s, `/proc/stat` s, CPU s).
+/// Parses the program's output: (s, `/proc/stat` s, CPU s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     let read = |line| {
         let number = |word| value(line, word).map(|ms| ms / 1e3);
@@ -116,8 +116,8 @@ fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     Ok(log)
 }
 
-/// How long the program had a CPU by exact mode, from its first switch to its end, s. What ticks, events and the switches for
-/// them took is no part of it.
+/// Returns the time on a CPU in exact mode, from the program's first switch to its end, s. The time that
+/// ticks, events and the switches for them took is not part of it.
 fn on_cpu(run: &Run) -> f64 {
     run.number(
         "SELECT coalesce(sum(ns), 0) / 1e9 FROM task_state t JOIN instance i ON i.id = t.instance \
@@ -125,7 +125,7 @@ fn on_cpu(run: &Run) -> f64 {
     )
 }
 
-/// What a case came to in all of its runs.
+/// Results of a case in all of its runs.
 #[derive(Debug, Default)]
 struct Sum {
     own: f64,
@@ -138,7 +138,8 @@ struct Sum {
 }
 
 impl Sum {
-    /// How far chance takes the count of ticks, as a part of it: 1.96 standard deviations of independent ones.
+    /// Returns the effect of chance on the count of ticks, as a part of it: 1.96 standard deviations of
+    /// independent ticks.
     fn chance(&self) -> f64 {
         chance(self.met / self.all, self.all)
     }
@@ -158,7 +159,8 @@ impl Sum {
     }
 }
 
-/// 1.96 standard deviations of the count of `ticks` independent ones that meet a state with this share, as a part of the count.
+/// Returns 1.96 standard deviations of the count of `ticks` independent ones that meet a state with this
+/// share, as a part of the count.
 fn chance(share: f64, ticks: f64) -> f64 {
     1.96 * ((1.0 - share) / (share * ticks)).sqrt()
 }
@@ -218,7 +220,7 @@ pub fn run(runs: usize) -> Result<Section> {
     Ok(Section { text, plots })
 }
 
-/// The same on this machine's own KVM, as a paragraph with its table.
+/// Runs the same on this machine's own KVM; returns a paragraph with its table.
 fn natively(runs: usize) -> Result<String> {
     if let Err(error) = vmm::probe::open() {
         return Ok(format!("Not measured natively: {error}.\n"));

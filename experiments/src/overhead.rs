@@ -1,4 +1,4 @@
-//! Figure 9 of SLEEPY: what profiling costs three programs.
+//! Figure 9 of SLEEPY: the cost of profiling three programs.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
     ("btree", "btree --operations 1200000", [63.732_426, 63.181_360, 67.768_769]),
 ];
 
-/// Without sampling as far as the options allow, samples alone, and samples with stacks.
+/// Settings: no sampling as far as the options allow, samples alone, and samples with stacks.
 const SETTINGS: [(&str, &[&str]); 3] = [
     ("control", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("samples", &["-F", "1000", "--depth", "0"]),

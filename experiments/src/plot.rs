@@ -11,7 +11,7 @@ const TOP: f64 = 34.0;
 const BOTTOM: f64 = 78.0;
 /// Colours that differ in brightness too, and stand out from white as well as from black.
 const COLOURS: [&str; 4] = ["#d1495b", "#2f81c7", "#3f9b5f", "#9a6fd0"];
-/// Different strokes, for those who do not tell the colours apart.
+/// Different strokes, for readers who do not distinguish the colours.
 const STROKES: [&str; 4] = ["", "6 3", "2 3", "9 3 2 3"];
 
 /// One line of a plot.
@@ -26,7 +26,7 @@ pub struct Line {
 /// A plot.
 #[derive(Debug)]
 pub struct Plot<'a> {
-    /// What is shown.
+    /// Title.
     pub title: &'a str,
     /// Name and unit of the horizontal axis.
     pub x: &'a str,
@@ -37,7 +37,7 @@ pub struct Plot<'a> {
 }
 
 impl Plot<'_> {
-    /// The file.
+    /// Returns the file.
     pub fn svg(&self) -> String {
         let top_of = |part: fn(&(f64, f64)) -> f64| {
             let points = self.lines.iter().flat_map(|line| &line.points);
@@ -123,7 +123,7 @@ impl Plot<'_> {
     }
 }
 
-/// From zero to a round number.
+/// Returns the axis from zero to a round number.
 struct Axis {
     end: f64,
     step: f64,
@@ -144,7 +144,7 @@ impl Axis {
             .collect()
     }
 
-    /// With as many digits as the step needs.
+    /// Formats a value with as many digits as the step needs.
     fn label(&self, value: f64) -> String {
         let digits = if self.step >= 1.0 {
             0

@@ -10,7 +10,7 @@ use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;
 use crate::capacity::Capacity;
-use crate::collector::resolver::Resolver;
+use crate::resolve::resolver::Resolver;
 use crate::record::{Moment, Record};
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};

@@ -1,6 +1,6 @@
 //! Entry points to parsers that are otherwise reached only through a running guest, for the fuzz targets.
 
-use crate::collector::PerfMap;
+use crate::resolve::PerfMap;
 
 /// Parses `text` as a `/tmp/perf-PID.map` and looks `addresses` up in it. Returns the range and the name of
 /// each function that is found.

@@ -1,12 +1,14 @@
-//! Samples vCPUs: the randomized clock, the per-vCPU record path, the collector, the profile file and the estimates.
+//! Sampling of vCPUs: the randomized clock, the per-vCPU record path, and the collector that writes the
+//! profile's rows.
 
 mod attached;
 #[cfg(feature = "bench")]
 pub mod bench;
-mod boxes;
+mod buffer_pool;
 mod capacity;
 mod collector;
 pub mod conditions;
+mod console;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
@@ -14,11 +16,14 @@ mod guest_clock;
 mod initrd;
 mod memory;
 pub mod microstate;
-mod pace;
-mod presence;
+mod kexec;
 pub mod record;
+mod resolve;
+mod sampling_rate;
 pub mod session;
+mod shared;
 mod task_scan;
+mod task_state;
 mod vcpu;
 
 pub use initrd::Initrd;

@@ -1,4 +1,4 @@
-//! The observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
+//! Observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
 //!
 //! A state change reads the clock once (Chubb), so the times are exact:
 //!
@@ -9,95 +9,40 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 use linux::{Event, KernelIdentity, PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use vmm::{Activity, CounterSum, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
+use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
-use crate::attached::Seen;
-use crate::boxes::{Boxes, Returns, boxes};
+use crate::buffer_pool::{Boxes, Returns, boxes};
 use crate::capacity::Capacity;
 use crate::exact::record::Recorder;
-use crate::microstate::clock::{Place, StateClock};
-use crate::microstate::exits::ExitTable;
+use crate::kexec::Look;
+use crate::microstate::clock::Place;
 use crate::microstate::host::{own_cpu_time, own_times};
+use crate::microstate::stats::Published;
 use crate::microstate::wait::WaitDetector;
-use crate::pace::Pace;
-use crate::presence::Look;
 use crate::record::{self, Moment, Readers, Record, Sampled};
 use profile::clock::{Held, Intervals};
-use profile::rows::Microstates;
-use profile::rows::{VcpuRow, VcpuState};
+use profile::rows::VcpuState;
 
-/// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
-/// host's scheduler, ns.
+/// Delay of a tick that means that the host had stopped the process (SIGSTOP), ns. The host's scheduler does
+/// not count such a stop as a wait.
 const STOPPED_NS: u64 = 500_000_000;
 
-/// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
-/// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
-#[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Published {
-    samples: AtomicU64,
-    lost: AtomicU64,
-    exit_count: AtomicU64,
-    /// Time in KVM_RUN on a CPU while the guest was halted, without polling, ns.
-    kvm_ns: AtomicU64,
-    /// How fast it is sampled.
-    pub pace: Pace,
-    /// Where the thread's time goes.
-    pub clock: StateClock,
-    /// What it served.
-    pub exits: ExitTable,
-    /// What ticks have found, where the thread is another process'.
-    pub seen: Seen,
-    /// For how long KVM has polled for a wake-up of the halted guest, where it counts that.
-    pub polls: OnceLock<CounterSum>,
-}
-
-impl Published {
-    pub(crate) fn row(&self, id: u8, states: Microstates) -> VcpuRow {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        VcpuRow {
-            id,
-            samples: load(&self.samples),
-            lost: load(&self.lost),
-            exits: load(&self.exit_count),
-            states,
-        }
-    }
-
-    pub(crate) fn kvm_ns(&self) -> u64 {
-        self.kvm_ns.load(Ordering::Relaxed)
-    }
-
-    /// Samples recorded, and lost.
-    pub(crate) fn samples(&self) -> (u64, u64) {
-        (self.samples.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
-    }
-
-    fn add(counter: &AtomicU64) {
-        Self::add_ns(counter, 1);
-    }
-
-    fn add_ns(counter: &AtomicU64, ns: u64) {
-        counter.store(counter.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
-    }
-}
-
-/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time, without the time that
-/// KVM polls for a wake-up meanwhile, which counts as halted. Clock and counter are read only while the vCPU idles.
+/// Meter of the cost to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time. The time
+/// that KVM polls for a wake-up meanwhile counts as halted, so it is left out. Clock and counter are read
+/// only while the vCPU idles.
 #[derive(Debug, Default)]
 struct Idle {
     /// The registers of the halted vCPU at the last tick.
     regs: Option<kvm_regs>,
-    /// At the last entry: for how long KVM had polled, and the thread's CPU time, ns.
+    /// At the last entry: time that KVM had polled, and the thread's CPU time, ns.
     entered: Option<(u64, u64)>,
-    /// What the last KVM_RUN has taken of the CPU time, ns.
+    /// CPU time of the last KVM_RUN, ns.
     spent: Option<u64>,
 }
 
@@ -116,8 +61,8 @@ impl Idle {
         }
     }
 
-    /// A tick found the vCPU halted with these registers, or not halted. The time that the last KVM_RUN took if the
-    /// vCPU has not run in it: all its registers are what they were at the tick before.
+    /// Notes a tick that found the vCPU halted with these registers, or not halted. Returns the cost of the
+    /// last KVM_RUN if the vCPU has not run in it: all its registers are those of the tick before.
     fn ticked(&mut self, halted: Option<&kvm_regs>) -> Option<u64> {
         let before = std::mem::replace(&mut self.regs, halted.copied());
         let spent = self.spent.take();
@@ -125,43 +70,43 @@ impl Idle {
     }
 }
 
-/// How often a vCPU that is not sampled looks whether it is to be sampled again.
+/// Time between two checks of the rate while sampling is off.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// The collector's ends of what it shares with a vCPU.
+/// The collector's ends of the ring and the pool that it shares with a vCPU.
 #[derive(Debug)]
 pub(crate) struct Ends {
     /// Samples come out here.
     pub samples: Consumer<Sampled>,
-    /// Boxes for stacks go back here.
+    /// Stack buffers go back here.
     pub boxes: Returns,
 }
 
-/// The observer of one vCPU.
+/// Observer of one vCPU.
 pub struct VcpuSampler {
     intervals: Option<Intervals>,
-    /// Not sampled at present.
+    /// Sampling is off.
     off: bool,
     ring: Producer<Sampled>,
-    /// Boxes for stacks, given back by the collector.
+    /// Stack buffers, given back by the collector.
     boxes: Boxes,
-    /// A box that was taken but not sent.
+    /// A buffer that was taken but not sent.
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<Readers>>,
     look: Look,
     vcpu: usize,
     published: Arc<Published>,
-    /// The end of the last KVM_RUN, CLOCK_MONOTONIC ns.
+    /// End of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
-    /// Whether the thread had a CPU of the host when a tick was due.
+    /// Detector of ticks that were due while the thread waited for a CPU of the host.
     wait: WaitDetector,
-    /// When the last exact event was shown, and the entry after it, CLOCK_MONOTONIC ns: the sampler's time, in which the clock
-    /// runs on.
+    /// Start of the last exact event, and the entry after it, CLOCK_MONOTONIC ns: the sampler's time, in
+    /// which the clock runs.
     event: Option<(u64, u64)>,
-    /// There is no thread: how late a tick comes says nothing.
+    /// There is no thread, so the delay of a tick has no meaning.
     threadless: bool,
     idle: Idle,
-    /// Exact mode, where it is wanted.
+    /// Exact mode, if it is on.
     recorder: Option<Recorder>,
 }
 
@@ -172,8 +117,8 @@ impl fmt::Debug for VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// The observer of vCPU `vcpu`, the other ends of its ring of samples and of its pool of boxes for their stacks, and what
-    /// it publishes.
+    /// Creates the observer of vCPU `vcpu`, the other ends of its ring of samples and of its pool of stack
+    /// buffers, and its statistics.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
@@ -205,11 +150,11 @@ impl VcpuSampler {
         (sampler, ends, published)
     }
 
-    /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
-    /// registers and memory. Never allocates. Returns how long the guest is to run until the next tick.
+    /// Serves one tick: the body of [`Observer::ticked`], with the tick's parts as arguments so that it runs
+    /// on any registers and memory. Never allocates. Returns how long the guest runs until the next tick.
     ///
-    /// The clock stands still while a tick keeps the guest from running, and goes on while anything else does, whenever ticks
-    /// are served ([`Intervals::next_after`]).
+    /// The clock is stopped while a tick keeps the guest from running, and runs during anything else,
+    /// whenever ticks are served ([`Intervals::next_after`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
         moment: &Moment<'_, M>,
@@ -218,7 +163,7 @@ impl VcpuSampler {
         if let Some(next) = self.pass_while_off(moment.now_ns) {
             return Some(next);
         }
-        // A tick that was due while an event was served is of nothing that the clock of states tells.
+        // The clock of states shows nothing of a tick that was due while an event was served.
         if !moment.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&moment.due_ns)) {
             return self.next_after(moment.due_ns, Held::since(moment.now_ns));
         }
@@ -229,7 +174,8 @@ impl VcpuSampler {
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, moment.in_run, wait.is_some() || stopped);
         let held = match (record.vcpu_state, wait) {
-            // The vCPU's own timer interrupts the guest at once: what comes late is the thread's way out of KVM.
+            // The vCPU's own timer interrupts the guest at once: a delay is that of the thread's way out of
+            // KVM.
             (VcpuState::Guest, _) if self.wait.is_own() => Held::since(moment.due_ns),
             (VcpuState::Waiting, Some(held)) if !stopped => held,
             _ => Held::since(moment.now_ns),
@@ -268,7 +214,7 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// [`Intervals::next_after`], or the time until the vCPU is looked at again.
+    /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: Held) -> Option<Duration> {
         if self.off {
             return Some(LOOK_AGAIN);
@@ -277,12 +223,13 @@ impl VcpuSampler {
         Some(Duration::from_nanos(intervals.next_after(due_ns, held)))
     }
 
-    /// The time to the first tick.
+    /// Returns the time to the first tick.
     pub(crate) fn first_interval(&mut self) -> Option<Duration> {
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.first_ns()))
     }
 
-    /// Takes up another rate. The time to the next tick where this one is no sample: looking whether to go on is not random.
+    /// Adopts another rate. Returns the time to the next tick if this one is not a sample: a check of the
+    /// rate is not random.
     pub(crate) fn pass_while_off(&mut self, now_ns: u64) -> Option<Duration> {
         let was_off = self.off;
         if let (Some(rate), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
@@ -296,18 +243,18 @@ impl VcpuSampler {
         &self.published
     }
 
-    /// The vCPU's thread, if it has one, is another process', with these books of the scheduler.
+    /// Attaches to a vCPU whose thread, if it has one, is another process', with these scheduler statistics.
     pub(crate) fn attached_to(&mut self, schedstat: Option<Option<File>>) {
         self.threadless = schedstat.is_none();
         self.wait = WaitDetector::foreign(schedstat.flatten());
     }
 
-    /// The thread, another process', is about to be stopped for a tick.
+    /// Notes that the thread, another process', is about to be stopped for a tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         self.wait.ask(now_ns);
     }
 
-    /// The time to the next tick, counted from now.
+    /// Returns the time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
             Some(intervals) if !self.off => Duration::from_nanos(intervals.first_ns()),
@@ -315,13 +262,13 @@ impl VcpuSampler {
         }
     }
 
-    /// Events are to be recorded, too.
+    /// Turns on the recording of events.
     pub(crate) fn record_events(&mut self, recorder: Recorder) {
         self.recorder = Some(recorder);
     }
 }
 
-/// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
+/// Returns the state of the vCPU at the tick, by the same entries and exits as the clock of states.
 fn vcpu_state(record: &Record, in_run: bool, waited: bool) -> VcpuState {
     if record.halted {
         VcpuState::Halted
@@ -412,6 +359,7 @@ mod tests {
 
     use super::*;
     use profile::clock::ClockKind;
+    use profile::rows::Microstates;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
         let (sampler, ends, counters) = VcpuSampler::new(
@@ -458,14 +406,14 @@ mod tests {
         assert_eq!(sampler.started(), Some(seconds(10)));
         let now = monotonic_ns();
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(seconds(10)));
-        // What is later than that was stopped by a signal, and the time has gone by.
+        // A longer delay is that of a stop by a signal, during which the time has passed.
         let now = monotonic_ns();
         let left = tick(&mut sampler, now - 4_000_000_000, now).expect("ticks");
         assert!(left <= seconds(6) && left > seconds(5), "{left:?}");
-        // A tick later than a whole interval: the one that has passed meanwhile is passed over.
+        // The delay is longer than an interval: the tick that was due meanwhile is left out.
         let now = monotonic_ns();
         assert_eq!(tick(&mut sampler, now - 11_000_000_000, now), Some(seconds(9)));
-        // As well while an exit was served.
+        // Likewise while an exit was served.
         assert_eq!(tick_in(false, &mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
         // Nothing is known of a thread of another process.
         sampler.attached_to(Some(None));
@@ -482,10 +430,10 @@ mod tests {
         sampler.exited(Exit::Io { port: 0x3f8, write: true }, ms(3));
         sampler.entering(ms(4));
         sampler.exited(Exit::Interrupted, ms(9));
-        // While the port was served, and in KVM_RUN, be it the one before that.
+        // One tick while the port was served, one in KVM_RUN, also in an earlier one.
         tick_in(false, &mut sampler, ms(4) - 1, ms(4));
         tick(&mut sampler, ms(3), ms(4));
-        // By the scheduler's books it did not wait, however late the tick came.
+        // By the scheduler's statistics the thread did not wait, despite the delay.
         tick(&mut sampler, ms(5), ms(9));
         sampler.entering(ms(11));
         let (_, places) = published.clock.read(|| ms(20)).expect("started");
@@ -495,7 +443,7 @@ mod tests {
         let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
         assert_eq!((port.count, port.total_ns), (1, 1_000_000));
         assert_eq!(published.row(2, Microstates::default()).exits, 2);
-        // The host had stopped the process, which is no wait by the scheduler's books.
+        // The host had stopped the process, which the scheduler's statistics do not count as a wait.
         tick(&mut sampler, ms(12), ms(512));
         let vcpu_state: Vec<_> =
             std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.vcpu_state).collect();
@@ -514,7 +462,7 @@ mod tests {
         for due in [9, 10, 29, 30] {
             assert!(tick_in(false, &mut sampler, start + due, start + 40).is_some());
         }
-        // One that came once the guest ran is.
+        // A tick that came once the guest ran is a sample.
         tick(&mut sampler, start + 20, start + 40);
         let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.late_ns).collect();
         assert_eq!(times, [31, 10, 20]);
@@ -524,7 +472,7 @@ mod tests {
     fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
         let mut idle = Idle::default();
         let halted = kvm_regs { rip: 7, ..Default::default() };
-        // What KVM has polled for when it is left, ns: none of it when it is entered.
+        // Time that KVM has polled when it is left, ns; 0 when it is entered.
         let mut polled = 0;
         let mut round = |regs: Option<&kvm_regs>, exit| {
             idle.entering(|| Some(1_000));
@@ -560,7 +508,7 @@ mod tests {
         sampler.started();
         let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
         published.pace.want(0.0);
-        // The tick that finds it out was a random one.
+        // The tick that finds the new rate was a random one.
         assert_eq!(tick(&mut sampler, at(0), at(0)), Some(LOOK_AGAIN));
         assert_eq!(tick(&mut sampler, at(50), at(50)), Some(LOOK_AGAIN));
         published.pace.want(4.0);

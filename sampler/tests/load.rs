@@ -1,5 +1,5 @@
-//! Competing load on the CPU of a vCPU: ticks come late, or find the vCPU's thread without a CPU, and the shares stay what
-//! they are. The guest runs at privilege level 3, which every KVM executes natively.
+//! Competing load on the CPU of a vCPU: ticks come late, or find the vCPU's thread without a CPU, and the
+//! shares stay right. The guest runs at privilege level 3, which every KVM executes natively.
 
 use std::io::Write;
 use std::path::Path;
@@ -12,7 +12,7 @@ use sampler::{Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Console, Exit, Machine, Observer, Payload, Tick, VmConfig};
 
-/// Where the two loops begin: at the same place of a cache line, so that their rounds take the same time.
+/// Offsets of the two loops: at the same place of a cache line, so that their rounds take the same time.
 const LONG: usize = 0x40;
 const SHORT: usize = 0x80;
 /// Rounds of the short loop, a few hundredths of a millisecond; the long one has three times as many.
@@ -65,8 +65,8 @@ impl Observer for Pinned {
     }
 }
 
-/// What a run says: ticks in the long loop, all ticks in the guest, ticks that fell when the thread had no CPU, and the
-/// part of the time in which it had none.
+/// Results of a run: ticks in the long loop, all ticks in the guest, ticks without a CPU, and the part of the
+/// time without a CPU.
 #[derive(Debug)]
 struct Seen {
     long: f64,
@@ -149,7 +149,8 @@ impl Seen {
         self.long / self.all
     }
 
-    /// Variance of the share; the loops take turns many times an interval, so samples are independent.
+    /// Returns the variance of the share; the loops take turns many times an interval, so samples are
+    /// independent.
     fn variance(&self) -> f64 {
         TRUTH * (1.0 - TRUTH) / self.all
     }
@@ -158,7 +159,7 @@ impl Seen {
 #[test]
 fn load_on_the_cpu_changes_no_share() {
     if let Err(error) = vmm::probe::open() {
-        // What a test prints is shown only when it fails, unless it goes around the harness.
+        // A test's output is shown only when it fails, unless it goes around the harness.
         let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
         return;
     }

@@ -1,5 +1,5 @@
-//! Chubb's tables of lmbench: system calls, processes, switches, files and communication, with and without what
-//! measures them.
+//! Chubb's tables of lmbench: system calls, processes, switches, files and communication, with and without a
+//! measuring program.
 
 mod paper;
 
@@ -13,11 +13,11 @@ use crate::measured::{boot, rusage, setting};
 use crate::table::{Table, deviation, median, more};
 use paper::{PaperTable, TABLES, Unit};
 
-/// Off as far as the options allow, sampling, and exact.
+/// Settings: off as far as the options allow, sampling, and exact.
 const SETTINGS: [(&str, &[&str]); 3] = [
     ("off", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("sampling", &["-F", "1000"]),
-    // The kernel is looked for at ticks, so exact mode needs some.
+    // The kernel is found at ticks, so exact mode needs some.
     ("exact", &["-F", "20", "--depth", "0", "--exact", "--task-rate", "0"]),
 ];
 /// Each measurement takes a tenth of a second.
@@ -51,7 +51,7 @@ price of changing nothing in the guest's kernel, and it is high where exits are 
 too, of a task that runs. Other system calls, `select`, faults and cached files do not pass a probe, and a difference
 within the scatter is not significant.";
 
-/// What one run printed, in the units of the tables.
+/// Output of one run, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
     let printed: HashMap<&str, f64> = run
         .stdout
@@ -73,7 +73,7 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
     Ok(values)
 }
 
-/// Values of all runs by what was measured and the setting.
+/// Values of all runs by measurement and setting.
 type Values = BTreeMap<(String, &'static str), Vec<f64>>;
 
 fn table(of: &PaperTable, values: &Values) -> Result<String> {
@@ -104,7 +104,7 @@ fn table(of: &PaperTable, values: &Values) -> Result<String> {
     Ok(format!("### {}\n\n{}", of.title, table.markdown()))
 }
 
-/// A number with three digits that count.
+/// Formats a number with three significant digits.
 fn digits(value: f64) -> String {
     let decimals = match value {
         _ if value < 10.0 => 2,
@@ -114,7 +114,7 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// How well measurements repeat, as a sentence.
+/// Describes how well measurements repeat, as a sentence.
 fn repeatability(values: &Values) -> String {
     let mut parts: Vec<f64> = values.values().filter_map(|values| deviation(values)).collect();
     parts.sort_by(f64::total_cmp);

@@ -1,4 +1,5 @@
-//! The figures of the paper: lmbench 2.0 of 2.5.72 and of 2.5.72msa, the kernels of an IA64 machine with two processors.
+//! The figures of the paper: lmbench 2.0 of 2.5.72 and of 2.5.72msa, the kernels of an IA64 machine with two
+//! processors.
 
 /// Unit of a table's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct PaperTable {
     pub rows: &'static [PaperRow],
 }
 
-/// A measurement of the paper's: what `latency` calls it, what the document calls it, without and with micro-state
+/// A measurement of the paper: its name in `latency`, its name in the document, without and with micro-state
 /// accounting, in the table's unit.
 pub type PaperRow = (&'static str, &'static str, f64, f64);
 

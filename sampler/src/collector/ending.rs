@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use vmm::monotonic_ns;
 
-use super::aim::Aim;
 use super::namer::Wish;
-use super::news::take_name;
+use super::finder_events::take_name;
+use super::precision::Aim;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
-use crate::session::{Ending, Totals};
+use crate::shared::{Ending, Totals};
 
 /// Time that the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
 const FINDER_LIMIT: Duration = Duration::from_secs(10);

@@ -1,25 +1,14 @@
 //! The collector: drains the rings, resolves samples, and hands batches to the sink.
 
-pub(crate) mod aim;
-pub(crate) mod console;
 mod ending;
-mod entry;
 pub(crate) mod finder;
-pub(crate) mod frames;
-mod hot;
-pub(crate) mod identity;
-mod interrupts;
-mod ledger;
-pub(crate) mod mode;
+mod finder_events;
 mod namer;
-mod news;
-pub(crate) mod resolver;
-mod stacks;
+pub(crate) mod precision;
 mod stall;
 mod standstill;
 mod steps;
 mod waiting;
-pub(crate) mod walker;
 
 use std::fmt;
 use std::fs::File;
@@ -39,23 +28,21 @@ use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::microstate::meter::Meter;
-use crate::presence::Presence;
+use crate::kexec::Presence;
 use crate::record::{Readers, Sampled};
-use crate::session::{Shared, Totals};
+use crate::resolve::resolver::Resolver;
+use crate::shared::{Shared, Totals};
 use crate::task_scan::TaskStateCollector;
 use crate::vcpu::Ends;
-use aim::Aim;
 use finder::{News, Wanted};
 use namer::{Named, Wish};
 use profile::estimate::guest_error_key;
 use profile::rows::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
-use resolver::Resolver;
+use precision::Aim;
 use stall::{STALL, StallReports};
 use standstill::{STANDSTILL, Standstill};
 use steps::{Step, Steps};
 use symbols::names::OpenFiles;
-#[cfg(feature = "fuzz")]
-pub(crate) use walker::PerfMap;
 
 /// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
 /// read.
@@ -160,7 +147,7 @@ impl Collector {
     ) -> Self {
         let resolver = Resolver::new(shared.zero_ns);
         let now = Instant::now();
-        let meters = shared.meters();
+        let meters = (0..).zip(shared.stats()).map(|(id, stats)| Meter::new(id, Arc::clone(stats))).collect();
         let passed_over = vec![0; rings.len()];
         Self {
             shared,

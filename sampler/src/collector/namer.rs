@@ -10,8 +10,9 @@ use symbols::counted::allocated;
 use symbols::elf::ElfFile;
 use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, SourceLines, Stopped, Symbolizer};
 
-use super::hot::MAX_BYTES;
-use super::walker::{FileEntry, Source};
+use crate::resolve::hot::MAX_BYTES;
+use crate::resolve::resolver::Nameless;
+use crate::resolve::walker::{FileEntry, Source};
 use profile::naming::{name_frame, named_by, shared_with};
 use profile::rows::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
 use text::clean;
@@ -23,13 +24,6 @@ const HELD: usize = 32;
 const HELD_BYTES: i64 = 24 << 20;
 /// Requests that are sorted by file at once, at most.
 const AT_ONCE: usize = 8_192;
-
-/// A frame without a name.
-#[derive(Debug)]
-pub(crate) struct Nameless {
-    pub row: FrameRow,
-    pub file: Arc<FileEntry>,
-}
 
 /// Requests to the namer.
 #[derive(Debug)]
@@ -245,7 +239,7 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
     use vmm::GuestMemoryMmap;
 
-    use super::super::walker::Files;
+    use crate::resolve::walker::Files;
     use super::*;
     use symbols::names::no_files;
 

@@ -1,7 +1,7 @@
 //! Detection of a standstill: all vCPUs are halted for many seconds while a task is runnable, as after a
 //! timer or a wake-up that the host has lost.
 
-use crate::exact::state::Who;
+use crate::task_state::Who;
 use profile::rows::MicrostateRow;
 
 /// Kind of the profile's events that report a standstill.

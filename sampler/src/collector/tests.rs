@@ -6,9 +6,10 @@ use linux::{Current, IrqContext, TaskSnapshot};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
-use super::frames::tests::Fake;
 use super::*;
 use crate::record::{Moment, Record};
+use crate::resolve::frames::tests::Fake;
+use crate::resolve::frames;
 use crate::session::{Session, SessionConfig, VcpuSampler};
 use profile::clock::ClockKind;
 use profile::rows::{Mode, SinkError};

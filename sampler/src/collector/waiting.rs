@@ -7,14 +7,14 @@ use vmm::monotonic_ns;
 use super::Collector;
 use crate::conditions::{Action, Condition};
 use crate::record::Record;
-use crate::session::Ask;
+use crate::shared::Ask;
 
 impl Collector {
     /// Takes the session's commands, as of `at_ns` since the run's start, or as of now.
     pub(super) fn take_waits(&mut self, at_ns: Option<u64>) {
-        for ask in self.shared.waits() {
+        for command in self.shared.commands() {
             let now_ns = at_ns.unwrap_or_else(|| self.now_ns());
-            match ask {
+            match command {
                 Ask::Wait(wait) => {
                     if self.gate.arm(wait, now_ns) {
                         self.close_at(now_ns);
@@ -42,7 +42,7 @@ impl Collector {
                 Action::Close(condition, end) => {
                     self.close_at(now_ns);
                     // No ticks from now on: the next samples are not wanted.
-                    self.shared.pace(0.0);
+                    self.shared.set_rate(0.0);
                     self.saw(&condition, "sampling ends");
                     self.shared.reached.fetch_or(end, Ordering::AcqRel);
                 }
@@ -81,7 +81,7 @@ impl Collector {
         self.batch.rates.extend(self.meters.iter().map(|meter| meter.pace_from(time_ns)));
         let mut status = self.shared.status();
         status.sampling = true;
-        self.shared.pace(status.wanted_hz);
+        self.shared.set_rate(status.wanted_hz);
     }
 
     fn close_at(&mut self, time_ns: u64) {

@@ -9,7 +9,7 @@
 //! awaited.
 
 mod gate;
-mod going;
+mod progress;
 mod trigger;
 
 use std::fmt;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use gate::{Action, Gate};
-pub(crate) use going::Going;
+pub(crate) use progress::Going;
 pub(crate) use trigger::Trigger;
 
 /// Bytes of a pattern, at most.

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use profile::rows::TaskState;
 
-use super::state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
+use crate::task_state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
 
 /// Tasks that are followed, at most; events about others are counted.
 const TASKS: usize = 1 << 17;

@@ -15,6 +15,5 @@ pub(crate) mod accounts;
 pub(crate) mod record;
 mod rows;
 mod setting;
-pub(crate) mod state;
 mod task;
 pub(crate) mod watch;

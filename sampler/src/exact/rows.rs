@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use super::accounts::Sums;
-use super::state::{Handled, Source, Waker, Who};
-use crate::collector::resolver::Resolver;
+use crate::task_state::{Handled, Source, Waker, Who};
+use crate::resolve::resolver::Resolver;
 use profile::rows::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 
 /// Unnamed sources, at most: the guest chooses the addresses of callers.
@@ -91,7 +91,7 @@ impl Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exact::state::Sum;
+    use crate::task_state::Sum;
 
     #[test]
     fn what_waits_for_names_is_bounded_and_nothing_is_lost() {

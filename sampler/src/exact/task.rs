@@ -2,8 +2,8 @@
 
 use linux::{RunState, SchedState, TaskSnapshot};
 
-use super::state::{Doing, Left, TaskId, Who};
-use crate::collector::resolver::Resolver;
+use crate::task_state::{Doing, Left, TaskId, Who};
+use crate::resolve::resolver::Resolver;
 use profile::rows::Batch;
 use profile::rows::{TaskState, WaitReason};
 

@@ -14,9 +14,9 @@ use super::accounts::Accounts;
 use super::record::{EventReaders, Recorder, TripEnds, TripRecord};
 use super::rows::{self, Sources};
 use super::setting::{self, EndCell, NotSet, Start};
-use super::state::{Left, Source, Waker};
+use crate::task_state::{Left, Source, Waker};
 use super::task::{left, who};
-use crate::collector::resolver::Resolver;
+use crate::resolve::resolver::Resolver;
 use crate::record::Readers;
 use profile::rows::WaitReason;
 use profile::rows::{Batch, EventRow, ExactVcpuRow, ReapedRow};
@@ -459,7 +459,7 @@ mod tests {
     use super::*;
     use profile::rows::TaskState;
 
-    use crate::exact::state::{Doing, TaskId, Who};
+    use crate::task_state::{Doing, TaskId, Who};
 
     /// Returns a merger for one vCPU that runs a task from time 0 on, and its recorder, whose ring is full:
     /// an event is lost at 1 ms.

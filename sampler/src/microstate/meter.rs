@@ -8,8 +8,8 @@ use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 use super::clock::Places;
 use super::exits::{ExitCount, Key};
 use super::host::{ThreadReader, ThreadTimes};
-use crate::attached;
-use crate::vcpu::Published;
+use super::foreign;
+use super::stats::Published;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
@@ -115,8 +115,8 @@ impl Meter {
         });
         if self.published.clock.is_foreign() {
             let polled = self.kvm.is_some().then(|| self.polled());
-            let states = attached::split(places, times, &self.published.seen, polled);
-            self.guest_error = attached::guest_error(&states, times, &self.published.seen, polled);
+            let states = foreign::split(places, times, &self.published.seen, polled);
+            self.guest_error = foreign::guest_error(&states, times, &self.published.seen, polled);
             return states;
         }
         let inside =

@@ -15,6 +15,8 @@
 
 pub(crate) mod clock;
 pub(crate) mod exits;
+pub(crate) mod foreign;
 pub(crate) mod host;
 pub(crate) mod meter;
+pub(crate) mod stats;
 pub(crate) mod wait;

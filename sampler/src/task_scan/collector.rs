@@ -13,8 +13,8 @@ use vmm::monotonic_ns;
 
 use super::scanner::TaskScanner;
 use super::{Change, Plan, ScanCost, ScanEvent, Seen, TaskScan};
-use crate::collector::resolver::Resolver;
-use crate::exact::state::{Doing, Who};
+use crate::resolve::resolver::Resolver;
+use crate::task_state::{Doing, Who};
 use crate::memory::GuestMemory;
 use profile::rows::TaskState;
 use profile::rows::WaitReason;

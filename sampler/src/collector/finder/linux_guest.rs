@@ -11,8 +11,8 @@ use vmm::monotonic_ns;
 
 use super::units::UnitWatch;
 use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
-use crate::collector::frames::{Name, Names};
-use crate::collector::ledger::AllBooks;
+use crate::resolve::frames::{Name, Names};
+use crate::resolve::accounting::AllBooks;
 use crate::memory::GuestMemory;
 use crate::record::Readers;
 

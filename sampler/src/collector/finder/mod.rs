@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 
 use linux::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
-use super::frames::Names;
-use super::ledger::AllBooks;
+use crate::resolve::accounting::AllBooks;
+use crate::resolve::frames::Names;
 pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
 pub(crate) use units::UnitNews;

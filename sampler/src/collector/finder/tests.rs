@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::collector::frames::tests::Fake;
+use crate::resolve::frames::tests::Fake;
 
 /// Fails `find` and `publish_reader` the given number of times.
 #[derive(Debug, Default)]

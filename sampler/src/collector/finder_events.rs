@@ -11,10 +11,10 @@ use vmm::monotonic_ns;
 
 use super::finder::{Code, News, UnitNews};
 use super::namer::{Named, Namer, Wish};
-use super::walker::{Source, Walker};
 use super::{Collector, FinderHandle, NamerHandle};
-use crate::presence::Trust;
+use crate::kexec::Trust;
 use crate::record::Record;
+use crate::resolve::walker::{Source, Walker};
 use profile::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use profile::rows::Batch;
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use linux::Interrupts;
 
-use crate::exact::state::Source;
+use crate::task_state::Source;
 use profile::rows::{InterruptRow, Mode};
 
 /// Prefix of vectors' entry functions (arch/x86/include/asm/idtentry.h, since 5.8).

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::session::Precision;
+use crate::shared::Precision;
 use profile::clock::{ClockKind, mean_ns};
 use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
 use profile::paces::Paces;

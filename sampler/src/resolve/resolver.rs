@@ -11,12 +11,11 @@ use super::frames::{Frames, Names};
 use super::hot::Hot;
 use super::identity::{Identities, Threads};
 use super::interrupts::InterruptNames;
-use super::ledger::{AllBooks, Ledger, process_rows};
+use super::accounting::{AllBooks, Ledger, process_rows};
 use super::mode::{Classifier, refined};
-use super::namer::Nameless;
 use super::stacks::Stacks;
 use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::exact::state::{Source, Who};
+use crate::task_state::{Source, Who};
 use crate::record::{KERNEL_HALF, Record};
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use profile::rows::{PageFaultKind, WaitReason};
@@ -43,6 +42,13 @@ impl Window {
             self.processes.iter().max_by_key(|&(&id, &(count, _))| (count, u32::MAX - id))?;
         Some((clean::comm(comm), *count as f64 / self.busy as f64))
     }
+}
+
+/// A frame without a name.
+#[derive(Debug)]
+pub(crate) struct Nameless {
+    pub row: FrameRow,
+    pub file: Arc<FileEntry>,
 }
 
 /// Resolver of samples.

@@ -14,7 +14,7 @@ use profile::rows::{CodeRow, CodeSource};
 /// Functions of the kernel whose code is kept, and functions of programs, at most.
 const KEPT: usize = 256;
 /// Bytes of one function, at most.
-pub(super) const MAX_BYTES: u64 = 64 << 10;
+pub(crate) const MAX_BYTES: u64 = 64 << 10;
 /// Alignment of the kernel's functions (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
 const ALIGNMENT: u64 = 16;
 /// Addresses that are counted, at most; beyond that new ones are left out.

@@ -18,7 +18,7 @@ pub fn run<const N: usize>(what: &str, path: &Path) -> anyhow::Result<[u64; N]> 
 }
 
 /// Prints numbers for [`run`], and the peak of memory.
-pub fn tell(numbers: &[u64]) -> anyhow::Result<()> {
+pub fn report(numbers: &[u64]) -> anyhow::Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|l| l.starts_with("VmHWM:")).context("no VmHWM in /proc/self/status")?;
     let kib: u64 = line.split_whitespace().nth(1).context("VmHWM has no value")?.parse()?;

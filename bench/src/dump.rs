@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use sampler::bench::Stopped;
+use sampler::bench::StoppedGuest;
 use symbols::elf::ReadAt;
 use symbols::names::{GuestFiles, OpenFiles};
 use vm_memory::{Bytes, GuestAddress};
@@ -31,14 +31,14 @@ const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do
                        echo begun; f 4";
 
 /// A guest under QEMU; ends with its scope.
-pub struct Guest {
-    _qemu: Ended,
-    monitor: Monitor,
+pub struct QemuGuest {
+    _qemu: KilledChild,
+    monitor: QemuMonitor,
     ram: PathBuf,
     image: PathBuf,
 }
 
-impl Guest {
+impl QemuGuest {
     /// Boots the demo image and waits until its command runs. All files are written to `directory`.
     pub fn boot(directory: &Path) -> anyhow::Result<Self> {
         let image = vprof_tests::images().join("demo.img");
@@ -68,20 +68,20 @@ impl Guest {
             .stdin(Stdio::null())
             .spawn()
             .context("cannot start QEMU")?;
-        let qemu = Ended(child);
+        let qemu = KilledChild(child);
         let deadline = Instant::now() + BOOT_LIMIT;
         while !fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("begun")) {
             anyhow::ensure!(Instant::now() < deadline, "the guest did not get as far as its command");
             std::thread::sleep(Duration::from_millis(100));
         }
-        let mut monitor = Monitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
+        let mut monitor = QemuMonitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
         monitor.0.set_read_timeout(Some(Duration::from_secs(30)))?;
         monitor.answer()?;
         Ok(Self { _qemu: qemu, monitor, ram, image })
     }
 
     /// Stops the guest while its kernel works for a program, saves it, and lets it run again.
-    pub fn stop(&mut self) -> anyhow::Result<Stopped> {
+    pub fn stop(&mut self) -> anyhow::Result<StoppedGuest> {
         let deadline = Instant::now() + MOMENT_LIMIT;
         loop {
             self.monitor.ask("stop")?;
@@ -92,7 +92,7 @@ impl Guest {
                 self.monitor.ask("cont")?;
                 let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;
                 memory.write_slice(&fs::read(&self.ram)?, GuestAddress(0))?;
-                return Ok(Stopped { regs, sregs, memory });
+                return Ok(StoppedGuest { regs, sregs, memory });
             }
             anyhow::ensure!(Instant::now() < deadline, "the guest never works in its kernel");
             self.monitor.ask("cont")?;
@@ -103,7 +103,7 @@ impl Guest {
     /// Returns the files of its disk.
     pub fn files(&self) -> OpenFiles {
         let image = self.image.clone();
-        Arc::new(move || Box::new(Files(image.clone())))
+        Arc::new(move || Box::new(ImageFiles(image.clone())))
     }
 }
 
@@ -117,9 +117,9 @@ pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
 }
 
 /// The files of an image.
-struct Files(PathBuf);
+struct ImageFiles(PathBuf);
 
-impl GuestFiles for Files {
+impl GuestFiles for ImageFiles {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let bytes: Arc<[u8]> = Disk::open(&self.0).ok()?.read(path).ok()?.into();
         Some(Box::new(bytes))
@@ -169,9 +169,9 @@ fn value(text: &str, name: &str) -> anyhow::Result<u64> {
 }
 
 /// A child that ends with its scope.
-struct Ended(Child);
+struct KilledChild(Child);
 
-impl Drop for Ended {
+impl Drop for KilledChild {
     fn drop(&mut self) {
         // Both fail only if the child is gone already, which is fine.
         let _ = self.0.kill();
@@ -180,9 +180,9 @@ impl Drop for Ended {
 }
 
 /// QEMU's human monitor.
-struct Monitor(UnixStream);
+struct QemuMonitor(UnixStream);
 
-impl Monitor {
+impl QemuMonitor {
     fn ask(&mut self, command: &str) -> anyhow::Result<String> {
         self.0.write_all(format!("{command}\n").as_bytes())?;
         self.answer()

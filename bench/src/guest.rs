@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use linux::{FindStep, Kernel, ScanResult};
 use profile::ProfileWriter;
-use sampler::bench::{StackFigures, Stopped, stack_figures};
+use sampler::bench::{StackFigures, StoppedGuest, stack_figures};
 
-use crate::dump::Guest;
-use crate::table::{Row, median};
+use crate::dump::QemuGuest;
+use crate::table::{TableRow, median};
 
 /// Number of measurements of each step.
 const ROUNDS: usize = 7;
@@ -20,7 +20,7 @@ const MOMENTS: usize = 12;
 const CR4_LA57: u64 = 1 << 12;
 
 /// Measures the time to find the kernel image, to decode kallsyms, to index BTF.
-pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
+pub fn found(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
     let (memory, five_level) = (&stopped.memory, stopped.sregs.cr4 & CR4_LA57 != 0);
     let mut steps: [Vec<f64>; 3] = Default::default();
     let mut symbols = 0;
@@ -41,14 +41,14 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
     }
     let [image, kallsyms, btf] = steps.map(|values| median(&values));
     let total = image + kallsyms + btf;
-    Ok(Row::text("kernel found in a guest's memory, named and laid out", format!("{total:.0} ms"), "")
+    Ok(TableRow::text("kernel found in a guest's memory, named and laid out", format!("{total:.0} ms"), "")
         .detail(format!(
             "image {image:.2} ms, {symbols} symbols {kallsyms:.0} ms, BTF and offsets {btf:.0} ms"
         )))
 }
 
 /// Measures a scan: one walk over the list of tasks.
-pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
+pub fn task_scan(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
     let task_scan = kernel.task_scan(memory)?;
@@ -56,19 +56,22 @@ pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
     for _ in 0..WALKS {
         let begin = Instant::now();
         tasks = 0;
-        let way = task_scan.walk(memory, |_| tasks += 1);
+        let result = task_scan.walk(memory, |_| tasks += 1);
         times.push(begin.elapsed().as_secs_f64() * 1e9);
-        anyhow::ensure!(way == ScanResult::Complete && tasks > 10, "{tasks} tasks in the guest: {way:?}");
+        anyhow::ensure!(
+            result == ScanResult::Complete && tasks > 10,
+            "{tasks} tasks in the guest: {result:?}"
+        );
     }
     let walk = median(&times);
-    Ok(Row::text("scan of all tasks, per task", format!("{:.0} ns", walk / f64::from(tasks)), "")
+    Ok(TableRow::text("scan of all tasks, per task", format!("{:.0} ns", walk / f64::from(tasks)), "")
         .detail(format!("{tasks} tasks in {:.0} us", walk / 1e3)))
 }
 
 /// Measures several states of `guest`; also returns the one with the largest stacks.
-pub fn stacks(guest: &mut Guest, directory: &Path) -> anyhow::Result<(Vec<Row>, Stopped)> {
+pub fn stacks(guest: &mut QemuGuest, directory: &Path) -> anyhow::Result<(Vec<TableRow>, StoppedGuest)> {
     let mut figures: Vec<StackFigures> = Vec::new();
-    let mut largest: Option<(usize, Stopped)> = None;
+    let mut largest: Option<(usize, StoppedGuest)> = None;
     let files = guest.files();
     while figures.len() < MOMENTS {
         let stopped = guest.stop()?;
@@ -85,7 +88,7 @@ pub fn stacks(guest: &mut Guest, directory: &Path) -> anyhow::Result<(Vec<Row>, 
     Ok((rows(&figures), stopped))
 }
 
-fn rows(figures: &[StackFigures]) -> Vec<Row> {
+fn rows(figures: &[StackFigures]) -> Vec<TableRow> {
     let count = figures.len() as f64;
     let mean = |of: &dyn Fn(&StackFigures) -> f64| figures.iter().map(of).sum::<f64>() / count;
     let seconds = |of: fn(&StackFigures) -> Duration| mean(&|figures| of(figures).as_secs_f64());
@@ -100,15 +103,15 @@ fn rows(figures: &[StackFigures]) -> Vec<Row> {
         seconds(|f| f.collect.cpu),
     );
     let per_frame = |what: &str, time: f64, frames: f64| {
-        Row::text(what, format!("{:.0} ns a frame", time / frames * 1e9), "")
+        TableRow::text(what, format!("{:.0} ns a frame", time / frames * 1e9), "")
             .detail(format!("{:.2} us a stack", time * 1e6))
     };
     vec![
-        Row::text("serving a tick: task, stacks, ring", format!("{:.2} us", serve * 1e6), "")
+        TableRow::text("serving a tick: task, stacks, ring", format!("{:.2} us", serve * 1e6), "")
             .detail(format!("{stacks}, {:.1} KB copied; warm caches", bytes / 1e3)),
         per_frame("kernel stack, by ORC", kernel, kernel_frames),
         per_frame("user stack, by call frame information", user, user_frames),
-        Row::text(
+        TableRow::text(
             "collector and writer with stacks, one core",
             format!("{:.0} samples/s", 1.0 / collect),
             "",

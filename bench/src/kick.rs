@@ -13,13 +13,13 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
-use sampler::bench::Stopped;
+use sampler::bench::StoppedGuest;
 use sampler::record::Moment;
 use sampler::{Session, SessionConfig, VcpuSampler};
 use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, VmConfig, monotonic_ns};
 
 use crate::dump;
-use crate::table::{Row, median};
+use crate::table::{TableRow, median};
 
 /// `again: inc %rax; jmp again`: counts as fast as the processor can.
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -34,9 +34,9 @@ const DEPTH: usize = 127;
 const FOUND_LIMIT: Duration = Duration::from_secs(20);
 
 /// Observer that kicks at random intervals and reads nothing.
-struct Bare(Intervals);
+struct BareKicks(Intervals);
 
-impl Observer for Bare {
+impl Observer for BareKicks {
     fn started(&mut self) -> Option<Duration> {
         Some(Duration::from_nanos(self.0.next_ns()))
     }
@@ -47,13 +47,13 @@ impl Observer for Bare {
 
 /// Observer that serves every tick as if it had hit a real guest in the stopped state: with that guest's
 /// registers, on its memory, which the counting guest carries along.
-struct AsStopped {
+struct StoppedGuestSampler {
     sampler: VcpuSampler,
     regs: kvm_regs,
     sregs: kvm_sregs,
 }
 
-impl Observer for AsStopped {
+impl Observer for StoppedGuestSampler {
     fn started(&mut self) -> Option<Duration> {
         self.sampler.started()
     }
@@ -76,12 +76,12 @@ impl Observer for AsStopped {
 
 /// Sink that counts the rows and drops them: the disk is measured elsewhere.
 #[derive(Debug, Default, Clone)]
-struct Nowhere {
+struct CountingSink {
     tasks: Arc<AtomicU64>,
     stacks: Arc<AtomicU64>,
 }
 
-impl Sink for Nowhere {
+impl Sink for CountingSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let count =
             |is: &dyn Fn(&SampleRow) -> bool| batch.samples.iter().filter(|row| is(row)).count() as u64;
@@ -92,7 +92,7 @@ impl Sink for Nowhere {
 }
 
 /// Wrapper that measures another observer from outside, once `measuring` is set.
-struct Measured<O> {
+struct MeasuredObserver<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
     exited_ns: u64,
@@ -102,7 +102,7 @@ struct Measured<O> {
     last: (u64, u64),
 }
 
-impl<O> Measured<O> {
+impl<O> MeasuredObserver<O> {
     fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
         // Room for every tick of a turn: nothing is allocated while it runs.
         Self {
@@ -130,7 +130,7 @@ impl<O> Measured<O> {
     }
 }
 
-impl<O: Observer> Observer for Measured<O> {
+impl<O: Observer> Observer for MeasuredObserver<O> {
     fn started(&mut self) -> Option<Duration> {
         self.inner.started()
     }
@@ -158,7 +158,7 @@ impl<O: Observer> Observer for Measured<O> {
 }
 
 /// Runs the counting guest; measures from the end of `start` on.
-fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
+fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> MeasuredObserver<O> {
     let config = VmConfig {
         vcpus: 1,
         memory_bytes: dump::MEMORY as u64,
@@ -171,9 +171,10 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
     };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
-    let machine =
-        Machine::start(config, |_| Measured::new(inner.take().expect("one vCPU"), Arc::clone(&measuring)))
-            .unwrap_or_else(|error| panic!("the counting guest does not start: {error}"));
+    let machine = Machine::start(config, |_| {
+        MeasuredObserver::new(inner.take().expect("one vCPU"), Arc::clone(&measuring))
+    })
+    .unwrap_or_else(|error| panic!("the counting guest does not start: {error}"));
     start(machine.memory());
     measuring.store(true, Ordering::Relaxed);
     std::thread::sleep(TURN);
@@ -182,12 +183,16 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
     ended.observers.remove(0)
 }
 
-fn bare(rate_hz: f64) -> Measured<Bare> {
-    turn(Bare(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
+fn bare(rate_hz: f64) -> MeasuredObserver<BareKicks> {
+    turn(BareKicks(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
 }
 
 /// Measures samples with the current task and, if `stack_depth` is not 0, with stacks.
-fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
+fn sampled(
+    rate_hz: f64,
+    stack_depth: usize,
+    stopped: &StoppedGuest,
+) -> MeasuredObserver<StoppedGuestSampler> {
     let config = SessionConfig {
         vcpus: 1,
         rate_hz,
@@ -199,11 +204,11 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
         precision: None,
         meta: Vec::new(),
     };
-    let sink = Nowhere::default();
+    let sink = CountingSink::default();
     let (mut session, mut samplers) =
         Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
-    let inner = AsStopped { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
+    let inner = StoppedGuestSampler { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
     let measured = turn(inner, |memory| {
         dump::copy(&stopped.memory, &memory);
         session.start(memory).expect("the collector starts");
@@ -225,14 +230,14 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
 ///
 /// # Errors
 /// Returns an error if there is no KVM to measure on.
-pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
-    vmm::probe::open().map_err(|error| error.to_string())?;
+pub fn rows(stopped: &StoppedGuest) -> anyhow::Result<Vec<TableRow>> {
+    vmm::probe::open()?;
     let mut rows = gaps(stopped);
     rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
     Ok(rows)
 }
 
-fn gaps(stopped: &Stopped) -> Vec<Row> {
+fn gaps(stopped: &StoppedGuest) -> Vec<TableRow> {
     let (mut bare_ns, mut task_ns, mut stack_ns) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         bare_ns.push(bare(1000.0).gap());
@@ -242,7 +247,7 @@ fn gaps(stopped: &Stopped) -> Vec<Row> {
     let bare = median(&bare_ns);
     let row = |what: &str, budget: &str, sample: f64| {
         let what = format!("exit to re-entry: sample {what} / bare kick");
-        Row::ratio(&what, sample / bare, budget).detail(format!(
+        TableRow::ratio(&what, sample / bare, budget).detail(format!(
             "{:.2} us / {:.2} us",
             sample / 1000.0,
             bare / 1000.0
@@ -254,7 +259,7 @@ fn gaps(stopped: &Stopped) -> Vec<Row> {
     ]
 }
 
-fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
+fn slow_down(rate_hz: f64, stopped: &StoppedGuest) -> TableRow {
     let (mut ratios, mut kicked, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     let with_stacks = || sampled(rate_hz, DEPTH, stopped).speed();
     for round in 0..ROUNDS {
@@ -273,7 +278,7 @@ fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
         seen.push((1.0 - sampled / quiet) * 100.0);
     }
     let what = format!("guest's time at {rate_hz} Hz: sampled with stacks / bare kicks");
-    Row::ratio(&what, median(&ratios), "at most 1.1").detail(format!(
+    TableRow::ratio(&what, median(&ratios), "at most 1.1").detail(format!(
         "slow-down {:.1} % / {:.1} %",
         median(&seen),
         median(&kicked)

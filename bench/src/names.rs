@@ -10,14 +10,14 @@ use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;
 
 use crate::child;
-use crate::table::Row;
+use crate::table::TableRow;
 
 /// Distinct addresses that are named.
 const ADDRESSES: usize = 100_000;
 
 /// Measures the compiler's library, which has only symbols, and this program, which has lines and inlined
 /// functions.
-pub fn rows() -> anyhow::Result<Vec<Row>> {
+pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let mut rows = Vec::new();
     match compiler() {
         Some(path) => rows.push(row("a program with symbols", &path)?),
@@ -39,11 +39,11 @@ fn compiler() -> Option<PathBuf> {
     })
 }
 
-fn row(what: &str, path: &Path) -> anyhow::Result<Row> {
+fn row(what: &str, path: &Path) -> anyhow::Result<TableRow> {
     let size = path.metadata()?.len();
     let [functions, read_ns, named_ns, frames, memory] = child::run("names", path)?;
     let what = format!("{what}, {} MB: naming {ADDRESSES} addresses", size / 1_000_000);
-    Ok(Row::text(&what, format!("{:.2} s", (read_ns + named_ns) as f64 / 1e9), "").detail(format!(
+    Ok(TableRow::text(&what, format!("{:.2} s", (read_ns + named_ns) as f64 / 1e9), "").detail(format!(
         "{functions} functions read in {:.2} s, {frames} frames in {:.2} s, {} MB at the peak",
         read_ns as f64 / 1e9,
         named_ns as f64 / 1e9,

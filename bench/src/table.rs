@@ -2,14 +2,14 @@
 
 /// One line: the measurement, the figure, the budget, and the figure's parts.
 #[derive(Debug)]
-pub struct Row {
+pub struct TableRow {
     what: String,
     figure: String,
     budget: String,
     detail: String,
 }
 
-impl Row {
+impl TableRow {
     /// Creates a row with a ratio of two measurements of the same run.
     pub fn ratio(what: &str, ratio: f64, budget: &str) -> Self {
         Self::text(what, format!("{ratio:.2} x"), budget)

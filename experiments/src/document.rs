@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 /// Results of one experiment.
 #[derive(Debug)]
-pub struct Section {
+pub struct DocumentSection {
     /// Markdown, from the heading on.
     pub text: String,
     /// File names, without `.svg`, and contents of its plots.
@@ -22,18 +22,18 @@ pub struct Section {
 
 /// `experiments.md` in a directory, and `experiments/*.svg` next to it.
 #[derive(Debug)]
-pub struct Document {
+pub struct ExperimentDocument {
     directory: PathBuf,
 }
 
-impl Document {
+impl ExperimentDocument {
     /// Returns the document in this directory.
     pub fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// Replaces the section of an experiment, or adds it at the end, and writes its plots.
-    pub fn put(&self, name: &str, section: &Section) -> Result<()> {
+    pub fn put(&self, name: &str, section: &DocumentSection) -> Result<()> {
         let plots = self.directory.join("experiments");
         fs::create_dir_all(&plots).with_context(|| format!("cannot make {}", plots.display()))?;
         for (plot, svg) in &section.plots {
@@ -88,8 +88,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("experiments.md");
         fs::write(&path, "# Head\n").unwrap();
-        let section = Section { text: "text".into(), plots: vec![("p", "<svg/>".into())] };
-        Document::new(directory.path().to_owned()).put("a", &section).unwrap();
+        let section = DocumentSection { text: "text".into(), plots: vec![("p", "<svg/>".into())] };
+        ExperimentDocument::new(directory.path().to_owned()).put("a", &section).unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("experiments/p.svg")).unwrap(), "<svg/>");
         assert!(fs::read_to_string(path).unwrap().contains("\ntext\n"));
     }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 use vprof_tests::Run;
 
-use crate::document::Section;
-use crate::measured::{at, boot, growth, lines, process, rusage, setting, ticked, value};
-use crate::table::{Table, median};
+use crate::document::DocumentSection;
+use crate::measured::{boot, growth, lines, process, rusage, setting, ticked, value, value_at};
+use crate::table::{MarkdownTable, median};
 
 /// The victim alone, then next to the hog, which outlives it.
 const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
@@ -49,19 +49,19 @@ type Times = [Option<f64>; 4];
 
 fn times(run: &Run, comm: &str, real: Option<f64>) -> Result<Times> {
     let rusage = rusage(run)?;
-    let books = process(&rusage, comm)?;
+    let accounting = process(&rusage, comm)?;
     let seconds = |ns: u64| Some(ns as f64 / 1e9);
     let grown = growth(run, &format!("v.comm = '{comm}' AND v.mode IN ('user', 'kernel')"))?;
     Ok([
         real,
-        seconds(books.reported_user_ns + books.reported_system_ns),
+        seconds(accounting.reported_user_ns + accounting.reported_system_ns),
         seconds(ticked(run, comm)?),
-        Some(at(&grown, books.read_s)),
+        Some(value_at(&grown, accounting.read_s)),
     ])
 }
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let mut all: BTreeMap<&str, Vec<Times>> = BTreeMap::new();
     let mut measured = String::new();
     for _ in 0..runs {
@@ -78,7 +78,7 @@ pub fn run(runs: usize) -> Result<Section> {
         measured = setting(&rusage(&run)?, runs);
     }
     let mut table =
-        Table::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks / vprof"]);
+        MarkdownTable::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks / vprof"]);
     for (comm, name) in PROCESSES {
         let times = all.get(comm).context("no run")?;
         let middle = |index: usize| -> Option<f64> {
@@ -102,5 +102,5 @@ pub fn run(runs: usize) -> Result<Section> {
          On current Linux, with the hog's times up to the end of the victim:\n\n{}\n{measured}\n\n{DISCUSSION}",
         table.markdown()
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }

@@ -19,10 +19,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use document::{Document, Section};
+use document::{DocumentSection, ExperimentDocument};
 
 /// An experiment: its name, and the function that makes its section from a number of runs.
-type Experiment = (&'static str, fn(usize) -> Result<Section>);
+type Experiment = (&'static str, fn(usize) -> Result<DocumentSection>);
 
 /// All experiments, in the order of the document.
 const EXPERIMENTS: [Experiment; 6] = [
@@ -40,7 +40,7 @@ fn main() -> Result<ExitCode> {
         bail!("usage: experiments DIRECTORY RUNS [NAME...]");
     };
     let runs = runs.parse().ok().filter(|runs| *runs > 0).context("the number of runs is not positive")?;
-    let document = Document::new(PathBuf::from(directory));
+    let document = ExperimentDocument::new(PathBuf::from(directory));
     let mut failed = false;
     for (name, run) in chosen(names)? {
         eprintln!("experiment {name} ...");

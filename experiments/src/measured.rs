@@ -23,7 +23,7 @@ pub fn rusage(run: &Run) -> Result<Rusage> {
 /// Returns the CPU accounting of the process of this name.
 pub fn process<'a>(rusage: &'a Rusage, comm: &str) -> Result<&'a ProcessRusage> {
     let found = rusage.processes.iter().find(|process| process.comm == comm);
-    found.with_context(|| format!("the profile holds no books of {comm}"))
+    found.with_context(|| format!("the profile has no CPU accounting of {comm}"))
 }
 
 /// Returns `utime` and `stime` of a process together, which only ticks add to, ns.
@@ -80,11 +80,11 @@ pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
         "SELECT s.time_ns, coalesce({condition}, 0) FROM v_samples v JOIN sample s ON s.id = v.id \
          WHERE s.vcpu = 0 AND s.vcpu_state = 'guest' ORDER BY s.time_ns"
     ));
-    let stretches = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
-    ensure!(!samples.is_empty() && !stretches.is_empty(), "the profile holds no samples of vCPU 0");
+    let intervals = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
+    ensure!(!samples.is_empty() && !intervals.is_empty(), "the profile holds no samples of vCPU 0");
     let samples: Vec<_> = samples.iter().map(|row| (number(&row[0]), number(&row[1]) > 0.0)).collect();
-    let stretches: Vec<_> = stretches.iter().map(|row| (number(&row[0]), number(&row[1]))).collect();
-    Ok(grow(&samples, &stretches))
+    let intervals: Vec<_> = intervals.iter().map(|row| (number(&row[0]), number(&row[1]))).collect();
+    Ok(grow(&samples, &intervals))
 }
 
 /// Samples that an interval must have: it is merged with the next ones if it has fewer.
@@ -92,19 +92,19 @@ const ENOUGH: usize = 20;
 
 /// Computes [`growth`] from samples (ns, met) and intervals (end in ns, guest time in ns), both in order of
 /// time.
-fn grow(samples: &[(f64, bool)], stretches: &[(f64, f64)]) -> Vec<(f64, f64)> {
+fn grow(samples: &[(f64, bool)], intervals: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (mut rest, mut sum, mut waiting) = (samples, 0.0, 0);
-    let mut points = Vec::with_capacity(stretches.len());
-    for (index, (end, _)) in stretches.iter().enumerate() {
+    let mut points = Vec::with_capacity(intervals.len());
+    for (index, (end, _)) in intervals.iter().enumerate() {
         let (here, later) = rest.split_at(rest.partition_point(|(time, _)| time <= end));
-        let last = index + 1 == stretches.len();
+        let last = index + 1 == intervals.len();
         if here.len() < ENOUGH && !last {
             continue;
         }
         rest = later;
         let met = here.iter().filter(|(_, met)| *met).count();
         let share = met as f64 / here.len().max(1) as f64;
-        for (end, guest) in &stretches[waiting..=index] {
+        for (end, guest) in &intervals[waiting..=index] {
             sum += guest * share;
             points.push((end / 1e9, sum / 1e9));
         }
@@ -115,13 +115,13 @@ fn grow(samples: &[(f64, bool)], stretches: &[(f64, f64)]) -> Vec<(f64, f64)> {
 
 /// Returns the part of a growth between two times, from zero.
 pub fn since(points: &[(f64, f64)], from: f64, length: f64) -> Vec<(f64, f64)> {
-    let base = at(points, from);
+    let base = value_at(points, from);
     let inside = points.iter().filter(|(time, _)| (from..=from + length).contains(time));
     std::iter::once((0.0, 0.0)).chain(inside.map(|(time, value)| (time - from, value - base))).collect()
 }
 
 /// Returns the value of a growth at a time: that of the last point not after it.
-pub fn at(points: &[(f64, f64)], moment: f64) -> f64 {
+pub fn value_at(points: &[(f64, f64)], moment: f64) -> f64 {
     points.iter().rev().find(|(time, _)| *time <= moment).map_or(0.0, |(_, value)| *value)
 }
 
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn time_grows_by_the_share_of_each_stretch() {
+    fn time_grows_by_the_share_of_each_interval() {
         let half = (0..ENOUGH).map(|n| (1e9, n % 2 == 0));
         // Too few alone, enough together with those of the next interval.
         let whole = [(2.5e9, true)].into_iter().chain((0..ENOUGH).map(|_| (3.5e9, true)));

@@ -47,7 +47,7 @@ const LOOP_OF_WORK: std::ops::Range<u64> = FLAT_ENTRY + 0x23..FLAT_ENTRY + 0x49;
 
 /// A program and the clock that samples it.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub struct NativeCase {
     /// Length of a period, us.
     pub period_us: u64,
     /// Work in each, us.
@@ -60,7 +60,7 @@ pub struct Case {
 
 /// Results of one run.
 #[derive(Debug, Clone, Copy)]
-pub struct Shares {
+pub struct WorkShares {
     /// Part of the program's time that it worked, by its own account.
     pub own: f64,
     /// The same by the ticks that fell into the guest.
@@ -69,13 +69,13 @@ pub struct Shares {
     pub ticks: u64,
 }
 
-impl Case {
+impl NativeCase {
     /// Runs it on this machine's KVM.
     ///
     /// # Errors
     /// Returns an error if there is no KVM, or the machine does not run.
     /// There is no KVM, or the machine does not run.
-    pub fn run(&self, seed: u64) -> Result<Shares> {
+    pub fn run(&self, seed: u64) -> Result<WorkShares> {
         // The pilot only measures the counter's frequency, so its times do not matter.
         let pilot = run(self, (1 << 20, 1 << 10), seed, PILOT)?.1;
         let per_us = pilot.counts_per_us();
@@ -85,13 +85,13 @@ impl Case {
         let (work, rest) = account.worked_and_rested();
         let (met, ticks) = counted.met();
         ensure!(ticks > 0, "no tick fell into the guest");
-        Ok(Shares { own: work as f64 / (work + rest) as f64, sampled: met as f64 / ticks as f64, ticks })
+        Ok(WorkShares { own: work as f64 / (work + rest) as f64, sampled: met as f64 / ticks as f64, ticks })
     }
 }
 
 /// Frames of samples that fell into the guest.
 #[derive(Debug, Default)]
-struct Frames {
+struct GuestFrames {
     /// Addresses of instructions, by frame.
     addresses: HashMap<u32, u64>,
     /// Frame of each sample.
@@ -100,9 +100,9 @@ struct Frames {
 
 /// A sink that keeps these frames.
 #[derive(Debug, Default, Clone)]
-struct Counted(Arc<Mutex<Frames>>);
+struct FrameSink(Arc<Mutex<GuestFrames>>);
 
-impl Counted {
+impl FrameSink {
     /// Returns the ticks that met the work, and all.
     fn met(&self) -> (u64, u64) {
         let counted = self.0.lock().expect("no thread panics with it");
@@ -111,7 +111,7 @@ impl Counted {
     }
 }
 
-impl Sink for Counted {
+impl Sink for FrameSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let mut counted = self.0.lock().expect("no thread panics with it");
         counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
@@ -123,20 +123,20 @@ impl Sink for Counted {
 
 /// The program's registers at the first and at the last tick.
 #[derive(Debug, Clone, Copy, Default)]
-struct Account {
-    first: Option<Reading>,
-    last: Reading,
+struct WorkAccount {
+    first: Option<RegisterReading>,
+    last: RegisterReading,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Reading {
+struct RegisterReading {
     time_ns: u64,
     counter: u64,
     worked: u64,
     rested: u64,
 }
 
-impl Account {
+impl WorkAccount {
     fn counts_per_us(&self) -> u64 {
         let first = self.first.unwrap_or_default();
         (self.last.counter - first.counter) * 1_000 / (self.last.time_ns - first.time_ns).max(1)
@@ -149,12 +149,12 @@ impl Account {
 }
 
 /// The product's own sampler, which also reads the program's registers at each tick.
-struct Observed {
+struct ObservedSampler {
     sampler: VcpuSampler,
-    account: Account,
+    account: WorkAccount,
 }
 
-impl Observer for Observed {
+impl Observer for ObservedSampler {
     fn started(&mut self) -> Option<Duration> {
         self.sampler.started()
     }
@@ -167,7 +167,7 @@ impl Observer for Observed {
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         let regs = tick.regs;
         self.account.last =
-            Reading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
+            RegisterReading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
         // The program has read the counter by then.
         if regs.rbx > 0 {
             self.account.first.get_or_insert(self.account.last);
@@ -180,7 +180,12 @@ impl Observer for Observed {
 }
 
 /// Runs the program with this period and this work, in counts of the time-stamp counter.
-fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> Result<(Counted, Account)> {
+fn run(
+    case: &NativeCase,
+    (period, work): (u64, u64),
+    seed: u64,
+    length: Duration,
+) -> Result<(FrameSink, WorkAccount)> {
     let mut code = CODE.to_vec();
     code[PERIOD..PERIOD + 8].copy_from_slice(&period.to_le_bytes());
     code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
@@ -195,7 +200,7 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
         precision: None,
         meta: Vec::new(),
     };
-    let counted = Counted::default();
+    let counted = FrameSink::default();
     let (mut session, mut samplers) =
         Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
     let machine = VmConfig {
@@ -208,8 +213,10 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
         second_console: None,
         extra: vmm::Extra::default(),
     };
-    let machine =
-        Machine::start(machine, |_| Observed { sampler: samplers.remove(0), account: Account::default() })?;
+    let machine = Machine::start(machine, |_| ObservedSampler {
+        sampler: samplers.remove(0),
+        account: WorkAccount::default(),
+    })?;
     session.start(machine.memory())?;
     std::thread::sleep(length);
     machine.stop();

@@ -2,12 +2,12 @@
 
 /// A Markdown table.
 #[derive(Debug)]
-pub struct Table {
+pub struct MarkdownTable {
     text: String,
     columns: usize,
 }
 
-impl Table {
+impl MarkdownTable {
     /// Creates a table with these headings.
     pub fn new(headings: &[&str]) -> Self {
         let mut table = Self { text: String::new(), columns: headings.len() };
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn tables_are_markdown() {
-        let mut table = Table::new(&["what", "how much"]);
+        let mut table = MarkdownTable::new(&["what", "how much"]);
         table.row([String::from("a"), seconds(1_234_000_000)]);
         assert_eq!(table.markdown(), "| what | how much |\n|---|---|\n| a | 1.23 s |\n");
     }

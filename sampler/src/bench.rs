@@ -10,12 +10,12 @@ use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;
 use crate::capacity::Capacity;
-use crate::resolve::resolver::Resolver;
-use crate::record::{Moment, Record};
+use crate::record::{Moment, SampleRecord};
+use crate::resolve::resolver::SampleResolver;
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};
-pub use stopped::{StackFigures, Stopped, stack_figures};
+pub use stopped::{StackFigures, StoppedGuest, stack_figures};
 use vmm::monotonic_ns;
 
 /// Cost of a measured operation.
@@ -64,7 +64,7 @@ pub enum BenchError {
 
 /// Returns the `n`th record of a made-up run: 2 vCPUs, 64 processes, half user code with 20,000 addresses,
 /// half kernel code with 2,000 addresses, a tenth of that in interrupts.
-fn record(n: u64) -> Record {
+fn record(n: u64) -> SampleRecord {
     // A fixed permutation of 32 bits (Knuth's multiplicative hash): spread out, and the same in every run.
     let spread = n.wrapping_mul(2_654_435_761) & 0xffff_ffff;
     let slot = (spread >> 16) % 64;
@@ -83,7 +83,7 @@ fn record(n: u64) -> Record {
         comm,
         kernel_thread: false,
     };
-    Record {
+    SampleRecord {
         time_ns: n * 500_000,
         late_ns: 20_000 + spread % 50_000,
         rip: if user { 0x55_0000_0000 + spread % 20_000 } else { 0xffff_ffff_8100_0000 + spread % 2_000 },
@@ -114,7 +114,7 @@ pub fn collect_samples(
     samples: u64,
     mut change: impl FnMut(u64, &mut SampleRow),
 ) -> Result<(), SinkError> {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     for n in 0..samples {
         resolver.sample(u8::from(n % 4 > 1), &record(n), None, &mut batch);

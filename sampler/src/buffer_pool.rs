@@ -19,12 +19,12 @@ const PAGE: usize = 4096;
 
 /// The vCPU's end of the pool: buffers come out here.
 #[derive(Debug)]
-pub(crate) struct Boxes {
+pub(crate) struct BufferPool {
     pool: Consumer<Box<StackCopy>>,
     reserve: Consumer<Box<StackCopy>>,
 }
 
-impl Boxes {
+impl BufferPool {
     /// Takes an empty buffer; `None` if all are in use. Never allocates.
     pub(crate) fn take(&mut self) -> Option<Box<StackCopy>> {
         self.pool.pop().or_else(|_| self.reserve.pop()).ok()
@@ -33,12 +33,12 @@ impl Boxes {
 
 /// The collector's end of the pool: buffers go back here.
 #[derive(Debug)]
-pub(crate) struct Returns {
+pub(crate) struct BufferReturns {
     pool: Producer<Box<StackCopy>>,
     reserve: Producer<Box<StackCopy>>,
 }
 
-impl Returns {
+impl BufferReturns {
     /// Gives back a buffer: to the reserve, and without its memory, only while the pool is full.
     pub(crate) fn give_back(&mut self, stack: Box<StackCopy>) {
         if let Err(PushError::Full(mut stack)) = self.pool.push(stack) {
@@ -51,10 +51,10 @@ impl Returns {
 }
 
 /// Creates a pool of `pool` buffers with a reserve of `reserve` more.
-pub(crate) fn boxes(pool: usize, reserve: usize) -> (Boxes, Returns) {
+pub(crate) fn buffer_pool(pool: usize, reserve: usize) -> (BufferPool, BufferReturns) {
     let (pool_in, pool_out) = RingBuffer::new(pool);
     let (reserve_in, reserve_out) = RingBuffer::new(reserve);
-    let mut returns = Returns { pool: pool_in, reserve: reserve_in };
+    let mut returns = BufferReturns { pool: pool_in, reserve: reserve_in };
     let count = pool.saturating_add(reserve);
     let mut room = BytesMut::zeroed(count.saturating_mul(StackCopy::BYTES).saturating_add(PAGE));
     // A huge page would take memory for 32 buffers at once; an allocator may have written the zeroes.
@@ -69,7 +69,7 @@ pub(crate) fn boxes(pool: usize, reserve: usize) -> (Boxes, Returns) {
             drop(returns.reserve.push(stack));
         }
     }
-    (Boxes { pool: pool_out, reserve: reserve_out }, returns)
+    (BufferPool { pool: pool_out, reserve: reserve_out }, returns)
 }
 
 /// Advises the host's kernel on the use of the whole pages of `bytes`.
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_reserve_is_used_only_while_the_pool_is_empty() {
-        let (mut out, mut returns) = boxes(2, 3);
+        let (mut out, mut returns) = buffer_pool(2, 3);
         let address = |stack: &StackCopy| std::ptr::from_ref(stack) as usize;
         let all: Vec<_> = std::iter::from_fn(|| out.take()).collect();
         let pool: Vec<_> = all[..2].iter().map(|stack| address(stack)).collect();
@@ -109,7 +109,7 @@ mod tests {
         all.into_iter().for_each(|stack| returns.give_back(stack));
         // A collector that keeps up uses the same two again and again.
         for _ in 0..20 {
-            let stack = out.take().expect("a box");
+            let stack = out.take().expect("a buffer");
             assert!(pool.contains(&address(&stack)));
             returns.give_back(stack);
         }
@@ -118,10 +118,10 @@ mod tests {
 
     #[test]
     fn only_the_pool_keeps_its_memory_after_a_hold_up() {
-        let (mut out, mut returns) = boxes(2, 30);
+        let (mut out, mut returns) = buffer_pool(2, 30);
         let all: Vec<_> = std::iter::from_fn(|| out.take()).collect();
         for mut stack in all {
-            assert_eq!(resident(&mut stack), 0, "a box that was never used takes no memory");
+            assert_eq!(resident(&mut stack), 0, "a buffer that was never used takes no memory");
             stack.take_back()[..StackCopy::BYTES / 2].fill(1);
             assert_eq!(resident(&mut stack), 8);
             returns.give_back(stack);

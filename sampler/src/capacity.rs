@@ -5,7 +5,7 @@ use std::mem::size_of;
 
 use linux::StackCopy;
 
-use crate::record::Sampled;
+use crate::record::SampleMessage;
 
 /// Seconds of samples that a ring holds at least, as far as memory allows: longer than a disk stalls.
 const RING_SECONDS: f64 = 4.0;
@@ -41,7 +41,8 @@ impl Capacity {
     /// Returns the sizes for a mean rate in Hz and stacks of at most `depth` frames.
     pub fn new(rate_hz: f64, vcpus: u8, depth: usize) -> Self {
         let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
-        let ring = samples(rate_hz, RING_SECONDS).clamp(RING_LEAST, share(RINGS_BYTES, size_of::<Sampled>()));
+        let ring =
+            samples(rate_hz, RING_SECONDS).clamp(RING_LEAST, share(RINGS_BYTES, size_of::<SampleMessage>()));
         if depth == 0 {
             return Self { ring, pool: 1, reserve: 0 };
         }
@@ -77,7 +78,9 @@ mod tests {
             assert!(pool >= POOL_LEAST);
             assert!(vcpus > 32 || pool * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
             assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
-            assert!(ring >= RING_LEAST && ring * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
+            assert!(
+                ring >= RING_LEAST && ring * size_of::<SampleMessage>() * usize::from(vcpus) <= RINGS_BYTES
+            );
         }
     }
 }

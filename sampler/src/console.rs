@@ -14,7 +14,7 @@ const WAITING: usize = 1 << 20;
 const ROW: usize = 1024;
 
 #[derive(Debug, Default)]
-struct Queue {
+struct QueuedRows {
     rows: VecDeque<ConsoleRow>,
     bytes: usize,
     dropped: u64,
@@ -23,7 +23,7 @@ struct Queue {
 /// The bounded queue between the console and the collector. Its lock is held only to move a few bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConsoleQueue {
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Mutex<QueuedRows>>,
     zero_ns: u64,
 }
 
@@ -32,7 +32,7 @@ impl ConsoleQueue {
         Self { queue: Arc::default(), zero_ns }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, QueuedRows> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -14,9 +14,9 @@ pub mod exact;
 pub mod fuzz;
 mod guest_clock;
 mod initrd;
+mod kexec;
 mod memory;
 pub mod microstate;
-mod kexec;
 pub mod record;
 mod resolve;
 mod sampling_rate;
@@ -28,4 +28,4 @@ mod vcpu;
 
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{Precision, Session, SessionConfig, Status, Totals, VcpuSampler};
+pub use session::{PrecisionStatus, Session, SessionConfig, SessionStatus, SessionTotals, VcpuSampler};

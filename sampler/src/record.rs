@@ -45,7 +45,7 @@ pub struct Moment<'a, M> {
 
 /// Readers of the parts of a sample that are in the guest's kernel, set once the kernel is found.
 #[derive(Debug)]
-pub struct Readers {
+pub struct GuestReaders {
     /// Reader of the current task of each vCPU.
     pub current: CurrentReader,
     /// Reader of the task's stacks, and the bytes of user stack to copy. `None` without call stacks: not
@@ -55,9 +55,9 @@ pub struct Readers {
 
 /// A sample with its stacks, as the ring carries it.
 #[derive(Debug, Default)]
-pub struct Sampled {
+pub struct SampleMessage {
     /// The sample.
-    pub record: Record,
+    pub record: SampleRecord,
     /// Copied stacks. The buffer belongs to the vCPU's pool and returns there.
     pub stack: Option<Box<StackCopy>>,
     /// Stacks were wanted, but all buffers of the pool were in use.
@@ -66,7 +66,7 @@ pub struct Sampled {
 
 /// One sample as the ring carries it: fixed size, nothing resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Record {
+pub struct SampleRecord {
     /// When the tick was served, CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     /// Delay from the due time to the serving of the tick, ns.
@@ -95,7 +95,7 @@ pub struct Record {
     pub kernel_mapped: Option<bool>,
 }
 
-impl Record {
+impl SampleRecord {
     /// Returns true if the instruction is in the upper half, where a 64-bit kernel's code is.
     pub(crate) fn in_64_bit_kernel(&self) -> bool {
         self.long_mode && self.rip & KERNEL_HALF != 0
@@ -108,7 +108,7 @@ pub fn take<M: PhysicalMemory>(
     moment: &Moment<'_, M>,
     current: impl FnOnce(&M) -> Option<Current>,
     activity: impl FnOnce() -> Option<Activity>,
-) -> Record {
+) -> SampleRecord {
     let (regs, sregs) = (moment.regs, moment.sregs);
     // The DPL of SS is the privilege level (Intel SDM vol. 3, 5.5).
     let cpl = sregs.ss.dpl & 3;
@@ -116,7 +116,7 @@ pub fn take<M: PhysicalMemory>(
     let halted = cpl == 0
         && may_be_halted(regs, sregs, moment.memory)
         && matches!(activity(), Some(Activity::Halted | Activity::NotStarted));
-    Record {
+    SampleRecord {
         time_ns: moment.now_ns,
         late_ns: moment.now_ns.saturating_sub(moment.due_ns),
         rip: linear(sregs, regs.rip),
@@ -138,7 +138,7 @@ pub fn copy_stacks<M: PhysicalMemory>(
     (reader, user_bytes): (&StackReader, usize),
     vcpu: usize,
     moment: &Moment<'_, M>,
-    record: &Record,
+    record: &SampleRecord,
     into: &mut StackCopy,
 ) {
     let task = record.current.and_then(|current| current.task);
@@ -239,7 +239,7 @@ mod tests {
         memory: &GuestMemoryMmap,
         state: &(kvm_regs, kvm_sregs),
         activity: Option<Activity>,
-    ) -> (Record, u32) {
+    ) -> (SampleRecord, u32) {
         let asked = Cell::new(0);
         let moment =
             Moment { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
@@ -274,7 +274,7 @@ mod tests {
         let behind = long_mode(0, CODE + 0x11);
         assert_eq!(
             sample(&memory, &behind, Some(Activity::Halted)),
-            (Record { halted: true, ..at(CODE + 0x11) }, 1)
+            (SampleRecord { halted: true, ..at(CODE + 0x11) }, 1)
         );
         assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (at(CODE + 0x11), 1));
         assert_eq!(sample(&memory, &behind, None), (at(CODE + 0x11), 1));
@@ -282,8 +282,8 @@ mod tests {
         assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (at(CODE + 0x10), 0));
     }
 
-    fn at(rip: u64) -> Record {
-        Record {
+    fn at(rip: u64) -> SampleRecord {
+        SampleRecord {
             time_ns: 130,
             late_ns: 30,
             rip,

@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Sampling rate of one vCPU, ticks per second; 0 while sampling is off. Any thread stores a requested rate.
 /// The vCPU's thread adopts the rate and stores the time, so no thread waits for another.
 #[derive(Debug, Default)]
-pub(crate) struct Pace {
+pub(crate) struct SamplingRate {
     wanted: AtomicU64,
     in_force: AtomicU64,
     since_ns: AtomicU64,
 }
 
-impl Pace {
+impl SamplingRate {
     /// Sets the first rate.
     pub(crate) fn start(&self, rate_hz: f64) {
         self.wanted.store(rate_hz.to_bits(), Ordering::Relaxed);
@@ -50,7 +50,7 @@ mod tests {
 
     #[test]
     fn a_rate_is_in_force_once_it_was_taken() {
-        let pace = Pace::default();
+        let pace = SamplingRate::default();
         pace.start(1_000.0);
         assert_eq!((pace.take(5), pace.in_force()), (None, (1_000.0, 0)));
         pace.want(0.0);

@@ -23,21 +23,21 @@ use symbols::names::OpenFiles;
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
 use crate::capacity::Capacity;
-use crate::collector::finder::{Finder, LinuxGuest, Wanted};
-use crate::collector::precision::Aim;
+use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
+use crate::collector::precision::PrecisionTarget;
 use crate::collector::{Collector, FinderHandle};
-use crate::conditions::Wait;
-use crate::exact::watch::Watch;
+use crate::conditions::RunTrigger;
+use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
-use crate::record::Readers;
-use crate::shared::{Ask, Ending, Shared};
-use crate::task_scan::{Plan, TaskStateCollector};
+use crate::record::GuestReaders;
+use crate::shared::{GateCommand, SessionEnding, SharedState};
+use crate::task_scan::{ScanConfig, TaskStateCollector};
 use profile::clock::{ClockKind, Intervals};
 use profile::estimate::ONE_CLOCK;
 use profile::rows::{Sink, SinkError};
 
-pub use crate::shared::{Precision, Status, Totals};
+pub use crate::shared::{PrecisionStatus, SessionStatus, SessionTotals};
 pub use crate::vcpu::VcpuSampler;
 
 /// Configuration of a session.
@@ -65,7 +65,7 @@ pub struct SessionConfig {
 }
 
 /// Guard that sets `failed` when the collector's thread ends by a panic: the run should end then.
-struct FailOnPanic(Arc<Shared>);
+struct FailOnPanic(Arc<SharedState>);
 
 impl Drop for FailOnPanic {
     fn drop(&mut self) {
@@ -77,15 +77,15 @@ impl Drop for FailOnPanic {
 
 /// Sampling of one machine. Dropping it ends the collector; the profile then counts as incomplete.
 pub struct Session {
-    shared: Arc<Shared>,
-    readers: Arc<OnceLock<Readers>>,
-    place: Arc<OnceLock<KernelIdentity>>,
+    shared: Arc<SharedState>,
+    readers: Arc<OnceLock<GuestReaders>>,
+    identity: Arc<OnceLock<KernelIdentity>>,
     stack_depth: usize,
     files: OpenFiles,
     initrd: Option<Initrd>,
     boots: bool,
     idle: Option<Collector>,
-    running: Option<JoinHandle<Totals>>,
+    running: Option<JoinHandle<SessionTotals>>,
 }
 
 impl fmt::Debug for Session {
@@ -100,7 +100,7 @@ impl Session {
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
         let zero_ns = monotonic_ns();
         let readers = Arc::new(OnceLock::new());
-        let place = Arc::new(OnceLock::new());
+        let identity = Arc::new(OnceLock::new());
         let capacity = Capacity::new(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
@@ -108,29 +108,29 @@ impl Session {
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
             let (sampler, ends, own_stats) =
-                VcpuSampler::new(vcpu, intervals, capacity, (Arc::clone(&readers), Arc::clone(&place)));
+                VcpuSampler::new(vcpu, intervals, capacity, (Arc::clone(&readers), Arc::clone(&identity)));
             samplers.push(sampler);
             rings.push(ends);
             stats.push(own_stats);
         }
-        let shared = Arc::new(Shared::new(zero_ns, config.rate_hz, stats));
+        let shared = Arc::new(SharedState::new(zero_ns, config.rate_hz, stats));
         let mut collector =
             Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
         if let Some(wanted) = config.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
             let clock = (config.clock, config.rate_hz);
-            collector.aim_at(Aim::new(wanted, clock, config.vcpus, one_clock));
+            collector.set_precision_target(PrecisionTarget::new(wanted, clock, config.vcpus, one_clock));
         }
         if config.exact {
-            let (watch, recorders) = Watch::new(config.vcpus, zero_ns, &readers);
-            collector.watch(watch);
+            let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &readers);
+            collector.set_exact(merger);
             for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
                 sampler.record_events(recorder);
             }
         }
         if config.task_scan_hz > 0.0 {
             let readers = Arc::clone(&readers);
-            collector.scan_tasks(TaskStateCollector::new(Plan {
+            collector.set_task_states(TaskStateCollector::new(ScanConfig {
                 hz: config.task_scan_hz,
                 seed: config.seed,
                 vcpus: config.vcpus,
@@ -144,7 +144,7 @@ impl Session {
             Session {
                 shared,
                 readers,
-                place,
+                identity,
                 stack_depth,
                 files,
                 initrd: None,
@@ -179,18 +179,18 @@ impl Session {
     /// Takes from the machine what only it knows of its vCPUs: KVM's counters, the devices that name exits,
     /// and the probes of exact mode. Call before [`Self::start`]; without this call the profile has none of
     /// these.
-    pub fn attach<O: Observer>(&mut self, machine: &mut Machine<O>) {
+    pub fn bind<O: Observer>(&mut self, machine: &mut Machine<O>) {
         if let Some(collector) = &mut self.idle {
-            collector.meter(machine);
-            collector.trip(machine.tripwires(), machine.memory());
+            collector.bind_counters(machine);
+            collector.bind_probes(machine.tripwires(), machine.memory());
         }
     }
 
     /// Sets KVM's counters of the vCPUs, in their order, of a machine of another process. Call before
     /// [`Self::start`].
-    pub fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+    pub fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
         if let Some(collector) = &mut self.idle {
-            collector.count_by(counters);
+            collector.set_counters(counters);
         }
     }
 
@@ -203,25 +203,25 @@ impl Session {
     pub fn start(&mut self, memory: impl Into<GuestMemory>) -> Result<(), SinkError> {
         let memory = memory.into();
         let Some(mut collector) = self.idle.take() else {
-            return Err(SinkError("the session was started before".to_owned()));
+            return Err(SinkError("the session is already started".to_owned()));
         };
         if let Err(error) = collector.begin() {
             self.idle = Some(collector);
             return Err(error);
         }
         let vcpus = u8::try_from(self.shared.stats().len()).unwrap_or(u8::MAX);
-        let wanted = Arc::new(Wanted::default());
-        let (sender, news) = mpsc::channel();
+        let wanted = Arc::new(FinderRequests::default());
+        let (sender, events) = mpsc::channel();
         let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
         let guest = LinuxGuest::new(
             memory.clone(),
-            (Arc::clone(&self.readers), Arc::clone(&self.place)),
+            (Arc::clone(&self.readers), Arc::clone(&self.identity)),
             (vcpus, user_bytes),
         );
-        let finder = Finder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
+        let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
-        collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
-        collector.look_at(memory, (Arc::clone(&self.files), self.initrd.clone()), self.stack_depth);
+        collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
+        collector.set_guest(memory, (Arc::clone(&self.files), self.initrd.clone()), self.stack_depth);
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;
@@ -246,20 +246,20 @@ impl Session {
     /// in between is not sampled, and no estimate includes it; exact times continue.
     pub fn set_sampling(&self, on: bool) {
         if on {
-            self.shared.command(Ask::Open);
+            self.shared.command(GateCommand::Open);
         }
         let mut status = self.shared.status();
         if std::mem::replace(&mut status.sampling, on) != on {
             self.apply_rate(&status);
             drop(status);
-            self.event("sampling", if on { "sampling goes on" } else { "sampling was stopped" });
+            self.event("sampling", if on { "sampling was resumed" } else { "sampling was stopped" });
         }
     }
 
     /// Awaits a condition, from the collector's next round on (10 ms); before [`Self::start`] from the run's
     /// start on. A condition that does not [compile](crate::conditions::Condition::check) is never met.
-    pub fn wait_for(&self, wait: Wait) {
-        self.shared.command(Ask::Wait(wait));
+    pub fn wait_for(&self, wait: RunTrigger) {
+        self.shared.command(GateCommand::Await(wait));
     }
 
     /// Returns true once a condition that ends the run was met.
@@ -281,11 +281,11 @@ impl Session {
     }
 
     /// Sets the reason why the machine is stopped, for [`SessionStatus::stopped`]; `None` when it runs.
-    pub fn stands(&self, why: Option<&str>) {
+    pub fn set_stopped(&self, why: Option<&str>) {
         self.shared.status().stopped = why.map(str::to_owned);
     }
 
-    fn apply_rate(&self, status: &Status) {
+    fn apply_rate(&self, status: &SessionStatus) {
         let rate_hz = if status.sampling { status.wanted_hz } else { 0.0 };
         self.shared.set_rate(rate_hz);
     }
@@ -307,7 +307,7 @@ impl Session {
     }
 
     /// Returns the present status.
-    pub fn status(&self) -> Status {
+    pub fn status(&self) -> SessionStatus {
         let mut status = self.shared.status().clone();
         status.elapsed = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
         for stats in self.shared.stats() {
@@ -321,8 +321,8 @@ impl Session {
 
     /// Ends the collector after all records and the given rows of `meta` are written. Call after the machine
     /// has ended.
-    pub fn finish(mut self, meta: Vec<(String, String)>) -> Totals {
-        self.shared.end(Ending { meta, complete: true });
+    pub fn finish(mut self, meta: Vec<(String, String)>) -> SessionTotals {
+        self.shared.end(SessionEnding { meta, complete: true });
         self.end()
     }
 
@@ -332,16 +332,16 @@ impl Session {
         self.idle.take().expect("a session that was not started")
     }
 
-    fn end(&mut self) -> Totals {
+    fn end(&mut self) -> SessionTotals {
         if let Some(collector) = self.idle.take() {
             return collector.close();
         }
-        let Some(thread) = self.running.take() else { return Totals::default() };
+        let Some(thread) = self.running.take() else { return SessionTotals::default() };
         self.shared.stop.store(true, Ordering::Release);
         thread.thread().unpark();
-        thread.join().unwrap_or_else(|_| Totals {
+        thread.join().unwrap_or_else(|_| SessionTotals {
             sink_error: Some("the collector failed unexpectedly; the profile ends early".to_owned()),
-            ..Totals::default()
+            ..SessionTotals::default()
         })
     }
 }
@@ -372,9 +372,9 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("exact", u8::from(config.exact).to_string()),
         ("task_scan_hz", config.task_scan_hz.to_string()),
     ];
-    let aim = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
+    let precision = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
     own.into_iter()
-        .chain(aim)
+        .chain(precision)
         .map(|(key, value)| (key.to_owned(), value))
         .chain(config.meta.iter().cloned())
         .collect()

@@ -7,9 +7,9 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use vmm::monotonic_ns;
 
-use crate::conditions::{Seen, Wait};
+use crate::conditions::{ConditionTimes, RunTrigger};
 use crate::console::ConsoleQueue;
-use crate::microstate::stats::Published;
+use crate::microstate::stats::VcpuStats;
 use profile::estimate::Share;
 use profile::rows::EventRow;
 
@@ -18,7 +18,7 @@ const EVENTS_WAITING: usize = 10_000;
 
 /// Status of a running session.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Status {
+pub struct SessionStatus {
     /// Time since start.
     pub elapsed: Duration,
     /// Samples so far.
@@ -41,7 +41,7 @@ pub struct Status {
 
 /// Precision of the largest share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Precision {
+pub struct PrecisionStatus {
     /// Wanted precision.
     pub wanted: f64,
     /// Owner of the share: a program's name, or a name in brackets.
@@ -58,15 +58,15 @@ pub struct Precision {
 
 /// Final counters of a session.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct Totals {
+pub struct SessionTotals {
     /// Samples written.
     pub samples: u64,
     /// Samples lost.
     pub lost: u64,
     /// Precision at the end, if one was asked for; `None` also without samples.
-    pub precision: Option<Precision>,
+    pub precision: Option<PrecisionStatus>,
     /// Times at which awaited conditions were met.
-    pub seen: Seen,
+    pub seen: ConditionTimes,
     /// True if the run ended since the guest had started another kernel ([`crate::Session::ends_with_kernel`]).
     pub kernel_gone: bool,
     /// The first failure of the sink; rows written before stay readable.
@@ -75,7 +75,7 @@ pub struct Totals {
 
 /// End of a session.
 #[derive(Debug, Default)]
-pub(crate) struct Ending {
+pub(crate) struct SessionEnding {
     pub meta: Vec<(String, String)>,
     /// True if ended by [`crate::Session::finish`], not by being dropped.
     pub complete: bool,
@@ -83,15 +83,15 @@ pub(crate) struct Ending {
 
 /// Commands of the session to the collector's gate.
 #[derive(Debug)]
-pub(crate) enum Ask {
-    Wait(Wait),
+pub(crate) enum GateCommand {
+    Await(RunTrigger),
     /// Samples count from now on; the start condition is dropped.
     Open,
 }
 
 /// State that the session and its collector share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub zero_ns: u64,
     pub console: ConsoleQueue,
     pub stop: AtomicBool,
@@ -103,19 +103,19 @@ pub(crate) struct Shared {
     pub reached: AtomicBool,
     /// Samples that were taken, but dropped.
     pub passed_over: AtomicU64,
-    commands: Mutex<Vec<Ask>>,
-    stats: Vec<Arc<Published>>,
+    commands: Mutex<Vec<GateCommand>>,
+    stats: Vec<Arc<VcpuStats>>,
     events: Mutex<Vec<EventRow>>,
-    status: Mutex<Status>,
-    ending: Mutex<Ending>,
+    status: Mutex<SessionStatus>,
+    ending: Mutex<SessionEnding>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Shared {
-    pub(crate) fn new(zero_ns: u64, rate_hz: f64, stats: Vec<Arc<Published>>) -> Self {
+impl SharedState {
+    pub(crate) fn new(zero_ns: u64, rate_hz: f64, stats: Vec<Arc<VcpuStats>>) -> Self {
         Self {
             zero_ns,
             console: ConsoleQueue::new(zero_ns),
@@ -128,18 +128,22 @@ impl Shared {
             commands: Mutex::default(),
             stats,
             events: Mutex::default(),
-            status: Mutex::new(Status { sampling: true, wanted_hz: rate_hz, ..Status::default() }),
+            status: Mutex::new(SessionStatus {
+                sampling: true,
+                wanted_hz: rate_hz,
+                ..SessionStatus::default()
+            }),
             ending: Mutex::default(),
         }
     }
 
     /// Returns the statistics of each vCPU.
-    pub(crate) fn stats(&self) -> &[Arc<Published>] {
+    pub(crate) fn stats(&self) -> &[Arc<VcpuStats>] {
         &self.stats
     }
 
     /// Sends a command to the collector.
-    pub(crate) fn command(&self, command: Ask) {
+    pub(crate) fn command(&self, command: GateCommand) {
         lock(&self.commands).push(command);
     }
 
@@ -153,12 +157,12 @@ impl Shared {
     }
 
     /// Sets the way in which the session ends.
-    pub(crate) fn end(&self, ending: Ending) {
+    pub(crate) fn end(&self, ending: SessionEnding) {
         *lock(&self.ending) = ending;
     }
 
     /// Takes the commands since the last call.
-    pub(crate) fn commands(&self) -> Vec<Ask> {
+    pub(crate) fn commands(&self) -> Vec<GateCommand> {
         std::mem::take(&mut lock(&self.commands))
     }
 
@@ -167,7 +171,7 @@ impl Shared {
         std::mem::take(&mut lock(&self.events))
     }
 
-    pub(crate) fn status(&self) -> MutexGuard<'_, Status> {
+    pub(crate) fn status(&self) -> MutexGuard<'_, SessionStatus> {
         lock(&self.status)
     }
 
@@ -177,7 +181,7 @@ impl Shared {
     }
 
     /// Takes the way in which the session ends.
-    pub(crate) fn ending(&self) -> Ending {
+    pub(crate) fn ending(&self) -> SessionEnding {
         std::mem::take(&mut lock(&self.ending))
     }
 }

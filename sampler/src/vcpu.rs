@@ -17,15 +17,15 @@ use linux::{Event, KernelIdentity, PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
-use crate::buffer_pool::{Boxes, Returns, boxes};
+use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
 use crate::capacity::Capacity;
-use crate::exact::record::Recorder;
-use crate::kexec::Look;
+use crate::exact::record::EventRecorder;
+use crate::kexec::KernelCheck;
 use crate::microstate::clock::Place;
 use crate::microstate::host::{own_cpu_time, own_times};
-use crate::microstate::stats::Published;
+use crate::microstate::stats::VcpuStats;
 use crate::microstate::wait::WaitDetector;
-use crate::record::{self, Moment, Readers, Record, Sampled};
+use crate::record::{self, GuestReaders, Moment, SampleMessage, SampleRecord};
 use profile::clock::{Held, Intervals};
 use profile::rows::VcpuState;
 
@@ -37,7 +37,7 @@ const STOPPED_NS: u64 = 500_000_000;
 /// that KVM polls for a wake-up meanwhile counts as halted, so it is left out. Clock and counter are read
 /// only while the vCPU idles.
 #[derive(Debug, Default)]
-struct Idle {
+struct IdleCost {
     /// The registers of the halted vCPU at the last tick.
     regs: Option<kvm_regs>,
     /// At the last entry: time that KVM had polled, and the thread's CPU time, ns.
@@ -46,7 +46,7 @@ struct Idle {
     spent: Option<u64>,
 }
 
-impl Idle {
+impl IdleCost {
     fn entering(&mut self, polled: impl FnOnce() -> Option<u64>) {
         self.entered = self.regs.and_then(|_| Some((polled().unwrap_or(0), own_cpu_time()?)));
     }
@@ -71,15 +71,15 @@ impl Idle {
 }
 
 /// Time between two checks of the rate while sampling is off.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const RATE_CHECK: Duration = Duration::from_millis(50);
 
 /// The collector's ends of the ring and the pool that it shares with a vCPU.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub(crate) struct RingEnds {
     /// Samples come out here.
-    pub samples: Consumer<Sampled>,
+    pub samples: Consumer<SampleMessage>,
     /// Stack buffers go back here.
-    pub boxes: Returns,
+    pub buffers: BufferReturns,
 }
 
 /// Observer of one vCPU.
@@ -87,15 +87,15 @@ pub struct VcpuSampler {
     intervals: Option<Intervals>,
     /// Sampling is off.
     off: bool,
-    ring: Producer<Sampled>,
+    ring: Producer<SampleMessage>,
     /// Stack buffers, given back by the collector.
-    boxes: Boxes,
+    buffers: BufferPool,
     /// A buffer that was taken but not sent.
     spare: Option<Box<StackCopy>>,
-    readers: Arc<OnceLock<Readers>>,
-    look: Look,
+    readers: Arc<OnceLock<GuestReaders>>,
+    kernel_check: KernelCheck,
     vcpu: usize,
-    published: Arc<Published>,
+    published: Arc<VcpuStats>,
     /// End of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
     /// Detector of ticks that were due while the thread waited for a CPU of the host.
@@ -105,9 +105,9 @@ pub struct VcpuSampler {
     event: Option<(u64, u64)>,
     /// There is no thread, so the delay of a tick has no meaning.
     threadless: bool,
-    idle: Idle,
+    idle: IdleCost,
     /// Exact mode, if it is on.
-    recorder: Option<Recorder>,
+    recorder: Option<EventRecorder>,
 }
 
 impl fmt::Debug for VcpuSampler {
@@ -123,28 +123,28 @@ impl VcpuSampler {
         vcpu: u8,
         intervals: Option<Intervals>,
         capacity: Capacity,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
-    ) -> (Self, Ends, Arc<Published>) {
+        (readers, identity): (Arc<OnceLock<GuestReaders>>, Arc<OnceLock<KernelIdentity>>),
+    ) -> (Self, RingEnds, Arc<VcpuStats>) {
         let (ring, samples) = RingBuffer::new(capacity.ring);
-        let (boxes, returns) = boxes(capacity.pool, capacity.reserve);
-        let ends = Ends { samples, boxes: returns };
-        let published = Arc::new(Published::default());
+        let (buffers, returns) = buffer_pool(capacity.pool, capacity.reserve);
+        let ends = RingEnds { samples, buffers: returns };
+        let published = Arc::new(VcpuStats::default());
         published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
         let sampler = Self {
             intervals,
             off: false,
             ring,
-            boxes,
+            buffers,
             spare: None,
             readers,
-            look: Look::new(place),
+            kernel_check: KernelCheck::new(identity),
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             exited_ns: 0,
             wait: WaitDetector::default(),
             event: None,
             threadless: false,
-            idle: Idle::default(),
+            idle: IdleCost::default(),
             recorder: None,
         };
         (sampler, ends, published)
@@ -185,16 +185,16 @@ impl VcpuSampler {
         {
             recorder.sampled(moment.regs.rip, intervals.mean_ns());
         }
-        record.kernel_mapped = self.look.at(&record, moment.memory);
+        record.kernel_mapped = self.kernel_check.check(&record, moment.memory);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
-            Published::add_ns(&self.published.kvm_ns, ns);
+            VcpuStats::add_ns(&self.published.kvm_ns, ns);
         }
-        let mut sampled = Sampled { record, ..Sampled::default() };
+        let mut sampled = SampleMessage { record, ..SampleMessage::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
             && !record.halted
         {
-            sampled.stack = self.spare.take().or_else(|| self.boxes.take());
+            sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
                 Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, moment, &record, stack),
                 None => sampled.stack_missed = true,
@@ -202,11 +202,11 @@ impl VcpuSampler {
         }
         match self.ring.push(sampled) {
             Ok(()) => {
-                Published::add(&self.published.samples);
+                VcpuStats::add(&self.published.samples);
             }
             Err(PushError::Full(sampled)) => {
                 self.spare = sampled.stack;
-                Published::add(&self.published.lost);
+                VcpuStats::add(&self.published.lost);
             }
         }
         self.next_after(moment.due_ns, held)
@@ -217,7 +217,7 @@ impl VcpuSampler {
     /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: Held) -> Option<Duration> {
         if self.off {
-            return Some(LOOK_AGAIN);
+            return Some(RATE_CHECK);
         }
         let intervals = self.intervals.as_mut()?;
         Some(Duration::from_nanos(intervals.next_after(due_ns, held)))
@@ -239,7 +239,7 @@ impl VcpuSampler {
         was_off.then(|| self.next_alone())
     }
 
-    pub(crate) fn published(&self) -> &Published {
+    pub(crate) fn published(&self) -> &VcpuStats {
         &self.published
     }
 
@@ -258,18 +258,18 @@ impl VcpuSampler {
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
             Some(intervals) if !self.off => Duration::from_nanos(intervals.first_ns()),
-            _ => LOOK_AGAIN,
+            _ => RATE_CHECK,
         }
     }
 
     /// Turns on the recording of events.
-    pub(crate) fn record_events(&mut self, recorder: Recorder) {
+    pub(crate) fn record_events(&mut self, recorder: EventRecorder) {
         self.recorder = Some(recorder);
     }
 }
 
 /// Returns the state of the vCPU at the tick, by the same entries and exits as the clock of states.
-fn vcpu_state(record: &Record, in_run: bool, waited: bool) -> VcpuState {
+fn vcpu_state(record: &SampleRecord, in_run: bool, waited: bool) -> VcpuState {
     if record.halted {
         VcpuState::Halted
     } else if !in_run {
@@ -310,7 +310,7 @@ impl Observer for VcpuSampler {
         if let (Exit::Interrupted, Some(recorder)) = (exit, &mut self.recorder) {
             recorder.interrupted(now_ns);
         }
-        Published::add(&self.published.exit_count);
+        VcpuStats::add(&self.published.exit_count);
         let polls = self.published.polls.get();
         self.idle.exited(exit, || polls?.read());
     }
@@ -361,7 +361,7 @@ mod tests {
     use profile::clock::ClockKind;
     use profile::rows::Microstates;
 
-    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
+    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<SampleMessage>, Arc<VcpuStats>) {
         let (sampler, ends, counters) = VcpuSampler::new(
             2,
             Intervals::new(kind, 0.1, 1, 2),
@@ -470,7 +470,7 @@ mod tests {
 
     #[test]
     fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
-        let mut idle = Idle::default();
+        let mut idle = IdleCost::default();
         let halted = kvm_regs { rip: 7, ..Default::default() };
         // Time that KVM has polled when it is left, ns; 0 when it is entered.
         let mut polled = 0;
@@ -485,7 +485,7 @@ mod tests {
         let interrupted = Exit::Interrupted;
         assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
         assert_eq!(round(Some(&halted), interrupted), Some(0), "it was polled for all the time");
-        let mut idle = Idle::default();
+        let mut idle = IdleCost::default();
         let mut round = |regs: Option<&kvm_regs>, exit| {
             idle.entering(|| None);
             let busy = Instant::now();
@@ -509,8 +509,8 @@ mod tests {
         let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
         published.pace.want(0.0);
         // The tick that finds the new rate was a random one.
-        assert_eq!(tick(&mut sampler, at(0), at(0)), Some(LOOK_AGAIN));
-        assert_eq!(tick(&mut sampler, at(50), at(50)), Some(LOOK_AGAIN));
+        assert_eq!(tick(&mut sampler, at(0), at(0)), Some(RATE_CHECK));
+        assert_eq!(tick(&mut sampler, at(50), at(50)), Some(RATE_CHECK));
         published.pace.want(4.0);
         assert_eq!(tick(&mut sampler, at(100), at(100)), Some(Duration::from_millis(250)));
         assert_eq!(tick(&mut sampler, at(350), at(350)), Some(Duration::from_millis(250)));

@@ -102,7 +102,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| Pinned(samplers.next().expect("one vCPU"))).expect("a machine");
-    session.attach(&mut machine);
+    session.bind(&mut machine);
     session.start(machine.memory()).expect("room");
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {

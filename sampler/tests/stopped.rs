@@ -49,7 +49,7 @@ fn run(path: &Path) -> ! {
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| samplers.next().expect("one for each vCPU")).expect("a machine");
-    session.attach(&mut machine);
+    session.bind(&mut machine);
     session.start(machine.memory()).expect("a disk with room");
     println!("it runs");
     machine.wait(Some(Duration::from_secs(SECONDS))).expect("vCPUs that end");

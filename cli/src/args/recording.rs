@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use profile::ClockKind;
-use sampler::conditions::{Condition, Wait};
+use sampler::conditions::{Condition, RunTrigger};
 use serde::{Deserialize, Serialize};
 
 use super::DebugArgs;
@@ -93,10 +93,10 @@ pub struct RecordingArgs {
 
 impl RecordingArgs {
     /// What is waited for from the start on; `otherwise` is what follows where nothing is said of it.
-    pub fn waits(&self, otherwise: Then) -> Vec<Wait> {
-        let start = self.start_when.clone().map(Wait::Start);
+    pub fn waits(&self, otherwise: Then) -> Vec<RunTrigger> {
+        let start = self.start_when.clone().map(RunTrigger::Start);
         let end = self.then.unwrap_or(otherwise) == Then::End;
-        let stop = self.stop_when.clone().map(|when| Wait::Stop { when, end });
+        let stop = self.stop_when.clone().map(|when| RunTrigger::Stop { when, end });
         start.into_iter().chain(stop).collect()
     }
 }

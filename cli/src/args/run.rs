@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use sampler::conditions::Wait;
+use sampler::conditions::RunTrigger;
 
 use super::parse::{
     NetworkChoice, VsockChoice, parse_memory, parse_network, parse_positive_time, parse_vsock,
@@ -155,7 +155,7 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// What the run waits for from its start on.
-    pub fn waits(&self) -> Vec<Wait> {
+    pub fn waits(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
         self.recording.waits(if self.command.is_empty() { Then::End } else { Then::GoOn })
     }

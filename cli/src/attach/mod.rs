@@ -178,7 +178,7 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     };
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
-    session.count_by(plan.counters);
+    session.set_counters(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     if let Some((kind, note)) = &plan.note {
         session.event(kind, note);
@@ -227,11 +227,11 @@ fn tell(session: &Session, news: Vec<News>) {
                     Standing::Stopped => STOPPED,
                 };
                 session.event("paused", why);
-                session.stands(Some(why));
+                session.set_stopped(Some(why));
             }
             News::Moves => {
                 session.event("paused", "the virtual machine runs on");
-                session.stands(None);
+                session.set_stopped(None);
             }
             News::Plugged(number) => session.event(
                 "missing",

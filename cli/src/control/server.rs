@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use profile::live;
 use profile::live::View;
-use sampler::conditions::Wait;
+use sampler::conditions::RunTrigger;
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -178,7 +178,7 @@ impl Served {
     fn about(&self) -> About {
         let phase = self.run.phase.borrow().clone();
         let (preparing, status) = match phase {
-            Phase::Preparing(what) => (Some(what), sampler::Status::default()),
+            Phase::Preparing(what) => (Some(what), sampler::SessionStatus::default()),
             Phase::Running(status) => (None, status),
         };
         About {
@@ -193,7 +193,7 @@ impl Served {
             samples: status.samples,
             lost: status.lost,
             kernel: status.kernel,
-            standing: status.standing,
+            standing: status.stopped,
         }
     }
 
@@ -302,11 +302,11 @@ impl Client {
             Ok(Request::Start { when: None }) => served.steer(Control::Sampling(true)),
             Ok(Request::Stop { when: None, .. }) => served.steer(Control::Sampling(false)),
             Ok(Request::Start { when: Some(when) }) => {
-                parse_condition(&when).and_then(|when| served.steer(Control::Wait(Wait::Start(when))))
+                parse_condition(&when).and_then(|when| served.steer(Control::Wait(RunTrigger::Start(when))))
             }
             Ok(Request::Stop { when: Some(when), then }) => {
                 let end = then == Some(Then::End);
-                parse_condition(&when).and_then(|when| served.steer(Control::Wait(Wait::Stop { when, end })))
+                parse_condition(&when).and_then(|when| served.steer(Control::Wait(RunTrigger::Stop { when, end })))
             }
             Ok(Request::Rate { hz }) => served.steer(Control::Rate(hz)),
             Ok(Request::Mark { text }) => served.steer(Control::Mark(text)),

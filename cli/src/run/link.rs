@@ -6,8 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sampler::conditions::Wait;
-use sampler::{Session, Status};
+use sampler::conditions::RunTrigger;
+use sampler::{Session, SessionStatus};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
@@ -51,7 +51,7 @@ pub enum Control {
     /// Sample, or do not.
     Sampling(bool),
     /// Wait for something.
-    Wait(Wait),
+    Wait(RunTrigger),
     /// Mean ticks per second and vCPU.
     Rate(f64),
     /// A row of table `event`.
@@ -79,7 +79,7 @@ pub enum Phase {
     /// Before the guest: what is being done.
     Preparing(String),
     /// The guest runs.
-    Running(Status),
+    Running(SessionStatus),
 }
 
 /// Makes both sides.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use profile::{estimate, live};
-use sampler::Precision;
+use sampler::PrecisionStatus;
 use symbols::names::DebugFiles;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -407,7 +407,7 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
 }
 
 /// What was reached instead of the precision that was asked for.
-fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
+fn missed(wanted: f64, found: Option<&PrecisionStatus>) -> Option<String> {
     let wanted = format!("{} %", wanted * 100.0);
     let Some(found) = found else {
         return Some(format!(
@@ -436,7 +436,7 @@ mod tests {
     #[test]
     fn what_was_not_reached_is_told() {
         let share = estimate::share(300, 1_000);
-        let found = |reached| Precision {
+        let found = |reached| PrecisionStatus {
             wanted: 0.01,
             name: "g\x1bzip".to_owned(),
             process: true,

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sampler::Status;
+use sampler::SessionStatus;
 use text::clean::escaped;
 use text::units;
 
@@ -198,7 +198,7 @@ fn line(phase: &Phase) -> String {
     }
 }
 
-fn running(status: &Status) -> String {
+fn running(status: &SessionStatus) -> String {
     let mut line = format!(
         "{}  {}  {}  {} lost",
         units::clock(status.elapsed),
@@ -206,7 +206,7 @@ fn running(status: &Status) -> String {
         units::rate(status.rate_hz),
         units::count(status.lost),
     );
-    if let Some(why) = &status.standing {
+    if let Some(why) = &status.stopped {
         line.push_str(&format!("  {why}"));
         return line;
     }
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_line_tells_time_rate_samples_lost_and_top() {
-        let mut status = Status {
+        let mut status = SessionStatus {
             sampling: true,
             wanted_hz: 1_000.0,
             elapsed: Duration::from_secs(75),

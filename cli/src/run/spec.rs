@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use profile::ClockKind;
-use sampler::Totals;
-use sampler::conditions::Wait;
+use sampler::SessionTotals;
+use sampler::conditions::RunTrigger;
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, End};
 
@@ -56,7 +56,7 @@ pub struct RunSpec {
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// What is waited for from the start on.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<RunTrigger>,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -89,7 +89,7 @@ pub struct Outcome {
     /// How the guest ended.
     pub end: GuestEnd,
     /// What was recorded.
-    pub totals: Totals,
+    pub totals: SessionTotals,
     /// How often the portable host had to be started anew.
     pub host_restarts: u32,
 }

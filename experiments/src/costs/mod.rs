@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Context, Result, ensure};
 use vprof_tests::Run;
 
-use crate::document::Section;
+use crate::document::DocumentSection;
 use crate::measured::{boot, rusage, setting};
-use crate::table::{Table, deviation, median, more};
-use paper::{PaperTable, TABLES, Unit};
+use crate::table::{MarkdownTable, deviation, median, more};
+use paper::{PaperTable, TABLES, TableUnit};
 
 /// Settings: off as far as the options allow, sampling, and exact.
 const SETTINGS: [(&str, &[&str]); 3] = [
@@ -65,7 +65,7 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
     for table in &TABLES {
         for (key, ..) in table.rows {
             let value = printed.get(key).with_context(|| format!("{key} was not printed"))?;
-            let value = if table.unit == Unit::Us { value / 1e3 } else { *value };
+            let value = if table.unit == TableUnit::Us { value / 1e3 } else { *value };
             ensure!(value > 0.0, "{key} is {value}");
             values.insert((*key).to_owned(), value);
         }
@@ -76,17 +76,27 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
 /// Values of all runs by measurement and setting.
 type Values = BTreeMap<(String, &'static str), Vec<f64>>;
 
-fn table(of: &PaperTable, values: &Values) -> Result<String> {
-    let mut table =
-        Table::new(&["", "Chubb: without", "with", "", "vprof: off", "s.d.", "sampling", "", "exact", ""]);
-    for (key, label, without, with) in of.rows {
+fn table(paper: &PaperTable, values: &Values) -> Result<String> {
+    let mut table = MarkdownTable::new(&[
+        "",
+        "Chubb: without",
+        "with",
+        "",
+        "vprof: off",
+        "s.d.",
+        "sampling",
+        "",
+        "exact",
+        "",
+    ]);
+    for (key, label, without, with) in paper.rows {
         let of_setting = |name| values.get(&((*key).to_owned(), name)).map_or(&[][..], Vec::as_slice);
         let middle = |name| median(of_setting(name)).context("nothing was measured");
         let [off, sampling, exact] = SETTINGS.map(|(name, _)| middle(name));
         let (off, sampling, exact) = (off?, sampling?, exact?);
-        let cell = |value: f64| match of.unit {
-            Unit::Us => format!("{} us", digits(value)),
-            Unit::Rate => format!("{} MB/s", digits(value)),
+        let cell = |value: f64| match paper.unit {
+            TableUnit::Us => format!("{} us", digits(value)),
+            TableUnit::Rate => format!("{} MB/s", digits(value)),
         };
         table.row([
             (*label).to_owned(),
@@ -101,7 +111,7 @@ fn table(of: &PaperTable, values: &Values) -> Result<String> {
             more(exact, off),
         ]);
     }
-    Ok(format!("### {}\n\n{}", of.title, table.markdown()))
+    Ok(format!("### {}\n\n{}", paper.title, table.markdown()))
 }
 
 /// Formats a number with three significant digits.
@@ -131,7 +141,7 @@ fn repeatability(values: &Values) -> String {
 }
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let mut values = Values::new();
     let mut measured = String::new();
     for _ in 0..runs {
@@ -150,13 +160,13 @@ pub fn run(runs: usize) -> Result<Section> {
             measured = setting(&rusage(&run)?, runs);
         }
     }
-    let tables = TABLES.iter().map(|of| table(of, &values)).collect::<Result<Vec<_>>>()?;
+    let tables = TABLES.iter().map(|paper| table(paper, &values)).collect::<Result<Vec<_>>>()?;
     let text = format!(
         "## The cost of system calls, processes and switches\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured}\nOff is a tick every 10 s on average, sampling is 1000 Hz with stacks.\n{}\n\n{DISCUSSION}",
         tables.join("\n"),
         repeatability(&values)
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }
 
 #[cfg(test)]
@@ -180,16 +190,16 @@ mod tests {
     #[test]
     fn a_table_has_the_middle_of_the_runs_and_how_they_repeat() {
         const ROWS: &[paper::PaperRow] = &[("a", "A", 2.0, 2.2)];
-        let of = PaperTable { title: "T", unit: Unit::Us, rows: ROWS };
+        let paper = PaperTable { title: "T", unit: TableUnit::Us, rows: ROWS };
         let mut values = Values::new();
         for (name, runs) in [("off", [9.0, 10.0, 11.0]), ("sampling", [20.0; 3]), ("exact", [5.0; 3])] {
             values.insert(("a".to_owned(), name), runs.to_vec());
         }
         let row =
             "| A | 2.00 us | 2.20 us | +10.0 % | 10.0 us | 10 % | 20.0 us | +100.0 % | 5.00 us | -50.0 % |";
-        let text = table(&of, &values).unwrap();
+        let text = table(&paper, &values).unwrap();
         assert!(text.starts_with("### T\n") && text.contains(row), "{text}");
         assert!(repeatability(&values).contains("0 % of their mean at the median, 10 % at\nmost"));
-        assert!(table(&of, &Values::new()).is_err());
+        assert!(table(&paper, &Values::new()).is_err());
     }
 }

@@ -3,7 +3,7 @@
 
 /// Unit of a table's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum TableUnit {
     /// Less is better; `latency` prints ns.
     Us,
     /// 10^6 bytes per second; more is better.
@@ -14,7 +14,7 @@ pub enum Unit {
 #[derive(Debug)]
 pub struct PaperTable {
     pub title: &'static str,
-    pub unit: Unit,
+    pub unit: TableUnit,
     pub rows: &'static [PaperRow],
 }
 
@@ -24,12 +24,12 @@ pub type PaperRow = (&'static str, &'static str, f64, f64);
 
 /// All tables whose measurements have a meaning under emulation.
 pub const TABLES: [PaperTable; 6] = [
-    PaperTable { title: "Processor, processes", unit: Unit::Us, rows: PROCESSOR },
-    PaperTable { title: "select", unit: Unit::Us, rows: SELECT },
-    PaperTable { title: "Context switches", unit: Unit::Us, rows: SWITCHES },
-    PaperTable { title: "Files and virtual memory", unit: Unit::Us, rows: FILES },
-    PaperTable { title: "Local communication", unit: Unit::Us, rows: LOCAL },
-    PaperTable { title: "Local bandwidths", unit: Unit::Rate, rows: RATES },
+    PaperTable { title: "Processor, processes", unit: TableUnit::Us, rows: PROCESSOR },
+    PaperTable { title: "select", unit: TableUnit::Us, rows: SELECT },
+    PaperTable { title: "Context switches", unit: TableUnit::Us, rows: SWITCHES },
+    PaperTable { title: "Files and virtual memory", unit: TableUnit::Us, rows: FILES },
+    PaperTable { title: "Local communication", unit: TableUnit::Us, rows: LOCAL },
+    PaperTable { title: "Local bandwidths", unit: TableUnit::Rate, rows: RATES },
 ];
 
 const PROCESSOR: &[PaperRow] = &[

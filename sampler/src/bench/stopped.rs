@@ -9,12 +9,12 @@ use vmm::{GuestMemoryMmap, monotonic_ns};
 use super::{BATCH, BenchError, Cost, measured};
 use crate::VcpuSampler;
 use crate::capacity::Capacity;
-use crate::collector::finder::{Guest, LinuxGuest};
-use crate::resolve::frames::Names;
-use crate::resolve::resolver::Resolver;
-use crate::resolve::walker::{Owner, Source, Step, Walker};
-use crate::record::{Moment, Readers, Record, Sampled};
-use crate::vcpu::Ends;
+use crate::collector::finder::{GuestKernel, LinuxGuest};
+use crate::record::{GuestReaders, Moment, SampleMessage, SampleRecord};
+use crate::resolve::frames::KernelNames;
+use crate::resolve::resolver::SampleResolver;
+use crate::resolve::walker::{GuestSource, StackOwner, StackStep, StackWalker};
+use crate::vcpu::RingEnds;
 use profile::rows::{Batch, Sink};
 use symbols::names::OpenFiles;
 
@@ -25,7 +25,7 @@ const ROUNDS: u32 = 5_000;
 
 /// The first vCPU of a stopped guest.
 #[derive(Debug, Clone)]
-pub struct Stopped {
+pub struct StoppedGuest {
     /// General registers.
     pub regs: kvm_regs,
     /// Segment and control registers.
@@ -55,7 +55,7 @@ pub struct StackFigures {
     pub collect: Cost,
 }
 
-impl Stopped {
+impl StoppedGuest {
     fn moment(&self) -> Moment<'_, GuestMemoryMmap> {
         let now_ns = monotonic_ns();
         Moment {
@@ -70,17 +70,17 @@ impl Stopped {
 }
 
 /// State of the collector for a guest.
-struct Known {
+struct FoundGuest {
     kernel: Arc<Kernel>,
     unwinder: Arc<KernelUnwinder>,
-    names: Arc<dyn Names>,
+    names: Arc<dyn KernelNames>,
     sampler: VcpuSampler,
-    ends: Ends,
+    ends: RingEnds,
 }
 
-impl Known {
-    fn find(stopped: &Stopped) -> Result<Self, BenchError> {
-        let readers: Arc<OnceLock<Readers>> = Arc::default();
+impl FoundGuest {
+    fn find(stopped: &StoppedGuest) -> Result<Self, BenchError> {
+        let readers: Arc<OnceLock<GuestReaders>> = Arc::default();
         let place = Arc::default();
         let wanted = (1, Some(StackReader::USER_BYTES));
         let mut guest = LinuxGuest::new(
@@ -103,21 +103,25 @@ impl Known {
     }
 
     /// Serves one tick. The caller returns the stack's buffer to the pool with [`FoundGuest::give_back`].
-    fn tick(&mut self, stopped: &Stopped) -> Result<(Record, Box<StackCopy>), BenchError> {
+    fn tick(&mut self, stopped: &StoppedGuest) -> Result<(SampleRecord, Box<StackCopy>), BenchError> {
         self.sampler.serve(&stopped.moment(), || None);
         match self.ends.samples.pop() {
-            Ok(Sampled { record, stack: Some(stack), .. }) => Ok((record, stack)),
+            Ok(SampleMessage { record, stack: Some(stack), .. }) => Ok((record, stack)),
             _ => Err(BenchError::NoStack),
         }
     }
 
     fn give_back(&mut self, stack: Box<StackCopy>) {
-        self.ends.boxes.give_back(stack);
+        self.ends.buffers.give_back(stack);
     }
 
-    fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
+    fn walker(&self, stopped: &StoppedGuest, files: &OpenFiles) -> StackWalker {
         let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
-        Walker::new(Some(unwinder), Source::new(kernel, stopped.memory.clone().into(), files()), DEPTH)
+        StackWalker::new(
+            Some(unwinder),
+            GuestSource::new(kernel, stopped.memory.clone().into(), files()),
+            DEPTH,
+        )
     }
 }
 
@@ -139,11 +143,11 @@ fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T)
 /// # Errors
 /// Returns an error if the guest's kernel cannot be read, the sample has no stack, or the sink fails.
 pub fn stack_figures(
-    stopped: &Stopped,
+    stopped: &StoppedGuest,
     files: &OpenFiles,
     sink: &mut dyn Sink,
 ) -> Result<StackFigures, BenchError> {
-    let mut known = Known::find(stopped)?;
+    let mut known = FoundGuest::find(stopped)?;
     let mut figures = StackFigures::default();
     (figures.serve, ()) = mean(|| {
         let (_, stack) = known.tick(stopped)?;
@@ -158,7 +162,7 @@ pub fn stack_figures(
         Ok(frames)
     })?;
     let task = record.current.and_then(|current| current.task);
-    let owner = task.map(|task| Owner { instance: 1, task });
+    let owner = task.map(|task| StackOwner { instance: 1, task });
     let (mut walker, mut steps, mut batch) = (known.walker(stopped, files), Vec::new(), Batch::default());
     let (whole, ()) = mean(|| {
         steps.clear();
@@ -166,9 +170,9 @@ pub fn stack_figures(
         walker.walk(&stack, owner, &mut steps, &mut batch);
         Ok(())
     })?;
-    let user = |step: &&Step| matches!(step, Step::User { .. });
+    let user = |step: &&StackStep| matches!(step, StackStep::User { .. });
     figures.user_frames = u32::try_from(steps.iter().filter(user).count()).unwrap_or(u32::MAX);
-    figures.broken = steps.iter().any(|step| matches!(step, Step::Reason { .. }));
+    figures.broken = steps.iter().any(|step| matches!(step, StackStep::Reason { .. }));
     figures.user = Cost {
         wall: whole.wall.saturating_sub(figures.kernel.wall),
         cpu: whole.cpu.saturating_sub(figures.kernel.cpu),
@@ -179,12 +183,12 @@ pub fn stack_figures(
 
 /// Measures resolver and writer, as in the collector's thread, for one of many equal samples.
 fn collect(
-    known: &Known,
-    walker: Walker,
-    (record, stack): (&Record, &StackCopy),
+    known: &FoundGuest,
+    walker: StackWalker,
+    (record, stack): (&SampleRecord, &StackCopy),
     sink: &mut dyn Sink,
 ) -> Result<Cost, BenchError> {
-    let (mut resolver, mut batch) = (Resolver::new(record.time_ns), Batch::default());
+    let (mut resolver, mut batch) = (SampleResolver::new(record.time_ns), Batch::default());
     resolver.kernel_found(Arc::clone(&known.names), Some(walker), &mut batch);
     let mut record = *record;
     let (cost, ()) = mean(|| {

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use vmm::monotonic_ns;
 
-use super::namer::Wish;
 use super::finder_events::take_name;
-use super::precision::Aim;
+use super::namer::NameRequest;
+use super::precision::PrecisionTarget;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
-use crate::shared::{Ending, Totals};
+use crate::shared::{SessionEnding, SessionTotals};
 
 /// Time that the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
@@ -18,7 +18,7 @@ const NAMER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Collector {
     /// Drains everything, ends the finder, writes the last rows and closes the sink.
-    pub(crate) fn close(mut self) -> Totals {
+    pub(crate) fn close(mut self) -> SessionTotals {
         let ended_ns = monotonic_ns();
         self.collect();
         self.end_finder();
@@ -31,10 +31,10 @@ impl Collector {
         }
         self.resolver.name_made(true, &mut self.batch);
         self.end_namer();
-        let Ending { meta, complete } = self.shared.ending();
+        let SessionEnding { meta, complete } = self.shared.ending();
         self.flush();
         if self.totals.lost > 0 {
-            self.event("lost", format!("{} samples were lost in all", self.totals.lost));
+            self.event("lost", format!("{} samples were lost in total", self.totals.lost));
         }
         let (doing, longest) = self.steps.longest();
         if self.stacks_missed > 0 {
@@ -44,15 +44,15 @@ impl Collector {
             self.event(
                 "missing",
                 format!(
-                    "{missed} {samples} no stack: the collector did not keep up; it took up to {longest:.1} s at once \
-                     for {doing}"
+                    "{missed} {samples} no stack: the collector did not keep up; its longest step took \
+                     {longest:.1} s: {doing}"
                 ),
             );
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         self.read_meters(true);
         self.totals.seen = self.gate.seen;
-        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
+        self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
@@ -76,12 +76,14 @@ impl Collector {
         finder.wanted.stop();
         let until = Instant::now() + FINDER_LIMIT;
         loop {
-            match finder.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(news) => self.hear(news),
-                Err(RecvTimeoutError::Disconnected) => return self.bury(finder),
+            match finder.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Disconnected) => return self.join_finder(finder),
                 Err(RecvTimeoutError::Timeout) => {
-                    return self
-                        .event("missing", format!("the thread finder did not end within {FINDER_LIMIT:?}"));
+                    return self.event(
+                        "missing",
+                        format!("the reader of the guest's kernel did not end within {FINDER_LIMIT:?}"),
+                    );
                 }
             }
         }
@@ -93,7 +95,7 @@ impl Collector {
         self.resolver.code(&mut self.batch);
         let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
         for (file, address) in self.resolver.hot_programs() {
-            drop(wanted.send(Wish::Code(file, address)));
+            drop(wanted.send(NameRequest::Code(file, address)));
         }
         drop(wanted);
         let until = Instant::now() + NAMER_LIMIT;

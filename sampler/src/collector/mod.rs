@@ -22,26 +22,26 @@ use vmm::{
     Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
 };
 
-use crate::conditions::Gate;
-use crate::exact::watch::Watch;
+use crate::conditions::SamplingGate;
+use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
+use crate::kexec::KexecDetector;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
-use crate::microstate::meter::Meter;
-use crate::kexec::Presence;
-use crate::record::{Readers, Sampled};
-use crate::resolve::resolver::Resolver;
-use crate::shared::{Shared, Totals};
+use crate::microstate::meter::VcpuMeter;
+use crate::record::{GuestReaders, SampleMessage};
+use crate::resolve::resolver::SampleResolver;
+use crate::shared::{SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
-use crate::vcpu::Ends;
-use finder::{News, Wanted};
-use namer::{Named, Wish};
+use crate::vcpu::RingEnds;
+use finder::{FinderEvent, FinderRequests};
+use namer::{NameRequest, NameResult};
+use precision::PrecisionTarget;
 use profile::estimate::guest_error_key;
 use profile::rows::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
-use precision::Aim;
 use stall::{STALL, StallReports};
-use standstill::{STANDSTILL, Standstill};
-use steps::{Step, Steps};
+use standstill::{STANDSTILL, StandstillDetector};
+use steps::{RoundStep, StepTimes};
 use symbols::names::OpenFiles;
 
 /// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
@@ -61,7 +61,7 @@ const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(500);
 
 /// The guest in which stacks are walked.
-struct Guest {
+struct StackInputs {
     memory: GuestMemory,
     files: OpenFiles,
     initrd: Option<Initrd>,
@@ -71,16 +71,16 @@ struct Guest {
 /// The namer's thread as the collector sees it.
 #[derive(Debug)]
 struct NamerHandle {
-    wanted: Sender<Wish>,
-    named: Receiver<Named>,
+    wanted: Sender<NameRequest>,
+    named: Receiver<NameResult>,
     thread: JoinHandle<()>,
 }
 
 /// The finder's thread as the collector sees it.
 #[derive(Debug)]
 pub(crate) struct FinderHandle {
-    pub wanted: Arc<Wanted>,
-    pub news: Receiver<News>,
+    pub wanted: Arc<FinderRequests>,
+    pub events: Receiver<FinderEvent>,
     pub thread: Option<JoinHandle<()>>,
 }
 
@@ -93,43 +93,43 @@ impl Drop for FinderHandle {
 
 /// Everything that the collector's thread owns.
 pub(crate) struct Collector {
-    shared: Arc<Shared>,
-    rings: Vec<Ends>,
+    shared: Arc<SharedState>,
+    rings: Vec<RingEnds>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
-    presence: Presence,
-    readers: Arc<OnceLock<Readers>>,
+    presence: KexecDetector,
+    readers: Arc<OnceLock<GuestReaders>>,
     memory: Option<GuestMemory>,
-    guest: Option<Guest>,
+    guest: Option<StackInputs>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all buffers were in use.
     stacks_missed: u64,
-    meters: Vec<Meter>,
+    meters: Vec<VcpuMeter>,
     regions: Vec<Region>,
     injections: Injections,
     exit_rows: u32,
     counted: Instant,
-    resolver: Resolver,
+    resolver: SampleResolver,
     /// The gate that keeps or drops samples.
-    gate: Gate,
+    gate: SamplingGate,
     /// Dropped samples of each vCPU.
     passed_over: Vec<u64>,
     stalls: StallReports,
-    standstill: Standstill,
-    steps: Steps,
+    standstill: StandstillDetector,
+    steps: StepTimes,
     /// The precision target of the run.
-    aim: Option<Aim>,
+    precision: Option<PrecisionTarget>,
     /// Exact mode, if it is on.
-    exact: Option<Watch>,
+    exact: Option<EventMerger>,
     /// Task-state sampling, if it is on.
     task_states: Option<TaskStateCollector>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
-    lost_told: bool,
+    lost_reported: bool,
     /// The run ends when the guest starts another kernel.
     pub(crate) ends_with_kernel: bool,
-    totals: Totals,
+    totals: SessionTotals,
 }
 
 impl fmt::Debug for Collector {
@@ -140,21 +140,22 @@ impl fmt::Debug for Collector {
 
 impl Collector {
     pub(crate) fn new(
-        shared: Arc<Shared>,
-        (rings, readers): (Vec<Ends>, Arc<OnceLock<Readers>>),
+        shared: Arc<SharedState>,
+        (rings, readers): (Vec<RingEnds>, Arc<OnceLock<GuestReaders>>),
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
-        let resolver = Resolver::new(shared.zero_ns);
+        let resolver = SampleResolver::new(shared.zero_ns);
         let now = Instant::now();
-        let meters = (0..).zip(shared.stats()).map(|(id, stats)| Meter::new(id, Arc::clone(stats))).collect();
+        let meters =
+            (0..).zip(shared.stats()).map(|(id, stats)| VcpuMeter::new(id, Arc::clone(stats))).collect();
         let passed_over = vec![0; rings.len()];
         Self {
             shared,
             rings,
             sink,
             finder: None,
-            presence: Presence::default(),
+            presence: KexecDetector::default(),
             readers,
             memory: None,
             guest: None,
@@ -166,20 +167,20 @@ impl Collector {
             exit_rows: 0,
             counted: now,
             resolver,
-            gate: Gate::default(),
+            gate: SamplingGate::default(),
             passed_over,
             stalls: StallReports::default(),
-            standstill: Standstill::default(),
-            steps: Steps::default(),
-            aim: None,
+            standstill: StandstillDetector::default(),
+            steps: StepTimes::default(),
+            precision: None,
             exact: None,
             task_states: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
-            lost_told: false,
+            lost_reported: false,
             ends_with_kernel: false,
-            totals: Totals::default(),
+            totals: SessionTotals::default(),
         }
     }
 
@@ -193,74 +194,74 @@ impl Collector {
         }
     }
 
-    pub(crate) fn attach(&mut self, finder: FinderHandle) {
+    pub(crate) fn set_finder(&mut self, finder: FinderHandle) {
         self.finder = Some(finder);
     }
 
     /// Sets the machine whose vCPUs these are.
-    pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
+    pub(crate) fn bind_counters<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();
         self.injections = machine.injections();
-        self.count_by(machine.take_counters());
+        self.set_counters(machine.take_counters());
     }
 
     /// Sets KVM's counters of the vCPUs.
-    pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
+    pub(crate) fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
         for (meter, kvm) in self.meters.iter_mut().zip(counters) {
-            meter.attach(kvm);
+            meter.set_kvm_counters(kvm);
         }
     }
 
     /// Sets the precision target.
-    pub(crate) fn aim_at(&mut self, aim: Aim) {
-        self.aim = Some(aim);
+    pub(crate) fn set_precision_target(&mut self, precision: PrecisionTarget) {
+        self.precision = Some(precision);
     }
 
     /// Turns exact mode on.
-    pub(crate) fn watch(&mut self, exact: Watch) {
+    pub(crate) fn set_exact(&mut self, exact: EventMerger) {
         self.exact = Some(exact);
     }
 
     /// Turns task-state sampling on.
-    pub(crate) fn scan_tasks(&mut self, task_states: TaskStateCollector) {
+    pub(crate) fn set_task_states(&mut self, task_states: TaskStateCollector) {
         self.task_states = Some(task_states);
     }
 
     /// Sets the machine in which exact mode sets its probes.
-    pub(crate) fn trip(&mut self, tripwires: Tripwires, memory: GuestMemoryMmap) {
+    pub(crate) fn bind_probes(&mut self, probes: Tripwires, memory: GuestMemoryMmap) {
         if let Some(exact) = &mut self.exact {
-            exact.attach(tripwires, memory);
+            exact.set_machine(probes, memory);
         }
     }
 
     /// Sets the guest to read; its stacks are walked up to `depth` frames.
-    pub(crate) fn look_at(
+    pub(crate) fn set_guest(
         &mut self,
         memory: GuestMemory,
         (files, initrd): (OpenFiles, Option<Initrd>),
         depth: usize,
     ) {
         self.memory = Some(memory.clone());
-        self.guest = Some(Guest { memory, files, initrd, depth });
+        self.guest = Some(StackInputs { memory, files, initrd, depth });
     }
 
     /// Runs on the collector's thread until the session ends.
-    pub(crate) fn run(mut self) -> Totals {
-        let books = own_schedstat();
+    pub(crate) fn run(mut self) -> SessionTotals {
+        let schedstat = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
             self.collect();
             if self.flushed.elapsed() >= FLUSH_PERIOD || self.shared.flush.swap(false, Ordering::AcqRel) {
                 self.flush();
             }
-            self.rest(books.as_ref());
+            self.rest(schedstat.as_ref());
         }
         self.close()
     }
 
     /// Waits for the next round, and notes when the host had stopped the whole process meanwhile: the
     /// scheduler's clocks cannot distinguish that from a halted guest. `schedstat` is that of this thread.
-    fn rest(&mut self, books: Option<&File>) {
-        let waited = || books.and_then(waited).unwrap_or(0);
+    fn rest(&mut self, schedstat: Option<&File>) {
+        let waited = || schedstat.and_then(waited).unwrap_or(0);
         let (before, waited_before) = (monotonic_ns(), waited());
         thread::park_timeout(PERIOD);
         let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));
@@ -289,8 +290,8 @@ impl Collector {
             self.batch.vcpus.push(row);
             self.batch.microstates.extend(window);
         }
-        if let Some(aim) = &mut self.aim {
-            aim.clocks(&self.batch, ended);
+        if let Some(precision) = &mut self.precision {
+            precision.clocks(&self.batch, ended);
         }
         if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
             self.counted = Instant::now();
@@ -310,19 +311,20 @@ impl Collector {
     pub(crate) fn collect(&mut self) {
         self.take_waits(None);
         for meter in &mut self.meters {
-            let pace = meter.pace(self.shared.zero_ns);
+            let pace = meter.changed_rate(self.shared.zero_ns);
             // While samples are dropped, the profile shows a rate of 0.
             self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
         }
         // Finder events first: they describe a time before the samples that are drained now.
         let began = Instant::now();
-        self.hear_finder();
-        let mut began = self.steps.note(Step::News, began);
+        self.take_finder_events();
+        let mut began = self.steps.note(RoundStep::Finder, began);
         for vcpu in 0..self.rings.len() {
             // No more samples than there are now: a ring that fills as fast as it is drained must not starve
             // the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
-                let Ok(Sampled { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
+                let Ok(SampleMessage { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop()
+                else {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
@@ -338,14 +340,15 @@ impl Collector {
                     let stack = stack.as_deref().filter(|_| known);
                     self.resolver.sample(id, &record, stack, &mut self.batch);
                     self.stacks_missed += u64::from(stack_missed);
-                    if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
-                        aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                    if let (Some(precision), Some(sample)) = (&mut self.precision, self.batch.samples.last())
+                    {
+                        precision.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
                     }
                 }
                 if let Some(stack) = stack {
-                    self.rings[vcpu].boxes.give_back(stack);
+                    self.rings[vcpu].buffers.give_back(stack);
                 }
-                began = self.steps.note(Step::Samples, began);
+                began = self.steps.note(RoundStep::Samples, began);
                 if self.batch.samples.len() >= FLUSH_SAMPLES {
                     self.flush();
                     began = Instant::now();
@@ -358,7 +361,7 @@ impl Collector {
         if let Some(task_states) = &mut self.task_states {
             task_states.step(&mut self.resolver, &mut self.batch);
         }
-        self.steps.note(Step::Events, began);
+        self.steps.note(RoundStep::Events, began);
         self.ask_finder();
         self.ask_namer();
         let known = self.batch.console.len();
@@ -386,7 +389,12 @@ impl Collector {
         }
         self.window_began = Instant::now();
         // The guest boots until a process has the largest share.
-        if self.aim.as_ref().and_then(Aim::look).is_some_and(|found| found.reached && found.process) {
+        if self
+            .precision
+            .as_ref()
+            .and_then(PrecisionTarget::largest_share)
+            .is_some_and(|found| found.reached && found.process)
+        {
             self.shared.precise.store(true, Ordering::Release);
         }
         let window = self.resolver.take_window();
@@ -404,23 +412,24 @@ impl Collector {
         self.read_meters(false);
         let began = Instant::now();
         self.resolver.read_hit(&mut self.batch);
-        let began = self.steps.note(Step::Books, began);
+        let began = self.steps.note(RoundStep::Accounting, began);
         self.resolver.name_made(false, &mut self.batch);
-        self.steps.note(Step::Maps, began);
+        self.steps.note(RoundStep::Maps, began);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }
         if let Some(task_states) = &self.task_states {
             task_states.flush(&mut self.batch);
-            let still = self.standstill.look(self.meters.len(), &self.batch.microstates, task_states.ready());
-            if let Some((who, took_ns)) = still {
+            let found =
+                self.standstill.check(self.meters.len(), &self.batch.microstates, task_states.ready());
+            if let Some((who, took_ns)) = found {
                 let name = self.resolver.thread_name(who);
                 self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));
             }
         }
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
-        if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
-            self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
+        if lost > 0 && !std::mem::replace(&mut self.lost_reported, true) {
+            self.event("lost", "samples are lost: the collector cannot keep up; lower the rate".to_owned());
         }
         self.totals.lost = lost;
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
@@ -433,9 +442,9 @@ impl Collector {
                 Ok(()) => self.totals.samples += self.batch.samples.len() as u64,
                 Err(error) => self.fail(error.0),
             }
-            self.steps.note(Step::Write, began);
+            self.steps.note(RoundStep::Write, began);
         }
-        self.gate.look(&self.batch);
+        self.gate.scan(&self.batch);
         self.gate.forget_rows();
         self.batch.clear();
     }

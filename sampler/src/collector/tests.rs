@@ -7,9 +7,9 @@ use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
 use super::*;
-use crate::record::{Moment, Record};
-use crate::resolve::frames::tests::Fake;
+use crate::record::{Moment, SampleRecord};
 use crate::resolve::frames;
+use crate::resolve::frames::tests::FakeNames;
 use crate::session::{Session, SessionConfig, VcpuSampler};
 use profile::clock::ClockKind;
 use profile::rows::{Mode, SinkError};
@@ -21,9 +21,9 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
     TaskSnapshot { pid, tid: pid, start_ns: 7, process_comm: comm, comm, ..Default::default() }
 }
 
-fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Record {
+fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> SampleRecord {
     let current = task.map(|task| Current { serving, task: Some(task), ..Default::default() });
-    Record {
+    SampleRecord {
         time_ns: 1_500,
         late_ns: 9,
         rip,
@@ -37,12 +37,12 @@ fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Re
 
 #[test]
 fn a_run_is_resolved() {
-    let mut resolver = Resolver::new(1_000);
+    let mut resolver = SampleResolver::new(1_000);
     let mut batch = Batch::default();
     let gzip = task(5, "gzip");
     resolver.sample(0, &hit(0, 0x1234, IrqContext::Task, None), None, &mut batch);
     resolver.sample(0, &hit(0, 0x77, IrqContext::Task, None), None, &mut batch);
-    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.kernel_found(Arc::new(FakeNames::default()), None, &mut batch);
     resolver.sample(1, &hit(3, 0x40_0000, IrqContext::Task, Some(gzip)), None, &mut batch);
     resolver.sample(1, &hit(0, 0x1240, IrqContext::HardIrq, Some(gzip)), None, &mut batch);
     resolver.sample(0, &hit(0, 0x1240, IrqContext::Task, Some(task(0, "swapper/0"))), None, &mut batch);
@@ -77,14 +77,14 @@ fn a_run_is_resolved() {
 #[derive(Debug)]
 struct EntryNames;
 
-impl frames::Names for EntryNames {
-    fn name(&self, address: u64) -> Option<frames::Name> {
+impl frames::KernelNames for EntryNames {
+    fn name(&self, address: u64) -> Option<frames::KernelName> {
         let symbol = match address >> 8 {
             0x10 => "asm_sysvec_call_function_single",
             0x11 => "error_entry",
             _ => "do_idle",
         };
-        Some(frames::Name { symbol: Some(symbol.to_owned()), module: None, offset: address & 0xff })
+        Some(frames::KernelName { symbol: Some(symbol.to_owned()), module: None, offset: address & 0xff })
     }
 
     fn in_image(&self, _: u64) -> bool {
@@ -94,11 +94,11 @@ impl frames::Names for EntryNames {
 
 #[test]
 fn entry_of_an_interrupt_is_not_the_tasks() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     resolver.kernel_found(Arc::new(EntryNames), None, &mut batch);
     let (gzip, idle) = (task(5, "gzip"), task(0, "swapper/0"));
-    let mut mode = |record: Record| {
+    let mut mode = |record: SampleRecord| {
         resolver.sample(0, &record, None, &mut batch);
         batch.samples.last().map(|sample| sample.mode)
     };
@@ -113,7 +113,7 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
     );
     assert_eq!(mode(hit(0, 0x1210, IrqContext::SoftIrq, Some(gzip))), Some(Mode::SoftIrq));
     assert_eq!(mode(hit(3, 0x1010, IrqContext::Task, Some(gzip))), Some(Mode::User));
-    let halted = Record { halted: true, ..hit(0, 0x1010, IrqContext::Task, Some(idle)) };
+    let halted = SampleRecord { halted: true, ..hit(0, 0x1010, IrqContext::Task, Some(idle)) };
     assert_eq!(mode(halted), Some(Mode::Idle));
     assert_eq!(
         mode(hit(0, 0x1010, IrqContext::Task, None)),
@@ -124,27 +124,27 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
 
 #[test]
 fn kernel_code_gives_candidates_and_unknown_code_a_request() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
     resolver.sample(0, &hit(3, high, IrqContext::Task, None), None, &mut batch);
     resolver.sample(0, &hit(0, 0x1000, IrqContext::Task, None), None, &mut batch);
     resolver.sample(
         0,
-        &Record { long_mode: false, ..hit(0, high, IrqContext::Task, None) },
+        &SampleRecord { long_mode: false, ..hit(0, high, IrqContext::Task, None) },
         None,
         &mut batch,
     );
     assert_eq!(resolver.candidate, None);
     resolver.sample(
         0,
-        &Record { five_level: true, ..hit(0, high + 1, IrqContext::Task, None) },
+        &SampleRecord { five_level: true, ..hit(0, high + 1, IrqContext::Task, None) },
         None,
         &mut batch,
     );
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
     assert!(!resolver.unknown_code, "without a kernel every address is unknown");
-    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.kernel_found(Arc::new(FakeNames::default()), None, &mut batch);
     resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
     assert!(std::mem::take(&mut resolver.unknown_code));
     resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
@@ -153,7 +153,7 @@ fn kernel_code_gives_candidates_and_unknown_code_a_request() {
 
 #[test]
 fn tasks_without_samples_are_listed() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(7, "half gone")], &mut batch);
     assert!(batch.instances.is_empty(), "what was seen once may be half gone");
@@ -280,7 +280,7 @@ fn a_session_writes_everything() {
     assert!(duration > 1_000_000_000);
     assert_eq!(all.console[0].bytes, b"hello\n");
     let kinds: Vec<_> = all.events.iter().map(|event| event.kind.as_str()).collect();
-    assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is told once");
+    assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is reported once");
     assert_eq!(sink.finished.load(Ordering::SeqCst), 1);
     // Written during the run, not only at its end.
     assert!(sink.writes.load(Ordering::SeqCst) >= 4);
@@ -318,7 +318,7 @@ fn a_sink_that_fails_at_once_stops_the_start() {
 }
 
 #[test]
-fn lost_samples_are_told() {
+fn lost_samples_are_reported() {
     let sink = Memory::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     ticks(&mut samplers[0], 5_000);
@@ -330,7 +330,7 @@ fn lost_samples_are_told() {
 }
 
 #[test]
-fn a_run_that_its_kernel_takes_along_ends_with_that() {
+fn a_run_that_depends_on_its_kernel_ends_with_it() {
     for ends_with_kernel in [false, true] {
         let (session, _samplers) = session(&Memory::new(usize::MAX), 1);
         let mut collector = session.into_parts();
@@ -342,7 +342,7 @@ fn a_run_that_its_kernel_takes_along_ends_with_that() {
 }
 
 #[test]
-fn samples_without_a_stack_are_told() {
+fn samples_without_a_stack_are_reported() {
     let sink = Memory::new(usize::MAX);
     let (session, _samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
@@ -368,17 +368,17 @@ fn a_dropped_session_ends_incomplete() {
 }
 
 #[test]
-fn a_finder_that_panics_is_told_and_sampling_goes_on() {
+fn a_finder_that_panics_is_reported_and_sampling_continues() {
     let sink = Memory::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
-    let (sender, news) = std::sync::mpsc::channel();
-    let wanted = Arc::new(Wanted::default());
+    let (sender, events) = std::sync::mpsc::channel();
+    let wanted = Arc::new(FinderRequests::default());
     let thread = thread::spawn(move || {
-        let _sender: std::sync::mpsc::Sender<News> = sender;
+        let _sender: std::sync::mpsc::Sender<FinderEvent> = sender;
         panic!("a bug in reading the guest (this panic belongs to the test)");
     });
-    collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
+    collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
     ticks(&mut samplers[0], 3);
     while collector.finder.is_some() {
         collector.collect();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use linux::TaskSnapshot;
 
-use super::{Condition, Going, Seen, Trigger, Wait};
+use super::{Condition, ConditionState, ConditionTimes, ProgressDetector, RunTrigger};
 use profile::rows::{Batch, ConsoleRow};
 use text::clean;
 
@@ -13,7 +13,7 @@ const LINE: usize = 4 << 10;
 
 /// Reactions to conditions that were met.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum GateAction {
     /// Samples count from now on.
     Open(Condition),
     /// Samples no longer count; the run ends if the flag is true.
@@ -28,7 +28,7 @@ pub(crate) enum Action {
 
 /// Numbers of the batch's rows that were already scanned.
 #[derive(Debug, Default)]
-struct Looked {
+struct ScannedRows {
     console: usize,
     events: usize,
     cgroups: usize,
@@ -37,19 +37,19 @@ struct Looked {
 
 /// Awaited conditions, and the times at which conditions were met.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct SamplingGate {
     closed: bool,
-    start: Option<Trigger>,
-    stop: Option<(Trigger, bool)>,
-    until: Option<Trigger>,
+    start: Option<ConditionState>,
+    stop: Option<(ConditionState, bool)>,
+    until: Option<ConditionState>,
     /// Progress of the guest, if it is watched.
-    going: Option<Going>,
+    progress: Option<ProgressDetector>,
     line: Vec<u8>,
-    looked: Looked,
-    pub(crate) seen: Seen,
+    scanned: ScannedRows,
+    pub(crate) seen: ConditionTimes,
 }
 
-impl Gate {
+impl SamplingGate {
     /// Returns true while samples are dropped.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
@@ -57,20 +57,20 @@ impl Gate {
 
     /// Awaits a condition. Returns true if samples are dropped from now until then. Ignores a condition that
     /// does not compile: [`Condition::check`] rejects it before.
-    pub(crate) fn arm(&mut self, wait: Wait, now_ns: u64) -> bool {
-        let trigger = |condition| Trigger::new(condition).ok();
+    pub(crate) fn arm(&mut self, wait: RunTrigger, now_ns: u64) -> bool {
+        let trigger = |condition| ConditionState::new(condition).ok();
         match wait {
-            Wait::Start(when) => {
+            RunTrigger::Start(when) => {
                 self.start = trigger(when);
                 let closes = self.start.is_some() && !self.closed;
                 self.closed |= closes;
                 return closes;
             }
-            Wait::Stop { when, end } => {
+            RunTrigger::Stop { when, end } => {
                 self.stop = trigger(when).map(|trigger| (trigger.counting_from(now_ns), end));
             }
-            Wait::Until(when) => self.until = trigger(when),
-            Wait::Still(limit) => self.going = Some(Going::new(limit, now_ns)),
+            RunTrigger::Until(when) => self.until = trigger(when),
+            RunTrigger::Still(limit) => self.progress = Some(ProgressDetector::new(limit, now_ns)),
         }
         false
     }
@@ -89,27 +89,27 @@ impl Gate {
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         let waits = self.start.iter().chain(stop).chain(&self.until);
-        self.going.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
+        self.progress.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
     }
 
     /// Returns the triggers that are active: the end of sampling is awaited only once sampling has begun.
-    fn triggers(&mut self) -> impl Iterator<Item = &mut Trigger> {
+    fn triggers(&mut self) -> impl Iterator<Item = &mut ConditionState> {
         let stop = self.stop.as_mut().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         self.start.iter_mut().chain(stop).chain(&mut self.until)
     }
 
     /// Notes a task that ran.
     pub(crate) fn task(&mut self, task: &TaskSnapshot) {
-        if let Some(going) = &mut self.going {
-            going.task(task);
+        if let Some(progress) = &mut self.progress {
+            progress.task(task);
         }
         self.triggers().for_each(|trigger| trigger.task(&task.process_comm));
     }
 
     /// Notes all tasks that exist.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot]) {
-        if let Some(going) = &mut self.going {
-            tasks.iter().for_each(|task| going.task(task));
+        if let Some(progress) = &mut self.progress {
+            tasks.iter().for_each(|task| progress.task(task));
         }
         for trigger in self.triggers() {
             tasks.iter().for_each(|task| trigger.task(&task.process_comm));
@@ -118,21 +118,21 @@ impl Gate {
     }
 
     /// Scans the rows of `batch` that are new since the last call.
-    pub(crate) fn look(&mut self, batch: &Batch) {
-        let now = Looked {
+    pub(crate) fn scan(&mut self, batch: &Batch) {
+        let now = ScannedRows {
             console: batch.console.len(),
             events: batch.events.len(),
             cgroups: batch.cgroups.len(),
             units: batch.unit_events.len(),
         };
-        let Looked { console, events, cgroups, units } = std::mem::replace(&mut self.looked, now);
-        if let Some(going) = &mut self.going {
-            going.rows(
+        let ScannedRows { console, events, cgroups, units } = std::mem::replace(&mut self.scanned, now);
+        if let Some(progress) = &mut self.progress {
+            progress.rows(
                 batch.console.get(console..).unwrap_or_default(),
                 batch.events.get(events..).unwrap_or_default(),
             );
         }
-        if self.start.is_none() && self.stop.is_none() && self.until.is_none() && self.going.is_none() {
+        if self.start.is_none() && self.stop.is_none() && self.until.is_none() && self.progress.is_none() {
             return;
         }
         for row in batch.console.get(console..).unwrap_or_default() {
@@ -145,7 +145,7 @@ impl Gate {
         }
         let units = batch.unit_events.get(units..).unwrap_or_default();
         if units.iter().any(|unit| unit.step == "finished") {
-            self.triggers().for_each(Trigger::started);
+            self.triggers().for_each(ConditionState::started);
         }
         for group in batch.cgroups.get(cgroups..).unwrap_or_default() {
             self.triggers().for_each(|trigger| trigger.cgroup(&group.path));
@@ -154,19 +154,19 @@ impl Gate {
 
     /// Notes the counts of exits and interrupts in `batch`.
     pub(crate) fn counted(&mut self, batch: &Batch) {
-        if let Some(going) = &mut self.going {
-            going.counted(batch);
+        if let Some(progress) = &mut self.progress {
+            progress.counted(batch);
         }
     }
 
     /// Returns the time of the guest's last progress, ns since the run's start, if progress is watched.
     pub(crate) fn progress_ns(&self) -> Option<u64> {
-        self.going.as_ref().map(|going| going.last_ns)
+        self.progress.as_ref().map(|progress| progress.last_ns)
     }
 
     /// Forgets the scanned rows of a batch that was written: the next one has other rows.
     pub(crate) fn forget_rows(&mut self) {
-        self.looked = Looked::default();
+        self.scanned = ScannedRows::default();
     }
 
     fn console(&mut self, row: &ConsoleRow) {
@@ -176,8 +176,8 @@ impl Gate {
             let line = clean::without_escape_sequences(&String::from_utf8_lossy(&self.line));
             let line = line.trim_end_matches(['\r', '\n']).to_owned();
             self.triggers().for_each(|trigger| trigger.line(&line));
-            if let Some(going) = &mut self.going {
-                going.line(&line);
+            if let Some(progress) = &mut self.progress {
+                progress.line(&line);
             }
             if part.ends_with(b"\n") {
                 self.line.clear();
@@ -186,31 +186,31 @@ impl Gate {
     }
 
     /// Returns the reactions that are due at `now_ns` since the run's start.
-    pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<Action> {
+    pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<GateAction> {
         let mut actions = Vec::new();
         if let Some(met) = self.start.take_if(|trigger| trigger.is_met(now_ns)) {
             self.seen.start_ns = Some(now_ns);
             self.open(now_ns);
-            actions.push(Action::Open(met.condition));
+            actions.push(GateAction::Open(met.condition));
         } else if !self.closed
             && let Some((met, end)) = self.stop.take_if(|(trigger, _)| trigger.is_met(now_ns))
         {
             self.seen.stop_ns = Some(now_ns);
             self.closed = true;
-            actions.push(Action::Close(met.condition, end));
+            actions.push(GateAction::Close(met.condition, end));
         }
         if let Some(met) = self.until.take_if(|trigger| trigger.is_met(now_ns)) {
             self.seen.until_ns = Some(now_ns);
-            actions.push(Action::End(met.condition));
+            actions.push(GateAction::End(met.condition));
         }
-        if let Some(still) = self.going.as_mut().and_then(|going| going.still(now_ns))
+        if let Some(still) = self.progress.as_mut().and_then(|progress| progress.still(now_ns))
             && self.seen.until_ns.is_none()
         {
             self.seen.still_ns = Some(now_ns);
-            actions.push(Action::Still(still));
+            actions.push(GateAction::Still(still));
         }
-        if self.going.as_mut().is_some_and(Going::take_panic) {
-            actions.push(Action::Panicked);
+        if self.progress.as_mut().is_some_and(ProgressDetector::take_panic) {
+            actions.push(GateAction::Panicked);
         }
         actions
     }

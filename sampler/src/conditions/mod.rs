@@ -1,7 +1,7 @@
 //! Conditions that a run waits for: to begin or to end sampling, or to end itself.
 //!
 //! ```text
-//!  armed ──▶ [`Gate`] ◀── console, marks, tasks, control groups, as the collector gets them
+//!  armed ──▶ [`SamplingGate`] ◀── console, marks, tasks, control groups, as the collector gets them
 //!              └── closed: samples are taken, but none is kept; the time counts as not sampled
 //! ```
 //!
@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use gate::{Action, Gate};
-pub(crate) use progress::Going;
-pub(crate) use trigger::Trigger;
+pub(crate) use gate::{GateAction, SamplingGate};
+pub(crate) use progress::ProgressDetector;
+pub(crate) use trigger::ConditionState;
 
 /// Bytes of a pattern, at most.
 const LONGEST_PATTERN: usize = 1_000;
@@ -51,7 +51,7 @@ pub enum Condition {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPattern {
     /// The text is not a regular expression.
-    #[error("the regular expression is wrong at character {at}: {why}")]
+    #[error("invalid regular expression at character {at}: {why}")]
     Syntax {
         /// Character of the error, from 1.
         at: usize,
@@ -69,7 +69,7 @@ impl Condition {
     /// # Errors
     /// Returns an error if the regular expression does not compile.
     pub fn check(&self) -> Result<(), BadPattern> {
-        Trigger::new(self.clone()).map(drop)
+        ConditionState::new(self.clone()).map(drop)
     }
 
     /// Returns true if the condition needs a list of all tasks.
@@ -95,7 +95,7 @@ impl fmt::Display for Condition {
 
 /// A condition together with the reaction to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wait {
+pub enum RunTrigger {
     /// Sampling is off until the condition is met.
     Start(Condition),
     /// Sampling ends when the condition is met after sampling has begun; the run also ends if `end` is true.
@@ -116,14 +116,14 @@ pub enum Wait {
 
 /// Times at which conditions were met, ns since the run's start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    /// The last [`Wait::Start`].
+pub struct ConditionTimes {
+    /// The last [`RunTrigger::Start`].
     pub start_ns: Option<u64>,
-    /// The last [`Wait::Stop`].
+    /// The last [`RunTrigger::Stop`].
     pub stop_ns: Option<u64>,
-    /// [`Wait::Until`].
+    /// [`RunTrigger::Until`].
     pub until_ns: Option<u64>,
-    /// [`Wait::Still`].
+    /// [`RunTrigger::Still`].
     pub still_ns: Option<u64>,
 }
 

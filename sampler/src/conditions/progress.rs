@@ -21,7 +21,7 @@ const OUTPUT: &str = "second serial port";
 /// Detector of a guest's progress. Signs of progress are console output, a new process, a request that a disk
 /// has answered, output of the guest's command, and an exit of a new kind.
 #[derive(Debug)]
-pub(crate) struct Going {
+pub(crate) struct ProgressDetector {
     limit: Option<Duration>,
     /// Time of the last sign, ns since the run's start.
     pub(crate) last_ns: u64,
@@ -33,12 +33,12 @@ pub(crate) struct Going {
     /// Interrupts of disks so far.
     disk: u64,
     /// The limit was reported.
-    told: bool,
+    reported: bool,
     /// The kernel has panicked and does nothing more.
     panicked: bool,
 }
 
-impl Going {
+impl ProgressDetector {
     /// Creates a detector that watches from `now_ns` since the run's start.
     pub(crate) fn new(limit: Option<Duration>, now_ns: u64) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Going {
             youngest_ns: None,
             exit: 0,
             disk: 0,
-            told: false,
+            reported: false,
             panicked: false,
         }
     }
@@ -95,8 +95,8 @@ impl Going {
             self.last_ns = now_ns;
         }
         let still = Duration::from_nanos(now_ns.saturating_sub(self.last_ns));
-        let over = self.limit.is_some_and(|limit| still >= limit) && !self.told;
-        self.told |= over;
+        let over = self.limit.is_some_and(|limit| still >= limit) && !self.reported;
+        self.reported |= over;
         over.then_some(still)
     }
 }

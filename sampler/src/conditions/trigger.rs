@@ -9,7 +9,7 @@ const COMM: usize = 15;
 
 /// An awaited condition.
 #[derive(Debug)]
-pub(crate) struct Trigger {
+pub(crate) struct ConditionState {
     pub condition: Condition,
     pattern: Option<Regex>,
     /// Time of arming, or the start of the period that the condition counts, ns since the run's start.
@@ -21,7 +21,7 @@ pub(crate) struct Trigger {
     met: bool,
 }
 
-impl Trigger {
+impl ConditionState {
     pub(crate) fn new(condition: Condition) -> Result<Self, BadPattern> {
         let pattern = match &condition {
             Condition::Console(pattern) => Some(compile(pattern)?),

@@ -17,15 +17,18 @@ use std::collections::HashMap;
 
 use profile::rows::TaskState;
 
-use crate::task_state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
+use crate::task_state::{
+    HandlerTimes, InterruptSource, SwitchOutcome, TaskActivity, TaskId, TaskKey, TaskLife, TimeSum,
+    WakeSource,
+};
 
 /// Tasks that are followed, at most; events about others are counted.
 const TASKS: usize = 1 << 17;
 
 #[derive(Debug, Clone, Copy)]
-struct Task {
-    who: Who,
-    doing: Doing,
+struct FollowedTask {
+    who: TaskKey,
+    doing: TaskActivity,
     since_ns: u64,
     from_ns: u64,
     /// The task ends with its next switch.
@@ -37,13 +40,13 @@ struct Task {
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Cpu {
+struct CpuState {
     /// Current task; `None`: idle, or not known yet.
     current: Option<u64>,
     /// Start of the idle period.
     idle_since: Option<u64>,
     /// Start of the interrupt that is being served, and its source.
-    interrupted: Option<(u64, Source)>,
+    interrupted: Option<(u64, InterruptSource)>,
     /// Time that vprof has taken in total, and within the interrupt.
     served_ns: Option<u64>,
     interrupt_served_ns: u64,
@@ -52,42 +55,42 @@ struct Cpu {
 
 /// Sums since they were last taken.
 #[derive(Debug, Default)]
-pub(crate) struct Sums {
-    pub states: HashMap<(Who, Doing), Sum>,
-    pub wakeups: HashMap<(Waker, Who), u64>,
+pub(crate) struct TaskSums {
+    pub states: HashMap<(TaskKey, TaskActivity), TimeSum>,
+    pub wakeups: HashMap<(WakeSource, TaskKey), u64>,
     /// Hard interrupts by CPU and interrupted task.
-    pub interrupts: HashMap<(usize, Who), Sum>,
+    pub interrupts: HashMap<(usize, TaskKey), TimeSum>,
     /// Hard interrupts by CPU and source.
-    pub sources: HashMap<(usize, Source), Handled>,
-    pub lives: Vec<Life>,
+    pub sources: HashMap<(usize, InterruptSource), HandlerTimes>,
+    pub lives: Vec<TaskLife>,
 }
 
 /// The accounts of all tasks.
 #[derive(Debug, Default)]
-pub(crate) struct Accounts {
-    tasks: HashMap<u64, Task>,
-    cpus: Vec<Cpu>,
-    sums: Sums,
+pub(crate) struct TaskAccounts {
+    tasks: HashMap<u64, FollowedTask>,
+    cpus: Vec<CpuState>,
+    sums: TaskSums,
     /// Tasks that ran although they were asleep: their wake-up was missed.
     pub unseen_wakes: u64,
     /// Events about tasks beyond the limit.
     pub untracked: u64,
 }
 
-impl Accounts {
+impl TaskAccounts {
     pub(crate) fn new(cpus: usize) -> Self {
-        Self { cpus: vec![Cpu::default(); cpus], ..Self::default() }
+        Self { cpus: vec![CpuState::default(); cpus], ..Self::default() }
     }
 
     /// Notes a task that exists when following begins.
-    pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: Doing) {
+    pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: TaskActivity) {
         self.enter(time_ns, task, doing);
     }
 
     /// Notes what a CPU runs when following begins.
     pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
         if let Some(task) = task {
-            self.enter(time_ns, task, Doing::plain(TaskState::Running));
+            self.enter(time_ns, task, TaskActivity::plain(TaskState::Running));
         }
         if let Some(cpu) = self.cpus.get_mut(cpu) {
             cpu.current = task.map(|task| task.address);
@@ -115,7 +118,7 @@ impl Accounts {
         &mut self,
         time_ns: u64,
         cpu: usize,
-        previous: Option<(TaskId, Left)>,
+        previous: Option<(TaskId, SwitchOutcome)>,
         next: Option<TaskId>,
     ) {
         self.interrupt_end(time_ns, cpu);
@@ -126,28 +129,28 @@ impl Accounts {
             && task.doing.state.is_on_cpu()
         {
             let id = TaskId { address: before, who: task.who };
-            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Unknown));
         }
         match previous {
-            Some((id, Left::In(doing))) => {
+            Some((id, SwitchOutcome::In(doing))) => {
                 self.enter(time_ns, id, doing);
                 let released = self.tasks.get(&id.address).is_some_and(|task| task.released);
                 if released && doing.state == TaskState::Zombie {
                     self.end(time_ns, id.address);
                 }
             }
-            Some((id, Left::Gone)) => {
-                self.enter(time_ns, id, Doing::plain(TaskState::Zombie));
+            Some((id, SwitchOutcome::Gone)) => {
+                self.enter(time_ns, id, TaskActivity::plain(TaskState::Zombie));
                 self.end(time_ns, id.address);
             }
             None => {}
         }
         if let Some(next) = next {
-            let asleep = |task: &Task| {
+            let asleep = |task: &FollowedTask| {
                 matches!(task.doing.state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
             };
             self.unseen_wakes += u64::from(self.tasks.get(&next.address).is_some_and(asleep));
-            self.enter(time_ns, next, Doing::plain(TaskState::Running));
+            self.enter(time_ns, next, TaskActivity::plain(TaskState::Running));
         }
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
         cpu.current = next.map(|next| next.address);
@@ -156,21 +159,21 @@ impl Accounts {
     }
 
     /// Notes a wake-up of a task on `cpu`.
-    pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<Waker>, woken: TaskId) {
+    pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<WakeSource>, woken: TaskId) {
         let current = self.cpus.get(cpu).and_then(|cpu| self.tasks.get(&cpu.current?));
-        let by = by.unwrap_or(Waker::Task(current.map_or(Who::default(), |task| task.who)));
+        let by = by.unwrap_or(WakeSource::Task(current.map_or(TaskKey::default(), |task| task.who)));
         *self.sums.wakeups.entry((by, woken.who)).or_default() += 1;
         match self.tasks.get(&woken.address).map(|task| task.doing.state) {
             // The task is on its way to sleep: the switch from it shows its state.
             Some(TaskState::Running | TaskState::Interrupted | TaskState::Runnable | TaskState::Zombie) => {}
-            _ => self.enter(time_ns, woken, Doing::plain(TaskState::Runnable)),
+            _ => self.enter(time_ns, woken, TaskActivity::plain(TaskState::Runnable)),
         }
     }
 
     /// Notes a new task that waits for its first CPU.
     pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
         self.end(time_ns, task.address);
-        self.enter(time_ns, task, Doing::plain(TaskState::Runnable));
+        self.enter(time_ns, task, TaskActivity::plain(TaskState::Runnable));
     }
 
     /// Notes that no process waits for the task any longer.
@@ -184,25 +187,25 @@ impl Accounts {
     }
 
     /// Returns the task that a CPU runs; `None` while the CPU is idle.
-    pub(crate) fn runs_on(&self, cpu: usize) -> Option<Who> {
+    pub(crate) fn runs_on(&self, cpu: usize) -> Option<TaskKey> {
         self.current(cpu).map(|(id, _)| id.who)
     }
 
     /// Notes that a CPU begins to serve a hard interrupt.
-    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: Source) {
+    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: InterruptSource) {
         self.interrupt_end(time_ns, cpu);
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         at.interrupted = Some((time_ns, source));
         at.interrupt_served_ns = 0;
         if let Some((id, TaskState::Running)) = self.current(cpu) {
-            self.enter(time_ns, id, Doing::plain(TaskState::Interrupted));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Interrupted));
         }
     }
 
     /// Notes the vector of the interrupt that is being served.
     pub(crate) fn interrupt_vector(&mut self, cpu: usize, vector: u8) {
         if let Some((_, source)) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.as_mut()) {
-            *source = Source::Vector(vector);
+            *source = InterruptSource::Vector(vector);
         }
     }
 
@@ -212,13 +215,13 @@ impl Accounts {
         let Some((since_ns, source)) = at.interrupted.take() else { return };
         let served_ns = at.interrupt_served_ns;
         let current = self.current(cpu);
-        let who = current.map_or(Who::default(), |(id, _)| id.who);
+        let who = current.map_or(TaskKey::default(), |(id, _)| id.who);
         let ns = time_ns.saturating_sub(since_ns).saturating_sub(served_ns);
         self.sums.interrupts.entry((cpu, who)).or_default().add(ns);
-        let one = Handled { sum: Sum { ns, count: 1 }, max_ns: ns };
+        let one = HandlerTimes { sum: TimeSum { ns, count: 1 }, max_ns: ns };
         self.sums.sources.entry((cpu, source)).or_default().add(&one);
         if let Some((id, TaskState::Interrupted)) = current {
-            self.enter(time_ns, id, Doing::plain(TaskState::Running));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Running));
         }
     }
 
@@ -233,7 +236,7 @@ impl Accounts {
         let tasks: Vec<TaskId> =
             self.tasks.iter().map(|(&address, task)| TaskId { address, who: task.who }).collect();
         for id in tasks {
-            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Unknown));
         }
         for cpu in &mut self.cpus {
             cpu.charge_idle(time_ns);
@@ -250,12 +253,12 @@ impl Accounts {
     }
 
     /// Takes the sums since the last call, with the lifetimes of the tasks in them.
-    pub(crate) fn take(&mut self) -> Sums {
+    pub(crate) fn take(&mut self) -> TaskSums {
         let mut sums = std::mem::take(&mut self.sums);
         for task in self.tasks.values_mut().filter(|task| task.charged) {
             task.charged = false;
-            let Task { who, from_ns, since_ns, .. } = *task;
-            sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: false });
+            let FollowedTask { who, from_ns, since_ns, .. } = *task;
+            sums.lives.push(TaskLife { who, from_ns, to_ns: since_ns, ended: false });
         }
         sums
     }
@@ -266,7 +269,7 @@ impl Accounts {
     }
 
     /// Changes the state of a task.
-    fn enter(&mut self, time_ns: u64, id: TaskId, doing: Doing) {
+    fn enter(&mut self, time_ns: u64, id: TaskId, doing: TaskActivity) {
         if self.tasks.get(&id.address).is_some_and(|task| task.who != id.who) {
             // An exec of another thread than the first gives it the first one's ids; or the end of the task
             // was missed.
@@ -279,7 +282,7 @@ impl Accounts {
                 task.served_ns = 0;
             }
         } else if self.tasks.len() < TASKS {
-            let task = Task {
+            let task = FollowedTask {
                 who: id.who,
                 doing,
                 since_ns: time_ns,
@@ -299,12 +302,12 @@ impl Accounts {
     fn end(&mut self, time_ns: u64, address: u64) {
         let Some(mut task) = self.tasks.remove(&address) else { return };
         charge(&mut task, time_ns, &mut self.sums);
-        let Task { who, from_ns, since_ns, .. } = task;
-        self.sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: true });
+        let FollowedTask { who, from_ns, since_ns, .. } = task;
+        self.sums.lives.push(TaskLife { who, from_ns, to_ns: since_ns, ended: true });
     }
 }
 
-impl Cpu {
+impl CpuState {
     fn charge_idle(&mut self, time_ns: u64) {
         if let Some(since_ns) = &mut self.idle_since {
             self.idle_ns += time_ns.saturating_sub(*since_ns);
@@ -315,14 +318,14 @@ impl Cpu {
 
 /// Charges the time since the last change to the task's state. Events of different CPUs may come slightly out
 /// of order; no time counts twice then.
-fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
+fn charge(task: &mut FollowedTask, time_ns: u64, sums: &mut TaskSums) {
     let spent = time_ns.saturating_sub(task.since_ns);
     task.since_ns = time_ns.max(task.since_ns);
     task.charged = true;
     // Time served before the last settlement may be reported only now.
     let served = if task.doing.state.is_on_cpu() { task.served_ns.min(spent) } else { 0 };
     task.served_ns -= served;
-    for (doing, ns) in [(task.doing, spent - served), (Doing::plain(TaskState::Sampler), served)] {
+    for (doing, ns) in [(task.doing, spent - served), (TaskActivity::plain(TaskState::Sampler), served)] {
         if ns > 0 {
             sums.states.entry((task.who, doing)).or_default().ns += ns;
         }

@@ -12,8 +12,8 @@
 //! for Linux*, 2003) and Solaris, none of which is sampled. The states of a task add up to its lifetime.
 
 pub(crate) mod accounts;
+pub(crate) mod merger;
+mod probes;
 pub(crate) mod record;
 mod rows;
-mod setting;
 mod task;
-pub(crate) mod watch;

@@ -11,7 +11,7 @@ use linux::{
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
-use crate::record::Readers;
+use crate::record::GuestReaders;
 
 /// Events per vCPU's ring: a third of a second at 50,000 events a second.
 const RING: usize = 16_384;
@@ -32,12 +32,12 @@ pub(crate) struct EventReaders {
     pub sites: ProbeSites,
     pub states: SchedStateReader,
     /// `None` if the kernel's CPU accounting cannot be read.
-    pub books: Option<ExitAccountingReader>,
+    pub accounting: Option<ExitAccountingReader>,
 }
 
 /// One event: fixed size, nothing resolved.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TripRecord {
+pub(crate) struct EventRecord {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     /// Time that vprof has taken from this vCPU before, ns: measured for ticks and events, and estimated for
@@ -54,13 +54,13 @@ pub(crate) struct TripRecord {
     /// read, 0.
     pub number: u64,
     /// Final CPU accounting of the process whose last task this is.
-    pub books: Option<ExitAccounting>,
+    pub accounting: Option<ExitAccounting>,
     /// Time of the first event that was lost since the previous one in the ring, CLOCK_MONOTONIC ns; 0 if
     /// none was.
     pub lost_ns: u64,
 }
 
-impl TripRecord {
+impl EventRecord {
     fn new((time_ns, served_ns): (u64, u64), event: Event) -> Self {
         Self {
             time_ns,
@@ -70,7 +70,7 @@ impl TripRecord {
             next: None,
             task: None,
             number: 0,
-            books: None,
+            accounting: None,
             lost_ns: 0,
         }
     }
@@ -78,8 +78,8 @@ impl TripRecord {
 
 /// An event as the ring carries it.
 #[derive(Debug)]
-pub(crate) struct Tripped {
-    pub record: TripRecord,
+pub(crate) struct EventMessage {
+    pub record: EventRecord,
     /// The stack of the sleeping task. The buffer belongs to the vCPU's pool.
     pub stack: Option<Box<StackCopy>>,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Tripped {
 /// suffice.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct TripCounters {
+pub(crate) struct EventCounters {
     /// Probe exits, guards included.
     pub trips: AtomicU64,
     /// Events whose record found no room in the ring.
@@ -117,17 +117,17 @@ fn add(counter: &AtomicU64, value: u64) {
 
 /// The collector's ends of a recorder's ring and pool.
 #[derive(Debug)]
-pub(crate) struct TripEnds {
+pub(crate) struct EventRingEnds {
     /// Events come out here.
-    pub events: Consumer<Tripped>,
+    pub events: Consumer<EventMessage>,
     /// Buffers go back here.
     pub pool: Producer<Box<StackCopy>>,
-    pub counters: Arc<TripCounters>,
+    pub counters: Arc<EventCounters>,
 }
 
 /// Cost of the switches between guest and host for the events of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct Switching {
+struct SwitchCost {
     /// Time that the samples in them represent, ns.
     ns: u64,
     /// Number of events.
@@ -135,42 +135,42 @@ struct Switching {
 }
 
 /// Recorder of the events of one vCPU.
-pub(crate) struct Recorder {
+pub(crate) struct EventRecorder {
     vcpu: usize,
-    ring: Producer<Tripped>,
+    ring: Producer<EventMessage>,
     pool: Consumer<Box<StackCopy>>,
     spare: Option<Box<StackCopy>>,
-    readers: Arc<OnceLock<Readers>>,
+    readers: Arc<OnceLock<GuestReaders>>,
     events: Arc<OnceLock<EventReaders>>,
-    counters: Arc<TripCounters>,
+    counters: Arc<EventCounters>,
     /// Time at which KVM_RUN returned for what is being served, and true if that is a probe.
     since: Option<(u64, bool)>,
-    /// See [`TripRecord::served_ns`].
+    /// See [`EventRecord::served_ns`].
     served_ns: u64,
     /// By the number of the event.
-    switching: [Switching; Event::COUNT],
-    /// See [`TripCounters::losing_ns`].
+    switching: [SwitchCost; Event::COUNT],
+    /// See [`EventCounters::losing_ns`].
     losing_ns: u64,
 }
 
-impl Recorder {
+impl EventRecorder {
     /// Creates the recorder of vCPU `vcpu` of `vcpus`, and the collector's ends.
     pub(crate) fn new(
         (vcpu, vcpus): (u8, u8),
-        readers: Arc<OnceLock<Readers>>,
+        readers: Arc<OnceLock<GuestReaders>>,
         events: Arc<OnceLock<EventReaders>>,
-    ) -> (Self, TripEnds) {
+    ) -> (Self, EventRingEnds) {
         let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
-        let slots = RING.min(share(RINGS_BYTES, size_of::<Tripped>()));
-        let boxes = POOL.min(share(POOLS_BYTES, STACK_BYTES)).max(8);
+        let slots = RING.min(share(RINGS_BYTES, size_of::<EventMessage>()));
+        let buffers = POOL.min(share(POOLS_BYTES, STACK_BYTES)).max(8);
         let (ring, out) = RingBuffer::new(slots);
-        let (mut giver, pool) = RingBuffer::new(boxes);
-        for _ in 0..boxes {
+        let (mut giver, pool) = RingBuffer::new(buffers);
+        for _ in 0..buffers {
             // The ring has as many slots as the pool has buffers.
             drop(giver.push(Box::new(StackCopy::with_room(STACK_BYTES))));
         }
-        let counters = Arc::new(TripCounters::default());
-        let ends = TripEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
+        let counters = Arc::new(EventCounters::default());
+        let ends = EventRingEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
         let vcpu = usize::from(vcpu);
         let recorder = Self {
             vcpu,
@@ -182,7 +182,7 @@ impl Recorder {
             counters,
             since: None,
             served_ns: 0,
-            switching: [Switching::default(); Event::COUNT],
+            switching: [SwitchCost::default(); Event::COUNT],
             losing_ns: 0,
         };
         (recorder, ends)
@@ -225,8 +225,8 @@ impl Recorder {
         self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
         // Set before any probe was.
-        let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
-        let mut record = TripRecord::new((now_ns, self.served_ns), event);
+        let Some(EventReaders { sites, states, accounting }) = self.events.get() else { return false };
+        let mut record = EventRecord::new((now_ns, self.served_ns), event);
         // The way back into the guest, and the way out for the next event, belong to the next record.
         if let Some(switching) = self.switching.get_mut(usize::from(event.number())) {
             switching.trips = switching.trips.saturating_add(1);
@@ -257,23 +257,24 @@ impl Recorder {
             Event::Release => {
                 record.task = states.read(memory, regs.rdi);
                 let leader = record.task.filter(|task| task.task.tid == task.task.pid);
-                record.books = leader.and(books.as_ref()).and_then(|books| books.read(memory, regs.rdi));
+                record.accounting =
+                    leader.and(accounting.as_ref()).and_then(|reader| reader.read(memory, regs.rdi));
             }
             Event::InterruptBegin => record.number = states.return_address(memory, regs.rsp).unwrap_or(0),
             Event::Vector => record.number = regs.rsi,
             Event::InterruptEnd => {}
         }
-        self.push(Tripped { record, stack });
+        self.push(EventMessage { record, stack });
         false
     }
 
-    fn push(&mut self, mut tripped: Tripped) {
-        let now_ns = tripped.record.time_ns;
-        tripped.record.lost_ns = self.losing_ns;
-        let losing_ns = match self.ring.push(tripped) {
+    fn push(&mut self, mut message: EventMessage) {
+        let now_ns = message.record.time_ns;
+        message.record.lost_ns = self.losing_ns;
+        let losing_ns = match self.ring.push(message) {
             Ok(()) => 0,
-            Err(PushError::Full(tripped)) => {
-                self.spare = tripped.stack.or(self.spare.take());
+            Err(PushError::Full(message)) => {
+                self.spare = message.stack.or(self.spare.take());
                 add(&self.counters.lost, 1);
                 if self.losing_ns == 0 { now_ns } else { self.losing_ns }
             }

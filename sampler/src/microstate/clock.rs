@@ -26,14 +26,14 @@ impl Place {
 
 /// Times in each state since the thread's start, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct StateTimes {
     pub run: u64,
     pub vmm: u64,
     pub sampler: u64,
     pub paused: u64,
 }
 
-impl Places {
+impl StateTimes {
     pub(crate) fn wall(&self) -> u64 {
         [self.vmm, self.sampler, self.paused].iter().fold(self.run, |sum, ns| sum.saturating_add(*ns))
     }
@@ -149,7 +149,7 @@ impl StateClock {
     /// Returns the time now (or of the thread's end), and the times in each state until then. `None` before
     /// the thread's start, and if the host stopped the thread in the middle of a change. `now` reads the
     /// clock inside of the retry loop, so that a reader that loses its CPU does not mix two times.
-    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, Places)> {
+    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, StateTimes)> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);
             if version == 0 {
@@ -167,7 +167,7 @@ impl StateClock {
                     *ns = ns.saturating_add(until_ns - since_ns);
                 }
                 let [run, vmm, sampler, paused] = ns;
-                return Some((until_ns, Places { run, vmm, sampler, paused }));
+                return Some((until_ns, StateTimes { run, vmm, sampler, paused }));
             }
             std::hint::spin_loop();
         }
@@ -191,10 +191,10 @@ mod tests {
         clock.change(Place::Sampler, 150);
         clock.change(Place::Paused, 153);
         clock.change(Place::Run, 160);
-        assert_eq!(clock.read(|| 170), Some((170, Places { run: 50, vmm: 10, sampler: 3, paused: 7 })));
+        assert_eq!(clock.read(|| 170), Some((170, StateTimes { run: 50, vmm: 10, sampler: 3, paused: 7 })));
         assert_eq!(clock.last(), None);
         clock.end(200, Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
-        let end = Places { run: 80, vmm: 10, sampler: 3, paused: 7 };
+        let end = StateTimes { run: 80, vmm: 10, sampler: 3, paused: 7 };
         assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
         assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
     }

@@ -15,7 +15,7 @@ const OTHERS: u64 = (1 << 56) - 1;
 
 /// Key of an exit in one number: the reason's code in the highest byte, the address below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Key(u64);
+pub(crate) struct ExitKey(u64);
 
 /// Codes of reasons; 0 marks an empty slot.
 const PORT_READ: u64 = 1;
@@ -27,7 +27,7 @@ const HALT: u64 = 6;
 const SHUTDOWN: u64 = 7;
 const OTHER: u64 = 8;
 
-impl Key {
+impl ExitKey {
     fn new(exit: Exit) -> Self {
         let (code, address) = match exit {
             Exit::Io { port, write: false } => (PORT_READ, port.into()),
@@ -88,14 +88,14 @@ impl Key {
     }
 
     /// Returns the first slot to probe: the product spreads neighbouring addresses.
-    fn place(self) -> usize {
+    fn first_slot(self) -> usize {
         let spread = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         usize::try_from(spread).unwrap_or(0) % SLOTS
     }
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct ExitSlot {
     key: AtomicU64,
     count: AtomicU64,
     total_ns: AtomicU64,
@@ -106,7 +106,7 @@ struct Slot {
 /// One row as the collector reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExitCount {
-    pub key: Key,
+    pub key: ExitKey,
     pub count: u64,
     pub total_ns: u64,
     pub max_ns: u64,
@@ -116,21 +116,21 @@ pub(crate) struct ExitCount {
 /// The table of one vCPU.
 #[derive(Debug)]
 pub(crate) struct ExitTable {
-    slots: Box<[Slot]>,
+    slots: Box<[ExitSlot]>,
     /// Slot of the exit that is being served; `u32::MAX` for none.
     open: AtomicU32,
 }
 
 impl Default for ExitTable {
     fn default() -> Self {
-        Self { slots: (0..SLOTS).map(|_| Slot::default()).collect(), open: AtomicU32::new(u32::MAX) }
+        Self { slots: (0..SLOTS).map(|_| ExitSlot::default()).collect(), open: AtomicU32::new(u32::MAX) }
     }
 }
 
 impl ExitTable {
     /// Starts an exit. Only the vCPU's thread calls this.
     pub(crate) fn begin(&self, exit: Exit) {
-        let key = Key::new(exit);
+        let key = ExitKey::new(exit);
         let slot = self.find(key).or_else(|| self.find(key.others()));
         let index = slot.and_then(|index| u32::try_from(index).ok()).unwrap_or(u32::MAX);
         self.open.store(index, Ordering::Relaxed);
@@ -150,10 +150,10 @@ impl ExitTable {
     }
 
     /// Returns the key's slot; takes a free one if the key is new.
-    fn find(&self, key: Key) -> Option<usize> {
+    fn find(&self, key: ExitKey) -> Option<usize> {
         // One in eight slots stays free for the rows that all later addresses share.
         let shared = key.0 & OTHERS == OTHERS;
-        (0..PROBES).map(|step| (key.place() + step) % SLOTS).find(|index| {
+        (0..PROBES).map(|step| (key.first_slot() + step) % SLOTS).find(|index| {
             let slot = &self.slots[*index].key;
             let found = slot.load(Ordering::Relaxed);
             if found == 0 && (shared || index % 8 != 0) {
@@ -166,11 +166,11 @@ impl ExitTable {
 
     /// Returns all rows with a count.
     pub(crate) fn read(&self) -> Vec<ExitCount> {
-        let read = |slot: &Slot| {
+        let read = |slot: &ExitSlot| {
             let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
             let count = load(&slot.count);
             (count > 0).then(|| ExitCount {
-                key: Key(load(&slot.key)),
+                key: ExitKey(load(&slot.key)),
                 count,
                 total_ns: load(&slot.total_ns),
                 max_ns: load(&slot.max_ns),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_and_addresses_are_told_apart() {
+    fn reasons_and_addresses_are_distinguished() {
         let table = ExitTable::default();
         let port = |port, write| Exit::Io { port, write };
         for ns in [1_000, 3_000] {

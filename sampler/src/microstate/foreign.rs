@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!  wall ─┬─ waiting                          exact
-//!        ├─ ran      ─┬─ guest, halted, vmm  by ticks        [`Seen`]
+//!        ├─ ran      ─┬─ guest, halted, vmm  by ticks        [`TickCounts`]
 //!        └─ blocked  ─┬─ sampler             the stops
 //!                      ├─ paused              from the tick that finds it so to the one that does not
 //!                     └─ halted, vmm         by ticks
@@ -14,7 +14,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::clock::Places;
+use super::clock::StateTimes;
 use super::host::ThreadTimes;
 use profile::rows::Microstates;
 
@@ -35,9 +35,9 @@ pub(crate) enum Sight {
 
 /// Counts of ticks by finding. Written by the thread that ticks, read by the collector.
 #[derive(Debug, Default)]
-pub(crate) struct Seen([AtomicU64; 5]);
+pub(crate) struct TickCounts([AtomicU64; 5]);
 
-impl Seen {
+impl TickCounts {
     pub(crate) fn note(&self, what: Sight) {
         self.0[what as usize].fetch_add(1, Ordering::Relaxed);
     }
@@ -73,7 +73,7 @@ fn divided(times: Option<ThreadTimes>) -> &'static [Sight] {
 pub(crate) fn guest_error(
     states: &Microstates,
     times: Option<ThreadTimes>,
-    seen: &Seen,
+    seen: &TickCounts,
     polled: Option<u64>,
 ) -> f64 {
     let all = divided(times);
@@ -97,16 +97,16 @@ pub(crate) fn guest_error(
 /// Returns the times of an attached vCPU's thread: exact by the scheduler's statistics, split by the ticks'
 /// findings. `polled` is KVM's count of the time that it polled, if KVM counts it.
 pub(crate) fn split(
-    places: &Places,
+    places: &StateTimes,
     times: Option<ThreadTimes>,
-    seen: &Seen,
+    seen: &TickCounts,
     polled: Option<u64>,
 ) -> Microstates {
     let wall = places.wall();
     let on = divided(times);
     // Without scheduler statistics, ticks divide all time except for the stops.
     let run_ns = wall.saturating_sub(places.sampler).saturating_sub(places.paused);
-    let with_books = times.is_some();
+    let with_times = times.is_some();
     let times = times.unwrap_or(ThreadTimes { run_ns, waited_ns: 0 });
     let ran = times.run_ns.min(wall);
     let waiting = times.waited_ns.min(wall - ran);
@@ -117,11 +117,11 @@ pub(crate) fn split(
     let part = |sight| seen.part(ran, sight, on);
     let vmm_on = part(Sight::Vmm);
     let polling = polled.unwrap_or_else(|| part(Sight::Polling)).min(ran - vmm_on);
-    let vmm_off = match with_books {
+    let vmm_off = match with_times {
         true => seen.part(asleep, Sight::VmmBlocked, &[Sight::Halted, Sight::VmmBlocked]),
         false => part(Sight::VmmBlocked).min(ran - vmm_on - polling),
     };
-    let (ran, asleep) = match with_books {
+    let (ran, asleep) = match with_times {
         true => (ran, asleep - vmm_off),
         false => {
             let halted = part(Sight::Halted).min(ran - vmm_on - polling - vmm_off);
@@ -145,13 +145,13 @@ mod tests {
 
     use super::*;
 
-    fn seen(counts: [u64; 5]) -> Seen {
-        Seen(counts.map(AtomicU64::new))
+    fn seen(counts: [u64; 5]) -> TickCounts {
+        TickCounts(counts.map(AtomicU64::new))
     }
 
     #[test]
-    fn books_are_exact_and_ticks_split_them() {
-        let places = Places { run: 980, sampler: 20, ..Places::default() };
+    fn scheduler_times_are_exact_and_ticks_split_them() {
+        let places = StateTimes { run: 980, sampler: 20, ..StateTimes::default() };
         let times = Some(ThreadTimes { run_ns: 400, waited_ns: 80 });
         // 1,000 of wall, 520 blocked, of which 20 in stops.
         let split = split(&places, times, &seen([60, 20, 20, 40, 10]), None);
@@ -159,10 +159,14 @@ mod tests {
         assert_eq!((split.waiting, split.sampler, split.wall()), (80, 20, 1_000));
         let bare = super::split(&places, None, &seen([60, 20, 20, 40, 10]), None);
         // 980 by 150 findings: 60 of the guest, 20 + 40 of halts, 20 + 10 of the VMM.
-        assert_eq!((bare.guest, bare.halted, bare.vmm, bare.sampler), (394, 391, 195, 20), "without books");
-        let told = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
-        assert_eq!((told.guest, told.halted, told.wall()), (220, 500, 1_000));
-        let held = Places { run: 680, paused: 300, ..places };
+        assert_eq!(
+            (bare.guest, bare.halted, bare.vmm, bare.sampler),
+            (394, 391, 195, 20),
+            "without scheduler statistics"
+        );
+        let polled = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
+        assert_eq!((polled.guest, polled.halted, polled.wall()), (220, 500, 1_000));
+        let held = StateTimes { run: 680, paused: 300, ..places };
         let held = super::split(&held, times, &seen([60, 20, 20, 40, 10]), None);
         assert_eq!((held.paused, held.vmm, held.halted, held.wall()), (300, 80 + 40, 160 + 80, 1_000));
     }
@@ -174,21 +178,21 @@ mod tests {
         use rand::rngs::ChaCha8Rng;
         use rand::{RngExt, SeedableRng};
         let mut random = ChaCha8Rng::seed_from_u64(5);
-        let places = Places { run: 1_000_000_000, ..Places::default() };
+        let places = StateTimes { run: 1_000_000_000, ..StateTimes::default() };
         let times = Some(ThreadTimes { run_ns: 800_000_000, waited_ns: 0 });
-        for (vmm, books) in [(0.3, true), (0.05, true), (0.3, false)] {
-            let times = times.filter(|_| books);
-            let (mut squares, mut told) = (0.0, 0.0);
+        for (vmm, with_times) in [(0.3, true), (0.05, true), (0.3, false)] {
+            let times = times.filter(|_| with_times);
+            let (mut squares, mut variance) = (0.0, 0.0);
             for _ in 0..1_000 {
                 let found = (0..500).filter(|_| random.random::<f64>() < vmm).count() as u64;
                 let seen = seen([500 - found, 0, found, 0, 0]);
                 let states = split(&places, times, &seen, None);
-                let truth = times.map_or(1e9, |times| times.run_ns as f64) * (1.0 - vmm);
-                squares += (states.guest as f64 / truth - 1.0).powi(2) / 1_000.0;
-                told += guest_error(&states, times, &seen, None).powi(2) / 1_000.0;
+                let exact = times.map_or(1e9, |times| times.run_ns as f64) * (1.0 - vmm);
+                squares += (states.guest as f64 / exact - 1.0).powi(2) / 1_000.0;
+                variance += guest_error(&states, times, &seen, None).powi(2) / 1_000.0;
             }
-            let ratio = (squares / told).sqrt();
-            assert!((0.93..1.07).contains(&ratio), "{vmm} {books}: {ratio}");
+            let ratio = (squares / variance).sqrt();
+            assert!((0.93..1.07).contains(&ratio), "{vmm} {with_times}: {ratio}");
         }
         assert!(guest_error(&Microstates::default(), times, &seen([0; 5]), None) <= 0.0);
     }
@@ -201,7 +205,7 @@ mod tests {
             waited in any::<u64>(),
             counts in prop::array::uniform5(0_u64..1 << 50), polled in prop::option::of(any::<u64>()),
         ) {
-            let places = Places { run, sampler, paused, ..Places::default() };
+            let places = StateTimes { run, sampler, paused, ..StateTimes::default() };
             let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
             let states = split(&places, times, &seen(counts), polled);
             prop_assert_eq!(states.wall(), run + sampler + paused);

@@ -123,7 +123,7 @@ mod tests {
     fn running_counts_and_sleeping_does_not() {
         // SAFETY: has no preconditions.
         let thread = unsafe { libc::gettid() };
-        let reader = ThreadReader::new(thread).expect("this host keeps the books");
+        let reader = ThreadReader::new(thread).expect("this host counts the times");
         let before = reader.read().expect("alive");
         std::thread::sleep(Duration::from_millis(50));
         let slept = reader.read().expect("alive");

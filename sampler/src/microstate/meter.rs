@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
-use super::clock::Places;
-use super::exits::{ExitCount, Key};
-use super::host::{ThreadReader, ThreadTimes};
+use super::clock::StateTimes;
+use super::exits::{ExitCount, ExitKey};
 use super::foreign;
-use super::stats::Published;
+use super::host::{ThreadReader, ThreadTimes};
+use super::stats::VcpuStats;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
@@ -20,15 +20,15 @@ const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// The meter of one vCPU.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct VcpuMeter {
     vcpu: u8,
-    published: Arc<Published>,
+    stats: Arc<VcpuStats>,
     thread: Option<ThreadReader>,
     kvm: Option<KvmCounters>,
     /// Time for which the host had stopped the whole process, ns.
     stopped_ns: u64,
     /// States that were reported so far.
-    told: Microstates,
+    reported: Microstates,
     exits: HashMap<u64, (u32, u64)>,
     counters: Vec<u64>,
     /// Sampling rate that was last reported.
@@ -37,16 +37,16 @@ pub(crate) struct Meter {
     guest_error: f64,
 }
 
-impl Meter {
-    pub(crate) fn new(vcpu: u8, published: Arc<Published>) -> Self {
+impl VcpuMeter {
+    pub(crate) fn new(vcpu: u8, stats: Arc<VcpuStats>) -> Self {
         Self {
             vcpu,
-            rate_hz: published.pace.in_force().0,
-            published,
+            rate_hz: stats.pace.in_force().0,
+            stats,
             thread: None,
             kvm: None,
             stopped_ns: 0,
-            told: Microstates::default(),
+            reported: Microstates::default(),
             exits: HashMap::new(),
             counters: Vec::new(),
             guest_error: 0.0,
@@ -54,10 +54,10 @@ impl Meter {
     }
 
     /// Sets KVM's counters of this vCPU.
-    pub(crate) fn attach(&mut self, kvm: Option<KvmCounters>) {
+    pub(crate) fn set_kvm_counters(&mut self, kvm: Option<KvmCounters>) {
         if let Some(polls) = kvm.as_ref().and_then(|kvm| kvm.sum_of(&POLLED)) {
             // Set once: a vCPU keeps its counters.
-            drop(self.published.polls.set(polls));
+            drop(self.stats.polls.set(polls));
         }
         self.kvm = kvm;
     }
@@ -71,15 +71,15 @@ impl Meter {
     /// start of the profile, CLOCK_MONOTONIC.
     pub(crate) fn read(&mut self, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
         let mut window = None;
-        if let Some((until_ns, places)) = self.published.clock.read(monotonic_ns) {
+        if let Some((until_ns, places)) = self.stats.clock.read(monotonic_ns) {
             let target = self.states(&places);
-            let before = self.told;
-            self.told = advance(&before, &target);
-            let states = self.told.since(&before);
+            let before = self.reported;
+            self.reported = advance(&before, &target);
+            let states = self.reported.since(&before);
             let time_ns = until_ns.saturating_sub(zero_ns);
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
-        (self.published.row(self.vcpu, self.told), window)
+        (self.stats.row(self.vcpu, self.reported), window)
     }
 
     /// Returns the relative standard error of the guest time up to now; `None` if the time is exact.
@@ -88,44 +88,44 @@ impl Meter {
     }
 
     /// Returns the sampling rate if it has changed since the last call.
-    pub(crate) fn pace(&mut self, zero_ns: u64) -> Option<RateRow> {
-        let (rate_hz, since_ns) = self.published.pace.in_force();
+    pub(crate) fn changed_rate(&mut self, zero_ns: u64) -> Option<RateRow> {
+        let (rate_hz, since_ns) = self.stats.pace.in_force();
         let changed = std::mem::replace(&mut self.rate_hz, rate_hz).to_bits() != rate_hz.to_bits();
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
     /// Returns the sampling rate in force as a row from this time on, ns since the run's start.
-    pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
+    pub(crate) fn rate_row(&self, time_ns: u64) -> RateRow {
         RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
     }
 
     fn thread(&mut self) -> Option<&ThreadReader> {
         if self.thread.is_none() {
-            self.thread = self.published.clock.reader();
+            self.thread = self.stats.clock.reader();
         }
         self.thread.as_ref()
     }
 
     /// Returns the times in each state, by all clocks.
-    fn states(&mut self, places: &Places) -> Microstates {
-        let first = self.published.clock.first();
+    fn states(&mut self, places: &StateTimes) -> Microstates {
+        let first = self.stats.clock.first();
         let times = self.times().map(|now| ThreadTimes {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
-        if self.published.clock.is_foreign() {
+        if self.stats.clock.is_foreign() {
             let polled = self.kvm.is_some().then(|| self.polled());
-            let states = foreign::split(places, times, &self.published.seen, polled);
-            self.guest_error = foreign::guest_error(&states, times, &self.published.seen, polled);
+            let states = foreign::split(places, times, &self.stats.seen, polled);
+            self.guest_error = foreign::guest_error(&states, times, &self.stats.seen, polled);
             return states;
         }
         let inside =
-            Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
+            RunParts { kvm_ns: self.stats.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
         split(places, times, inside)
     }
 
     fn times(&mut self) -> Option<ThreadTimes> {
-        if let Some(last) = self.published.clock.last() {
+        if let Some(last) = self.stats.clock.last() {
             return Some(last);
         }
         self.thread()?.read()
@@ -146,13 +146,13 @@ impl Meter {
     /// Returns the exits whose counts have changed since the last call. `next` numbers new ones.
     pub(crate) fn exits(&mut self, regions: &[Region], next: &mut u32) -> Vec<ExitRow> {
         let mut rows = Vec::new();
-        for exit in self.published.exits.read() {
-            let (id, told) = self.exits.entry(exit.key.number()).or_insert_with(|| {
+        for exit in self.stats.exits.read() {
+            let (id, reported) = self.exits.entry(exit.key.number()).or_insert_with(|| {
                 *next += 1;
                 (*next, 0)
             });
-            if *told != exit.count {
-                *told = exit.count;
+            if *reported != exit.count {
+                *reported = exit.count;
                 rows.push(exit_row(*id, self.vcpu, exit, regions));
             }
         }
@@ -174,7 +174,7 @@ impl Meter {
 
 /// Further times within KVM_RUN, ns.
 #[derive(Debug, Clone, Copy, Default)]
-struct Inside {
+struct RunParts {
     /// On a CPU while the guest was halted, without polling.
     kvm_ns: u64,
     /// Polling for a wake-up of the halted guest.
@@ -186,8 +186,8 @@ struct Inside {
 /// Splits the time in KVM_RUN by the host's scheduler statistics of the thread. Blocked is the time that the
 /// thread neither ran nor waited; a vCPU's thread blocks in KVM_RUN or where it is held. Without statistics,
 /// all time in KVM_RUN counts for the guest.
-fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microstates {
-    let Places { run, vmm, sampler, paused } = *places;
+fn split(places: &StateTimes, times: Option<ThreadTimes>, inside: RunParts) -> Microstates {
+    let StateTimes { run, vmm, sampler, paused } = *places;
     let Some(times) = times else {
         return Microstates { guest: run, vmm, sampler, paused, ..Microstates::default() };
     };
@@ -202,16 +202,16 @@ fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microst
 
 /// Returns the next states to report: no state shrinks, and the sum is that of `target`. The scheduler counts
 /// a wait only when the wait ends, so a later reading may take back a little; the next one makes up for it.
-fn advance(told: &Microstates, target: &Microstates) -> Microstates {
-    let mut more = target.since(told);
-    let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
+fn advance(reported: &Microstates, target: &Microstates) -> Microstates {
+    let mut more = target.since(reported);
+    let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(reported.wall()));
     // Only times within KVM_RUN are ever revised. The guest's time is the remainder, so it is cut first.
     for state in [&mut more.guest, &mut more.waiting, &mut more.halted, &mut more.kvm] {
         let cut = excess.min(*state);
         *state -= cut;
         excess -= cut;
     }
-    told.plus(&more)
+    reported.plus(&more)
 }
 
 fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
@@ -232,7 +232,7 @@ fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
 }
 
 /// Returns the name of the device at the key's address.
-fn device(key: Key, regions: &[Region]) -> Option<&str> {
+fn device(key: ExitKey, regions: &[Region]) -> Option<&str> {
     let (space, address) = (key.space()?, key.address()?);
     let here = |region: &&Region| region.space == space && (region.first..=region.last).contains(&address);
     regions.iter().find(here).map(|region| region.name.as_str())
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn blocked_is_halted_and_the_rest_is_the_guests() {
-        let places = Places { run: 900, vmm: 60, sampler: 30, paused: 10 };
+        let places = StateTimes { run: 900, vmm: 60, sampler: 30, paused: 10 };
         let all = |guest, halted, waiting| Microstates {
             guest,
             halted,
@@ -260,7 +260,7 @@ mod tests {
             sampler: 30,
             paused: 10,
         };
-        let inside = |kvm_ns, polled_ns, stopped_ns| Inside { kvm_ns, polled_ns, stopped_ns };
+        let inside = |kvm_ns, polled_ns, stopped_ns| RunParts { kvm_ns, polled_ns, stopped_ns };
         // 1,000 of wall, 450 run, 40 waited, so 510 blocked, of which 10 held.
         assert_eq!(split(&places, times(450, 40), inside(0, 0, 0)), all(360, 500, 40));
         assert_eq!(
@@ -276,7 +276,7 @@ mod tests {
         assert_eq!(
             split(&places, times(450, 40), inside(100, 30, 0)),
             Microstates { guest: 230, halted: 530, waiting: 40, kvm: 100, vmm: 60, sampler: 30, paused: 10 },
-            "what is polled for in other runs is no part of what ticks cost"
+            "what is polled for in other runs is not part of what ticks cost"
         );
         assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
         // Statistics that claim more than there was.
@@ -290,21 +290,21 @@ mod tests {
         fn told_states_only_grow_and_add_up(
             steps in prop::collection::vec((0_u64..1_000, 0_u64..1_000, 0_u64..1_000, 0_u64..90), 1..40),
         ) {
-            let (mut told, mut wall) = (Microstates::default(), 0);
+            let (mut reported, mut wall) = (Microstates::default(), 0);
             for (run, halted, waiting, vmm) in steps {
                 wall += run + vmm;
-                let in_run = wall - told.vmm - vmm;
+                let in_run = wall - reported.vmm - vmm;
                 let halted = (halted * 20).min(in_run);
                 let waiting = (waiting * 20).min(in_run - halted);
                 let target = Microstates {
-                    guest: in_run - halted - waiting, halted, waiting, vmm: told.vmm + vmm, ..Microstates::default()
+                    guest: in_run - halted - waiting, halted, waiting, vmm: reported.vmm + vmm, ..Microstates::default()
                 };
-                let next = advance(&told, &target);
+                let next = advance(&reported, &target);
                 prop_assert_eq!(next.wall(), wall);
-                for ((_, before), (_, after)) in told.named().iter().zip(next.named()) {
-                    prop_assert!(after >= *before, "{:?} {:?}", told, next);
+                for ((_, before), (_, after)) in reported.named().iter().zip(next.named()) {
+                    prop_assert!(after >= *before, "{:?} {:?}", reported, next);
                 }
-                told = next;
+                reported = next;
             }
         }
     }

@@ -7,15 +7,15 @@ use vmm::CounterSum;
 
 use super::clock::StateClock;
 use super::exits::ExitTable;
-use super::foreign::Seen;
-use crate::sampling_rate::Pace;
+use super::foreign::TickCounts;
+use crate::sampling_rate::SamplingRate;
 use profile::rows::{Microstates, VcpuRow};
 
 /// Statistics that a vCPU's thread publishes for the collector. Each field has one writer and is independent,
 /// so relaxed stores suffice. A separate cache line keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct Published {
+pub(crate) struct VcpuStats {
     /// Samples recorded.
     pub samples: AtomicU64,
     /// Samples lost.
@@ -25,18 +25,18 @@ pub(crate) struct Published {
     /// Time in KVM_RUN on a CPU while the guest was halted, without polling, ns.
     pub kvm_ns: AtomicU64,
     /// Sampling rate.
-    pub pace: Pace,
+    pub pace: SamplingRate,
     /// Clock of the thread's states.
     pub clock: StateClock,
     /// Served exits.
     pub exits: ExitTable,
     /// Counts of ticks by their finding, if the thread is another process'.
-    pub seen: Seen,
+    pub seen: TickCounts,
     /// Time for which KVM has polled for a wake-up of the halted guest, if KVM counts it.
     pub polls: OnceLock<CounterSum>,
 }
 
-impl Published {
+impl VcpuStats {
     pub(crate) fn row(&self, id: u8, states: Microstates) -> VcpuRow {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         VcpuRow {

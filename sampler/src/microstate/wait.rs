@@ -158,7 +158,7 @@ mod tests {
     /// of the clock the thread either runs for well under 20 us or waits. In a virtual machine its CPU may
     /// also be stolen, which no count of waits includes.
     #[test]
-    fn waits_are_told_from_running_whatever_their_length() {
+    fn waits_and_running_are_distinguished_whatever_their_length() {
         let stop = Arc::new(AtomicBool::new(false));
         let rival = {
             let stop = Arc::clone(&stop);

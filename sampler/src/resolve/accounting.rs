@@ -19,7 +19,7 @@ const MOST_ENDED: usize = 65_536;
 
 /// Accounting of all processes and CPUs at one time.
 #[derive(Debug)]
-pub(crate) struct AllBooks {
+pub(crate) struct AccountingSnapshot {
     /// CLOCK_MONOTONIC ns.
     pub read_ns: u64,
     pub processes: Vec<ProcessCpuTimes>,
@@ -28,7 +28,7 @@ pub(crate) struct AllBooks {
 
 /// Accounting poller.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct AccountingPoller {
     guest: Option<(Arc<Kernel>, GuestMemory)>,
     /// Instances that were hit since the last batch.
     hit: HashMap<u32, TaskSnapshot>,
@@ -39,19 +39,19 @@ pub(crate) struct Ledger {
     zero_ns: u64,
 }
 
-impl Ledger {
+impl AccountingPoller {
     /// Creates a poller; times count from `zero_ns`, CLOCK_MONOTONIC.
     pub(crate) fn new(zero_ns: u64) -> Self {
         Self { zero_ns, ..Self::default() }
     }
 
     /// Sets the kernel whose accounting is read.
-    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, memory: GuestMemory) {
+    pub(crate) fn set_kernel(&mut self, kernel: Arc<Kernel>, memory: GuestMemory) {
         self.guest = Some((kernel, memory));
     }
 
     /// Stops the polling: the kernel no longer runs.
-    pub(crate) fn gone(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.guest = None;
         self.opened = false;
         self.hit.clear();

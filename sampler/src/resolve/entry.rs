@@ -51,7 +51,7 @@ const WAYS_OUT: [&str; 8] = [
 
 /// Owner of the code that a function of the kernel is part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Part {
+pub(crate) enum CodeOwner {
     /// The function shows no owner.
     #[default]
     Other,
@@ -69,9 +69,9 @@ pub(crate) enum Part {
     WayOut,
 }
 
-impl Part {
+impl CodeOwner {
     /// Returns the owner by the function's symbol.
-    pub(crate) fn of(symbol: &str) -> Self {
+    pub(crate) fn from_symbol(symbol: &str) -> Self {
         if is_hard_entry(symbol) || AROUND_HANDLERS.contains(&symbol) {
             Self::HardIrq
         } else if NMI_ENTRIES.contains(&symbol) {
@@ -94,19 +94,19 @@ impl Part {
 /// called since registers were last saved, innermost first. `returned` is the function that returned to code
 /// which restores registers.
 pub(crate) fn interrupt(
-    functions: impl Iterator<Item = Part>,
-    returned: impl FnOnce() -> Option<Part>,
+    functions: impl Iterator<Item = CodeOwner>,
+    returned: impl FnOnce() -> Option<CodeOwner>,
 ) -> Option<Mode> {
     let mode = |part| match part {
-        Part::HardIrq => Some(Mode::HardIrq),
-        Part::Nmi => Some(Mode::Nmi),
+        CodeOwner::HardIrq => Some(Mode::HardIrq),
+        CodeOwner::Nmi => Some(Mode::Nmi),
         _ => None,
     };
     for (depth, part) in functions.enumerate() {
         match part {
-            Part::WayOut if depth == 0 => return mode(returned()?),
-            Part::WorkCaller if depth == 0 => {}
-            Part::Other => {}
+            CodeOwner::WayOut if depth == 0 => return mode(returned()?),
+            CodeOwner::WorkCaller if depth == 0 => {}
+            CodeOwner::Other => {}
             part => return mode(part),
         }
     }
@@ -119,7 +119,7 @@ mod tests {
 
     /// Classifies functions by their names, innermost first.
     fn by(functions: &[&str]) -> Option<Mode> {
-        interrupt(functions.iter().map(|symbol| Part::of(symbol)), || None)
+        interrupt(functions.iter().map(|symbol| CodeOwner::from_symbol(symbol)), || None)
     }
 
     #[test]
@@ -169,8 +169,8 @@ mod tests {
     #[test]
     fn the_way_out_belongs_to_what_has_returned() {
         let out = |returned: Option<&str>| {
-            let part = returned.map(Part::of);
-            interrupt([Part::of("native_irq_return_iret")].into_iter(), || part)
+            let part = returned.map(CodeOwner::from_symbol);
+            interrupt([CodeOwner::from_symbol("native_irq_return_iret")].into_iter(), || part)
         };
         assert_eq!(out(Some("asm_sysvec_reschedule_ipi")), Some(Mode::HardIrq));
         assert_eq!(out(Some("asm_exc_nmi")), Some(Mode::Nmi));

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use super::entry::Part;
-use super::walker::{Late, ReasonOf, Symbol};
+use super::entry::CodeOwner;
+use super::walker::{JitSymbol, LateNames, ReasonSubject};
 use profile::rows::{FrameKind, FrameRow, lookup};
 use text::clean;
 
@@ -21,7 +21,7 @@ const JIT: &str = "[jit]";
 
 /// Name of a kernel address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct KernelName {
     /// Symbol; `None` for an address in a module that no symbol covers.
     pub symbol: Option<String>,
     /// Module, `None` for the kernel image.
@@ -31,16 +31,16 @@ pub(crate) struct Name {
 }
 
 /// Source of names of kernel addresses.
-pub(crate) trait Names: fmt::Debug + Send + Sync {
+pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
     /// Returns the name of `address`.
-    fn name(&self, address: u64) -> Option<Name>;
+    fn name(&self, address: u64) -> Option<KernelName>;
     /// Returns true if `address` is in the kernel image, whose code never moves.
     fn in_image(&self, address: u64) -> bool;
 }
 
 /// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Key {
+enum FrameKey {
     Kernel {
         address: u64,
         call: bool,
@@ -62,28 +62,28 @@ enum Key {
         instance: u32,
         address: u64,
         call: bool,
-        symbol: Symbol,
+        symbol: JitSymbol,
     },
     Reason {
-        of: ReasonOf,
+        of: ReasonSubject,
         why: String,
     },
 }
 
 /// A function of the kernel.
 #[derive(Debug)]
-struct Function {
+struct KernelFunction {
     start: u64,
     symbol: Box<str>,
-    part: Part,
+    part: CodeOwner,
 }
 
 /// All frames that are remembered.
 #[derive(Debug, Default)]
-pub(crate) struct Frames {
-    known: HashMap<Key, u32>,
+pub(crate) struct FrameTable {
+    known: HashMap<FrameKey, u32>,
     /// Functions of kernel frames, by row id.
-    functions: HashMap<u32, Function>,
+    functions: HashMap<u32, KernelFunction>,
     unnamed: Vec<(u32, u64, bool)>,
     /// Frames of code that an instance has made and not named yet: row id, address, and true if a call
     /// returns there.
@@ -91,16 +91,16 @@ pub(crate) struct Frames {
     given: u32,
 }
 
-impl Frames {
+impl FrameTable {
     /// Returns the row id of a kernel address; `call` is true for a return address.
     pub(crate) fn kernel(
         &mut self,
         address: u64,
         call: bool,
-        names: Option<&dyn Names>,
+        names: Option<&dyn KernelNames>,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Kernel { address, call };
+        let key = FrameKey::Kernel { address, call };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -119,7 +119,7 @@ impl Frames {
         call: bool,
         rows: &mut Vec<FrameRow>,
     ) -> (u32, bool) {
-        let key = Key::File { file, address, call };
+        let key = FrameKey::File { file, address, call };
         if let Some(&id) = self.known.get(&key) {
             return (id, false);
         }
@@ -140,7 +140,7 @@ impl Frames {
         anonymous: bool,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Process { instance: instance.unwrap_or(0), address, call };
+        let key = FrameKey::Process { instance: instance.unwrap_or(0), address, call };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -159,11 +159,11 @@ impl Frames {
     }
 
     /// Names code that `instance` has made.
-    pub(crate) fn name_made(&mut self, instance: u32, late: &Late<'_>, rows: &mut Vec<FrameRow>) {
+    pub(crate) fn name_made(&mut self, instance: u32, late: &LateNames<'_>, rows: &mut Vec<FrameRow>) {
         let (map, ended) = match late {
-            Late::Unchanged => return,
-            Late::Changed(map) => (Some(*map), false),
-            Late::Ended(map) => (*map, true),
+            LateNames::Unchanged => return,
+            LateNames::Changed(map) => (Some(*map), false),
+            LateNames::Ended(map) => (*map, true),
         };
         if let Some((map, frames)) = map.zip(self.made.get_mut(&instance)) {
             frames.retain(|&(id, address, call)| {
@@ -184,10 +184,10 @@ impl Frames {
         address: u64,
         call: bool,
         instance: Option<u32>,
-        symbol: &Symbol,
+        symbol: &JitSymbol,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
+        let key = FrameKey::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -197,8 +197,8 @@ impl Frames {
     }
 
     /// Returns the row id of a reason why frames are missing.
-    pub(crate) fn reason(&mut self, of: ReasonOf, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
-        let key = Key::Reason { of, why: why.to_owned() };
+    pub(crate) fn reason(&mut self, of: ReasonSubject, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
+        let key = FrameKey::Reason { of, why: why.to_owned() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -215,11 +215,11 @@ impl Frames {
     }
 
     /// Returns the owner of a kernel frame's function.
-    pub(crate) fn part(&self, id: u32) -> Part {
-        self.functions.get(&id).map_or(Part::Other, |function| function.part)
+    pub(crate) fn part(&self, id: u32) -> CodeOwner {
+        self.functions.get(&id).map_or(CodeOwner::Other, |function| function.part)
     }
 
-    fn add(&mut self, key: Key) -> u32 {
+    fn add(&mut self, key: FrameKey) -> u32 {
         if self.known.len() >= REMEMBERED {
             self.known.clear();
             self.functions.clear();
@@ -231,12 +231,12 @@ impl Frames {
         self.given
     }
 
-    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&Name>) {
+    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&KernelName>) {
         match name {
-            Some(Name { symbol: Some(symbol), offset, .. }) => {
+            Some(KernelName { symbol: Some(symbol), offset, .. }) => {
                 let start = lookup(address, call).wrapping_sub(*offset);
-                let part = Part::of(symbol);
-                self.functions.insert(id, Function { start, symbol: symbol.as_str().into(), part });
+                let part = CodeOwner::from_symbol(symbol);
+                self.functions.insert(id, KernelFunction { start, symbol: symbol.as_str().into(), part });
             }
             Some(_) => {}
             None => self.unnamed.push((id, address, call)),
@@ -244,7 +244,7 @@ impl Frames {
     }
 
     /// Names the frames without a name. Frames that stay without one are tried again at the next call.
-    pub(crate) fn name_unnamed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
+    pub(crate) fn name_unnamed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         for (id, address, call) in std::mem::take(&mut self.unnamed) {
             let name = names.name(lookup(address, call));
             self.note(id, address, call, name.as_ref());
@@ -256,21 +256,22 @@ impl Frames {
 
     /// Forgets the kernel's frames: another kernel's addresses get their own rows.
     pub(crate) fn forget_kernel(&mut self) {
-        self.known.retain(|key, _| !matches!(key, Key::Kernel { .. }));
+        self.known.retain(|key, _| !matches!(key, FrameKey::Kernel { .. }));
         self.unnamed.clear();
     }
 
     /// Notes that other modules are loaded. An address outside of the image may have got another name, so it
     /// gets a new row.
-    pub(crate) fn modules_changed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
+    pub(crate) fn modules_changed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
-        self.known.retain(|key, _| !matches!(key, Key::Kernel { address, .. } if !names.in_image(*address)));
+        self.known
+            .retain(|key, _| !matches!(key, FrameKey::Kernel { address, .. } if !names.in_image(*address)));
         let known = &self.known;
-        self.unnamed.retain(|&(_, address, call)| known.contains_key(&Key::Kernel { address, call }));
+        self.unnamed.retain(|&(_, address, call)| known.contains_key(&FrameKey::Kernel { address, call }));
     }
 }
 
-fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &Symbol) -> FrameRow {
+fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &JitSymbol) -> FrameRow {
     FrameRow {
         id,
         address,
@@ -284,7 +285,7 @@ fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol
     }
 }
 
-fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {
+fn kernel_row(id: u32, address: u64, call: bool, name: Option<KernelName>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| clean::printable(&name));
     let offset = if call { offset.wrapping_add(1) } else { offset };
@@ -306,18 +307,20 @@ pub(crate) mod tests {
 
     /// Image of 0x1000 bytes at 0x1000, symbols of 0x100 bytes each; one module at 0x10000 if it has a name.
     #[derive(Debug, Default, Clone)]
-    pub(crate) struct Fake {
+    pub(crate) struct FakeNames {
         pub module: Option<&'static str>,
     }
 
-    impl Names for Fake {
-        fn name(&self, address: u64) -> Option<Name> {
+    impl KernelNames for FakeNames {
+        fn name(&self, address: u64) -> Option<KernelName> {
             let symbol = Some(format!("symbol_{:x}", address >> 8));
             match address {
-                0x1000..0x2000 => Some(Name { symbol, module: None, offset: address & 0xff }),
-                0x10000..0x20000 => {
-                    self.module.map(|m| Name { symbol, module: Some(m.to_owned()), offset: address & 0xff })
-                }
+                0x1000..0x2000 => Some(KernelName { symbol, module: None, offset: address & 0xff }),
+                0x10000..0x20000 => self.module.map(|m| KernelName {
+                    symbol,
+                    module: Some(m.to_owned()),
+                    offset: address & 0xff,
+                }),
                 _ => None,
             }
         }
@@ -328,7 +331,7 @@ pub(crate) mod tests {
 
     #[test]
     fn addresses_are_stored_once_and_per_instance() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let a = frames.user(0x1000, false, Some(1), false, &mut rows);
         assert_eq!(frames.user(0x1000, false, Some(1), false, &mut rows), a);
         assert_ne!(frames.user(0x1000, false, Some(2), false, &mut rows), a);
@@ -343,8 +346,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_return_address_is_named_by_the_call_before_it() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let names = Fake::default();
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let names = FakeNames::default();
         let id = frames.kernel(0x1300, true, Some(&names), &mut rows);
         assert_ne!(frames.kernel(0x1300, false, Some(&names), &mut rows), id);
         assert_eq!(
@@ -356,20 +359,20 @@ pub(crate) mod tests {
 
     #[test]
     fn code_of_a_file_and_reasons_are_stored_once() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let first = frames.file((3, "libz.so"), 0x50, true, &mut rows);
         assert_eq!(frames.file((3, "libz.so"), 0x50, true, &mut rows), (first.0, false));
         assert!(first.1 && frames.file((4, "libz.so"), 0x50, true, &mut rows).1);
-        let why = frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows);
-        assert_eq!(frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows), why);
-        assert_ne!(frames.reason(ReasonOf::Kernel, "too \x1bdeep", &mut rows), why);
+        let why = frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows);
+        assert_eq!(frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows), why);
+        assert_ne!(frames.reason(ReasonSubject::Kernel, "too \x1bdeep", &mut rows), why);
         assert!(rows.iter().all(|row| row.symbol.as_ref().is_none_or(|symbol| !symbol.contains('\x1b'))));
     }
 
     #[test]
-    fn made_code_that_is_renamed_gets_a_row_of_its_own() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let symbol = |start, name: &str| Symbol { start, end: 0x1100, name: name.into() };
+    fn made_code_that_is_renamed_gets_its_own_row() {
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let symbol = |start, name: &str| JitSymbol { start, end: 0x1100, name: name.into() };
         let before = frames.user(0x1010, false, Some(1), true, &mut rows);
         let first = frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows);
         assert_eq!(frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows), first);
@@ -387,8 +390,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn made_code_gets_its_name_when_the_program_tells_it() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+    fn made_code_gets_its_name_when_the_program_names_it() {
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let early = frames.user(0x1010, false, Some(1), true, &mut rows);
         let call = frames.user(0x1020, true, Some(1), true, &mut rows);
         let never = frames.user(0x9000, false, Some(1), true, &mut rows);
@@ -396,9 +399,9 @@ pub(crate) mod tests {
         frames.user(0x1010, false, Some(3), false, &mut rows);
         rows.clear();
         let map = PerfMap::parse(b"1000 20 first\n");
-        frames.name_made(1, &Late::Unchanged, &mut rows);
+        frames.name_made(1, &LateNames::Unchanged, &mut rows);
         assert!(rows.is_empty());
-        frames.name_made(1, &Late::Changed(&map), &mut rows);
+        frames.name_made(1, &LateNames::Changed(&map), &mut rows);
         let names: Vec<_> = rows
             .iter()
             .map(|row| (row.id, row.symbol.as_deref(), row.module.as_deref(), row.offset))
@@ -408,31 +411,31 @@ pub(crate) mod tests {
         rows.clear();
         frames.name_made(
             1,
-            &Late::Ended(Some(&PerfMap::parse(b"1000 20 second\n9000 20 last\n"))),
+            &LateNames::Ended(Some(&PerfMap::parse(b"1000 20 second\n9000 20 last\n"))),
             &mut rows,
         );
         let names: Vec<_> = rows.iter().map(|row| (row.id, row.symbol.as_deref())).collect();
         assert_eq!(names, [(never, Some("last"))]);
         assert_eq!(frames.without_names(), [2]);
-        frames.name_made(2, &Late::Ended(None), &mut rows);
+        frames.name_made(2, &LateNames::Ended(None), &mut rows);
         assert!(frames.without_names().is_empty());
     }
 
     #[test]
     fn early_frames_get_their_names_afterwards() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let early = frames.kernel(0x1234, false, None, &mut rows);
         frames.kernel(0x99, false, None, &mut rows);
         rows.clear();
-        frames.name_unnamed(&Fake::default(), &mut rows);
+        frames.name_unnamed(&FakeNames::default(), &mut rows);
         assert_eq!(rows.len(), 1, "an address outside of the image stays without a name");
         assert_eq!((rows[0].id, rows[0].symbol.as_deref(), rows[0].offset), (early, Some("symbol_12"), 0x34));
     }
 
     #[test]
     fn another_module_at_the_same_address_is_another_frame() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let (one, two) = (Fake { module: Some("one") }, Fake { module: Some("two") });
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let (one, two) = (FakeNames { module: Some("one") }, FakeNames { module: Some("two") });
         let image = frames.kernel(0x1000, false, Some(&one), &mut rows);
         let before = frames.kernel(0x10000, false, Some(&one), &mut rows);
         frames.modules_changed(&two, &mut rows);
@@ -444,7 +447,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_guest_that_jumps_about_is_bounded() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         for address in 0..600_000 {
             frames.kernel(address, false, None, &mut rows);
             frames.user(address, false, Some(1), true, &mut rows);

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use linux::VirtAddr;
 
-use super::frames::Names;
-use super::walker::{FileEntry, Source};
+use super::frames::KernelNames;
+use super::walker::{FileEntry, GuestSource};
 use profile::rows::{CodeRow, CodeSource};
 
 /// Functions of the kernel whose code is kept, and functions of programs, at most.
@@ -22,13 +22,13 @@ const COUNTED: usize = 1 << 18;
 
 /// Counts of hits by address.
 #[derive(Debug, Default)]
-pub(super) struct Hot {
+pub(super) struct HitCounts {
     kernel: HashMap<u64, u64>,
     /// By file row id and address in the file.
     files: HashMap<(u32, u64), (Arc<FileEntry>, u64)>,
 }
 
-impl Hot {
+impl HitCounts {
     /// Counts a hit of kernel code.
     pub(super) fn kernel(&mut self, address: u64) {
         if self.kernel.len() < COUNTED || self.kernel.contains_key(&address) {
@@ -45,7 +45,7 @@ impl Hot {
     }
 
     /// Returns the code of the kernel's functions that were hit most.
-    pub(super) fn kernel_code(&self, source: &Source, names: &dyn Names) -> Vec<CodeRow> {
+    pub(super) fn kernel_code(&self, source: &GuestSource, names: &dyn KernelNames) -> Vec<CodeRow> {
         let mut functions: HashMap<u64, u64> = HashMap::new();
         for (&address, &count) in &self.kernel {
             if let Some(name) = names.name(address).filter(|name| name.symbol.is_some()) {
@@ -76,7 +76,7 @@ fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
 }
 
 /// Returns the code of the function at `start`, up to where another one starts.
-fn kernel_function(start: u64, source: &Source, names: &dyn Names) -> Option<CodeRow> {
+fn kernel_function(start: u64, source: &GuestSource, names: &dyn KernelNames) -> Option<CodeRow> {
     let own = names.name(start)?;
     let same = |at: &u64| {
         names.name(*at).is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use linux::TaskSnapshot;
 
-use super::walker::Walker;
+use super::walker::StackWalker;
 use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use text::clean;
 
@@ -21,7 +21,7 @@ const REMEMBERED: usize = 65_536;
 const NAMES: usize = 65_536;
 
 #[derive(Debug)]
-struct Known {
+struct KnownInstance {
     id: u32,
     comm: [u8; 16],
     kernel_thread: bool,
@@ -31,12 +31,12 @@ struct Known {
     seen: u64,
     /// The instance was seen in user code under this name: before that, its exec may be in progress.
     ran: bool,
-    details: Details,
+    details: ProcessDetails,
 }
 
 /// Data of a process besides its name.
 #[derive(Debug, Clone, Default)]
-struct Details {
+struct ProcessDetails {
     parent_pid: Option<i32>,
     command: Option<String>,
     exe: Option<u32>,
@@ -45,8 +45,8 @@ struct Details {
 
 /// All instances seen so far.
 #[derive(Debug, Default)]
-pub(crate) struct Identities {
-    known: HashMap<(i32, u64), Known>,
+pub(crate) struct InstanceTable {
+    known: HashMap<(i32, u64), KnownInstance>,
     next_number: HashMap<[u8; 16], u32>,
     given: u32,
     shared_number: u32,
@@ -54,7 +54,7 @@ pub(crate) struct Identities {
     cgroups: HashMap<String, u32>,
 }
 
-impl Identities {
+impl InstanceTable {
     /// Returns the instance of `task`, which was read at `read_ns`. Also returns true, and adds a row to
     /// `rows`, if the instance is new or has another name.
     ///
@@ -90,7 +90,7 @@ impl Identities {
             self.forget_half();
         }
         self.given = self.given.saturating_add(1);
-        let known = Known {
+        let known = KnownInstance {
             id: self.given,
             comm: task.process_comm,
             kernel_thread: task.kernel_thread,
@@ -98,7 +98,7 @@ impl Identities {
             named_ns: read_ns,
             seen: self.clock,
             ran: false,
-            details: Details::default(),
+            details: ProcessDetails::default(),
         };
         rows.push(row(task, &known));
         self.known.insert(key, known);
@@ -114,11 +114,11 @@ impl Identities {
     }
 
     /// Reads the data of the process of `task` with `walker`.
-    pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut Walker, batch: &mut Batch) {
+    pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut StackWalker, batch: &mut Batch) {
         let process = walker.source().kernel.process(&walker.source().memory, task.task);
         let cgroup = process.cgroup.ok().map(|path| self.cgroup(&path, &mut batch.cgroups));
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
-        known.details = Details {
+        known.details = ProcessDetails {
             parent_pid: process.parent.ok(),
             command: process.argv.ok().and_then(|argv| command(&argv)),
             exe: process.exe.ok().map(|file| walker.file(&file, batch)),
@@ -182,7 +182,7 @@ fn command(argv: &[String]) -> Option<String> {
     (!line.is_empty()).then_some(line)
 }
 
-fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
+fn row(task: &TaskSnapshot, known: &KnownInstance) -> InstanceRow {
     InstanceRow {
         id: known.id,
         pid: task.pid,
@@ -199,11 +199,11 @@ fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
 
 /// Names of threads.
 #[derive(Debug, Default)]
-pub(crate) struct Threads {
+pub(crate) struct ThreadNames {
     known: HashMap<(u32, i32), [u8; 16]>,
 }
 
-impl Threads {
+impl ThreadNames {
     /// Notes the name of a thread; adds a row to `rows` if it is new.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot, rows: &mut Vec<ThreadRow>) {
         let key = (instance, task.tid);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn threads_share_and_reused_pids_do_not() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let first = identities.resolve(&task(10, 10, 500, "gzip"), 0, &mut rows).0;
         assert_eq!(identities.resolve(&task(10, 11, 500, "gzip"), 0, &mut rows).0, first);
         let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows).0;
@@ -249,18 +249,18 @@ mod tests {
 
     #[test]
     fn exec_renames_and_fork_makes_another() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows);
         let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows).0;
         assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows).0, child);
         identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
-        let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
-        assert_eq!(names(&rows), told);
+        let reported = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
+        assert_eq!(names(&rows), reported);
     }
 
     #[test]
     fn a_title_takes_the_place_of_the_command_line() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let (backend, other) = (task(2, 2, 9, "postgres"), task(2, 2, 9, "sh"));
         let words = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
         identities.retitle(&backend, &words("postgres"), &mut rows);
@@ -271,13 +271,13 @@ mod tests {
             identities.retitle(&backend, &words(line), &mut rows);
         }
         identities.retitle(&other, &words("sh"), &mut rows);
-        let told: Vec<_> = rows.iter().map(|row| (row.id, row.command.as_deref())).collect();
-        assert_eq!(told, [(1, Some("postgres -D /data")), (1, Some("postgres: walwriter"))]);
+        let reported: Vec<_> = rows.iter().map(|row| (row.id, row.command.as_deref())).collect();
+        assert_eq!(reported, [(1, Some("postgres -D /data")), (1, Some("postgres: walwriter"))]);
     }
 
     #[test]
     fn user_code_is_new_once_under_each_name() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let (before, after) = (task(2, 2, 9, "sh"), task(2, 2, 9, "gzip"));
         assert!(!identities.runs(&before), "not known yet");
         identities.resolve(&before, 0, &mut rows);
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn an_older_sight_from_another_vcpu_brings_no_name_back() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows);
         identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows);
         identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows);
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn many_lives_of_one_name_are_many_instances() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         for n in 0..200 {
             identities.resolve(
                 &task(100 + n % 7, 100, u64::try_from(n).expect("positive"), "true"),
@@ -313,19 +313,19 @@ mod tests {
 
     #[test]
     fn a_kernel_thread_becomes_a_program() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let mut init = task(1, 1, 0, "init");
         init.kernel_thread = true;
         identities.resolve(&init, 0, &mut rows);
         init.kernel_thread = false;
         identities.resolve(&init, 0, &mut rows);
-        let told: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
-        assert_eq!(told, [(1, 0, true), (1, 0, false)]);
+        let reported: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
+        assert_eq!(reported, [(1, 0, true), (1, 0, false)]);
     }
 
     #[test]
     fn a_fork_bomb_is_bounded_and_numbers_stay_unique() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let mut given = std::collections::HashSet::new();
         for n in 0..200_000_i32 {
             // A new name every time, so the names' counters fill up as well; the last names come twice.

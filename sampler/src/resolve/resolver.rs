@@ -6,30 +6,30 @@ use std::sync::Arc;
 
 use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
 
-use super::entry::Part;
-use super::frames::{Frames, Names};
-use super::hot::Hot;
-use super::identity::{Identities, Threads};
+use super::accounting::{AccountingPoller, AccountingSnapshot, process_rows};
+use super::entry::CodeOwner;
+use super::frames::{FrameTable, KernelNames};
+use super::hot::HitCounts;
+use super::identity::{InstanceTable, ThreadNames};
 use super::interrupts::InterruptNames;
-use super::accounting::{AllBooks, Ledger, process_rows};
-use super::mode::{Classifier, refined};
-use super::stacks::Stacks;
-use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::task_state::{Source, Who};
-use crate::record::{KERNEL_HALF, Record};
+use super::mode::{ModeClassifier, refined};
+use super::stacks::StackTable;
+use super::walker::{FileEntry, StackOwner, StackStep, StackWalker};
+use crate::record::{KERNEL_HALF, SampleRecord};
+use crate::task_state::{InterruptSource, TaskKey};
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
 
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
-pub(crate) struct Window {
+pub(crate) struct SampleWindow {
     samples: u64,
     busy: u64,
     processes: HashMap<u32, (u64, [u8; 16])>,
 }
 
-impl Window {
+impl SampleWindow {
     /// Returns the number of all samples.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
@@ -46,27 +46,27 @@ impl Window {
 
 /// A frame without a name.
 #[derive(Debug)]
-pub(crate) struct Nameless {
+pub(crate) struct UnnamedFrame {
     pub row: FrameRow,
     pub file: Arc<FileEntry>,
 }
 
 /// Resolver of samples.
 #[derive(Debug, Default)]
-pub(crate) struct Resolver {
+pub(crate) struct SampleResolver {
     zero_ns: u64,
-    identities: Identities,
-    threads: Threads,
-    frames: Frames,
-    stacks: Stacks,
-    classifier: Classifier,
-    hot: Hot,
+    identities: InstanceTable,
+    threads: ThreadNames,
+    frames: FrameTable,
+    stacks: StackTable,
+    classifier: ModeClassifier,
+    hot: HitCounts,
     interrupts: InterruptNames,
-    names: Option<Arc<dyn Names>>,
+    names: Option<Arc<dyn KernelNames>>,
     /// Walker of stacks, once the kernel is found.
-    walker: Option<Walker>,
-    steps: Vec<Step>,
-    window: Window,
+    walker: Option<StackWalker>,
+    steps: Vec<StackStep>,
+    window: SampleWindow,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
     /// Program of the first process.
@@ -78,14 +78,14 @@ pub(crate) struct Resolver {
     /// An address was met that may belong to a new module or to new generated code.
     pub(crate) unknown_code: bool,
     /// Frames of files, to be named.
-    pub(crate) nameless: Vec<Nameless>,
+    pub(crate) nameless: Vec<UnnamedFrame>,
     /// Poller of CPU accounting.
-    pub(crate) ledger: Ledger,
+    pub(crate) accounting: AccountingPoller,
 }
 
 /// Rows of a sample's stack.
 #[derive(Debug, Default)]
-struct Placed {
+struct ResolvedStack {
     mode: Mode,
     frame: Option<u32>,
     stack: Option<u32>,
@@ -94,34 +94,40 @@ struct Placed {
     fault: Option<PageFaultKind>,
 }
 
-impl Resolver {
+impl SampleResolver {
     pub(crate) fn new(zero_ns: u64) -> Self {
-        Self { zero_ns, ledger: Ledger::new(zero_ns), ..Self::default() }
+        Self { zero_ns, accounting: AccountingPoller::new(zero_ns), ..Self::default() }
     }
 
     /// Adds the sample's row to `batch`, and rows for everything that it is the first to mention.
-    pub(crate) fn sample(&mut self, vcpu: u8, record: &Record, stack: Option<&StackCopy>, batch: &mut Batch) {
+    pub(crate) fn sample(
+        &mut self,
+        vcpu: u8,
+        record: &SampleRecord,
+        stack: Option<&StackCopy>,
+        batch: &mut Batch,
+    ) {
         let mode = self.classifier.classify(record);
         let task = record.current.and_then(|current| current.task);
         self.latest_ns = self.latest_ns.max(record.time_ns);
         let instance = task.map(|task| {
             let instance = self.identify(&task, record.time_ns, batch);
             self.threads.note(instance, &task, &mut batch.threads);
-            self.ledger.note(instance, &task);
+            self.accounting.note(instance, &task);
             if mode == Mode::User && self.identities.runs(&task) {
                 self.describe(&task, batch);
             }
             instance
         });
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
-        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task });
+        let owner = instance.zip(task).map(|(instance, task)| StackOwner { instance, task });
         let placed = match stack {
             Some(stack) => self.place(stack, owner, (mode, record), batch),
             None => None,
         };
-        let placed = placed.unwrap_or_else(|| Placed {
+        let placed = placed.unwrap_or_else(|| ResolvedStack {
             mode: refined(mode, record, leaf.map(|leaf| self.frames.part(leaf)).into_iter(), || None),
-            ..Placed::default()
+            ..ResolvedStack::default()
         });
         let mode = placed.mode;
         let frame = placed
@@ -152,7 +158,7 @@ impl Resolver {
     }
 
     /// Takes the data that finds the kernel from a dropped sample.
-    pub(crate) fn pass_over(&mut self, record: &Record) {
+    pub(crate) fn pass_over(&mut self, record: &SampleRecord) {
         self.classifier.classify(record);
         self.latest_ns = self.latest_ns.max(record.time_ns);
         if record.in_64_bit_kernel() {
@@ -168,12 +174,12 @@ impl Resolver {
     }
 
     /// Adds the accounting of all processes.
-    pub(crate) fn books(&mut self, all: &AllBooks, batch: &mut Batch) {
+    pub(crate) fn books(&mut self, all: &AccountingSnapshot, batch: &mut Batch) {
         let time_ns = all.read_ns.saturating_sub(self.zero_ns);
-        let first = self.ledger.open();
+        let first = self.accounting.open();
         for books in &all.processes {
             let instance = self.task(&books.leader, all.read_ns, batch);
-            if !self.ledger.has_ended(instance) {
+            if !self.accounting.has_ended(instance) {
                 process_rows(instance, time_ns, books, first, batch);
             }
         }
@@ -184,7 +190,7 @@ impl Resolver {
     /// again: many processes set it to their present work (setproctitle). Reads no more than
     /// [`AccountingPoller`] notes.
     pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
-        let there = self.ledger.read_hit(batch);
+        let there = self.accounting.read_hit(batch);
         let Some(walker) = &self.walker else { return };
         let source = walker.source();
         for task in there.iter().filter(|task| !task.kernel_thread) {
@@ -214,14 +220,14 @@ impl Resolver {
         let ExitAccounting { time, told, children } = *books;
         let books = ProcessCpuTimes { leader: *leader, time, told, children, threads: Vec::new() };
         // Without a first reading, the part from before vprof is unknown.
-        if self.ledger.is_open() {
+        if self.accounting.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
         }
-        self.ledger.end(instance);
+        self.accounting.end(instance);
     }
 
     /// Returns the name of a thread.
-    pub(crate) fn thread_name(&self, who: Who) -> String {
+    pub(crate) fn thread_name(&self, who: TaskKey) -> String {
         self.threads.name(who.instance, who.tid)
     }
 
@@ -236,7 +242,7 @@ impl Resolver {
     ) -> (u32, WaitReason) {
         // Without the page tables of its program, only the kernel's part is available.
         let owner =
-            stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
+            stack.user_root().map(|_| StackOwner { instance: self.task(task, read_ns, batch), task: *task });
         let Some(walker) = &mut self.walker else { return (0, WaitReason::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
@@ -253,10 +259,10 @@ impl Resolver {
     /// steps.
     fn kernel_functions<'a>(
         &'a self,
-        steps: &'a [Step],
+        steps: &'a [StackStep],
         ids: &'a [u32],
     ) -> impl Iterator<Item = &'a str> + Clone {
-        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, Step::Kernel { .. }));
+        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, StackStep::Kernel { .. }));
         of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
@@ -280,22 +286,22 @@ impl Resolver {
     fn place(
         &mut self,
         stack: &StackCopy,
-        owner: Option<Owner>,
-        (mode, record): (Mode, &Record),
+        owner: Option<StackOwner>,
+        (mode, record): (Mode, &SampleRecord),
         batch: &mut Batch,
-    ) -> Option<Placed> {
+    ) -> Option<ResolvedStack> {
         let walker = self.walker.as_mut()?;
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
         match steps.first() {
-            Some(Step::Kernel { address, .. }) => self.hot.kernel(*address),
-            Some(Step::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
+            Some(StackStep::Kernel { address, .. }) => self.hot.kernel(*address),
+            Some(StackStep::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
             _ => {}
         }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         // Up to the code that was interrupted, whose registers were saved.
-        let called = |step: &Step| matches!(step, Step::Kernel { call: true, .. });
+        let called = |step: &StackStep| matches!(step, StackStep::Kernel { call: true, .. });
         let since = 1 + steps.iter().skip(1).take_while(|step| called(step)).count();
         let parts = ids.iter().take(since).map(|&id| self.frames.part(id));
         let mut returned = None;
@@ -303,7 +309,7 @@ impl Resolver {
             let address = self.walker.as_ref()?.returned_to(stack)?;
             let name = self.names.as_ref()?.name(lookup(address, true))?;
             let function = (address.wrapping_sub(name.offset), name.symbol?);
-            let part = Part::of(&function.1);
+            let part = CodeOwner::from_symbol(&function.1);
             returned = Some(function);
             Some(part)
         });
@@ -311,14 +317,14 @@ impl Resolver {
         let fault = PageFaultKind::of(kernel, walked.from_user, stack.is_fetching());
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
-        let placed = Placed {
+        let placed = ResolvedStack {
             mode,
             fault: fault.filter(|_| mode == Mode::Kernel),
             frame: steps
                 .first()
-                .filter(|step| !matches!(step, Step::Reason { .. }))
+                .filter(|step| !matches!(step, StackStep::Reason { .. }))
                 .and(ids.first().copied()),
-            interrupt: self.interrupts.of(mode, functions, &mut batch.interrupts),
+            interrupt: self.interrupts.served(mode, functions, &mut batch.interrupts),
             stack: self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks),
             syscall: walked.syscall,
         };
@@ -338,28 +344,28 @@ impl Resolver {
         self.hot.programs()
     }
 
-    fn step(&mut self, step: &Step, owner: Option<Owner>, batch: &mut Batch) -> u32 {
+    fn step(&mut self, step: &StackStep, owner: Option<StackOwner>, batch: &mut Batch) -> u32 {
         let rows = &mut batch.frames;
         match step {
-            Step::Kernel { address, call } => self.kernel_row(*address, *call, rows),
-            Step::User { address, call, file: Some(file), .. } => {
+            StackStep::Kernel { address, call } => self.kernel_row(*address, *call, rows),
+            StackStep::User { address, call, file: Some(file), .. } => {
                 let (id, new) = self.frames.file((file.id(), file.name()), *address, *call, rows);
                 if new && let Some(row) = rows.last() {
-                    self.nameless.push(Nameless { row: row.clone(), file: Arc::clone(file) });
+                    self.nameless.push(UnnamedFrame { row: row.clone(), file: Arc::clone(file) });
                 }
                 id
             }
-            Step::User { address, call, made: Some(made), .. } => {
+            StackStep::User { address, call, made: Some(made), .. } => {
                 self.frames.made(*address, *call, owner.map(|owner| owner.instance), made, rows)
             }
-            Step::User { address, call, file: None, anonymous, made: None } => {
+            StackStep::User { address, call, file: None, anonymous, made: None } => {
                 self.frames.user(*address, *call, owner.map(|owner| owner.instance), *anonymous, rows)
             }
-            Step::Reason { of, why } => self.frames.reason(*of, why, rows),
+            StackStep::Reason { of, why } => self.frames.reason(*of, why, rows),
         }
     }
 
-    fn kernel_frame(&mut self, record: &Record, batch: &mut Batch) -> u32 {
+    fn kernel_frame(&mut self, record: &SampleRecord, batch: &mut Batch) -> u32 {
         if record.rip & KERNEL_HALF != 0 && record.long_mode {
             self.candidate = Some((record.cr3, record.five_level));
         }
@@ -392,12 +398,17 @@ impl Resolver {
     }
 
     /// Takes the samples since the last call.
-    pub(crate) fn take_window(&mut self) -> Window {
+    pub(crate) fn take_window(&mut self) -> SampleWindow {
         std::mem::take(&mut self.window)
     }
 
     /// Sets the names of the kernel that was found: later frames use them, and earlier frames get them now.
-    pub(crate) fn kernel_found(&mut self, names: Arc<dyn Names>, walker: Option<Walker>, batch: &mut Batch) {
+    pub(crate) fn kernel_found(
+        &mut self,
+        names: Arc<dyn KernelNames>,
+        walker: Option<StackWalker>,
+        batch: &mut Batch,
+    ) {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
@@ -407,7 +418,7 @@ impl Resolver {
     pub(crate) fn kernel_gone(&mut self) {
         (self.names, self.walker) = (None, None);
         self.frames.forget_kernel();
-        self.ledger.gone();
+        self.accounting.stop();
     }
 
     /// Returns the row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is
@@ -415,12 +426,14 @@ impl Resolver {
     pub(crate) fn source(
         &mut self,
         vcpu: usize,
-        source: Source,
+        source: InterruptSource,
         last: bool,
         batch: &mut Batch,
     ) -> Option<u32> {
         let name = match (source, &self.names) {
-            (Source::Entry(address), Some(names)) => names.name(address).and_then(|name| name.symbol),
+            (InterruptSource::Entry(address), Some(names)) => {
+                names.name(address).and_then(|name| name.symbol)
+            }
             _ => None,
         };
         self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
@@ -434,7 +447,7 @@ impl Resolver {
     /// Sets other modules or other generated code.
     pub(crate) fn modules_changed(
         &mut self,
-        names: Arc<dyn Names>,
+        names: Arc<dyn KernelNames>,
         unwinder: Option<Arc<KernelUnwinder>>,
         batch: &mut Batch,
     ) {
@@ -462,31 +475,31 @@ impl Resolver {
     /// may be half made or half gone: two lists in a row have to agree. All samples from before the first
     /// list are resolved by then.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot], batch: &mut Batch) {
-        let sight = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
+        let key = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
         for task in tasks {
             if task.pid != 0 {
                 self.classifier.tasks_exist();
             }
-            if self.listed.contains(&sight(task)) {
+            if self.listed.contains(&key(task)) {
                 self.identify(task, self.latest_ns, batch);
             }
         }
-        self.listed = tasks.iter().map(sight).collect();
+        self.listed = tasks.iter().map(key).collect();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::frames::tests::Fake;
+    use super::super::frames::tests::FakeNames;
     use super::*;
 
     #[test]
     fn code_without_a_name_is_asked_for_wherever_it_is_in_a_stack() {
-        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
-        let frame = |address| Step::Kernel { address, call: true };
+        let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
+        let frame = |address| StackStep::Kernel { address, call: true };
         resolver.step(&frame(0xffff_ffff_c030_0010), None, &mut batch);
         assert!(!resolver.unknown_code, "without a kernel every address is unknown");
-        resolver.kernel_found(Arc::new(Fake { module: Some("ext4") }), None, &mut batch);
+        resolver.kernel_found(Arc::new(FakeNames { module: Some("ext4") }), None, &mut batch);
         resolver.step(&frame(0x1010), None, &mut batch);
         resolver.step(&frame(0x10010), None, &mut batch);
         assert!(!resolver.unknown_code, "the image and a module");

@@ -9,12 +9,12 @@ const REMEMBERED: usize = 1 << 20;
 
 /// All stacks that are remembered.
 #[derive(Debug, Default)]
-pub(crate) struct Stacks {
+pub(crate) struct StackTable {
     known: HashMap<(u32, u32), u32>,
     given: u32,
 }
 
-impl Stacks {
+impl StackTable {
     /// Returns the row id of the stack of these frames, outermost first; `None` without frames.
     pub(crate) fn intern(
         &mut self,
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn equal_beginnings_are_stored_once() {
-        let (mut stacks, mut rows) = (Stacks::default(), Vec::new());
+        let (mut stacks, mut rows) = (StackTable::default(), Vec::new());
         let mut intern = |frames: &[u32]| stacks.intern(frames.iter().copied(), &mut rows);
         assert_eq!(intern(&[]), None);
         let (first, second) = (intern(&[5, 6, 7]), intern(&[5, 6, 8]));

@@ -20,14 +20,14 @@ use std::time::Duration;
 
 use linux::{StackCopy, TaskSnapshot};
 
-use crate::record::Readers;
+use crate::record::GuestReaders;
 use profile::rows::TaskState;
 
 pub(crate) use collector::TaskStateCollector;
 
 /// Configuration of the task scanner.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ScanConfig {
     /// Mean scans per second, a positive number.
     pub hz: f64,
     /// Seed of the scan times.
@@ -35,7 +35,7 @@ pub(crate) struct Plan {
     /// Number of vCPUs.
     pub vcpus: u8,
     /// Copiers of stacks, once they are available.
-    pub readers: Arc<OnceLock<Readers>>,
+    pub readers: Arc<OnceLock<GuestReaders>>,
     /// CLOCK_MONOTONIC ns at the start of the run.
     pub zero_ns: u64,
 }
@@ -65,9 +65,9 @@ pub(crate) struct TaskScan {
     pub late: Duration,
     /// Back-off: the mean interval before this scan was the configured one times 2 to the power of this.
     pub backoff: u8,
-    pub changes: Vec<Change>,
+    pub changes: Vec<TaskChange>,
     /// Cost of all scans so far.
-    pub bill: ScanCost,
+    pub cost: ScanCost,
 }
 
 /// Cost of the scans, and counts of what they met.
@@ -76,26 +76,26 @@ pub(crate) struct ScanCost {
     /// CPU time of the scanner's thread, ns.
     pub cost_ns: u64,
     /// Tasks that were read.
-    pub looks: u64,
+    pub tasks: u64,
     /// Inconsistent reads: tasks that were switched during every attempt to read them.
-    pub torn: u64,
+    pub inconsistent: u64,
     /// Scans that do not count: the list of tasks changed during each walk.
     pub missed: u64,
     /// Scans that found more tasks, or more new ones, than are reported.
-    pub full: u64,
+    pub truncated: u64,
 }
 
 /// A task whose state changed since the previous scan.
 #[derive(Debug)]
-pub(crate) struct Change {
+pub(crate) struct TaskChange {
     pub task: TaskSnapshot,
     /// State of the task; `None`: the task has exited.
-    pub seen: Option<Seen>,
+    pub seen: Option<TaskSighting>,
 }
 
 /// State of a task at a scan.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct TaskSighting {
     pub state: TaskState,
     /// True if the task is in the same sleep as at the last scan: its wait reason is known.
     pub same_sleep: bool,

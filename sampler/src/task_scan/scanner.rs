@@ -12,7 +12,7 @@ use linux::{
 };
 use vmm::monotonic_ns;
 
-use super::{Change, MAX_BACKOFF, MOST_COST, Plan, ScanCost, ScanEvent, Seen, TaskScan};
+use super::{MAX_BACKOFF, MOST_COST, ScanConfig, ScanCost, ScanEvent, TaskChange, TaskScan, TaskSighting};
 use crate::exact::record::STACK_BYTES;
 use crate::microstate::host::own_cpu_time;
 use profile::clock::{ClockKind, Intervals};
@@ -35,20 +35,20 @@ const NEW: usize = 4096;
 
 /// A task as remembered from one scan to the next.
 #[derive(Debug)]
-struct Known {
+struct KnownTask {
     task: TaskSnapshot,
     state: TaskState,
     switches: u64,
     saved_sp: u64,
     /// The wait reason of its sleep was reported.
-    told: bool,
+    reason_reported: bool,
     /// Number of the walk that saw the task last.
     seen: u64,
 }
 
 /// A task found during a walk.
 #[derive(Debug)]
-struct Found {
+struct FoundTask {
     sight: TaskObservation,
     state: TaskState,
     stack: Option<Box<StackCopy>>,
@@ -56,38 +56,47 @@ struct Found {
 
 /// The scanner of tasks.
 pub(super) struct TaskScanner<M> {
-    plan: Plan,
+    plan: ScanConfig,
     kernel: Arc<Kernel>,
     memory: M,
     stop: Arc<AtomicBool>,
-    told: SyncSender<ScanEvent>,
-    known: HashMap<u64, Known>,
+    sender: SyncSender<ScanEvent>,
+    known: HashMap<u64, KnownTask>,
     walks: u64,
-    bill: ScanCost,
+    cost: ScanCost,
 }
 
 impl<M: PhysicalMemory> TaskScanner<M> {
     pub(super) fn new(
-        plan: Plan,
+        plan: ScanConfig,
         (kernel, memory): (Arc<Kernel>, M),
         stop: Arc<AtomicBool>,
-        told: SyncSender<ScanEvent>,
+        sender: SyncSender<ScanEvent>,
     ) -> Self {
-        Self { plan, kernel, memory, stop, told, known: HashMap::new(), walks: 0, bill: ScanCost::default() }
+        Self {
+            plan,
+            kernel,
+            memory,
+            stop,
+            sender,
+            known: HashMap::new(),
+            walks: 0,
+            cost: ScanCost::default(),
+        }
     }
 
     /// Runs until it is stopped, or the receiver is gone.
     pub(super) fn run(mut self) {
-        let Some(lists) = self.begin() else { return };
+        let Some(reader) = self.begin() else { return };
         let plan = &self.plan;
         let Some(mut intervals) = Intervals::new(ClockKind::Uniform, plan.hz, plan.seed, STREAM) else {
             return;
         };
         let from_ns = monotonic_ns();
-        if self.told.send(ScanEvent::Begins(from_ns)).is_err() {
+        if self.sender.send(ScanEvent::Begins(from_ns)).is_err() {
             return;
         }
-        let mut pace = Pace::new(self.plan.hz);
+        let mut pace = ScanBackoff::new(self.plan.hz);
         let mut before_ns = None;
         loop {
             let backoff = pace.backoff;
@@ -103,18 +112,18 @@ impl<M: PhysicalMemory> TaskScanner<M> {
                 return;
             }
             let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
-            let changes = self.scan(&lists);
+            let changes = self.scan(&reader);
             let cost = own_cpu_time().unwrap_or(0).saturating_sub(before);
             pace.note(cost);
-            self.bill.cost_ns += cost;
+            self.cost.cost_ns += cost;
             let Some(changes) = changes else {
-                self.bill.missed += 1;
+                self.cost.missed += 1;
                 continue;
             };
             let late = Duration::from_nanos(time_ns.saturating_sub(due_ns));
-            let scan = TaskScan { time_ns, late, backoff, changes, bill: self.bill };
+            let scan = TaskScan { time_ns, late, backoff, changes, cost: self.cost };
             // The collector takes several scans per round; if it stops, scans come later.
-            if self.told.send(ScanEvent::TaskScan(scan)).is_err() {
+            if self.sender.send(ScanEvent::TaskScan(scan)).is_err() {
                 return;
             }
         }
@@ -129,11 +138,11 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             // Published once the kernel has set up the vCPUs' current tasks, which is when tasks exist.
             if self.plan.readers.get().is_some() {
                 match self.kernel.task_scan(&self.memory) {
-                    Ok(lists) => return Some(lists),
+                    Ok(reader) => return Some(reader),
                     Err(reason) if reason.may_come() => {}
                     Err(reason) => {
                         // The receiver is gone only when the run is over.
-                        drop(self.told.send(ScanEvent::Missing(reason.to_string())));
+                        drop(self.sender.send(ScanEvent::Missing(reason.to_string())));
                         return None;
                     }
                 }
@@ -157,17 +166,17 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     }
 
     /// Returns the changes up to now; `None` if no walk reached the end of the list of tasks.
-    fn scan(&mut self, lists: &TaskListReader) -> Option<Vec<Change>> {
+    fn scan(&mut self, reader: &TaskListReader) -> Option<Vec<TaskChange>> {
         let mut found = Vec::with_capacity(self.known.len());
         for _ in 0..WALKS {
             found.clear();
-            let (mut stacks, mut looks) = (STACKS, 0);
-            let way = lists.walk(&self.memory, |sight| {
-                looks += 1;
-                found.extend(self.look(lists, sight, &mut stacks));
+            let (mut stacks, mut tasks) = (STACKS, 0);
+            let way = reader.walk(&self.memory, |sight| {
+                tasks += 1;
+                found.extend(self.observe(reader, sight, &mut stacks));
             });
-            self.bill.looks += looks;
-            self.bill.full += u64::from(way == ScanResult::Truncated);
+            self.cost.tasks += tasks;
+            self.cost.truncated += u64::from(way == ScanResult::Truncated);
             if way != ScanResult::Inconsistent {
                 return Some(self.compare(found));
             }
@@ -176,26 +185,34 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     }
 
     /// Returns the state of a task, with the stack of a new sleep; `None` for a dead task.
-    fn look(&self, lists: &TaskListReader, sight: &TaskObservation, stacks: &mut usize) -> Option<Found> {
+    fn observe(
+        &self,
+        tasks: &TaskListReader,
+        sight: &TaskObservation,
+        stacks: &mut usize,
+    ) -> Option<FoundTask> {
         let mut sight = *sight;
         for _ in 0..SIGHTS {
             let state = state(&sight, self.runs(&sight))?;
             let task = sight.state.task;
-            let known = self.known.get(&task.task).is_some_and(|known| known.told && known.sleeps_as(&sight));
+            let known = self
+                .known
+                .get(&task.task)
+                .is_some_and(|known| known.reason_reported && known.sleeps_as(&sight));
             let reader = self.plan.readers.get().and_then(|readers| readers.stacks.as_ref());
             let Some((reader, _)) = reader.filter(|_| sleeps(state) && !known && *stacks > 0) else {
-                return Some(Found { sight, state, stack: None });
+                return Some(FoundTask { sight, state, stack: None });
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
             let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), 0, &mut copy);
-            let after = lists.read(&self.memory, task.task)?;
+            let after = tasks.read(&self.memory, task.task)?;
             if same_sleep(&sight, &after) && !self.runs(&after) {
-                return Some(Found { sight, state, stack: copied.map(|()| Box::new(copy)) });
+                return Some(FoundTask { sight, state, stack: copied.map(|()| Box::new(copy)) });
             }
             sight = after;
         }
-        Some(Found { sight, state: TaskState::Unknown, stack: None })
+        Some(FoundTask { sight, state: TaskState::Unknown, stack: None })
     }
 
     /// Returns true if a CPU runs the task. A task being switched out is no longer current, but its `on_cpu`
@@ -207,38 +224,42 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     }
 
     /// Remembers the tasks of a walk, and returns the differences from the last scan.
-    fn compare(&mut self, found: Vec<Found>) -> Vec<Change> {
+    fn compare(&mut self, found: Vec<FoundTask>) -> Vec<TaskChange> {
         self.walks += 1;
         let (mut changes, mut new) = (Vec::new(), 0);
-        for Found { sight, state, stack } in found {
+        for FoundTask { sight, state, stack } in found {
             if !self.known.contains_key(&sight.state.task.task) {
                 new += 1;
                 if new > NEW {
                     continue;
                 }
             }
-            self.bill.torn += u64::from(state == TaskState::Unknown);
+            self.cost.inconsistent += u64::from(state == TaskState::Unknown);
             let task = sight.state.task;
             let before = self.known.get(&task.task);
             if let Some(other) = before.filter(|known| !is_same(&known.task, &task)) {
-                changes.push(Change { task: other.task, seen: None });
+                changes.push(TaskChange { task: other.task, seen: None });
             }
             let before = before.filter(|known| is_same(&known.task, &task));
             let same_sleep = before.is_some_and(|known| known.sleeps_as(&sight) && known.state == state);
             let same = before.is_some_and(|known| known.state == state && known.task == task);
-            let told = stack.is_some() || same_sleep && before.is_some_and(|known| known.told);
+            let reason_reported =
+                stack.is_some() || same_sleep && before.is_some_and(|known| known.reason_reported);
             if !same || sleeps(state) && !same_sleep || stack.is_some() {
-                changes.push(Change { task, seen: Some(Seen { state, same_sleep, stack }) });
+                changes.push(TaskChange { task, seen: Some(TaskSighting { state, same_sleep, stack }) });
             }
             let TaskObservation { switches, saved_sp, .. } = sight;
-            self.known.insert(task.task, Known { task, state, switches, saved_sp, told, seen: self.walks });
+            self.known.insert(
+                task.task,
+                KnownTask { task, state, switches, saved_sp, reason_reported, seen: self.walks },
+            );
         }
-        self.bill.full += u64::from(new > NEW);
+        self.cost.truncated += u64::from(new > NEW);
         let walk = self.walks;
         self.known.retain(|_, known| {
             let here = known.seen == walk;
             if !here {
-                changes.push(Change { task: known.task, seen: None });
+                changes.push(TaskChange { task: known.task, seen: None });
             }
             here
         });
@@ -246,7 +267,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     }
 }
 
-impl Known {
+impl KnownTask {
     /// Returns true if a sleeping task has not run since.
     fn sleeps_as(&self, sight: &TaskObservation) -> bool {
         self.switches == sight.switches && self.saved_sp == sight.saved_sp
@@ -285,7 +306,7 @@ fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
 
 /// Back-off of the scans: spreads them so that the scanner stays cheap.
 #[derive(Debug)]
-struct Pace {
+struct ScanBackoff {
     /// Time that a scan may cost at the configured rate, ns.
     budget: f64,
     /// Recent cost of a scan, ns.
@@ -293,7 +314,7 @@ struct Pace {
     backoff: u8,
 }
 
-impl Pace {
+impl ScanBackoff {
     fn new(hz: f64) -> Self {
         Self { budget: 1e9 / hz * MOST_COST, cost: 0.0, backoff: 0 }
     }

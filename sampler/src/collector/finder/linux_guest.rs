@@ -9,12 +9,12 @@ use linux::{
 };
 use vmm::monotonic_ns;
 
-use super::units::UnitWatch;
-use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
-use crate::resolve::frames::{Name, Names};
-use crate::resolve::accounting::AllBooks;
+use super::units::JournalFollower;
+use super::{FoundKernel, GuestKernel, KernelCode, KernelTrouble, TaskListing, UnitError, UnitEvents};
 use crate::memory::GuestMemory;
-use crate::record::Readers;
+use crate::record::GuestReaders;
+use crate::resolve::accounting::AccountingSnapshot;
+use crate::resolve::frames::{KernelName, KernelNames};
 
 /// Time after which a kernel that uses fewer CPUs than there are vCPUs is accepted.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ pub(crate) struct LinuxGuest {
     kernel: Option<Arc<Kernel>>,
     modules: Arc<Modules>,
     generated: Arc<GeneratedCode>,
-    readers: Arc<OnceLock<Readers>>,
+    readers: Arc<OnceLock<GuestReaders>>,
     place: Arc<OnceLock<KernelIdentity>>,
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
@@ -34,13 +34,13 @@ pub(crate) struct LinuxGuest {
     unwinder: Option<Arc<KernelUnwinder>>,
     interrupts: Option<Interrupts>,
     partial_since: Option<Instant>,
-    units: UnitWatch,
+    units: JournalFollower,
 }
 
 impl LinuxGuest {
     pub(crate) fn new(
         memory: GuestMemory,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
+        (readers, place): (Arc<OnceLock<GuestReaders>>, Arc<OnceLock<KernelIdentity>>),
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
         Self {
@@ -55,7 +55,7 @@ impl LinuxGuest {
             unwinder: None,
             interrupts: None,
             partial_since: None,
-            units: UnitWatch::default(),
+            units: JournalFollower::default(),
         }
     }
 
@@ -65,7 +65,12 @@ impl LinuxGuest {
 
     /// Returns the kernel's code with other modules, if they have changed, and with this generated code;
     /// unwind tables only if stacks are wanted.
-    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Option<Modules>, generated: GeneratedCode) -> Code {
+    fn code_with(
+        &mut self,
+        kernel: Arc<Kernel>,
+        modules: Option<Modules>,
+        generated: GeneratedCode,
+    ) -> KernelCode {
         let same_modules = modules.is_none();
         if let Some(modules) = modules {
             self.modules = Arc::new(modules);
@@ -82,7 +87,7 @@ impl LinuxGuest {
             }));
         }
         let (modules, generated) = (Arc::clone(&self.modules), Arc::clone(&self.generated));
-        Code {
+        KernelCode {
             unwinder: self.unwinder.clone(),
             kernel: Some(Arc::clone(&kernel)),
             names: Arc::new(LinuxNames { kernel, modules, generated }),
@@ -90,8 +95,8 @@ impl LinuxGuest {
     }
 }
 
-impl Guest for LinuxGuest {
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+impl GuestKernel for LinuxGuest {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         let kernel = match self.memory.kernel() {
             Some(kernel) => Arc::clone(kernel),
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
@@ -101,7 +106,7 @@ impl Guest for LinuxGuest {
             // Set once: there is no second kernel.
             let _ = self.place.set(place);
         }
-        Ok(Found {
+        Ok(FoundKernel {
             release: kernel.release().map(text::clean::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
@@ -134,11 +139,11 @@ impl Guest for LinuxGuest {
             }
         };
         // Set once: a second reader of the same kernel would be the same.
-        drop(self.readers.set(Readers { current: reader, stacks }));
+        drop(self.readers.set(GuestReaders { current: reader, stacks }));
         Ok(missing)
     }
 
-    fn code(&mut self) -> Result<Option<Code>, Missing> {
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
         let kernel = Arc::clone(self.kernel()?);
         let modules = kernel.other_modules(&self.memory, &self.modules)?;
         let generated = kernel.generated_code(&self.memory);
@@ -169,13 +174,13 @@ impl Guest for LinuxGuest {
         self.kernel()?.tasks(&self.memory)
     }
 
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
-        let kernel = self.kernel.as_ref().ok_or("no kernel was found")?;
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
+        let kernel = self.kernel.as_ref().ok_or(UnitError::NoKernel)?;
         self.units.read(kernel, &self.memory, journald)
     }
 
-    fn trouble(&mut self) -> Trouble {
-        let Ok(kernel) = self.kernel() else { return Trouble::default() };
+    fn trouble(&mut self) -> KernelTrouble {
+        let Ok(kernel) = self.kernel() else { return KernelTrouble::default() };
         let read = |name: &str, bytes: &mut [u8]| {
             let at = kernel.address_of(name)?;
             kernel.address_space().read(&self.memory, at, bytes)
@@ -183,24 +188,24 @@ impl Guest for LinuxGuest {
         let (mut cpu, mut taint) = ([0; 4], [0; 8]);
         let panicked = read("panic_cpu", &mut cpu).map(|()| i32::from_le_bytes(cpu) != PANIC_CPU_INVALID);
         let taint = read("tainted_mask", &mut taint).map(|()| u64::from_le_bytes(taint));
-        Trouble {
+        KernelTrouble {
             panicked,
             died: taint.map(|taint| taint & TAINT_DIE != 0),
             warned: taint.map(|taint| taint & TAINT_WARN != 0),
         }
     }
 
-    fn tasks(&mut self) -> Result<Listed, Missing> {
+    fn tasks(&mut self) -> Result<TaskListing, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
         let processes = match kernel.books(&self.memory) {
             Ok(processes) => processes,
-            Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
+            Err(reason) => return Ok(TaskListing { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
         };
         let threads = processes.iter().flat_map(|process| &process.threads);
         let tasks = threads.map(|thread| thread.task).collect();
         let cpus = kernel.cpu_books(&self.memory);
-        Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
+        Ok(TaskListing { tasks, books: cpus.map(|cpus| AccountingSnapshot { read_ns, cpus, processes }) })
     }
 }
 
@@ -217,15 +222,15 @@ struct LinuxNames {
     generated: Arc<GeneratedCode>,
 }
 
-impl Names for LinuxNames {
-    fn name(&self, address: u64) -> Option<Name> {
+impl KernelNames for LinuxNames {
+    fn name(&self, address: u64) -> Option<KernelName> {
         let at = VirtAddr(address);
         let found = if self.in_image(address) {
             self.kernel.symbol_at(at)
         } else {
             self.modules.symbol_at(at).or_else(|| self.generated.symbol_at(at))
         }?;
-        Some(Name {
+        Some(KernelName {
             symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
             module: found.module.map(str::to_owned),
             offset: found.offset,

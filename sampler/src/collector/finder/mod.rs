@@ -19,11 +19,11 @@ use std::time::{Duration, Instant};
 
 use linux::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
-use crate::resolve::accounting::AllBooks;
-use crate::resolve::frames::Names;
+use crate::resolve::accounting::AccountingSnapshot;
+use crate::resolve::frames::KernelNames;
 pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
-pub(crate) use units::UnitNews;
+pub(crate) use units::{UnitError, UnitEvents};
 
 /// Pauses between attempts grow from the first to the second, while the missing part may still appear.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -41,18 +41,18 @@ const MODULES_AT_MOST: Duration = Duration::from_millis(50);
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
 /// Time between lists while a task is awaited, and the factor of their cost that bounds them to a tenth of a
 /// CPU.
-const SIGHT_PERIOD: Duration = Duration::from_millis(20);
-const SIGHT_COST: u32 = 10;
+const LIST_PERIOD: Duration = Duration::from_millis(20);
+const LIST_COST: u32 = 10;
 /// Time between readings of a booting guest's journal, bounded to a tenth of a CPU like the lists.
 const UNITS_PERIOD: Duration = Duration::from_millis(50);
 
 /// Events that the finder sends to the collector.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum FinderEvent {
     /// The kernel was found.
-    Kernel(Found),
+    Kernel(FoundKernel),
     /// Other modules are loaded than before, or other code has been generated.
-    Code(Code),
+    Code(KernelCode),
     /// Interrupts have other handlers than before.
     Interrupts(Interrupts),
     /// Names of system calls by number.
@@ -62,37 +62,37 @@ pub(crate) enum News {
     /// The tasks that exist, read often because a task is awaited.
     Sight(Vec<TaskSnapshot>),
     /// The guest's accounting of the CPU time of its processes and CPUs.
-    Books(AllBooks),
+    Books(AccountingSnapshot),
     /// systemd's messages about its units.
-    Units(UnitNews),
-    /// Reason why these messages are not known, one sentence.
-    NoUnits(String),
+    Units(UnitEvents),
+    /// Reason why these messages are not known.
+    NoUnits(UnitError),
     /// The kernel's own record of its failures.
-    Trouble(Trouble),
+    Trouble(KernelTrouble),
     /// Something cannot be read.
     Missing(String),
 }
 
 /// The code of the kernel with its modules and its generated code.
 #[derive(Debug)]
-pub(crate) struct Code {
-    pub names: Arc<dyn Names>,
+pub(crate) struct KernelCode {
+    pub names: Arc<dyn KernelNames>,
     pub kernel: Option<Arc<Kernel>>,
     pub unwinder: Option<Arc<KernelUnwinder>>,
 }
 
 /// A kernel that was found.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundKernel {
     pub release: Option<String>,
     pub symbols: usize,
     pub missing: Vec<Missing>,
-    pub code: Code,
+    pub code: KernelCode,
 }
 
 /// A kernel's own record of its failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct KernelTrouble {
     /// A CPU has called `panic`.
     pub panicked: Option<bool>,
     /// The kernel had an oops.
@@ -101,7 +101,7 @@ pub(crate) struct Trouble {
     pub warned: Option<bool>,
 }
 
-impl Trouble {
+impl KernelTrouble {
     /// Returns the rows of `meta`.
     pub(crate) fn meta(self) -> impl Iterator<Item = (&'static str, String)> {
         let rows =
@@ -112,53 +112,53 @@ impl Trouble {
 
 /// All tasks, and the guest's accounting of their CPU time.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct TaskListing {
     pub tasks: Vec<TaskSnapshot>,
-    pub books: Result<AllBooks, Missing>,
+    pub books: Result<AccountingSnapshot, Missing>,
 }
 
 /// A guest in which a kernel can be found.
-pub(crate) trait Guest: Send + 'static {
+pub(crate) trait GuestKernel: Send + 'static {
     /// Finds the kernel through these page tables.
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing>;
     /// Hands the reader of current tasks to the vCPUs. Returns the parts that it cannot read, each with the
     /// reason.
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing>;
     /// Returns the code with the present modules and generated code; `None` if nothing has changed.
-    fn code(&mut self) -> Result<Option<Code>, Missing>;
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing>;
     /// Returns the handlers of interrupts; `None` if nothing has changed.
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
     /// Returns the names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// Lists all tasks with their CPU accounting, by one walk.
-    fn tasks(&mut self) -> Result<Listed, Missing>;
+    fn tasks(&mut self) -> Result<TaskListing, Missing>;
     /// Lists all tasks, and nothing else.
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
     /// Returns systemd's messages about its units since the last call; `journald` are the processes that may
     /// write its journal. The error is the reason why the messages cannot be read.
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String>;
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError>;
     /// Returns the kernel's own record of its failures, as far as it can be read.
-    fn trouble(&mut self) -> Trouble;
+    fn trouble(&mut self) -> KernelTrouble;
 }
 
 #[derive(Debug, Default)]
-struct Wishes {
+struct PendingRequests {
     candidate: Option<(u64, bool)>,
     modules: bool,
-    sights: bool,
+    task_lists: bool,
     stop: bool,
 }
 
 /// Requests of the collector to the finder.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted {
-    wishes: Mutex<Wishes>,
+pub(crate) struct FinderRequests {
+    requests: Mutex<PendingRequests>,
     bell: Condvar,
 }
 
-impl Wanted {
-    fn lock(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+impl FinderRequests {
+    fn lock(&self) -> MutexGuard<'_, PendingRequests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Passes a CR3 (and CR4.LA57) under which kernel code ran.
@@ -177,8 +177,8 @@ impl Wanted {
     }
 
     /// Requests frequent lists of tasks, or no longer.
-    pub(crate) fn sights(&self, wanted: bool) {
-        if std::mem::replace(&mut self.lock().sights, wanted) != wanted {
+    pub(crate) fn task_lists(&self, wanted: bool) {
+        if std::mem::replace(&mut self.lock().task_lists, wanted) != wanted {
             self.bell.notify_one();
         }
     }
@@ -193,8 +193,8 @@ impl Wanted {
     /// are `ready`), or `until`; at most `LAST_PAUSE`.
     fn wait(&self, needed: bool, ready: bool, until: Instant) {
         let limit = until.saturating_duration_since(Instant::now()).min(LAST_PAUSE);
-        let pending = |wishes: &mut Wishes| {
-            !(wishes.stop || needed && wishes.candidate.is_some() || ready && wishes.modules)
+        let pending = |requests: &mut PendingRequests| {
+            !(requests.stop || needed && requests.candidate.is_some() || ready && requests.modules)
         };
         drop(self.bell.wait_timeout_while(self.lock(), limit, pending));
     }
@@ -202,13 +202,13 @@ impl Wanted {
 
 /// A task of the finder that is repeated.
 #[derive(Debug)]
-struct Job {
+struct RetryJob {
     next: Instant,
     pause: Duration,
     failing: Option<(Instant, Missing)>,
 }
 
-impl Job {
+impl RetryJob {
     fn new() -> Self {
         Self { next: Instant::now(), pause: FIRST_PAUSE, failing: None }
     }
@@ -236,7 +236,7 @@ impl Job {
     }
 }
 
-impl Units {
+impl UnitFollower {
     /// Notes all tasks that exist.
     fn meet(&mut self, tasks: &[TaskSnapshot]) {
         if self.wanted {
@@ -250,25 +250,25 @@ impl Units {
 
 /// The finder's thread.
 #[derive(Debug)]
-pub(crate) struct Finder<G> {
+pub(crate) struct KernelFinder<G> {
     guest: G,
-    wanted: Arc<Wanted>,
-    news: Sender<News>,
-    told: HashSet<String>,
+    wanted: Arc<FinderRequests>,
+    sender: Sender<FinderEvent>,
+    reported: HashSet<String>,
     found: bool,
     published: bool,
-    find: Job,
-    reader: Job,
-    modules: Job,
+    find: RetryJob,
+    reader: RetryJob,
+    modules: RetryJob,
     modules_read: Instant,
-    tasks: Job,
-    sight: Job,
-    units: Units,
+    tasks: RetryJob,
+    list: RetryJob,
+    units: UnitFollower,
 }
 
 /// State of following systemd's messages.
 #[derive(Debug)]
-struct Units {
+struct UnitFollower {
     /// Messages are wanted, and the boot is not over.
     wanted: bool,
     /// Processes that may write the journal, as of the last list of tasks.
@@ -277,30 +277,30 @@ struct Units {
     /// Messages were found.
     seen: bool,
     /// Reason for missing messages that was last reported.
-    told: Option<String>,
+    reported: Option<UnitError>,
 }
 
-impl<G: Guest> Finder<G> {
-    pub(crate) fn new(guest: G, wanted: Arc<Wanted>, news: Sender<News>) -> Self {
+impl<G: GuestKernel> KernelFinder<G> {
+    pub(crate) fn new(guest: G, wanted: Arc<FinderRequests>, sender: Sender<FinderEvent>) -> Self {
         Self {
             guest,
             wanted,
-            news,
-            told: HashSet::new(),
+            sender,
+            reported: HashSet::new(),
             found: false,
             published: false,
-            find: Job::new(),
-            reader: Job::new(),
-            modules: Job::new(),
+            find: RetryJob::new(),
+            reader: RetryJob::new(),
+            modules: RetryJob::new(),
             modules_read: Instant::now(),
-            tasks: Job::new(),
-            sight: Job::new(),
-            units: Units {
+            tasks: RetryJob::new(),
+            list: RetryJob::new(),
+            units: UnitFollower {
                 wanted: false,
                 journald: Vec::new(),
                 next: Instant::now(),
                 seen: false,
-                told: None,
+                reported: None,
             },
         }
     }
@@ -321,11 +321,11 @@ impl<G: Guest> Finder<G> {
             } else {
                 self.search(stop);
             }
-            self.complain(stop);
+            self.report_failures(stop);
             if stop {
                 if self.found {
                     let trouble = self.guest.trouble();
-                    self.tell(News::Trouble(trouble));
+                    self.send(FinderEvent::Trouble(trouble));
                 }
                 return;
             }
@@ -344,8 +344,8 @@ impl<G: Guest> Finder<G> {
             return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
         }
         let mut next = self.modules.next.min(self.tasks.next);
-        if self.wanted.lock().sights {
-            next = next.min(self.sight.next);
+        if self.wanted.lock().task_lists {
+            next = next.min(self.list.next);
         }
         if self.units.wanted && !self.units.journald.is_empty() {
             next = next.min(self.units.next);
@@ -364,13 +364,13 @@ impl<G: Guest> Finder<G> {
         if let Some(mut found) = self.find.note(result, Duration::ZERO) {
             self.found = true;
             let missing = std::mem::take(&mut found.missing);
-            self.tell(News::Kernel(found));
+            self.send(FinderEvent::Kernel(found));
             match self.guest.system_calls() {
-                Ok(names) => self.tell(News::SystemCalls(names)),
-                Err(reason) => self.tell_missing(&reason),
+                Ok(names) => self.send(FinderEvent::SystemCalls(names)),
+                Err(reason) => self.report_missing(&reason),
             }
             for reason in missing {
-                self.tell_missing(&reason);
+                self.report_missing(&reason);
             }
             self.follow(stop);
         }
@@ -382,7 +382,7 @@ impl<G: Guest> Finder<G> {
             if let Some(missing) = self.reader.note(result, Duration::ZERO) {
                 self.published = true;
                 for text in missing {
-                    self.tell_text(text);
+                    self.report_text(text);
                 }
             }
         }
@@ -392,32 +392,34 @@ impl<G: Guest> Finder<G> {
             self.modules_read = Instant::now();
             let result = self.guest.code();
             if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
-                self.tell(News::Code(code));
+                self.send(FinderEvent::Code(code));
             }
             // Handlers of interrupts are optional: a reason why they cannot be read is not worth a message.
             if let Ok(Some(interrupts)) = self.guest.interrupts() {
-                self.tell(News::Interrupts(interrupts));
+                self.send(FinderEvent::Interrupts(interrupts));
             }
         }
-        if !stop && self.sight.due() && self.wanted.lock().sights {
+        if !stop && self.list.due() && self.wanted.lock().task_lists {
             let begun = Instant::now();
             let result = self.guest.sight();
-            let period = SIGHT_PERIOD.max(begun.elapsed() * SIGHT_COST);
-            if let Some(tasks) = self.sight.note(result, period) {
+            let period = LIST_PERIOD.max(begun.elapsed() * LIST_COST);
+            if let Some(tasks) = self.list.note(result, period) {
                 self.units.meet(&tasks);
-                self.tell(News::Sight(tasks));
+                self.send(FinderEvent::Sight(tasks));
             }
         }
         if stop || self.tasks.due() {
             let result = self.guest.tasks();
-            if let Some(Listed { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
+            if let Some(TaskListing { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
                 self.units.meet(&tasks);
-                self.tell(News::Tasks(tasks));
+                self.send(FinderEvent::Tasks(tasks));
                 match books {
-                    Ok(books) => self.tell(News::Books(books)),
+                    Ok(books) => self.send(FinderEvent::Books(books)),
                     // The per-CPU areas are set up in a moment.
                     Err(reason) if reason.may_come() && !stop => {}
-                    Err(reason) => self.tell_text(format!("no CPU time as the guest keeps it: {reason}")),
+                    Err(reason) => {
+                        self.report_text(format!("cannot read the guest's CPU accounting: {reason}"))
+                    }
                 }
             }
         }
@@ -430,30 +432,30 @@ impl<G: Guest> Finder<G> {
         }
         let begun = Instant::now();
         let read = if self.units.journald.is_empty() {
-            Err("no process systemd-journald was seen".to_owned())
+            Err(UnitError::NotRunning)
         } else {
             self.guest.units(&self.units.journald)
         };
-        self.units.next = begun + UNITS_PERIOD.max(begun.elapsed() * SIGHT_COST);
+        self.units.next = begun + UNITS_PERIOD.max(begun.elapsed() * LIST_COST);
         let reason = match read {
-            Ok(news) if !news.rows.is_empty() => {
+            Ok(events) if !events.rows.is_empty() => {
                 self.units.seen = true;
                 // The boot is over: units that start later are not part of it.
-                self.units.wanted = news.startup.is_none();
-                return self.tell(News::Units(news));
+                self.units.wanted = events.startup.is_none();
+                return self.send(FinderEvent::Units(events));
             }
-            Ok(_) => "systemd's journal has no message about a unit".to_owned(),
+            Ok(_) => UnitError::NoMessage,
             Err(reason) => reason,
         };
         // Messages that were read stay, also when systemd-journald ends.
-        if !self.units.seen && self.units.told.as_ref() != Some(&reason) {
-            self.units.told = Some(reason.clone());
-            self.tell(News::NoUnits(reason));
+        if !self.units.seen && self.units.reported.as_ref() != Some(&reason) {
+            self.units.reported = Some(reason.clone());
+            self.send(FinderEvent::NoUnits(reason));
         }
     }
 
     /// Reports what has failed for long, or until the end of the run.
-    fn complain(&mut self, stop: bool) {
+    fn report_failures(&mut self, stop: bool) {
         let mut reasons = Vec::new();
         for job in [&self.reader, &self.modules, &self.tasks] {
             if let Some((since, reason)) = &job.failing
@@ -466,28 +468,28 @@ impl<G: Guest> Finder<G> {
             match self.find.failing.take() {
                 Some((_, reason)) => reasons.push(reason),
                 None => {
-                    self.tell_text("no kernel was found: no code of a 64-bit kernel was sampled".to_owned())
+                    self.report_text("no kernel was found: no code of a 64-bit kernel was sampled".to_owned())
                 }
             }
         }
         for reason in reasons {
-            self.tell_missing(&reason);
+            self.report_missing(&reason);
         }
     }
 
-    fn tell_missing(&mut self, reason: &Missing) {
-        self.tell_text(reason.to_string());
+    fn report_missing(&mut self, reason: &Missing) {
+        self.report_text(reason.to_string());
     }
 
-    fn tell_text(&mut self, text: String) {
-        if self.told.insert(text.clone()) {
-            self.tell(News::Missing(text));
+    fn report_text(&mut self, text: String) {
+        if self.reported.insert(text.clone()) {
+            self.send(FinderEvent::Missing(text));
         }
     }
 
-    fn tell(&self, news: News) {
+    fn send(&self, event: FinderEvent) {
         // The collector is gone only when the session was dropped; then there is no receiver.
-        drop(self.news.send(news));
+        drop(self.sender.send(event));
     }
 }
 

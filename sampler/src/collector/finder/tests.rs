@@ -3,7 +3,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::resolve::frames::tests::Fake;
+use crate::resolve::frames::tests::FakeNames;
 
 /// Fails `find` and `publish_reader` the given number of times.
 #[derive(Debug, Default)]
@@ -15,26 +15,26 @@ struct Scripted {
     module_reads: Arc<AtomicUsize>,
 }
 
-fn code(names: Fake) -> Code {
-    Code { names: Arc::new(names), kernel: None, unwinder: None }
+fn code(names: FakeNames) -> KernelCode {
+    KernelCode { names: Arc::new(names), kernel: None, unwinder: None }
 }
 
-impl Guest for Scripted {
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+impl GuestKernel for Scripted {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
         if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
             return Err(Missing::NoKernelImage);
         }
         let release = Some("6.1.0".to_owned());
-        Ok(Found { release, symbols: 3, missing: Vec::new(), code: code(Fake::default()) })
+        Ok(FoundKernel { release, symbols: 3, missing: Vec::new(), code: code(FakeNames::default()) })
     }
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
         if failed { Err(Missing::NoKernelImage) } else { Ok(Vec::new()) }
     }
-    fn code(&mut self) -> Result<Option<Code>, Missing> {
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
-        Ok(first.then(|| code(Fake { module: Some("ext4") })))
+        Ok(first.then(|| code(FakeNames { module: Some("ext4") })))
     }
     fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
         Ok(None)
@@ -45,39 +45,39 @@ impl Guest for Scripted {
     fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
     }
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
-        Err(format!("{} to ask", journald.len()))
+    fn units(&mut self, _: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
+        Err(UnitError::NoJournal)
     }
-    fn trouble(&mut self) -> Trouble {
-        Trouble { died: Some(false), ..Trouble::default() }
+    fn trouble(&mut self) -> KernelTrouble {
+        KernelTrouble { died: Some(false), ..KernelTrouble::default() }
     }
-    fn tasks(&mut self) -> Result<Listed, Missing> {
-        let books = Ok(AllBooks { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
-        Ok(Listed { tasks: vec![TaskSnapshot::default()], books })
+    fn tasks(&mut self) -> Result<TaskListing, Missing> {
+        let books = Ok(AccountingSnapshot { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
+        Ok(TaskListing { tasks: vec![TaskSnapshot::default()], books })
     }
 }
 
-fn start(guest: Scripted) -> (Arc<Wanted>, Receiver<News>, JoinHandle<()>) {
-    let wanted = Arc::new(Wanted::default());
+fn start(guest: Scripted) -> (Arc<FinderRequests>, Receiver<FinderEvent>, JoinHandle<()>) {
+    let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = Finder::new(guest, Arc::clone(&wanted), sender);
+    let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender);
     (wanted, news, std::thread::spawn(move || finder.run()))
 }
 
-fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<String> {
+fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandle<()>) -> Vec<String> {
     wanted.stop();
     let kinds = news.iter().map(|news| match news {
-        News::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
-        News::Code(_) => "names".to_owned(),
-        News::Interrupts(_) => "interrupts".to_owned(),
-        News::SystemCalls(names) => format!("{} system calls", names.len()),
-        News::Tasks(tasks) => format!("{} tasks", tasks.len()),
-        News::Books(_) => "books".to_owned(),
-        News::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
-        News::Units(news) => format!("{} units", news.rows.len()),
-        News::NoUnits(reason) => reason,
-        News::Sight(_) => "sight".to_owned(),
-        News::Missing(text) => text,
+        FinderEvent::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
+        FinderEvent::Code(_) => "names".to_owned(),
+        FinderEvent::Interrupts(_) => "interrupts".to_owned(),
+        FinderEvent::SystemCalls(names) => format!("{} system calls", names.len()),
+        FinderEvent::Tasks(tasks) => format!("{} tasks", tasks.len()),
+        FinderEvent::Books(_) => "books".to_owned(),
+        FinderEvent::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
+        FinderEvent::Units(news) => format!("{} units", news.rows.len()),
+        FinderEvent::NoUnits(reason) => reason.to_string(),
+        FinderEvent::Sight(_) => "sight".to_owned(),
+        FinderEvent::Missing(text) => text,
     });
     let kinds = kinds.collect();
     thread.join().expect("the finder ends by itself");
@@ -93,7 +93,7 @@ fn finds_after_failures_then_follows() {
     let found = loop {
         wanted.candidate(0x1000, true);
         match news.recv_timeout(Duration::from_millis(2)) {
-            Ok(News::Kernel(found)) => break found,
+            Ok(FinderEvent::Kernel(found)) => break found,
             _ => assert!(begin.elapsed() < Duration::from_secs(10)),
         }
     };
@@ -112,27 +112,27 @@ fn finds_after_failures_then_follows() {
 }
 
 #[test]
-fn why_nothing_is_known_of_units_is_told_once() {
-    let wanted = Arc::new(Wanted::default());
+fn why_nothing_is_known_of_units_is_reported_once() {
+    let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = Finder::new(Scripted::default(), Arc::clone(&wanted), sender).follow_units(true);
+    let finder = KernelFinder::new(Scripted::default(), Arc::clone(&wanted), sender).follow_units(true);
     wanted.candidate(0x1000, true);
     let thread = std::thread::spawn(move || finder.run());
     std::thread::sleep(Duration::from_millis(150));
-    let told = rest(&wanted, &news, thread);
-    let reasons = told.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
-    assert_eq!(reasons.count(), 1, "{told:?}");
+    let reported = rest(&wanted, &news, thread);
+    let reasons = reported.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
+    assert_eq!(reasons.count(), 1, "{reported:?}");
 }
 
 #[test]
 fn tasks_are_listed_often_while_somebody_waits_for_one() {
     let (wanted, news, thread) = start(Scripted::default());
-    wanted.sights(true);
+    wanted.task_lists(true);
     wanted.candidate(0x1000, true);
-    let mut sights = 0;
-    while sights < 3 {
+    let mut lists = 0;
+    while lists < 3 {
         let news = news.recv_timeout(Duration::from_secs(10)).expect("news");
-        sights += usize::from(matches!(news, News::Sight(_)));
+        lists += usize::from(matches!(news, FinderEvent::Sight(_)));
     }
     rest(&wanted, &news, thread);
 }
@@ -145,7 +145,7 @@ fn the_last_candidate_is_tried_at_the_end() {
 }
 
 #[test]
-fn what_was_never_found_is_told_once() {
+fn what_was_never_found_is_reported_once() {
     let (wanted, news, thread) = start(Scripted { find_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(30));
@@ -158,7 +158,7 @@ fn what_was_never_found_is_told_once() {
 }
 
 #[test]
-fn a_reader_that_never_comes_is_told_at_the_end() {
+fn a_reader_that_never_comes_is_reported_at_the_end() {
     let (wanted, news, thread) = start(Scripted { reader_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(50));

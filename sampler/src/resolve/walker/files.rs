@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfFile, ReadAt, Section, Segment};
+use symbols::elf::{ElfError, ElfFile, ReadAt, Section, Segment};
 use symbols::go::GoTable;
 
-use super::source::Source;
+use super::source::{FileUnavailable, GuestSource};
 use profile::rows::FileRow;
 use text::clean;
 
@@ -24,24 +24,35 @@ const VDSO: &str = "[vdso]";
 
 /// Identity of a file while a guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct FileKey {
     device: (u32, u32),
     inode: u64,
     size: u64,
     modified: Option<(i64, u32)>,
 }
 
+/// Reasons why a file was not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FileError {
+    /// No source has the file.
+    #[error(transparent)]
+    Unavailable(#[from] FileUnavailable),
+    /// The file is not a program or library.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+}
+
 /// Contents of a file that stacks need.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedFile {
     pub cfi: Option<CfiTable>,
     segments: Vec<Segment>,
     build_id: Option<String>,
     /// Source of the file, or the reason why it was not read.
-    read_from: Result<&'static str, String>,
+    read_from: Result<&'static str, FileError>,
 }
 
-impl Loaded {
+impl LoadedFile {
     pub(super) fn was_read(&self) -> bool {
         self.read_from.is_ok()
     }
@@ -49,7 +60,7 @@ impl Loaded {
 
 /// Bytes of a file: by reference, or the vDSO's own.
 #[derive(Debug)]
-enum Content {
+enum FileContent {
     File(FileRef),
     Vdso(Arc<[u8]>),
 }
@@ -58,8 +69,8 @@ enum Content {
 #[derive(Debug)]
 pub(crate) struct FileEntry {
     id: u32,
-    content: Content,
-    loaded: OnceLock<Loaded>,
+    content: FileContent,
+    loaded: OnceLock<LoadedFile>,
     /// The row has to be written again.
     changed: AtomicBool,
     /// The file was removed.
@@ -81,24 +92,27 @@ impl FileEntry {
     /// Returns the path in the guest.
     pub(crate) fn path(&self) -> &str {
         match &self.content {
-            Content::File(file) => &file.path,
-            Content::Vdso(_) => VDSO,
+            FileContent::File(file) => &file.path,
+            FileContent::Vdso(_) => VDSO,
         }
     }
 
     /// Opens the file; also returns its source.
-    pub(crate) fn open(&self, source: &Source) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
+    pub(crate) fn open(
+        &self,
+        source: &GuestSource,
+    ) -> Result<(Box<dyn ReadAt>, &'static str), FileUnavailable> {
         match &self.content {
-            Content::File(file) => source.open(file),
-            Content::Vdso(bytes) => Ok((Box::new(Arc::clone(bytes)), "guest memory")),
+            FileContent::File(file) => source.open(file),
+            FileContent::Vdso(bytes) => Ok((Box::new(Arc::clone(bytes)), "guest memory")),
         }
     }
 
     /// Returns the file's contents, read at the first call.
-    pub(super) fn load(&self, source: &Source, room: &Room) -> &Loaded {
+    pub(super) fn load(&self, source: &GuestSource, room: &TableRoom) -> &LoadedFile {
         self.loaded.get_or_init(|| {
             self.changed.store(true, Ordering::Relaxed);
-            self.read(source, room).unwrap_or_else(|why| Loaded {
+            self.read(source, room).unwrap_or_else(|why| LoadedFile {
                 cfi: None,
                 segments: Vec::new(),
                 build_id: None,
@@ -107,9 +121,9 @@ impl FileEntry {
         })
     }
 
-    fn read(&self, source: &Source, room: &Room) -> Result<Loaded, String> {
+    fn read(&self, source: &GuestSource, room: &TableRoom) -> Result<LoadedFile, FileError> {
         let (reader, place) = self.open(source)?;
-        let elf = ElfFile::open(reader).map_err(|error| error.to_string())?;
+        let elf = ElfFile::open(reader)?;
         let section = |section: Section| CfiSection { bytes: section.bytes, address: section.address };
         let start = |name| elf.section_range(name).map(|(start, _)| start);
         let cfi = CfiTable::parse(CfiSections {
@@ -120,7 +134,7 @@ impl FileEntry {
             got: start(".got"),
             go: GoTable::read(&elf),
         });
-        Ok(Loaded {
+        Ok(LoadedFile {
             cfi: cfi.ok().filter(|table| room.take(table.memory())),
             segments: elf.segments().to_vec(),
             build_id: elf.build_id().map(ToString::to_string),
@@ -165,7 +179,7 @@ impl FileEntry {
             named_by,
             ..FileRow::default()
         };
-        if let Content::File(file) = &self.content {
+        if let FileContent::File(file) = &self.content {
             row.device = file.device.0 << 20 | file.device.1;
             row.inode = file.inode;
             row.filesystem = clean::printable(&file.filesystem);
@@ -177,9 +191,9 @@ impl FileEntry {
 
 /// Room that is left for unwind tables, bytes.
 #[derive(Debug)]
-pub(super) struct Room(Mutex<usize>);
+pub(super) struct TableRoom(Mutex<usize>);
 
-impl Room {
+impl TableRoom {
     fn take(&self, bytes: usize) -> bool {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let rest = left.checked_sub(bytes);
@@ -190,30 +204,31 @@ impl Room {
 
 /// All files that are known.
 #[derive(Debug)]
-pub(crate) struct Files {
-    known: HashMap<Key, Arc<FileEntry>>,
+pub(crate) struct FileTable {
+    known: HashMap<FileKey, Arc<FileEntry>>,
     vdsos: HashMap<Arc<[u8]>, Arc<FileEntry>>,
     unread: Vec<Arc<FileEntry>>,
     given: u32,
-    pub(super) room: Room,
+    pub(super) room: TableRoom,
 }
 
-impl Default for Files {
+impl Default for FileTable {
     fn default() -> Self {
         Self {
             known: HashMap::new(),
             vdsos: HashMap::new(),
             unread: Vec::new(),
             given: 0,
-            room: Room(Mutex::new(MAX_TABLES)),
+            room: TableRoom(Mutex::new(MAX_TABLES)),
         }
     }
 }
 
-impl Files {
+impl FileTable {
     /// Returns the entry of `file`; adds a row to `rows` if it is new.
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
-        let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
+        let key =
+            FileKey { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
             // Files are removed while they run: by upgrades, above all.
             if file.deleted && !entry.deleted.swap(true, Ordering::Relaxed) {
@@ -223,9 +238,9 @@ impl Files {
         }
         if self.known.len() >= REMEMBERED {
             self.known.clear();
-            self.room = Room(Mutex::new(MAX_TABLES));
+            self.room = TableRoom(Mutex::new(MAX_TABLES));
         }
-        let entry = self.add(Content::File(file.clone()), rows);
+        let entry = self.add(FileContent::File(file.clone()), rows);
         self.known.insert(key, Arc::clone(&entry));
         entry
     }
@@ -238,14 +253,14 @@ impl Files {
         if self.vdsos.len() >= REMEMBERED {
             self.vdsos.clear();
         }
-        let entry = self.add(Content::Vdso(Arc::clone(&bytes)), rows);
+        let entry = self.add(FileContent::Vdso(Arc::clone(&bytes)), rows);
         self.vdsos.insert(bytes, Arc::clone(&entry));
         entry
     }
 
-    fn add(&mut self, content: Content, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+    fn add(&mut self, content: FileContent, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         self.given = self.given.saturating_add(1);
-        let deleted = matches!(&content, Content::File(file) if file.deleted);
+        let deleted = matches!(&content, FileContent::File(file) if file.deleted);
         let entry = Arc::new(FileEntry {
             id: self.given,
             content,
@@ -275,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_removed_while_it_runs_is_told_once_more() {
+    fn a_file_that_is_removed_while_it_runs_is_reported_once_more() {
         let file = FileRef {
             path: "/bin/program".to_owned(),
             raw_path: b"/bin/program".to_vec(),
@@ -288,7 +303,7 @@ mod tests {
             address_space: 0,
             stacked: None,
         };
-        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let (mut files, mut rows) = (FileTable::default(), Vec::new());
         let entry = files.entry(&file, &mut rows);
         let removed = FileRef { deleted: true, ..file };
         for _ in 0..2 {

@@ -21,7 +21,7 @@ const ENTRY: usize = 64;
 
 /// A function that a program has made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Symbol {
+pub(crate) struct JitSymbol {
     /// First address.
     pub start: u64,
     /// First address after it.
@@ -33,7 +33,7 @@ pub(crate) struct Symbol {
 /// The functions of one process, by address.
 #[derive(Debug, Default)]
 pub(crate) struct PerfMap {
-    symbols: Vec<Symbol>,
+    symbols: Vec<JitSymbol>,
     names: usize,
 }
 
@@ -42,7 +42,7 @@ impl PerfMap {
     /// NUL bytes is in part on a page that could not be read: both are left out.
     pub(crate) fn parse(text: &[u8]) -> Self {
         let whole = text.iter().rposition(|&byte| byte == b'\n').and_then(|end| text.get(..end));
-        let (mut symbols, mut later, mut names) = (Vec::new(), Taken::default(), 0);
+        let (mut symbols, mut later, mut names) = (Vec::new(), TakenRanges::default(), 0);
         for line in whole.unwrap_or_default().rsplit(|&byte| byte == b'\n') {
             let Some(symbol) = symbol(line) else { continue };
             if !later.take(symbol.start, symbol.end) {
@@ -59,7 +59,7 @@ impl PerfMap {
     }
 
     /// Returns the function that covers `address`.
-    pub(crate) fn find(&self, address: u64) -> Option<&Symbol> {
+    pub(crate) fn find(&self, address: u64) -> Option<&JitSymbol> {
         let after = self.symbols.partition_point(|symbol| symbol.start <= address);
         self.symbols.get(after.checked_sub(1)?).filter(|symbol| address < symbol.end)
     }
@@ -72,9 +72,9 @@ impl PerfMap {
 
 /// Memory that later lines cover: disjoint ranges, by start. There are at most as many as functions.
 #[derive(Debug, Default)]
-struct Taken(BTreeMap<u64, u64>);
+struct TakenRanges(BTreeMap<u64, u64>);
 
-impl Taken {
+impl TakenRanges {
     /// Adds a range; returns true if no part of it was covered before.
     fn take(&mut self, start: u64, end: u64) -> bool {
         let mut union = (start, end);
@@ -92,7 +92,7 @@ impl Taken {
 }
 
 /// Parses a line; `None` if it is malformed.
-fn symbol(line: &[u8]) -> Option<Symbol> {
+fn symbol(line: &[u8]) -> Option<JitSymbol> {
     if line.contains(&0) {
         return None;
     }
@@ -102,7 +102,7 @@ fn symbol(line: &[u8]) -> Option<Symbol> {
         return None;
     }
     let name = clean::printable(&String::from_utf8_lossy(name)).into();
-    Some(Symbol { start, end: start.checked_add(size)?, name })
+    Some(JitSymbol { start, end: start.checked_add(size)?, name })
 }
 
 /// Parses a number of 1 to 16 hexadecimal digits; some programs do write `0x`.

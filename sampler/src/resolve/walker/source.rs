@@ -22,8 +22,13 @@ const VDSO_IMAGE: &str = "vdso_image_64";
 /// File system that Linux unpacks an initrd into (init/do_mounts.c and fs/ramfs/inode.c, Linux 5.10 to 6.12).
 const ROOTFS: &str = "rootfs";
 
+/// Absence of a file from all sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("neither on a disk that can be read nor in the initrd or the page cache")]
+pub(crate) struct FileUnavailable;
+
 /// One guest's memory, disks and initrd.
-pub(crate) struct Source {
+pub(crate) struct GuestSource {
     pub(crate) kernel: Arc<Kernel>,
     pub(crate) memory: GuestMemory,
     files: Box<dyn GuestFiles>,
@@ -32,20 +37,20 @@ pub(crate) struct Source {
     patience: Cell<Duration>,
 }
 
-impl fmt::Debug for Source {
+impl fmt::Debug for GuestSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Source").finish_non_exhaustive()
     }
 }
 
 /// A file in the page cache.
-struct Cached {
+struct CachedFile {
     kernel: Arc<Kernel>,
     memory: GuestMemory,
     file: FileRef,
 }
 
-impl ReadAt for Cached {
+impl ReadAt for CachedFile {
     fn len(&self) -> u64 {
         self.file.size
     }
@@ -59,7 +64,7 @@ impl ReadAt for Cached {
     }
 }
 
-impl Source {
+impl GuestSource {
     pub(crate) fn new(kernel: Arc<Kernel>, memory: GuestMemory, files: Box<dyn GuestFiles>) -> Self {
         Self { kernel, memory, files, initrd: None, patience: Cell::default() }
     }
@@ -77,9 +82,9 @@ impl Source {
     }
 
     /// Opens `file`. Also returns its source, or returns the reason why it is not available.
-    pub(crate) fn open(&self, file: &FileRef) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
+    pub(crate) fn open(&self, file: &FileRef) -> Result<(Box<dyn ReadAt>, &'static str), FileUnavailable> {
         let cached =
-            Cached { kernel: Arc::clone(&self.kernel), memory: self.memory.clone(), file: file.clone() };
+            CachedFile { kernel: Arc::clone(&self.kernel), memory: self.memory.clone(), file: file.clone() };
         let head = file.size.min(HEAD as u64);
         let head_of = |reader: &dyn ReadAt| {
             let mut bytes = vec![0; usize::try_from(head).unwrap_or(HEAD)];
@@ -98,7 +103,7 @@ impl Source {
         }
         match in_memory {
             Some(_) => Ok((Box::new(cached), "page cache")),
-            None => Err("neither on a disk that can be read nor in the initrd or the page cache"),
+            None => Err(FileUnavailable),
         }
     }
 

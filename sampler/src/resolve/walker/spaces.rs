@@ -6,9 +6,9 @@ use std::sync::Arc;
 use linux::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use symbols::cfi::{Image, ImageCode, Images};
 
-use super::Owner;
-use super::files::{FileEntry, Files};
-use super::source::Source;
+use super::StackOwner;
+use super::files::{FileEntry, FileTable};
+use super::source::GuestSource;
 use profile::rows::{Batch, MappingRow};
 use vmm::monotonic_ns;
 
@@ -23,7 +23,7 @@ pub(super) const ROOT: u64 = !0x1fff;
 
 /// Executable memory.
 #[derive(Debug)]
-struct Region {
+struct CodeRegion {
     start: u64,
     end: u64,
     file_offset: u64,
@@ -34,7 +34,7 @@ struct Region {
 
 /// Position of an address in a process.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct CodePlace {
     /// Address in the file, or virtual address.
     pub address: u64,
     pub file: Option<Arc<FileEntry>>,
@@ -44,31 +44,31 @@ pub(super) struct Place {
 
 /// One process's executable memory.
 #[derive(Debug, Default)]
-pub(super) struct Space {
+pub(super) struct ProcessSpace {
     root: u64,
     read_ns: u64,
     /// By start address.
-    regions: Vec<Region>,
+    regions: Vec<CodeRegion>,
     missing: Option<Missing>,
 }
 
 /// All processes.
 #[derive(Debug, Default)]
-pub(super) struct Spaces {
-    known: HashMap<u32, Space>,
+pub(super) struct ProcessSpaces {
+    known: HashMap<u32, ProcessSpace>,
 }
 
-impl Spaces {
+impl ProcessSpaces {
     /// Returns the memory of `owner` with these page tables. Reads the mappings if they are not known, are
     /// stale, are from before an exec, or lack `rip`.
-    pub(super) fn of(
+    pub(super) fn get(
         &mut self,
-        (owner, root): (&Owner, u64),
+        (owner, root): (&StackOwner, u64),
         rip: u64,
-        source: &Source,
-        files: &mut Files,
+        source: &GuestSource,
+        files: &mut FileTable,
         batch: &mut Batch,
-    ) -> &Space {
+    ) -> &ProcessSpace {
         if self.known.len() >= REMEMBERED && !self.known.contains_key(&owner.instance) {
             self.known.clear();
         }
@@ -82,13 +82,18 @@ impl Spaces {
                 Ok(mappings) => {
                     let before = std::mem::take(space);
                     let made = if before.root == root { before.made() } else { Vec::new() };
-                    let fresh = Space { root, read_ns: now, ..Space::default() };
+                    let fresh = ProcessSpace { root, read_ns: now, ..ProcessSpace::default() };
                     *space = fresh.with((&mappings, &made), owner, source, files, batch);
                 }
                 // A process that ends no longer has mappings: the earlier ones still hold.
                 Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
                 Err(missing) => {
-                    *space = Space { root, read_ns: now, missing: Some(missing), ..Space::default() };
+                    *space = ProcessSpace {
+                        root,
+                        read_ns: now,
+                        missing: Some(missing),
+                        ..ProcessSpace::default()
+                    };
                 }
             }
         }
@@ -96,15 +101,15 @@ impl Spaces {
     }
 }
 
-impl Space {
+impl ProcessSpace {
     /// Takes the executable `mappings`, and those at the place of code that was `made` before. A program that
     /// writes its code removes the execute permission meanwhile, and returns there.
     fn with(
         mut self,
         (mappings, made): (&[Mapping], &[(u64, u64)]),
-        owner: &Owner,
-        source: &Source,
-        files: &mut Files,
+        owner: &StackOwner,
+        source: &GuestSource,
+        files: &mut FileTable,
         batch: &mut Batch,
     ) -> Self {
         for mapping in mappings {
@@ -113,7 +118,13 @@ impl Space {
                 let is_file = matches!(&mapping.kind, MappingKind::File(file) if !is_memory(file, || None));
                 if mapping.write && !is_file && overlaps(made, range) {
                     let (start, end) = range;
-                    self.regions.push(Region { start, end, file_offset: 0, file: None, unknown_file: false });
+                    self.regions.push(CodeRegion {
+                        start,
+                        end,
+                        file_offset: 0,
+                        file: None,
+                        unknown_file: false,
+                    });
                 }
                 continue;
             }
@@ -132,7 +143,7 @@ impl Space {
                 file: file.as_ref().map(|file| file.id()),
                 file_offset: mapping.file_offset,
             });
-            self.regions.push(Region {
+            self.regions.push(CodeRegion {
                 start: mapping.start,
                 end: mapping.end,
                 file_offset: mapping.file_offset,
@@ -144,7 +155,7 @@ impl Space {
         self
     }
 
-    fn region(&self, address: u64) -> Option<&Region> {
+    fn region(&self, address: u64) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
     }
@@ -167,25 +178,25 @@ impl Space {
 
     /// Returns the position of `address` by the mapping of `lookup`, which is in the calling instruction of a
     /// return address.
-    pub(super) fn place(&self, lookup: u64, address: u64) -> Place {
+    pub(super) fn place(&self, lookup: u64, address: u64) -> CodePlace {
         match self.region(lookup) {
             Some(region) => match &region.file {
                 Some(file) => {
                     let bias = region.bias(file);
-                    Place {
+                    CodePlace {
                         address: address.wrapping_sub(bias),
                         file: Some(Arc::clone(file)),
                         anonymous: false,
                     }
                 }
-                None => Place { address, file: None, anonymous: !region.unknown_file },
+                None => CodePlace { address, file: None, anonymous: !region.unknown_file },
             },
-            None => Place { address, file: None, anonymous: false },
+            None => CodePlace { address, file: None, anonymous: false },
         }
     }
 
     /// Returns the mappings as the unwinder reads them.
-    pub(super) fn images<'a>(&'a self, source: &'a Source, files: &'a Files) -> SpaceImages<'a> {
+    pub(super) fn images<'a>(&'a self, source: &'a GuestSource, files: &'a FileTable) -> SpaceImages<'a> {
         SpaceImages { space: self, source, files }
     }
 }
@@ -213,13 +224,13 @@ fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
 }
 
 /// Reads the first bytes of a file.
-fn head(source: &Source, file: &FileRef) -> Option<[u8; 4]> {
+fn head(source: &GuestSource, file: &FileRef) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     source.open(file).ok()?.0.read_at(0, &mut bytes)?;
     Some(bytes)
 }
 
-impl Region {
+impl CodeRegion {
     /// Returns the virtual address minus the address in the file. The file was read before, if possible.
     fn bias(&self, file: &FileEntry) -> u64 {
         self.start.wrapping_sub(file.address_of(self.file_offset))
@@ -229,9 +240,9 @@ impl Region {
 /// A process's mappings with the contents of their files.
 #[derive(Debug)]
 pub(super) struct SpaceImages<'a> {
-    space: &'a Space,
-    source: &'a Source,
-    files: &'a Files,
+    space: &'a ProcessSpace,
+    source: &'a GuestSource,
+    files: &'a FileTable,
 }
 
 impl Images for SpaceImages<'_> {
@@ -294,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_shared_is_no_file() {
+    fn memory_that_is_shared_is_not_a_file() {
         let code = || Some([0x55, 0x48, 0x89, 0xe5]);
         for path in ["/dev/zero", "/memfd:doublemapper", "memfd:a/b", "/SYSV00000000"] {
             assert!(is_memory(&file(path, true, "tmpfs"), code), "{path}");

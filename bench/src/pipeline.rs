@@ -11,7 +11,7 @@ use testkit::made_up;
 use vprof_tests::Guest;
 
 use crate::child;
-use crate::table::Row;
+use crate::table::TableRow;
 
 /// Samples in the profile that is written and reported.
 const SAMPLES: u64 = 1_000_000;
@@ -24,7 +24,7 @@ fn seconds(ns: u64) -> String {
 }
 
 /// Measures the throughput of collector and writer, and the time and memory of a report.
-pub fn rows() -> anyhow::Result<Vec<Row>> {
+pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("bench.vprof");
     let mut writer = ProfileWriter::create(&path, false)?;
@@ -44,7 +44,7 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     let [folded, folded_wall, folded_memory] = child::run("folded", &path)?;
     let [page, page_wall, page_bytes, page_memory] = child::run("page", &path)?;
     Ok(vec![
-        Row::text(
+        TableRow::text(
             "collector and writer, one core",
             format!("{:.0} samples/s", SAMPLES as f64 / written.cpu.as_secs_f64()),
             "at least 200,000/s",
@@ -55,18 +55,22 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             written.wall,
             size / 1_000_000
         )),
-        Row::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
+        TableRow::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
             "of CPU, {} of time; {} MB at the peak (at most 300)",
             seconds(read_wall),
             memory / 1_000_000
         )),
-        Row::text("report by function, 1,000,000 samples, 50,000 stacks", seconds(functions), "at most 3 s")
-            .detail(format!(
-                "of CPU, {} of time; 20 frames deep; {} MB at the peak",
-                seconds(functions_wall),
-                functions_memory / 1_000_000
-            )),
-        Row::text(
+        TableRow::text(
+            "report by function, 1,000,000 samples, 50,000 stacks",
+            seconds(functions),
+            "at most 3 s",
+        )
+        .detail(format!(
+            "of CPU, {} of time; 20 frames deep; {} MB at the peak",
+            seconds(functions_wall),
+            functions_memory / 1_000_000
+        )),
+        TableRow::text(
             "export of folded stacks, 1,000,000 samples, 50,000 stacks",
             format!("{:.0} samples/s", SAMPLES as f64 / (folded as f64 / 1e9)),
             "at least 1,000,000/s",
@@ -77,30 +81,28 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             seconds(folded_wall),
             folded_memory / 1_000_000
         )),
-        Row::text("page of HTML, 1,000,000 samples, 50,000 stacks", seconds(page), "at most 5 s").detail(
-            format!(
+        TableRow::text("page of HTML, 1,000,000 samples, 50,000 stacks", seconds(page), "at most 5 s")
+            .detail(format!(
                 "of CPU, {} of time; {:.1} MB (at most 5), {} MB at the peak (at most 500)",
                 seconds(page_wall),
                 page_bytes as f64 / 1e6,
                 page_memory / 1_000_000
-            ),
-        ),
+            )),
     ])
 }
 
 /// Measures the memory of a `vprof` that records at 5 kHz, beyond its guest's.
-pub fn memory() -> Row {
+pub fn memory() -> TableRow {
     let run = Guest::demo().options(["--rate", "5000"]).script("spin --seconds 3").run();
     assert!(run.status.success(), "{}: {}", run.status, run.stderr);
     let bytes = run.number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'");
     let report = run.report();
-    Row::text("memory of vprof beyond the guest's", format!("{:.0} MB", bytes / 1e6), "at most 64 MB").detail(
-        format!(
+    TableRow::text("memory of vprof beyond the guest's", format!("{:.0} MB", bytes / 1e6), "at most 64 MB")
+        .detail(format!(
             "a Debian guest at 5,000 Hz, {} samples, host: {}",
             report.number("samples"),
             report.get("host").as_str().unwrap_or("unknown")
-        ),
-    )
+        ))
 }
 
 /// Measures the summary in a separate process, which has written nothing: ns of CPU and of elapsed time.

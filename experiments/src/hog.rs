@@ -11,11 +11,11 @@ use crate::table::{MarkdownTable, median};
 
 /// The victim alone, then next to the hog, which outlives it.
 const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
-                      victim --rounds 400000000 --name beside --cpu 0; kill $!";
+                      victim --rounds 400000000 --name paired --cpu 0; kill $!";
 
 /// Names of the processes, and their names in the table.
 const PROCESSES: [(&str, &str); 3] =
-    [("alone", "victim, alone"), ("beside", "victim, with hog"), ("hog", "hog")];
+    [("alone", "victim, alone"), ("paired", "victim, with hog"), ("hog", "hog")];
 
 const ABOUT: &str = "\
 `hog` detects when the ticks come, works in between and sleeps across them, so that no tick ever finds it. `victim` does
@@ -29,7 +29,7 @@ a fixed amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-The effect in the paper's table is gone on current Linux. The victim takes longer by the time that the hog takes, as
+The effect in the paper's table is absent on current Linux. The victim takes longer by the time that the hog takes, as
 under 4.4BSD, and not 80 times as long. The reason is that the scheduler uses exact run times. getrusage uses them too,
 so the hog is charged.
 

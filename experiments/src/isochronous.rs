@@ -6,7 +6,7 @@ use vprof_tests::{FRAMES_AT_TRIPWIRES, Run};
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
-use crate::native::{self, EmulatedCase as NativeCase, WorkShares};
+use crate::native::{self, NativeCase, WorkShares};
 use crate::plot::{LinePlot, PlotLine};
 use crate::table::{MarkdownTable, median, more};
 

@@ -149,6 +149,8 @@ impl KexecDetector {
         if doubts.len() <= vcpu {
             doubts.resize(vcpu + 1, None);
         }
+        // The vCPU's check was of the page tables, which may be stale by now: the kernel's own data must
+        // agree.
         let doubt = &mut doubts[vcpu];
         match (CodeArea::from_record(record), record.kernel_mapped) {
             (_, Some(true)) if kernel.is_there(memory, reader) => *doubt = None,

@@ -3,10 +3,12 @@
 //! Everything here runs between two KVM_RUNs: no lock, no allocation, and no system call. The exception is
 //! the query of KVM's run state, made only where the guest has most likely executed HLT.
 
+use std::sync::{Arc, OnceLock};
+
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
-    AddressSpace, Current, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample,
-    VirtAddr,
+    AddressSpace, Current, CurrentReader, KernelIdentity, PhysAddr, PhysicalMemory, StackCopy, StackReader,
+    StackSample, VirtAddr,
 };
 use symbols::Registers;
 use vmm::{Activity, stands_at_reset};
@@ -51,6 +53,13 @@ pub struct GuestReaders {
     /// Reader of the task's stacks, and the bytes of user stack to copy. `None` without call stacks: not
     /// wanted, or the kernel's stacks cannot be found.
     pub stacks: Option<(StackReader, usize)>,
+}
+
+/// Cells that the finder sets once it knows the kernel, and that the vCPUs' threads read. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct GuestCells {
+    pub readers: Arc<OnceLock<GuestReaders>>,
+    pub identity: Arc<OnceLock<KernelIdentity>>,
 }
 
 /// A sample with its stacks, as the ring carries it.

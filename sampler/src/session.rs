@@ -13,11 +13,11 @@
 use std::fmt;
 use std::io::Write;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use linux::{KernelIdentity, StackReader};
+use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
 use vmm::{Counters, Machine, Observer, monotonic_ns};
@@ -30,7 +30,7 @@ use crate::conditions::RunTrigger;
 use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
-use crate::record::GuestReaders;
+use crate::record::GuestCells;
 use crate::shared::{GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
 use profile::clock::{ClockKind, Intervals};
@@ -78,8 +78,7 @@ impl Drop for FailOnPanic {
 /// Sampling of one machine. Dropping it ends the collector; the profile then counts as incomplete.
 pub struct Session {
     shared: Arc<SharedState>,
-    readers: Arc<OnceLock<GuestReaders>>,
-    identity: Arc<OnceLock<KernelIdentity>>,
+    cells: GuestCells,
     stack_depth: usize,
     files: OpenFiles,
     initrd: Option<Initrd>,
@@ -99,37 +98,41 @@ impl Session {
     /// ticks. Programs of the guest are read from `files` first.
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
         let zero_ns = monotonic_ns();
-        let readers = Arc::new(OnceLock::new());
-        let identity = Arc::new(OnceLock::new());
+        let cells = GuestCells::default();
         let capacity = Capacity::new(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut stats = Vec::new();
         for vcpu in 0..config.vcpus {
             let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
-            let (sampler, ends, own_stats) =
-                VcpuSampler::new(vcpu, intervals, capacity, (Arc::clone(&readers), Arc::clone(&identity)));
+            let (sampler, ends, own_stats) = VcpuSampler::new(vcpu, intervals, capacity, cells.clone());
             samplers.push(sampler);
             rings.push(ends);
             stats.push(own_stats);
         }
+        // Each vCPU has its own ring and statistics, so that its thread never waits for another.
         let shared = Arc::new(SharedState::new(zero_ns, config.rate_hz, stats));
-        let mut collector =
-            Collector::new(Arc::clone(&shared), (rings, Arc::clone(&readers)), sink, first_meta(&config));
+        let mut collector = Collector::new(
+            Arc::clone(&shared),
+            (rings, Arc::clone(&cells.readers)),
+            sink,
+            first_meta(&config),
+        );
+        // Exact mode, scans and the precision target are parts of the collector that exist only on request.
         if let Some(wanted) = config.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
             let clock = (config.clock, config.rate_hz);
             collector.set_precision_target(PrecisionTarget::new(wanted, clock, config.vcpus, one_clock));
         }
         if config.exact {
-            let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &readers);
+            let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &cells.readers);
             collector.set_exact(merger);
             for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
                 sampler.record_events(recorder);
             }
         }
         if config.task_scan_hz > 0.0 {
-            let readers = Arc::clone(&readers);
+            let readers = Arc::clone(&cells.readers);
             collector.set_task_states(TaskStateCollector::new(ScanConfig {
                 hz: config.task_scan_hz,
                 seed: config.seed,
@@ -141,17 +144,7 @@ impl Session {
         let stack_depth = config.stack_depth;
         let idle = Some(collector);
         (
-            Session {
-                shared,
-                readers,
-                identity,
-                stack_depth,
-                files,
-                initrd: None,
-                boots: false,
-                idle,
-                running: None,
-            },
+            Session { shared, cells, stack_depth, files, initrd: None, boots: false, idle, running: None },
             samplers,
         )
     }
@@ -213,11 +206,7 @@ impl Session {
         let wanted = Arc::new(FinderRequests::default());
         let (sender, events) = mpsc::channel();
         let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
-        let guest = LinuxGuest::new(
-            memory.clone(),
-            (Arc::clone(&self.readers), Arc::clone(&self.identity)),
-            (vcpus, user_bytes),
-        );
+        let guest = LinuxGuest::new(memory.clone(), self.cells.clone(), (vcpus, user_bytes));
         let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
         collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });

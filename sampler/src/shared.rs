@@ -67,7 +67,8 @@ pub struct SessionTotals {
     pub precision: Option<PrecisionStatus>,
     /// Times at which awaited conditions were met.
     pub seen: ConditionTimes,
-    /// True if the run ended since the guest had started another kernel ([`crate::Session::ends_with_kernel`]).
+    /// True if the run ended since the guest had started another kernel
+    /// ([`crate::Session::ends_with_kernel`]).
     pub kernel_gone: bool,
     /// The first failure of the sink; rows written before stay readable.
     pub sink_error: Option<String>,

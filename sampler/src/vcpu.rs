@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{Event, KernelIdentity, PhysicalMemory, StackCopy};
+use linux::{Event, PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
@@ -25,7 +25,7 @@ use crate::microstate::clock::Place;
 use crate::microstate::host::{own_cpu_time, own_times};
 use crate::microstate::stats::VcpuStats;
 use crate::microstate::wait::WaitDetector;
-use crate::record::{self, GuestReaders, Moment, SampleMessage, SampleRecord};
+use crate::record::{self, GuestCells, GuestReaders, Moment, SampleMessage, SampleRecord};
 use profile::clock::{Held, Intervals};
 use profile::rows::VcpuState;
 
@@ -123,7 +123,7 @@ impl VcpuSampler {
         vcpu: u8,
         intervals: Option<Intervals>,
         capacity: Capacity,
-        (readers, identity): (Arc<OnceLock<GuestReaders>>, Arc<OnceLock<KernelIdentity>>),
+        cells: GuestCells,
     ) -> (Self, RingEnds, Arc<VcpuStats>) {
         let (ring, samples) = RingBuffer::new(capacity.ring);
         let (buffers, returns) = buffer_pool(capacity.pool, capacity.reserve);
@@ -136,8 +136,8 @@ impl VcpuSampler {
             ring,
             buffers,
             spare: None,
-            readers,
-            kernel_check: KernelCheck::new(identity),
+            readers: cells.readers,
+            kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             exited_ns: 0,
@@ -160,6 +160,7 @@ impl VcpuSampler {
         moment: &Moment<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
+        // While sampling is off, a tick only checks the rate and is not a sample.
         if let Some(next) = self.pass_while_off(moment.now_ns) {
             return Some(next);
         }
@@ -185,6 +186,7 @@ impl VcpuSampler {
         {
             recorder.sampled(moment.regs.rip, intervals.mean_ns());
         }
+        // Checked while the vCPU is stopped: later the page tables may belong to another process.
         record.kernel_mapped = self.kernel_check.check(&record, moment.memory);
         if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
             VcpuStats::add_ns(&self.published.kvm_ns, ns);
@@ -200,6 +202,7 @@ impl VcpuSampler {
                 None => sampled.stack_missed = true,
             }
         }
+        // The vCPU never waits for the collector: a sample without room is lost and counted.
         match self.ring.push(sampled) {
             Ok(()) => {
                 VcpuStats::add(&self.published.samples);

@@ -169,10 +169,10 @@ fn load_on_the_cpu_changes_no_share() {
     assert!(quiet.all > 1_000.0 && loaded.all > 300.0, "{quiet:?} {loaded:?}");
     // Two spinning threads leave a third of the CPU.
     assert!(loaded.waiting > 0.3 && loaded.waiting > quiet.waiting + 0.1, "{quiet:?} {loaded:?}");
-    assert!(loaded.fell_waiting > 20.0, "ticks vcpu_state while the thread had no CPU: {loaded:?}");
+    assert!(loaded.fell_waiting > 20.0, "ticks while the thread had no CPU: {loaded:?}");
     for seen in [&quiet, &loaded] {
         let errors = (seen.share() - TRUTH) / seen.variance().sqrt();
-        assert!(errors.abs() < 4.0, "{errors:.1} standard errors from the truth: {seen:?}");
+        assert!(errors.abs() < 4.0, "{errors:.1} standard errors from the true share: {seen:?}");
     }
     let apart = (loaded.share() - quiet.share()) / (loaded.variance() + quiet.variance()).sqrt();
     assert!(apart.abs() < 3.3, "{apart:.1} standard errors apart: {quiet:?} {loaded:?}");

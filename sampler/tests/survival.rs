@@ -141,7 +141,7 @@ fn ended(mut child: Child) -> String {
     let said = lines
         .map_while(Result::ok)
         .find(|line| line.contains("failed "))
-        .expect("the writer tells its failure");
+        .expect("the writer reports its failure");
     assert_eq!(child.wait().expect("an ended child").code(), Some(7));
     said
 }

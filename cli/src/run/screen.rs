@@ -235,7 +235,7 @@ mod tests {
             rate_hz: 998.7,
             top: Some(("gzip\x1b[2J".to_owned(), 0.934)),
             kernel: Some("6.1.0".to_owned()),
-            standing: None,
+            stopped: None,
         };
         assert_eq!(running(&status), "1:15  74,123 samples  999 Hz  2 lost  top: gzip\\x1b[2J 93.4 %");
         status.top = None;

@@ -1,6 +1,6 @@
 //! Cost of the stack of a sample, on the memory of a real guest that was stopped.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
@@ -10,7 +10,7 @@ use super::{BATCH, BenchError, Cost, measured};
 use crate::VcpuSampler;
 use crate::capacity::Capacity;
 use crate::collector::finder::{GuestKernel, LinuxGuest};
-use crate::record::{GuestReaders, Moment, SampleMessage, SampleRecord};
+use crate::record::{GuestCells, Moment, SampleMessage, SampleRecord};
 use crate::resolve::frames::KernelNames;
 use crate::resolve::resolver::SampleResolver;
 use crate::resolve::walker::{GuestSource, StackOwner, StackStep, StackWalker};
@@ -80,22 +80,16 @@ struct FoundGuest {
 
 impl FoundGuest {
     fn find(stopped: &StoppedGuest) -> Result<Self, BenchError> {
-        let readers: Arc<OnceLock<GuestReaders>> = Arc::default();
-        let place = Arc::default();
+        let cells = GuestCells::default();
         let wanted = (1, Some(StackReader::USER_BYTES));
-        let mut guest = LinuxGuest::new(
-            stopped.memory.clone().into(),
-            (Arc::clone(&readers), Arc::clone(&place)),
-            wanted,
-        );
+        let mut guest = LinuxGuest::new(stopped.memory.clone().into(), cells.clone(), wanted);
         let record = crate::record::take(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()?.into_iter().next() {
             return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
-        let (sampler, ends, _) =
-            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, (readers, place));
+        let (sampler, ends, _) = VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, cells);
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };

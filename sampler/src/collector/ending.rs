@@ -21,8 +21,11 @@ impl Collector {
     pub(crate) fn close(mut self) -> SessionTotals {
         let ended_ns = monotonic_ns();
         self.collect();
+        // The finder reads once more after the stop, and samples may name what it finds, so rings and events
+        // are drained again.
         self.end_finder();
         self.collect();
+        // These still use the resolver, so they end before the namer does.
         if let Some(exact) = &mut self.exact {
             exact.close(&mut self.resolver, &mut self.batch);
         }
@@ -50,6 +53,7 @@ impl Collector {
             );
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
+        // Read last, so that the rows cover the time up to the end.
         self.read_meters(true);
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
@@ -62,6 +66,7 @@ impl Collector {
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));
         }
+        // The end is written in one batch: a profile is complete, or it lacks the whole end.
         if self.totals.sink_error.is_none()
             && let Err(error) = self.sink.write(&last).and_then(|()| self.sink.finish())
         {

@@ -90,6 +90,7 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
+                // Everything that reads this kernel gets it before the resolver names its first frame.
                 if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
                     self.resolver.accounting.set_kernel(Arc::clone(kernel), memory.clone());
                 }
@@ -99,6 +100,7 @@ impl Collector {
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());
                 }
+                // The walker takes the stack inputs, so there is one for the whole run.
                 let walker = self.walker(&found.code);
                 if let (Some(task_states), Some(kernel), Some(memory)) =
                     (&mut self.task_states, found.code.kernel, &self.memory)
@@ -116,7 +118,7 @@ impl Collector {
                 self.batch.syscalls.extend(named);
             }
             FinderEvent::Books(all) => self.resolver.books(&all, &mut self.batch),
-            FinderEvent::Tasks(tasks) | FinderEvent::Sight(tasks) => {
+            FinderEvent::Tasks(tasks) | FinderEvent::List(tasks) => {
                 self.gate.list(&tasks);
                 self.resolver.list(&tasks, &mut self.batch);
                 if let Some(program) = self.resolver.init_program(&tasks) {

@@ -328,6 +328,8 @@ impl Collector {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
+                // After a kexec the task of a record is read from memory of the old kernel: only the position
+                // is kept.
                 let known = self.trusts(vcpu, &record);
                 record.current = record.current.filter(|_| known);
                 let task = record.current.and_then(|current| current.task);
@@ -355,6 +357,7 @@ impl Collector {
                 }
             }
         }
+        // After the samples: events wait for their turn anyway, but a full sample ring loses samples.
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }
@@ -364,6 +367,7 @@ impl Collector {
         self.steps.note(RoundStep::Events, began);
         self.ask_finder();
         self.ask_namer();
+        // Console rows and events come last: a condition that they meet moves the gate for the next round.
         let known = self.batch.console.len();
         let dropped = self.shared.console.take(&mut self.batch.console);
         let reports = self.stalls.in_rows(self.batch.console.get(known..).unwrap_or_default());
@@ -427,11 +431,13 @@ impl Collector {
                 self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));
             }
         }
+        // Reported once during the run; the end reports the total.
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_reported, true) {
             self.event("lost", "samples are lost: the collector cannot keep up; lower the rate".to_owned());
         }
         self.totals.lost = lost;
+        // Written with each batch: a killed run has no end that could write it.
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
         let progress = self.gate.progress_ns().map(|ns| ("progress_ns".to_owned(), ns.to_string()));

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, IrqContext, TaskSnapshot};
+use linux::{Current, IrqContext, TaskSnapshot, VirtAddr};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
@@ -78,16 +78,16 @@ fn a_run_is_resolved() {
 struct EntryNames;
 
 impl frames::KernelNames for EntryNames {
-    fn name(&self, address: u64) -> Option<frames::KernelName> {
-        let symbol = match address >> 8 {
+    fn name(&self, address: VirtAddr) -> Option<frames::KernelName> {
+        let symbol = match address.0 >> 8 {
             0x10 => "asm_sysvec_call_function_single",
             0x11 => "error_entry",
             _ => "do_idle",
         };
-        Some(frames::KernelName { symbol: Some(symbol.to_owned()), module: None, offset: address & 0xff })
+        Some(frames::KernelName { symbol: Some(symbol.to_owned()), module: None, offset: address.0 & 0xff })
     }
 
-    fn in_image(&self, _: u64) -> bool {
+    fn in_image(&self, _: VirtAddr) -> bool {
         true
     }
 }

@@ -131,6 +131,7 @@ impl TaskAccounts {
             let id = TaskId { address: before, who: task.who };
             self.enter(time_ns, id, TaskActivity::plain(TaskState::Unknown));
         }
+        // The previous task leaves before the next one enters: both may be the same task.
         match previous {
             Some((id, SwitchOutcome::In(doing))) => {
                 self.enter(time_ns, id, doing);
@@ -145,6 +146,7 @@ impl TaskAccounts {
             }
             None => {}
         }
+        // A task that runs was awake, so a sleep without a wake-up means that the wake-up was missed.
         if let Some(next) = next {
             let asleep = |task: &FollowedTask| {
                 matches!(task.doing.state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)

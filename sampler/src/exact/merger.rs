@@ -324,6 +324,7 @@ impl EventMerger {
         let mut id = |task: &TaskSnapshot| task_id(task, time_ns, resolver, batch);
         let task = record.task.as_ref().and_then(|task| Some((id(&task.task)?, task)));
         let accounts = &mut self.accounts;
+        // Charged first: vprof's time before the event belongs to the state that the event ends.
         accounts.served(vcpu, record.served_ns);
         match record.event {
             Event::Switch => {
@@ -332,6 +333,8 @@ impl EventMerger {
                 accounts.switch(time_ns, vcpu, previous, next);
             }
             Event::Wake => {
+                // The context, not the current task, shows the source: an interrupt wakes tasks on behalf of
+                // others.
                 let by = match record.serving {
                     IrqContext::HardIrq | IrqContext::Nmi => Some(WakeSource::Hard),
                     IrqContext::SoftIrq => Some(WakeSource::Soft),

@@ -246,6 +246,8 @@ impl EventRecorder {
             }
             Event::Wake => {
                 record.task = states.read(memory, regs.rdi);
+                // The second argument of try_to_wake_up is the mask of states that the call wakes: other
+                // calls do nothing, so they are not recorded.
                 let [a, b, c, d, ..] = regs.rsi.to_le_bytes();
                 if record.task.is_some_and(|task| !task.is_woken_by(u32::from_le_bytes([a, b, c, d]))) {
                     return false;
@@ -256,6 +258,8 @@ impl EventRecorder {
             Event::New => record.task = states.read(memory, regs.rdi),
             Event::Release => {
                 record.task = states.read(memory, regs.rdi);
+                // The accounting of a process is complete when its leader is released, which is the last
+                // task.
                 let leader = record.task.filter(|task| task.task.tid == task.task.pid);
                 record.accounting =
                     leader.and(accounting.as_ref()).and_then(|reader| reader.read(memory, regs.rdi));

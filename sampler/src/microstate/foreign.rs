@@ -108,12 +108,14 @@ pub(crate) fn split(
     let run_ns = wall.saturating_sub(places.sampler).saturating_sub(places.paused);
     let with_times = times.is_some();
     let times = times.unwrap_or(ThreadTimes { run_ns, waited_ns: 0 });
+    // The times are read one after the other, so each is bounded by what the earlier ones leave.
     let ran = times.run_ns.min(wall);
     let waiting = times.waited_ns.min(wall - ran);
     let blocked = wall - ran - waiting;
     let sampler = places.sampler.min(blocked);
     let paused = places.paused.min(blocked - sampler);
     let asleep = blocked - sampler - paused;
+    // Ticks divide the time on a CPU; the part of the guest is the remainder, so the sum is exact.
     let part = |sight| seen.part(ran, sight, on);
     let vmm_on = part(Sight::Vmm);
     let polling = polled.unwrap_or_else(|| part(Sight::Polling)).min(ran - vmm_on);

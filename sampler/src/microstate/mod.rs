@@ -3,8 +3,8 @@
 //! ```text
 //!             vCPU thread                                     collector
 //!  [`clock`] in KVM_RUN │ VMM │ sampler │ paused ──┐
-//!  [`exits`] VMM time by exit reason and address ──┼──▶ [`meter`] ──▶ tables vcpu, microstate, exit, kvm_counter
-//!              host's scheduler: [`host`] ─────────┤
+//!  [`exits`] VMM time by exit reason and address ──┼──▶ [`meter`] ──▶ tables vcpu, microstate,
+//!              host's scheduler: [`host`] ─────────┤                  exit, kvm_counter
 //!              KVM's counters ─────────────────────┘
 //! ```
 //!

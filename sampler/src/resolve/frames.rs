@@ -4,6 +4,8 @@
 use std::collections::HashMap;
 use std::fmt;
 
+use linux::VirtAddr;
+
 use super::entry::CodeOwner;
 use super::walker::{JitSymbol, LateNames, ReasonSubject};
 use profile::rows::{FrameKind, FrameRow, lookup};
@@ -33,9 +35,9 @@ pub(crate) struct KernelName {
 /// Source of names of kernel addresses.
 pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
     /// Returns the name of `address`.
-    fn name(&self, address: u64) -> Option<KernelName>;
+    fn name(&self, address: VirtAddr) -> Option<KernelName>;
     /// Returns true if `address` is in the kernel image, whose code never moves.
-    fn in_image(&self, address: u64) -> bool;
+    fn in_image(&self, address: VirtAddr) -> bool;
 }
 
 /// Key of a frame.
@@ -105,7 +107,7 @@ impl FrameTable {
             return id;
         }
         let id = self.add(key);
-        let name = names.and_then(|names| names.name(lookup(address, call)));
+        let name = names.and_then(|names| names.name(VirtAddr(lookup(address, call))));
         self.note(id, address, call, name.as_ref());
         rows.push(kernel_row(id, address, call, name));
         id
@@ -246,7 +248,7 @@ impl FrameTable {
     /// Names the frames without a name. Frames that stay without one are tried again at the next call.
     pub(crate) fn name_unnamed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         for (id, address, call) in std::mem::take(&mut self.unnamed) {
-            let name = names.name(lookup(address, call));
+            let name = names.name(VirtAddr(lookup(address, call)));
             self.note(id, address, call, name.as_ref());
             if name.is_some() {
                 rows.push(kernel_row(id, address, call, name));
@@ -264,8 +266,9 @@ impl FrameTable {
     /// gets a new row.
     pub(crate) fn modules_changed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
-        self.known
-            .retain(|key, _| !matches!(key, FrameKey::Kernel { address, .. } if !names.in_image(*address)));
+        self.known.retain(
+            |key, _| !matches!(key, FrameKey::Kernel { address, .. } if !names.in_image(VirtAddr(*address))),
+        );
         let known = &self.known;
         self.unnamed.retain(|&(_, address, call)| known.contains_key(&FrameKey::Kernel { address, call }));
     }
@@ -312,7 +315,7 @@ pub(crate) mod tests {
     }
 
     impl KernelNames for FakeNames {
-        fn name(&self, address: u64) -> Option<KernelName> {
+        fn name(&self, VirtAddr(address): VirtAddr) -> Option<KernelName> {
             let symbol = Some(format!("symbol_{:x}", address >> 8));
             match address {
                 0x1000..0x2000 => Some(KernelName { symbol, module: None, offset: address & 0xff }),
@@ -324,7 +327,7 @@ pub(crate) mod tests {
                 _ => None,
             }
         }
-        fn in_image(&self, address: u64) -> bool {
+        fn in_image(&self, VirtAddr(address): VirtAddr) -> bool {
             (0x1000..0x2000).contains(&address)
         }
     }

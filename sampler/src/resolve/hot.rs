@@ -48,7 +48,7 @@ impl HitCounts {
     pub(super) fn kernel_code(&self, source: &GuestSource, names: &dyn KernelNames) -> Vec<CodeRow> {
         let mut functions: HashMap<u64, u64> = HashMap::new();
         for (&address, &count) in &self.kernel {
-            if let Some(name) = names.name(address).filter(|name| name.symbol.is_some()) {
+            if let Some(name) = names.name(VirtAddr(address)).filter(|name| name.symbol.is_some()) {
                 *functions.entry(address.wrapping_sub(name.offset)).or_default() += count;
             }
         }
@@ -77,9 +77,11 @@ fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
 
 /// Returns the code of the function at `start`, up to where another one starts.
 fn kernel_function(start: u64, source: &GuestSource, names: &dyn KernelNames) -> Option<CodeRow> {
-    let own = names.name(start)?;
+    let own = names.name(VirtAddr(start))?;
     let same = |at: &u64| {
-        names.name(*at).is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)
+        names
+            .name(VirtAddr(*at))
+            .is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)
     };
     let steps =
         (1..=MAX_BYTES / ALIGNMENT).map(|step| start.saturating_add(step * ALIGNMENT) & !(ALIGNMENT - 1));

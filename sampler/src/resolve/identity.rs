@@ -77,6 +77,7 @@ impl InstanceTable {
             if known.comm == task.process_comm && known.kernel_thread == task.kernel_thread {
                 return (known.id, false);
             }
+            // An exec changes the name; the first process also turns from a kernel thread into a program.
             known.kernel_thread = task.kernel_thread;
             if known.comm != task.process_comm {
                 known.comm = task.process_comm;
@@ -86,6 +87,7 @@ impl InstanceTable {
             rows.push(row(task, known));
             return (known.id, true);
         }
+        // Half at once, so that the cost is spread over many new instances.
         if self.known.len() >= REMEMBERED {
             self.forget_half();
         }

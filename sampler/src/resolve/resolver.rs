@@ -4,7 +4,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
+use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot, VirtAddr};
 
 use super::accounting::{AccountingPoller, AccountingSnapshot, process_rows};
 use super::entry::CodeOwner;
@@ -119,7 +119,9 @@ impl SampleResolver {
             }
             instance
         });
+        // User code without a stack gets its frame last: a walk may find the file of its address.
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
+        // The stack may correct the mode: the preempt count does not show an interrupt's entry and exit.
         let owner = instance.zip(task).map(|(instance, task)| StackOwner { instance, task });
         let placed = match stack {
             Some(stack) => self.place(stack, owner, (mode, record), batch),
@@ -294,6 +296,7 @@ impl SampleResolver {
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
+        // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
         match steps.first() {
             Some(StackStep::Kernel { address, .. }) => self.hot.kernel(*address),
             Some(StackStep::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
@@ -307,7 +310,7 @@ impl SampleResolver {
         let mut returned = None;
         let mode = refined(mode, record, parts, || {
             let address = self.walker.as_ref()?.returned_to(stack)?;
-            let name = self.names.as_ref()?.name(lookup(address, true))?;
+            let name = self.names.as_ref()?.name(VirtAddr(lookup(address, true)))?;
             let function = (address.wrapping_sub(name.offset), name.symbol?);
             let part = CodeOwner::from_symbol(&function.1);
             returned = Some(function);
@@ -315,6 +318,7 @@ impl SampleResolver {
         });
         let kernel = self.kernel_functions(&steps, &ids);
         let fault = PageFaultKind::of(kernel, walked.from_user, stack.is_fetching());
+        // A function that returned to the exit code is no longer on the stack, but still shows the interrupt.
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
         let placed = ResolvedStack {
@@ -377,7 +381,8 @@ impl SampleResolver {
         let before = rows.len();
         let names = self.names.as_deref();
         let frame = self.frames.kernel(address, call, names, rows);
-        let outside = address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(address));
+        let outside =
+            address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(VirtAddr(address)));
         let unnamed = |row: &FrameRow| row.symbol.is_none() && row.module.is_none();
         if outside && rows.get(before..).is_some_and(|new| new.iter().any(unnamed)) {
             self.unknown_code = true;
@@ -432,7 +437,7 @@ impl SampleResolver {
     ) -> Option<u32> {
         let name = match (source, &self.names) {
             (InterruptSource::Entry(address), Some(names)) => {
-                names.name(address).and_then(|name| name.symbol)
+                names.name(VirtAddr(address)).and_then(|name| name.symbol)
             }
             _ => None,
         };

@@ -1,4 +1,4 @@
-//! The task scanner, on a thread of its own so that no vCPU waits for it.
+//! The task scanner, on its own thread so that no vCPU waits for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Walks per scan, at most: a list that changes during each of them makes a missed scan.
 const WALKS: usize = 3;
 /// Reads of a task whose stack is copied, at most: a task that changes each time has an inconsistent read.
-const SIGHTS: usize = 3;
+const READS: usize = 3;
 /// Stacks that are copied per scan, at most: 2 MiB. The other tasks' wait reasons are read at the next scans.
 const STACKS: usize = 256;
 
@@ -49,7 +49,7 @@ struct KnownTask {
 /// A task found during a walk.
 #[derive(Debug)]
 struct FoundTask {
-    sight: TaskObservation,
+    observation: TaskObservation,
     state: TaskState,
     stack: Option<Box<StackCopy>>,
 }
@@ -171,9 +171,9 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         for _ in 0..WALKS {
             found.clear();
             let (mut stacks, mut tasks) = (STACKS, 0);
-            let way = reader.walk(&self.memory, |sight| {
+            let way = reader.walk(&self.memory, |observation| {
                 tasks += 1;
-                found.extend(self.observe(reader, sight, &mut stacks));
+                found.extend(self.observe(reader, observation, &mut stacks));
             });
             self.cost.tasks += tasks;
             self.cost.truncated += u64::from(way == ScanResult::Truncated);
@@ -188,73 +188,77 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     fn observe(
         &self,
         tasks: &TaskListReader,
-        sight: &TaskObservation,
+        observation: &TaskObservation,
         stacks: &mut usize,
     ) -> Option<FoundTask> {
-        let mut sight = *sight;
-        for _ in 0..SIGHTS {
-            let state = state(&sight, self.runs(&sight))?;
-            let task = sight.state.task;
+        let mut observation = *observation;
+        for _ in 0..READS {
+            let state = state(&observation, self.runs(&observation))?;
+            let task = observation.state.task;
             let known = self
                 .known
                 .get(&task.task)
-                .is_some_and(|known| known.reason_reported && known.sleeps_as(&sight));
+                .is_some_and(|known| known.reason_reported && known.sleeps_as(&observation));
             let reader = self.plan.readers.get().and_then(|readers| readers.stacks.as_ref());
             let Some((reader, _)) = reader.filter(|_| sleeps(state) && !known && *stacks > 0) else {
-                return Some(FoundTask { sight, state, stack: None });
+                return Some(FoundTask { observation, state, stack: None });
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
             let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), 0, &mut copy);
             let after = tasks.read(&self.memory, task.task)?;
-            if same_sleep(&sight, &after) && !self.runs(&after) {
-                return Some(FoundTask { sight, state, stack: copied.map(|()| Box::new(copy)) });
+            if same_sleep(&observation, &after) && !self.runs(&after) {
+                return Some(FoundTask { observation, state, stack: copied.map(|()| Box::new(copy)) });
             }
-            sight = after;
+            observation = after;
         }
-        Some(FoundTask { sight, state: TaskState::Unknown, stack: None })
+        Some(FoundTask { observation, state: TaskState::Unknown, stack: None })
     }
 
     /// Returns true if a CPU runs the task. A task being switched out is no longer current, but its `on_cpu`
     /// stays set until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
-    fn runs(&self, sight: &TaskObservation) -> bool {
-        let Some(readers) = self.plan.readers.get().filter(|_| sight.on_cpu) else { return false };
+    fn runs(&self, observation: &TaskObservation) -> bool {
+        let Some(readers) = self.plan.readers.get().filter(|_| observation.on_cpu) else { return false };
         let current = |cpu| readers.current.read(&self.memory, usize::from(cpu))?.task;
-        (0..self.plan.vcpus).any(|cpu| current(cpu).is_some_and(|task| task.task == sight.state.task.task))
+        (0..self.plan.vcpus)
+            .any(|cpu| current(cpu).is_some_and(|task| task.task == observation.state.task.task))
     }
 
     /// Remembers the tasks of a walk, and returns the differences from the last scan.
     fn compare(&mut self, found: Vec<FoundTask>) -> Vec<TaskChange> {
         self.walks += 1;
         let (mut changes, mut new) = (Vec::new(), 0);
-        for FoundTask { sight, state, stack } in found {
-            if !self.known.contains_key(&sight.state.task.task) {
+        for FoundTask { observation, state, stack } in found {
+            if !self.known.contains_key(&observation.state.task.task) {
                 new += 1;
                 if new > NEW {
                     continue;
                 }
             }
             self.cost.inconsistent += u64::from(state == TaskState::Unknown);
-            let task = sight.state.task;
+            let task = observation.state.task;
+            // An address is used again by another task: the earlier one has exited.
             let before = self.known.get(&task.task);
             if let Some(other) = before.filter(|known| !is_same(&known.task, &task)) {
                 changes.push(TaskChange { task: other.task, seen: None });
             }
             let before = before.filter(|known| is_same(&known.task, &task));
-            let same_sleep = before.is_some_and(|known| known.sleeps_as(&sight) && known.state == state);
+            let same_sleep =
+                before.is_some_and(|known| known.sleeps_as(&observation) && known.state == state);
             let same = before.is_some_and(|known| known.state == state && known.task == task);
             let reason_reported =
                 stack.is_some() || same_sleep && before.is_some_and(|known| known.reason_reported);
             if !same || sleeps(state) && !same_sleep || stack.is_some() {
                 changes.push(TaskChange { task, seen: Some(TaskSighting { state, same_sleep, stack }) });
             }
-            let TaskObservation { switches, saved_sp, .. } = sight;
+            let TaskObservation { switches, saved_sp, .. } = observation;
             self.known.insert(
                 task.task,
                 KnownTask { task, state, switches, saved_sp, reason_reported, seen: self.walks },
             );
         }
         self.cost.truncated += u64::from(new > NEW);
+        // Tasks that this walk did not see have exited.
         let walk = self.walks;
         self.known.retain(|_, known| {
             let here = known.seen == walk;
@@ -269,8 +273,8 @@ impl<M: PhysicalMemory> TaskScanner<M> {
 
 impl KnownTask {
     /// Returns true if a sleeping task has not run since.
-    fn sleeps_as(&self, sight: &TaskObservation) -> bool {
-        self.switches == sight.switches && self.saved_sp == sight.saved_sp
+    fn sleeps_as(&self, observation: &TaskObservation) -> bool {
+        self.switches == observation.switches && self.saved_sp == observation.saved_sp
     }
 }
 
@@ -282,7 +286,7 @@ fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
 /// Returns true if a sleeping task was not switched in between.
 fn same_sleep(before: &TaskObservation, after: &TaskObservation) -> bool {
     let same = |of: fn(&TaskObservation) -> (u64, u64, u32)| of(before) == of(after);
-    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.torn
+    same(|observation| (observation.switches, observation.saved_sp, observation.state.state)) && !after.torn
 }
 
 fn sleeps(state: TaskState) -> bool {
@@ -290,12 +294,12 @@ fn sleeps(state: TaskState) -> bool {
 }
 
 /// Returns the state of a task; `None` for a dead one.
-fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
-    Some(match sight.state.rest() {
+fn state(observation: &TaskObservation, runs: bool) -> Option<TaskState> {
+    Some(match observation.state.rest() {
         RunState::Gone => return None,
-        _ if sight.torn => TaskState::Unknown,
+        _ if observation.torn => TaskState::Unknown,
         _ if runs => TaskState::Running,
-        _ if sight.state.is_new() => TaskState::Runnable,
+        _ if observation.state.is_new() => TaskState::Runnable,
         RunState::Runnable => TaskState::Runnable,
         RunState::Interruptible => TaskState::Sleep,
         RunState::Uninterruptible => TaskState::Disk,

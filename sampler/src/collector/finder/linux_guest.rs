@@ -1,18 +1,15 @@
 //! The reader of a real guest: a Linux in a machine's memory.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linux::{
-    GeneratedCode, Interrupts, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
-    VirtAddr,
-};
+use linux::{GeneratedCode, Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
 use vmm::monotonic_ns;
 
 use super::units::JournalFollower;
 use super::{FoundKernel, GuestKernel, KernelCode, KernelTrouble, TaskListing, UnitError, UnitEvents};
 use crate::memory::GuestMemory;
-use crate::record::GuestReaders;
+use crate::record::{GuestCells, GuestReaders};
 use crate::resolve::accounting::AccountingSnapshot;
 use crate::resolve::frames::{KernelName, KernelNames};
 
@@ -26,8 +23,7 @@ pub(crate) struct LinuxGuest {
     kernel: Option<Arc<Kernel>>,
     modules: Arc<Modules>,
     generated: Arc<GeneratedCode>,
-    readers: Arc<OnceLock<GuestReaders>>,
-    place: Arc<OnceLock<KernelIdentity>>,
+    cells: GuestCells,
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
@@ -40,7 +36,7 @@ pub(crate) struct LinuxGuest {
 impl LinuxGuest {
     pub(crate) fn new(
         memory: GuestMemory,
-        (readers, place): (Arc<OnceLock<GuestReaders>>, Arc<OnceLock<KernelIdentity>>),
+        cells: GuestCells,
         (vcpus, user_bytes): (u8, Option<usize>),
     ) -> Self {
         Self {
@@ -48,8 +44,7 @@ impl LinuxGuest {
             kernel: None,
             modules: Arc::default(),
             generated: Arc::default(),
-            readers,
-            place,
+            cells,
             vcpus,
             user_bytes,
             unwinder: None,
@@ -104,7 +99,7 @@ impl GuestKernel for LinuxGuest {
         self.kernel = Some(Arc::clone(&kernel));
         if let Some(place) = kernel.place() {
             // Set once: there is no second kernel.
-            let _ = self.place.set(place);
+            let _ = self.cells.identity.set(place);
         }
         Ok(FoundKernel {
             release: kernel.release().map(text::clean::printable),
@@ -139,7 +134,7 @@ impl GuestKernel for LinuxGuest {
             }
         };
         // Set once: a second reader of the same kernel would be the same.
-        drop(self.readers.set(GuestReaders { current: reader, stacks }));
+        drop(self.cells.readers.set(GuestReaders { current: reader, stacks }));
         Ok(missing)
     }
 
@@ -170,7 +165,7 @@ impl GuestKernel for LinuxGuest {
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
     }
 
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         self.kernel()?.tasks(&self.memory)
     }
 
@@ -223,12 +218,11 @@ struct LinuxNames {
 }
 
 impl KernelNames for LinuxNames {
-    fn name(&self, address: u64) -> Option<KernelName> {
-        let at = VirtAddr(address);
+    fn name(&self, address: VirtAddr) -> Option<KernelName> {
         let found = if self.in_image(address) {
-            self.kernel.symbol_at(at)
+            self.kernel.symbol_at(address)
         } else {
-            self.modules.symbol_at(at).or_else(|| self.generated.symbol_at(at))
+            self.modules.symbol_at(address).or_else(|| self.generated.symbol_at(address))
         }?;
         Some(KernelName {
             symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
@@ -237,8 +231,8 @@ impl KernelNames for LinuxNames {
         })
     }
 
-    fn in_image(&self, address: u64) -> bool {
+    fn in_image(&self, address: VirtAddr) -> bool {
         let (start, end) = self.kernel.image();
-        (start.0..end.0).contains(&address)
+        (start.0..end.0).contains(&address.0)
     }
 }

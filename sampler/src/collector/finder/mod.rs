@@ -2,8 +2,8 @@
 //! slow host, and the rings must be drained meanwhile.
 //!
 //! ```text
-//!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on request,
-//!                                                         tasks every second
+//!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on
+//!                                                         request, tasks every second
 //! ```
 //!
 //! Everything is retried with growing pauses, since the guest is only just booting. A lasting failure is
@@ -60,7 +60,7 @@ pub(crate) enum FinderEvent {
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
     /// The tasks that exist, read often because a task is awaited.
-    Sight(Vec<TaskSnapshot>),
+    List(Vec<TaskSnapshot>),
     /// The guest's accounting of the CPU time of its processes and CPUs.
     Books(AccountingSnapshot),
     /// systemd's messages about its units.
@@ -133,7 +133,7 @@ pub(crate) trait GuestKernel: Send + 'static {
     /// Lists all tasks with their CPU accounting, by one walk.
     fn tasks(&mut self) -> Result<TaskListing, Missing>;
     /// Lists all tasks, and nothing else.
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
     /// Returns systemd's messages about its units since the last call; `journald` are the processes that may
     /// write its journal. The error is the reason why the messages cannot be read.
     fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError>;
@@ -401,11 +401,11 @@ impl<G: GuestKernel> KernelFinder<G> {
         }
         if !stop && self.list.due() && self.wanted.lock().task_lists {
             let begun = Instant::now();
-            let result = self.guest.sight();
+            let result = self.guest.list();
             let period = LIST_PERIOD.max(begun.elapsed() * LIST_COST);
             if let Some(tasks) = self.list.note(result, period) {
                 self.units.meet(&tasks);
-                self.send(FinderEvent::Sight(tasks));
+                self.send(FinderEvent::List(tasks));
             }
         }
         if stop || self.tasks.due() {

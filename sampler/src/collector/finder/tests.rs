@@ -42,7 +42,7 @@ impl GuestKernel for Scripted {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         Ok(vec![Some("read".to_owned())])
     }
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
     }
     fn units(&mut self, _: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
@@ -76,7 +76,7 @@ fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandl
         FinderEvent::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
         FinderEvent::Units(news) => format!("{} units", news.rows.len()),
         FinderEvent::NoUnits(reason) => reason.to_string(),
-        FinderEvent::Sight(_) => "sight".to_owned(),
+        FinderEvent::List(_) => "list".to_owned(),
         FinderEvent::Missing(text) => text,
     });
     let kinds = kinds.collect();
@@ -132,7 +132,7 @@ fn tasks_are_listed_often_while_somebody_waits_for_one() {
     let mut lists = 0;
     while lists < 3 {
         let news = news.recv_timeout(Duration::from_secs(10)).expect("news");
-        lists += usize::from(matches!(news, FinderEvent::Sight(_)));
+        lists += usize::from(matches!(news, FinderEvent::List(_)));
     }
     rest(&wanted, &news, thread);
 }
@@ -190,12 +190,13 @@ fn generated_code_is_named_from_when_it_is_there() {
     use vm_memory::{Bytes, GuestAddress};
 
     let mut guest = Config::new(Style::V6_12).build();
-    let program = guest.generated(PROGRAM.0) + 8;
+    let start = guest.generated(PROGRAM.0);
+    let program = linux::VirtAddr(start + 8);
     let size = guest.memory.0.len();
     let memory = vmm::GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
-    let places = (Arc::default(), Arc::default());
-    let mut linux = LinuxGuest::new(memory.clone().into(), places, (2, Some(0)));
+    let mut linux =
+        LinuxGuest::new(memory.clone().into(), crate::record::GuestCells::default(), (2, Some(0)));
     let found = linux.find(guest.cr3, guest.five_level).expect("a kernel");
     assert_eq!(found.code.names.name(program), None, "lists are read with the modules");
     let code = linux.code().expect("modules").expect("others than before");
@@ -204,7 +205,7 @@ fn generated_code_is_named_from_when_it_is_there() {
     assert!(linux.code().expect("modules").is_none(), "nothing has changed");
     let unwinder = code.unwinder.expect("stacks are wanted");
     // The modules have not changed: their tables are kept.
-    guest.set_program(b"bpf_prog_other\0", program - 8, program + 8);
+    guest.set_program(b"bpf_prog_other\0", start, start + 16);
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
     let code = linux.code().expect("modules").expect("another program");
     assert_eq!(code.names.name(program).and_then(|name| name.symbol), Some("bpf_prog_other".to_owned()));

@@ -1,7 +1,8 @@
 //! systemd's messages about its units, out of the journal that systemd-journald has mapped.
 //!
 //! ```text
-//! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal ── page cache ── messages
+//! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal
+//!       ── page cache ── messages
 //! ```
 //!
 //! Early in a boot the journal is in /run; later its messages are copied to /var, if there is one. Messages

@@ -77,6 +77,7 @@ impl ProcessSpaces {
         let space = self.known.entry(owner.instance).or_default();
         let age = now.saturating_sub(space.read_ns);
         let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;
+        // Another root means an exec: nothing of the earlier program is left.
         if space.root != root || stale {
             match source.kernel.mappings(&source.memory, owner.task.task) {
                 Ok(mappings) => {
@@ -128,6 +129,8 @@ impl ProcessSpace {
                 }
                 continue;
             }
+            // Shared memory is a file without a directory: code there is made by the process, unless it is a
+            // library.
             let file = match &mapping.kind {
                 MappingKind::File(file) if is_memory(file, || head(source, file)) => None,
                 MappingKind::File(file) => Some(files.entry(file, &mut batch.files)),

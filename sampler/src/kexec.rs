@@ -135,7 +135,8 @@ impl KexecDetector {
     /// Returns the trust in `record` of `vcpu`; `reader` reads the current tasks.
     pub(crate) fn judge(
         &mut self,
-        (vcpu, record): (usize, &SampleRecord),
+        vcpu: usize,
+        record: &SampleRecord,
         memory: &impl PhysicalMemory,
         reader: Option<&CurrentReader>,
     ) -> SampleTrust {
@@ -187,7 +188,7 @@ mod tests {
         guest: Guest,
         memory: FlatMemory<Vec<u8>>,
         check: KernelCheck,
-        presence: KexecDetector,
+        detector: KexecDetector,
     }
 
     impl WatchedGuest {
@@ -196,9 +197,9 @@ mod tests {
             let memory = guest.memory.clone();
             let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
             let identity = Arc::new(OnceLock::from(kernel.place().expect("a banner")));
-            let mut presence = KexecDetector::default();
-            presence.found(Arc::new(kernel), SECOND);
-            Self { guest, memory, check: KernelCheck::new(identity), presence }
+            let mut detector = KexecDetector::default();
+            detector.found(Arc::new(kernel), SECOND);
+            Self { guest, memory, check: KernelCheck::new(identity), detector }
         }
 
         /// Takes a tick in the kernel at this time, under these page tables, each second at another
@@ -219,7 +220,7 @@ mod tests {
         }
 
         fn judge(&mut self, vcpu: usize, record: &SampleRecord) -> SampleTrust {
-            self.presence.judge((vcpu, record), &self.memory, None)
+            self.detector.judge(vcpu, record, &self.memory, None)
         }
     }
 
@@ -299,7 +300,7 @@ mod tests {
         let mut watched = WatchedGuest::new();
         let cr3 = watched.guest.cr3;
         let records: Vec<_> = (1..4).map(|n| watched.tick(n * SECOND, cr3)).collect();
-        let KexecDetector::Running(there) = &watched.presence else { panic!("found") };
+        let KexecDetector::Running(there) = &watched.detector else { panic!("found") };
         let kernel = &there.kernel;
         let banner = kernel.address_of("linux_banner").expect("a banner");
         let at = kernel.address_space().translate(&watched.memory, banner).expect("mapped").phys;

@@ -112,17 +112,18 @@ impl Session {
         }
         // Each vCPU has its own ring and statistics, so that its thread never waits for another.
         let shared = Arc::new(SharedState::new(zero_ns, config.rate_hz, stats));
-        let mut collector = Collector::new(
-            Arc::clone(&shared),
-            (rings, Arc::clone(&cells.readers)),
-            sink,
-            first_meta(&config),
-        );
+        let mut collector =
+            Collector::new(Arc::clone(&shared), rings, Arc::clone(&cells.readers), sink, first_meta(&config));
         // Exact mode, scans and the precision target are parts of the collector that exist only on request.
         if let Some(wanted) = config.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
-            let clock = (config.clock, config.rate_hz);
-            collector.set_precision_target(PrecisionTarget::new(wanted, clock, config.vcpus, one_clock));
+            collector.set_precision_target(PrecisionTarget::new(
+                wanted,
+                config.clock,
+                config.rate_hz,
+                config.vcpus,
+                one_clock,
+            ));
         }
         if config.exact {
             let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &cells.readers);
@@ -206,11 +207,11 @@ impl Session {
         let wanted = Arc::new(FinderRequests::default());
         let (sender, events) = mpsc::channel();
         let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
-        let guest = LinuxGuest::new(memory.clone(), self.cells.clone(), (vcpus, user_bytes));
+        let guest = LinuxGuest::new(memory.clone(), self.cells.clone(), vcpus, user_bytes);
         let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
         collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
-        collector.set_guest(memory, (Arc::clone(&self.files), self.initrd.clone()), self.stack_depth);
+        collector.set_guest(memory, Arc::clone(&self.files), self.initrd.clone(), self.stack_depth);
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;

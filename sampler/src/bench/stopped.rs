@@ -81,8 +81,8 @@ struct FoundGuest {
 impl FoundGuest {
     fn find(stopped: &StoppedGuest) -> Result<Self, BenchError> {
         let cells = GuestCells::default();
-        let wanted = (1, Some(StackReader::USER_BYTES));
-        let mut guest = LinuxGuest::new(stopped.memory.clone().into(), cells.clone(), wanted);
+        let mut guest =
+            LinuxGuest::new(stopped.memory.clone().into(), cells.clone(), 1, Some(StackReader::USER_BYTES));
         let record = crate::record::take(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()?.into_iter().next() {

@@ -29,7 +29,7 @@ impl Collector {
     pub(super) fn trusts(&mut self, vcpu: usize, record: &SampleRecord) -> bool {
         let Some(memory) = &self.memory else { return true };
         let reader = self.readers.get().map(|readers| &readers.current);
-        match self.presence.judge((vcpu, record), memory, reader) {
+        match self.kexec.judge(vcpu, record, memory, reader) {
             SampleTrust::Known => true,
             SampleTrust::Doubtful => false,
             SampleTrust::Gone => {
@@ -95,7 +95,7 @@ impl Collector {
                     self.resolver.accounting.set_kernel(Arc::clone(kernel), memory.clone());
                 }
                 if let Some(kernel) = &found.code.kernel {
-                    self.presence.found(Arc::clone(kernel), monotonic_ns());
+                    self.kexec.found(Arc::clone(kernel), monotonic_ns());
                 }
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());
@@ -146,7 +146,7 @@ impl Collector {
     /// Returns a walker for the kernel that was found; also starts a namer of its frames if stacks are
     /// wanted.
     fn walker(&mut self, code: &KernelCode) -> Option<StackWalker> {
-        let guest = self.guest.take()?;
+        let guest = self.stack_inputs.take()?;
         let kernel = code.kernel.clone()?;
         let source = |patience| {
             GuestSource::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())

@@ -1,5 +1,6 @@
 //! The collector: drains the rings, resolves samples, and hands batches to the sink.
 
+mod counters;
 mod ending;
 pub(crate) mod finder;
 mod finder_events;
@@ -18,9 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{
-    Counters, GuestMemoryMmap, Injected, Injections, Machine, Observer, Region, Tripwires, monotonic_ns,
-};
+use vmm::{Counters, GuestMemoryMmap, Machine, Observer, Tripwires, monotonic_ns};
 
 use crate::conditions::SamplingGate;
 use crate::exact::merger::EventMerger;
@@ -28,17 +27,16 @@ use crate::initrd::Initrd;
 use crate::kexec::KexecDetector;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
-use crate::microstate::meter::VcpuMeter;
 use crate::record::{GuestReaders, SampleMessage};
 use crate::resolve::resolver::SampleResolver;
 use crate::shared::{SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
 use crate::vcpu::RingEnds;
+use counters::VcpuCounters;
 use finder::{FinderEvent, FinderRequests};
 use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
-use profile::estimate::guest_error_key;
-use profile::rows::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
+use profile::rows::{Batch, EventRow, HARDIRQ_BITS, Sink};
 use stall::{STALL, StallReports};
 use standstill::{STANDSTILL, StandstillDetector};
 use steps::{RoundStep, StepTimes};
@@ -54,8 +52,6 @@ const FLUSH_SAMPLES: usize = 8_192;
 /// Window of the live line.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Time between rows of exits and KVM's counters.
-const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
 /// Excess of a pause between two rounds that means that the process was stopped (SIGSTOP), unless the thread
 /// waited for a CPU.
 const STOPPED: Duration = Duration::from_millis(500);
@@ -97,23 +93,17 @@ pub(crate) struct Collector {
     rings: Vec<RingEnds>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
-    presence: KexecDetector,
+    kexec: KexecDetector,
     readers: Arc<OnceLock<GuestReaders>>,
     memory: Option<GuestMemory>,
-    guest: Option<StackInputs>,
+    stack_inputs: Option<StackInputs>,
     namer: Option<NamerHandle>,
     /// Samples whose stacks were not copied: all buffers were in use.
     stacks_missed: u64,
-    meters: Vec<VcpuMeter>,
-    regions: Vec<Region>,
-    injections: Injections,
-    exit_rows: u32,
-    counted: Instant,
+    counters: VcpuCounters,
     resolver: SampleResolver,
     /// The gate that keeps or drops samples.
     gate: SamplingGate,
-    /// Dropped samples of each vCPU.
-    passed_over: Vec<u64>,
     stalls: StallReports,
     standstill: StandstillDetector,
     steps: StepTimes,
@@ -141,34 +131,28 @@ impl fmt::Debug for Collector {
 impl Collector {
     pub(crate) fn new(
         shared: Arc<SharedState>,
-        (rings, readers): (Vec<RingEnds>, Arc<OnceLock<GuestReaders>>),
+        rings: Vec<RingEnds>,
+        readers: Arc<OnceLock<GuestReaders>>,
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
         let resolver = SampleResolver::new(shared.zero_ns);
         let now = Instant::now();
-        let meters =
-            (0..).zip(shared.stats()).map(|(id, stats)| VcpuMeter::new(id, Arc::clone(stats))).collect();
-        let passed_over = vec![0; rings.len()];
+        let counters = VcpuCounters::new(shared.stats());
         Self {
             shared,
             rings,
             sink,
             finder: None,
-            presence: KexecDetector::default(),
+            kexec: KexecDetector::default(),
             readers,
             memory: None,
-            guest: None,
+            stack_inputs: None,
             namer: None,
             stacks_missed: 0,
-            meters,
-            regions: Vec::new(),
-            injections: Injections::default(),
-            exit_rows: 0,
-            counted: now,
+            counters,
             resolver,
             gate: SamplingGate::default(),
-            passed_over,
             stalls: StallReports::default(),
             standstill: StandstillDetector::default(),
             steps: StepTimes::default(),
@@ -200,16 +184,12 @@ impl Collector {
 
     /// Sets the machine whose vCPUs these are.
     pub(crate) fn bind_counters<O: Observer>(&mut self, machine: &mut Machine<O>) {
-        self.regions = machine.regions().to_vec();
-        self.injections = machine.injections();
-        self.set_counters(machine.take_counters());
+        self.counters.bind(machine);
     }
 
     /// Sets KVM's counters of the vCPUs.
     pub(crate) fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
-        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
-            meter.set_kvm_counters(kvm);
-        }
+        self.counters.set_kvm_counters(counters);
     }
 
     /// Sets the precision target.
@@ -238,11 +218,12 @@ impl Collector {
     pub(crate) fn set_guest(
         &mut self,
         memory: GuestMemory,
-        (files, initrd): (OpenFiles, Option<Initrd>),
+        files: OpenFiles,
+        initrd: Option<Initrd>,
         depth: usize,
     ) {
         self.memory = Some(memory.clone());
-        self.guest = Some(StackInputs { memory, files, initrd, depth });
+        self.stack_inputs = Some(StackInputs { memory, files, initrd, depth });
     }
 
     /// Runs on the collector's thread until the session ends.
@@ -273,34 +254,17 @@ impl Collector {
         if stopped >= STOPPED {
             self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
             let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
-            self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
+            self.counters.stopped(ns);
         }
     }
 
     /// Reads the clocks of all vCPUs into the batch.
     fn read_meters(&mut self, ended: bool) {
-        self.batch.vcpus.clear();
-        for meter in &mut self.meters {
-            let (mut row, window) = meter.read(self.shared.zero_ns);
-            let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
-            row.samples = row.samples.saturating_sub(passed_over);
-            if let Some(error) = meter.guest_error() {
-                self.batch.meta.push((guest_error_key(row.id), error.to_string()));
-            }
-            self.batch.vcpus.push(row);
-            self.batch.microstates.extend(window);
-        }
+        self.counters.read_clocks(self.shared.zero_ns, &mut self.batch);
         if let Some(precision) = &mut self.precision {
-            precision.clocks(&self.batch, ended);
+            precision.add_clocks(&self.batch, ended);
         }
-        if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
-            self.counted = Instant::now();
-            for meter in &mut self.meters {
-                self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
-                self.batch.kvm_counters.append(&mut meter.counters());
-            }
-            let row = |Injected { device, vector, count }| InjectedRow { device, vector, count };
-            self.batch.injected = self.injections.read().into_iter().map(row).collect();
+        if self.counters.read_counts(ended, &mut self.batch) {
             let bits = self.readers.get().and_then(|readers| readers.current.hardirq_bits());
             self.batch.meta.extend(bits.map(|bits| (HARDIRQ_BITS.to_owned(), bits.to_string())));
             self.gate.counted(&self.batch);
@@ -310,11 +274,9 @@ impl Collector {
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
         self.take_waits(None);
-        for meter in &mut self.meters {
-            let pace = meter.changed_rate(self.shared.zero_ns);
-            // While samples are dropped, the profile shows a rate of 0.
-            self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
-        }
+        // While samples are dropped, the profile shows a rate of 0.
+        let changed = self.counters.changed_rates(self.shared.zero_ns);
+        self.batch.rates.extend(changed.filter(|_| !self.gate.is_closed()));
         // Finder events first: they describe a time before the samples that are drained now.
         let began = Instant::now();
         self.take_finder_events();
@@ -425,7 +387,7 @@ impl Collector {
         if let Some(task_states) = &self.task_states {
             task_states.flush(&mut self.batch);
             let found =
-                self.standstill.check(self.meters.len(), &self.batch.microstates, task_states.ready());
+                self.standstill.check(self.counters.vcpus(), &self.batch.microstates, task_states.ready());
             if let Some((who, took_ns)) = found {
                 let name = self.resolver.thread_name(who);
                 self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));

@@ -49,7 +49,7 @@ struct VcpuTicks {
 
 impl PrecisionTarget {
     /// Creates a target: half an interval of at most `wanted` (0.01 for one per cent of the whole).
-    pub(crate) fn new(wanted: f64, (clock, rate_hz): (ClockKind, f64), vcpus: u8, one_clock: bool) -> Self {
+    pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, vcpus: u8, one_clock: bool) -> Self {
         let ticks = || {
             let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
             if one_clock {
@@ -84,7 +84,7 @@ impl PrecisionTarget {
 
     /// Adds the state clocks' report on the time since the last call, and counts the ticks in it; at the end
     /// all.
-    pub(crate) fn clocks(&mut self, batch: &Batch, ended: bool) {
+    pub(crate) fn add_clocks(&mut self, batch: &Batch, ended: bool) {
         for row in &batch.rates {
             self.paces.push(row);
             self.ticks.change_mean(row.vcpu, [(row.time_ns, mean_ns(row.rate_hz))]);
@@ -159,7 +159,7 @@ mod tests {
     /// Returns the target after a thousand ticks a second on one vCPU: every fourth hits instance 2, the
     /// others instance 1.
     fn target(samples: u64, vcpu_state: VcpuState) -> PrecisionTarget {
-        let mut target = PrecisionTarget::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
         for n in 0..samples {
             let instance = Some(if n % 4 == 0 { 2 } else { 1 });
             let comm = if n % 4 == 0 { b"calm" } else { b"busy" };
@@ -179,7 +179,7 @@ mod tests {
             target.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
             target.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
         }
-        target.clocks(&intervals([(samples * 1_000_000, samples * 1_000_000)]), false);
+        target.add_clocks(&intervals([(samples * 1_000_000, samples * 1_000_000)]), false);
         target
     }
 
@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_phase_that_lost_ticks_counts_for_its_time() {
         const SECOND: u64 = 1_000_000_000;
-        let mut target = PrecisionTarget::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
         // Two seconds of instance 1 with all ticks, then two of instance 2 with a quarter of them.
         for n in 0..4_000_u64 {
             let instance = Some(if n < 2_000 { 1 } else { 2 });
@@ -229,7 +229,7 @@ mod tests {
             // The clocks report later than the samples.
             if n % 500 == 499 {
                 let end = (n + 1) / 500 * SECOND / 2;
-                target.clocks(&intervals([(end, SECOND / 2)]), n == 3_999);
+                target.add_clocks(&intervals([(end, SECOND / 2)]), n == 3_999);
             }
         }
         let share = target.largest_share().expect("samples").share;
@@ -239,7 +239,7 @@ mod tests {
     /// Two vCPUs, each busy with its own process for half of the time that it is in the guest.
     #[test]
     fn what_a_vcpu_is_busy_for_is_an_estimate() {
-        let mut target = PrecisionTarget::new(0.01, (ClockKind::Exponential, 1_000.0), 2, false);
+        let mut target = PrecisionTarget::new(0.01, ClockKind::Exponential, 1_000.0, 2, false);
         for n in 0..10_000_u64 {
             for vcpu in 0..2_u8 {
                 // Out of step, as random ticks are.
@@ -260,7 +260,7 @@ mod tests {
         }
         let states = Microstates { guest: 10_000_000_000, ..Microstates::default() };
         let row = |vcpu| MicrostateRow { vcpu, time_ns: 10_000_000_000, states };
-        target.clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
+        target.add_clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
         let found = target.largest_share().expect("samples");
         // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) /
         // 0.5^2 / 2.
@@ -274,7 +274,7 @@ mod tests {
         let mut target = target(1_000, VcpuState::Vmm);
         let rates = [(0.0, SECOND), (1_000.0, 9 * SECOND)];
         let rates = rates.map(|(rate_hz, time_ns)| RateRow { vcpu: 0, time_ns, rate_hz });
-        target.clocks(&Batch { rates: rates.into(), ..intervals([(9 * SECOND, 8 * SECOND)]) }, false);
+        target.add_clocks(&Batch { rates: rates.into(), ..intervals([(9 * SECOND, 8 * SECOND)]) }, false);
         let before = target.largest_share().expect("samples").share;
         assert!((before.share - 0.75).abs() < 0.01, "{before:?}");
     }

@@ -71,21 +71,19 @@ impl Collector {
     /// Drops a sample.
     pub(super) fn pass_over(&mut self, vcpu: usize, record: &SampleRecord) {
         self.resolver.pass_over(record);
-        if let Some(count) = self.passed_over.get_mut(vcpu) {
-            *count += 1;
-        }
+        self.counters.pass_over(vcpu);
         self.shared.passed_over.fetch_add(1, Ordering::Relaxed);
     }
 
     fn open_at(&mut self, time_ns: u64) {
-        self.batch.rates.extend(self.meters.iter().map(|meter| meter.rate_row(time_ns)));
+        self.batch.rates.extend(self.counters.rate_rows(time_ns));
         let mut status = self.shared.status();
         status.sampling = true;
         self.shared.set_rate(status.wanted_hz);
     }
 
     fn close_at(&mut self, time_ns: u64) {
-        let rows = self.meters.iter().map(|meter| meter.rate_row(time_ns));
+        let rows = self.counters.rate_rows(time_ns);
         self.batch.rates.extend(rows.map(|row| profile::rows::RateRow { rate_hz: 0.0, ..row }));
         self.shared.status().sampling = false;
     }

@@ -109,7 +109,7 @@ impl EventMerger {
     ) -> (Self, Vec<EventRecorder>) {
         let events = Arc::default();
         let (recorders, ends) = (0..vcpus)
-            .map(|vcpu| EventRecorder::new((vcpu, vcpus), Arc::clone(readers), Arc::clone(&events)))
+            .map(|vcpu| EventRecorder::new(vcpu, vcpus, Arc::clone(readers), Arc::clone(&events)))
             .unzip();
         let merger = Self {
             readers: Arc::clone(readers),
@@ -361,7 +361,7 @@ impl EventMerger {
                     }
                     accounts.release(time_ns, id.address);
                     if let Some(accounting) = &record.accounting {
-                        resolver.ended((id.who.instance, &task.task), time_ns, accounting, batch);
+                        resolver.ended(id.who.instance, &task.task, time_ns, accounting, batch);
                     }
                 }
             }

@@ -61,7 +61,7 @@ pub(crate) struct EventRecord {
 }
 
 impl EventRecord {
-    fn new((time_ns, served_ns): (u64, u64), event: Event) -> Self {
+    fn new(time_ns: u64, served_ns: u64, event: Event) -> Self {
         Self {
             time_ns,
             served_ns,
@@ -156,7 +156,8 @@ pub(crate) struct EventRecorder {
 impl EventRecorder {
     /// Creates the recorder of vCPU `vcpu` of `vcpus`, and the collector's ends.
     pub(crate) fn new(
-        (vcpu, vcpus): (u8, u8),
+        vcpu: u8,
+        vcpus: u8,
         readers: Arc<OnceLock<GuestReaders>>,
         events: Arc<OnceLock<EventReaders>>,
     ) -> (Self, EventRingEnds) {
@@ -226,7 +227,7 @@ impl EventRecorder {
         add(&self.counters.trips, 1);
         // Set before any probe was.
         let Some(EventReaders { sites, states, accounting }) = self.events.get() else { return false };
-        let mut record = EventRecord::new((now_ns, self.served_ns), event);
+        let mut record = EventRecord::new(now_ns, self.served_ns, event);
         // The way back into the guest, and the way out for the next event, belong to the next record.
         if let Some(switching) = self.switching.get_mut(usize::from(event.number())) {
             switching.trips = switching.trips.saturating_add(1);

@@ -111,13 +111,13 @@ impl OwnThread {
         let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
         let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
         let faulted = before.faults != counts.faults;
-        fell_off_cpu((arrived_ns, due_ns), waited_ns, faulted).then(|| Held::since(arrived_ns))
+        fell_off_cpu(arrived_ns, due_ns, waited_ns, faulted).then(|| Held::since(arrived_ns))
     }
 }
 
 /// Returns true if a thread that has arrived on a CPU after `due_ns` had none then: it waited, or it
 /// `faulted`.
-fn fell_off_cpu((arrived_ns, due_ns): (u64, u64), waited_ns: u64, faulted: bool) -> bool {
+fn fell_off_cpu(arrived_ns: u64, due_ns: u64, waited_ns: u64, faulted: bool) -> bool {
     fell_into_wait(arrived_ns, due_ns, waited_ns) || faulted && arrived_ns > due_ns
 }
 
@@ -223,9 +223,9 @@ mod tests {
 
     #[test]
     fn a_gap_after_a_page_was_read_is_no_time_on_a_cpu() {
-        assert!(fell_off_cpu((150, 100), 0, true));
-        assert!(!fell_off_cpu((150, 100), 0, false));
-        assert!(!fell_off_cpu((90, 100), 0, true), "read before the tick was due");
+        assert!(fell_off_cpu(150, 100, 0, true));
+        assert!(!fell_off_cpu(150, 100, 0, false));
+        assert!(!fell_off_cpu(90, 100, 0, true), "read before the tick was due");
     }
 
     #[test]

@@ -127,7 +127,8 @@ impl InterruptNames {
     /// its handler. `None` while its name is not known, unless this is the `last` chance.
     pub(crate) fn source(
         &mut self,
-        (vcpu, source): (usize, InterruptSource),
+        vcpu: usize,
+        source: InterruptSource,
         symbol: Option<&str>,
         last: bool,
         rows: &mut Vec<InterruptRow>,
@@ -276,7 +277,7 @@ mod tests {
     fn what_raises_an_interrupt_names_it() {
         let (mut names, mut rows) = (names(), Vec::new());
         let mut name = |vcpu, source, symbol, last| {
-            let id = names.source((vcpu, source), symbol, last, &mut rows)?;
+            let id = names.source(vcpu, source, symbol, last, &mut rows)?;
             rows.iter().find(|row| row.id == id).map(|row| row.name.clone())
         };
         let (entry, vector) = (InterruptSource::Entry(5), InterruptSource::Vector(35));

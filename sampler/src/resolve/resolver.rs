@@ -124,7 +124,7 @@ impl SampleResolver {
         // The stack may correct the mode: the preempt count does not show an interrupt's entry and exit.
         let owner = instance.zip(task).map(|(instance, task)| StackOwner { instance, task });
         let placed = match stack {
-            Some(stack) => self.place(stack, owner, (mode, record), batch),
+            Some(stack) => self.place(stack, owner, mode, record, batch),
             None => None,
         };
         let placed = placed.unwrap_or_else(|| ResolvedStack {
@@ -214,7 +214,8 @@ impl SampleResolver {
     /// Adds the final accounting of a process that has ended.
     pub(crate) fn ended(
         &mut self,
-        (instance, leader): (u32, &TaskSnapshot),
+        instance: u32,
+        leader: &TaskSnapshot,
         read_ns: u64,
         books: &ExitAccounting,
         batch: &mut Batch,
@@ -289,7 +290,8 @@ impl SampleResolver {
         &mut self,
         stack: &StackCopy,
         owner: Option<StackOwner>,
-        (mode, record): (Mode, &SampleRecord),
+        mode: Mode,
+        record: &SampleRecord,
         batch: &mut Batch,
     ) -> Option<ResolvedStack> {
         let walker = self.walker.as_mut()?;
@@ -441,7 +443,7 @@ impl SampleResolver {
             }
             _ => None,
         };
-        self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
+        self.interrupts.source(vcpu, source, name.as_deref(), last, &mut batch.interrupts)
     }
 
     /// Sets the handlers of interrupts.

@@ -61,7 +61,7 @@ impl TaskStateCollector {
     pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
         let stop = Arc::new(AtomicBool::new(false));
         let (sender, receiver) = sync_channel(WAITING);
-        let scanner = TaskScanner::new(self.plan.clone(), (kernel, memory), Arc::clone(&stop), sender);
+        let scanner = TaskScanner::new(self.plan.clone(), kernel, memory, Arc::clone(&stop), sender);
         match thread::Builder::new().name("task-scanner".to_owned()).spawn(move || scanner.run()) {
             Ok(thread) => self.thread = Some((thread, stop, receiver)),
             Err(error) => self.missing(&format!("cannot start its thread: {error}"), batch),

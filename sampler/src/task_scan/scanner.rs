@@ -69,7 +69,8 @@ pub(super) struct TaskScanner<M> {
 impl<M: PhysicalMemory> TaskScanner<M> {
     pub(super) fn new(
         plan: ScanConfig,
-        (kernel, memory): (Arc<Kernel>, M),
+        kernel: Arc<Kernel>,
+        memory: M,
         stop: Arc<AtomicBool>,
         sender: SyncSender<ScanEvent>,
     ) -> Self {

@@ -34,11 +34,7 @@ pub(crate) struct LinuxGuest {
 }
 
 impl LinuxGuest {
-    pub(crate) fn new(
-        memory: GuestMemory,
-        cells: GuestCells,
-        (vcpus, user_bytes): (u8, Option<usize>),
-    ) -> Self {
+    pub(crate) fn new(memory: GuestMemory, cells: GuestCells, vcpus: u8, user_bytes: Option<usize>) -> Self {
         Self {
             memory,
             kernel: None,

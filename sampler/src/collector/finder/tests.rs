@@ -195,8 +195,7 @@ fn generated_code_is_named_from_when_it_is_there() {
     let size = guest.memory.0.len();
     let memory = vmm::GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
-    let mut linux =
-        LinuxGuest::new(memory.clone().into(), crate::record::GuestCells::default(), (2, Some(0)));
+    let mut linux = LinuxGuest::new(memory.clone().into(), crate::record::GuestCells::default(), 2, Some(0));
     let found = linux.find(guest.cr3, guest.five_level).expect("a kernel");
     assert_eq!(found.code.names.name(program), None, "lists are read with the modules");
     let code = linux.code().expect("modules").expect("others than before");

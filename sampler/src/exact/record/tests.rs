@@ -14,7 +14,7 @@ fn recorder() -> (Guest, EventRecorder, EventRingEnds) {
     let states = kernel.task_states(&guest.memory).expect("states");
     let accounting = Some(kernel.last_books(&guest.memory).expect("books"));
     events.set(EventReaders { sites, states, accounting }).expect("once");
-    let (recorder, ends) = EventRecorder::new((1, 2), readers, events);
+    let (recorder, ends) = EventRecorder::new(1, 2, readers, events);
     (guest, recorder, ends)
 }
 

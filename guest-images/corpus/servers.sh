@@ -16,7 +16,7 @@ spent() {
 # Of all processes below the unit's control group, and of the unit.
 books() {
     local pid ns
-    for pid in $(cat $(find "/sys/fs/cgroup/system.slice/$2" "/sys/fs/cgroup/system.slice/$1" -name cgroup.procs 2>/dev/null)); do
+    for pid in $(cat $(find "/sys/fs/cgroup/system.slice/$2" "/sys/fs/cgroup/system.slice/$1" -name cgroup.procs 2>/dev/null) | sort -nu); do
         ns=$(spent "$pid")
         printf 'process %s %d %d.%09d\n' "$(tr ' ' _ <"/proc/$pid/comm")" "$pid" $((ns / 1000000000)) $((ns % 1000000000))
     done

@@ -12,11 +12,17 @@ echo "UUID=$ROOT_UUID / ext4 errors=remount-ro 0 1" >"$root/etc/fstab"
 chroot "$root" passwd --quiet --delete root
 
 # A test starts the server that it wants: all of them at once would take an emulated guest minutes.
-for unit in nginx redis-server postgresql podman podman-restart apt-daily.timer apt-daily-upgrade.timer \
-    dpkg-db-backup.timer e2scrub_all.timer e2scrub_reap fstrim.timer phpsessionclean.timer man-db.timer \
-    systemd-timesyncd podman-auto-update.timer; do
-    if chroot "$root" systemctl list-unit-files --quiet "$unit" >/dev/null 2>&1; then
+for unit in nginx.service redis-server.service postgresql.service podman.service podman.socket podman-restart.service \
+    podman-auto-update.timer apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer \
+    e2scrub_reap.service fstrim.timer phpsessionclean.timer man-db.timer systemd-timesyncd.service; do
+    if [ -e "$root/usr/lib/systemd/system/$unit" ]; then
         chroot "$root" systemctl --quiet disable "$unit"
+    fi
+done
+for unit in nginx redis-server postgresql; do
+    if [ -e "$root/etc/systemd/system/multi-user.target.wants/$unit.service" ]; then
+        echo "$unit still starts by itself" >&2
+        exit 1
     fi
 done
 

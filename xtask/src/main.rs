@@ -12,6 +12,7 @@ mod install;
 mod lint;
 mod progress;
 mod test;
+mod tree;
 
 use std::process::ExitCode;
 
@@ -46,6 +47,8 @@ enum Command {
     /// Make an image
     #[command(subcommand)]
     Image(image::Image),
+    /// Draw the crates and their imports into docs/contributing.md
+    Tree(tree::Options),
     /// Install the Debian packages that the other commands need
     Deps,
 }
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Install(options) => install::run(&options),
         Command::Lint(options) => lint::run(&options),
         Command::Image(image) => image::run(&image),
+        Command::Tree(options) => tree::run(&options),
         Command::Deps => deps::run(),
     };
     match result {

@@ -12,7 +12,7 @@ use super::row::{Row, RowContext};
 use super::work::Work;
 use super::{Broken, expression};
 use crate::bytes::{index, u32_at};
-use crate::go::GoTable;
+use crate::go::{GoFrame, GoTable};
 
 /// Bytes of one section; the `.eh_frame` of Debian 12's python3.11 has 410,000.
 pub(super) const MAX_SECTION: usize = 64 << 20;
@@ -51,7 +51,7 @@ pub struct CfiSections {
     pub text: Option<u64>,
     /// Virtual address of `.got` inside the file: base of data-relative pointers.
     pub got: Option<u64>,
-    /// Go's own table: it unwinds what the others do not cover.
+    /// Go's own table: it unwinds what the others do not cover, and has the functions at which a stack ends.
     pub go: Option<GoTable>,
 }
 
@@ -148,8 +148,14 @@ impl CfiTable {
 
     /// The rules at `address`. An error is one of this walk alone; what is wrong with the table becomes a row.
     pub(super) fn row(&self, address: u64, context: &mut RowContext, work: &mut Work) -> Result<Row, Broken> {
+        let go = self.go.as_ref().and_then(|go| go.frame(address));
+        // Only Go's own table marks the functions that change stacks: the `.debug_frame` of the Go linker has rules for
+        // them that lead to any word of the new stack (`runtime.systemstack`, Go 1.19 and 1.24).
+        if go == Some(GoFrame::Outermost) {
+            return Ok(Row::Outermost);
+        }
         let Some((section, fde)) = self.entry(address) else {
-            return Ok(self.go.as_ref().and_then(|go| go.frame(address)).map_or(Row::NoCfi, Row::of_go));
+            return Ok(go.map_or(Row::NoCfi, Row::of_go));
         };
         work.take(fde.entry_len().saturating_add(fde.cie().entry_len()))?;
         let bytes = self.bytes(section).unwrap_or_default();

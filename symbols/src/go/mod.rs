@@ -130,7 +130,7 @@ impl GoTable {
     }
 
     /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to fill it in.
-    fn parse(bytes: Arc<[u8]>, relocated: impl FnOnce() -> Option<u64>) -> Option<Self> {
+    pub(crate) fn parse(bytes: Arc<[u8]>, relocated: impl FnOnce() -> Option<u64>) -> Option<Self> {
         let layout = Layout::of(u32_at(&bytes, 0)?)?;
         // Padding, then the smallest instruction and the size of an address: x86-64's.
         if bytes.get(4..8)? != [0, 0, 1, 8] {

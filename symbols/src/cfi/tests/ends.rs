@@ -1,8 +1,9 @@
 //! Why walks end.
 
-use super::builder::{Builder, cfa_offset, saved};
+use super::builder::{Builder, cfa_offset, debug_frame, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk, walk_with};
-use crate::cfi::{Broken, ImageCode, UserEnd};
+use crate::cfi::{Broken, CfiSections, CfiTable, ImageCode, UserEnd};
+use crate::go::{GoTable, made_up};
 
 const CODE: u64 = BIAS + 0x1010;
 
@@ -108,5 +109,23 @@ fn reasons_are_short_phrases_and_survive_a_file() {
         let text = end.to_string();
         assert!(!text.is_empty() && text.len() < 40, "{text}");
         assert_eq!(serde_json::from_str::<UserEnd>(&serde_json::to_string(&end).unwrap()).unwrap(), end);
+    }
+}
+
+#[test]
+fn a_go_function_that_changes_stacks_ends_a_walk_whatever_debug_frame_says() {
+    const TEXT: u64 = 0x1000;
+    const SECOND: u64 = TEXT + made_up::SECOND - made_up::TEXT;
+    // The Go 1.16 layout has no flags.
+    for magic in &made_up::MAGICS[1..] {
+        let go = GoTable::parse(made_up::table(*magic, TEXT).into(), || None);
+        let sections = CfiSections { debug_frame: Some(debug_frame(TEXT, 16)), go, ..Default::default() };
+        let table = CfiTable::parse(sections).unwrap();
+        let process = Process { file: ImageCode::Cfi(&table), code: Vec::new() };
+        // From the first function, by `.debug_frame`, into the second one, and no further.
+        let words = Words::new([(RSP + 8, BIAS + SECOND + 8), (RSP + 24, 0x1234)]);
+        let (frames, end) = walk_with(&process, &registers(BIAS + TEXT + 4, RSP, 0), &words);
+        assert_eq!(addresses(&frames), [BIAS + TEXT + 4, BIAS + SECOND + 8]);
+        assert_eq!(end, UserEnd::Complete);
     }
 }

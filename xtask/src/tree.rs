@@ -1,0 +1,148 @@
+//! `cargo xtask tree`: draws the crates by what they import, into docs/contributing.md.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde_json::Value;
+
+/// Lines of the document between which the drawing is.
+const MARKS: [&str; 2] = ["<!-- crates: cargo xtask tree -->", "<!-- end of crates -->"];
+
+/// Options of the command.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Write nothing; fail if the document shows another tree
+    #[arg(long)]
+    check: bool,
+}
+
+/// Draws the tree, or checks that the document has it.
+pub fn run(options: &Options) -> Result<ExitCode> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing.md");
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let drawn = with_drawing(&text, &draw(&crates()?)?)?;
+    if drawn == text {
+        return Ok(ExitCode::SUCCESS);
+    }
+    ensure!(!options.check, "docs/contributing.md shows another tree of crates: run `cargo xtask tree`");
+    fs::write(&path, drawn).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Members of the workspace, each with the members that its production code imports.
+type Imports = BTreeMap<String, BTreeSet<String>>;
+
+/// Reads the members of the workspace from cargo: dependencies of tests and build scripts do not count.
+fn crates() -> Result<Imports> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+        .output()
+        .context("cannot start cargo metadata")?;
+    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata prints JSON")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata lists packages")?;
+    let name = |package: &Value| package["name"].as_str().map(str::to_owned).context("a package has a name");
+    let names: BTreeSet<String> = packages.iter().map(name).collect::<Result<_>>()?;
+    let mut members = BTreeMap::new();
+    for package in packages {
+        let imports = package["dependencies"].as_array().into_iter().flatten();
+        let imports = imports.filter(|dependency| dependency["kind"].is_null());
+        let imports = imports.filter_map(|dependency| dependency["name"].as_str().map(str::to_owned));
+        let imports = imports.filter(|import| names.contains(import)).collect();
+        members.insert(name(package)?, imports);
+    }
+    Ok(members)
+}
+
+/// Draws floors, the highest first: a crate is above all that it imports.
+fn draw(members: &Imports) -> Result<String> {
+    let mut floors: BTreeMap<&str, usize> = BTreeMap::new();
+    while floors.len() < members.len() {
+        let before = floors.len();
+        for (name, imports) in members {
+            let below: Option<Vec<usize>> =
+                imports.iter().map(|import| floors.get(import.as_str()).copied()).collect();
+            if let Some(below) = below.filter(|_| !floors.contains_key(name.as_str())) {
+                floors.insert(name, below.into_iter().max().map_or(0, |floor| floor + 1));
+            }
+        }
+        if floors.len() == before {
+            bail!("crates import each other in a circle");
+        }
+    }
+    let highest = floors.values().max().copied().unwrap_or(0);
+    let mut text = String::from("```text\n");
+    for floor in (0..=highest).rev() {
+        for (name, all) in members.iter().filter(|(name, _)| floors[name.as_str()] == floor) {
+            // An import that another import has, too, is not drawn.
+            let imports =
+                all.iter().filter(|import| !all.iter().any(|other| reaches(members, other, import)));
+            let imports = imports.map(String::as_str).collect::<Vec<_>>().join(", ");
+            let line = format!("{floor} {name:<13} {}{imports}", if imports.is_empty() { "" } else { "-> " });
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+    }
+    text.push_str("```\n");
+    Ok(text)
+}
+
+/// Whether `from`, which is not `to`, imports `to`, directly or through others. There is no circle.
+fn reaches(members: &Imports, from: &str, to: &str) -> bool {
+    from != to
+        && members.get(from).is_some_and(|imports| {
+            imports.contains(to) || imports.iter().any(|next| reaches(members, next, to))
+        })
+}
+
+/// Puts the drawing between its marks.
+fn with_drawing(text: &str, drawing: &str) -> Result<String> {
+    let [begin, end] = MARKS.map(|mark| text.find(mark));
+    let (Some(begin), Some(end)) = (begin, end) else { bail!("docs/contributing.md has no {}", MARKS[0]) };
+    ensure!(begin < end, "docs/contributing.md has its marks in the wrong order");
+    Ok(format!("{}\n\n{drawing}\n{}", &text[..begin + MARKS[0].len()], &text[end..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn members(list: &[(&str, &[&str])]) -> Imports {
+        let own = |(name, imports): &(&str, &[&str])| {
+            ((*name).to_owned(), imports.iter().map(|&import| import.to_owned()).collect())
+        };
+        list.iter().map(own).collect()
+    }
+
+    #[test]
+    fn floors_are_drawn_without_what_follows_from_others() {
+        let members = members(&[("a", &[]), ("b", &["a"]), ("c", &["a", "b"])]);
+        let drawing = draw(&members).expect("no circle");
+        assert_eq!(drawing, "```text\n2 c             -> b\n1 b             -> a\n0 a\n```\n");
+        let text = format!("head\n{}\nold\n{}\ntail\n", MARKS[0], MARKS[1]);
+        let new = with_drawing(&text, &drawing).expect("marks");
+        assert_eq!(with_drawing(&new, &drawing).expect("marks"), new);
+        assert!(new.starts_with("head\n") && new.ends_with("\ntail\n") && !new.contains("old"));
+    }
+
+    #[test]
+    fn circles_and_missing_marks_are_errors() {
+        let members = members(&[("a", &["b"]), ("b", &["a"])]);
+        assert!(draw(&members).is_err());
+        assert!(with_drawing("no marks", "x").is_err());
+    }
+
+    #[test]
+    fn the_document_shows_the_tree() {
+        assert_eq!(
+            run(&Options { check: true }).expect("the tree in docs/contributing.md is current"),
+            ExitCode::SUCCESS
+        );
+    }
+}

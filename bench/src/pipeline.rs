@@ -157,6 +157,6 @@ pub fn page(path: &Path) -> anyhow::Result<[u64; 3]> {
     Ok([cpu, wall, page.len() as u64])
 }
 
-fn ns(cost: bench::Cost) -> anyhow::Result<[u64; 2]> {
+fn ns(cost: bench::MeasuredCost) -> anyhow::Result<[u64; 2]> {
     Ok([u64::try_from(cost.cpu.as_nanos())?, u64::try_from(cost.wall.as_nanos())?])
 }

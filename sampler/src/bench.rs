@@ -9,7 +9,7 @@ use linux::{Current, IrqContext, Missing, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;
-use crate::capacity::Capacity;
+use crate::capacity::QueueCapacity;
 use crate::record::{Moment, SampleRecord};
 use crate::resolve::resolver::SampleResolver;
 use profile::SinkError;
@@ -20,7 +20,7 @@ use vmm::monotonic_ns;
 
 /// Cost of a measured operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cost {
+pub struct MeasuredCost {
     /// Elapsed time.
     pub wall: Duration,
     /// CPU time of this thread: the figure to compare when other programs run, too.
@@ -28,10 +28,10 @@ pub struct Cost {
 }
 
 /// Runs `what` and measures its cost.
-pub fn measured<T>(what: impl FnOnce() -> T) -> (Cost, T) {
+pub fn measured<T>(what: impl FnOnce() -> T) -> (MeasuredCost, T) {
     let (wall, cpu) = (Instant::now(), thread_cpu());
     let value = what();
-    (Cost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)
+    (MeasuredCost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)
 }
 
 /// Returns the thread's CPU time (CLOCK_THREAD_CPUTIME_ID).
@@ -131,12 +131,16 @@ pub fn collect_samples(
 
 /// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without reading
 /// the current task.
-pub fn serve_ticks(ticks: u32) -> Cost {
+pub fn serve_ticks(ticks: u32) -> MeasuredCost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ends, _) =
-        VcpuSampler::new(0, intervals, Capacity { ring: 1_024, pool: 1, reserve: 0 }, Default::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(
+        0,
+        intervals,
+        QueueCapacity { ring: 1_024, pool: 1, reserve: 0 },
+        Default::default(),
+    );
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
-        return Cost::default();
+        return MeasuredCost::default();
     };
     let (regs, sregs) = (kvm_regs::default(), kvm_sregs::default());
     let serve = || {

@@ -28,7 +28,7 @@ const RING_LEAST: usize = 256;
 
 /// Sizes of the queues of one vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Capacity {
+pub(crate) struct QueueCapacity {
     /// Records in the ring.
     pub ring: usize,
     /// Stacks in the pool.
@@ -37,7 +37,7 @@ pub(crate) struct Capacity {
     pub reserve: usize,
 }
 
-impl Capacity {
+impl QueueCapacity {
     /// Returns the sizes for a mean rate in Hz and stacks of at most `depth` frames.
     pub fn new(rate_hz: f64, vcpus: u8, depth: usize) -> Self {
         let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
@@ -69,12 +69,12 @@ mod tests {
 
     #[test]
     fn rings_hold_seconds_and_stay_within_memory() {
-        assert_eq!(Capacity::new(1_000.0, 2, 0).ring, 4_000);
+        assert_eq!(QueueCapacity::new(1_000.0, 2, 0).ring, 4_000);
         for rate in [f64::NAN, -1.0, 0.0, 1.0] {
-            assert_eq!(Capacity::new(rate, 1, 127).ring, RING_LEAST);
+            assert_eq!(QueueCapacity::new(rate, 1, 127).ring, RING_LEAST);
         }
         for vcpus in [0, 1, 64, 255] {
-            let Capacity { ring, pool, reserve } = Capacity::new(f64::INFINITY, vcpus, 127);
+            let QueueCapacity { ring, pool, reserve } = QueueCapacity::new(f64::INFINITY, vcpus, 127);
             assert!(pool >= POOL_LEAST);
             assert!(vcpus > 32 || pool * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
             assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);

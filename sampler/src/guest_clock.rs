@@ -87,12 +87,12 @@ mod tests {
 
     /// A guest whose clock began at `zero` of the host's and is fast by this many ppm.
     #[derive(Debug, Clone, Copy)]
-    struct Guest {
+    struct SimulatedClock {
         zero: u64,
         ppm: i64,
     }
 
-    impl Guest {
+    impl SimulatedClock {
         fn monotonic(self, host_ns: u64) -> u64 {
             let ns = signed(host_ns - self.zero);
             (ns + ns / 1_000_000 * self.ppm).cast_unsigned()
@@ -113,7 +113,7 @@ mod tests {
             zero in 0_u64..1 << 40, ppm in -490_i64..490, late in 0..TICK, ticks in 1_u64..4,
             pauses in proptest::collection::vec(100_000_u64..900_000_000, 1..40), reading in 0_u64..300_000,
         ) {
-            let guest = Guest { zero, ppm };
+            let guest = SimulatedClock { zero, ppm };
             let (mut bounds, mut now) = (ClockBounds::default(), zero + 1_000_000_000);
             for pause in pauses {
                 for _ in 0..8 {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn some_ticks_make_it_known_to_a_tick_and_a_half() {
-        let guest = Guest { zero: 5_000, ppm: 20 };
+        let guest = SimulatedClock { zero: 5_000, ppm: 20 };
         let mut bounds = ClockBounds::default();
         assert_eq!(bounds.to_host(7), None);
         for n in 0..16 {

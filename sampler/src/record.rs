@@ -113,7 +113,7 @@ impl SampleRecord {
 
 /// Reads one sample. `current` reads the running task, once the kernel is found. `activity` queries the run
 /// state from KVM. The query costs a system call, so it runs only where the guest most likely idles.
-pub fn take<M: PhysicalMemory>(
+pub fn read_record<M: PhysicalMemory>(
     moment: &Moment<'_, M>,
     current: impl FnOnce(&M) -> Option<Current>,
     activity: impl FnOnce() -> Option<Activity>,
@@ -252,7 +252,7 @@ mod tests {
         let asked = Cell::new(0);
         let moment =
             Moment { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
-        let record = take(
+        let record = read_record(
             &moment,
             |_| None,
             || {
@@ -283,15 +283,15 @@ mod tests {
         let behind = long_mode(0, CODE + 0x11);
         assert_eq!(
             sample(&memory, &behind, Some(Activity::Halted)),
-            (SampleRecord { halted: true, ..at(CODE + 0x11) }, 1)
+            (SampleRecord { halted: true, ..record_at(CODE + 0x11) }, 1)
         );
-        assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (at(CODE + 0x11), 1));
-        assert_eq!(sample(&memory, &behind, None), (at(CODE + 0x11), 1));
+        assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (record_at(CODE + 0x11), 1));
+        assert_eq!(sample(&memory, &behind, None), (record_at(CODE + 0x11), 1));
         let elsewhere = long_mode(0, CODE + 0x10);
-        assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (at(CODE + 0x10), 0));
+        assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (record_at(CODE + 0x10), 0));
     }
 
-    fn at(rip: u64) -> SampleRecord {
+    fn record_at(rip: u64) -> SampleRecord {
         SampleRecord {
             time_ns: 130,
             late_ns: 30,

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
 use vmm::{Counters, Machine, Observer, monotonic_ns};
 
-use crate::capacity::Capacity;
+use crate::capacity::QueueCapacity;
 use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
 use crate::collector::precision::PrecisionTarget;
 use crate::collector::{Collector, FinderHandle};
@@ -99,7 +99,7 @@ impl Session {
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
         let zero_ns = monotonic_ns();
         let cells = GuestCells::default();
-        let capacity = Capacity::new(config.rate_hz, config.vcpus, config.stack_depth);
+        let capacity = QueueCapacity::new(config.rate_hz, config.vcpus, config.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut stats = Vec::new();

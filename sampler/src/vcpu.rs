@@ -18,7 +18,7 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
 use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
-use crate::capacity::Capacity;
+use crate::capacity::QueueCapacity;
 use crate::exact::record::EventRecorder;
 use crate::kexec::KernelCheck;
 use crate::microstate::clock::Place;
@@ -122,7 +122,7 @@ impl VcpuSampler {
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        capacity: Capacity,
+        capacity: QueueCapacity,
         cells: GuestCells,
     ) -> (Self, RingEnds, Arc<VcpuStats>) {
         let (ring, samples) = RingBuffer::new(capacity.ring);
@@ -170,7 +170,7 @@ impl VcpuSampler {
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
-        let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
+        let mut record = record::read_record(moment, |memory| readers?.current.read(memory, vcpu), activity);
         let wait = self.wait.waited_at(moment.due_ns, moment.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, moment.in_run, wait.is_some() || stopped);
@@ -368,7 +368,7 @@ mod tests {
         let (sampler, ends, counters) = VcpuSampler::new(
             2,
             Intervals::new(kind, 0.1, 1, 2),
-            Capacity { ring: slots, pool: 1, reserve: 0 },
+            QueueCapacity { ring: slots, pool: 1, reserve: 0 },
             Default::default(),
         );
         (sampler, ends.samples, counters)
@@ -525,7 +525,7 @@ mod tests {
     #[test]
     fn without_a_rate_there_are_no_ticks() {
         let (mut sampler, _ring, _) =
-            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, Default::default());
+            VcpuSampler::new(0, None, QueueCapacity { ring: 1, pool: 1, reserve: 0 }, Default::default());
         assert_eq!(sampler.started(), None);
     }
 }

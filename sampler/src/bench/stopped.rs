@@ -6,9 +6,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
 use vmm::{GuestMemoryMmap, monotonic_ns};
 
-use super::{BATCH, BenchError, Cost, measured};
+use super::{BATCH, BenchError, MeasuredCost, measured};
 use crate::VcpuSampler;
-use crate::capacity::Capacity;
+use crate::capacity::QueueCapacity;
 use crate::collector::finder::{GuestKernel, LinuxGuest};
 use crate::record::{GuestCells, Moment, SampleMessage, SampleRecord};
 use crate::resolve::frames::KernelNames;
@@ -46,13 +46,13 @@ pub struct StackFigures {
     /// True if frames are missing.
     pub broken: bool,
     /// Cost of serving one tick: current task, copy of the stacks, ring.
-    pub serve: Cost,
+    pub serve: MeasuredCost,
     /// Cost of walking the kernel's part.
-    pub kernel: Cost,
+    pub kernel: MeasuredCost,
     /// Cost of walking the program's part.
-    pub user: Cost,
+    pub user: MeasuredCost,
     /// Cost of the whole sample in collector and writer.
-    pub collect: Cost,
+    pub collect: MeasuredCost,
 }
 
 impl StoppedGuest {
@@ -83,13 +83,14 @@ impl FoundGuest {
         let cells = GuestCells::default();
         let mut guest =
             LinuxGuest::new(stopped.memory.clone().into(), cells.clone(), 1, Some(StackReader::USER_BYTES));
-        let record = crate::record::take(&stopped.moment(), |_| None, || None);
+        let record = crate::record::read_record(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()?.into_iter().next() {
             return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
-        let (sampler, ends, _) = VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, cells);
+        let (sampler, ends, _) =
+            VcpuSampler::new(0, None, QueueCapacity { ring: 1, pool: 1, reserve: 0 }, cells);
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };
@@ -120,7 +121,7 @@ impl FoundGuest {
 }
 
 /// Returns the mean cost of [`ROUNDS`] rounds, and the last round's result.
-fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T), BenchError> {
+fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(MeasuredCost, T), BenchError> {
     let mut last = round()?;
     let (cost, done) = measured(|| -> Result<(), BenchError> {
         for _ in 0..ROUNDS {
@@ -129,7 +130,7 @@ fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T)
         Ok(())
     });
     done?;
-    Ok((Cost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
+    Ok((MeasuredCost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
 }
 
 /// Serves, walks and collects the same sample again and again; writes rows of the profile to `sink`.
@@ -167,7 +168,7 @@ pub fn stack_figures(
     let user = |step: &&StackStep| matches!(step, StackStep::User { .. });
     figures.user_frames = u32::try_from(steps.iter().filter(user).count()).unwrap_or(u32::MAX);
     figures.broken = steps.iter().any(|step| matches!(step, StackStep::Reason { .. }));
-    figures.user = Cost {
+    figures.user = MeasuredCost {
         wall: whole.wall.saturating_sub(figures.kernel.wall),
         cpu: whole.cpu.saturating_sub(figures.kernel.cpu),
     };
@@ -181,7 +182,7 @@ fn collect(
     walker: StackWalker,
     (record, stack): (&SampleRecord, &StackCopy),
     sink: &mut dyn Sink,
-) -> Result<Cost, BenchError> {
+) -> Result<MeasuredCost, BenchError> {
     let (mut resolver, mut batch) = (SampleResolver::new(record.time_ns), Batch::default());
     resolver.kernel_found(Arc::clone(&known.names), Some(walker), &mut batch);
     let mut record = *record;

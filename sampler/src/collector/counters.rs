@@ -92,8 +92,8 @@ impl VcpuCounters {
         }
     }
 
-    /// Reads exits, KVM's counters and injected interrupts into `batch`, if that is due or the run has `ended`.
-    /// Returns true if they were read.
+    /// Reads exits, KVM's counters and injected interrupts into `batch`, if that is due or the run has
+    /// `ended`. Returns true if they were read.
     pub(super) fn read_counts(&mut self, ended: bool, batch: &mut Batch) -> bool {
         if !ended && self.counted.elapsed() < COUNTERS_PERIOD {
             return false;

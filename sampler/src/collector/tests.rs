@@ -166,14 +166,14 @@ fn tasks_without_samples_are_listed() {
 
 /// Keeps all batches; fails from the given write on.
 #[derive(Clone)]
-struct Memory {
+struct MemorySink {
     batches: Arc<Mutex<Vec<Batch>>>,
     fails_at: usize,
     writes: Arc<AtomicUsize>,
     finished: Arc<AtomicUsize>,
 }
 
-impl Memory {
+impl MemorySink {
     fn new(fails_at: usize) -> Self {
         Self { batches: Arc::default(), fails_at, writes: Arc::default(), finished: Arc::default() }
     }
@@ -190,7 +190,7 @@ impl Memory {
     }
 }
 
-impl Sink for Memory {
+impl Sink for MemorySink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         if self.writes.fetch_add(1, Ordering::SeqCst) >= self.fails_at {
             return Err(SinkError("no room for rows".to_owned()));
@@ -204,7 +204,7 @@ impl Sink for Memory {
     }
 }
 
-fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
+fn session(sink: &MemorySink, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     let config = SessionConfig {
         vcpus,
@@ -243,7 +243,7 @@ fn value<'a>(batch: &'a Batch, key: &str) -> Option<&'a str> {
 
 #[test]
 fn a_session_writes_everything() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, mut samplers) = session(&sink, 2);
     session.start(guest()).expect("starts");
     assert!(session.start(guest()).is_err(), "only once");
@@ -288,7 +288,7 @@ fn a_session_writes_everything() {
 
 #[test]
 fn a_failing_sink_ends_writing_but_not_draining() {
-    let sink = Memory::new(1);
+    let sink = MemorySink::new(1);
     let (mut session, mut samplers) = session(&sink, 1);
     session.start(guest()).expect("the first write succeeds");
     samplers[0].started();
@@ -311,7 +311,7 @@ fn a_failing_sink_ends_writing_but_not_draining() {
 
 #[test]
 fn a_sink_that_fails_at_once_stops_the_start() {
-    let sink = Memory::new(0);
+    let sink = MemorySink::new(0);
     let (mut session, _samplers) = session(&sink, 1);
     assert_eq!(session.start(guest()).expect_err("no room").0, "no room for rows");
     assert!(session.failed());
@@ -319,7 +319,7 @@ fn a_sink_that_fails_at_once_stops_the_start() {
 
 #[test]
 fn lost_samples_are_reported() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     ticks(&mut samplers[0], 5_000);
     let totals = session.finish(Vec::new());
@@ -332,7 +332,7 @@ fn lost_samples_are_reported() {
 #[test]
 fn a_run_that_depends_on_its_kernel_ends_with_it() {
     for ends_with_kernel in [false, true] {
-        let (session, _samplers) = session(&Memory::new(usize::MAX), 1);
+        let (session, _samplers) = session(&MemorySink::new(usize::MAX), 1);
         let mut collector = session.into_parts();
         collector.ends_with_kernel = ends_with_kernel;
         collector.kernel_gone();
@@ -343,7 +343,7 @@ fn a_run_that_depends_on_its_kernel_ends_with_it() {
 
 #[test]
 fn samples_without_a_stack_are_reported() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (session, _samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
     collector.stacks_missed = 821;
@@ -358,7 +358,7 @@ fn samples_without_a_stack_are_reported() {
 
 #[test]
 fn a_dropped_session_ends_incomplete() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, mut samplers) = session(&sink, 1);
     session.start(guest()).expect("starts");
     ticks(&mut samplers[0], 10);
@@ -369,7 +369,7 @@ fn a_dropped_session_ends_incomplete() {
 
 #[test]
 fn a_finder_that_panics_is_reported_and_sampling_continues() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
     let (sender, events) = std::sync::mpsc::channel();
@@ -393,7 +393,7 @@ fn a_finder_that_panics_is_reported_and_sampling_continues() {
 #[test]
 fn a_stall_on_the_console_is_an_event() {
     use std::io::Write;
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, _samplers) = session(&sink, 1);
     session.start(guest()).expect("starts");
     let line = b"[    9.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n";

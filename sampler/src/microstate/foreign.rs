@@ -147,7 +147,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(counts: [u64; 5]) -> TickCounts {
+    fn tick_counts(counts: [u64; 5]) -> TickCounts {
         TickCounts(counts.map(AtomicU64::new))
     }
 
@@ -156,20 +156,20 @@ mod tests {
         let places = StateTimes { run: 980, sampler: 20, ..StateTimes::default() };
         let times = Some(ThreadTimes { run_ns: 400, waited_ns: 80 });
         // 1,000 of wall, 520 blocked, of which 20 in stops.
-        let split = split(&places, times, &seen([60, 20, 20, 40, 10]), None);
+        let split = split(&places, times, &tick_counts([60, 20, 20, 40, 10]), None);
         assert_eq!((split.guest, split.vmm, split.halted), (240, 80 + 100, 400 + 80));
         assert_eq!((split.waiting, split.sampler, split.wall()), (80, 20, 1_000));
-        let bare = super::split(&places, None, &seen([60, 20, 20, 40, 10]), None);
+        let bare = super::split(&places, None, &tick_counts([60, 20, 20, 40, 10]), None);
         // 980 by 150 findings: 60 of the guest, 20 + 40 of halts, 20 + 10 of the VMM.
         assert_eq!(
             (bare.guest, bare.halted, bare.vmm, bare.sampler),
             (394, 391, 195, 20),
             "without scheduler statistics"
         );
-        let polled = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
+        let polled = super::split(&places, times, &tick_counts([60, 20, 20, 40, 10]), Some(100));
         assert_eq!((polled.guest, polled.halted, polled.wall()), (220, 500, 1_000));
         let held = StateTimes { run: 680, paused: 300, ..places };
-        let held = super::split(&held, times, &seen([60, 20, 20, 40, 10]), None);
+        let held = super::split(&held, times, &tick_counts([60, 20, 20, 40, 10]), None);
         assert_eq!((held.paused, held.vmm, held.halted, held.wall()), (300, 80 + 40, 160 + 80, 1_000));
     }
 
@@ -187,7 +187,7 @@ mod tests {
             let (mut squares, mut variance) = (0.0, 0.0);
             for _ in 0..1_000 {
                 let found = (0..500).filter(|_| random.random::<f64>() < vmm).count() as u64;
-                let seen = seen([500 - found, 0, found, 0, 0]);
+                let seen = tick_counts([500 - found, 0, found, 0, 0]);
                 let states = split(&places, times, &seen, None);
                 let exact = times.map_or(1e9, |times| times.run_ns as f64) * (1.0 - vmm);
                 squares += (states.guest as f64 / exact - 1.0).powi(2) / 1_000.0;
@@ -196,7 +196,7 @@ mod tests {
             let ratio = (squares / variance).sqrt();
             assert!((0.93..1.07).contains(&ratio), "{vmm} {with_times}: {ratio}");
         }
-        assert!(guest_error(&Microstates::default(), times, &seen([0; 5]), None) <= 0.0);
+        assert!(guest_error(&Microstates::default(), times, &tick_counts([0; 5]), None) <= 0.0);
     }
 
     proptest! {
@@ -209,7 +209,7 @@ mod tests {
         ) {
             let places = StateTimes { run, sampler, paused, ..StateTimes::default() };
             let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
-            let states = split(&places, times, &seen(counts), polled);
+            let states = split(&places, times, &tick_counts(counts), polled);
             prop_assert_eq!(states.wall(), run + sampler + paused);
         }
     }

@@ -31,9 +31,9 @@ const SPURIOUS: &str = "spurious interrupt";
 const ANY_DEVICE: &str = "device interrupt";
 /// Functions that serve soft interrupts (kernel/softirq.c; the second since 6.9).
 const SOFT_ENTRIES: [&str; 2] = ["__do_softirq", "handle_softirqs"];
-/// Functions that the handlers of soft interrupts jump to as their last act, so that the handlers are on no
-/// stack, and the interrupts' names (kernel/rcu/tree.c, kernel/sched/fair.c, block/blk-mq.c and
-/// kernel/time/timer.c of 5.10 to 6.12).
+/// Functions that the handlers of soft interrupts jump to as their last act, and the interrupts' names. Such
+/// a handler is on no stack (kernel/rcu/tree.c, kernel/sched/fair.c, block/blk-mq.c and kernel/time/timer.c
+/// of 5.10 to 6.12).
 const SOFT_TAILS: [(&str, &str); 8] = [
     ("rcu_core", "RCU"),
     ("rebalance_domains", "SCHED"),

@@ -105,7 +105,7 @@ impl TaskStateCollector {
         });
         for TaskChange { task, seen } in scan.changes {
             match seen {
-                Some(seen) => self.seen(&task, seen, scan.time_ns, resolver, batch),
+                Some(seen) => self.note(&task, seen, scan.time_ns, resolver, batch),
                 None => {
                     if let Some((who, _)) = self.doing.remove(&task.task) {
                         self.row(who, None, batch);
@@ -116,7 +116,7 @@ impl TaskStateCollector {
     }
 
     /// Notes a task with another activity, or with the same in another sleep.
-    fn seen(
+    fn note(
         &mut self,
         task: &TaskSnapshot,
         TaskSighting { state, same_sleep, stack }: TaskSighting,

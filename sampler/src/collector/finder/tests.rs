@@ -7,7 +7,7 @@ use crate::resolve::frames::tests::FakeNames;
 
 /// Fails `find` and `publish_reader` the given number of times.
 #[derive(Debug, Default)]
-struct Scripted {
+struct ScriptedGuest {
     find_fails: usize,
     reader_fails: usize,
     finds: Arc<AtomicUsize>,
@@ -19,7 +19,7 @@ fn code(names: FakeNames) -> KernelCode {
     KernelCode { names: Arc::new(names), kernel: None, unwinder: None }
 }
 
-impl GuestKernel for Scripted {
+impl GuestKernel for ScriptedGuest {
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
         if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
@@ -57,7 +57,7 @@ impl GuestKernel for Scripted {
     }
 }
 
-fn start(guest: Scripted) -> (Arc<FinderRequests>, Receiver<FinderEvent>, JoinHandle<()>) {
+fn start(guest: ScriptedGuest) -> (Arc<FinderRequests>, Receiver<FinderEvent>, JoinHandle<()>) {
     let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
     let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender);
@@ -86,7 +86,7 @@ fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandl
 
 #[test]
 fn finds_after_failures_then_follows() {
-    let guest = Scripted { find_fails: 3, reader_fails: 2, ..Default::default() };
+    let guest = ScriptedGuest { find_fails: 3, reader_fails: 2, ..Default::default() };
     let (finds, reads) = (Arc::clone(&guest.finds), Arc::clone(&guest.reads));
     let (wanted, news, thread) = start(guest);
     let begin = Instant::now();
@@ -115,7 +115,7 @@ fn finds_after_failures_then_follows() {
 fn why_nothing_is_known_of_units_is_reported_once() {
     let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = KernelFinder::new(Scripted::default(), Arc::clone(&wanted), sender).follow_units(true);
+    let finder = KernelFinder::new(ScriptedGuest::default(), Arc::clone(&wanted), sender).follow_units(true);
     wanted.candidate(0x1000, true);
     let thread = std::thread::spawn(move || finder.run());
     std::thread::sleep(Duration::from_millis(150));
@@ -126,7 +126,7 @@ fn why_nothing_is_known_of_units_is_reported_once() {
 
 #[test]
 fn tasks_are_listed_often_while_somebody_waits_for_one() {
-    let (wanted, news, thread) = start(Scripted::default());
+    let (wanted, news, thread) = start(ScriptedGuest::default());
     wanted.task_lists(true);
     wanted.candidate(0x1000, true);
     let mut lists = 0;
@@ -139,27 +139,27 @@ fn tasks_are_listed_often_while_somebody_waits_for_one() {
 
 #[test]
 fn the_last_candidate_is_tried_at_the_end() {
-    let (wanted, news, thread) = start(Scripted::default());
+    let (wanted, news, thread) = start(ScriptedGuest::default());
     wanted.candidate(0x1fff, true);
     assert_eq!(rest(&wanted, &news, thread)[0], "kernel 6.1.0");
 }
 
 #[test]
 fn what_was_never_found_is_reported_once() {
-    let (wanted, news, thread) = start(Scripted { find_fails: usize::MAX, ..Default::default() });
+    let (wanted, news, thread) = start(ScriptedGuest { find_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(30));
     wanted.candidate(0x1000, true);
     assert_eq!(rest(&wanted, &news, thread), [Missing::NoKernelImage.to_string()]);
 
-    let (wanted, news, thread) = start(Scripted::default());
+    let (wanted, news, thread) = start(ScriptedGuest::default());
     let kinds = rest(&wanted, &news, thread);
     assert_eq!(kinds, ["no kernel was found: no code of a 64-bit kernel was sampled"]);
 }
 
 #[test]
 fn a_reader_that_never_comes_is_reported_at_the_end() {
-    let (wanted, news, thread) = start(Scripted { reader_fails: usize::MAX, ..Default::default() });
+    let (wanted, news, thread) = start(ScriptedGuest { reader_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(50));
     let kinds = rest(&wanted, &news, thread);
@@ -168,7 +168,7 @@ fn a_reader_that_never_comes_is_reported_at_the_end() {
 
 #[test]
 fn modules_are_read_on_request_but_not_too_often() {
-    let guest = Scripted::default();
+    let guest = ScriptedGuest::default();
     let reads = Arc::clone(&guest.module_reads);
     let (wanted, news, thread) = start(guest);
     wanted.candidate(0x1000, true);

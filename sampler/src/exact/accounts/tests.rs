@@ -134,7 +134,7 @@ fn what_is_lost_is_unknown_until_it_is_seen_again() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum AccountStep {
     Switch(usize, u64, u8, Option<u64>),
     Wake(usize, u64),
     Starts(u64),
@@ -145,18 +145,18 @@ enum Step {
     Settle,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = AccountStep> {
     let (cpu, number) = (0usize..3, 0u64..6);
     prop_oneof![
         6 => (cpu.clone(), number.clone(), 0u8..7, proptest::option::of(number.clone()))
-            .prop_map(|(cpu, from, left, to)| Step::Switch(cpu, from, left, to)),
-        3 => (cpu.clone(), number.clone()).prop_map(|(cpu, n)| Step::Wake(cpu, n)),
-        1 => number.clone().prop_map(Step::Starts),
-        1 => number.prop_map(Step::Release),
-        2 => cpu.clone().prop_map(Step::Begin),
-        2 => cpu.prop_map(Step::End),
-        1 => Just(Step::Lose),
-        1 => Just(Step::Settle),
+            .prop_map(|(cpu, from, left, to)| AccountStep::Switch(cpu, from, left, to)),
+        3 => (cpu.clone(), number.clone()).prop_map(|(cpu, n)| AccountStep::Wake(cpu, n)),
+        1 => number.clone().prop_map(AccountStep::Starts),
+        1 => number.prop_map(AccountStep::Release),
+        2 => cpu.clone().prop_map(AccountStep::Begin),
+        2 => cpu.prop_map(AccountStep::End),
+        1 => Just(AccountStep::Lose),
+        1 => Just(AccountStep::Settle),
     ]
 }
 
@@ -175,7 +175,7 @@ proptest! {
             latest = latest.max(now);
             let t = u64::try_from(now).unwrap();
             match step {
-                Step::Switch(cpu, from, left, to) => {
+                AccountStep::Switch(cpu, from, left, to) => {
                     let left = match left {
                         0 => SwitchOutcome::Gone,
                         1 => doing(TaskState::Runnable),
@@ -186,13 +186,13 @@ proptest! {
                     };
                     a.switch(t, cpu, Some((task(from), left)), to.map(task));
                 }
-                Step::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
-                Step::Starts(n) => a.starts(t, task(n)),
-                Step::Release(n) => a.release(t, task(n).address),
-                Step::Begin(cpu) => a.interrupt_begin(t, cpu, InterruptSource::Entry(t)),
-                Step::End(cpu) => a.interrupt_end(t, cpu),
-                Step::Lose => a.lose(t),
-                Step::Settle => a.settle(t),
+                AccountStep::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
+                AccountStep::Starts(n) => a.starts(t, task(n)),
+                AccountStep::Release(n) => a.release(t, task(n).address),
+                AccountStep::Begin(cpu) => a.interrupt_begin(t, cpu, InterruptSource::Entry(t)),
+                AccountStep::End(cpu) => a.interrupt_end(t, cpu),
+                AccountStep::Lose => a.lose(t),
+                AccountStep::Settle => a.settle(t),
             }
             gather(a.take(), &mut spent, &mut lived, &mut open);
             // Also in between, so that a run that is cut short has consistent sums.

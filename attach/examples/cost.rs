@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use attach::{Attached, Missed, Observer, Target, ThreadId, Tick};
 use linux::PhysicalMemory;
-use vmm::{Console, Machine, Payload, VmConfig};
+use vmm::{Machine, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -77,16 +77,7 @@ impl Observer for Outside {
 
 /// The VMM: counts, with so many ticks a second of its own.
 fn vmm(rate_hz: f64) {
-    let config = VmConfig {
-        vcpus: 1,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { memory_bytes: 64 << 20, ..VmConfig::flat(COUNT) };
     let kick = |_| Kick((rate_hz > 0.0).then(|| Intervals::new(rate_hz)));
     let machine = Machine::start(config, kick).expect("KVM runs code at CPL 3");
     println!("it runs");

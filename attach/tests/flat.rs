@@ -3,28 +3,30 @@
 //! The VMM, and the profilers that are killed, are this test's own binary, started again with a role.
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use attach::{AttachError, Attached, End, Missed, News, Observer, Standing, Target, ThreadId, Tick};
 use linux::PhysicalMemory;
+use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
-use vmm::{Activity, Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{Activity, Machine, Unobserved, VmConfig, probe};
 
+const SOON: Duration = Duration::from_secs(20);
 /// What the child is to be.
 const ROLE: &str = "VPROF_TEST_ROLE";
 /// Iterations of the guest's checksum: longer than 100 profilers take to start.
 const ITERATIONS: u64 = 3_000_000_000;
 const MOST: usize = 64;
 
-/// One test at a time: each measures a process of its own. `None`, loudly, where there is no KVM.
+/// One test at a time: each measures a process of its own. `None` where there is no KVM, and need not be.
 fn kvm() -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
     Some(ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
@@ -66,16 +68,7 @@ fn checksum() -> u32 {
 /// The child: a VMM that says how its guest ended. One becomes another program after a second.
 fn vmm(role: &str) -> ! {
     let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
-    let config = VmConfig {
-        vcpus: 2,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code, cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     if role == "exec" {
@@ -297,11 +290,9 @@ fn a_machine_that_ends_before_its_first_tick_is_told() {
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_told", "vmm exec");
     let target = Target::look(vm.pid(), MOST).unwrap();
-    let (comm, begin) = (format!("/proc/{}/comm", vm.pid()), Instant::now());
-    while std::fs::read_to_string(&comm).unwrap() != "sleep\n" {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it does not execute the other program");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    let comm = format!("/proc/{}/comm", vm.pid());
+    let executes = || std::fs::read_to_string(&comm).unwrap() == "sleep\n";
+    eventually("execution of the other program", SOON, || executes().then_some(()));
     let error = Attached::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap_err();
     assert!(matches!(&error, AttachError::Ended { name, .. } if name == "sleep"), "{error}");
 }
@@ -315,11 +306,7 @@ fn attached(test: &str, role: &str) -> (Role, Attached<Recorder>) {
 
 /// It comes to that end by itself.
 fn assert_ended(attached: Attached<Recorder>, end: End) {
-    let begin = Instant::now();
-    while !attached.has_ended() {
-        assert!(begin.elapsed() < Duration::from_secs(8), "not noticed");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("end", SOON, || attached.has_ended().then_some(()));
     let ended = attached.wait().unwrap();
     assert_eq!((ended.end, ended.observers.len()), (end, 2));
 }
@@ -330,11 +317,7 @@ fn a_vmm_that_is_stopped_is_waited_for() {
     let Some(_one) = kvm() else { return };
     let (vm, attached) = attached("a_vmm_that_is_stopped_is_waited_for", "vmm loops");
     let told = |wanted: News| {
-        let begin = Instant::now();
-        while !attached.news().contains(&wanted) {
-            assert!(begin.elapsed() < Duration::from_secs(5), "{wanted:?} is not told");
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        eventually(&format!("{wanted:?}"), SOON, || attached.news().contains(&wanted).then_some(()));
         std::thread::sleep(Duration::from_millis(300));
     };
     vm.signal(libc::SIGSTOP);
@@ -362,13 +345,8 @@ fn what_cannot_be_attached_to_is_told() {
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));
     drop(first);
     vm.signal(libc::SIGSTOP);
-    let begin = Instant::now();
-    while !matches!(Target::look(vm.pid(), MOST), Err(AttachError::Stopped { .. })) {
-        assert!(begin.elapsed() < Duration::from_secs(5));
-    }
+    let is_stopped = || matches!(Target::look(vm.pid(), MOST), Err(AttachError::Stopped { .. }));
+    eventually("refusal of a stopped VMM", SOON, || is_stopped().then_some(()));
     vm.signal(libc::SIGCONT);
-    let begin = Instant::now();
-    while Target::look(vm.pid(), MOST).is_err() {
-        assert!(begin.elapsed() < Duration::from_secs(5), "{}", refused(vm.pid()));
-    }
+    eventually("VMM that continues", SOON, || Target::look(vm.pid(), MOST).ok().map(drop));
 }

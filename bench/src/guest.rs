@@ -51,7 +51,7 @@ pub fn found(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
 pub fn task_scan(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
-    let task_scan = kernel.task_scan(memory)?;
+    let task_scan = kernel.task_list_reader(memory)?;
     let (mut times, mut tasks) = (Vec::new(), 0);
     for _ in 0..WALKS {
         let begin = Instant::now();

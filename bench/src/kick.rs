@@ -15,8 +15,8 @@ use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::StoppedGuest;
 use sampler::record::Moment;
-use sampler::{Session, SessionConfig, VcpuSampler};
-use vmm::{Console, Exit, GuestMemoryMmap, Machine, Observer, Payload, Tick, VmConfig, monotonic_ns};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, VmConfig, monotonic_ns};
 
 use crate::dump;
 use crate::table::{TableRow, median};
@@ -159,16 +159,7 @@ impl<O: Observer> Observer for MeasuredObserver<O> {
 
 /// Runs the counting guest; measures from the end of `start` on.
 fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> MeasuredObserver<O> {
-    let config = VmConfig {
-        vcpus: 1,
-        memory_bytes: dump::MEMORY as u64,
-        huge_pages: false,
-        payload: Payload::Flat { code: COUNT.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
     let machine = Machine::start(config, |_| {
@@ -195,13 +186,7 @@ fn sampled(
 ) -> MeasuredObserver<StoppedGuestSampler> {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz,
-        clock: ClockKind::Uniform,
-        seed: SEED,
-        stack_depth,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let sink = CountingSink::default();

@@ -4,10 +4,10 @@ use std::fs;
 use std::path::Path;
 
 use export::{Count, Format, Request, Root};
+use profile::made_up;
 use profile::report::{self, By};
 use profile::{Batch, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
 use sampler::bench;
-use testkit::made_up;
 use vprof_tests::Guest;
 
 use crate::child;

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use text::parse::positive_time;
 
 pub use attach::AttachArgs;
 pub use boot::BootArgs;
@@ -29,11 +30,9 @@ pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
-use parse::parse_positive_time;
-pub use parse::{NetworkChoice, VsockChoice, parse_condition, rate_in_range};
-pub use recording::{Clock, RecordingArgs, Then};
+pub use recording::RecordingArgs;
 pub use report::ReportArgs;
-pub use run::{ConsoleDevice, HostChoice, RunArgs};
+pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
@@ -260,7 +259,7 @@ pub struct StatArgs {
     pub once: bool,
 
     /// Time between two looks at a run that goes on
-    #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = parse_positive_time)]
+    #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
     pub display: Duration,
 
     /// Only this vCPU

@@ -11,9 +11,8 @@ use text::clean::escaped;
 
 use crate::args::DiffArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::Output;
-use crate::render::{Page, diff as render};
-use crate::report::{all_for_zero, filter, write_json, write_text};
+use crate::output::{Output, write_json, write_text};
+use crate::render::{Page, all_for_zero, diff as render};
 
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
@@ -25,7 +24,7 @@ pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
                 .to_owned(),
         ));
     }
-    let filter = filter(&args.filter);
+    let filter = args.filter.to_filter();
     let [first, second] = [open(&before)?, open(&after)?];
     let diff = Diff::read(&first, &second, &filter, args.by)?;
     if let Some(path) = &args.flamegraph {

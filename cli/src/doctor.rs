@@ -3,17 +3,16 @@
 use std::io::Write;
 use std::time::Duration;
 
+use host::choice::{Host, HostChoice, Kvm, Portable, choose};
+use host::portable::bundle::HOW_TO_BUILD;
 use serde_json::{Value, json};
-
 use vmm::KvmError;
 use vmm::probe::RingSpeeds;
 
-use crate::args::{DoctorArgs, HostChoice};
+use crate::args::DoctorArgs;
 use crate::errors::{Error, ExitCode};
-use crate::portable::bundle::HOW_TO_BUILD;
+use crate::output::stdout_error;
 use crate::render::Style;
-use crate::report::stdout_error;
-use crate::run::host::{Host, Kvm, Portable, choose};
 
 /// One finding.
 struct Line {
@@ -47,8 +46,8 @@ impl State {
 
 /// Runs the command. Exit code 4 where no host can be used.
 pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
-    let kvm = Kvm::look();
-    let portable = Portable::look(args.portable_host.as_deref());
+    let kvm = Kvm::probe();
+    let portable = Portable::find(args.portable_host.as_deref());
     let chosen = choose(HostChoice::Auto, args.portable_host.as_deref(), Duration::ZERO);
     let mut out = std::io::stdout().lock();
     if args.json {
@@ -113,7 +112,7 @@ fn kvm_lines(kvm: &Kvm) -> Vec<Line> {
             speed(speeds),
             Some("kernel code is emulated here, far too slowly to boot a guest".to_owned()),
         ),
-        Some(Err(reason)) => (State::No, String::new(), Some(reason.clone())),
+        Some(Err(reason)) => (State::No, String::new(), Some(reason.to_string())),
         None => (State::Unknown, String::new(), None),
     };
     add("64-bit kernel code native", state, found, note);
@@ -185,11 +184,7 @@ fn portable_lines(portable: &Portable) -> Vec<Line> {
     vec![qemu, bundle]
 }
 
-fn to_json(
-    kvm: &Kvm,
-    portable: &Portable,
-    chosen: &Result<crate::run::host::Chosen, crate::run::host::HostError>,
-) -> Value {
+fn to_json(kvm: &Kvm, portable: &Portable, chosen: &Result<host::choice::Chosen, host::HostError>) -> Value {
     let (present, permitted) = presence(kvm);
     let capabilities = kvm.state.as_ref().ok();
     let speeds = kvm.native.as_ref().and_then(|s| s.as_ref().ok());
@@ -205,7 +200,7 @@ fn to_json(
             "stats_fd": capabilities.map(|c| c.stats_fd),
             "max_vcpus": capabilities.map(|c| c.max_vcpus),
             "usable": kvm.usable().is_ok(),
-            "reason": match kvm.usable() { Ok(why) | Err(why) => why },
+            "reason": kvm.usable().unwrap_or_else(|doubt| doubt.to_string()),
         },
         "portable": {
             "qemu": portable.qemu.as_ref().map(|q| q.version.clone()),
@@ -216,9 +211,9 @@ fn to_json(
                 Err(not_found) => not_found.looked.iter().map(|p| p.to_string_lossy().into_owned()).collect(),
             },
             "usable": portable.usable().is_ok(),
-            "reason": portable.usable().err(),
+            "reason": portable.usable().err().map(|missing| missing.to_string()),
         },
-        "host": chosen.as_ref().ok().map(crate::run::host::Chosen::name),
+        "host": chosen.as_ref().ok().map(host::choice::Chosen::name),
         "reason": match chosen { Ok(chosen) => chosen.why.clone(), Err(error) => error.to_string() },
     })
 }

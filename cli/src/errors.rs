@@ -5,16 +5,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use text::message::{Reason, Shown};
 
+use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, VsockError};
+use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
-
-use crate::portable::PortableError;
-use crate::run::host::HostError;
-use crate::run::network::NetworkError;
-use crate::run::vsock::VsockError;
-use images::ImageError;
+use text::message::{Reason, Shown};
 
 /// How `vprof` ends, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,11 +86,8 @@ pub enum Error {
     #[error(transparent)]
     Query(#[from] QueryError),
     /// A run that goes on can't be talked to, or refused.
-    #[error("{0}")]
-    Control(String),
-    /// The run was ended before there was anything to profile.
-    #[error("stopped before the guest ran: there is no profile")]
-    Stopped,
+    #[error(transparent)]
+    Control(#[from] ControlError),
     /// The run was given up at the user's second request.
     #[error("given up; the profile has what was recorded so far")]
     Interrupted,
@@ -122,15 +115,12 @@ pub enum Error {
     /// An export failed. Names of the guest stand in its message.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
-    /// The machine could not start.
-    #[error("the machine could not start: {0}")]
-    Start(#[from] vmm::StartError),
+    /// A guest could not be run to its end.
+    #[error(transparent)]
+    Run(#[from] GuestError),
     /// A virtual machine can't be attached to.
     #[error(transparent)]
     Attach(#[from] attach::AttachError),
-    /// A thread of the machine hangs.
-    #[error("the machine did not end: {0}")]
-    Hang(#[from] vmm::WaitError),
     /// The guest or its processor failed.
     #[error("the guest failed: {0}")]
     Guest(String),
@@ -167,10 +157,19 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) | Self::Diff(profile::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
-            Self::Host(error) => error.exit_code(),
-            Self::Portable(error) => error.exit_code(),
-            Self::Start(vmm::StartError::Kvm(_)) => ExitCode::NoHypervisor,
+            error if error.stage() == Stage::Hypervisor => ExitCode::NoHypervisor,
             _ => ExitCode::Failed,
+        }
+    }
+
+    /// The stage of a run in which it failed: before the guest there is no profile worth keeping.
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Host(error) => error.stage(),
+            Self::Portable(error) => error.stage(),
+            Self::Run(error) => error.stage(),
+            Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
+            _ => Stage::Guest,
         }
     }
 

@@ -10,7 +10,6 @@ use crate::args::ExportArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::Output;
 use crate::progress::Progress;
-use crate::report::filter;
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
@@ -24,7 +23,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let title = title(&args.profile);
     let request = Request {
-        filter: filter(&args.filter),
+        filter: args.filter.to_filter(),
         root: args.root,
         count: args.count,
         title,
@@ -48,7 +47,7 @@ fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let base = args.base.as_deref().map(Profile::open).transpose()?;
     let request = PageRequest {
-        filter: filter(&args.filter),
+        filter: args.filter.to_filter(),
         title: title(&args.profile),
         base: args.base.as_deref().map(title).zip(base.as_ref()),
     };

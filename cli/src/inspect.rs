@@ -5,9 +5,9 @@ use text::clean::escaped;
 use text::units;
 
 use crate::args::{ConsoleDevice, InspectArgs};
+use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode};
-use crate::report::{write_json, write_text};
-use crate::run::spec::cmdline;
+use crate::output::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {

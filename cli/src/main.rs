@@ -2,25 +2,23 @@
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
 //! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the init of
-//! a portable host, the same program is that host's inner half ([`portable::inner`]); as the init of a guest of the
+//! a portable host, the same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
 //! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
 mod attach;
 mod boot;
+mod cmdline;
 mod config;
-mod control;
-mod debuginfod;
+mod ctl;
 mod diff;
 mod doctor;
 mod errors;
 mod export;
-mod heap;
 mod inspect;
 mod man;
 mod output;
-mod portable;
 mod progress;
 mod query;
 mod render;
@@ -29,10 +27,10 @@ mod run;
 mod rusage;
 mod selftest;
 mod simulate;
-mod socket;
 mod spread;
 mod stat;
 mod symbolize;
+mod terminal;
 mod top;
 
 use std::process::ExitCode;
@@ -43,11 +41,11 @@ use args::{Cli, Command, ImageCommand};
 
 /// Bounds of hostile debug information follow from what it really takes.
 #[global_allocator]
-static ALLOCATOR: symbols::counted::Counted = symbols::counted::Counted;
+static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::CountingAllocator;
 
 fn main() -> ExitCode {
-    if portable::inner::is_inner() {
-        portable::inner::main();
+    if host::portable::inner::is_inner() {
+        host::portable::inner::main();
     }
     if selftest::guest::is_guest() {
         selftest::guest::main();
@@ -79,7 +77,7 @@ fn main() -> ExitCode {
         Command::Symbolize(args) => symbolize::command(&args),
         Command::Simulate(args) => simulate::command(&args),
         Command::Top(args) => top::command(&args),
-        Command::Ctl(args) => control::ctl::command(&args),
+        Command::Ctl(args) => ctl::command(&args),
         Command::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
         Command::Doctor(args) => doctor::command(&args),
         Command::Selftest(args) => selftest::command(&args),
@@ -89,7 +87,7 @@ fn main() -> ExitCode {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);
             let written = std::io::Write::write_all(&mut std::io::stdout(), &script);
-            written.map(|()| errors::ExitCode::Done).map_err(report::stdout_error)
+            written.map(|()| errors::ExitCode::Done).map_err(output::stdout_error)
         }
     };
     match result {

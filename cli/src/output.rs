@@ -1,4 +1,5 @@
-//! Files that commands write beside profiles: complete under their name, or not there.
+//! Output of commands: text and JSON on standard output, and files next to profiles, complete under their name or not
+//! there.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -8,7 +9,6 @@ use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
 use crate::errors::Error;
-use crate::report::stdout_error;
 
 /// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
@@ -105,6 +105,24 @@ fn open(path: &Path, force: bool) -> Result<Sink, Error> {
 fn is_database(path: &Path) -> bool {
     let mut head = [0; 16];
     File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *SQLITE_MAGIC
+}
+
+/// Writes text to standard output, all of it at once.
+pub fn write_text(text: &str) -> Result<(), Error> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
+}
+
+/// Prints something as JSON.
+pub fn write_json(value: &impl serde::Serialize) -> Result<(), Error> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    serde_json::to_writer_pretty(&mut out, value).map_err(|e| stdout_error(e.into()))?;
+    out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
+}
+
+/// A failure to write to standard output.
+pub fn stdout_error(source: io::Error) -> Error {
+    Error::System { action: "write to standard output", source }
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use text::clean::escaped;
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
+use crate::output::stdout_error;
 use crate::render::table::{Align, Table};
 use crate::render::{Style, csv};
-use crate::report::stdout_error;
 
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {

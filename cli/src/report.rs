@@ -7,9 +7,10 @@ use profile::boot::Boot;
 use profile::report::{Direction, ExactReport, Request, Source, StateReport, TreeRequest};
 use profile::{Filter, Profile, Report};
 
-use crate::args::{FilterArgs, ReportArgs};
+use crate::args::ReportArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, boot, by, exact, states, summary, tree};
+use crate::output::{stdout_error, write_json, write_text};
+use crate::render::{Page, all_for_zero, boot, by, exact, states, summary, tree};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
@@ -34,7 +35,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
-    let mut report = Report::read_with(&profile, &filter(&args.filter), &request)?;
+    let mut report = Report::read_with(&profile, &args.filter.to_filter(), &request)?;
     report.sort(args.sort);
     if args.json {
         write_json(&report)?;
@@ -81,7 +82,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 /// `report --states`.
 fn state_report(args: &ReportArgs, source: Source) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-    let report = StateReport::read(&profile, &filter(&args.filter), source)?;
+    let report = StateReport::read(&profile, &args.filter.to_filter(), source)?;
     if args.json {
         write_json(&report)?;
     } else {
@@ -104,29 +105,6 @@ fn request(args: &ReportArgs) -> Request {
     }
 }
 
-/// What the options that choose a part of a profile mean.
-pub fn filter(args: &FilterArgs) -> Filter {
-    let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let span = args.time.unwrap_or_default();
-    Filter {
-        process: args.process.clone(),
-        tree: args.tree_of.clone(),
-        instance: args.instance.clone(),
-        cgroup: args.cgroup.clone(),
-        thread: args.thread.clone(),
-        symbol: args.symbol.clone(),
-        modes: args.mode.iter().map(|&mode| mode.into()).collect(),
-        vcpu: args.cpu,
-        from_ns: span.from.map(ns),
-        to_ns: span.to.map(ns),
-    }
-}
-
-/// `-n 0` means all rows.
-pub fn all_for_zero(rows: usize) -> usize {
-    if rows == 0 { usize::MAX } else { rows }
-}
-
 /// Prints the summary of a whole profile.
 pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
@@ -140,12 +118,6 @@ pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     written.map_err(stdout_error)
 }
 
-/// Writes text to standard output, all of it at once.
-pub fn write_text(text: &str) -> Result<(), Error> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
-}
-
 /// Prints the whole profile's report as JSON.
 pub fn print_json(path: &Path) -> Result<(), Error> {
     write_json(&read(path, &Filter::default())?)
@@ -153,16 +125,4 @@ pub fn print_json(path: &Path) -> Result<(), Error> {
 
 fn read(path: &Path, filter: &Filter) -> Result<Report, Error> {
     Ok(Report::read(&Profile::open(path)?, filter)?)
-}
-
-/// Prints something as JSON.
-pub fn write_json(value: &impl serde::Serialize) -> Result<(), Error> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    serde_json::to_writer_pretty(&mut out, value).map_err(|e| stdout_error(e.into()))?;
-    out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
-}
-
-/// A failure to write to standard output.
-pub fn stdout_error(source: io::Error) -> Error {
-    Error::System { action: "write to standard output", source }
 }

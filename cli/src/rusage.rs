@@ -5,8 +5,8 @@ use profile::rusage::Rusage;
 
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, rusage as render};
-use crate::report::{all_for_zero, write_json, write_text};
+use crate::output::{write_json, write_text};
+use crate::render::{Page, all_for_zero, rusage as render};
 
 /// Runs the command.
 pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {

@@ -6,13 +6,12 @@ use profile::simulate::{Options, study};
 
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::Output;
+use crate::output::{Output, write_json, write_text};
 use crate::render::{Page, coverage, simulate};
-use crate::report::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
-    let options = Options { seed: args.seed, runs: args.runs, clock: args.clock.map(Into::into) };
+    let options = Options { seed: args.seed, runs: args.runs, clock: args.clock };
     let picture = args.plot.as_ref().map(|path| Output::open(path, args.force)).transpose()?;
     let live = io::stderr().is_terminal() && !args.quiet;
     let result = study(&options, |done, all| {

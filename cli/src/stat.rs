@@ -9,8 +9,8 @@ use profile::stat::Stat;
 
 use crate::args::StatArgs;
 use crate::errors::{Error, ExitCode};
-use crate::render::{Page, Style, stat as render};
-use crate::report::{all_for_zero, write_json, write_text};
+use crate::output::{write_json, write_text};
+use crate::render::{Page, Style, all_for_zero, stat as render};
 
 /// A run that has written nothing for this long has ended without a word.
 const SILENT: Duration = Duration::from_secs(5);

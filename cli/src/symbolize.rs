@@ -8,15 +8,15 @@ use std::path::{Path, PathBuf};
 
 use profile::store::EditError;
 use profile::symbolize::{NotFound, Progress, Symbolized, symbolize};
+use symbols::debuginfod::Debuginfod;
 use symbols::names::DebugFiles;
 use text::clean::escaped;
 use text::units;
 
 use crate::args::{DebugArgs, SymbolizeArgs};
-use crate::debuginfod::Debuginfod;
 use crate::errors::{Error, ExitCode};
+use crate::output::{write_json, write_text};
 use crate::render::{table, terminal_columns};
-use crate::report::{write_json, write_text};
 
 /// Goes to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";

@@ -8,13 +8,15 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
+use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
-use vmm::{Console, Machine, Payload, Unobserved, VmConfig, probe};
+use vmm::{Machine, Unobserved, VmConfig, probe};
 
+const SOON: Duration = Duration::from_secs(20);
 /// Set in the VMM.
 const VMM: &str = "VPROF_TEST_VMM";
 /// `1: jmp 1b`
@@ -24,11 +26,11 @@ const SPIN: &[u8] = &[0xeb, 0xfe];
 struct Vm(Child);
 
 impl Vm {
-    /// Starts this binary again for the test `test`. `None`, loudly, where there is no KVM.
+    /// Starts this binary again for the test `test`. `None` where there is no KVM, and need not be.
     fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
         static ONE: Mutex<()> = Mutex::new(());
         if let Err(error) = probe::open() {
-            let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+            testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }
         let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -64,31 +66,19 @@ impl Attached {
         let (profile, socket) = (directory.join("a.vprof"), directory.join("run.sock"));
         let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
         let vprof_there = attach.arg(&profile).arg("--control").arg(&socket).spawn().unwrap();
-        let begin = Instant::now();
         let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
-        loop {
+        eventually("samples", SOON, || {
             let status = ctl();
             // It answers before it has begun.
-            if status.status.success() && json(&status)["samples"].as_u64().is_some_and(|samples| samples > 0)
-            {
-                break;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20), "{}", stderr(&status));
-            std::thread::sleep(Duration::from_millis(50));
-        }
+            let samples = status.status.success().then(|| json(&status)["samples"].as_u64())?;
+            samples.filter(|samples| *samples > 0)
+        });
         Self { vprof: vprof_there, profile }
     }
 
     /// Its end, which must come by itself, and what the profile says of it.
     fn end(mut self) -> (ExitStatus, String) {
-        let begin = Instant::now();
-        let status = loop {
-            if let Some(status) = self.vprof.try_wait().unwrap() {
-                break status;
-            }
-            assert!(begin.elapsed() < Duration::from_secs(20), "the end of the VM was not noticed");
-            std::thread::sleep(Duration::from_millis(20));
-        };
+        let status = eventually("end after the VM's", SOON, || self.vprof.try_wait().unwrap());
         let sql = "SELECT text FROM event WHERE kind = 'end'";
         let rows = vprof(["query"]).arg(&self.profile).args([sql, "--csv"]).output().unwrap();
         (status, stdout(&rows))
@@ -100,16 +90,7 @@ fn play() {
     if std::env::var_os(VMM).is_none() {
         return;
     }
-    let config = VmConfig {
-        vcpus: 2,
-        memory_bytes: 64 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(SPIN) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     std::thread::spawn(|| {

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 
-use support::{bzimage, ext4, fake_host, initrd, refused, run, stderr, vprof};
+use support::{ext4, fake_host, initrd, refused, run, stderr, vprof};
 
 /// A directory with good and bad files.
 struct Files(tempfile::TempDir);
@@ -14,7 +14,7 @@ struct Files(tempfile::TempDir);
 impl Files {
     fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
-        files.write("kernel", &bzimage(10_000));
+        files.write("kernel", &testkit::bz_image(10_000));
         files.write("initrd", &initrd());
         files
     }
@@ -102,7 +102,7 @@ fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
     ext4(&files.path("root"), &files.path("badkernel.img"));
     refused(&files.image("badkernel.img"), 1, &["badkernel.img", "/boot/vmlinuz-6.1", "not a Linux kernel"]);
 
-    fs::write(files.path("root/boot/vmlinuz-6.1"), &bzimage(10_000)[..5000]).unwrap();
+    fs::write(files.path("root/boot/vmlinuz-6.1"), &testkit::bz_image(10_000)[..5000]).unwrap();
     ext4(&files.path("root"), &files.path("cutkernel.img"));
     refused(&files.image("cutkernel.img"), 1, &["cutkernel.img", "/boot/vmlinuz-6.1", "cut off"]);
 }
@@ -180,7 +180,7 @@ fn kernels_that_are_none() {
     refused(&files.kernel("empty"), 1, &["empty is empty", "a kernel for x86-64"]);
     fs::create_dir(files.path("folder")).unwrap();
     refused(&files.kernel("folder"), 1, &["folder is a directory"]);
-    files.write("cut", &bzimage(10_000)[..5_000]);
+    files.write("cut", &testkit::bz_image(10_000)[..5_000]);
     refused(&files.kernel("cut"), 1, &["cut: the kernel file is cut off"]);
     files.write("text", b"hello");
     refused(&files.kernel("text"), 1, &["text: this is", "not a Linux kernel"]);
@@ -404,8 +404,7 @@ fn more_memory_than_there_is_on_kvm() {
     let total: u64 = host.lines().next().unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
     let open = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm");
     if open.is_err() || total > 200 << 20 {
-        eprintln!("SKIPPED: needs /dev/kvm, and a machine of less than 200 GiB");
-        return;
+        return testkit::missing("/dev/kvm, and a machine of less than 200 GiB");
     }
     let files = Files::new();
     let arguments = ["-q", "--host", "kvm", "--memory", "256G"].map(Path::new);
@@ -421,8 +420,7 @@ fn no_permission_on_dev_kvm() {
     let closed = fs::metadata("/dev/kvm").is_ok_and(|m| m.mode() & 0o006 == 0);
     let is_root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     if !closed || !is_root {
-        eprintln!("SKIPPED: needs root, and a /dev/kvm that is closed to others");
-        return;
+        return testkit::missing("root, and a /dev/kvm that is closed to others");
     }
     let files = Files::new();
     fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();

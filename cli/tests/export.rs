@@ -7,8 +7,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use profile::made_up;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
-use testkit::made_up;
 
 struct Profile(tempfile::TempDir);
 

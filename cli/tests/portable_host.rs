@@ -5,9 +5,9 @@ mod support;
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use support::{bzimage, fake_host, stderr, vprof};
+use support::{fake_host, stderr, vprof};
 
 struct Fake {
     directory: tempfile::TempDir,
@@ -20,7 +20,7 @@ impl Fake {
         let directory = tempfile::tempdir().unwrap();
         let log = format!("echo $$ >> '{}'\n{script}", directory.path().join("pids").display());
         let (bundle, bin) = fake_host(directory.path(), &log);
-        fs::write(directory.path().join("kernel"), bzimage(5000)).unwrap();
+        fs::write(directory.path().join("kernel"), testkit::bz_image(5000)).unwrap();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         Self { directory, bundle, path }
     }
@@ -53,11 +53,7 @@ fn is_gone(pid: u32) -> bool {
 }
 
 fn wait_until(what: &str, mut met: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !met() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    testkit::eventually(what, Duration::from_secs(20), || met().then_some(()));
 }
 
 #[test]

@@ -3,19 +3,18 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::pty::openpty;
 use profile::rows::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
 use profile::store::ProfileWriter;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
 use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;
+use testkit::{Terminal, tool};
 
 const SOURCE: &str =
     "int work(int n) { return n * 3; }\nint main(int n, char **a) { return work(n) + !a; }\n";
@@ -30,7 +29,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// `None`, said loudly, where there is no compiler.
+    /// `None` where there is no compiler, and need not be.
     fn new() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -38,14 +37,11 @@ impl Setup {
         fs::create_dir(at("dbg")).unwrap();
         fs::write(at("prog.c"), SOURCE).unwrap();
         let program = at("root/usr/bin/prog");
-        let compiler = Command::new("cc")
+        let compiled = tool("cc")?
             .args(["-g", "-O0", "-Wl,--build-id=sha1", "-o"])
             .args([&program, &at("prog.c")])
             .status();
-        if !compiler.is_ok_and(|status| status.success()) {
-            eprintln!("SKIPPED: no C compiler");
-            return None;
-        }
+        assert!(compiled.unwrap().success());
         let elf = ElfFile::open(Box::new(File::open(&program).unwrap())).unwrap();
         let symbols = Symbolizer::new(&elf, None, None);
         let start = symbols.functions().iter().find(|function| function.name == "work").unwrap().start;
@@ -274,17 +270,11 @@ fn profiles_that_can_not_be_changed() {
 #[test]
 fn a_terminal_shows_how_far_it_is() {
     let Some(setup) = Setup::new() else { return };
-    let pty = openpty(None, None).unwrap();
     let mut command = vprof(["symbolize"]);
     command.arg(setup.at("p.vprof")).arg("--symfs").arg(setup.at("root"));
-    let output =
-        command.stderr(pty.slave).stdout(Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
-    assert!(output.status.success());
-    drop(command);
-    let mut shown = Vec::new();
-    // Ends with an error: nobody has the other side open any more.
-    let _ = File::from(pty.master).read_to_end(&mut shown);
-    assert_eq!(String::from_utf8(shown).unwrap(), "\r\x1b[Kfile 1 of 1: /usr/bin/prog\r\x1b[K");
+    let (status, shown) = Terminal::start(command, 24, 80).end();
+    assert!(status.success());
+    assert!(shown.starts_with("\r\x1b[Kfile 1 of 1: /usr/bin/prog\r\x1b[K"), "{shown:?}");
 }
 
 /// Ends the process when dropped.
@@ -301,15 +291,15 @@ impl Drop for Server {
 fn servers_are_asked() {
     let Some(setup) = Setup::new() else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let started = Command::new("debuginfod")
+    let Some(mut debuginfod) = tool("debuginfod") else { return };
+    let started = debuginfod
         .args(["-F", "-p", &port.to_string(), "-d"])
         .args([setup.at("database"), setup.at("root")])
         .env_remove("DEBUGINFOD_URLS")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let Ok(child) = started else { return eprintln!("SKIPPED: debuginfod is not installed") };
-    let _server = Server(child);
+    let _server = Server(started.unwrap());
     let deadline = Instant::now() + Duration::from_secs(60);
     for attempt in 0.. {
         // A miss is remembered: each try has a cache of its own until the server has seen the file.

@@ -5,7 +5,9 @@
 mod support;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use linux::CpuStat;
 use profile::rows::Microstates;
@@ -166,8 +168,31 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.txt"))
 }
 
-/// Runs `vprof` with these words in the directory and compares what it prints.
-fn same(directory: &Path, name: &str, words: &str) {
+/// A directory with the profiles that the tables are of.
+fn profiles() -> &'static Path {
+    static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
+    DIRECTORY.get_or_init(|| {
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tables");
+        fs::create_dir_all(&directory).unwrap();
+        let at = |name: &str| {
+            let path = directory.join(name);
+            // Of an earlier run.
+            fs::remove_file(&path)
+                .or_else(|error| (error.kind() == ErrorKind::NotFound).then_some(()).ok_or(error))
+                .unwrap();
+            path
+        };
+        write_batch(&at("p.vprof"), &with_everything(3));
+        write_batch(&at("exact.vprof"), &with_exact());
+        write_batch(&at("sampled.vprof"), &with_task_scans());
+        write_profile_of(&at("after.vprof"), 1);
+        directory
+    })
+}
+
+/// Runs `vprof` with these words in the directory of [`profiles`] and compares what it prints.
+fn same(name: &str, words: &str) {
+    let directory = profiles();
     let arguments = words.split(' ').map(|word| match word.strip_prefix('@') {
         Some(profile) => directory.join(profile).to_string_lossy().into_owned(),
         None => word.to_owned(),
@@ -184,43 +209,53 @@ fn same(directory: &Path, name: &str, words: &str) {
     assert!(text == expected, "{words} prints:\n{text}\nand {} has:\n{expected}", path.display());
 }
 
-#[test]
-fn tables_are_as_they_were() {
-    let directory = tempfile::tempdir().unwrap();
-    let at = |name: &str| directory.path().join(name);
-    write_batch(&at("p.vprof"), &with_everything(3));
-    write_batch(&at("exact.vprof"), &with_exact());
-    write_batch(&at("sampled.vprof"), &with_task_scans());
-    write_profile_of(&at("after.vprof"), 1);
-    for by in [
-        "function",
-        "instruction",
-        "line",
-        "process",
-        "instance",
-        "thread",
-        "cgroup",
-        "module",
-        "irq",
-        "syscall",
-    ] {
-        same(directory.path(), &format!("report-by-{by}"), &format!("report @p.vprof --by {by}"));
-    }
-    for (name, words) in [
-        ("report", "report @p.vprof"),
-        ("report-callers", "report @p.vprof --callers do_work"),
-        ("report-callees", "report @p.vprof --callees do_work"),
-        ("report-exact", "report --exact @exact.vprof"),
-        ("report-states-exact", "report --states @exact.vprof"),
-        ("report-states-sampled", "report --states @sampled.vprof"),
-        ("stat", "stat @p.vprof"),
-        ("stat-csv", "stat --csv @p.vprof"),
-        ("rusage", "rusage @p.vprof"),
-        ("rusage-csv", "rusage --csv @p.vprof"),
-        ("diff", "diff @p.vprof @after.vprof"),
-        ("diff-markdown", "diff --markdown @p.vprof @after.vprof"),
-        ("query-csv", "query --csv @p.vprof SELECT(comm)FROM(instance)"),
-    ] {
-        same(directory.path(), name, words);
-    }
+/// A test for each table, whose file in `golden` has the test's name with hyphens.
+macro_rules! tables {
+    ($($name:ident: $words:literal,)*) => {
+        $(
+            #[test]
+            fn $name() {
+                same(&stringify!($name).replace('_', "-"), $words);
+            }
+        )*
+
+        #[test]
+        fn every_file_has_a_table() {
+            let mut files: Vec<String> = fs::read_dir(golden("x").parent().unwrap())
+                .unwrap()
+                .map(|file| file.unwrap().path().file_stem().unwrap().to_string_lossy().replace('-', "_"))
+                .filter(|name| name != "simulate")
+                .collect();
+            files.sort();
+            let mut names = vec![$(stringify!($name)),*];
+            names.sort_unstable();
+            assert_eq!(files, names);
+        }
+    };
+}
+
+tables! {
+    report_by_function: "report @p.vprof --by function",
+    report_by_instruction: "report @p.vprof --by instruction",
+    report_by_line: "report @p.vprof --by line",
+    report_by_process: "report @p.vprof --by process",
+    report_by_instance: "report @p.vprof --by instance",
+    report_by_thread: "report @p.vprof --by thread",
+    report_by_cgroup: "report @p.vprof --by cgroup",
+    report_by_module: "report @p.vprof --by module",
+    report_by_irq: "report @p.vprof --by irq",
+    report_by_syscall: "report @p.vprof --by syscall",
+    report: "report @p.vprof",
+    report_callers: "report @p.vprof --callers do_work",
+    report_callees: "report @p.vprof --callees do_work",
+    report_exact: "report --exact @exact.vprof",
+    report_states_exact: "report --states @exact.vprof",
+    report_states_sampled: "report --states @sampled.vprof",
+    stat: "stat @p.vprof",
+    stat_csv: "stat --csv @p.vprof",
+    rusage: "rusage @p.vprof",
+    rusage_csv: "rusage --csv @p.vprof",
+    diff: "diff @p.vprof @after.vprof",
+    diff_markdown: "diff --markdown @p.vprof @after.vprof",
+    query_csv: "query --csv @p.vprof SELECT(comm)FROM(instance)",
 }

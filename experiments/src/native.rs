@@ -9,8 +9,8 @@ use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
 use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
-use sampler::{Session, SessionConfig, VcpuSampler};
-use vmm::{Console, Exit, FLAT_ENTRY, Machine, Observer, Payload, Tick, VmConfig};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use vmm::{Exit, FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
 
 /// Running time of the program for each clock and run, s.
 pub const LENGTH: u64 = 30;
@@ -191,28 +191,18 @@ fn run(
     code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: case.rate_hz,
-        clock: case.clock,
-        seed,
-        stack_depth: 0,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig {
+            rate_hz: case.rate_hz,
+            clock: case.clock,
+            seed,
+            ..RecordingConfig::default()
+        },
         meta: Vec::new(),
     };
     let counted = FrameSink::default();
     let (mut session, mut samplers) =
         Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
-    let machine = VmConfig {
-        vcpus: 1,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code, cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let machine = VmConfig::flat(code);
     let machine = Machine::start(machine, |_| ObservedSampler {
         sampler: samplers.remove(0),
         account: WorkAccount::default(),

@@ -10,9 +10,8 @@ use std::time::{Duration, Instant};
 
 use export::{Format, Request};
 use npm::Package;
-use profile::Profile;
+use profile::{Profile, made_up};
 use serde_json::Value;
-use testkit::made_up;
 
 const PROFILER: Package = Package {
     name: "@firefox-devtools/profiler-cli@0.10.0",

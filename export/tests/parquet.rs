@@ -1,28 +1,22 @@
 //! Parquet as pyarrow reads it.
 //!
 //! pyarrow comes from PyPI, by the machine's own settings, and is kept in cargo's directory for tests. Without Python or network
-//! the test says so, and is skipped.
+//! the test fails (`testkit::missing`).
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use export::{Format, Request};
-use profile::Profile;
-use testkit::made_up;
+use profile::{Profile, made_up};
+use testkit::{missing, tool};
 
 const PACKAGE: &str = "pyarrow==26.0.1";
 
 /// More than a row group has.
 const SAMPLES: u64 = 150_000;
 
-fn skipped(why: &str) {
-    // Not eprintln!, which tests keep to themselves.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
-}
-
-/// A Python that has pyarrow.
+/// A Python that has pyarrow; `None` where it cannot be installed, and need not be.
 fn python() -> Option<PathBuf> {
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
     let python = directory.join("bin/python3");
@@ -31,12 +25,12 @@ fn python() -> Option<PathBuf> {
         return Some(python);
     }
     let made = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-    if !made(Command::new("python3").args(["-m", "venv"]).arg(&directory)) {
-        skipped("python3 can't make an environment (Debian package python3-venv)");
+    if !made(tool("python3")?.args(["-m", "venv"]).arg(&directory)) {
+        missing("an environment of python3 (Debian package python3-venv; `cargo xtask deps` installs it)");
         return None;
     }
     if !made(Command::new(&python).args(["-m", "pip", "install", "--quiet", PACKAGE])) {
-        skipped("pip can't fetch pyarrow: no network?");
+        missing("pyarrow from PyPI, which pip cannot fetch: check the network");
         return None;
     }
     fs::write(ready, "").expect("room");

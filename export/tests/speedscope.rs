@@ -8,9 +8,8 @@ use std::process::Command;
 
 use export::{Count, Format, Request};
 use npm::Package;
-use profile::Profile;
+use profile::{Profile, made_up};
 use serde_json::Value;
-use testkit::made_up;
 
 const SPEEDSCOPE: Package = Package {
     name: "speedscope@1.25.0",

@@ -20,7 +20,7 @@ fuzz_target!(|input: Input| {
     let places = [TASKS, TASKS, TASKS, PER_CPU, PER_CPU, DATA, PAGE_TABLES];
     let memory = Patched::new(&guest.guest.memory, &places, &input.patches);
     let kernel = &guest.kernel;
-    if let Ok(books) = kernel.books(&memory) {
+    if let Ok(books) = kernel.process_cpu_times(&memory) {
         let threads: usize = books.iter().map(|process| process.threads.len()).sum();
         assert!(books.len() <= 65_536 && threads <= 65_536, "as many as tasks");
         for process in &books {
@@ -29,9 +29,9 @@ fuzz_target!(|input: Input| {
         }
     }
     for task in [guest.guest.task(100), guest.guest.task(103), Some(input.task)].into_iter().flatten() {
-        let _ = kernel.books_of(&memory, task);
+        let _ = kernel.process_cpu_times_of(&memory, task);
     }
-    if let Ok(books) = kernel.cpu_books(&memory) {
+    if let Ok(books) = kernel.cpu_stats(&memory) {
         assert!(books.len() <= 8192);
     }
 });

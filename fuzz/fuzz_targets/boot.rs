@@ -9,7 +9,7 @@ use vprof_fuzz::{files, seeds};
 const MEMORY: usize = 64 << 20;
 
 fuzz_target!(
-    init: seeds::offer(|| [files::bz_image(), files::vmlinux(), files::efi()]),
+    init: seeds::offer(|| [testkit::bz_image(512), files::vmlinux(), files::efi()]),
     |bytes: &[u8]| {
         let good = vmm::check_kernel(bytes).is_ok();
         // The tail is the initrd, and its length tells where it starts.

@@ -14,7 +14,7 @@ const NAMED: usize = 200;
 
 fn unwind_table(elf: &ElfFile) -> Option<CfiTable> {
     let section =
-        |section: symbols::elf::Section| CfiSection { bytes: section.bytes, address: section.address };
+        |section: symbols::elf::ElfSection| CfiSection { bytes: section.bytes, address: section.address };
     let sections = CfiSections {
         eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
         eh_frame: elf.eh_frame().ok().map(section),

@@ -2,8 +2,8 @@
 
 #![no_main]
 
-use libfuzzer_sys::fuzz_target;
 use images::initrd::Initrd;
+use libfuzzer_sys::fuzz_target;
 use vprof_fuzz::{files, seeds};
 
 fuzz_target!(

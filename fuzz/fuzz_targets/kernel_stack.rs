@@ -8,7 +8,9 @@ use std::sync::{Arc, LazyLock};
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use linux::fixture::{Config, Guest, Style, phys_to_virt};
-use linux::{Kernel, PhysAddr, PhysicalMemory, StackCopy, StackReader, StackSample, WalkEnd};
+use linux::{
+    Kernel, PhysAddr, PhysicalMemory, SleepingTask, StackCopy, StackReader, StackSample, VirtAddr, WalkEnd,
+};
 use vprof_fuzz::guests::{GENERATED, GENERATED_CODE, MODULES, PAGE_TABLES, PER_CPU, TASKS};
 use vprof_fuzz::memory::{Patch, Patched, Place};
 use vprof_fuzz::stacks::{Word, registers};
@@ -267,7 +269,12 @@ fuzz_target!(|input: Input| {
     if input.sleeping {
         copy.clear();
         if reader
-            .copy_sleeping(&memory, (sound.task, input.kernel_thread), StackReader::USER_BYTES, &mut copy)
+            .copy_sleeping(
+                &memory,
+                SleepingTask { task: VirtAddr(sound.task), kernel_thread: input.kernel_thread },
+                StackReader::USER_BYTES,
+                &mut copy,
+            )
             .is_some()
         {
             unwinder.walk_copy(&copy, LIMIT, |_| ());

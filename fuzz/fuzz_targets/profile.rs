@@ -67,7 +67,7 @@ static SOUND: LazyLock<Sound> = LazyLock::new(|| {
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.expect("a directory");
     let path = directory.path().join("fuzz.vprof");
-    testkit::made_up::write_profile(&path, SAMPLES, STACKS);
+    profile::made_up::write_profile(&path, SAMPLES, STACKS);
     let connection = Connection::open(&path).expect("the profile");
     let _: String = connection
         .query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0))

@@ -44,7 +44,7 @@ fuzz_target!(|input: Input| {
             let _ = reader.read(&memory, cpu);
         }
     }
-    if let Ok(lists) = kernel.task_scan(&memory) {
+    if let Ok(lists) = kernel.task_list_reader(&memory) {
         let mut seen = 0;
         let _ = lists.walk(&memory, |_| seen += 1);
         assert!(seen <= 1 << 17);

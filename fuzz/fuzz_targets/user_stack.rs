@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable, Image, ImageCode, Images, UserUnwinder};
+use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode, UserUnwinder};
 use symbols::fixture::cfi::{Builder, EH_FRAME, HEADER, cfa_offset, debug_frame, saved};
 use vprof_fuzz::stacks::{Word, Words, registers};
 
@@ -49,11 +49,11 @@ struct Process<'a> {
     bytes: &'a [u8],
 }
 
-impl Images for Process<'_> {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for Process<'_> {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         match address {
-            BIAS..0x5555_0001_0000 => Some(Image { id: self.id, bias: BIAS, code: self.code }),
-            JIT..0x7000_0000_1000 => Some(Image { id: 0, bias: 0, code: ImageCode::Anonymous }),
+            BIAS..0x5555_0001_0000 => Some(CodeMapping { id: self.id, bias: BIAS, code: self.code }),
+            JIT..0x7000_0000_1000 => Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous }),
             _ => None,
         }
     }

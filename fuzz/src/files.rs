@@ -10,30 +10,6 @@ fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
     file[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// A bzImage of 64-bit Linux with a setup of 2.5 KiB and 512 bytes of kernel (Documentation/arch/x86/boot.rst, "The
-/// Real-Mode Kernel Header").
-pub fn bz_image() -> Vec<u8> {
-    let mut file = vec![0; 5 * 512 + 512];
-    let fields: [(usize, &[u8]); 12] = [
-        (0x1f1, &[4]),
-        (0x1f4, &[32, 0, 0, 0]),
-        (0x1fe, &[0x55, 0xaa]),
-        (0x202, b"HdrS"),
-        (0x206, &[0x0f, 0x02]),
-        (0x211, &[1]),
-        (0x22c, &[0xff, 0xff, 0xff, 0x7f]),
-        (0x230, &[0, 0, 0x20, 0]),
-        (0x236, &[1, 0]),
-        (0x238, &[0xff, 0x07, 0, 0]),
-        (0x258, &[0, 0, 0, 1]),
-        (0x260, &[0, 0, 0x10, 0]),
-    ];
-    for (at, bytes) in fields {
-        put(&mut file, at, bytes);
-    }
-    file
-}
-
 /// An ELF kernel with one segment of 64 bytes at 16 MiB.
 pub fn vmlinux() -> Vec<u8> {
     let mut file = vec![0; 120 + 64];

@@ -1,7 +1,7 @@
 //! What an image was made of, down to the hash of every input.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -111,11 +111,18 @@ pub(crate) fn fingerprint(recipe: &[&str], packages: &[Input], programs: &[Progr
 
 /// SHA-256 of a file in hexadecimal digits.
 pub(crate) fn sha256_of(path: &Path) -> Result<String> {
-    let mut hash = Sha256::new();
-    File::open(path)
-        .and_then(|mut file| io::copy(&mut file, &mut hash))
-        .with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(hex(&hash.finalize()))
+    hash_of(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+fn hash_of(path: &Path) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut part) = (Sha256::new(), vec![0; 1 << 16]);
+    loop {
+        match file.read(&mut part)? {
+            0 => return Ok(hex(&hash.finalize())),
+            count => hash.update(&part[..count]),
+        }
+    }
 }
 
 /// What a manifest says of a file that was just made; its name is the one that it is going to have.

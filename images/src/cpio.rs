@@ -4,10 +4,10 @@
 //! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive. The
 //! kernel skips zero bytes between archives and wants each one to start at a multiple of 4.
 
-use crate::initrd::Header;
+use crate::initrd::EntryHeader;
 
 /// Name of the entry that ends an archive.
-pub const TRAILER: &str = Header::TRAILER;
+pub const TRAILER: &str = EntryHeader::TRAILER;
 
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
@@ -78,9 +78,9 @@ pub struct Entry<'a> {
 
 /// Reads the entry whose header is at `offset`; `None` if it is malformed or cut off.
 pub fn entry(archive: &[u8], offset: usize) -> Option<Entry<'_>> {
-    let header = Header::parse(archive.get(offset..)?.first_chunk()?)?;
+    let header = EntryHeader::parse(archive.get(offset..)?.first_chunk()?)?;
     let (size, name_size) = (usize::try_from(header.size).ok()?, usize::try_from(header.name_size).ok()?);
-    let name_start = offset + Header::BYTES;
+    let name_start = offset + EntryHeader::BYTES;
     let name_end = name_start.checked_add(name_size)?;
     let name = archive.get(name_start..name_end.checked_sub(1)?)?;
     let start = name_end.checked_next_multiple_of(4)?;
@@ -114,7 +114,7 @@ mod tests {
         let mut writer = Writer::append_to(Vec::new());
         writer.file("a", 0o644, b"content");
         let bytes = writer.finish();
-        for cut in 0..Header::BYTES + 9 {
+        for cut in 0..EntryHeader::BYTES + 9 {
             assert_eq!(entry(&bytes[..cut], 0), None, "cut at {cut}");
         }
         let mut hostile = bytes.clone();

@@ -1,8 +1,8 @@
-//! Checks an initrd before a guest finds out: a torn one ends in a kernel panic that tells little.
+//! Checks an initrd before a guest boots it: a damaged one ends in a kernel panic that shows little.
 //!
-//! An initrd is a row of archives, each bare or compressed, as `unpack_to_rootfs` of init/initramfs.c (Linux 6.1)
-//! reads it. Bare archives, zstd and lz4 are walked by their own lengths, gzip is unpacked, xz is told by its footer;
-//! of bzip2, lzma and lzo only the beginning is checked.
+//! An initrd is a row of archives, each bare or compressed, as `unpack_to_rootfs` of init/initramfs.c (Linux
+//! 6.1) reads it. Bare archives, zstd and lz4 are walked by their own lengths, gzip is unpacked, xz is shown
+//! by its footer; of bzip2, lzma and lzo only the beginning is checked.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
@@ -12,9 +12,9 @@ use super::{ImageError, WANTED_INITRD, cpio};
 /// The most that is unpacked to look for a file, bytes.
 const MAX_UNPACKED: u64 = 1 << 30;
 
-/// What is wrong with an initrd.
+/// Defect of an initrd.
 #[derive(Debug, PartialEq, Eq)]
-enum Wrong {
+enum InitrdDefect {
     CutOff(&'static str),
     Foreign,
 }
@@ -25,10 +25,10 @@ pub fn check(initrd: &[u8], path: &Path) -> Result<(), ImageError> {
         return Err(ImageError::Empty { path: path.to_owned(), wanted: WANTED_INITRD });
     }
     walk(initrd).map_err(|wrong| match wrong {
-        Wrong::CutOff(form) => {
+        InitrdDefect::CutOff(form) => {
             ImageError::Truncated { path: path.to_owned(), detail: format!("its {form} ends too early") }
         }
-        Wrong::Foreign => ImageError::Foreign {
+        InitrdDefect::Foreign => ImageError::Foreign {
             path: path.to_owned(),
             found: "no initrd".to_owned(),
             advice: format!("give {WANTED_INITRD}"),
@@ -36,17 +36,18 @@ pub fn check(initrd: &[u8], path: &Path) -> Result<(), ImageError> {
     })
 }
 
-/// One after the other, as a boot loader hands them over; `None` for none.
+/// Returns one after the other, as a boot loader hands them over; `None` for none.
 pub fn joined(archives: impl IntoIterator<Item = Vec<u8>>) -> Option<Vec<u8>> {
     archives.into_iter().reduce(|mut all, next| {
-        // Each archive begins at a multiple of four (Documentation/driver-api/early-userspace/buffer-format.rst).
+        // Each archive begins at a multiple of four
+        // (Documentation/driver-api/early-userspace/buffer-format.rst).
         all.resize(all.len().next_multiple_of(4), 0);
         all.extend(next);
         all
     })
 }
 
-/// True if the first archive of a whole initrd, bare or in gzip, has this file.
+/// Returns true if the first archive of a whole initrd, bare or in gzip, has this file.
 pub fn contains(initrd: &[u8], name: &str) -> bool {
     let mut unpacked = Vec::new();
     let archive = if initrd.starts_with(&[0x1f, 0x8b]) {
@@ -68,7 +69,7 @@ pub fn contains(initrd: &[u8], name: &str) -> bool {
     false
 }
 
-fn walk(initrd: &[u8]) -> Result<(), Wrong> {
+fn walk(initrd: &[u8]) -> Result<(), InitrdDefect> {
     let mut at = 0;
     let mut archives = 0_u32;
     while let Some(zeros) = initrd[at..].iter().position(|b| *b != 0) {
@@ -77,21 +78,22 @@ fn walk(initrd: &[u8]) -> Result<(), Wrong> {
         let length = match rest {
             [b'0', ..] if at % 4 == 0 => bare(initrd, at)? - at,
             [0x1f, 0x8b, ..] => gzip(rest)?,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => zstd(rest).ok_or(Wrong::CutOff("zstd stream"))?,
-            [0x02, 0x21, 0x4c, 0x18, ..] => lz4(rest).ok_or(Wrong::CutOff("lz4 stream"))?,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => zstd(rest).ok_or(InitrdDefect::CutOff("zstd stream"))?,
+            [0x02, 0x21, 0x4c, 0x18, ..] => lz4(rest).ok_or(InitrdDefect::CutOff("lz4 stream"))?,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
                 let used = rest.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-                // The xz file format, 2.1.2: a stream ends in "YZ". What follows it can't be told apart here.
+                // The xz file format, 2.1.2: a stream ends in "YZ". What follows it can't be distinguished
+                // here.
                 if rest[..used].ends_with(b"YZ") || has_archive_after(rest) {
                     rest.len()
                 } else {
-                    return Err(Wrong::CutOff("xz stream"));
+                    return Err(InitrdDefect::CutOff("xz stream"));
                 }
             }
             [b'B', b'Z', b'h', ..] | [0x5d, 0, 0, ..] | [0x89, b'L', b'Z', b'O', ..] => rest.len(),
-            // Padding and junk after a whole archive are not looked at by the kernel either.
+            // Padding and junk after a whole archive are not read by the kernel either.
             _ if archives > 0 => return Ok(()),
-            _ => return Err(Wrong::Foreign),
+            _ => return Err(InitrdDefect::Foreign),
         };
         archives += 1;
         at += length;
@@ -99,7 +101,7 @@ fn walk(initrd: &[u8]) -> Result<(), Wrong> {
             break;
         }
     }
-    if archives == 0 { Err(Wrong::Foreign) } else { Ok(()) }
+    if archives == 0 { Err(InitrdDefect::Foreign) } else { Ok(()) }
 }
 
 /// True where a bare archive follows a compressed one.
@@ -107,28 +109,28 @@ fn has_archive_after(compressed: &[u8]) -> bool {
     compressed.windows(6).any(|w| w == b"070701")
 }
 
-/// End of the bare archive that starts at `start`.
-fn bare(initrd: &[u8], start: usize) -> Result<usize, Wrong> {
+/// Returns the end of the bare archive that starts at `start`.
+fn bare(initrd: &[u8], start: usize) -> Result<usize, InitrdDefect> {
     let mut at = start;
     loop {
         match cpio::entry(initrd, at) {
             Some(entry) if entry.name == cpio::TRAILER.as_bytes() => return Ok(entry.end.min(initrd.len())),
             Some(entry) => at = entry.end,
-            None if at == start && !initrd[at..].starts_with(b"07070") => return Err(Wrong::Foreign),
-            None => return Err(Wrong::CutOff("cpio archive")),
+            None if at == start && !initrd[at..].starts_with(b"07070") => return Err(InitrdDefect::Foreign),
+            None => return Err(InitrdDefect::CutOff("cpio archive")),
         }
     }
 }
 
-/// Length of one gzip member.
-fn gzip(rest: &[u8]) -> Result<usize, Wrong> {
+/// Returns the length of one gzip member.
+fn gzip(rest: &[u8]) -> Result<usize, InitrdDefect> {
     let mut decoder = flate2::bufread::GzDecoder::new(rest);
     let mut buffer = vec![0; 1 << 16];
     loop {
         match decoder.read(&mut buffer) {
             Ok(0) => break,
             Ok(_) => {}
-            Err(_) => return Err(Wrong::CutOff("gzip stream")),
+            Err(_) => return Err(InitrdDefect::CutOff("gzip stream")),
         }
     }
     let mut left = decoder.into_inner();
@@ -136,7 +138,7 @@ fn gzip(rest: &[u8]) -> Result<usize, Wrong> {
     Ok(rest.len() - left)
 }
 
-/// Length of one zstd frame (RFC 8878, 3.1.1).
+/// Returns the length of one zstd frame (RFC 8878, 3.1.1).
 fn zstd(rest: &[u8]) -> Option<usize> {
     let descriptor = *rest.get(4)?;
     let single_segment = descriptor & 0x20 != 0;
@@ -165,8 +167,8 @@ fn zstd(rest: &[u8]) -> Option<usize> {
     (end <= rest.len()).then_some(end)
 }
 
-/// Length of one legacy lz4 stream: 4 bytes of magic, then blocks with their lengths (lz4_Frame_format.md,
-/// "Legacy frame"). A length that can't be one begins something else.
+/// Returns the length of one legacy lz4 stream: 4 bytes of magic, then blocks with their lengths
+/// (lz4_Frame_format.md, "Legacy frame"). A length that can't be one begins something else.
 fn lz4(rest: &[u8]) -> Option<usize> {
     /// LZ4_compressBound(8 MiB), the most that a block of the legacy form can take.
     const MAX_BLOCK: usize = 8_421_520;
@@ -204,7 +206,7 @@ mod tests {
         encoder.finish().unwrap()
     }
 
-    /// A zstd frame of one raw block, without content size or checksum.
+    /// Returns a zstd frame of one raw block, without content size or checksum.
     fn zstd_raw(bytes: &[u8]) -> Vec<u8> {
         let mut frame = vec![0x28, 0xb5, 0x2f, 0xfd, 0, 0x50];
         let header = (bytes.len() << 3 | 1).to_le_bytes();
@@ -229,18 +231,18 @@ mod tests {
     #[test]
     fn torn_initrds_are_cut_off() {
         let bare = archive();
-        assert_eq!(walk(&bare[..bare.len() - 130]), Err(Wrong::CutOff("cpio archive")));
-        assert_eq!(walk(&bare[..3000]), Err(Wrong::CutOff("cpio archive")));
+        assert_eq!(walk(&bare[..bare.len() - 130]), Err(InitrdDefect::CutOff("cpio archive")));
+        assert_eq!(walk(&bare[..3000]), Err(InitrdDefect::CutOff("cpio archive")));
         let gz = gzipped(&bare);
-        assert_eq!(walk(&gz[..gz.len() - 9]), Err(Wrong::CutOff("gzip stream")));
+        assert_eq!(walk(&gz[..gz.len() - 9]), Err(InitrdDefect::CutOff("gzip stream")));
         let zstd = zstd_raw(&bare);
-        assert_eq!(walk(&zstd[..zstd.len() - 1]), Err(Wrong::CutOff("zstd stream")));
+        assert_eq!(walk(&zstd[..zstd.len() - 1]), Err(InitrdDefect::CutOff("zstd stream")));
         let mut lz4 = vec![0x02, 0x21, 0x4c, 0x18, 8, 0, 0, 0];
         lz4.extend([1; 7]);
-        assert_eq!(walk(&lz4), Err(Wrong::CutOff("lz4 stream")));
+        assert_eq!(walk(&lz4), Err(InitrdDefect::CutOff("lz4 stream")));
         lz4.push(1);
         assert_eq!(walk(&lz4), Ok(()));
-        assert_eq!(walk(b"\xfd7zXZ\0\0\x04abcdef"), Err(Wrong::CutOff("xz stream")));
+        assert_eq!(walk(b"\xfd7zXZ\0\0\x04abcdef"), Err(InitrdDefect::CutOff("xz stream")));
     }
 
     #[test]
@@ -256,8 +258,8 @@ mod tests {
 
     #[test]
     fn foreign_files_are_told() {
-        assert_eq!(walk(b"hello, world"), Err(Wrong::Foreign));
-        assert_eq!(walk(&[0; 64]), Err(Wrong::Foreign));
-        assert_eq!(walk(b"0123456789"), Err(Wrong::Foreign));
+        assert_eq!(walk(b"hello, world"), Err(InitrdDefect::Foreign));
+        assert_eq!(walk(&[0; 64]), Err(InitrdDefect::Foreign));
+        assert_eq!(walk(b"0123456789"), Err(InitrdDefect::Foreign));
     }
 }

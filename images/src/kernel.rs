@@ -60,7 +60,9 @@ fn check(kernel: &[u8], path: &Path) -> Result<(), ImageError> {
 mod tests {
     use super::*;
     use crate::boot::unified::tests::pe;
-    use crate::test_files::{bzimage, elf};
+    use testkit::bz_image;
+
+    use crate::test_files::elf;
 
     fn sentence(kernel: &[u8]) -> String {
         check(kernel, Path::new("k")).unwrap_err().to_string()
@@ -68,13 +70,13 @@ mod tests {
 
     #[test]
     fn whole_kernels_pass() {
-        check(&bzimage(100_000), Path::new("k")).unwrap();
+        check(&bz_image(100_000), Path::new("k")).unwrap();
         check(&elf(0xffff_ffff_8100_0000), Path::new("k")).unwrap();
     }
 
     #[test]
     fn a_unified_kernel_image_is_taken_apart() {
-        let (kernel, archive) = (bzimage(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
+        let (kernel, archive) = (bz_image(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
         let file = |kernel: &[u8], archive: &[u8]| {
             pe(&[(".cmdline", b"quiet"), (".linux", kernel), (".ucode", archive), (".initrd", archive)])
         };
@@ -91,7 +93,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said_of_the_file() {
-        let kernel = bzimage(100_000);
+        let kernel = bz_image(100_000);
         assert!(sentence(&kernel[..50_000]).starts_with("k: the kernel file is cut off"));
         assert_eq!(sentence(&elf(0x40_0000)), "k: this is a program, not a kernel");
         assert!(sentence(b"hello").starts_with("k: "));

@@ -16,6 +16,8 @@ pub mod command;
 pub mod contents;
 pub mod cpio;
 pub mod files;
+#[cfg(feature = "fuzz")]
+pub mod fuzz;
 pub mod initrd;
 pub mod initrd_check;
 mod inspect;
@@ -378,21 +380,6 @@ fn read_all(what: &'static str, mut file: File, path: &Path) -> Result<Vec<u8>, 
 #[cfg(test)]
 pub mod test_files {
     //! Files that tests need, made by code.
-
-    /// A bzImage's set-up header with `payload` bytes of protected-mode code (Documentation/arch/x86/boot.rst).
-    pub fn bzimage(payload: usize) -> Vec<u8> {
-        let setup_sectors = 1_u8;
-        let mut image = vec![0; 512 * (usize::from(setup_sectors) + 1) + payload];
-        image[0x1f1] = setup_sectors;
-        let paragraphs = u32::try_from(payload.div_ceil(16)).unwrap();
-        image[0x1f4..0x1f8].copy_from_slice(&paragraphs.to_le_bytes());
-        image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
-        image[0x202..0x206].copy_from_slice(b"HdrS");
-        image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
-        image[0x211] = 1;
-        image[0x236] = 1;
-        image
-    }
 
     /// A fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI, chapters 4 and 5).
     pub fn elf(address: u64) -> Vec<u8> {

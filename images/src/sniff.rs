@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn known_signs_are_told() {
-        assert_eq!(of(&super::super::test_files::bzimage(64)), Content::BzImage);
+        assert_eq!(of(&testkit::bz_image(64)), Content::BzImage);
         assert_eq!(of(&with(0, b"\x7fELF")), Content::Elf);
         let pe = super::super::boot::unified::tests::pe;
         assert_eq!(of(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);

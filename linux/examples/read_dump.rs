@@ -20,7 +20,7 @@ use std::time::Instant;
 use linux::{CurrentReader, FindStep, Kernel, Missing, Modules, PhysicalMemory, TaskSnapshot, VirtAddr};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-/// How many reads of the current task are timed.
+/// Number of timed reads of the current task.
 const ROUNDS: u32 = 1_000_000;
 /// Differences of one kind that are printed.
 const SHOWN: usize = 10;
@@ -92,7 +92,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::from(u8::from(differences > 0)))
 }
 
-/// The dump in memory, of the kind that a VMM has.
+/// Returns the dump in memory, of the kind that a VMM has.
 fn load(path: &str) -> Result<GuestMemoryMmap, Box<dyn Error>> {
     let mut file = File::open(path)?;
     let size = usize::try_from(file.metadata()?.len())?;
@@ -123,7 +123,7 @@ fn find(memory: &impl PhysicalMemory, options: &Options) -> Result<Kernel, Missi
     kernel.inspect_err(|_| println!("time: nothing  {:>10.1?}", last.elapsed()))
 }
 
-/// What was read, or the reason why not on a line of its own.
+/// Returns the value; prints the reason on a separate line where there is none.
 fn or_reason<T>(result: Result<T, Missing>) -> Option<T> {
     result.inspect_err(|missing| println!("missing        {missing}")).ok()
 }
@@ -255,7 +255,7 @@ fn compare_tasks(tasks: &[TaskSnapshot], truth: &str) -> usize {
             continue;
         };
         match found.remove(&tid) {
-            // The guest shows a work-queue thread's work behind its name.
+            // The guest shows a work-queue thread's work after its name.
             Some(t) if t.pid == pid && comm.starts_with(&text(&t.comm)) => same += 1,
             other => wrong.push(format!("{line}: {other:?}")),
         }

@@ -20,7 +20,7 @@ impl VirtAddr {
     pub fn checked_add(self, offset: u64) -> Option<Self> {
         self.0.checked_add(offset).map(Self)
     }
-    /// Bytes from `base` to `self`, `None` if `self` lies below.
+    /// Returns the bytes from `base` to `self`, `None` if `self` is below.
     pub fn offset_from(self, base: Self) -> Option<u64> {
         self.0.checked_sub(base.0)
     }

@@ -5,12 +5,10 @@
 //! ```
 //!
 //! The kernel writes one copy while readers take the other, which the lowest bit of `seq` selects (a latch).
-//! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct tk_read_base`,
-//! of Linux 5.10 to 6.12.
+//! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct
+//! tk_read_base`, of Linux 5.10 to 6.12.
 
-use crate::btf::Btf;
 use crate::kernel::Kernel;
-use crate::layout::offset;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
@@ -19,32 +17,6 @@ const ATTEMPTS: usize = 8;
 /// A tick is no longer than this, ns (`CONFIG_HZ` is 100 or more), and no shorter.
 const LONGEST_TICK: u64 = 10_000_000;
 const SHORTEST_TICK: u64 = 100_000;
-
-/// What is read of the clock.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ClockLayout {
-    seq: usize,
-    base: usize,
-    size: usize,
-    /// `tk_read_base`: `base`, `xtime_nsec`, `shift`.
-    ns: usize,
-    fraction: usize,
-    shift: usize,
-}
-
-impl ClockLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let size = btf.size("tk_read_base").filter(|&size| size > 0);
-        Ok(Self {
-            seq: offset(btf, "tk_fast", "seq")?,
-            base: offset(btf, "tk_fast", "base")?,
-            size: size.ok_or_else(|| Missing::NoField("tk_read_base".into()))?,
-            ns: offset(btf, "tk_read_base", "base")?,
-            fraction: offset(btf, "tk_read_base", "xtime_nsec")?,
-            shift: offset(btf, "tk_read_base", "shift")?,
-        })
-    }
-}
 
 /// The clock at a tick of the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,10 +28,10 @@ pub struct GuestClock {
 }
 
 impl Kernel {
-    /// The guest's CLOCK_MONOTONIC as its last tick has left it.
+    /// Returns the guest's CLOCK_MONOTONIC as its last tick has left it.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn clock(&self, memory: &impl PhysicalMemory) -> Result<GuestClock, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let layout = layouts.clock.as_ref().map_err(Clone::clone)?;
@@ -83,10 +55,11 @@ impl Kernel {
         Ok(GuestClock { monotonic_ns, tick_ns })
     }
 
-    /// The identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks for it.
+    /// Returns the identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks
+    /// for it.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn boot_id(&self, memory: &impl PhysicalMemory) -> Result<[u8; 16], Missing> {
         // drivers/char/random.c, Linux 5.10 to 6.12.
         let at = self.symbol("sysctl_bootid")?;

@@ -1,4 +1,4 @@
-//! The current task of a CPU: what is read at every sample.
+//! The current task of a CPU, which is read at every sample.
 //!
 //! ```text
 //! __per_cpu_offset[cpu] + current_task  -> task_struct   (until 6.1, since 6.15)
@@ -10,7 +10,7 @@
 //! reads of physical memory. GS is not used: in entry code its base is still the user's.
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, TaskLayout};
 use crate::memory::PhysicalMemory;
@@ -19,16 +19,16 @@ use crate::preempt::{IrqContext, PreemptBits};
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 
-/// CPUs and APIC ids that are looked at, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
+/// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;
 
-/// What the current CPU is doing, read at a tick.
+/// Activity of a CPU, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Current {
+pub struct CurrentContext {
     /// Lower 32 bits of `__preempt_count`, raw; [`IrqContext`] is what they say.
     pub preempt_count: u32,
-    /// What the CPU serves in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an unknown
-    /// way, which [`CurrentReader::missing`] tells.
+    /// Context in the kernel; [`IrqContext::Task`] also for interrupts of a kernel that counts them in an
+    /// unknown way, which [`CurrentReader::missing`] reports.
     pub serving: IrqContext,
     /// The current task; `None` when it could not be read.
     pub task: Option<TaskSnapshot>,
@@ -39,7 +39,7 @@ pub struct Current {
 pub struct CurrentReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
     cpus: Vec<Option<PerCpu>>,
-    tasks: Tasks,
+    tasks: TaskReader,
     bits: Result<PreemptBits, Missing>,
 }
 
@@ -50,25 +50,25 @@ struct PerCpu {
     preempt_count: PhysAddr,
 }
 
-/// What is read of task_structs.
+/// Offsets and addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
-struct Tasks {
+struct TaskReader {
     layout: TaskLayout,
-    places: TaskPlaces,
+    places: TaskAddresses,
 }
 
-/// Where task_structs are.
+/// Addresses of task_structs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TaskPlaces {
-    /// Virtual address of physical address 0: almost all tasks lie in the direct map.
+pub(crate) struct TaskAddresses {
+    /// Virtual address of physical address 0: almost all tasks are in the direct map.
     direct_map: u64,
-    /// `init_task`, the one that lies in the image.
+    /// `init_task`, the one that is in the image.
     init_task: u64,
     init_task_phys: PhysAddr,
 }
 
-/// [`Tasks`] with the memory to read from.
-struct TasksIn<'a, M>(&'a Tasks, &'a M);
+/// [`TaskReader`] with the memory to read from.
+struct TasksIn<'a, M>(&'a TaskReader, &'a M);
 
 impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()> {
@@ -77,8 +77,8 @@ impl<M: PhysicalMemory> TaskMemory for TasksIn<'_, M> {
     }
 }
 
-impl TaskPlaces {
-    /// Finds them; `sample` is any address in the direct map.
+impl TaskAddresses {
+    /// Finds the addresses; `sample` is any address in the direct map.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -95,11 +95,11 @@ impl TaskPlaces {
 
     /// Places that a test knows.
     #[cfg(test)]
-    pub(crate) fn at(direct_map: u64, init_task: u64, init_task_phys: PhysAddr) -> Self {
+    pub(crate) fn from_parts(direct_map: u64, init_task: u64, init_task_phys: PhysAddr) -> Self {
         Self { direct_map, init_task, init_task_phys }
     }
 
-    /// The physical address of a task; `None` for what cannot be one.
+    /// Returns the physical address of a task; `None` for what cannot be one.
     #[inline]
     pub(crate) fn translate(&self, task: u64) -> Option<PhysAddr> {
         if task == self.init_task {
@@ -108,44 +108,44 @@ impl TaskPlaces {
         if task & 7 != 0 {
             return None;
         }
-        // What is no RAM is refused by the memory.
+        // The memory refuses an address that is not RAM.
         task.checked_sub(self.direct_map).map(PhysAddr)
     }
 }
 
 impl CurrentReader {
-    /// What vCPU `cpu` (its APIC id) is doing. No allocation, no lock, bounded reads; `None` if the
+    /// Returns the activity of vCPU `cpu` (its APIC id). No allocation, no lock, bounded reads; `None` if the
     /// kernel has no such CPU.
     #[inline]
-    pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<Current> {
+    pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<CurrentContext> {
         let per_cpu = (*self.cpus.get(cpu)?)?;
         let preempt_count = memory.read_u32(per_cpu.preempt_count)?;
         let task = memory.read_u64(per_cpu.task)?;
         let serving = self.bits.as_ref().copied().unwrap_or_default().serving(preempt_count);
-        Some(Current {
+        Some(CurrentContext {
             preempt_count,
             serving,
             task: self.tasks.layout.snapshot(&TasksIn(&self.tasks, memory), task),
         })
     }
 
-    /// The bits of the preempt count that count hard interrupts; `None` where they are not known.
+    /// Returns the bits of the preempt count that count hard interrupts; `None` where they are not known.
     pub fn hardirq_bits(&self) -> Option<u32> {
         self.bits.as_ref().ok().map(|bits| bits.hardirq())
     }
 
-    /// What it cannot tell.
+    /// Returns the reason why interrupts are not recognized, if so.
     pub fn missing(&self) -> Option<&Missing> {
         self.bits.as_ref().err()
     }
 
-    /// Whether every CPU that `before` knows has its variables where `before` has them.
-    pub(crate) fn has_the_places_of(&self, before: &Self) -> bool {
+    /// Returns true if every CPU that `before` knows has its variables where `before` has them.
+    pub(crate) fn has_same_addresses(&self, before: &Self) -> bool {
         let known = (0..).zip(&before.cpus).filter(|(_, cpu)| cpu.is_some());
         known.into_iter().all(|(id, cpu)| self.cpus.get::<usize>(id) == Some(cpu))
     }
 
-    /// The vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
+    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
         (0..).zip(&self.cpus).filter_map(|(id, cpu)| cpu.map(|_| id))
     }
@@ -165,26 +165,26 @@ impl CurrentReader {
             }
             _ => (symbol("current_task")?, symbol("__preempt_count")?),
         };
-        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
-        let places = TaskPlaces::new(view, symbols, areas.first(task)?)?;
+        let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
+        let places = TaskAddresses::new(view, symbols, areas.first(task)?)?;
         let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { task: at(task)?, preempt_count: at(preempt_count)? })
         });
         let bits = PreemptBits::find(view, symbols, preempt_count);
-        Ok(Self { cpus, tasks: Tasks { layout, places }, bits })
+        Ok(Self { cpus, tasks: TaskReader { layout, places }, bits })
     }
 }
 
 /// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
-pub(crate) struct Areas {
+pub(crate) struct PerCpuAreas {
     offsets: Vec<Option<u64>>,
 }
 
-impl Areas {
+impl PerCpuAreas {
     /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
-    /// CPU's offset leads to the initial copy, which lies in the image; it fills it in ascending order, so
-    /// the last possible CPU tells that all are done.
+    /// CPU's offset leads to the initial copy, which is in the image. That function fills the array in
+    /// ascending order, so the last possible CPU shows that all are done.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -202,17 +202,17 @@ impl Areas {
         }
     }
 
-    fn is_initial(image: &Image, address: u64) -> bool {
+    fn is_initial(image: &KernelImage, address: u64) -> bool {
         image.contains(address)
     }
 
-    /// The address of the first CPU's copy.
+    /// Returns the address of the first CPU's copy.
     pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
         let offset = self.offsets.iter().flatten().next();
         offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
     }
 
-    /// What `resolve` makes of each CPU's offset, by APIC id.
+    /// Returns the result of `resolve` for each CPU's offset, by APIC id.
     pub(crate) fn by_apic_id<M: PhysicalMemory, T: Clone>(
         &self,
         view: &View<'_, M>,
@@ -233,8 +233,8 @@ impl Areas {
     }
 }
 
-/// Orders CPUs by APIC id. One without is not there (it may be plugged in later); but if none has any,
-/// the kernel does not tell, and its own numbers must do.
+/// Orders CPUs by APIC id. A CPU without an id is absent (it may be plugged in later). If no CPU has an id,
+/// the kernel does not show them, and its own numbers are used.
 fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> {
     let known = resolved.iter().any(|(_, id, _)| id.is_some());
     let mut cpus = Vec::new();
@@ -251,7 +251,7 @@ fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> 
     cpus
 }
 
-/// A CPU's APIC id, if it has a valid one: all ones mark one that is not there.
+/// Returns a CPU's APIC id, if it has a valid one: all ones mark one that is not there.
 fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Option<u32> {
     let raw = view.u32(at, 0)?;
     let id = match size {
@@ -262,8 +262,8 @@ fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Optio
     (id < MAX_CPUS).then_some(id)
 }
 
-/// The virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) tells it,
-/// where the kernel has one; the page tables have the last word, by `sample`, a kernel address.
+/// Returns the virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) holds it,
+/// where the kernel has that variable. The page tables decide, by `sample`, a kernel address.
 fn direct_map<M: PhysicalMemory>(
     view: &View<'_, M>,
     symbols: &SymbolTable,

@@ -1,8 +1,8 @@
 //! Reads several members of a structure with few reads of memory.
 //!
-//! A read costs the search of a memory region, which outweighs copying some bytes more: members that
-//! lie near each other are read together. Where they lie differs from kernel to kernel (and is shuffled
-//! by CONFIG_RANDSTRUCT), so it is planned once, at run time.
+//! A read costs the search of a memory region, which outweighs copying some bytes more: members that are near
+//! each other are read together. Where they are differs from kernel to kernel (and is shuffled by
+//! CONFIG_RANDSTRUCT), so it is planned once, at run time.
 
 /// Bytes between two members that are rather copied than left out: about a cache line.
 const MAX_GAP: usize = 64;
@@ -11,30 +11,30 @@ pub(crate) const BUFFER: usize = 64 + 5 * MAX_GAP;
 
 /// A run of bytes to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Span {
+struct ReadSpan {
     /// From the start of the structure.
     offset: usize,
-    /// Where its bytes go in the buffer.
+    /// Offset of its bytes in the buffer.
     at: usize,
     len: usize,
 }
 
 /// A plan to read `N` members, six at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Gather<const N: usize> {
+pub(crate) struct GatherPlan<const N: usize> {
     /// The first `count` are used.
-    spans: [Span; N],
+    spans: [ReadSpan; N],
     count: usize,
-    /// Where each member is found in the buffer.
+    /// Offset of each member in the buffer.
     places: [usize; N],
 }
 
-impl<const N: usize> Gather<N> {
-    /// A plan for members of (offset, size), in any order; together they have at most 64 bytes.
+impl<const N: usize> GatherPlan<N> {
+    /// Returns a plan for members of (offset, size), in any order; together they have at most 64 bytes.
     pub(crate) fn new(members: [(usize, usize); N]) -> Self {
         let mut order: [usize; N] = std::array::from_fn(|i| i);
         order.sort_by_key(|&i| members[i].0);
-        let mut plan = Self { spans: [Span::default(); N], count: 0, places: [0; N] };
+        let mut plan = Self { spans: [ReadSpan::default(); N], count: 0, places: [0; N] };
         let mut end = 0;
         for i in order {
             let (offset, size) = members[i];
@@ -47,7 +47,7 @@ impl<const N: usize> Gather<N> {
                     plan.places[i] = last.at + (offset - last.offset);
                 }
                 _ => {
-                    plan.spans[plan.count] = Span { offset, at: end, len: size };
+                    plan.spans[plan.count] = ReadSpan { offset, at: end, len: size };
                     plan.count += 1;
                     plan.places[i] = end;
                     end += size;
@@ -62,24 +62,24 @@ impl<const N: usize> Gather<N> {
     pub(crate) fn read(
         &self,
         mut read: impl FnMut(usize, &mut [u8]) -> Option<()>,
-    ) -> Option<Gathered<'_, N>> {
+    ) -> Option<GatheredMembers<'_, N>> {
         let mut bytes = [0; BUFFER];
         for span in &self.spans[..self.count] {
             read(span.offset, bytes.get_mut(span.at..span.at + span.len)?)?;
         }
-        Some(Gathered { plan: self, bytes })
+        Some(GatheredMembers { plan: self, bytes })
     }
 }
 
 /// The members that were read.
 #[derive(Debug)]
-pub(crate) struct Gathered<'a, const N: usize> {
-    plan: &'a Gather<N>,
+pub(crate) struct GatheredMembers<'a, const N: usize> {
+    plan: &'a GatherPlan<N>,
     bytes: [u8; BUFFER],
 }
 
-impl<const N: usize> Gathered<'_, N> {
-    /// Member number `member`, of `S` bytes.
+impl<const N: usize> GatheredMembers<'_, N> {
+    /// Returns the member number `member`, of `S` bytes.
     #[inline]
     pub(crate) fn member<const S: usize>(&self, member: usize) -> Option<[u8; S]> {
         symbols::bytes::array_at(&self.bytes, *self.plan.places.get(member)?)
@@ -94,7 +94,7 @@ mod tests {
     #[test]
     fn near_members_share_a_read() {
         // As in 6.12: flags, pid, tgid, group_leader, comm.
-        let plan = Gather::new([(44, 4), (2432, 4), (2436, 4), (2496, 8), (2976, 16)]);
+        let plan = GatherPlan::new([(44, 4), (2432, 4), (2436, 4), (2496, 8), (2976, 16)]);
         let mut reads = Vec::new();
         plan.read(|offset, into| {
             reads.push((offset, into.len()));
@@ -112,7 +112,7 @@ mod tests {
         ) {
             // Two of 16 bytes at most, to stay within 64.
             let members: [_; 5] = std::array::from_fn(|i| (offsets[i], if i < 2 { sizes[i] } else { sizes[i].min(8) }));
-            let plan = Gather::new(members);
+            let plan = GatherPlan::new(members);
             let read = plan.read(|offset, into| {
                 into.copy_from_slice(&memory[offset..offset + into.len()]);
                 Some(())

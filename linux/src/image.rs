@@ -1,4 +1,4 @@
-//! The kernel image as it is mapped: where it lies and how to read it.
+//! The kernel image as it is mapped: where it is and how to read it.
 //!
 //! Linux maps itself into `0xffffffff80000000..0xffffffffc0000000` (Documentation/arch/x86/x86_64/mm.rst),
 //! at a place that KASLR picks. Parts of it may be unmapped (freed sections), so it is a list of
@@ -8,28 +8,28 @@ use std::ops::ControlFlow;
 
 use crate::address::{PhysAddr, VirtAddr};
 use crate::memory::PhysicalMemory;
-use crate::paging::{AddressSpace, Page};
+use crate::paging::{AddressSpace, MappedPage};
 use symbols::bytes::index;
 
 /// First address of the region in which the kernel maps its image (`__START_KERNEL_map`).
 pub(crate) const REGION_START: u64 = 0xffff_ffff_8000_0000;
-/// Last address of that region; modules lie above it when CONFIG_RANDOMIZE_BASE is set.
+/// Last address of that region; modules are above it when CONFIG_RANDOMIZE_BASE is set.
 pub(crate) const REGION_LAST: u64 = 0xffff_ffff_bfff_ffff;
-/// A hole this large ends the image: without CONFIG_RANDOMIZE_BASE modules share the region,
-/// but lie at least 256 MiB above it.
+/// A hole this large ends the image: without CONFIG_RANDOMIZE_BASE modules share the region, but are at least
+/// 256 MiB above it.
 const MAX_HOLE: u64 = 32 << 20;
-/// Bytes of image that are looked at, at most. Distribution kernels map 40 to 90 MiB.
+/// Bytes of image that are read, at most. Distribution kernels map 40 to 90 MiB.
 const MAX_BYTES: u64 = 256 << 20;
 /// Extents of the image, at most; a kernel has fewer than ten.
 const MAX_EXTENTS: usize = 1024;
-/// Less than this is no kernel, but what a user's page tables show of one.
+/// Fewer bytes are not a kernel, only what a user's page tables show of one.
 const MIN_BYTES: u64 = 1 << 20;
 /// Bytes searched at a time.
 const CHUNK: usize = 64 << 10;
 
 /// A run of the image that is contiguous in virtual and physical memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Extent {
+struct ImageExtent {
     virt: u64,
     phys: u64,
     len: u64,
@@ -37,27 +37,27 @@ struct Extent {
 
 /// The mapped kernel image: at least one extent, ascending, without overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Image {
-    extents: Vec<Extent>,
+pub(crate) struct KernelImage {
+    extents: Vec<ImageExtent>,
     bytes: u64,
 }
 
-impl Image {
+impl KernelImage {
     /// Walks the page tables of `space` for a kernel image; `None` when there is none.
     pub(crate) fn find(memory: &impl PhysicalMemory, space: &AddressSpace) -> Option<Self> {
-        let mut image = Image { extents: Vec::new(), bytes: 0 };
+        let mut image = KernelImage { extents: Vec::new(), bytes: 0 };
         let _ = space.pages(memory, (REGION_START, REGION_LAST), &mut |page| image.add(page));
         (image.bytes >= MIN_BYTES).then_some(image)
     }
 
-    /// An image at `virt` whose bytes start with physical memory.
+    /// Returns an image at `virt` whose bytes start with physical memory.
     #[cfg(feature = "fixture")]
-    pub(crate) fn at(virt: u64, len: u64) -> Self {
-        Image { extents: vec![Extent { virt, phys: 0, len }], bytes: len }
+    pub(crate) fn from_range(virt: u64, len: u64) -> Self {
+        KernelImage { extents: vec![ImageExtent { virt, phys: 0, len }], bytes: len }
     }
 
     /// Takes one more page; breaks when the image has ended.
-    fn add(&mut self, page: Page) -> ControlFlow<()> {
+    fn add(&mut self, page: MappedPage) -> ControlFlow<()> {
         // A 1 GiB page would start at the region's start: no kernel maps itself so.
         if page.virt < REGION_START || page.virt.saturating_add(page.size - 1) > REGION_LAST {
             return ControlFlow::Break(());
@@ -74,18 +74,18 @@ impl Image {
                 last.len += page.size;
             }
             _ if full => return ControlFlow::Break(()),
-            _ => self.extents.push(Extent { virt: page.virt, phys: page.phys, len: page.size }),
+            _ => self.extents.push(ImageExtent { virt: page.virt, phys: page.phys, len: page.size }),
         }
         self.bytes += page.size;
         ControlFlow::Continue(())
     }
 
-    /// Bytes that are mapped.
+    /// Returns the bytes that are mapped.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// First address and the one after the last.
+    /// Returns the first address and the one after the last.
     pub(crate) fn range(&self) -> (u64, u64) {
         let start = self.extents.first().map_or(0, |e| e.virt);
         let end = self.extents.last().map_or(0, |e| e.virt + e.len);
@@ -98,13 +98,13 @@ impl Image {
         (start..end).contains(&virt)
     }
 
-    fn extent_of(&self, virt: u64) -> Option<&Extent> {
+    fn extent_of(&self, virt: u64) -> Option<&ImageExtent> {
         let after = self.extents.partition_point(|e| e.virt <= virt);
         let extent = self.extents.get(after.checked_sub(1)?)?;
         (virt - extent.virt < extent.len).then_some(extent)
     }
 
-    /// The physical address of a mapped address of the image.
+    /// Returns the physical address of a mapped address of the image.
     pub(crate) fn translate(&self, virt: u64) -> Option<PhysAddr> {
         let extent = self.extent_of(virt)?;
         PhysAddr(extent.phys).checked_add(virt - extent.virt)
@@ -124,7 +124,7 @@ impl Image {
         Some(())
     }
 
-    /// The bytes of `start..end`, all mapped, or `None`; the caller bounds the length.
+    /// Returns the bytes of `start..end`, all mapped, or `None`; the caller bounds the length.
     pub(crate) fn bytes(&self, memory: &impl PhysicalMemory, (start, end): (u64, u64)) -> Option<Vec<u8>> {
         let len = end.checked_sub(start)?;
         // The length is checked against what is mapped before it is allocated.
@@ -151,7 +151,7 @@ impl Image {
         needle: &[u8],
         mut accept: impl FnMut(u64) -> Option<T>,
     ) -> Option<T> {
-        let skips = Skips::new(needle);
+        let skips = SkipTable::new(needle);
         let overlap = needle.len() - 1;
         let mut buffer = vec![0; CHUNK + overlap];
         for extent in &self.extents {
@@ -177,7 +177,7 @@ impl Image {
         None
     }
 
-    /// Start and end for the public interface.
+    /// Returns the start and end for the public interface.
     pub(crate) fn public_range(&self) -> (VirtAddr, VirtAddr) {
         let (start, end) = self.range();
         (VirtAddr(start), VirtAddr(end))
@@ -185,9 +185,9 @@ impl Image {
 }
 
 /// Horspool's search: how far the window moves by its last byte.
-struct Skips([u8; 256]);
+struct SkipTable([u8; 256]);
 
-impl Skips {
+impl SkipTable {
     fn new(needle: &[u8]) -> Self {
         let len = u8::try_from(needle.len()).unwrap_or(u8::MAX);
         let mut skips = [len; 256];
@@ -214,14 +214,15 @@ mod tests {
     use crate::memory::FlatMemory;
     use proptest::prelude::*;
 
-    fn image(extents: &[(u64, u64, u64)]) -> Image {
-        let extents: Vec<_> = extents.iter().map(|&(virt, phys, len)| Extent { virt, phys, len }).collect();
+    fn image(extents: &[(u64, u64, u64)]) -> KernelImage {
+        let extents: Vec<_> =
+            extents.iter().map(|&(virt, phys, len)| ImageExtent { virt, phys, len }).collect();
         let bytes = extents.iter().map(|e| e.len).sum();
-        Image { extents, bytes }
+        KernelImage { extents, bytes }
     }
 
-    fn page(virt: u64, phys: u64, size: u64) -> Page {
-        Page { virt, phys, size }
+    fn page(virt: u64, phys: u64, size: u64) -> MappedPage {
+        MappedPage { virt, phys, size }
     }
 
     #[test]

@@ -1,47 +1,25 @@
 //! The physical memory that the kernel itself believes to have: the top level of `/proc/iomem`.
 
-use crate::btf::Btf;
+use crate::address::PhysAddr;
 use crate::kernel::Kernel;
-use crate::layout::offset;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 
 /// Entries of the list that are read, at most; a machine has some dozens.
 const MOST: usize = 4_096;
-/// What RAM is called (arch/x86/kernel/e820.c, `e820_type_to_string`, Linux 6.12).
+/// Name of RAM (arch/x86/kernel/e820.c, `e820_type_to_string`, Linux 6.12).
 const RAM: &str = "System RAM";
 /// Longer than that name.
 const NAME: usize = 16;
 
-/// `struct resource` (include/linux/ioport.h).
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ResourceLayout {
-    start: usize,
-    end: usize,
-    name: usize,
-    sibling: usize,
-    child: usize,
-}
-
-impl ResourceLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let member = |name| offset(btf, "resource", name);
-        Ok(Self {
-            start: member("start")?,
-            end: member("end")?,
-            name: member("name")?,
-            sibling: member("sibling")?,
-            child: member("child")?,
-        })
-    }
-}
-
 impl Kernel {
-    /// First and last physical address of each range of RAM, in the kernel's order, read now; at most 4,096.
+    /// Returns the first and last physical address of each range of RAM, in the kernel's order, read now; at
+    /// most 4,096.
     ///
     /// # Errors
-    /// What is missing to find them; also where the list cannot be read to its end, since its rest counts.
-    pub fn system_ram(&self, memory: &impl PhysicalMemory) -> Result<Vec<(u64, u64)>, Missing> {
+    /// The reason why they cannot be found; also where the list cannot be read to its end, since its rest
+    /// counts.
+    pub fn system_ram(&self, memory: &impl PhysicalMemory) -> Result<Vec<(PhysAddr, PhysAddr)>, Missing> {
         let layout = self.layouts.as_ref().map_err(Clone::clone)?.resource.clone()?;
         let view = self.view(memory);
         let unreadable = || Missing::Unreadable("iomem_resource".to_owned());
@@ -54,7 +32,7 @@ impl Kernel {
             }
             let name = word(at, layout.name)?;
             if name != 0 && view.text::<NAME>(name).as_deref() == Some(RAM) {
-                ranges.push((word(at, layout.start)?, word(at, layout.end)?));
+                ranges.push((PhysAddr(word(at, layout.start)?), PhysAddr(word(at, layout.end)?)));
             }
             at = word(at, layout.sibling)?;
         }

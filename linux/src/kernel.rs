@@ -5,14 +5,15 @@ use text::clean::ascii;
 use crate::address::VirtAddr;
 use crate::btf::{self, Btf};
 use crate::current::CurrentReader;
-use crate::image::Image;
+use crate::generated::GeneratedCode;
+use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
+use crate::kernel_identity::KernelIdentity;
 use crate::layout::Layouts;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::module::{ModuleHead, Modules};
-use crate::paging::AddressSpace;
-use crate::place::KernelIdentity;
+use crate::paging::{AddressSpace, roots};
 use crate::stack::StackReader;
 use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
@@ -20,24 +21,15 @@ use crate::unwind::KernelUnwinder;
 use crate::view::View;
 use symbols::bytes::until_nul;
 
-/// With page-table isolation (PTI) a process's own tables lie one page above the kernel's
-/// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
-const PTI_USER: u64 = 0x1000;
-/// What the banner starts with (`linux_banner`, init/version-timestamp.c).
+/// First bytes of the banner (`linux_banner`, init/version-timestamp.c).
 const BANNER: &[u8] = b"Linux version ";
 /// A release is shorter than this (`__NEW_UTS_LEN`, include/uapi/linux/utsname.h).
 const MAX_RELEASE: usize = 64;
 
-/// Page tables that may be meant by `cr3`: its own, and where PTI may have made these a process's, the kernel's.
-pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
-    let kernels = cr3 & !PTI_USER;
-    [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
-}
-
 /// One booted kernel as found in guest memory: immutable, shared between threads.
 #[derive(Debug)]
 pub struct Kernel {
-    image: Image,
+    image: KernelImage,
     space: AddressSpace,
     symbols: Option<SymbolTable>,
     pub(crate) layouts: Result<Layouts, Missing>,
@@ -63,12 +55,12 @@ impl Kernel {
     /// until an image is there.
     ///
     /// # Errors
-    /// [`Missing::NoKernelImage`]. What else is not there is told by [`Kernel::missing`].
+    /// [`Missing::NoKernelImage`]. What else is not there is shown by [`Kernel::missing`].
     pub fn find(memory: &impl PhysicalMemory, cr3: u64, five_level: bool) -> Result<Kernel, Missing> {
         Self::find_in_steps(memory, cr3, five_level, |_| ())
     }
 
-    /// [`Kernel::find`] that tells after each step, for those who measure.
+    /// Finds the kernel like [`Kernel::find`], and reports the end of each step, for measurements.
     ///
     /// # Errors
     /// As [`Kernel::find`].
@@ -81,7 +73,7 @@ impl Kernel {
         let (image, found_by) = roots(cr3)
             .filter_map(|cr3| {
                 let space = AddressSpace::new(cr3, five_level);
-                Some((Image::find(memory, &space)?, space))
+                Some((KernelImage::find(memory, &space)?, space))
             })
             // Process tables under PTI show but a part of the image.
             .max_by_key(|(image, _)| image.mapped_bytes())
@@ -117,83 +109,86 @@ impl Kernel {
         })
     }
 
-    /// The kernel's release, like `6.1.0-50-cloud-amd64`.
+    /// Returns the kernel's release, like `6.1.0-50-cloud-amd64`.
     pub fn release(&self) -> Option<&str> {
         self.release.as_deref()
     }
 
-    /// What could not be had of this kernel, for the report ("no BTF in this kernel: no process names").
+    /// Returns the reasons why parts of this kernel are not available, for the report ("no BTF in this
+    /// kernel: no process names").
     pub fn missing(&self) -> &[Missing] {
         &self.missing
     }
 
-    /// Where this kernel's banner lies, by which a stopped vCPU is known to run it; `None` for a kernel whose banner or
-    /// release is not known.
-    pub fn place(&self) -> Option<KernelIdentity> {
+    /// Returns the addresses of this kernel's banner, by which a stopped vCPU is known to run it; `None` for
+    /// a kernel whose banner or release is not known.
+    pub fn identity(&self) -> Option<KernelIdentity> {
         let at = self.banner()?;
         Some(KernelIdentity::new(VirtAddr(at), self.image.translate(at)?))
     }
 
-    /// Whether this very kernel is still in memory: its banner with the same release, and the variables of each CPU where
-    /// `reader` has them, if that was made. Another boot of the same kernel may have them elsewhere. Always true of a
-    /// kernel whose banner is not known.
+    /// Returns true if this very kernel is still in memory: its banner with the same release, and the
+    /// variables of each CPU where `reader` has them, if that was made. Another boot of the same kernel may
+    /// have them elsewhere. Always true of a kernel whose banner is not known.
     pub fn is_there(&self, memory: &impl PhysicalMemory, reader: Option<&CurrentReader>) -> bool {
         self.banner().is_none_or(|at| release_at(memory, &self.image, at) == self.release)
             && reader.is_none_or(|before| {
-                self.current_reader(memory).is_ok_and(|now| now.has_the_places_of(before))
+                self.current_reader(memory).is_ok_and(|now| now.has_same_addresses(before))
             })
     }
 
-    /// The address of `linux_banner`, if the release could be read from there.
+    /// Returns the address of `linux_banner`, if the release could be read from there.
     fn banner(&self) -> Option<u64> {
         self.release.as_ref().and(self.symbols.as_ref())?.address_of("linux_banner")
     }
 
-    /// Start and end virtual address of the mapped kernel image.
+    /// Returns the start and end virtual address of the mapped kernel image.
     pub fn image(&self) -> (VirtAddr, VirtAddr) {
         self.image.public_range()
     }
 
-    /// The kernel's own address space (`init_top_pgt`), which maps all of the kernel, direct map and modules
-    /// included, once it has booted; that of the CR3 it was found by, where that symbol is not known.
+    /// Returns the kernel's own address space (`init_top_pgt`), which maps all of the kernel, direct map and
+    /// modules included, once it has booted; that of the CR3 it was found by, where that symbol is not known.
     pub fn address_space(&self) -> AddressSpace {
         self.space
     }
 
-    /// The kernel image's symbol that covers `at` (functions only).
+    /// Returns the kernel image's symbol that covers `at` (functions only).
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         let (name, offset) = self.symbols.as_ref()?.function_at(at.0)?;
         Some(SymbolAt { name, module: None, offset })
     }
 
-    /// The address of the first symbol with this name. A per-CPU symbol's is relative to each CPU's area
-    /// (`__per_cpu_offset[]` is to be added).
+    /// Returns the address of the first symbol with this name. A per-CPU symbol's is relative to each CPU's
+    /// area (`__per_cpu_offset[]` is to be added).
     pub fn address_of(&self, name: &str) -> Option<VirtAddr> {
         self.symbols.as_ref()?.address_of(name).map(VirtAddr)
     }
 
-    /// Number of kallsyms symbols.
+    /// Returns the number of kallsyms symbols.
     pub fn symbol_count(&self) -> usize {
         self.symbols.as_ref().map_or(0, SymbolTable::len)
     }
 
-    /// Name and address of every kallsyms symbol, data included, in the order of `/proc/kallsyms`.
+    /// Returns the name and address of every kallsyms symbol, data included, in the order of
+    /// `/proc/kallsyms`.
     pub fn symbols(&self) -> impl Iterator<Item = (&str, VirtAddr)> {
         self.symbols.iter().flat_map(SymbolTable::iter).map(|(name, address)| (name, VirtAddr(address)))
     }
 
-    /// The loaded modules with their symbols, read now; at most 4,096.
+    /// Returns the loaded modules with their symbols, read now; at most 4,096.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn modules(&self, memory: &impl PhysicalMemory) -> Result<Modules, Missing> {
         Ok(self.other_modules(memory, &Modules::default())?.unwrap_or_default())
     }
 
-    /// The loaded modules as [`Kernel::modules`] reads them; `None` while they are `known`, which few reads show.
+    /// Returns the loaded modules as [`Kernel::modules`] reads them; `None` while they are `known`, which few
+    /// reads show.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn other_modules(
         &self,
         memory: &impl PhysicalMemory,
@@ -206,37 +201,37 @@ impl Kernel {
         Ok((!known.have(&heads)).then(|| Modules::read(&view, layout, heads)))
     }
 
-    /// All tasks (threads) but the idle ones, read now; at most 65,536. Threads that start or end meanwhile may
-    /// be left out.
+    /// Returns all tasks (threads) but the idle ones, read now; at most 65,536. Threads that start or end
+    /// meanwhile may be left out.
     ///
     /// # Errors
-    /// What is missing to find them.
+    /// The reason why they cannot be found.
     pub fn tasks(&self, memory: &impl PhysicalMemory) -> Result<Vec<TaskSnapshot>, Missing> {
         let layouts = self.layouts.clone()?;
         task::all(&self.view(memory), &layouts.task?, &layouts.threads?, self.symbol("init_task")?)
     }
 
-    /// A reader of current tasks, once the per-CPU areas are set up.
+    /// Returns a reader of current tasks, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn current_reader(&self, memory: &impl PhysicalMemory) -> Result<CurrentReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         CurrentReader::new(&self.view(memory), symbols, layouts)
     }
 
-    /// A copier of stacks, once the per-CPU areas are set up.
+    /// Returns a copier of stacks, once the per-CPU areas are set up.
     ///
     /// # Errors
-    /// What is missing; [`Missing::may_come`] tells if asking again makes sense.
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn stack_reader(&self, memory: &impl PhysicalMemory) -> Result<StackReader, Missing> {
         let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
         let symbols = self.symbols.as_ref().ok_or(Missing::NoKallsyms)?;
         StackReader::new(&self.view(memory), symbols, layouts)
     }
 
-    /// The unwinder `before` for these modules instead of those that it was made for.
+    /// Returns the unwinder `before` for these modules instead of those that it was made for.
     pub fn unwinder_for(
         &self,
         memory: &impl PhysicalMemory,
@@ -246,13 +241,22 @@ impl Kernel {
         before.with_modules(&self.view(memory), modules)
     }
 
-    /// An unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
+    /// Returns an unwinder of kernel stacks, for the image and for these modules, whose tables are read now.
     pub fn unwinder(&self, memory: &impl PhysicalMemory, modules: &Modules) -> KernelUnwinder {
         let layout = match &self.layouts {
             Ok(layouts) => layouts.orc.clone(),
             Err(missing) => Err(missing.clone()),
         };
         KernelUnwinder::new(&self.view(memory), self.symbols.as_ref(), layout, modules)
+    }
+
+    /// Returns the code that the kernel has generated, as far as its lists can be read, read now; at most
+    /// 4,096 functions of each kind.
+    pub fn generated_code(&self, memory: &impl PhysicalMemory) -> GeneratedCode {
+        let (Ok(layouts), Some(symbols)) = (&self.layouts, &self.symbols) else {
+            return GeneratedCode::default();
+        };
+        GeneratedCode::read(self.view(memory), symbols, layouts.generated)
     }
 
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
@@ -270,7 +274,11 @@ impl Kernel {
 }
 
 /// Looks up the offsets in the kernel's BTF, which is dropped again.
-fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -> Result<Layouts, Missing> {
+fn layouts(
+    memory: &impl PhysicalMemory,
+    image: &KernelImage,
+    symbols: &SymbolTable,
+) -> Result<Layouts, Missing> {
     let start = symbols.address_of("__start_BTF").ok_or(Missing::NoBtf)?;
     let end = symbols.address_of("__stop_BTF").ok_or(Missing::NoBtf)?;
     match end.checked_sub(start) {
@@ -280,11 +288,15 @@ fn layouts(memory: &impl PhysicalMemory, image: &Image, symbols: &SymbolTable) -
     }
     let bytes = image.bytes(memory, (start, end)).ok_or(Missing::BadBtf)?;
     let btf = Btf::parse(&bytes).ok_or(Missing::BadBtf)?;
-    Ok(Layouts::new(&btf))
+    Layouts::new(&btf)
 }
 
-/// The release in the banner: where the symbol says, else the first in the image.
-fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolTable>) -> Option<String> {
+/// Returns the release in the banner: where the symbol says, else the first in the image.
+fn release(
+    memory: &impl PhysicalMemory,
+    image: &KernelImage,
+    symbols: Option<&SymbolTable>,
+) -> Option<String> {
     let release_at = |at| release_at(memory, image, at);
     symbols
         .and_then(|s| s.address_of("linux_banner"))
@@ -292,8 +304,8 @@ fn release(memory: &impl PhysicalMemory, image: &Image, symbols: Option<&SymbolT
         .or_else(|| image.search(memory, BANNER, release_at))
 }
 
-/// The release in a banner that lies at `at`.
-fn release_at(memory: &impl PhysicalMemory, image: &Image, at: u64) -> Option<String> {
+/// Returns the release in a banner that is at `at`.
+fn release_at(memory: &impl PhysicalMemory, image: &KernelImage, at: u64) -> Option<String> {
     let mut text = [0; BANNER.len() + MAX_RELEASE];
     image.read(memory, at, &mut text)?;
     let text = text.strip_prefix(BANNER)?;

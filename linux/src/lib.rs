@@ -1,8 +1,8 @@
 //! Reads a Linux guest from outside: from its physical memory and registers alone.
 //!
-//! Knows no KVM, so all of it is testable on a RAM dump, on an array, or on a fuzzer's bytes.
-//! Whatever is read here belongs to the guest and may be hostile: every list, table and length is
-//! bounded, nothing panics, and what cannot be read is a reason ([`Missing`]), not an abort.
+//! The crate does not use KVM, so all of it is testable on a RAM dump, on an array, or on a fuzzer's bytes.
+//! Everything that is read here belongs to the guest and may be hostile: every list, table and length is
+//! bounded, nothing panics, and a part that cannot be read is a reason ([`Missing`]), not an abort.
 //!
 //! ```text
 //! CR3 -> page tables -> kernel image -> kallsyms -> BTF -> offsets of members
@@ -11,21 +11,22 @@
 //!                        functions by address        current task, tasks, modules, stacks,
 //!                                                    mappings, files, page cache, interrupts
 //!
-//! RSP -> copy of the stacks -> ORC -> frames of the kernel -> registers of the user -> CFI -> frames of the program
-//!        (stack)               (unwind)                                                (cfi, with elf and names)
+//! RSP -> copy of the stacks -> ORC -> kernel frames -> user registers -> CFI -> frames of the program
+//!        (stack)               (unwind)                                  (symbols::cfi, elf and names)
 //! ```
 //!
 //! [`Kernel::find`] does the upper line once; the questions below it are asked of the [`Kernel`] while
 //! the guest runs on. Only [`CurrentReader::read`] and [`StackReader::copy`] are made for the moment of a
 //! sample.
 
+mod accounting;
 pub mod address;
-mod books;
 mod btf;
 mod clock;
 mod current;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
+mod frame;
 mod gather;
 mod generated;
 mod image;
@@ -34,14 +35,15 @@ mod iomem;
 pub mod journal;
 mod kallsyms;
 mod kernel;
+mod kernel_identity;
 mod layout;
 pub mod memory;
 mod missing;
 mod module;
 mod pagecache;
 pub mod paging;
-mod place;
 mod preempt;
+mod probe;
 mod process;
 mod pt_regs;
 mod stack;
@@ -51,32 +53,32 @@ mod task_scan;
 #[cfg(test)]
 mod tests;
 mod tree;
-mod tripwire;
 mod unwind;
 mod view;
 
-pub use address::{PhysAddr, VirtAddr};
-pub use books::{
+pub use accounting::{
     ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
 };
+pub use address::{PhysAddr, VirtAddr};
 pub use clock::GuestClock;
-pub use current::{Current, CurrentReader};
+pub use current::{CurrentContext, CurrentReader};
+pub use frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
 pub use generated::GeneratedCode;
-pub use interrupt::{InterruptAction, InterruptLine, Interrupts, Softirq, Vector};
+pub use interrupt::{InterruptAction, InterruptLine, InterruptTables, InterruptVector, Softirq};
 pub use kernel::{FindStep, Kernel};
+pub use kernel_identity::KernelIdentity;
 pub use memory::{FlatMemory, PhysicalMemory};
 pub use missing::Missing;
 pub use module::Modules;
 pub use pagecache::PageCache;
 pub use paging::{AddressSpace, Translation};
-pub use place::KernelIdentity;
 pub use preempt::IrqContext;
+pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
-pub use stack::{StackCopy, StackGaps, StackReader, StackSample};
+pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;
 pub use task_scan::{ScanResult, TaskListReader, TaskObservation};
-pub use tripwire::{Event, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
-pub use unwind::{Broken, FrameKind, KernelFrame, KernelUnwinder, UserRegisters, WalkEnd};
+pub use unwind::KernelUnwinder;

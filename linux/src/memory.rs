@@ -28,8 +28,8 @@ impl<M: GuestMemoryBackend> PhysicalMemory for M {
     #[inline]
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         let at = GuestAddress(at.0);
-        // Almost every read lies within one region: this way takes a third of the general one's time,
-        // which is a sample's time.
+        // Almost every read is within one region: this way takes a third of the general one's time, which is
+        // a sample's time.
         if let Some((region, offset)) = self.to_region_addr(at)
             && let Ok(slice) = region.get_slice(offset, into.len())
         {

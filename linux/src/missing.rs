@@ -1,6 +1,6 @@
-//! Why something could not be read.
+//! Reasons why something could not be read.
 
-/// Why something could not be read from the guest; its `Display` is what a report shows.
+/// Reason why something could not be read from the guest; its `Display` is what a report shows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum Missing {
     /// The page tables at this CR3 hold no kernel image.
@@ -12,7 +12,7 @@ pub enum Missing {
     /// Kallsyms lacks `__start_BTF` (CONFIG_DEBUG_INFO_BTF or CONFIG_KALLSYMS_ALL off).
     #[error("no BTF in this kernel: no process names")]
     NoBtf,
-    /// The bytes between `__start_BTF` and `__stop_BTF` are no BTF.
+    /// The bytes between `__start_BTF` and `__stop_BTF` are not BTF.
     #[error("the BTF of this kernel cannot be read: no process names")]
     BadBtf,
     /// The tables that the kernel unwinds itself by are not what they should be.
@@ -24,7 +24,8 @@ pub enum Missing {
     /// A structure or a member that is needed is not in BTF.
     #[error("the BTF of this kernel has no {0}")]
     NoField(String),
-    /// A function does not start with the no-op of function tracing (CONFIG_DYNAMIC_FTRACE), or is traced by the guest.
+    /// A function does not start with the no-op of function tracing (CONFIG_DYNAMIC_FTRACE), or is traced by
+    /// the guest.
     #[error("the kernel's {0} does not start with a no-op: not traceable, or traced by the guest")]
     NoNoOp(String),
     /// A function is not of a form that is known.
@@ -45,8 +46,8 @@ pub enum Missing {
     /// The head of the module list could not be read.
     #[error("the module list could not be read")]
     ModuleList,
-    /// A kernel thread, or a process that is ending: it has no memory of its own.
-    #[error("the task has no memory of its own")]
+    /// The task has no user memory: it is a kernel thread, or its process is ending.
+    #[error("the task has no user memory")]
     NoUserMemory,
     /// No name on the way to a file is kept in memory: there is no such file, or nobody has used it lately.
     #[error("the guest keeps no file of this name in memory")]

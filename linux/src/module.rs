@@ -8,8 +8,8 @@ use text::clean::ascii;
 
 use crate::address::VirtAddr;
 use crate::kallsyms::MAX_NAME;
-use crate::kallsyms::decode::Names;
-use crate::kallsyms::functions::{Functions, Symbol};
+use crate::kallsyms::decode::SymbolNames;
+use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
 use crate::layout::{ModuleKallsymsLayout, ModuleLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -39,21 +39,21 @@ const ELF_SYMBOL: usize = 24;
 #[derive(Debug, Default)]
 pub struct Modules {
     /// By start address.
-    sorted: Vec<Module>,
+    sorted: Vec<LoadedModule>,
 }
 
 /// Text of a module: its own, or what is freed once the module has started.
 #[derive(Debug)]
-struct Module {
+struct LoadedModule {
     name: String,
     start: u64,
     size: u64,
-    names: Names,
-    functions: Functions,
+    names: SymbolNames,
+    functions: FunctionTable,
     orc: Option<ModuleOrc>,
 }
 
-/// Where a module's ORC tables lie; nothing of it is checked yet.
+/// Location of a module's ORC tables; nothing of it is checked yet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ModuleOrc {
     /// Virtual address of the array of addresses.
@@ -65,7 +65,7 @@ pub(crate) struct ModuleOrc {
 }
 
 impl Modules {
-    /// The module symbol that covers `at`; a bare module with offset when no symbol does.
+    /// Returns the module symbol that covers `at`; a bare module with offset when no symbol does.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         let after = self.sorted.partition_point(|m| m.start <= at.0);
         let module = self.sorted.get(after.checked_sub(1)?)?;
@@ -80,12 +80,14 @@ impl Modules {
         Some(SymbolAt { name, module: Some(&module.name), offset })
     }
 
-    /// Names with address range of the text, start and size in bytes: one for each module, two while it starts.
+    /// Returns the names with address range of the text, start and size in bytes: one for each module, two
+    /// while it starts.
     pub fn iter(&self) -> impl Iterator<Item = (&str, VirtAddr, u64)> {
         self.sorted.iter().map(|m| (m.name.as_str(), VirtAddr(m.start), m.size))
     }
 
-    /// Start and end of the text of each module that has ORC tables, and where those are; ascending.
+    /// Returns the start and end of the text of each module that has ORC tables, and where those are;
+    /// ascending.
     pub(crate) fn orc_tables(&self) -> impl Iterator<Item = ((u64, u64), ModuleOrc)> {
         // The end was checked with the head.
         self.sorted.iter().filter_map(|m| Some(((m.start, m.start + m.size), m.orc?)))
@@ -97,13 +99,18 @@ impl Modules {
         layout: &ModuleLayout,
         heads: Vec<ModuleHead>,
     ) -> Self {
-        let mut budget = Budget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
-        Self { sorted: heads.into_iter().map(|head| Module::read(view, layout, head, &mut budget)).collect() }
+        let mut budget = ReadBudget { symbols: MAX_ALL_SYMBOLS, strings: MAX_ALL_STRINGS };
+        Self {
+            sorted: heads
+                .into_iter()
+                .map(|head| LoadedModule::read(view, layout, head, &mut budget))
+                .collect(),
+        }
     }
 
-    /// True if these are the modules with the heads `heads`.
+    /// Returns true if these are the modules with the heads `heads`.
     pub(crate) fn have(&self, heads: &[ModuleHead]) -> bool {
-        let same = |(module, head): (&Module, &ModuleHead)| {
+        let same = |(module, head): (&LoadedModule, &ModuleHead)| {
             (module.start, module.size, &module.name) == (head.start, head.size, &head.name)
         };
         self.sorted.len() == heads.len() && self.sorted.iter().zip(heads).all(same)
@@ -121,7 +128,7 @@ pub(crate) struct ModuleHead {
 }
 
 impl ModuleHead {
-    /// Reads those of all modules on the list at `list_head`, by start address.
+    /// Reads the heads of all modules on the list at `list_head`, by start address.
     pub(crate) fn all<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
@@ -140,7 +147,7 @@ impl ModuleHead {
         Ok(heads)
     }
 
-    /// Reads that of the text at `place` of the module at `at`: offsets of base and size.
+    /// Reads the head of the text at `place` of the module at `at`: offsets of base and size.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
@@ -162,19 +169,19 @@ impl ModuleHead {
     }
 }
 
-/// What may still be read for all modules together.
-struct Budget {
+/// Budget of the reads for all modules together.
+struct ReadBudget {
     symbols: u64,
     strings: u64,
 }
 
-impl Module {
+impl LoadedModule {
     /// Reads symbols and the place of unwind tables.
     fn read<M: PhysicalMemory>(
         view: &View<'_, M>,
         layout: &ModuleLayout,
         ModuleHead { at, name, start, size }: ModuleHead,
-        budget: &mut Budget,
+        budget: &mut ReadBudget,
     ) -> Self {
         let (names, functions) = layout
             .kallsyms
@@ -192,14 +199,14 @@ impl Module {
     }
 }
 
-/// The functions of the module at `module`, whose text is `start..end`.
+/// Returns the functions of the module at `module`, whose text is `start..end`.
 fn symbols<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &ModuleKallsymsLayout,
     module: u64,
     text: (u64, u64),
-    budget: &mut Budget,
-) -> Option<(Names, Functions)> {
+    budget: &mut ReadBudget,
+) -> Option<(SymbolNames, FunctionTable)> {
     let kallsyms = view.u64(module, layout.pointer)?;
     let count = u64::from(view.u32(kallsyms, layout.num_symtab)?);
     if count > MAX_SYMBOLS {
@@ -222,7 +229,7 @@ fn symbols<M: PhysicalMemory>(
     budget.strings = budget.strings.checked_sub(last_name)?;
     let strings = strings(view, view.u64(kallsyms, layout.strtab)?, last_name)?;
 
-    let mut names = Names::default();
+    let mut names = SymbolNames::default();
     let mut kept = Vec::new();
     for (symbol, &kind) in symtab.chunks_exact(ELF_SYMBOL).zip(&types) {
         // Elf64_Sym: st_name at 0, st_value at 8.
@@ -236,14 +243,14 @@ fn symbols<M: PhysicalMemory>(
         kept.push((value, kind));
     }
     names.shrink();
-    let functions = Functions::new(text, kept.len(), |i| {
+    let functions = FunctionTable::new(text, kept.len(), |i| {
         let (address, kind) = kept.get(i as usize).copied().unwrap_or_default();
-        Symbol { address, kind, name: names.get(i) }
+        KallsymsSymbol { address, kind, name: names.get(i) }
     });
     Some((names, functions))
 }
 
-/// The string table: up to the last name's start, and that name.
+/// Returns the string table: up to the last name's start, and that name.
 fn strings<M: PhysicalMemory>(view: &View<'_, M>, at: u64, last_name: u64) -> Option<Vec<u8>> {
     let last_name = usize::try_from(last_name).ok()?;
     let mut bytes = vec![0; last_name];

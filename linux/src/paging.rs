@@ -23,10 +23,20 @@ const PRESENT: u64 = 1;
 const LARGE: u64 = 1 << 7;
 /// Bytes of a paging structure: 512 entries of 8 bytes.
 const TABLE: usize = 4096;
+/// With page-table isolation (PTI) a process's own tables are one page above the kernel's
+/// (`PTI_USER_PGTABLE_BIT`, arch/x86/include/asm/pgtable.h).
+const PTI_USER: u64 = 0x1000;
 /// Shift of the lowest level.
 const PT: u32 = 12;
 /// Shift of the highest level that can map a page.
 const PDPT: u32 = 30;
+
+/// Returns the page tables that `cr3` may mean: its own, and the kernel's where PTI may have made these a
+/// process's.
+pub(crate) fn roots(cr3: u64) -> impl Iterator<Item = u64> {
+    let kernels = cr3 & !PTI_USER;
+    [Some(cr3), (kernels != cr3).then_some(kernels)].into_iter().flatten()
+}
 
 /// A virtual address space: the page tables under one CR3.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +45,7 @@ pub struct AddressSpace {
     five_level: bool,
 }
 
-/// Where a virtual address lies.
+/// Physical location of a virtual address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Translation {
     /// Physical address of the very byte.
@@ -46,51 +56,51 @@ pub struct Translation {
 
 /// One mapped page as the region walk sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Page {
+pub(crate) struct MappedPage {
     pub(crate) virt: u64,
     pub(crate) phys: u64,
     pub(crate) size: u64,
 }
 
-/// What an entry says.
-enum Entry {
+/// Meaning of an entry.
+enum TableEntry {
     Nothing,
     Table(PhysAddr),
     Page(u64),
 }
 
-fn decode(entry: u64, shift: u32) -> Entry {
+fn decode(entry: u64, shift: u32) -> TableEntry {
     if entry & PRESENT == 0 {
-        return Entry::Nothing;
+        return TableEntry::Nothing;
     }
     let address = entry & ADDRESS;
     if shift == PT {
-        return Entry::Page(address);
+        return TableEntry::Page(address);
     }
     if entry & LARGE == 0 {
-        return Entry::Table(PhysAddr(address));
+        return TableEntry::Table(PhysAddr(address));
     }
     // Bit 12 of a large page is its PAT bit; the bits from there up to the page size are reserved.
     let base = address & !0x1000;
     if shift > PDPT || base & ((1 << shift) - 1) != 0 {
-        return Entry::Nothing;
+        return TableEntry::Nothing;
     }
-    Entry::Page(base)
+    TableEntry::Page(base)
 }
 
 impl AddressSpace {
-    /// The address space of a CR3 value; PCID and the other low and high bits are ignored.
+    /// Returns the address space of a CR3 value; PCID and the other low and high bits are ignored.
     /// `five_level` is CR4.LA57.
     pub fn new(cr3: u64, five_level: bool) -> Self {
         Self { root: PhysAddr(cr3 & ADDRESS), five_level }
     }
 
-    /// The physical address of the top-level table.
+    /// Returns the physical address of the top-level table.
     pub fn root(&self) -> PhysAddr {
         self.root
     }
 
-    /// True with 5-level paging.
+    /// Returns true with 5-level paging.
     pub fn five_level(&self) -> bool {
         self.five_level
     }
@@ -99,7 +109,7 @@ impl AddressSpace {
         if self.five_level { 48 } else { 39 }
     }
 
-    /// True if the bits above the translated ones are copies of the highest of them.
+    /// Returns true if the bits above the translated ones are copies of the highest of them.
     fn canonical(&self, virt: VirtAddr) -> bool {
         let above = virt.0 >> (self.top_shift() + 8);
         above == 0 || above == u64::MAX >> (self.top_shift() + 8)
@@ -115,14 +125,14 @@ impl AddressSpace {
         loop {
             let slot = (virt.0 >> shift) & 511;
             match decode(memory.read_u64(table.checked_add(slot * 8)?)?, shift) {
-                Entry::Nothing => return None,
-                Entry::Page(base) => {
+                TableEntry::Nothing => return None,
+                TableEntry::Page(base) => {
                     return Some(Translation {
                         phys: PhysAddr(base | (virt.0 & ((1 << shift) - 1))),
                         page_size: 1 << shift,
                     });
                 }
-                Entry::Table(next) => table = next,
+                TableEntry::Table(next) => table = next,
             }
             shift -= 9;
         }
@@ -149,23 +159,23 @@ impl AddressSpace {
         &self,
         memory: &impl PhysicalMemory,
         (start, last): (u64, u64),
-        visit: &mut impl FnMut(Page) -> ControlFlow<B>,
+        visit: &mut impl FnMut(MappedPage) -> ControlFlow<B>,
     ) -> ControlFlow<B> {
         let sign = if start >> 63 == 1 { u64::MAX } else { 0 };
         let top = self.top_shift();
-        // What lies above the bits that the top level translates.
+        // What is above the bits that the top level translates.
         let prefix = sign.checked_shl(top + 9).unwrap_or(0);
         walk(memory, self.root, (top, prefix), (start, last), visit)
     }
 }
 
-/// One table of [`AddressSpace::pages`]; recursion ends at the lowest level, five deep at most.
+/// Returns one table of [`AddressSpace::pages`]; recursion ends at the lowest level, five deep at most.
 fn walk<B>(
     memory: &impl PhysicalMemory,
     table: PhysAddr,
     (shift, base): (u32, u64),
     (start, last): (u64, u64),
-    visit: &mut impl FnMut(Page) -> ControlFlow<B>,
+    visit: &mut impl FnMut(MappedPage) -> ControlFlow<B>,
 ) -> ControlFlow<B> {
     let mut entries = [0; TABLE];
     if memory.read(table, &mut entries).is_none() {
@@ -182,9 +192,9 @@ fn walk<B>(
             continue;
         }
         match decode(u64_at(&entries, index(slot) * 8).unwrap_or(0), shift) {
-            Entry::Nothing => {}
-            Entry::Page(phys) => visit(Page { virt, phys, size })?,
-            Entry::Table(next) => walk(memory, next, (shift - 9, virt), (start, last), visit)?,
+            TableEntry::Nothing => {}
+            TableEntry::Page(phys) => visit(MappedPage { virt, phys, size })?,
+            TableEntry::Table(next) => walk(memory, next, (shift - 9, virt), (start, last), visit)?,
         }
     }
     ControlFlow::Continue(())
@@ -298,7 +308,7 @@ mod tests {
             let virt = 0xffff_ffff_8123_4567 & !((1u64 << leaf) - 1);
             let phys = if leaf == 12 { 0x7000 } else { 0 };
             let size = 1 << leaf;
-            assert_eq!(pages, [Page { virt, phys, size }]);
+            assert_eq!(pages, [MappedPage { virt, phys, size }]);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a CPU serves, told by its preempt count.
+//! The kernel context of a CPU, from its preempt count.
 //!
 //! ```text
 //! bits  until 7.1 or later   7.3                        (include/linux/preempt.h)
@@ -9,27 +9,29 @@
 //!                           28 -     NMI                of 64 bits, where bit 63 is "need resched"
 //! ```
 //!
-//! Macros of C: neither kallsyms nor BTF knows them. But `irq_enter_rcu` (kernel/softirq.c) adds one hardirq to the count,
-//! so its code tells which bit that is.
+//! The bits are C macros: neither kallsyms nor BTF has them. But `irq_enter_rcu` (kernel/softirq.c) adds one
+//! hardirq to the count, so its code shows which bit that is.
 
 use crate::kallsyms::table::SymbolTable;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
 
-/// Bytes of a function in which the addition is looked for: it comes first, but for a word about idle CPUs until 5.11
-/// (0x22 bytes in Debian's 5.10, 0x12 in its 7.3).
-const LOOKED_AT: usize = 128;
+/// Bytes of a function in which the addition is looked for: it comes first, but for a word about idle CPUs
+/// until 5.11 (0x22 bytes in Debian's 5.10, 0x12 in its 7.3).
+const SEARCHED_BYTES: usize = 128;
 /// `HARDIRQ_BITS`.
 const HARDIRQ_BITS: u32 = 4;
 /// The first bit that can be a hardirq's: those below are preemption's and soft interrupts'.
 const LOWEST: u32 = 1 << 16;
-/// The highest that leaves room for all bits of the hardirq field and one for NMIs below bit 31, "need resched".
+/// The highest that leaves room for all bits of the hardirq field and one for NMIs below bit 31, "need
+/// resched".
 const HIGHEST: u32 = 1 << 26;
-/// `SOFTIRQ_OFFSET`. `local_bh_disable` counts in steps of two of it, so the bit says that a soft interrupt is served.
+/// `SOFTIRQ_OFFSET`. `local_bh_disable` counts in steps of two of it, so the bit says that a soft interrupt
+/// is served.
 const SERVING_SOFTIRQ: u32 = 1 << 8;
 
-/// What a CPU is doing in the kernel, innermost first.
+/// Kernel context of a CPU, innermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum IrqContext {
     /// No interrupt: what its current task wants.
@@ -43,7 +45,7 @@ pub enum IrqContext {
     Nmi,
 }
 
-/// Where hard interrupts and NMIs stand in the preempt count.
+/// Bits of hard interrupts and NMIs in the preempt count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct PreemptBits {
     hardirq: u32,
@@ -51,23 +53,23 @@ pub(crate) struct PreemptBits {
 }
 
 impl PreemptBits {
-    /// Finds them in the kernel's code. `variable` is the per-CPU symbol of the preempt count.
+    /// Finds the bits in the kernel's code. `variable` is the per-CPU symbol of the preempt count.
     pub(crate) fn find<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
         variable: u64,
     ) -> Result<Self, Missing> {
         let at = symbols.address_of("irq_enter_rcu").ok_or(Missing::NoHardIrqBits)?;
-        let mut code = [0; LOOKED_AT];
+        let mut code = [0; SEARCHED_BYTES];
         view.read(at, &mut code).ok_or(Missing::NoHardIrqBits)?;
         let adder = symbols.address_of("preempt_count_add");
         let added =
-            (0..LOOKED_AT).find_map(|skip| added(code.get(skip..)?, at + skip as u64, variable, adder));
-        added.and_then(Self::of).ok_or(Missing::NoHardIrqBits)
+            (0..SEARCHED_BYTES).find_map(|skip| added(code.get(skip..)?, at + skip as u64, variable, adder));
+        added.and_then(Self::from_step).ok_or(Missing::NoHardIrqBits)
     }
 
-    /// The bits, by what one hard interrupt adds.
-    fn of(offset: u32) -> Option<Self> {
+    /// Returns the bits, by what one hard interrupt adds.
+    fn from_step(offset: u32) -> Option<Self> {
         let valid = offset.is_power_of_two() && (LOWEST..=HIGHEST).contains(&offset);
         valid.then(|| {
             let above = offset << HARDIRQ_BITS;
@@ -75,12 +77,12 @@ impl PreemptBits {
         })
     }
 
-    /// The bits that count hard interrupts.
+    /// Returns the bits that count hard interrupts.
     pub(crate) fn hardirq(self) -> u32 {
         self.hardirq
     }
 
-    /// What a CPU with this count serves.
+    /// Returns the context of a CPU with this count.
     #[inline]
     pub(crate) fn serving(self, count: u32) -> IrqContext {
         match count {
@@ -92,9 +94,10 @@ impl PreemptBits {
     }
 }
 
-/// What the instruction that `code` starts with, at address `at`, adds to the preempt count: `add` of an immediate to
-/// `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with a tracer of preemption have
-/// (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD, MOV, CALL, and table 2-2.
+/// Returns the number that the first instruction of `code`, at address `at`, adds to the preempt count: `add`
+/// of an immediate to `%gs:variable`, of 32 or 64 bits; or the call of `preempt_count_add` that kernels with
+/// a tracer of preemption have (`mov` of an immediate to EDI, `call`). Encodings: Intel SDM, volume 2, ADD,
+/// MOV, CALL, and table 2-2.
 fn added(code: &[u8], at: u64, variable: u64, adder: Option<u64>) -> Option<u32> {
     const GS: u8 = 0x65;
     const REX_W: u8 = 0x48;
@@ -159,8 +162,8 @@ mod tests {
 
     #[test]
     fn counts_tell_what_is_served() {
-        let old = PreemptBits::of(1 << 16).unwrap();
-        let new = PreemptBits::of(1 << 24).unwrap();
+        let old = PreemptBits::from_step(1 << 16).unwrap();
+        let new = PreemptBits::from_step(1 << 24).unwrap();
         for (count, by_old, by_new) in [
             (0x8000_0000, IrqContext::Task, IrqContext::Task),
             (0x8000_0003, IrqContext::Task, IrqContext::Task),
@@ -180,8 +183,8 @@ mod tests {
     #[test]
     fn what_can_be_no_hard_interrupt_is_refused() {
         for offset in [0, 1, 0x100, 0x3_0000, 0xffff_0000, 1 << 15, 1 << 27, 1 << 31] {
-            assert_eq!(PreemptBits::of(offset), None, "{offset:#x}");
+            assert_eq!(PreemptBits::from_step(offset), None, "{offset:#x}");
         }
-        assert!(PreemptBits::of(HIGHEST).is_some());
+        assert!(PreemptBits::from_step(HIGHEST).is_some());
     }
 }

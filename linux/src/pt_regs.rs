@@ -1,5 +1,5 @@
-//! `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h): the registers of an interrupted program or of a system call's
-//! caller, as the kernel's entry code pushes them.
+//! `struct pt_regs` (arch/x86/include/uapi/asm/ptrace.h): the registers of an interrupted program or of a
+//! system call's caller, as the kernel's entry code pushes them.
 //!
 //! ```text
 //!   0 r15  8 r14  16 r13  24 r12  32 rbp  40 rbx  48 r11  56 r10  64 r9  72 r8
@@ -27,7 +27,7 @@ const KERNEL_CS: u64 = 0x10;
 const USER32_CS: u64 = 0x23;
 const USER_CS: u64 = 0x33;
 
-/// What was read of it.
+/// Saved registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PtRegs {
     pub(crate) registers: Registers,
@@ -36,12 +36,13 @@ pub(crate) struct PtRegs {
 }
 
 impl PtRegs {
-    /// Reads all of it at `at`.
+    /// Reads a `pt_regs` at `at`.
     pub(crate) fn read(stack: &impl StackMemory, at: u64) -> Option<Self> {
         Self::read_partly(stack, at, |_, _| None)
     }
 
-    /// Reads it at `at`; what `instead` returns for a slot's address and offset takes the place of what the stack has.
+    /// Reads a `pt_regs` at `at`; a value that `instead` returns for a slot's address and offset replaces the
+    /// stack's word.
     fn read_partly(
         stack: &impl StackMemory,
         at: u64,
@@ -58,8 +59,9 @@ impl PtRegs {
         Some(Self { registers: Registers { gpr, rip: slot(IRET)? }, orig_ax: slot(ORIG_AX)?, cs: slot(CS)? })
     }
 
-    /// Reads it at `at` while entry code is pushing or popping it: what lies below `now`'s stack pointer is still, or
-    /// again, in `now`. RIP counts as in RCX then, where SYSCALL puts it (Intel SDM volume 2, SYSCALL).
+    /// Reads a `pt_regs` at `at` while entry code is pushing or popping it: the registers of slots below
+    /// `now`'s stack pointer are still, or again, in `now`. RIP is then in RCX, where SYSCALL puts it (Intel
+    /// SDM volume 2, SYSCALL).
     pub(crate) fn read_in_entry_code(stack: &impl StackMemory, at: u64, now: &Registers) -> Option<Self> {
         // On another stack: all of it is there.
         if !(at..at.checked_add(SIZE)?).contains(&now.rsp()) {
@@ -80,23 +82,24 @@ impl PtRegs {
         })
     }
 
-    /// Whose registers they are.
-    pub(crate) fn mode(&self) -> Option<Mode> {
-        Mode::of(self.cs)
+    /// Returns the mode in which the registers were saved.
+    pub(crate) fn mode(&self) -> Option<SavedMode> {
+        SavedMode::from_code_segment(self.cs)
     }
 }
 
-/// Whose registers were saved.
+/// Mode in which registers were saved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum SavedMode {
     Kernel,
     User,
 }
 
-impl Mode {
-    /// What a saved code segment tells; `None` if it cannot be one, so that nothing around it is what it was taken for.
-    /// The upper bits are not the selector's (FRED keeps more there).
-    pub(crate) fn of(cs: u64) -> Option<Self> {
+impl SavedMode {
+    /// Returns the mode that a saved code segment shows; `None` if it cannot be a code segment, so that the
+    /// words around it are not saved registers. The upper bits are not the selector's (FRED keeps more
+    /// there).
+    pub(crate) fn from_code_segment(cs: u64) -> Option<Self> {
         match cs & 0xffff {
             KERNEL_CS => Some(Self::Kernel),
             USER_CS | USER32_CS => Some(Self::User),

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use crate::layout::{COMM, Field, Number, TaskLayout, ThreadLayout};
+use crate::btf::layout::NumberLayout;
+use crate::layout::{COMM, TaskField, TaskLayout, ThreadLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -34,18 +35,18 @@ pub struct TaskSnapshot {
 
 /// Reads bytes of a task_struct, or of another task's: by address and offset.
 pub(crate) trait TaskMemory {
-    /// Fills `into` from member `offset` of the task at `task`; `None` if that is no task's place.
+    /// Fills `into` from member `offset` of the task at `task`; `None` if no task can be there.
     fn read(&self, task: u64, offset: usize, into: &mut [u8]) -> Option<()>;
 
-    /// A member of `N` bytes.
+    /// Returns a member of `N` bytes.
     fn member<const N: usize>(&self, task: u64, offset: usize) -> Option<[u8; N]> {
         let mut bytes = [0; N];
         self.read(task, offset, &mut bytes)?;
         Some(bytes)
     }
 
-    /// A member that is a small number.
-    fn number(&self, task: u64, Number { offset, bytes }: Number) -> Option<u32> {
+    /// Returns a member that is a small number.
+    fn number(&self, task: u64, NumberLayout { offset, bytes }: NumberLayout) -> Option<u32> {
         let mut number = [0; 4];
         self.read(task, offset, number.get_mut(..bytes)?)?;
         Some(u32::from_le_bytes(number))
@@ -59,10 +60,10 @@ impl<M: PhysicalMemory> TaskMemory for View<'_, M> {
 }
 
 impl TaskLayout {
-    /// The leader of the process that the task at `task` belongs to.
+    /// Returns the leader of the process that the task at `task` belongs to.
     pub(crate) fn leader(&self, memory: &impl TaskMemory, task: u64) -> Option<u64> {
         let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
-        Some(u64::from_le_bytes(own.member(Field::GroupLeader as usize)?))
+        Some(u64::from_le_bytes(own.member(TaskField::GroupLeader as usize)?))
     }
 
     /// Reads the task at `task`: four small reads in the kernels that are known, five if it is not its
@@ -70,13 +71,13 @@ impl TaskLayout {
     #[inline]
     pub(crate) fn snapshot(&self, memory: &impl TaskMemory, task: u64) -> Option<TaskSnapshot> {
         let own = self.gather.read(|offset, into| memory.read(task, offset, into))?;
-        let leader = u64::from_le_bytes(own.member(Field::GroupLeader as usize)?);
-        let flags = u32::from_le_bytes(own.member(Field::Flags as usize)?);
-        let comm = terminated(own.member(Field::Comm as usize)?);
+        let leader = u64::from_le_bytes(own.member(TaskField::GroupLeader as usize)?);
+        let flags = u32::from_le_bytes(own.member(TaskField::Flags as usize)?);
+        let comm = terminated(own.member(TaskField::Comm as usize)?);
         Some(TaskSnapshot {
             task,
-            tid: i32::from_le_bytes(own.member(Field::Pid as usize)?),
-            pid: i32::from_le_bytes(own.member(Field::Tgid as usize)?),
+            tid: i32::from_le_bytes(own.member(TaskField::Pid as usize)?),
+            pid: i32::from_le_bytes(own.member(TaskField::Tgid as usize)?),
             start_ns: u64::from_le_bytes(memory.member(leader, self.start)?),
             process_comm: if leader == task { comm } else { terminated(memory.member(leader, self.comm)?) },
             comm,
@@ -85,7 +86,7 @@ impl TaskLayout {
     }
 }
 
-/// A comm is changed in place: what follows the first NUL is left of an earlier name.
+/// Clears the bytes after the first NUL: a comm is changed in place, so they are left of an earlier name.
 #[inline]
 fn terminated(comm: [u8; COMM]) -> [u8; COMM] {
     let text = u128::from_le_bytes(comm);
@@ -118,7 +119,7 @@ pub(crate) fn list<M: PhysicalMemory>(
     }))
 }
 
-/// All tasks but the idle ones, which are on no list.
+/// Returns all tasks but the idle ones, which are on no list.
 pub(crate) fn all<M: PhysicalMemory>(
     view: &View<'_, M>,
     task: &TaskLayout,

@@ -3,7 +3,7 @@
 use text::clean::ascii;
 
 use crate::address::{PhysAddr, VirtAddr};
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
 use symbols::bytes::{index, until_nul};
@@ -16,12 +16,12 @@ const PAGE: u64 = 4096;
 /// The image does not move, and its own tables need not be complete yet while the kernel boots.
 pub(crate) struct View<'a, M> {
     pub(crate) memory: &'a M,
-    pub(crate) image: &'a Image,
+    pub(crate) image: &'a KernelImage,
     pub(crate) space: AddressSpace,
 }
 
 impl<M: PhysicalMemory> View<'_, M> {
-    /// The physical address of `virt`.
+    /// Returns the physical address of `virt`.
     pub(crate) fn translate(&self, virt: u64) -> Option<PhysAddr> {
         self.image.translate(virt).or_else(|| {
             let found = self.space.translate(self.memory, VirtAddr(virt))?;
@@ -49,10 +49,11 @@ impl<M: PhysicalMemory> View<'_, M> {
         self.read(virt.checked_add(offset as u64)?, &mut b)?;
         Some(u32::from_le_bytes(b))
     }
-    /// The text at `at` up to its NUL, of at most `N` bytes, in printable ASCII; `None` for an empty one.
+    /// Returns the text at `at` up to its NUL, of at most `N` bytes, in printable ASCII; `None` for an empty
+    /// one.
     pub(crate) fn text<const N: usize>(&self, at: u64) -> Option<String> {
         let mut bytes = [0; N];
-        // What follows the text may lie in a page that is not there.
+        // What follows the text may be in a page that is not there.
         let (first, rest) = bytes.split_at_mut(index(PAGE - (at & (PAGE - 1))).min(N));
         self.read(at, first)?;
         if !first.contains(&0) {

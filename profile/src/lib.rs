@@ -16,6 +16,8 @@ pub mod diff;
 pub mod estimate;
 pub mod histogram;
 pub mod live;
+#[cfg(feature = "fixture")]
+pub mod made_up;
 pub mod naming;
 mod numbers;
 pub mod paces;

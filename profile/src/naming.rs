@@ -1,6 +1,6 @@
 //! The name of a frame of user code.
 
-use symbols::names::{DebugFile, DebugFiles, FunctionStarts, Origin, Symbolizer, unnamed};
+use symbols::names::{DebugFile, DebugFileOrigin, DebugFiles, FunctionStarts, Symbolizer, unnamed};
 
 use crate::rows::{FrameRow, InlinedRow};
 use text::clean;
@@ -55,11 +55,11 @@ pub fn present_start(row: &FrameRow) -> Option<u64> {
 }
 
 /// A debug file, as `file.named_by` has it.
-pub fn named_by(origin: &Origin) -> String {
+pub fn named_by(origin: &DebugFileOrigin) -> String {
     clean::printable(&match origin {
-        Origin::Guest(path) => format!("{path} in the guest"),
-        Origin::Host(path) => path.display().to_string(),
-        Origin::Source(name) => name.clone(),
+        DebugFileOrigin::Guest(path) => format!("{path} in the guest"),
+        DebugFileOrigin::Host(path) => path.display().to_string(),
+        DebugFileOrigin::Source(name) => name.clone(),
     })
 }
 

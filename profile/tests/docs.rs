@@ -8,6 +8,7 @@ use profile::boot::{
     Boot, Call, Estimated, FailedUnit, Link, PHASES, Phase, Program, Startup, Systemd, Target, Unit,
 };
 use profile::diff::Diff;
+use profile::made_up;
 use profile::report::{
     By, Direction, ExactReport, Known, ModeGroup, ReportError, Request, SharesBy, Source, StateReport,
     TreeRequest,
@@ -24,7 +25,6 @@ use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
 use serde_json::Value;
-use testkit::made_up;
 
 fn document(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);

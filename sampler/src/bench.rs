@@ -5,7 +5,7 @@ mod stopped;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, IrqContext, Missing, TaskSnapshot};
+use linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
 use vmm::GuestMemoryMmap;
 
 use crate::VcpuSampler;
@@ -95,7 +95,7 @@ fn record(n: u64) -> SampleRecord {
         five_level: false,
         halted: false,
         vcpu_state: VcpuState::Guest,
-        current: Some(Current {
+        current: Some(CurrentContext {
             serving: if interrupt { IrqContext::HardIrq } else { IrqContext::Task },
             task: Some(task),
             ..Default::default()

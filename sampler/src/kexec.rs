@@ -196,7 +196,7 @@ mod tests {
             let guest = Config::new(Style::V6_12).build();
             let memory = guest.memory.clone();
             let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
-            let identity = Arc::new(OnceLock::from(kernel.place().expect("a banner")));
+            let identity = Arc::new(OnceLock::from(kernel.identity().expect("a banner")));
             let mut detector = KexecDetector::default();
             detector.found(Arc::new(kernel), SECOND);
             Self { guest, memory, check: KernelCheck::new(identity), detector }

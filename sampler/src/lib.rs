@@ -28,4 +28,7 @@ mod vcpu;
 
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
-pub use session::{PrecisionStatus, Session, SessionConfig, SessionStatus, SessionTotals, VcpuSampler};
+pub use session::{
+    PrecisionStatus, RateOutOfRange, RecordingConfig, Session, SessionConfig, SessionStatus, SessionTotals,
+    VcpuSampler, checked_rate,
+};

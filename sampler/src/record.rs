@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
-    AddressSpace, Current, CurrentReader, KernelIdentity, PhysAddr, PhysicalMemory, StackCopy, StackReader,
-    StackSample, VirtAddr,
+    AddressSpace, CurrentContext, CurrentReader, KernelIdentity, PhysAddr, PhysicalMemory, StackCopy,
+    StackReader, StackSample, VirtAddr,
 };
 use symbols::Registers;
 use vmm::{Activity, stands_at_reset};
@@ -99,7 +99,7 @@ pub struct SampleRecord {
     /// State of the vCPU when the tick came.
     pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` if they could not be read.
-    pub current: Option<Current>,
+    pub current: Option<CurrentContext>,
     /// True if the page tables mapped the kernel that was found; `None` if that was not checked.
     pub kernel_mapped: Option<bool>,
 }
@@ -115,7 +115,7 @@ impl SampleRecord {
 /// state from KVM. The query costs a system call, so it runs only where the guest most likely idles.
 pub fn read_record<M: PhysicalMemory>(
     moment: &Moment<'_, M>,
-    current: impl FnOnce(&M) -> Option<Current>,
+    current: impl FnOnce(&M) -> Option<CurrentContext>,
     activity: impl FnOnce() -> Option<Activity>,
 ) -> SampleRecord {
     let (regs, sregs) = (moment.regs, moment.sregs);

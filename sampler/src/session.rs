@@ -45,6 +45,15 @@ pub use crate::vcpu::VcpuSampler;
 pub struct SessionConfig {
     /// Number of vCPUs.
     pub vcpus: u8,
+    /// Configuration of the recording.
+    pub recording: RecordingConfig,
+    /// More rows of `meta` (host, image, command line, vprof's version).
+    pub meta: Vec<(String, String)>,
+}
+
+/// Configuration of a recording, for any machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RecordingConfig {
     /// Mean ticks per second and vCPU.
     pub rate_hz: f64,
     /// Distribution of intervals.
@@ -60,8 +69,37 @@ pub struct SessionConfig {
     /// Precision after which the session is [`Session::precise`]: half the interval of the largest share, as
     /// a part of the whole.
     pub precision: Option<f64>,
-    /// More rows of `meta` (host, image, command line, vprof's version).
-    pub meta: Vec<(String, String)>,
+}
+
+impl Default for RecordingConfig {
+    /// Samples without stacks, at the rate that `vprof run` has by default.
+    fn default() -> Self {
+        Self {
+            rate_hz: 1_000.0,
+            clock: ClockKind::Uniform,
+            seed: 1,
+            stack_depth: 0,
+            exact: false,
+            task_scan_hz: 0.0,
+            precision: None,
+        }
+    }
+}
+
+/// Sampling rates that a session accepts, ticks per second and vCPU.
+const RATES_HZ: std::ops::RangeInclusive<f64> = 0.1..=50_000.0;
+
+/// A sampling rate out of range.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("it has to be from {} to {} samples per second", RATES_HZ.start(), RATES_HZ.end())]
+pub struct RateOutOfRange;
+
+/// Checks that a session accepts the rate, and returns it.
+///
+/// # Errors
+/// Returns an error if the rate is too low, too high, or not a number.
+pub fn checked_rate(rate_hz: f64) -> Result<f64, RateOutOfRange> {
+    if RATES_HZ.contains(&rate_hz) { Ok(rate_hz) } else { Err(RateOutOfRange) }
 }
 
 /// Guard that sets `failed` when the collector's thread ends by a panic: the run should end then.
@@ -97,52 +135,53 @@ impl Session {
     /// Prepares a session and one observer per vCPU, in order. A rate that is not a positive number means no
     /// ticks. Programs of the guest are read from `files` first.
     pub fn new(config: SessionConfig, sink: Box<dyn Sink>, files: OpenFiles) -> (Session, Vec<VcpuSampler>) {
+        let recording = &config.recording;
         let zero_ns = monotonic_ns();
         let cells = GuestCells::default();
-        let capacity = QueueCapacity::new(config.rate_hz, config.vcpus, config.stack_depth);
+        let capacity = QueueCapacity::new(recording.rate_hz, config.vcpus, recording.stack_depth);
         let mut samplers = Vec::new();
         let mut rings = Vec::new();
         let mut stats = Vec::new();
         for vcpu in 0..config.vcpus {
-            let intervals = Intervals::new(config.clock, config.rate_hz, config.seed, vcpu);
+            let intervals = Intervals::new(recording.clock, recording.rate_hz, recording.seed, vcpu);
             let (sampler, ends, own_stats) = VcpuSampler::new(vcpu, intervals, capacity, cells.clone());
             samplers.push(sampler);
             rings.push(ends);
             stats.push(own_stats);
         }
         // Each vCPU has its own ring and statistics, so that its thread never waits for another.
-        let shared = Arc::new(SharedState::new(zero_ns, config.rate_hz, stats));
+        let shared = Arc::new(SharedState::new(zero_ns, recording.rate_hz, stats));
         let mut collector =
             Collector::new(Arc::clone(&shared), rings, Arc::clone(&cells.readers), sink, first_meta(&config));
         // Exact mode, scans and the precision target are parts of the collector that exist only on request.
-        if let Some(wanted) = config.precision {
+        if let Some(wanted) = recording.precision {
             let one_clock = config.meta.iter().any(|(key, value)| key == ONE_CLOCK && value == "1");
             collector.set_precision_target(PrecisionTarget::new(
                 wanted,
-                config.clock,
-                config.rate_hz,
+                recording.clock,
+                recording.rate_hz,
                 config.vcpus,
                 one_clock,
             ));
         }
-        if config.exact {
+        if recording.exact {
             let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &cells.readers);
             collector.set_exact(merger);
             for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
                 sampler.record_events(recorder);
             }
         }
-        if config.task_scan_hz > 0.0 {
+        if recording.task_scan_hz > 0.0 {
             let readers = Arc::clone(&cells.readers);
             collector.set_task_states(TaskStateCollector::new(ScanConfig {
-                hz: config.task_scan_hz,
-                seed: config.seed,
+                hz: recording.task_scan_hz,
+                seed: recording.seed,
                 vcpus: config.vcpus,
                 readers,
                 zero_ns,
             }));
         }
-        let stack_depth = config.stack_depth;
+        let stack_depth = recording.stack_depth;
         let idle = Some(collector);
         (
             Session { shared, cells, stack_depth, files, initrd: None, boots: false, idle, running: None },
@@ -351,18 +390,19 @@ fn spawn<T: Send + 'static>(
 }
 
 fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
+    let recording = &config.recording;
     let unix_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     let own = [
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("started_unix_ns", unix_ns.to_string()),
-        ("rate_hz", config.rate_hz.to_string()),
-        ("clock", config.clock.name().to_owned()),
-        ("seed", config.seed.to_string()),
+        ("rate_hz", recording.rate_hz.to_string()),
+        ("clock", recording.clock.name().to_owned()),
+        ("seed", recording.seed.to_string()),
         ("vcpus", config.vcpus.to_string()),
-        ("exact", u8::from(config.exact).to_string()),
-        ("task_scan_hz", config.task_scan_hz.to_string()),
+        ("exact", u8::from(recording.exact).to_string()),
+        ("task_scan_hz", recording.task_scan_hz.to_string()),
     ];
-    let precision = config.precision.map(|wanted| ("until_precision", wanted.to_string()));
+    let precision = recording.precision.map(|wanted| ("until_precision", wanted.to_string()));
     own.into_iter()
         .chain(precision)
         .map(|(key, value)| (key.to_owned(), value))

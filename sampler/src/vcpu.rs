@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{Event, PhysicalMemory, StackCopy};
+use linux::{PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{Activity, Exit, Observer, Tick, Trip, Verdict, monotonic_ns};
 
@@ -333,7 +333,7 @@ impl Observer for VcpuSampler {
     fn tripped(&mut self, trip: &Trip<'_>) -> Verdict {
         self.published.clock.change(Place::Sampler, trip.now_ns);
         self.event = Some((trip.now_ns, u64::MAX));
-        let (Some(recorder), Some(event)) = (&mut self.recorder, Event::from_number(trip.kind)) else {
+        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(trip.kind)) else {
             return Verdict::Keep;
         };
         if recorder.serve(event, trip.now_ns, trip.regs, trip.memory) {

@@ -10,9 +10,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::VirtAddr;
 use linux::fixture::{Config, Guest, Style};
 use profile::store::Value;
-use profile::{Batch, ClockKind, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
+use profile::{Batch, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
 use sampler::record::Moment;
-use sampler::{Session, SessionConfig, VcpuSampler};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, GuestMemoryMmap, Observer};
 
@@ -41,13 +41,7 @@ impl Run {
         memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("inside");
         let config = SessionConfig {
             vcpus,
-            rate_hz: 1e3,
-            clock: ClockKind::Uniform,
-            seed: 1,
-            stack_depth,
-            exact: false,
-            task_scan_hz: 0.0,
-            precision: None,
+            recording: RecordingConfig { stack_depth, ..RecordingConfig::default() },
             meta: Vec::new(),
         };
         let (mut session, mut samplers) = Session::new(config, sink, symbols::names::no_files());

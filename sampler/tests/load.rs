@@ -1,16 +1,15 @@
 //! Competing load on the CPU of a vCPU: ticks come late, or find the vCPU's thread without a CPU, and the
 //! shares stay right. The guest runs at privilege level 3, which every KVM executes natively.
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use profile::store::Value;
-use profile::{ClockKind, Profile, ProfileWriter};
-use sampler::{Session, SessionConfig, VcpuSampler};
+use profile::{Profile, ProfileWriter};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Console, Exit, Machine, Observer, Payload, Tick, VmConfig};
+use vmm::{Exit, Machine, Observer, Tick, VmConfig};
 
 /// Offsets of the two loops: at the same place of a cache line, so that their rounds take the same time.
 const LONG: usize = 0x40;
@@ -78,27 +77,12 @@ struct Seen {
 fn profiled(path: &Path, spinners: usize) -> Seen {
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz: 2_000.0,
-        clock: ClockKind::Uniform,
-        seed: 5,
-        stack_depth: 0,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 2_000.0, seed: 5, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
-    let machine = VmConfig {
-        vcpus: 1,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: loops(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let machine = VmConfig::flat(loops());
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| Pinned(samplers.next().expect("one vCPU"))).expect("a machine");
@@ -159,8 +143,8 @@ impl Seen {
 #[test]
 fn load_on_the_cpu_changes_no_share() {
     if let Err(error) = vmm::probe::open() {
-        // A test's output is shown only when it fails, unless it goes around the harness.
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        // What a test prints is shown only when it fails, unless it goes around the harness.
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

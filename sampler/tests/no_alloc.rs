@@ -10,7 +10,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::fixture::{Config, Style};
 use profile::{Batch, ClockKind, Sink, SinkError};
 use sampler::record::Moment;
-use sampler::{Session, SessionConfig, VcpuSampler};
+use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::{Activity, Exit, GuestMemoryMmap, Observer, monotonic_ns};
 
@@ -66,13 +66,12 @@ fn a_tick_never_allocates() {
     for clock in [ClockKind::Uniform, ClockKind::Exponential, ClockKind::Fixed] {
         let config = SessionConfig {
             vcpus: 1,
-            rate_hz: 500.0,
-            clock,
-            seed: 1,
-            stack_depth: 127,
-            exact: false,
-            task_scan_hz: 0.0,
-            precision: None,
+            recording: RecordingConfig {
+                rate_hz: 500.0,
+                clock,
+                stack_depth: 127,
+                ..RecordingConfig::default()
+            },
             meta: Vec::new(),
         };
         let named = Named::default();

@@ -4,15 +4,15 @@
 //! The run is this test's own binary, started again with `RUN` set.
 
 use std::env;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use profile::store::Value;
-use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
-use sampler::{Session, SessionConfig};
-use vmm::{Console, Machine, Payload, VmConfig, probe};
+use profile::{Filter, Profile, ProfileWriter, Report};
+use sampler::{RecordingConfig, Session, SessionConfig};
+use vmm::{Machine, VmConfig, probe};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
 /// Running time of the guest, and the part of it in which it is stopped, s.
@@ -26,26 +26,11 @@ fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {
         vcpus: 2,
-        rate_hz: 500.0,
-        clock: ClockKind::Uniform,
-        seed: 1,
-        stack_depth: 0,
-        task_scan_hz: 0.0,
-        exact: false,
-        precision: None,
+        recording: RecordingConfig { rate_hz: 500.0, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
     let (mut session, samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
-    let machine = VmConfig {
-        vcpus: 2,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: SPIN.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let machine = VmConfig { vcpus: 2, ..VmConfig::flat(SPIN) };
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| samplers.next().expect("one for each vCPU")).expect("a machine");
@@ -78,7 +63,7 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
         run(&PathBuf::from(path));
     }
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }
     let directory = tempfile::tempdir().expect("a directory");

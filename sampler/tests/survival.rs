@@ -13,7 +13,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::store::Value;
 use profile::{ClockKind, Filter, Profile, ProfileWriter, Report};
 use sampler::record::Moment;
-use sampler::{Session, SessionConfig};
+use sampler::{RecordingConfig, Session, SessionConfig};
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
@@ -28,13 +28,12 @@ fn write_until_killed(path: &Path, flood: bool) -> ! {
     let rate_hz = RATE as f64;
     let config = SessionConfig {
         vcpus: 1,
-        rate_hz,
-        clock: ClockKind::Fixed,
-        seed: 1,
-        stack_depth: 127,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig {
+            rate_hz,
+            clock: ClockKind::Fixed,
+            stack_depth: 127,
+            ..RecordingConfig::default()
+        },
         meta: Vec::new(),
     };
     let (mut session, mut samplers) = Session::new(config, Box::new(writer), symbols::names::no_files());
@@ -193,8 +192,7 @@ fn a_full_disk() {
         done.is_ok_and(|done| done.status.success())
     };
     if !mount(&["mount", "-t", "tmpfs", "-o", "size=4m", "vprof-test"]) {
-        println!("SKIPPED a_full_disk: no file system can be mounted here");
-        return;
+        return testkit::missing("a file system that can be mounted: run the tests as root");
     }
     struct Unmount<F: Fn()>(F);
     impl<F: Fn()> Drop for Unmount<F> {

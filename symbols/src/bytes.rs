@@ -1,21 +1,21 @@
 //! Little-endian numbers out of guest bytes: every access is checked.
 
-/// The `N` bytes at `at`.
+/// Returns the `N` bytes at `at`.
 pub fn array_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
 
-/// The u16 at `at`.
+/// Returns the u16 at `at`.
 pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     array_at(bytes, at).map(u16::from_le_bytes)
 }
 
-/// The u32 at `at`.
+/// Returns the u32 at `at`.
 pub fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     array_at(bytes, at).map(u32::from_le_bytes)
 }
 
-/// The u64 at `at`.
+/// Returns the u64 at `at`.
 pub fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     array_at(bytes, at).map(u64::from_le_bytes)
 }
@@ -25,7 +25,7 @@ pub fn index(value: u64) -> usize {
     usize::try_from(value).unwrap_or(usize::MAX)
 }
 
-/// The NUL-terminated string at the start of `bytes`, or all of them without a NUL.
+/// Returns the NUL-terminated string at the start of `bytes`, or all of them without a NUL.
 pub fn until_nul(bytes: &[u8]) -> &[u8] {
     let end = bytes.iter().position(|&b| b == 0).unwrap_or(bytes.len());
     &bytes[..end]

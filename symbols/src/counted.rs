@@ -1,5 +1,5 @@
-//! The memory that a thread has allocated, counted where that happens: what hostile tables are parsed into is bounded by
-//! what it really takes ([`crate::names::SourceLines`]), not by a guess.
+//! The memory that a thread has allocated, counted where that happens: what hostile tables are parsed into is
+//! bounded by what it really takes ([`crate::names::SourceLines`]), not by a guess.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -8,13 +8,14 @@ thread_local! {
     static ALLOCATED: Cell<i64> = const { Cell::new(0) };
 }
 
-/// The system's allocator, which counts bytes for each thread. To be a program's `#[global_allocator]`; without it
-/// [`allocated`] stays 0, and bounds that follow from it do not hold.
+/// The system's allocator, which counts bytes for each thread. To be a program's `#[global_allocator]`;
+/// without it [`allocated`] stays 0, and bounds that follow from it do not hold.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Counted;
+pub struct CountingAllocator;
 
-/// Bytes that the calling thread has allocated and not freed. Memory that goes from one thread to another counts with
-/// the first and is taken off the second: only differences within a piece of work mean something.
+/// Returns the bytes that the calling thread has allocated and not freed. Memory that goes from one thread to
+/// another counts with the first and is taken off the second: only differences within a piece of work mean
+/// something.
 pub fn allocated() -> i64 {
     ALLOCATED.get()
 }
@@ -24,10 +25,10 @@ fn count(bytes: usize, sign: i64) {
     ALLOCATED.set(ALLOCATED.get().wrapping_add(sign.wrapping_mul(bytes.cast_signed() as i64)));
 }
 
-// SAFETY: every call goes to the system's allocator unchanged and returns what that returns. The counter is a plain cell
-// without a destructor that is set up at compile time, so touching it allocates nothing and works at any time of a thread's
-// life.
-unsafe impl GlobalAlloc for Counted {
+// SAFETY: every call goes to the system's allocator unchanged and returns what that returns. The counter is a
+// plain cell without a destructor that is set up at compile time, so touching it allocates nothing and works
+// at any time of a thread's life.
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
         // SAFETY: the caller's promises about `layout` are passed on.
@@ -43,7 +44,8 @@ unsafe impl GlobalAlloc for Counted {
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(layout.size(), -1);
         count(size, 1);
-        // SAFETY: the pointer came from one of these functions, that is from the system's allocator; the rest is passed on.
+        // SAFETY: the pointer came from one of these functions, that is from the system's allocator; the rest
+        // is passed on.
         unsafe { System.realloc(pointer, layout, size) }
     }
 

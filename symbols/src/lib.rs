@@ -1,4 +1,5 @@
-//! Reads the files of programs: ELF, call frame information, DWARF, symbol names, Go's tables. Knows no kernel.
+//! Reads the files of programs: ELF, call frame information, DWARF, symbol names, Go's tables. Knows no
+//! kernel.
 //!
 //! The files belong to a guest and may be hostile: every table and length is bounded and nothing panics.
 //!
@@ -10,6 +11,7 @@
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
+pub mod debuginfod;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;

@@ -3,9 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 
-use symbols::counted::{Counted, allocated};
+use symbols::counted::{CountingAllocator, allocated};
 use symbols::elf::{ElfError, ElfFile};
-use symbols::names::{SourceLines, Stopped};
+use symbols::names::{DebugInfoLimit, SourceLines};
 
 thread_local! {
     static PEAK: Cell<i64> = const { Cell::new(0) };
@@ -14,17 +14,18 @@ thread_local! {
 /// The counting allocator, and the most that it has counted.
 struct Peak;
 
-// SAFETY: every call goes to `Counted` unchanged; the cell has no destructor and is set up at compile time.
+// SAFETY: every call goes to `CountingAllocator` unchanged; the cell has no destructor and is set up at
+// compile time.
 unsafe impl GlobalAlloc for Peak {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are passed on.
-        let pointer = unsafe { Counted.alloc(layout) };
+        let pointer = unsafe { CountingAllocator.alloc(layout) };
         PEAK.set(PEAK.get().max(allocated()));
         pointer
     }
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as above.
-        let pointer = unsafe { Counted.alloc_zeroed(layout) };
+        let pointer = unsafe { CountingAllocator.alloc_zeroed(layout) };
         PEAK.set(PEAK.get().max(allocated()));
         pointer
     }
@@ -32,22 +33,22 @@ unsafe impl GlobalAlloc for Peak {
         // Both may be there at once.
         PEAK.set(PEAK.get().max(allocated() + i64::try_from(size).unwrap_or(i64::MAX / 2)));
         // SAFETY: as above.
-        unsafe { Counted.realloc(pointer, layout, size) }
+        unsafe { CountingAllocator.realloc(pointer, layout, size) }
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
         // SAFETY: as above.
-        unsafe { Counted.dealloc(pointer, layout) }
+        unsafe { CountingAllocator.dealloc(pointer, layout) }
     }
 }
 
 #[global_allocator]
 static PEAK_OF_ALL: Peak = Peak;
 
-/// What is built of the DWARF of one file, at most, bytes, when a table that has reached the bound is just growing
-/// (docs/symbols.md).
+/// Memory that is built from the DWARF of one file, at most, bytes, when a table that has reached the bound
+/// is just growing (docs/symbols.md).
 const BOUND: i64 = 3 * (256 << 20);
 
-/// An ELF file with these sections and nothing else.
+/// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> ElfFile {
     let mut names = vec![0u8];
     let mut body: Vec<u8> = Vec::new();
@@ -78,7 +79,8 @@ fn elf_of(sections: &[(&str, &[u8])]) -> ElfFile {
     ElfFile::open(Box::new(file)).unwrap()
 }
 
-/// Abbreviation 1: a unit with a range, and with its lines at an offset; 2: a function in it; 3: an inlined one.
+/// Abbreviation 1: a unit with a range, and with its lines at an offset; 2: a function in it; 3: an inlined
+/// one.
 const ABBREVIATIONS: [u8; 26] = [
     1, 0x11, 1, 0x11, 0x01, 0x12, 0x07, 0x10, 0x17, 0, 0, //
     2, 0x2e, 1, 0x11, 0x01, 0x12, 0x07, 0, 0, //
@@ -89,13 +91,14 @@ fn sized(bytes: &[u8]) -> Vec<u8> {
     [&u32::try_from(bytes.len()).unwrap().to_le_bytes()[..], bytes].concat()
 }
 
-/// A unit of DWARF 4 with `inside` in its only function.
+/// Returns a unit of DWARF 4 with `inside` in its only function.
 fn unit(inside: &[u8]) -> Vec<u8> {
     let range = [0x1000_u64.to_le_bytes(), 0x1000_0000_u64.to_le_bytes()].concat();
     sized(&[&[4, 0, 0, 0, 0, 0, 8, 1][..], &range, &[0; 4], &[2], &range, inside, &[0, 0]].concat())
 }
 
-/// A line program of version 4 with these files and opcodes. Opcodes from 13 on are special: line base -5, range 14.
+/// Returns a line program of version 4 with these files and opcodes. Opcodes from 13 on are special: line
+/// base -5, range 14.
 fn lines(files: &[u8], opcodes: &[u8]) -> Vec<u8> {
     let lengths = [0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1];
     let header = sized(&[&[1, 1, 1, 0xfb, 14, 13][..], &lengths, &[0], files, &[0]].concat());
@@ -104,12 +107,12 @@ fn lines(files: &[u8], opcodes: &[u8]) -> Vec<u8> {
 }
 
 /// Opens the file and asks for some addresses; the most memory that this took beyond what there was before.
-fn peak_of(elf: &ElfFile) -> (i64, Option<Stopped>) {
+fn peak_of(elf: &ElfFile) -> (i64, Option<DebugInfoLimit>) {
     let before = allocated();
     PEAK.set(before);
     let lines = match SourceLines::open(elf, None) {
         Ok(lines) => lines,
-        Err(ElfError::TooLarge { .. }) => return (PEAK.get() - before, Some(Stopped::Memory)),
+        Err(ElfError::TooLarge { .. }) => return (PEAK.get() - before, Some(DebugInfoLimit::Memory)),
         Err(error) => panic!("{error}"),
     };
     for address in (0x1000..0x9000).step_by(0x801) {
@@ -118,9 +121,9 @@ fn peak_of(elf: &ElfFile) -> (i64, Option<Stopped>) {
     (PEAK.get() - before, lines.stopped())
 }
 
-/// Asserts that the file was not read to its end, for one of the reasons, and that its memory stayed below the bound beside
-/// its sections.
-fn assert_bounded(what: &str, reasons: &[Stopped], sections: &[(&str, &[u8])]) {
+/// Asserts that the file was not read to its end, for one of the reasons, and that its memory stayed below
+/// the bound next to its sections.
+fn assert_bounded(what: &str, reasons: &[DebugInfoLimit], sections: &[(&str, &[u8])]) {
     let bytes: usize = sections.iter().map(|(_, bytes)| bytes.len()).sum();
     let (peak, stopped) = peak_of(&elf_of(sections));
     assert!(stopped.is_some_and(|why| reasons.contains(&why)), "{what}: {stopped:?}, {peak}");
@@ -147,7 +150,7 @@ fn rows_of_lines_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &vec![0xf0; 40_000_000]);
     assert_bounded(
         "rows",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[(".debug_info", &unit(&[])), (".debug_abbrev", &ABBREVIATIONS), (".debug_line", &line)],
     );
 }
@@ -166,12 +169,12 @@ fn paths_of_files_are_bounded() {
     let line = sized(&[&[4, 0][..], &header, &start].concat());
     assert_bounded(
         "paths",
-        &[Stopped::Memory, Stopped::Work],
+        &[DebugInfoLimit::Memory, DebugInfoLimit::Work],
         &[(".debug_info", &unit(&[])), (".debug_abbrev", &ABBREVIATIONS), (".debug_line", &line)],
     );
 }
 
-/// Each of 400 units has the same 100,000 abbreviations, parsed for each anew.
+/// Each of 400 units has the same 100,000 abbreviations, parsed for each again.
 #[test]
 fn abbreviations_are_bounded() {
     let mut abbreviations = ABBREVIATIONS[..ABBREVIATIONS.len() - 1].to_vec();
@@ -190,7 +193,7 @@ fn abbreviations_are_bounded() {
     let strings = vec![0; 16 << 20];
     assert_bounded(
         "abbreviations",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[
             (".debug_info", &info),
             (".debug_abbrev", &abbreviations),
@@ -206,7 +209,7 @@ fn inlined_functions_are_bounded() {
     let line = lines(b"a.c\0\0\0\0", &[0xf0]);
     assert_bounded(
         "inlined",
-        &[Stopped::Memory],
+        &[DebugInfoLimit::Memory],
         &[
             (".debug_info", &unit(&vec![3; 20_000_000])),
             (".debug_abbrev", &ABBREVIATIONS),

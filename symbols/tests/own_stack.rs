@@ -12,7 +12,7 @@ use std::mem::MaybeUninit;
 use std::os::unix::fs::FileExt;
 
 use process::{Files, Mappings};
-use symbols::cfi::{Broken, Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder};
+use symbols::cfi::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 unsafe extern "C" {
@@ -64,7 +64,7 @@ extern "C" fn visit(context: *mut c_void, list: *mut c_void) -> c_int {
     0
 }
 
-/// Registers right behind the call of `getcontext`.
+/// Registers right after the call of `getcontext`.
 #[inline(always)]
 fn registers() -> Registers {
     use libc::{
@@ -110,9 +110,9 @@ fn taken() -> Stack {
     STACK.with(|place| place.borrow_mut().take()).expect("the stack was walked")
 }
 
-/// Start of the function in which `address` is, as a virtual address.
+/// Returns the start of the function in which `address` is, as a virtual address.
 fn function(mappings: &Mappings, address: u64) -> Option<u64> {
-    let Image { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
+    let CodeMapping { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
     Some(table.function_start(address.wrapping_sub(bias))?.0.wrapping_add(bias))
 }
 
@@ -134,7 +134,7 @@ fn check_against_libgcc(stack: &Stack) {
     assert!(stack.frames.iter().all(|frame| frame.doubt.is_none()));
     // A part of the stack gives a part of the frames, and says why.
     let (part, end) = &stack.part;
-    assert_eq!(*end, UserEnd::Broken(Broken::StackNotCopied));
+    assert_eq!(*end, UserEnd::Broken(UserWalkError::StackNotCopied));
     assert!(part.len() < addresses.len());
     assert_eq!(*part, addresses[..part.len()]);
 }
@@ -162,7 +162,7 @@ fn a_callback_of_the_c_library() {
         &[capture as *const () as usize, compare as *const () as usize, sort as *const () as usize],
     );
     assert_eq!(order[..2], [0, 1]);
-    assert!(order[2] > 2, "the C library's sort lies between the callback and its user: {order:?}");
+    assert!(order[2] > 2, "the C library's sort is between the callback and its user: {order:?}");
 }
 
 extern "C" fn on_signal(_: c_int) {
@@ -172,8 +172,8 @@ extern "C" fn on_signal(_: c_int) {
 
 #[inline(never)]
 fn interrupt() {
-    // SAFETY: the handler takes a signal's number; what it does is allowed here, as the signal is raised by this very
-    // thread outside of any lock or allocation.
+    // SAFETY: the handler takes a signal's number; what it does is allowed here, as the signal is raised by
+    // this very thread outside of any lock or allocation.
     unsafe {
         libc::signal(libc::SIGUSR1, on_signal as *const () as usize);
         assert_eq!(libc::raise(libc::SIGUSR1), 0);
@@ -193,6 +193,6 @@ fn a_signal_handler() {
     assert_eq!(order[..2], [0, 1]);
     assert!(
         order[2] > 3,
-        "the signal frame and raise lie between handler and interrupted function: {order:?}"
+        "the signal frame and raise are between handler and interrupted function: {order:?}"
     );
 }

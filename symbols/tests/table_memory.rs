@@ -1,11 +1,11 @@
-//! What names the functions of a program takes little more memory than their names do.
+//! The names of a program's functions take little more memory than their text.
 
-use symbols::counted::{Counted, allocated};
+use symbols::counted::{CountingAllocator, allocated};
 use symbols::elf::ElfFile;
 use symbols::names::FunctionTable;
 
 #[global_allocator]
-static ALLOCATOR: Counted = Counted;
+static ALLOCATOR: CountingAllocator = CountingAllocator;
 
 /// Bytes for each function besides its name; an `Elf64_Sym` alone has 24.
 const EACH: i64 = 32;

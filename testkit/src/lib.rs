@@ -1,5 +1,14 @@
-//! Test support: fixtures and drivers that several crates' tests, the benchmarks and the fuzz targets share.
+//! Test support: what the tests of several crates share.
 //!
 //! Never a dependency of the program.
 
-pub mod made_up;
+pub mod events;
+mod eventually;
+mod kernel;
+mod needs;
+mod terminal;
+
+pub use eventually::eventually;
+pub use kernel::bz_image;
+pub use needs::{ALLOW_MISSING, FILES, Need, PROGRAMS, Sign, missing, python_module, tool};
+pub use terminal::Terminal;

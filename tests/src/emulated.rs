@@ -5,7 +5,9 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use testkit::eventually;
 
 use crate::kernel::kernel_of;
 use crate::{Run, Running, Turn, images, vprof};
@@ -130,18 +132,14 @@ impl Emulated {
     /// # Panics
     /// They have not.
     pub fn wait_for_console(&mut self, lines: usize, what: &str) {
-        let begin = Instant::now();
-        loop {
+        eventually(&format!("line with {what} on the console"), LIMIT, || {
             let console = self.console();
             // A line is whole when the next has begun.
             let whole = console.rsplit_once('\n').map_or("", |(whole, _)| whole);
-            if whole.lines().filter(|line| line.contains(what)).count() >= lines {
-                return;
-            }
             let ended = self.qemu.try_wait().expect("QEMU is our child");
-            assert!(ended.is_none() && begin.elapsed() < LIMIT, "no {what} ({ended:?}): {console}");
-            std::thread::sleep(PAUSE);
-        }
+            assert!(ended.is_none(), "no {what} ({ended:?}): {console}");
+            (whole.lines().filter(|line| line.contains(what)).count() >= lines).then_some(())
+        });
     }
 
     /// Ends QEMU.
@@ -154,11 +152,7 @@ impl Emulated {
     /// # Panics
     /// It does not.
     pub fn wait_until_it_runs(&mut self, when: &str) {
-        let begin = Instant::now();
-        while !self.runs() {
-            assert!(begin.elapsed() < RESUME_LIMIT, "{when}: the guest stands still");
-            std::thread::sleep(PAUSE);
-        }
+        eventually(&format!("guest that runs on: {when}"), RESUME_LIMIT, || self.runs().then_some(()));
     }
 
     /// Another address of the stub, at which this process listens and passes on what one client says.
@@ -247,14 +241,11 @@ pub(crate) fn add_command(initrd: &Path, words: &[&str]) {
 
 /// The socket at which QEMU listens.
 pub(crate) fn connected(qemu: &mut Child, path: &Path) -> UnixStream {
-    let begin = Instant::now();
-    loop {
-        if let Ok(stream) = UnixStream::connect(path) {
-            stream.set_read_timeout(Some(LIMIT)).expect("a limit");
-            return stream;
-        }
+    let stream = eventually("connection with QEMU", LIMIT, || {
         let ended = qemu.try_wait().expect("QEMU is our child");
-        assert!(ended.is_none() && begin.elapsed() < LIMIT, "QEMU does not listen ({ended:?})");
-        std::thread::sleep(PAUSE);
-    }
+        assert!(ended.is_none(), "QEMU does not listen ({ended:?})");
+        UnixStream::connect(path).ok()
+    });
+    stream.set_read_timeout(Some(LIMIT)).expect("a limit");
+    stream
 }

@@ -14,12 +14,14 @@
 //! | to the host | the script's length, a newline, the script |
 //! | back | exit code, length of the output, length of the errors, a newline, output, errors |
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
+
+use testkit::events::{Failure, repeated};
 
 use crate::emulated::{QEMU, add_command, connected};
 use crate::kernel::kernel_of;
@@ -68,8 +70,8 @@ truncate -s %4 /run/initrd
 pub struct KvmHost {
     qemu: Child,
     port: BufReader<UnixStream>,
-    /// The emulation has failed, and no test.
-    broken: bool,
+    /// How the emulation has failed, and no test.
+    failure: Option<Failure>,
     /// How often vprof was started.
     profilings: u32,
     directory: tempfile::TempDir,
@@ -104,10 +106,8 @@ pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
         })) else {
             return;
         };
-        if !host.broken || repeat == REPEATS {
-            resume_unwind(panic);
-        }
-        eprintln!("REPEATED, the emulated host failed");
+        let Some(failure) = host.failure.filter(|_| repeat < REPEATS) else { resume_unwind(panic) };
+        repeated(failure, "of the emulated host");
     }
 }
 
@@ -145,7 +145,7 @@ impl KvmHost {
         let mut qemu = qemu.spawn().expect("QEMU is installed");
         let port = connected(&mut qemu, &port);
         port.set_read_timeout(Some(LIMIT)).expect("a limit");
-        Self { qemu, port: BufReader::new(port), broken: false, profilings: 0, directory, _turn: turn }
+        Self { qemu, port: BufReader::new(port), failure: None, profilings: 0, directory, _turn: turn }
     }
 
     fn prepare(&mut self) {
@@ -238,7 +238,7 @@ impl KvmHost {
     pub fn wait_for_console(&mut self, name: &str, lines: u32, what: &str) {
         let up = self.comes_true_of(name, &format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
         // vprof has no part in that.
-        self.broken |= !up;
+        self.failure = self.failure.or((!up).then_some(Failure::Other));
         assert!(up, "the guest does not come up\n{}", self.state());
     }
 
@@ -346,7 +346,8 @@ impl KvmHost {
     fn asked(&mut self, script: &str) -> (i32, Vec<u8>, Vec<u8>) {
         let answer = self.answer(script);
         answer.unwrap_or_else(|error| {
-            self.broken = true;
+            let timed_out = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+            self.failure = Some(if timed_out { Failure::Frozen } else { Failure::Other });
             panic!("the emulated host does not answer ({error}) to {script}\n{}", self.state());
         })
     }
@@ -358,7 +359,7 @@ impl KvmHost {
         self.port.read_line(&mut line)?;
         let numbers: Vec<usize> = line.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         let [code, stdout, stderr] = numbers[..] else {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
+            return Err(ErrorKind::UnexpectedEof.into());
         };
         let mut bytes = |count: usize| {
             let mut bytes = vec![0; count];
@@ -372,7 +373,7 @@ impl KvmHost {
         let console = std::fs::read(self.directory.path().join("console")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console).into_owned();
         let files = "cd /run; tail -n 20 *.console *.errors *.said profiling*/std*";
-        let inside = if self.broken { None } else { self.answer(files).ok() };
+        let inside = if self.failure.is_some() { None } else { self.answer(files).ok() };
         let inside = inside.map(|(_, files, _)| String::from_utf8_lossy(&files).into_owned());
         format!("console of the host: {console}\n{}", inside.unwrap_or_default())
     }

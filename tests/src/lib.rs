@@ -19,7 +19,6 @@ mod kvm_host;
 mod network;
 mod report;
 mod run;
-mod terminal;
 mod turn;
 
 use std::ffi::{OsStr, OsString};
@@ -35,7 +34,8 @@ pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
 pub use network::Network;
 pub use report::{Function, Process, Report, Row, Vcpu, Walks};
 pub use run::{Run, Running};
-pub use terminal::Terminal;
+pub use testkit::Terminal;
+use testkit::events::{Failure, repeated};
 
 use turn::Turn;
 
@@ -150,9 +150,11 @@ impl Guest {
     pub fn run(self) -> Run {
         for _ in 0..REPEATS {
             match self.clone().start().finish_unless_frozen() {
-                Ok(run) if !run.portable_host_failed() => return run,
-                Ok(run) => eprintln!("REPEATED, the portable host failed: {}", run.stderr),
-                Err(state) => eprintln!("REPEATED, the guest froze: {state}"),
+                Ok(run) => match run.emulation_failed() {
+                    Some(failure) => repeated(failure, &run.stderr),
+                    None => return run,
+                },
+                Err(state) => repeated(Failure::Frozen, &state),
             }
         }
         self.start().finish()

@@ -17,15 +17,15 @@ pub struct Network {
 }
 
 impl Network {
-    /// Calls `test` on a thread in such a namespace, which what it starts is in as well. `None`, and a line that says so,
-    /// where this process may not make one.
+    /// Calls `test` on a thread in such a namespace, which what it starts is in as well. `None` where this process may
+    /// not make one, and need not.
     ///
     /// # Panics
     /// The tap can't be made, and if `test` panics.
     pub fn apart<T: Send>(test: impl FnOnce(&Self) -> T + Send) -> Option<T> {
         let apart = || {
             if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
-                eprintln!("SKIPPED: no network namespace of its own ({error}); root may make one");
+                testkit::missing(&format!("a network namespace ({error}): run the tests as root"));
                 return None;
             }
             let network = Self { tap: "tap-guest" };

@@ -3,22 +3,26 @@
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Output};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
+use testkit::Terminal;
+use testkit::events::{Failure, failed_by_emulation};
 
 use crate::Turn;
 use crate::report::Report;
-use crate::terminal::Terminal;
 
 /// How often a run is looked at.
 const PAUSE: Duration = Duration::from_millis(20);
 /// How long a guest may go without a sample: emulated ones freeze now and then (docs/limits.md), and would hold up all others
 /// until their limit.
 const FROZEN: Duration = Duration::from_secs(60);
+
+/// Between two looks at a guest whose time is over.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// A `vprof run` under way; killed when dropped.
 #[derive(Debug)]
@@ -106,14 +110,7 @@ impl Running {
 
     /// What `vprof ctl` says of this run, with `--json`.
     pub fn ctl(&self, arguments: &[&str]) -> Value {
-        let mut command = Command::new(crate::vprof());
-        command
-            .arg("ctl")
-            .arg("--run")
-            .arg(self.profile.with_extension("sock"))
-            .arg("--json")
-            .args(arguments);
-        let output = command.output().expect("vprof starts");
+        let output = self.ask(&[&["--json"], arguments].concat());
         assert!(
             output.status.success(),
             "{arguments:?}: {}; the run itself: {}",
@@ -173,50 +170,59 @@ impl Running {
     fn wait_until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> bool) {
         while !met(self) {
             let ended = self.child.try_wait().expect("vprof is our child");
-            assert!(
-                ended.is_none() && Instant::now() < self.deadline,
-                "no {what} (status {ended:?}); stderr: {}",
-                read_all(&mut self.stderr)
-            );
+            if let Some(status) = ended {
+                panic!("no {what} ({status}); {}", self.state());
+            }
+            self.assert_in_time(what);
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    /// What may tell why it does not go on.
+    /// A call of `vprof ctl` for this run.
+    fn ask(&self, arguments: &[&str]) -> Output {
+        let mut command = Command::new(crate::vprof());
+        command.arg("ctl").args(arguments).arg("--run").arg(self.profile.with_extension("sock"));
+        command.output().expect("vprof starts")
+    }
+
+    /// What may explain why it makes no progress.
     fn state(&mut self) -> String {
         let stderr = read_all(&mut self.stderr);
-        let socket = self.profile.with_extension("sock");
-        let status = Command::new(crate::vprof()).args(["ctl", "status", "--run"]).arg(socket).output();
-        let status = status.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+        let status = self.ask(&["status"]);
         let console = "SELECT CAST(bytes AS TEXT) FROM console ORDER BY time_ns DESC LIMIT 20";
-        format!("stderr: {stderr}\n{status:?}\nconsole, the last first: {:?}", query(&self.profile, console))
+        format!(
+            "stderr: {stderr}\nstatus: {}{}\nconsole, the last first: {:?}",
+            String::from_utf8_lossy(&status.stdout),
+            String::from_utf8_lossy(&status.stderr),
+            query(&self.profile, console)
+        )
     }
 
     /// Waits for the end, within the limit of the guest.
-    pub fn finish(mut self) -> Run {
-        loop {
-            if let Some(status) = self.child.try_wait().expect("vprof is our child") {
-                return self.ended(status);
-            }
-            self.assert_in_time();
-            std::thread::sleep(PAUSE);
-        }
+    pub fn finish(self) -> Run {
+        self.watched(None).unwrap_or_else(|state| panic!("the guest froze: {state}"))
     }
 
-    /// The same, or what may show why no sample was taken for [`FROZEN`].
-    pub(crate) fn finish_unless_frozen(mut self) -> Result<Run, String> {
+    /// The same, or the state of a guest that has taken no sample for [`FROZEN`].
+    pub(crate) fn finish_unless_frozen(self) -> Result<Run, String> {
+        self.watched(Some(FROZEN))
+    }
+
+    fn watched(mut self, frozen: Option<Duration>) -> Result<Run, String> {
         let (mut samples, mut since, mut asked) = (None, Instant::now(), Instant::now());
         loop {
             if let Some(status) = self.child.try_wait().expect("vprof is our child") {
                 return Ok(self.ended(status));
             }
-            self.assert_in_time();
-            if asked.elapsed() > FROZEN / 10 {
+            self.assert_in_time("end");
+            if let Some(frozen) = frozen
+                && asked.elapsed() > frozen / 10
+            {
                 asked = Instant::now();
                 let now = self.samples();
                 if now.is_none() || now != samples {
                     (samples, since) = (now, asked);
-                } else if since.elapsed() > FROZEN {
+                } else if since.elapsed() > frozen {
                     return Err(self.state());
                 }
             }
@@ -224,17 +230,22 @@ impl Running {
         }
     }
 
-    /// How many samples there are; `None` where vprof does not answer, as before it has a guest.
+    /// How many samples there are; `None` where vprof does not answer, as before it has a guest, or takes none.
     fn samples(&self) -> Option<u64> {
-        let socket = self.profile.with_extension("sock");
-        let output =
-            Command::new(crate::vprof()).args(["ctl", "status", "--json", "--run"]).arg(socket).output();
-        let status: Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
-        status["samples"].as_u64()
+        let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+        status["samples"].as_u64().filter(|_| status["sampling"] != false)
     }
 
-    fn assert_in_time(&mut self) {
-        assert!(Instant::now() < self.deadline, "vprof did not end in time; {}", self.state());
+    fn assert_in_time(&mut self, what: &str) {
+        if Instant::now() < self.deadline {
+            return;
+        }
+        let samples = self.samples();
+        std::thread::sleep(GRACE);
+        if samples.is_some() && samples == self.samples() {
+            failed_by_emulation(Failure::Frozen);
+        }
+        panic!("no {what} in time; {}", self.state());
     }
 
     fn ended(&mut self, status: ExitStatus) -> Run {
@@ -269,15 +280,18 @@ impl Run {
         Self { status, stdout, stderr, profile: path, _directory: directory }
     }
 
-    /// Whether it ended by what QEMU's emulation of SVM is known to do now and then: freeze, reset, or make the guest
-    /// triple-fault.
-    pub(crate) fn portable_host_failed(&self) -> bool {
-        let failures =
-            ["the portable host froze", "the portable host ended", "the guest caused a triple fault"];
-        // One that froze early and was started anew by vprof itself has not failed.
-        !self.status.success()
-            && self.stderr.contains("host: portable")
-            && failures.iter().any(|failure| self.stderr.contains(failure))
+    /// How QEMU's emulation of SVM has failed the guest, if it has (docs/limits.md).
+    pub(crate) fn emulation_failed(&self) -> Option<Failure> {
+        // One that froze early and was started again by vprof itself has not failed.
+        if self.status.success() || !self.stderr.contains("host: portable") {
+            return None;
+        }
+        let signs = [
+            ("the guest caused a triple fault", Failure::TripleFault),
+            ("the portable host froze", Failure::Frozen),
+            ("the portable host ended", Failure::Other),
+        ];
+        signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)
     }
 
     /// Asserts exit code 0.
@@ -289,6 +303,11 @@ impl Run {
     pub fn exited(self, code: i32) -> Self {
         // Where the test fails later on, this is shown with it.
         println!("{}", self.stderr);
+        if self.status.code() != Some(code)
+            && let Some(failure) = self.emulation_failed()
+        {
+            failed_by_emulation(failure);
+        }
         assert_eq!(
             self.status.code(),
             Some(code),

@@ -1,12 +1,8 @@
 //! Turns of guests: most run alone.
 
-use std::fs::OpenOptions;
 use std::io::Write;
 use std::sync::{Once, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
-
-/// Variable with the path of a file to which each guest's test and its seconds are appended (`xtask/src/test/timings.rs`).
-const TIMES_FILE: &str = "VPROF_GUEST_TIMES";
 
 /// A failed test leaves nothing half done behind: its guest is killed.
 static TURNS: RwLock<()> = RwLock::new(());
@@ -35,15 +31,7 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let Some(path) = std::env::var_os(TIMES_FILE) else { return };
-        let thread = std::thread::current();
-        let line =
-            format!("{}\t{:.1}\n", thread.name().unwrap_or("a thread"), self.begin.elapsed().as_secs_f64());
-        let written =
-            OpenOptions::new().append(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
-        if let Err(error) = written {
-            eprintln!("cannot write the time of a guest: {error}");
-        }
+        testkit::events::guest_took(self.begin.elapsed());
     }
 }
 

@@ -4,6 +4,8 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
 
+use serde::{Deserialize, Serialize};
+
 use crate::net::Backend;
 use crate::vsock;
 
@@ -27,6 +29,23 @@ pub struct VmConfig {
     pub second_console: Option<Console>,
     /// Devices that few machines have.
     pub extra: Extra,
+}
+
+impl VmConfig {
+    /// A machine with one vCPU and 8 MiB of memory that runs a few bytes of code ([`Payload::Flat`]) at CPL 3, without disks,
+    /// and without anyone to read its console.
+    pub fn flat(code: impl Into<Vec<u8>>) -> Self {
+        Self {
+            vcpus: 1,
+            memory_bytes: 8 << 20,
+            huge_pages: false,
+            payload: Payload::Flat { code: code.into(), cpl: 3 },
+            disks: Vec::new(),
+            console: Console(Box::new(io::sink())),
+            second_console: None,
+            extra: Extra::default(),
+        }
+    }
 }
 
 /// Devices besides disks, serial ports and the random number generator; none by default.
@@ -139,7 +158,7 @@ pub trait DiskFormat: Send + fmt::Debug {
 }
 
 /// What happens to a guest's writes to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DiskMode {
     /// They reach the file.
     ReadWrite,

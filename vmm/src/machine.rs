@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_ioctls::{VcpuFd, VmFd};
+use serde::{Deserialize, Serialize};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
 
@@ -38,7 +39,7 @@ pub const COMMAND_PORT: u16 = 0xf8;
 pub(crate) const THREAD_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a machine came to its end.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum End {
     /// The guest powered off through ACPI.
     PowerOff,

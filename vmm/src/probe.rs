@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-use crate::config::{Console, Payload, VmConfig};
+use crate::config::{Payload, VmConfig};
 use crate::error::StartError;
 use crate::machine::Machine;
 use crate::observer::{Observer, Tick};
@@ -98,14 +98,9 @@ impl Observer for Meter {
 fn speed(cpl: u8) -> Result<f64, ProbeError> {
     let (readings, receiver) = sync_channel(2);
     let config = VmConfig {
-        vcpus: 1,
         memory_bytes: 4 << 20,
-        huge_pages: false,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: crate::config::Extra::default(),
+        ..VmConfig::flat(COUNT)
     };
     let machine = Machine::start(config, |_| Meter { readings: readings.clone(), sent: 0 })?;
     drop(readings);

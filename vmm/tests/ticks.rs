@@ -1,10 +1,9 @@
 //! When ticks stop the guest, on this host's KVM, with a few bytes of code at CPL 3 as the guest.
 
-use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use vmm::{Console, Machine, Observer, Payload, Tick, VmConfig, probe};
+use vmm::{Machine, Observer, Tick, VmConfig, probe};
 
 /// ```text
 /// 1: rdtsc; shl $32, %rdx; or %rdx, %rax     RAX: the TSC
@@ -62,20 +61,11 @@ impl Observer for Stops {
 #[test]
 fn a_tick_stops_the_guest_when_it_is_due() {
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return;
     }
     let stops = Arc::new(Mutex::new(Vec::new()));
-    let config = VmConfig {
-        vcpus: 1,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: STOPWATCH.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig::flat(STOPWATCH);
     let shared = Arc::clone(&stops);
     let machine = Machine::start(config, |_| Stops(Arc::clone(&shared))).unwrap();
     std::thread::sleep(Duration::from_secs(2));

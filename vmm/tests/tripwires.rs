@@ -1,14 +1,12 @@
 //! Tripwires on this host's KVM, with a few bytes of code at CPL 3 as the guest, which every KVM runs.
 
-use std::io::Write;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Console, Machine, Observer, Payload, Site, TRIP_NOP, Tick, Trip, TripwireError, Verdict, VmConfig,
-    WithdrawReason, probe,
+    Machine, Observer, Site, TRIP_NOP, Tick, Trip, TripwireError, Verdict, VmConfig, WithdrawReason, probe,
 };
 
 /// `1: nopl 0(%rax,%rax); inc %rax; jmp 1b`: the no-op is executed once for each value of RAX.
@@ -64,34 +62,21 @@ impl Observer for Counter {
 
 type Running = (Machine<Counter>, Arc<Mutex<Seen>>);
 
-/// A machine with four vCPUs, of which three wait for INIT. `None`, loudly, where there is no KVM.
+/// A machine with four vCPUs, of which three wait for INIT. `None` where there is no KVM, and need not be.
 fn machine(code: &[u8], withdraw_at: Option<usize>, interval: Option<Duration>) -> Option<Running> {
     if let Err(error) = probe::open() {
-        let _ = writeln!(std::io::stderr(), "SKIPPED: no /dev/kvm ({error})");
+        testkit::missing(&format!("/dev/kvm ({error})"));
         return None;
     }
     let seen = Arc::new(Mutex::new(Seen::default()));
-    let config = VmConfig {
-        vcpus: 4,
-        memory_bytes: 8 << 20,
-        huge_pages: false,
-        payload: Payload::Flat { code: code.to_vec(), cpl: 3 },
-        disks: Vec::new(),
-        console: Console(Box::new(std::io::sink())),
-        second_console: None,
-        extra: vmm::Extra::default(),
-    };
+    let config = VmConfig { vcpus: 4, ..VmConfig::flat(code) };
     let shared = Arc::clone(&seen);
     let start = Machine::start(config, |_| Counter { seen: Arc::clone(&shared), withdraw_at, interval });
     Some((start.unwrap(), seen))
 }
 
 fn wait_for(seen: &Mutex<Seen>, done: impl Fn(&Seen) -> bool) {
-    let start = Instant::now();
-    while !done(&seen.lock().unwrap()) {
-        assert!(start.elapsed() < Duration::from_secs(10), "waited in vain");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    testkit::eventually("trip", Duration::from_secs(10), || done(&seen.lock().unwrap()).then_some(()));
 }
 
 fn text<O: Observer>(machine: &Machine<O>) -> [u8; 5] {

@@ -1,27 +1,12 @@
 //! Debian packages that the commands need on this machine.
 
-use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use guest_images::find_program;
+use testkit::{FILES, Need, PROGRAMS, Sign};
 
 use crate::progress::Line;
-
-/// How to see that a package is there. What counts is that the thing works, not who installed it.
-#[derive(Debug)]
-enum Sign {
-    Program(&'static str),
-    File(&'static str),
-}
-
-/// A package and what it is needed for.
-#[derive(Debug)]
-struct Need {
-    package: &'static str,
-    sign: Sign,
-    purpose: &'static str,
-}
 
 const NEEDS: &[Need] = &[
     Need { package: "apt", sign: Sign::Program("apt-get"), purpose: "fetches Debian packages" },
@@ -53,30 +38,10 @@ const NEEDS: &[Need] = &[
     },
 ];
 
-/// What tests read exports back with.
-const FOR_TESTS: &[Need] = &[
-    Need { package: "chromium", sign: Sign::Program("chromium"), purpose: "clicks through pages in tests" },
-    Need { package: "golang-go", sign: Sign::Program("go"), purpose: "reads pprof profiles in tests" },
-    Need { package: "iproute2", sign: Sign::Program("ip"), purpose: "makes taps in tests" },
-    Need { package: "nodejs", sign: Sign::Program("node"), purpose: "runs speedscope's importers in tests" },
-    Need { package: "npm", sign: Sign::Program("npm"), purpose: "fetches speedscope for tests" },
-    Need { package: "passt", sign: Sign::Program("passt"), purpose: "is a guest's network in tests" },
-    Need { package: "python3", sign: Sign::Program("python3"), purpose: "reads CSV and Parquet in tests" },
-];
-
-impl Need {
-    fn is_met(&self) -> bool {
-        match self.sign {
-            Sign::Program(name) => find_program(name).is_some(),
-            Sign::File(path) => Path::new(path).exists(),
-        }
-    }
-}
-
 /// `cargo xtask deps`.
 pub fn run() -> Result<ExitCode> {
     let line = Line::new();
-    if !ensure(&line)? {
+    if !ensure_for_tests(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     println!("every package needed is installed");
@@ -91,7 +56,7 @@ pub fn ensure(line: &Line) -> Result<bool> {
 
 /// The same, for all that tests need.
 pub fn ensure_for_tests(line: &Line) -> Result<bool> {
-    met(NEEDS.iter().chain(FOR_TESTS), line)
+    met(NEEDS.iter().chain(PROGRAMS).chain(FILES), line)
 }
 
 fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
@@ -107,7 +72,9 @@ fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
         for need in &missing {
             eprintln!("  {:<24}{}", need.package, need.purpose);
         }
-        let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+        let mut packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+        packages.sort_unstable();
+        packages.dedup();
         if find_program("apt-get").is_none() {
             bail!("this machine has no apt-get: vprof's images are built on Debian and Ubuntu");
         }
@@ -164,18 +131,4 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
 fn is_root() -> Result<bool> {
     let output = Command::new("id").arg("-u").output().context("cannot start id")?;
     Ok(output.stdout.trim_ascii() == b"0")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_there_and_what_is_not() {
-        let need = |sign| Need { package: "x", sign, purpose: "x" };
-        assert!(need(Sign::Program("sh")).is_met());
-        assert!(need(Sign::File("/proc/self/exe")).is_met());
-        assert!(!need(Sign::Program("no-such-program-here")).is_met());
-        assert!(!need(Sign::File("/no/such/file")).is_met());
-    }
 }

@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `lint`, `deps`.
+//! `lint`, `tree`, `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -9,6 +9,7 @@ mod experiments;
 mod fuzz;
 mod image;
 mod install;
+mod licences;
 mod lint;
 mod progress;
 mod test;
@@ -49,6 +50,8 @@ enum Command {
     Image(image::Image),
     /// Draw the crates and their imports into docs/contributing.md
     Tree(tree::Options),
+    /// Check the licences of dependencies, and which are there in two versions
+    Licences,
     /// Install the Debian packages that the other commands need
     Deps,
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Lint(options) => lint::run(&options),
         Command::Image(image) => image::run(&image),
         Command::Tree(options) => tree::run(&options),
+        Command::Licences => licences::run(),
         Command::Deps => deps::run(),
     };
     match result {

@@ -78,6 +78,7 @@ impl Prover {
 /// The number of tasks where the kernel's RAM fits the layout.
 fn tasks(kernel: &Kernel, memory: &Supposed<'_>) -> Option<usize> {
     let ranges = kernel.system_ram(memory).ok()?;
+    let ranges: Vec<_> = ranges.into_iter().map(|(first, last)| (first.0, last.0)).collect();
     let tasks = || kernel.tasks(memory).ok().map(|tasks| tasks.len()).filter(|tasks| *tasks > 0);
     if fits(memory.layout, &ranges) { tasks() } else { None }
 }

@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::Args;
 use sampler::conditions::Condition;
+use text::parse::positive_time;
 
-use super::parse::{parse_budget, parse_pattern, parse_positive_time};
+use super::parse::{parse_budget, parse_pattern};
 use super::{RunArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -73,11 +74,11 @@ pub struct BootArgs {
     pub until_end: bool,
 
     /// It has failed when it is not up after this time
-    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = parse_positive_time, help_heading = "Expectations")]
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = positive_time, help_heading = "Expectations")]
     pub timeout: Duration,
 
     /// It hangs when it has come no further for this time, and the boot ends then; off unless given
-    #[arg(long, value_name = "TIME", value_parser = parse_positive_time, help_heading = "Expectations")]
+    #[arg(long, value_name = "TIME", value_parser = positive_time, help_heading = "Expectations")]
     pub hang_after: Option<Duration>,
 
     /// A phase may take so long, like total=3s; repeatable

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use host::protocol::Then;
 use sampler::conditions::Condition;
+use text::parse::positive_time;
 
 use super::TEMPLATE;
-use super::Then;
-use super::parse::{parse_condition, parse_positive_time, parse_rate};
+use super::parse::{parse_rate, then_parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -53,7 +54,7 @@ pub enum CtlCommand {
     /// Show the tables of the run as it is
     Tables {
         /// Of the last seconds only, at most 60
-        #[arg(long, value_name = "TIME", value_parser = parse_positive_time)]
+        #[arg(long, value_name = "TIME", value_parser = positive_time)]
         last: Option<Duration>,
         /// Rows per table; 0 shows all
         #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
@@ -62,28 +63,28 @@ pub enum CtlCommand {
     /// Print the tables again and again as JSON, a line each, until the run ends
     Watch {
         /// Of the last seconds only, at most 60
-        #[arg(long, value_name = "TIME", value_parser = parse_positive_time)]
+        #[arg(long, value_name = "TIME", value_parser = positive_time)]
         last: Option<Duration>,
         /// Rows per table; 0 shows all
         #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
         rows: usize,
         /// Time between two looks, at least 100ms
-        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_positive_time)]
+        #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
         every: Duration,
     },
     /// Sample again
     Start {
         /// Only from this condition on, and not until then; see `vprof run --help`
-        #[arg(long, value_name = "CONDITION", value_parser = parse_condition)]
+        #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
     },
     /// Stop sampling until `start`; the run goes on
     Stop {
         /// Only when this condition is seen; see `vprof run --help`
-        #[arg(long, value_name = "CONDITION", value_parser = parse_condition)]
+        #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
         /// What becomes of the run then [default: go-on]
-        #[arg(long, value_enum, value_name = "WHAT", requires = "when")]
+        #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "when")]
         then: Option<Then>,
     },
     /// Change the sampling rate

@@ -7,8 +7,8 @@ use clap::builder::PossibleValuesParser;
 use clap::builder::TypedValueParser;
 use profile::diff::Limit;
 use profile::report::SharesBy;
+use text::parse::positive_time;
 
-use super::parse::parse_positive_time;
 use super::{FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -119,7 +119,7 @@ fn parse_limit(text: &str) -> Result<Limit, String> {
         return Err("it has no unit: give a growth like 5%, a time like 50ms, or points of a share like 5pt"
             .to_owned());
     }
-    let time = parse_positive_time(text).map_err(|error| format!("{error}; or give a growth, like 5%"))?;
+    let time = positive_time(text).map_err(|error| format!("{error}; or give a growth, like 5%"))?;
     Ok(Limit::Seconds(time.as_secs_f64()))
 }
 

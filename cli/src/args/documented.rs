@@ -3,9 +3,10 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use clap::{CommandFactory, Parser};
+use testkit::{python_module, tool};
 
 use super::Cli;
 
@@ -99,13 +100,8 @@ fn the_workflow_of_docs_boot_is_yaml_with_a_step_that_boots() {
         document.split("```yaml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a workflow");
     let script = "import sys, yaml; jobs = yaml.safe_load(sys.stdin)['jobs']; \
                   print('\\n'.join(step.get('run', '') for job in jobs.values() for step in job['steps']))";
-    let has_yaml = Command::new("python3").args(["-c", "import yaml"]).output();
-    if !has_yaml.is_ok_and(|output| output.status.success()) {
-        eprintln!("SKIPPED: python3 has no module yaml");
-        return;
-    }
-    let python =
-        Command::new("python3").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+    let Some(mut python) = tool("python3").filter(|_| python_module("yaml", "python3-yaml")) else { return };
+    let python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     let mut child = python.expect("python3");
     child.stdin.take().expect("its input").write_all(workflow.as_bytes()).expect("written");
     let output = child.wait_with_output().expect("its output");

@@ -1,6 +1,7 @@
 //! Which part of a profile a command looks at.
 
 use clap::{Args, ValueEnum};
+use profile::Filter;
 use profile::report::ModeGroup;
 
 use super::parse::{Span, parse_span};
@@ -45,6 +46,26 @@ pub struct FilterArgs {
     /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
     #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
     pub time: Option<Span>,
+}
+
+impl FilterArgs {
+    /// The part of a profile that the options choose.
+    pub fn to_filter(&self) -> Filter {
+        let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let span = self.time.unwrap_or_default();
+        Filter {
+            process: self.process.clone(),
+            tree: self.tree_of.clone(),
+            instance: self.instance.clone(),
+            cgroup: self.cgroup.clone(),
+            thread: self.thread.clone(),
+            symbol: self.symbol.clone(),
+            modes: self.mode.iter().map(|&mode| mode.into()).collect(),
+            vcpu: self.cpu,
+            from_ns: span.from.map(ns),
+            to_ns: span.to.map(ns),
+        }
+    }
 }
 
 /// `--mode`.

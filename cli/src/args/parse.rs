@@ -3,13 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use profile::Sort;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use host::choice::HostChoice;
+use host::network::NetworkKind;
+use host::protocol::Then;
 use profile::boot::PHASES;
 use profile::report::By;
+use profile::{ClockKind, Sort};
+use sampler::checked_rate;
 use sampler::conditions::Condition;
-
-use crate::run::network::NetworkKind;
+use text::parse::{decimal, positive_time, split_unit, time};
 
 /// A span of time since the run's start; open ends are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -106,7 +109,7 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
         "" => return Err(format!("it has no unit: {advice}")),
         _ => return Err(format!("{unit:?} is no unit of memory: {advice}")),
     };
-    let scaled = parse_decimal(number).ok_or(advice)? * f64::from(1 << (shift - 10)) * 1024.0;
+    let scaled = decimal(number).ok_or(advice)? * f64::from(1 << (shift - 10)) * 1024.0;
     let most = vmm::config::MAX_MEMORY;
     // At least what a Linux kernel needs to say that it has too little.
     let least = 32 << 20;
@@ -118,27 +121,6 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
     } else {
         Ok(scaled as u64 & !0xfff)
     }
-}
-
-/// What `--start-when` and `--stop-when` take.
-pub fn parse_condition(text: &str) -> Result<Condition, String> {
-    let advice = "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME, started or time:5s";
-    if text == "started" {
-        return Ok(Condition::Started);
-    }
-    let (kind, what) = text.split_once(':').ok_or(advice)?;
-    let named = || if what.is_empty() { Err(format!("{kind}: what?")) } else { Ok(what.to_owned()) };
-    let condition = match kind {
-        "console" => Condition::Console(named()?),
-        "process" => Condition::Process(named()?),
-        "process-end" => Condition::ProcessEnd(named()?),
-        "mark" => Condition::Mark(named()?),
-        "unit" => Condition::Unit(named()?),
-        "time" => Condition::Time(parse_positive_time(what)?),
-        _ => return Err(format!("{:?} is no kind of condition: {advice}", text::clean::escaped(kind))),
-    };
-    condition.check().map_err(|error| error.to_string())?;
-    Ok(condition)
 }
 
 /// What `--until` takes.
@@ -158,7 +140,7 @@ pub fn parse_budget(text: &str) -> Result<(String, Duration), String> {
             PHASES.join(", ")
         ));
     }
-    Ok((phase.to_owned(), parse_positive_time(time)?))
+    Ok((phase.to_owned(), positive_time(time).map_err(|error| error.to_string())?))
 }
 
 /// How many characters have to be put in, taken out or changed (Levenshtein); of the first 32.
@@ -177,34 +159,6 @@ fn distance(from: &str, to: &str) -> usize {
     row[from.len()]
 }
 
-/// A time from `20s`, `500ms`, `2m`, `1h` or plain seconds.
-fn parse_time(text: &str) -> Result<Duration, String> {
-    let advice = "write it like 20s, 500ms, 2m or 1h";
-    let (number, unit) = split_unit(text);
-    let factor = match unit {
-        "ns" => 1e-9,
-        "us" | "µs" => 1e-6,
-        "ms" => 1e-3,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: {advice}")),
-    };
-    let seconds = parse_decimal(number).ok_or(advice)? * factor;
-    // A year is beyond any run and far from overflow.
-    if seconds > 366.0 * 86_400.0 {
-        return Err("the most is a year".to_owned());
-    }
-    let time = Duration::from_secs_f64(seconds);
-    if time.is_zero() && seconds > 0.0 { Err("it is too short".to_owned()) } else { Ok(time) }
-}
-
-/// A time that is not 0.
-pub fn parse_positive_time(text: &str) -> Result<Duration, String> {
-    parse_time(text)
-        .and_then(|time| if time.is_zero() { Err("it has to be more than 0".to_owned()) } else { Ok(time) })
-}
-
 /// A key of `--sort`.
 pub fn sort_parser() -> impl TypedValueParser<Value = Sort> {
     PossibleValuesParser::new(Sort::ALL.map(|(name, _)| name)).try_map(|name| name.parse::<Sort>())
@@ -218,7 +172,9 @@ pub fn by_parser() -> impl TypedValueParser<Value = By> {
 /// `FROM..TO`, either of which may be missing.
 pub fn parse_span(text: &str) -> Result<Span, String> {
     let (from, to) = text.split_once("..").ok_or("write it like 2s..5s, 500ms.. or ..10s")?;
-    let end = |text: &str| if text.is_empty() { Ok(None) } else { parse_time(text).map(Some) };
+    let end = |text: &str| {
+        if text.is_empty() { Ok(None) } else { time(text).map(Some).map_err(|error| error.to_string()) }
+    };
     let span = Span { from: end(from)?, to: end(to)? };
     match (span.from, span.to) {
         (Some(from), Some(to)) if from >= to => Err("its end is not after its beginning".to_owned()),
@@ -228,21 +184,13 @@ pub fn parse_span(text: &str) -> Result<Span, String> {
 
 /// Samples per second.
 pub fn parse_rate(text: &str) -> Result<f64, String> {
-    rate_in_range(parse_decimal(text).ok_or("write it as a number of samples per second")?)
-}
-
-/// A rate that vprof samples at, as it was given.
-pub fn rate_in_range(rate: f64) -> Result<f64, String> {
-    if (0.1..=50_000.0).contains(&rate) {
-        Ok(rate)
-    } else {
-        Err("it has to be from 0.1 to 50000 samples per second".to_owned())
-    }
+    let rate = decimal(text).ok_or("write it as a number of samples per second")?;
+    checked_rate(rate).map_err(|error| error.to_string())
 }
 
 /// Scans of all tasks per second.
 pub fn parse_task_rate(text: &str) -> Result<f64, String> {
-    let hz = parse_decimal(text).ok_or("write it as a number of scans per second")?;
+    let hz = decimal(text).ok_or("write it as a number of scans per second")?;
     if hz == 0.0 || (0.1..=1_000.0).contains(&hz) {
         Ok(hz)
     } else {
@@ -254,7 +202,7 @@ pub fn parse_task_rate(text: &str) -> Result<f64, String> {
 pub fn parse_precision(text: &str) -> Result<f64, String> {
     let advice = "write it like 1% or 0.5%";
     let number = text.trim().strip_suffix('%').ok_or(advice)?;
-    let percent = parse_decimal(number.trim_end()).ok_or(advice)?;
+    let percent = decimal(number.trim_end()).ok_or(advice)?;
     if (0.01..=50.0).contains(&percent) {
         Ok(percent / 100.0)
     } else {
@@ -262,16 +210,38 @@ pub fn parse_precision(text: &str) -> Result<f64, String> {
     }
 }
 
-fn split_unit(text: &str) -> (&str, &str) {
-    let text = text.trim();
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    (&text[..end], text[end..].trim())
+/// What `--host` takes.
+pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
+    named(&[
+        ("auto", "This machine's KVM if it can run a kernel, else the portable host", HostChoice::Auto),
+        ("kvm", "This machine's KVM", HostChoice::Kvm),
+        ("portable", "The portable host", HostChoice::Portable),
+    ])
 }
 
-/// A plain decimal number: no sign, no exponent, no "inf".
-fn parse_decimal(text: &str) -> Option<f64> {
-    let plain = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    plain.then(|| text.parse().ok()).flatten()
+/// What `--then` takes.
+pub fn then_parser() -> impl TypedValueParser<Value = Then> {
+    named(&[("end", "The run ends", Then::End), ("go-on", "It goes on, unsampled", Then::GoOn)])
+}
+
+/// What `--clock` takes.
+pub fn clock_parser() -> impl TypedValueParser<Value = ClockKind> {
+    named(&[
+        ("uniform", "Evenly between half and one and a half times the mean", ClockKind::Uniform),
+        ("exponential", "Exponential, without memory", ClockKind::Exponential),
+        ("fixed", "Always the mean", ClockKind::Fixed),
+    ])
+}
+
+/// One of some values, by name and with a help.
+fn named<T: Copy + Send + Sync + 'static>(
+    values: &'static [(&'static str, &'static str, T)],
+) -> impl TypedValueParser<Value = T> {
+    let shown = values.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(shown).try_map(|given| {
+        let found = values.iter().find(|(name, _, _)| *name == given);
+        found.map(|(_, _, value)| *value).ok_or("it is none of the possible values")
+    })
 }
 
 #[cfg(test)]
@@ -342,9 +312,9 @@ mod tests {
 
     #[test]
     fn conditions_are_checked() {
-        assert_eq!(parse_condition("console:^a:b"), Ok(Condition::Console("^a:b".to_owned())));
-        assert_eq!(parse_condition("time:1.5s"), Ok(Condition::Time(Duration::from_millis(1500))));
-        assert_eq!(parse_condition("process-end:gzip").unwrap().to_string(), "process-end:gzip");
+        assert_eq!("console:^a:b".parse::<Condition>(), Ok(Condition::Console("^a:b".to_owned())));
+        assert_eq!("time:1.5s".parse::<Condition>(), Ok(Condition::Time(Duration::from_millis(1500))));
+        assert_eq!("process-end:gzip".parse::<Condition>().unwrap().to_string(), "process-end:gzip");
         for (wrong, said) in [
             ("gzip", "write it like"),
             ("proces:gzip", "is no kind of condition"),
@@ -352,7 +322,7 @@ mod tests {
             ("time:0", "more than 0"),
             ("console:a(b", "at character 2: unclosed group"),
         ] {
-            let error = parse_condition(wrong).expect_err(wrong);
+            let error = wrong.parse::<Condition>().expect_err(wrong).to_string();
             assert!(error.contains(said), "{wrong}: {error}");
         }
     }
@@ -369,12 +339,12 @@ mod tests {
 
     #[test]
     fn times_have_units() {
-        assert_eq!(parse_time("20"), Ok(Duration::from_secs(20)));
-        assert_eq!(parse_time("500ms"), Ok(Duration::from_millis(500)));
-        assert_eq!(parse_time("1.5 m"), Ok(Duration::from_secs(90)));
-        assert_eq!(parse_time("0"), Ok(Duration::ZERO));
+        assert_eq!(time("20"), Ok(Duration::from_secs(20)));
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("1.5 m"), Ok(Duration::from_secs(90)));
+        assert_eq!(time("0"), Ok(Duration::ZERO));
         for wrong in ["", "s", "-1s", "5 fortnights", "9999999h", "NaN", "0.1ns"] {
-            assert!(parse_time(wrong).is_err(), "{wrong}");
+            assert!(time(wrong).is_err(), "{wrong}");
         }
     }
 

@@ -3,13 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use host::protocol::Then;
 use profile::ClockKind;
+use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
-use serde::{Deserialize, Serialize};
+use text::parse::positive_time;
 
 use super::DebugArgs;
-use super::parse::{parse_condition, parse_positive_time, parse_precision, parse_rate, parse_task_rate};
+use super::parse::{clock_parser, parse_precision, parse_rate, parse_task_rate, then_parser};
 
 /// How a guest is sampled, and what becomes of it.
 #[derive(Debug, Clone, Args)]
@@ -19,8 +21,8 @@ pub struct RecordingArgs {
     pub rate: f64,
 
     /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
-    #[arg(long, value_enum, default_value_t, value_name = "KIND", help_heading = "Sampling")]
-    pub clock: Clock,
+    #[arg(long, value_parser = clock_parser(), default_value = "uniform", value_name = "KIND", help_heading = "Sampling")]
+    pub clock: ClockKind,
 
     /// Seed of the sampling clock: the same seed gives the same intervals [default: random]
     #[arg(long, value_name = "N", help_heading = "Sampling")]
@@ -37,19 +39,19 @@ pub struct RecordingArgs {
     pub task_rate: f64,
 
     /// End the run after this time, like 20s, 500ms or 2m
-    #[arg(long, short = 'd', value_name = "TIME", value_parser = parse_positive_time, help_heading = "Sampling")]
+    #[arg(long, short = 'd', value_name = "TIME", value_parser = positive_time, help_heading = "Sampling")]
     pub duration: Option<Duration>,
 
     /// Sample only from this condition on, like `process:gzip` or `console:login:`; below
-    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub start_when: Option<Condition>,
 
     /// Sample no more once this condition is seen after the start, like `process-end:gzip`; below
-    #[arg(long, value_name = "CONDITION", value_parser = parse_condition, help_heading = "Sampling")]
+    #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub stop_when: Option<Condition>,
 
     /// What becomes of the run with --stop-when [default: `end`, with `-- CMD` `go-on` for its exit code]
-    #[arg(long, value_enum, value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
+    #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
     pub then: Option<Then>,
 
     /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
@@ -92,43 +94,24 @@ pub struct RecordingArgs {
 }
 
 impl RecordingArgs {
+    /// How the guest is sampled, with this seed.
+    pub fn config(&self, seed: u64) -> RecordingConfig {
+        RecordingConfig {
+            rate_hz: self.rate,
+            clock: self.clock,
+            seed,
+            stack_depth: usize::from(self.depth),
+            exact: false,
+            task_scan_hz: self.task_rate,
+            precision: self.until_precision,
+        }
+    }
+
     /// What is waited for from the start on; `otherwise` is what follows where nothing is said of it.
     pub fn waits(&self, otherwise: Then) -> Vec<RunTrigger> {
         let start = self.start_when.clone().map(RunTrigger::Start);
         let end = self.then.unwrap_or(otherwise) == Then::End;
         let stop = self.stop_when.clone().map(|when| RunTrigger::Stop { when, end });
         start.into_iter().chain(stop).collect()
-    }
-}
-
-/// `--then`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Then {
-    /// The run ends
-    End,
-    /// It goes on, unsampled
-    GoOn,
-}
-
-/// `--clock`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum Clock {
-    /// Evenly between half and one and a half times the mean
-    #[default]
-    Uniform,
-    /// Exponential, without memory
-    Exponential,
-    /// Always the mean
-    Fixed,
-}
-
-impl From<Clock> for ClockKind {
-    fn from(clock: Clock) -> Self {
-        match clock {
-            Clock::Uniform => Self::Uniform,
-            Clock::Exponential => Self::Exponential,
-            Clock::Fixed => Self::Fixed,
-        }
     }
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use host::choice::HostChoice;
+use host::protocol::Then;
 use sampler::conditions::RunTrigger;
+use text::parse::positive_time;
 
-use super::parse::{
-    NetworkChoice, VsockChoice, parse_memory, parse_network, parse_positive_time, parse_vsock,
-};
-use super::{RecordingArgs, TEMPLATE, Then};
+use super::parse::{NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock};
+use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -122,7 +123,7 @@ pub struct RunArgs {
 
     /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
     /// (slow, works everywhere), `auto` the first that can
-    #[arg(long, value_enum, default_value_t, value_name = "HOST", help_heading = "Host")]
+    #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
     /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
@@ -130,17 +131,13 @@ pub struct RunArgs {
     pub portable_host: Option<PathBuf>,
 
     /// Give the portable host up when it has been silent for this long
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_positive_time, help_heading = "Host")]
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
     /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
     /// exit per event
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
-
-    /// Threads that use the host's CPUs beside the guest, in the portable host as well: for tests of vprof on a busy host
-    #[arg(long, default_value_t = 0, value_name = "THREADS", hide = true)]
-    pub host_load: u8,
 
     /// Run so often, each time anew: with --snapshot from the same image. Profiles are NAME.1.vprof, NAME.2.vprof ..., and the
     /// spread between the runs is shown
@@ -169,16 +166,4 @@ pub enum ConsoleDevice {
     Serial,
     /// The virtio-console, hvc0
     Virtio,
-}
-
-/// `--host`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub enum HostChoice {
-    /// This machine's KVM if it can run a kernel, else the portable host
-    #[default]
-    Auto,
-    /// This machine's KVM
-    Kvm,
-    /// The portable host
-    Portable,
 }

@@ -4,9 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
+use host::choice::HostChoice;
+use text::parse::positive_time;
 
-use super::parse::parse_positive_time;
-use super::{HostChoice, TEMPLATE};
+use super::TEMPLATE;
+use super::parse::host_parser;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,7 +36,7 @@ pub struct SelftestArgs {
     pub kernel: Option<PathBuf>,
 
     /// Where the guests run, as for `vprof run`
-    #[arg(long, value_enum, default_value_t, value_name = "HOST")]
+    #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST")]
     pub host: HostChoice,
 
     /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
@@ -42,7 +44,7 @@ pub struct SelftestArgs {
     pub portable_host: Option<PathBuf>,
 
     /// Give the portable host up when it has been silent for this long
-    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_positive_time)]
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
     pub host_timeout: Duration,
 
     /// Keep the profiles of the guests in this directory, which is made if it does not exist

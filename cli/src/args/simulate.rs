@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use profile::ClockKind;
 
-use super::{Clock, TEMPLATE};
+use super::TEMPLATE;
+use super::parse::clock_parser;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -38,8 +40,8 @@ pub struct SimulateArgs {
     pub runs: u32,
 
     /// Only this clock [default: all]
-    #[arg(long, value_enum, value_name = "KIND")]
-    pub clock: Option<Clock>,
+    #[arg(long, value_parser = clock_parser(), value_name = "KIND")]
+    pub clock: Option<ClockKind>,
 
     /// Print JSON (docs/json.md)
     #[arg(long)]

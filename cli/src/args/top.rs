@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use clap::Args;
+use host::protocol::control::SHORTEST_MS;
+use text::parse::positive_time;
 
 use super::TEMPLATE;
-use super::parse::parse_positive_time;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,7 +38,7 @@ pub struct TopArgs {
 }
 
 fn parse_look_time(text: &str) -> Result<Duration, String> {
-    let time = parse_positive_time(text)?;
-    let shortest = Duration::from_millis(crate::control::protocol::SHORTEST_MS);
+    let time = positive_time(text).map_err(|error| error.to_string())?;
+    let shortest = Duration::from_millis(SHORTEST_MS);
     if time < shortest { Err(format!("at least {}ms", shortest.as_millis())) } else { Ok(time) }
 }

@@ -1,18 +1,15 @@
 //! `vprof attach --gdb`: by the VMM's GDB stub.
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::process::Command;
 
-use attach::Observer;
 use attach::gdb::{GdbAttached, GdbTarget, Source, keep_guard};
-use sampler::Session;
+use host::attached;
 use symbols::names::OpenFiles;
 
-use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program, tell};
+use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
-use crate::run::guest::Subject;
 use crate::run::recording::{Recording, Streams};
 use text::clean::escaped;
 
@@ -20,9 +17,6 @@ use text::clean::escaped;
 const NOT_HAD: &str = "a GDB stub stops all vCPUs together and tells nothing between two stops: how a vCPU's time divides \
                        into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
                        exits, interrupts that devices raise, and the console are not known";
-
-/// A rate that is higher than the stub holds by less than this is let be.
-const TOLERANCE: f64 = 1.1;
 
 /// Runs the command with an address.
 pub(super) fn command(
@@ -45,8 +39,8 @@ pub(super) fn command(
     }
     target.prove(PROOF_LIMIT);
     let wanted = args.recording.rate;
-    let held = target.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round);
-    let note = held.map(|held| sentence(held, wanted));
+    let held = attached::lowered_rate(wanted, target.sustainable_hz());
+    let note = held.map(|held| attached::rate_sentence(held, wanted));
     if let (Some(note), false) = (&note, args.recording.quiet) {
         eprintln!("vprof: {note}");
     }
@@ -85,47 +79,4 @@ pub fn guard() -> Result<ExitCode, Error> {
     let failed = |source| Error::System { action: "let a virtual machine run on", source };
     keep_guard(&mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
     Ok(ExitCode::Done)
-}
-
-/// A rate that a person reads, Hz.
-fn round(hz: f64) -> f64 {
-    if hz >= 10.0 { hz.floor() } else { (hz * 10.0).floor().max(1.0) / 10.0 }
-}
-
-/// Why the rate is another than what was wanted.
-fn sentence(held: f64, wanted: f64) -> String {
-    // What the stub holds follows from this.
-    let stop_ms = 100.0 / held.max(0.1);
-    format!(
-        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz in the place of {wanted} Hz, so that the virtual \
-         machine stands still for a tenth of the time at most"
-    )
-}
-
-impl<O: Observer> Subject for GdbAttached<O> {
-    fn ended_fd(&self) -> BorrowedFd<'_> {
-        GdbAttached::ended_fd(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        GdbAttached::has_ended(self)
-    }
-
-    fn stop(&self) {
-        GdbAttached::stop(self);
-    }
-
-    /// Its console is its VMM's: nobody waits for these bytes.
-    fn input(&self, bytes: &[u8]) -> usize {
-        bytes.len()
-    }
-
-    fn look(&self, session: &Session) {
-        tell(session, self.news());
-        let wanted = session.status().wanted_hz;
-        if let Some(held) = self.sustainable_hz().filter(|held| wanted > held * TOLERANCE).map(round) {
-            session.event("rate", &sentence(held, wanted));
-            session.set_rate(held);
-        }
-    }
 }

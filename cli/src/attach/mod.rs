@@ -5,29 +5,28 @@ pub mod gdb;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{AttachError, Attached, End, Ended, News, Observer, Process, Standing, Target};
+use attach::{AttachError, Attached, Ended, Process, Target};
+use host::GuestError;
+use host::guest::{Inputs, ProfiledVm, watch};
+use host::heap;
+use host::link::Link;
+use host::protocol::Then;
+use host::spec::{DiskSpec, GuestEnd, Outcome};
 use profile::estimate::ONE_CLOCK;
 use profile::{ProfileWriter, Sink, live};
-use sampler::{GuestMemory, Session, SessionConfig, VcpuSampler};
+use sampler::{GuestMemory, RecordingConfig, Session, SessionConfig, VcpuSampler};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
+use vmm::DiskMode;
 
-use crate::args::{AttachArgs, Then};
+use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
-use crate::heap;
-use crate::run::guest::{Heard, Subject, watch};
-use crate::run::link::Link;
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
-use crate::run::spec::{DiskSpec, GuestEnd, Outcome, Writes};
 
 /// What an attached machine does not tell, as the profile has it.
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
                        of a VM under another VMM; its time in the VMM is estimated by samples";
-
-/// Why an attached machine may stand still.
-const PAUSED: &str = "the virtual machine is paused, or has migrated away";
-const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 
 /// How long the guest's memory is looked for before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
@@ -95,8 +94,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
 
 /// Tells the end and shows the summary.
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
-    if let (GuestEnd::Left(sentence), false) = (&recorded.outcome.end, args.recording.quiet) {
-        eprintln!("vprof: {sentence}");
+    if !args.recording.quiet {
+        eprintln!("vprof: {}", recorded.outcome.end.sentence());
     }
     recorded.conclude(&args.recording, |recorded| match &recorded.outcome.totals.sink_error {
         Some(error) => Err(Error::Sink(error.clone())),
@@ -132,7 +131,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
         return Ok(no_files());
     }
     let open = |path: &PathBuf| {
-        let disk = DiskSpec::at(path.clone(), Writes::Refused)?;
+        let disk = DiskSpec::new(path.clone(), DiskMode::ReadOnly)?;
         disk.contents(disk.open()?, false)
     };
     Ok(images::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
@@ -142,7 +141,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
 type Samplers = Box<dyn FnMut(usize) -> VcpuSampler>;
 
 /// Samples the machine until it ends, or until vprof is to let it go.
-async fn profile<A: Subject, M: Into<GuestMemory>>(
+async fn profile<A: ProfiledVm, M: Into<GuestMemory>>(
     args: &AttachArgs,
     plan: Plan,
     files: OpenFiles,
@@ -167,13 +166,10 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     ];
     let config = SessionConfig {
         vcpus: u8::try_from(plan.vcpus).unwrap_or(u8::MAX),
-        rate_hz: plan.rate_hz,
-        clock: recording.clock.into(),
-        seed: recording.seed.unwrap_or_else(random_seed),
-        stack_depth: usize::from(recording.depth),
-        exact: false,
-        task_scan_hz: recording.task_rate,
-        precision: recording.until_precision,
+        recording: RecordingConfig {
+            rate_hz: plan.rate_hz,
+            ..recording.config(recording.seed.unwrap_or_else(random_seed))
+        },
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
     };
     heap::give_back_at_once();
@@ -186,86 +182,20 @@ async fn profile<A: Subject, M: Into<GuestMemory>>(
     let mut samplers = samplers.into_iter();
     let (attached, memory) =
         start(Box::new(move |_| samplers.next().expect("the session has one observer per vCPU")))?;
-    session.start(memory).map_err(|error| Error::Sink(error.to_string()))?;
-    let heard = Heard::new(&mut stop, &mut input, &mut control);
-    watch(&attached, &session, recording.duration, heard, None, &phase).await?;
+    session.start(memory).map_err(GuestError::Sink)?;
+    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+    watch(&attached, &session, recording.duration, inputs, None, &phase).await?;
     let ended = wait(attached)?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
-    let sentence = match ended.end {
-        End::Detached => "vprof has let the virtual machine go; it runs on",
-        End::ProcessEnded => "the virtual machine's process has ended",
-        End::VcpusEnded => {
-            "the process has no vCPU threads any more: it executes another program, or has closed its machine"
-        }
-        End::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
-        End::StubClosed => {
-            "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
-        }
-        End::StubSilent => "the GDB stub does not answer any more",
-    };
-    session.event("end", sentence);
+    let end = GuestEnd::Left(ended.end);
+    session.event("end", &end.sentence());
     let totals = session.finish(Vec::new());
-    Ok(Outcome { end: GuestEnd::Left(sentence.to_owned()), totals, host_restarts: 0 })
+    Ok(Outcome { end, totals, host_restarts: 0 })
 }
 
 /// The program of the process.
 fn program(pid: i32) -> String {
     let path = std::fs::read_link(Path::new("/proc").join(pid.to_string()).join("exe")).unwrap_or_default();
     format!("runs under {}", escaped(&path.to_string_lossy()))
-}
-
-/// Writes what is new of the machine into the profile.
-fn tell(session: &Session, news: Vec<News>) {
-    for news in news {
-        match news {
-            News::Memory(text) => session.event("memory", &text),
-            News::NoMemory(text) => session.event("missing", &text),
-            News::Stands(standing) => {
-                let why = match standing {
-                    Standing::Paused => PAUSED,
-                    Standing::Stopped => STOPPED,
-                };
-                session.event("paused", why);
-                session.set_stopped(Some(why));
-            }
-            News::Moves => {
-                session.event("paused", "the virtual machine runs on");
-                session.set_stopped(None);
-            }
-            News::Plugged(number) => session.event(
-                "missing",
-                &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
-            ),
-            News::Unplugged(number) => {
-                session.event(
-                    "missing",
-                    &format!("vCPU {number} was taken out: it is in this profile up to then"),
-                );
-            }
-        }
-    }
-}
-
-impl<O: Observer> Subject for Attached<O> {
-    fn ended_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        Attached::ended_fd(self)
-    }
-
-    fn has_ended(&self) -> bool {
-        Attached::has_ended(self)
-    }
-
-    fn stop(&self) {
-        Attached::stop(self);
-    }
-
-    /// Its console is its VMM's: nobody waits for these bytes.
-    fn input(&self, bytes: &[u8]) -> usize {
-        bytes.len()
-    }
-
-    fn look(&self, session: &Session) {
-        tell(session, self.news());
-    }
 }

@@ -4,10 +4,12 @@ mod baseline;
 mod check;
 mod junit;
 mod markdown;
+mod render;
 mod verdict;
 
 use std::path::{Path, PathBuf};
 
+use host::spec::GuestEnd;
 use profile::Profile;
 use profile::boot::{Boot, Evidence, PHASES};
 use sampler::conditions::{Condition, RunTrigger};
@@ -15,10 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{BootArgs, RunArgs};
 use crate::errors::{Error, ExitCode};
-use crate::output::Output;
-use crate::render::{self, Page};
-use crate::report::{write_json, write_text};
-use crate::run::spec::GuestEnd;
+use crate::output::{Output, write_json, write_text};
+use crate::render::Page;
 use crate::run::{self, repeat};
 use crate::spread::Spread;
 use crate::symbolize;
@@ -26,6 +26,7 @@ use baseline::Baseline;
 use check::Check;
 use text::units;
 use verdict::Verdict;
+use vmm::End;
 
 /// What all boots came to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -94,7 +95,7 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     } else if args.md {
         write_text(&markdown::render(&outcome))?;
     } else if !args.run.recording.quiet {
-        write_text(&render::boot::outcome(&outcome, Page::stdout().for_summary()))?;
+        write_text(&render::outcome(&outcome, Page::stdout().for_summary()))?;
     }
     if let Some(failure) = &outcome.failure {
         eprint!("{}", failed(&outcome, failure));
@@ -163,7 +164,7 @@ fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error>
     let failure = checks.iter().find(|check| !check.passed).map(|check| check.message.clone());
     Ok(Outcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        image: run::spec::shown(&args.run.image),
+        image: args.run.image.to_string_lossy().into_owned(),
         passed: failure.is_none(),
         failure,
         boots,
@@ -194,7 +195,8 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
         }
         let profile = Profile::open(&run.recording.output)?;
         let evidence = Evidence::read(&profile)?;
-        let resets = ended.outcome.end == GuestEnd::Reset && verdict::failed_by_itself(&evidence).is_none();
+        let resets =
+            ended.outcome.end == GuestEnd::Ran(End::Reset) && verdict::failed_by_itself(&evidence).is_none();
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
             if !run.recording.quiet {

@@ -1,13 +1,14 @@
 //! How a boot ended.
 
+use host::spec::GuestEnd;
 use profile::boot::{Boot, Evidence, LastOf};
 use sampler::conditions::Condition;
 use serde::{Deserialize, Serialize};
 
 use super::{expected, shown};
 use crate::run::recording::Recorded;
-use crate::run::spec::GuestEnd;
 use text::clean::escaped;
+use vmm::End;
 
 /// A guest that has come no further for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
@@ -77,36 +78,38 @@ pub fn judge(
         return (Verdict::Up, format!("{} was seen after {reached:.3} s", shown(waited)));
     }
     let after = format!("{:.2} s", evidence.duration_s);
-    match &ended.outcome.end {
-        GuestEnd::Failed(reason) if reason.contains("triple fault") => {
+    let end = match &ended.outcome.end {
+        GuestEnd::Ran(end) => end,
+        // A guest that is booted is not left.
+        GuestEnd::Left(_) => &End::Stopped,
+    };
+    match end {
+        End::Failed(reason) if reason.contains("triple fault") => {
             (Verdict::TripleFault, format!("the guest had a triple fault after {after}"))
         }
-        GuestEnd::Failed(reason) => {
+        End::Failed(reason) => {
             (Verdict::Failed, format!("the guest failed after {after}: {}", escaped(reason)))
         }
-        GuestEnd::Reset if reboots > 0 => (
+        End::Reset if reboots > 0 => (
             Verdict::RebootLoop,
             format!("reboot loop: the guest reset itself {} times, the last time after {after}", reboots + 1),
         ),
-        GuestEnd::Reset => {
+        End::Reset => {
             (Verdict::RebootLoop, format!("the guest reset itself after {after}, before {until_shown}"))
         }
-        GuestEnd::Exited(code) if *code != 0 && until.is_none() => {
+        End::Exited(code) if *code != 0 && until.is_none() => {
             (Verdict::Failed, format!("the guest's command ended with status {code} after {after}"))
         }
-        GuestEnd::PowerOff | GuestEnd::Exited(_) if until.is_none() => {
+        End::PowerOff | End::Exited(_) if until.is_none() => {
             (Verdict::Up, format!("the guest ended by itself after {after}"))
         }
-        GuestEnd::PowerOff | GuestEnd::Exited(_) => {
+        End::PowerOff | End::Exited(_) => {
             (Verdict::PowerOff, format!("the guest powered off after {after}, before {until_shown}"))
         }
-        GuestEnd::Stopped if ended.interrupted => {
+        End::Stopped if ended.interrupted => {
             (Verdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
-        // A guest that is booted is not left.
-        GuestEnd::Stopped | GuestEnd::Left(_) => {
-            still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some())
-        }
+        End::Stopped => still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some()),
     }
 }
 

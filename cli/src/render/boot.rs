@@ -1,4 +1,4 @@
-//! How a guest came up: `report --boot`, and the end of `vprof boot`.
+//! How a guest came up: `report --boot`, and a part of `vprof boot`.
 
 mod systemd;
 
@@ -10,11 +10,7 @@ use super::Page;
 use super::exact::more;
 use super::summary::{heading, wrapped};
 use super::table::{Align, Table};
-use crate::boot::Outcome;
 use crate::spread::Spread;
-
-/// Rows per table after a boot.
-const ROWS: usize = 10;
 
 /// One boot with at most `rows` rows per table.
 pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
@@ -162,52 +158,6 @@ pub fn spread(text: &mut String, all: &[Spread], show: impl Fn(f64) -> String, p
         table.row(vec![show(one.median), show(one.min), show(one.max), cv, escaped(&one.name).into_owned()]);
     }
     text.push_str(&table.render(page.width));
-}
-
-/// All boots and what was expected of them.
-pub fn outcome(outcome: &Outcome, page: Page) -> String {
-    let mut text = String::new();
-    if let Some(last) = outcome.boots.last() {
-        text = render(&last.boot, ROWS, page);
-    }
-    if outcome.boots.len() > 1 {
-        heading(
-            &mut text,
-            page.style,
-            "Spread",
-            &format!(
-                ": wall time over {} boots; spread is standard deviation over mean",
-                outcome.boots.len()
-            ),
-        );
-        spread(&mut text, &outcome.spread, units::seconds, page);
-    }
-    if let Some(evidence) = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref()) {
-        stacks(&mut text, evidence, page);
-    }
-    heading(&mut text, page.style, "Expectations", "");
-    for check in &outcome.checks {
-        let mark = match () {
-            () if check.skipped => "skipped",
-            () if check.passed => "met",
-            () => "NOT MET",
-        };
-        wrapped(&mut text, &format!("{mark}: {}", escaped(&check.message)), "  ", page.width);
-    }
-    text
-}
-
-/// What vCPUs and sleeping tasks were at in the end.
-fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: Page) {
-    heading(
-        text,
-        page.style,
-        "In the end",
-        ": vCPUs, and tasks that slept, with the time since then; innermost function first",
-    );
-    for line in last_seen(evidence) {
-        wrapped(text, &line, "  ", page.width);
-    }
 }
 
 /// A line for each vCPU and each task that slept in the end, with nothing in it that a terminal would act on.

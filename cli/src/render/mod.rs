@@ -1,6 +1,5 @@
 //! Text for people: numbers in human units, names made harmless, aligned tables, and the summary of a profile.
 
-pub mod annotate;
 pub mod boot;
 pub mod by;
 pub mod coverage;
@@ -8,9 +7,7 @@ pub mod csv;
 pub mod diff;
 pub mod exact;
 pub mod live;
-pub mod repeat;
 pub mod rusage;
-pub mod selftest;
 pub mod simulate;
 pub mod stat;
 pub mod states;
@@ -97,6 +94,11 @@ pub fn terminal_size(stream: libc::c_int) -> Option<(u16, u16)> {
     // SAFETY: TIOCGWINSZ writes one winsize (ioctl_tty(2)), and `size` outlives the call.
     let done = unsafe { libc::ioctl(stream, libc::TIOCGWINSZ, &raw mut size) } == 0;
     (done && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
+}
+
+/// Rows to show: `-n 0` means all.
+pub fn all_for_zero(rows: usize) -> usize {
+    if rows == 0 { usize::MAX } else { rows }
 }
 
 /// `name [module]`, both made harmless.

@@ -214,7 +214,7 @@ fn part(report: &Report) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Only {}.", parts.join(", ")))
 }
 
-pub(super) fn heading(text: &mut String, style: Style, title: &str, note: &str) {
+pub fn heading(text: &mut String, style: Style, title: &str, note: &str) {
     text.push('\n');
     text.push_str(&style.bold(title));
     if !note.is_empty() {
@@ -422,7 +422,7 @@ pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
 }
 
 /// A line, continued with two more spaces where it is too long.
-pub(super) fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
+pub fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
     use unicode_width::UnicodeWidthStr;
     let mut used = 0;
     for word in line.split(' ') {

@@ -1,40 +1,36 @@
 //! `vprof run`: boots a guest, profiles it, and says what it saw.
 
-pub mod guest;
-pub mod host;
-pub mod link;
-mod load;
-pub mod network;
 pub mod output;
 pub mod recording;
 pub mod repeat;
 pub mod screen;
-pub mod spec;
-pub mod systemd;
-pub mod terminal;
-pub mod vsock;
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
+use host::choice::{self, Chosen, Host};
+use host::guest::{self, Connected};
+use host::link::Link;
+use host::network::{NetworkSpec, Plugged};
+use host::portable::{memory, outer};
+use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
+use host::systemd::{self, GuestCommand};
+use host::vsock::{Listening, VsockError};
+use images::{self, ImageError, Loaded, Payload};
+use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
+use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
+use vmm::{DiskMode, End};
 
 use crate::args::{ConsoleDevice, RunArgs};
+use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode};
-use crate::portable::{PortableError, outer};
-use guest::Connected;
-use host::{Chosen, Host};
-use images::{self, ImageError, Loaded, Payload};
-use link::Link;
-use network::{NetworkSpec, Plugged};
+use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
-use spec::{DiskSpec, GuestEnd, Outcome, RunSpec, Writes};
-use systemd::GuestCommand;
-use vsock::{Listening, VsockError};
 
 /// Runs the command.
 pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
@@ -62,18 +58,19 @@ pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let mut plan = Plan::make(args, waits)?;
     let streams = streams(args, plan.spec.command.is_some())?;
-    let chosen = host::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
+    let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
         for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
     }
     if matches!(chosen.host, Host::Portable(_)) {
-        enough_memory(args.memory)?;
-        plan.spec.cmdline = spec::patient(&plan.spec.cmdline);
+        memory::check(args.memory)?;
+        let patient = spec::patient(&plan.spec.machine.cmdline);
+        plan.spec.machine.cmdline = patient;
     }
-    plan.spec.meta.push(("cmdline".to_owned(), plan.spec.cmdline.clone()));
-    let image = spec::shown(&args.image);
+    plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
+    let image = shown(&args.image);
     let recorded =
         recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
     if recorded.outcome.host_restarts > 0 {
@@ -121,34 +118,31 @@ impl Plan {
             // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
             // that absolute ones do not.
             .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::at(path, writes(args)))
+            .map(|path| DiskSpec::new(path, disk_mode(args)))
             .collect::<Result<_, _>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
-        let vsock = args.vsock.as_ref().map(Listening::open).transpose()?;
+        let vsock =
+            args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
-        let cmdline = spec::cmdline(loaded.words.as_deref(), args.console_device, Some(&appended.join(" ")));
+        let cmdline = cmdline(loaded.words.as_deref(), args.console_device, Some(&appended.join(" ")));
+        let network = args.net.clone().map(|choice| NetworkSpec::new(choice.kind, choice.mac, seed));
         let spec = RunSpec {
-            vcpus: args.cpus,
-            memory_bytes: args.memory,
-            huge_pages: args.huge_pages,
-            meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
-            cmdline,
-            disks,
-            network: args.net.as_ref().map(|choice| NetworkSpec::new(choice, seed)),
-            vsock_cid: vsock.as_ref().map(Listening::cid),
-            virtio_console: args.console_device == ConsoleDevice::Virtio,
+            machine: MachineSpec {
+                vcpus: args.cpus,
+                memory_bytes: args.memory,
+                huge_pages: args.huge_pages,
+                cmdline,
+                disks,
+                network,
+                vsock_cid: vsock.as_ref().map(Listening::cid),
+                virtio_console: args.console_device == ConsoleDevice::Virtio,
+            },
             command,
-            rate_hz: args.recording.rate,
-            clock: args.recording.clock.into(),
-            seed,
-            stack_depth: usize::from(args.recording.depth),
-            exact: args.exact,
-            task_scan_hz: args.recording.task_rate,
-            until_precision: args.recording.until_precision,
-            host_load: args.host_load,
+            recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
             waits,
+            meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
     }
@@ -168,15 +162,15 @@ fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option
         return Err(images::command::refuse(&loaded.payload));
     }
     images::command::check_length(words)?;
-    Ok(Some(GuestCommand::new(words, seed, writes(args) == Writes::Kept)))
+    Ok(Some(GuestCommand::new(words, seed, disk_mode(args) == DiskMode::ReadWrite)))
 }
 
-/// What becomes of the guest's writes to its disks.
-fn writes(args: &RunArgs) -> Writes {
+/// Fate of the guest's writes to its disks.
+fn disk_mode(args: &RunArgs) -> DiskMode {
     match () {
-        () if args.snapshot => Writes::Discarded,
-        () if args.read_only => Writes::Refused,
-        () => Writes::Kept,
+        () if args.snapshot => DiskMode::Snapshot,
+        () if args.read_only => DiskMode::ReadOnly,
+        () => DiskMode::ReadWrite,
     }
 }
 
@@ -184,7 +178,7 @@ fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
     let words = |words: &[OsString]| words.iter().map(|w| w.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let mut rows = vec![
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
-        ("image", spec::shown(&args.image)),
+        ("image", shown(&args.image)),
         ("kernel_file", kernel_file.to_owned()),
         ("memory_bytes", args.memory.to_string()),
         ("snapshot", args.snapshot.to_string()),
@@ -245,22 +239,9 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
     }
 }
 
-/// The portable host finds out about too little memory only by being killed, so it is asked before.
-fn enough_memory(asked: u64) -> Result<(), PortableError> {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match host_memory(&text) {
-        Some(have) if asked > have => Err(PortableError::Memory { asked, have }),
-        _ => Ok(()),
-    }
-}
-
-/// RAM and swap by `/proc/meminfo`, bytes.
-fn host_memory(meminfo: &str) -> Option<u64> {
-    let kib = |name: &str| {
-        let line = meminfo.lines().find(|l| l.starts_with(name))?;
-        line.split_ascii_whitespace().nth(1)?.parse::<u64>().ok()
-    };
-    kib("MemTotal:")?.checked_add(kib("SwapTotal:").unwrap_or(0))?.checked_mul(1024)
+/// A path for a row of `meta`.
+fn shown(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 /// Runs the guest on the chosen host.
@@ -274,7 +255,7 @@ async fn start(
     let Plan { mut spec, payload, disks, vsock, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
-    let create = |force| -> Result<Box<dyn Sink>, Error> {
+    let create = |force| -> Result<Box<dyn Sink>, CreateError> {
         // What a host has told that was started anew counts no more.
         *tables.lock() = live::Tables::default();
         let writer = ProfileWriter::create(&args.recording.output, force)?;
@@ -282,13 +263,13 @@ async fn start(
     };
     match &chosen.host {
         Host::Kvm => {
-            let network = spec.network.as_ref().map(Plugged::open).transpose()?;
+            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
             let device = |listening: &Listening| {
                 let backend = Box::new(listening.sockets()?);
                 Ok::<_, VsockError>(vmm::Vsock { cid: listening.cid(), backend })
             };
             let connected = Connected { network, vsock: vsock.as_ref().map(device).transpose()? };
-            guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await
+            Ok(guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await?)
         }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {
@@ -297,7 +278,7 @@ async fn start(
             .await;
             // Only now may another vprof have the disks.
             drop(disks);
-            outcome
+            Ok(outcome?)
         }
     }
 }
@@ -316,30 +297,31 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
         return Err(Error::Sink(error.clone()));
     }
     let panicked = last_lines.iter().find(|line| line.contains("Kernel panic - not syncing"));
-    match &outcome.end {
-        GuestEnd::Failed(reason) => Err(Error::Guest(format!("{reason}{}", last()))),
-        GuestEnd::Reset if panicked.is_some() => {
+    let GuestEnd::Ran(end) = &outcome.end else { return Ok(ExitCode::Done) };
+    match end {
+        End::Failed(reason) => Err(Error::Guest(format!("{reason}{}", last()))),
+        End::Reset if panicked.is_some() => {
             let line = panicked.map_or("", String::as_str);
             Err(Error::Guest(format!("{line}{}", last())))
         }
-        GuestEnd::Exited(code) => match u8::try_from(*code) {
+        End::Exited(code) => match u8::try_from(*code) {
             Ok(0) => Ok(ExitCode::Done),
             Ok(code) => Ok(ExitCode::Guest(code)),
             Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
         },
-        GuestEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
+        End::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
             "it started another kernel (kexec), and its command ended with the first{}",
             last()
         ))),
         // Nothing else is waited for beside a command.
-        GuestEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
+        End::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
             "it came up in emergency or rescue mode, where no command runs{}",
             last()
         ))),
-        GuestEnd::PowerOff | GuestEnd::Reset if !args.command.is_empty() => {
+        End::PowerOff | End::Reset if !args.command.is_empty() => {
             Err(Error::Guest(format!("it ended before its command did{}", last())))
         }
-        GuestEnd::PowerOff | GuestEnd::Reset | GuestEnd::Stopped | GuestEnd::Left(_) => Ok(ExitCode::Done),
+        End::PowerOff | End::Reset | End::Stopped => Ok(ExitCode::Done),
     }
 }
 
@@ -358,13 +340,5 @@ mod tests {
         };
         assert!(shown(&[]) && shown(&["--console", "none"]) && shown(&["--console", "/dev/null"]));
         assert!(!shown(&["--json"]), "standard output is for the report");
-    }
-
-    #[test]
-    fn the_hosts_memory_is_ram_and_swap() {
-        let text = "MemTotal:       1000 kB\nMemFree: 10 kB\nSwapTotal:  24 kB\n";
-        assert_eq!(host_memory(text), Some(1_048_576));
-        assert_eq!(host_memory("nonsense"), None);
-        assert!(host_memory(&std::fs::read_to_string("/proc/meminfo").unwrap()).unwrap() > 1 << 20);
     }
 }

@@ -5,11 +5,11 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use host::link::Phase;
 use sampler::SessionStatus;
 use text::clean::escaped;
 use text::units;
 
-use super::link::Phase;
 use crate::render::table;
 
 /// Where the guest's console goes.

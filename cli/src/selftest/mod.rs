@@ -8,27 +8,28 @@ pub mod guest;
 mod machine;
 mod measure;
 mod payload;
+mod render;
 mod work;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use goblin::elf::Elf;
+use host::choice::{self, Host};
+use host::portable::{PortableError, exe};
+use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
+use vmm::End;
 
 pub use check::{Check, Judgement, Unit};
 pub use machine::Machine;
 
 use crate::args::{Cli, Command, RunArgs, SelftestArgs};
 use crate::errors::{Error, ExitCode};
-use crate::portable::exe;
-use crate::render::{self, Page};
-use crate::report::{write_json, write_text};
+use crate::output::{write_json, write_text};
+use crate::render::Page;
 use crate::run;
-use crate::run::host::{self, Host};
 use crate::run::recording::Recorded;
-use crate::run::spec::GuestEnd;
 use guest::Load;
 use measure::Finished;
 
@@ -71,7 +72,7 @@ struct Planned {
 /// Runs the command.
 pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let portable = args.portable_host.as_deref();
-    let chosen = host::choose(args.host, portable, args.host_timeout)?;
+    let chosen = choice::choose(args.host, portable, args.host_timeout)?;
     let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
     eprintln!("vprof: {}", chosen.sentence());
     let emulated = matches!(chosen.host, Host::Portable(_));
@@ -92,7 +93,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let [shares, switches, unsampled] = finished.as_slice() else {
         return Err(Error::Guest("a guest of the self-test is missing".to_owned()));
     };
-    let mut checks = shares.shares(has_symbols()?)?;
+    let mut checks = shares.shares(exe::has_symbols().map_err(PortableError::Program)?)?;
     checks.push(shares.slowdown(unsampled));
     checks.extend(switches.switches()?);
     let outcome = Outcome {
@@ -108,7 +109,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&outcome)?;
     } else {
-        write_text(&render::selftest::render(&outcome, Page::stdout()))?;
+        write_text(&render::render(&outcome, Page::stdout()))?;
     }
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Failed })
 }
@@ -169,7 +170,7 @@ fn judge(recorded: &Recorded, run: &RunArgs) -> Result<Finished, Error> {
     }
     match (&recorded.outcome.totals.sink_error, &recorded.outcome.end) {
         (Some(error), _) => Err(Error::Sink(error.clone())),
-        (None, GuestEnd::Failed(reason)) => Err(Error::Guest(reason.clone())),
+        (None, GuestEnd::Ran(End::Failed(reason))) => Err(Error::Guest(reason.clone())),
         _ => Finished::read(&run.recording.output),
     }
 }
@@ -204,16 +205,10 @@ fn run_args(
     Ok(run)
 }
 
-/// True where the running program has kept its symbols.
-fn has_symbols() -> Result<bool, Error> {
-    let program = exe::whole()?;
-    Ok(Elf::parse(&program.bytes).is_ok_and(|elf| elf.syms.iter().next().is_some()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::args::HostChoice;
+    use host::choice::HostChoice;
 
     #[test]
     fn a_guests_command_line_is_quiet_and_keeps_its_profile_apart() {

@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::guest::{LOAD_FILE, Load};
-use crate::errors::Error;
-use crate::portable::{PortableError, bundle, exe};
+use host::portable::{PortableError, ProgramError, bundle, exe};
 use images::cpio;
 use text::message::Shown;
+
+use super::guest::{LOAD_FILE, Load};
+use crate::errors::Error;
 
 /// The kernel to boot: the one that was given, else that of this machine, else that of the portable host.
 ///
@@ -46,8 +47,8 @@ pub fn make_initrd(load: &Load) -> Result<Vec<u8>, Error> {
     for directory in ["dev", "proc", "vprof"] {
         archive.directory(directory);
     }
-    exe::whole()?.write(&mut archive);
-    let load = serde_json::to_vec(load).map_err(|error| PortableError::Program(error.to_string()))?;
+    exe::whole().map_err(PortableError::Program)?.write(&mut archive);
+    let load = serde_json::to_vec(load).map_err(|error| PortableError::Program(ProgramError::Job(error)))?;
     archive.file(LOAD_FILE.trim_start_matches('/'), 0o644, &load);
     Ok(archive.finish())
 }

@@ -23,8 +23,9 @@ mod steer;
 mod table;
 pub mod terminal;
 
+use host::control::place;
+
 use crate::args::TopArgs;
-use crate::control::place;
 use crate::errors::{Error, ExitCode};
 use remote::Remote;
 use show::show;

@@ -3,6 +3,8 @@
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use host::link::Phase;
+use host::protocol::Control;
 use profile::live::{Shared, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
@@ -11,8 +13,7 @@ use super::show::show;
 use super::state::State;
 use super::steer::{Command, Event, Run};
 use crate::errors::Error;
-use crate::run::link::{Control, Phase};
-use crate::run::terminal;
+use crate::terminal;
 
 /// Time between two looks.
 const EVERY: Duration = Duration::from_millis(500);

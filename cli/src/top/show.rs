@@ -10,7 +10,7 @@ use super::state::{Action, State};
 use super::steer::Run;
 use super::terminal::{Screen, Signals, Told};
 use crate::errors::Error;
-use crate::run::terminal::Keys;
+use crate::terminal::Keys;
 
 /// An escape that is followed by nothing for this long is the key of that name.
 const ESCAPE_ALONE: Duration = Duration::from_millis(100);

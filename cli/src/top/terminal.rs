@@ -12,7 +12,7 @@ use super::backend::Ansi;
 use super::draw::{self, theme::Theme};
 use super::state::State;
 use crate::errors::Error;
-use crate::run::terminal::{RawMode, is_foreground};
+use crate::terminal::{RawMode, is_foreground};
 
 /// Goes to the alternate screen and hides the cursor (xterm: DECSET 1049 and 25).
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";

@@ -53,20 +53,6 @@ pub fn refused(output: &Output, code: i32, words: &[&str]) {
     }
 }
 
-/// A bzImage's set-up header with this much code after it: enough to pass for a kernel until it is booted.
-pub fn bzimage(payload: usize) -> Vec<u8> {
-    let mut image = vec![0; 1024 + payload];
-    image[0x1f1] = 1;
-    let paragraphs = u32::try_from(payload.div_ceil(16)).expect("small");
-    image[0x1f4..0x1f8].copy_from_slice(&paragraphs.to_le_bytes());
-    image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
-    image[0x202..0x206].copy_from_slice(b"HdrS");
-    image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
-    image[0x211] = 1;
-    image[0x236] = 1;
-    image
-}
-
 /// A cpio archive with one file.
 pub fn initrd() -> Vec<u8> {
     let mut archive = Vec::new();
@@ -103,7 +89,7 @@ pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
     let (bundle, bin) = (directory.join("bundle"), directory.join("bin"));
     std::fs::create_dir(&bundle).unwrap();
     std::fs::create_dir(&bin).unwrap();
-    std::fs::write(bundle.join("vmlinuz"), bzimage(100)).unwrap();
+    std::fs::write(bundle.join("vmlinuz"), testkit::bz_image(100)).unwrap();
     std::fs::write(bundle.join("initrd.img"), initrd()).unwrap();
     let qemu = bin.join("qemu-system-x86_64");
     let text = format!(

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use inferno::collapse::Collapse;
 use inferno::collapse::perf::{Folder, Options};
@@ -94,20 +94,16 @@ pub fn assert_csv(text: &str, name: &str) {
     assert!(ns.parse::<u64>().expect("a number").abs_diff(fixture::GUEST_NS) <= fixture::SAMPLES);
 }
 
-/// What a program says of an input; `None`, and a loud word, where it is not installed.
+/// What a program says of an input; `None` where it is not installed, and need not be.
 fn asked(program: &str, arguments: &[&str], input: &[u8]) -> Option<Output> {
-    let child = Command::new(program)
+    let mut child = testkit::tool(program)?
         .args(arguments)
         .env("PYTHONIOENCODING", "utf-8")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .spawn();
-    let Ok(mut child) = child else {
-        // Not eprintln!, which tests keep to themselves.
-        let _ = writeln!(std::io::stderr(), "SKIPPED: {program} is not installed");
-        return None;
-    };
+        .spawn()
+        .expect("it starts");
     // A program that fails early says why.
     let _ = child.stdin.take().expect("a pipe").write_all(input);
     Some(child.wait_with_output().expect("an end"))

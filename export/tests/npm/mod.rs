@@ -1,14 +1,13 @@
 //! Packages of npm that read what vprof exports.
 //!
 //! They come by the machine's own settings and are kept in cargo's directory for tests. Without node, npm or network a test
-//! says so, and is skipped.
+//! fails (`testkit::missing`).
 
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use serde_json::Value;
+use testkit::{missing, tool};
 
 /// A package of one version.
 pub struct Package {
@@ -18,35 +17,27 @@ pub struct Package {
     pub integrity: &'static str,
 }
 
-fn skipped(why: &str) {
-    // Not eprintln!, which tests keep to themselves.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {why}");
-}
-
-fn output(command: &mut Command) -> Option<Output> {
-    command.output().inspect_err(|error| skipped(&format!("{:?}: {error}", command.get_program()))).ok()
-}
-
 impl Package {
-    /// The directory with its content, fetched where it is not there yet; `None` where it cannot be had or used.
+    /// The directory with its content, fetched where it is not there yet; `None` where it cannot be fetched or used, and need not be.
     pub fn fetched(&self) -> Option<PathBuf> {
-        output(Command::new("node").arg("--version"))?;
+        drop(tool("node")?);
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(self.name.replace('/', "-"));
         let content = directory.join("package");
         if content.join("package.json").exists() {
             return Some(content);
         }
         fs::create_dir_all(&directory).expect("a directory");
-        let packed = output(Command::new("npm").args(["pack", self.name, "--json"]).current_dir(&directory))?;
+        let packed = tool("npm")?.args(["pack", self.name, "--json"]).current_dir(&directory).output();
+        let packed = packed.expect("npm starts");
         if !packed.status.success() {
-            skipped(&format!("npm can't fetch {}: no network?", self.name));
+            missing(&format!("{} from npm, which cannot fetch it: check the network", self.name));
             return None;
         }
         let said: Value = serde_json::from_slice(&packed.stdout).expect("JSON of npm pack");
         assert_eq!(said[0]["integrity"], self.integrity, "npm has another {}", self.name);
         let file = said[0]["filename"].as_str().expect("a file");
-        let unpacked = output(Command::new("tar").args(["xzf", file]).current_dir(&directory))?;
-        assert!(unpacked.status.success(), "tar unpacks {file}");
+        let unpacked = tool("tar")?.args(["xzf", file]).current_dir(&directory).status();
+        assert!(unpacked.expect("tar starts").success(), "tar unpacks {file}");
         Some(content)
     }
 }

@@ -4,7 +4,10 @@
 use std::cmp::Reverse;
 
 use super::grub::Environment;
-use super::{Entry, MAX_CONFIG, MAX_ENTRIES, Unified, config, find_file, readable, rooted, version};
+use super::{
+    Entry, MAX_CONFIG, MAX_ENTRIES, MAX_INITRDS, Unified, bounded, config, find_file, readable, rooted,
+    version,
+};
 use crate::MAX_FILE;
 use crate::volume::{Files, Volume};
 
@@ -113,14 +116,14 @@ fn make(
     };
     let (volume, kernel) = place(&entry.linux?)?;
     let options = entry.options.join(" ");
-    let initrds = entry.initrds.iter().map(|path| environment.expand(path));
+    let initrds = entry.initrds.iter().take(MAX_INITRDS).map(|path| environment.expand(path));
     let initrds = initrds.flat_map(|paths| paths.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     Some(Entry {
         volume,
         kernel,
-        initrds: initrds.map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
+        initrds: initrds.take(MAX_INITRDS).map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
         // GRUB expands what stands in its files; what stands in an image's own section nobody does.
-        options: Some(if entry.unified { options } else { environment.expand(&options) }),
+        options: Some(if entry.unified { bounded(options) } else { environment.expand(&options) }),
         unified: entry.unified,
         title: entry.title,
         source,

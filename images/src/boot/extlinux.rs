@@ -1,6 +1,6 @@
 //! `extlinux.conf`, as syslinux, U-Boot and Debian's u-boot-menu have it.
 
-use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
+use super::{Entry, MAX_ENTRIES, MAX_INITRDS, bounded, config, find_file, readable, rooted};
 use crate::volume::Volume;
 
 /// Where a volume has the file.
@@ -35,8 +35,8 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
                 Some(Entry {
                     volume: find_file(volumes, index, &kernel)?,
                     kernel,
-                    initrds: label.initrds.iter().map(|file| absolute(file)).collect(),
-                    options: Some(label.append),
+                    initrds: label.initrds.iter().take(MAX_INITRDS).map(|file| absolute(file)).collect(),
+                    options: Some(bounded(label.append)),
                     unified: false,
                     title: label.title.or(Some(label.name)),
                     source: path.clone(),

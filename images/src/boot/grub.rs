@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use super::{Entry, MAX_ENTRIES, config, find_file, readable, rooted};
+use super::{Entry, MAX_ENTRIES, MAX_INITRDS, MAX_WORDS, bounded, config, find_file, readable, rooted};
 use crate::volume::{Files, Volume};
 
 /// Where a volume has GRUB's directory.
@@ -29,7 +29,8 @@ impl Environment {
         Self(pairs.take(MAX_ENTRIES).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Puts values for `$name` and `${name}`; what is not known becomes nothing.
+    /// Puts values for `$name` and `${name}`; what is not known becomes nothing. A value can be much longer than its
+    /// name: the text ends at [`MAX_WORDS`].
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -44,8 +45,11 @@ impl Environment {
             };
             out.push_str(self.0.get(name).map_or("", String::as_str));
             rest = tail;
+            if out.len() > MAX_WORDS {
+                return bounded(out);
+            }
         }
-        out + rest
+        bounded(out + rest)
     }
 }
 
@@ -108,8 +112,17 @@ impl Item {
     ) -> Option<Entry> {
         let mut words = self.linux?.into_iter().map(|word| environment.expand(&word));
         let kernel = rooted(strip_device(&words.next()?));
-        let options: Vec<String> = words.filter(|word| !word.is_empty()).collect();
-        let initrds = self.initrd.iter().map(|word| environment.expand(word));
+        let mut options = String::new();
+        for word in words.filter(|word| !word.is_empty()) {
+            if options.len() > MAX_WORDS {
+                break;
+            }
+            if !options.is_empty() {
+                options.push(' ');
+            }
+            options.push_str(&word);
+        }
+        let initrds = self.initrd.iter().take(MAX_INITRDS).map(|word| environment.expand(word));
         Some(Entry {
             volume: find_file(volumes, index, &kernel)?,
             kernel,
@@ -117,7 +130,7 @@ impl Item {
                 .filter(|word| !word.is_empty())
                 .map(|word| rooted(strip_device(&word)))
                 .collect(),
-            options: Some(options.join(" ")),
+            options: Some(bounded(options)),
             unified: false,
             title: self.titles.last().cloned(),
             source: source.to_owned(),

@@ -24,6 +24,11 @@ const MAX_CONFIG: u64 = 1 << 20;
 /// Entries that are kept of one configuration, at most.
 const MAX_ENTRIES: usize = 256;
 
+/// Initrds of one entry, at most.
+const MAX_INITRDS: usize = 64;
+/// Length of the words of an entry, at most, bytes: Linux takes 2048 (COMMAND_LINE_SIZE of arch/x86).
+const MAX_WORDS: usize = 16 << 10;
+
 /// A kernel that could be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -82,6 +87,14 @@ fn find_file(volumes: &[Volume], first: usize, path: &str) -> Option<usize> {
 /// A version in an order that puts 6.12 after 6.1: numbers as numbers.
 fn version(name: &str) -> Vec<(u64, &str)> {
     name.split(|c: char| !c.is_ascii_alphanumeric()).map(|part| (part.parse().unwrap_or(0), part)).collect()
+}
+
+/// Cuts a text to what words of an entry may have.
+fn bounded(mut text: String) -> String {
+    if text.len() > MAX_WORDS {
+        text.truncate(text.floor_char_boundary(MAX_WORDS));
+    }
+    text
 }
 
 /// A path from the volume's root, however it was written.

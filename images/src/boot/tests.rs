@@ -1,39 +1,10 @@
 //! Entries of disks whose files are a table.
 
-use std::collections::BTreeMap;
-
 use super::*;
-use crate::contents::part_of;
-
-/// Files by path.
-#[derive(Debug, Default)]
-struct Table(BTreeMap<String, Vec<u8>>);
-
-impl Files for Table {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let bytes = self.0.get(path).ok_or("no such file")?;
-        if bytes.len() as u64 > most { Err("too large".to_owned()) } else { Ok(bytes.clone()) }
-    }
-
-    fn is_file(&self, path: &str) -> bool {
-        self.0.contains_key(path)
-    }
-
-    fn names(&self, directory: &str) -> Vec<String> {
-        let start = format!("{}/", directory.trim_end_matches('/'));
-        let below = self.0.keys().filter_map(|path| path.strip_prefix(&start));
-        below.filter(|name| !name.contains('/')).map(str::to_owned).collect()
-    }
-
-    fn resolved(&self, path: String) -> String {
-        path
-    }
-}
+use crate::volume::table;
 
 fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
-    let table = files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec()));
-    let files: Box<dyn Files> = Box::new(Table(table.collect()));
-    Volume { part: part_of(b"x"), signature: None, files: Some(Ok(files)) }
+    table::volume(files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec())).collect())
 }
 
 fn first(volumes: &[Volume]) -> Entry {

@@ -7,24 +7,24 @@ const MAGIC: usize = 6;
 /// Digits of a number.
 const DIGITS: usize = 8;
 
-/// What is used of an entry's header.
+/// The used members of an entry's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Header {
+pub struct EntryHeader {
     /// Inode number in the archive: entries of one device with the same number are hard links to one file.
     pub inode: u32,
     /// Type and permissions (`st_mode`).
     pub mode: u32,
     /// Names that the file has.
     pub links: u32,
-    /// Bytes of the file behind the name.
+    /// Bytes of the file after the name.
     pub size: u32,
     /// Major and minor number of the device that the file was on.
     pub device: (u32, u32),
-    /// Bytes of the name behind the header, with its NUL.
+    /// Bytes of the name after the header, with its NUL.
     pub name_size: u32,
 }
 
-impl Header {
+impl EntryHeader {
     /// Bytes of a header.
     pub const BYTES: usize = BYTES;
     /// Name of the entry that ends an archive.

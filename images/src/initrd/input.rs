@@ -1,4 +1,4 @@
-//! A bounded stream that can be looked at before it is taken.
+//! A bounded stream that can be read before it is taken.
 
 use std::io::{self, BufRead, Read};
 
@@ -6,7 +6,7 @@ use std::io::{self, BufRead, Read};
 const BLOCK: usize = 64 << 10;
 
 /// A stream of at most so many bytes.
-pub(super) struct Input<R> {
+pub(super) struct StreamInput<R> {
     reader: R,
     buffer: Box<[u8]>,
     start: usize,
@@ -15,13 +15,13 @@ pub(super) struct Input<R> {
     left: u64,
 }
 
-impl<R: Read> Input<R> {
-    /// A stream of which at most `most` bytes are read.
+impl<R: Read> StreamInput<R> {
+    /// Returns a stream of which at most `most` bytes are read.
     pub(super) fn new(reader: R, most: u64) -> Self {
         Self { reader, buffer: vec![0; BLOCK].into(), start: 0, end: 0, taken: 0, left: most }
     }
 
-    /// Bytes taken so far.
+    /// Returns the bytes taken so far.
     pub(super) fn taken(&self) -> u64 {
         self.taken
     }
@@ -31,7 +31,7 @@ impl<R: Read> Input<R> {
         self.left == 0
     }
 
-    /// The next `count` bytes without taking them; fewer at the end. `count` is at most 64 KiB.
+    /// Returns the next `count` bytes without taking them; fewer at the end. `count` is at most 64 KiB.
     pub(super) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
         if self.end - self.start < count {
             self.buffer.copy_within(self.start..self.end, 0);
@@ -42,7 +42,7 @@ impl<R: Read> Input<R> {
         Ok(self.buffer.get(self.start..end).unwrap_or_default())
     }
 
-    /// Reads more behind what is there; 0 at the end.
+    /// Reads more after the present bytes; returns 0 at the end.
     fn fill(&mut self) -> io::Result<usize> {
         let room = self.buffer.get_mut(self.end..).unwrap_or_default();
         let most = room.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
@@ -61,7 +61,7 @@ impl<R: Read> Input<R> {
         }
     }
 
-    /// Takes `count` bytes and gives them to `each`, part by part; how many there were.
+    /// Takes `count` bytes and passes them to `each`, part by part; returns their number.
     pub(super) fn take_each(
         &mut self,
         count: u64,
@@ -83,7 +83,7 @@ impl<R: Read> Input<R> {
     }
 }
 
-impl<R: Read> Read for Input<R> {
+impl<R: Read> Read for StreamInput<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let from = self.fill_buf()?;
         let count = from.len().min(into.len());
@@ -95,7 +95,7 @@ impl<R: Read> Read for Input<R> {
     }
 }
 
-impl<R: Read> BufRead for Input<R> {
+impl<R: Read> BufRead for StreamInput<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         self.peek(1)?;
         Ok(self.buffer.get(self.start..self.end).unwrap_or_default())

@@ -7,24 +7,24 @@ use flate2::bufread::GzDecoder;
 use lzma_rust2::{LzmaReader, XzReader};
 use ruzstd::decoding::StreamingDecoder;
 
-use super::input::Input;
+use super::input::StreamInput;
 
 /// KiB that xz and lzma may take for their dictionary: `xz -9` asks for 65 MB.
 const MAX_DICTIONARY: u32 = 80 << 10;
 /// Bytes of zstd's window, at most: that of `zstd --ultra -22`.
 const MAX_WINDOW: u64 = 128 << 20;
-/// What a block of the legacy form of LZ4 holds, bytes, at most (lz4_Frame_format.md, "Legacy frame").
+/// Bytes of an unpacked block of the legacy form of LZ4, at most (lz4_Frame_format.md, "Legacy frame").
 const LZ4_BLOCK: usize = 8 << 20;
-/// What it takes compressed, bytes, at most: `LZ4_compressBound(LZ4_BLOCK)`.
+/// Bytes of such a block when compressed, at most: `LZ4_compressBound(LZ4_BLOCK)`.
 const LZ4_PACKED: usize = LZ4_BLOCK + LZ4_BLOCK / 255 + 16;
-/// Its magic.
+/// Magic.
 const LZ4_MAGIC: [u8; 4] = [0x02, 0x21, 0x4c, 0x18];
-/// Bytes that tell a compression.
+/// Bytes by which a compression is recognized.
 pub(super) const SIGN: usize = 6;
 
 /// A compression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
+pub enum Compression {
     /// RFC 1952.
     Gzip,
     /// RFC 8878.
@@ -39,9 +39,9 @@ pub enum Form {
     Lz4,
 }
 
-impl Form {
-    /// Told by the first bytes of a stream.
-    pub(super) fn of(sign: &[u8]) -> Option<Self> {
+impl Compression {
+    /// Recognizes a compression by the first bytes of a stream.
+    pub(super) fn from_sign(sign: &[u8]) -> Option<Self> {
         let forms: [(&[u8], Self); 6] = [
             (&[0x1f, 0x8b], Self::Gzip),
             (&[0x28, 0xb5, 0x2f, 0xfd], Self::Zstd),
@@ -53,7 +53,7 @@ impl Form {
         forms.into_iter().find(|(start, _)| sign.starts_with(start)).map(|(_, form)| form)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Gzip => "gzip",
@@ -65,8 +65,8 @@ impl Form {
         }
     }
 
-    /// What comes out of one stream. All but bzip2 leave what follows the stream in `input`.
-    pub(super) fn unpack<'a, R: Read>(self, input: &'a mut Input<R>) -> io::Result<Box<dyn Read + 'a>> {
+    /// Returns the unpacked bytes of one stream. All but bzip2 leave what follows the stream in `input`.
+    pub(super) fn unpack<'a, R: Read>(self, input: &'a mut StreamInput<R>) -> io::Result<Box<dyn Read + 'a>> {
         Ok(match self {
             Self::Gzip => Box::new(GzDecoder::new(input)),
             Self::Zstd => Box::new(
@@ -75,20 +75,20 @@ impl Form {
             Self::Xz => Box::new(XzReader::new_mem_limit(input, false, MAX_DICTIONARY)),
             Self::Lzma => Box::new(LzmaReader::new_mem_limit(input, MAX_DICTIONARY, None)?),
             Self::Bzip2 => Box::new(DecoderReader::new(input)),
-            Self::Lz4 => Box::new(Lz4 { input, block: Vec::new(), done: 0 }),
+            Self::Lz4 => Box::new(LegacyLz4 { input, block: Vec::new(), done: 0 }),
         })
     }
 }
 
-/// Legacy frames of LZ4: magic, then blocks behind their lengths.
-struct Lz4<'a, R> {
-    input: &'a mut Input<R>,
+/// Legacy frames of LZ4: magic, then blocks after their lengths.
+struct LegacyLz4<'a, R> {
+    input: &'a mut StreamInput<R>,
     block: Vec<u8>,
     done: usize,
 }
 
-impl<R: Read> Lz4<'_, R> {
-    /// The next block; false at the end of the stream.
+impl<R: Read> LegacyLz4<'_, R> {
+    /// Returns the next block; false at the end of the stream.
     fn next(&mut self) -> io::Result<bool> {
         let mut word = self.input.peek(LZ4_MAGIC.len())?;
         while word == LZ4_MAGIC {
@@ -115,7 +115,7 @@ impl<R: Read> Lz4<'_, R> {
     }
 }
 
-impl<R: Read> Read for Lz4<'_, R> {
+impl<R: Read> Read for LegacyLz4<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.done >= self.block.len() {
             if !self.next()? {

@@ -1,9 +1,10 @@
 //! Archives made by code, read back.
 
 use std::io::Write;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use proptest::prelude::*;
+use testkit::tool;
 
 use super::*;
 
@@ -21,7 +22,7 @@ fn file(name: &str, content: &[u8]) -> Entry {
     Entry { name: name.to_owned(), mode: S_IFREG | 0o755, inode: 0, links: 1, content: content.to_vec() }
 }
 
-/// What the beginning of a program looks like, and `extra` bytes of this value.
+/// Returns the beginning of a program and `extra` bytes of this value.
 fn program(extra: usize, value: u8) -> Vec<u8> {
     let mut bytes = b"\x7fELF\x02\x01\x01".to_vec();
     bytes.resize(16, 0);
@@ -32,7 +33,8 @@ fn program(extra: usize, value: u8) -> Vec<u8> {
 
 fn archive(entries: &[Entry]) -> Vec<u8> {
     let mut bytes = Vec::new();
-    let end = Entry { name: Header::TRAILER.to_owned(), mode: 0, inode: 0, links: 1, content: Vec::new() };
+    let end =
+        Entry { name: EntryHeader::TRAILER.to_owned(), mode: 0, inode: 0, links: 1, content: Vec::new() };
     for entry in entries.iter().chain([&end]) {
         let sizes = [entry.content.len(), entry.name.len() + 1].map(|size| u32::try_from(size).unwrap());
         bytes.extend_from_slice(b"070701");
@@ -91,17 +93,17 @@ const FORMS: [(&str, Pack); 5] =
 
 /// `bytes` through a program that is a filter; `None` where it is not installed.
 fn filtered(program: &str, bytes: &[u8]) -> Option<Vec<u8>> {
-    let mut child =
-        Command::new(program).arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().ok()?;
+    let mut child = tool(program)?.arg("-c").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let bytes = bytes.to_vec();
     let writer = std::thread::spawn(move || stdin.write_all(&bytes));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
-    output.status.success().then_some(output.stdout)
+    assert!(output.status.success(), "{program} ({})", output.status);
+    Some(output.stdout)
 }
 
-/// What was found, and the bytes of each file by its path.
+/// Returns the result, and the bytes of each file by its path.
 fn read(packed: &[u8]) -> (Initrd, impl Fn(&str) -> Option<Vec<u8>> + use<>) {
     let mut kept = Vec::new();
     let initrd = Initrd::read(packed, &mut kept);
@@ -135,10 +137,7 @@ fn programs_are_found_in_every_compression() {
 #[test]
 fn bzip2_is_read_as_its_own_program_writes_it() {
     let bare = archive(&[file("init", &program(2_000_000, 1)), file("sh", &program(50, 3))]);
-    let Some(packed) = filtered("bzip2", &bare) else {
-        eprintln!("SKIPPED: bzip2 is not installed");
-        return;
-    };
+    let Some(packed) = filtered("bzip2", &bare) else { return };
     let (initrd, get) = read(&packed);
     assert_eq!(initrd.stopped(), None);
     assert_eq!(get("/sh"), Some(program(50, 3)));
@@ -200,13 +199,13 @@ fn only_programs_under_plain_names_are_kept() {
 fn what_came_before_the_damage_counts() {
     let whole = archive(&[file("init", &program(40, 1)), file("second", &program(4000, 2))]);
     let (initrd, get) = read(&whole[..2000]);
-    assert_eq!(initrd.stopped(), Some(Stopped::CutOff));
+    assert_eq!(initrd.stopped(), Some(InitrdError::CutOff));
     assert_eq!((get("init"), get("second")), (Some(program(40, 1)), None));
     let noise: Vec<u8> =
         (0..4000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0]).collect();
     let packed = gzip(&archive(&[file("init", &program(40, 1)), file("noise", &noise)]));
-    assert_eq!(read(&packed[..packed.len() - 900]).0.stopped(), Some(Stopped::Stream(Form::Gzip)));
-    assert_eq!(read(b"neither of them").0.stopped(), Some(Stopped::Unknown));
+    assert_eq!(read(&packed[..packed.len() - 900]).0.stopped(), Some(InitrdError::Stream(Compression::Gzip)));
+    assert_eq!(read(b"neither of them").0.stopped(), Some(InitrdError::Unknown));
     assert_eq!(read(&[0; 5000]).0.stopped(), None);
     assert_eq!(read(b"").0.stopped(), None);
 }
@@ -215,19 +214,19 @@ fn what_came_before_the_damage_counts() {
 fn bounds_are_reasons() {
     let row = |name: String| file(&name, &program(0, 0));
     let many: Vec<_> = (0..4200).map(|n| row(format!("{n}{}", "x".repeat(4000)))).collect();
-    assert_eq!(read(&archive(&many)).0.stopped(), Some(Stopped::TooLarge("16 MiB of names")));
+    assert_eq!(read(&archive(&many)).0.stopped(), Some(InitrdError::TooLarge("16 MiB of names")));
     let long = row("x".repeat(5000));
-    assert_eq!(read(&archive(&[long])).0.stopped(), Some(Stopped::Archive));
+    assert_eq!(read(&archive(&[long])).0.stopped(), Some(InitrdError::Archive));
     let streams = gzip(&archive(&[])).repeat(65);
-    assert_eq!(read(&streams).0.stopped(), Some(Stopped::TooLarge("64 compressed streams")));
+    assert_eq!(read(&streams).0.stopped(), Some(InitrdError::TooLarge("64 compressed streams")));
     let entries = gzip(&archive(&vec![file("x", b""); 1 << 18]));
-    assert_eq!(read(&entries).0.stopped(), Some(Stopped::TooLarge("262,144 entries")));
+    assert_eq!(read(&entries).0.stopped(), Some(InitrdError::TooLarge("262,144 entries")));
     // 3 GiB of zeros in 3 MiB.
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     let zeros = vec![0; 1 << 20];
     (0..3 << 10).for_each(|_| bomb.write_all(&zeros).unwrap());
     let bomb = bomb.finish().unwrap();
-    assert_eq!(read(&bomb).0.stopped(), Some(Stopped::TooLarge("2 GiB unpacked")));
+    assert_eq!(read(&bomb).0.stopped(), Some(InitrdError::TooLarge("2 GiB unpacked")));
 }
 
 #[test]
@@ -242,7 +241,7 @@ fn a_full_disk_is_a_reason() {
         }
     }
     let initrd = Initrd::read(&archive(&[file("init", &program(9, 1))])[..], Full);
-    assert_eq!(initrd.stopped(), Some(Stopped::NotKept));
+    assert_eq!(initrd.stopped(), Some(InitrdError::NotKept));
     assert_eq!(initrd.find("/init"), None);
 }
 
@@ -270,7 +269,8 @@ proptest! {
         for (entries, (form, pack)) in &archives {
             whole.resize(whole.len().next_multiple_of(4) + 4 * padding, 0);
             whole.extend(pack(&archive(entries)));
-            // Legacy frames of LZ4 end with a word of zero alone: the sign of gzip is the length of a block as well.
+            // Legacy frames of LZ4 end with a word of zero alone: the sign of gzip is the length of a block
+            // as well.
             if *form == "lz4" {
                 whole.extend([0; 4]);
             }

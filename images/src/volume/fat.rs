@@ -17,6 +17,8 @@ use crate::contents::Part;
 
 /// Reads of one operation, at most: a file of 2 GiB in clusters of 512 bytes takes about three reads for each.
 const MOST_READS: u64 = 16 << 20;
+/// Reads of one operation on the smallest volume: paths and directories take some that are not clusters.
+const LEAST_READS: u64 = 64 << 10;
 /// Bytes that are read from the image at once.
 const WINDOW: usize = 64 << 10;
 /// Stretches of the image that are remembered: the allocation table's, a directory's, a file's, and one to spare.
@@ -24,10 +26,13 @@ const WINDOWS: usize = 4;
 
 /// Opens the file system.
 pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
-    let reads = Rc::new(Cell::new(MOST_READS));
+    // No file is larger than its volume: a chain that goes on for longer leads in a circle.
+    let clusters = part.length().map_or(MOST_READS, |length| length / 512);
+    let most = clusters.saturating_mul(4).saturating_add(LEAST_READS).min(MOST_READS);
+    let reads = Rc::new(Cell::new(most));
     let stream = Stream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
     let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
-    Ok(Box::new(Fat { fs, reads }))
+    Ok(Box::new(Fat { fs, reads, most }))
 }
 
 /// Damage may be such that the reader gives up by a panic. It is an error like others.
@@ -42,6 +47,8 @@ struct Fat {
     fs: FileSystem<Stream>,
     /// Reads that are left for the operation under way.
     reads: Rc<Cell<u64>>,
+    /// Reads that an operation may take.
+    most: u64,
 }
 
 impl fmt::Debug for Fat {
@@ -52,7 +59,7 @@ impl fmt::Debug for Fat {
 
 impl Fat {
     fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
-        self.reads.set(MOST_READS);
+        self.reads.set(self.most);
         guarded(act)
     }
 }

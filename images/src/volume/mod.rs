@@ -3,6 +3,8 @@
 pub mod ext4;
 mod fat;
 pub mod signature;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod table;
 
 use std::fmt;
 

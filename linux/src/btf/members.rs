@@ -1,18 +1,18 @@
-//! Questions to BTF: where a member lies, how large a variable is.
+//! Queries to BTF: the offset of a member, the size of a variable.
 
-use super::{Btf, Type, kind};
+use super::{Btf, BtfType, kind};
 use symbols::bytes::u32_at;
 
 /// Typedefs and qualifiers in a row that are followed, at most.
 const MAX_MODIFIERS: usize = 16;
 /// Anonymous structures within each other that are looked into, at most.
 const MAX_DEPTH: usize = 8;
-/// Members looked at for one question, at most: hostile structures may hold each other.
+/// Members read for one question, at most: hostile structures may hold each other.
 const MAX_STEPS: usize = 100_000;
 
-/// Where a member lies and what it is.
+/// Offset and type of a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Member {
+pub(crate) struct BtfMember {
     /// Bytes from the start of the structure.
     pub(crate) offset: usize,
     /// Number of its type.
@@ -20,9 +20,10 @@ pub(crate) struct Member {
 }
 
 impl Btf<'_> {
-    /// Where `path` (`"member"` or `"member.inner"`) lies in the structure `name`. Members of anonymous
-    /// structures count as those of the outer one, array brackets are not written: the first element.
-    pub(crate) fn member(&self, name: &str, path: &str) -> Option<Member> {
+    /// Returns the member at `path` (`"member"` or `"member.inner"`) in the structure `name`. Members of
+    /// anonymous structures count as those of the outer one. Array brackets are not written: the first
+    /// element is meant.
+    pub(crate) fn member(&self, name: &str, path: &str) -> Option<BtfMember> {
         let mut steps = MAX_STEPS;
         self.structures
             .iter()
@@ -32,7 +33,13 @@ impl Btf<'_> {
             .find_map(|found| self.resolve(&found, path, &mut steps))
     }
 
-    fn resolve(&self, outer: &Type, path: &str, steps: &mut usize) -> Option<Member> {
+    /// Returns the member at a path with its structure, as in `"task_struct.thread.sp"`.
+    pub(crate) fn member_by_path(&self, path: &str) -> Option<BtfMember> {
+        let (structure, member) = path.split_once('.')?;
+        self.member(structure, member)
+    }
+
+    fn resolve(&self, outer: &BtfType, path: &str, steps: &mut usize) -> Option<BtfMember> {
         let mut parts = path.split('.');
         let mut member = self.direct(outer, parts.next()?, MAX_DEPTH, steps)?;
         for part in parts {
@@ -42,13 +49,13 @@ impl Btf<'_> {
             }
             let next = self.direct(&inner, part, MAX_DEPTH, steps)?;
             member =
-                Member { offset: member.offset.checked_add(next.offset)?, type_number: next.type_number };
+                BtfMember { offset: member.offset.checked_add(next.offset)?, type_number: next.type_number };
         }
         Some(member)
     }
 
-    /// The member `name` of a structure or union, or of an anonymous one within it.
-    fn direct(&self, outer: &Type, name: &str, depth: usize, steps: &mut usize) -> Option<Member> {
+    /// Returns the member `name` of a structure or union, or of an anonymous one within it.
+    fn direct(&self, outer: &BtfType, name: &str, depth: usize, steps: &mut usize) -> Option<BtfMember> {
         if outer.kind != kind::STRUCT && outer.kind != kind::UNION {
             return None;
         }
@@ -67,20 +74,20 @@ impl Btf<'_> {
                 };
                 let found = self.strip(type_number).and_then(|inner| self.direct(&inner, name, depth, steps));
                 if let Some(inner) = found {
-                    return Some(Member {
+                    return Some(BtfMember {
                         offset: offset.checked_add(inner.offset)?,
                         type_number: inner.type_number,
                     });
                 }
             } else if bits % 8 == 0 && self.is_named(member_name, name) {
-                return Some(Member { offset, type_number });
+                return Some(BtfMember { offset, type_number });
             }
         }
         None
     }
 
-    /// Where the member `member` of the structure `name` lies, in bits: offset and size; for bit-fields and for plain
-    /// numbers.
+    /// Returns offset and size, in bits, of the member `member` of the structure `name`: for bit-fields and
+    /// for plain numbers.
     pub(crate) fn bits(&self, name: &str, member: &str) -> Option<(u32, u32)> {
         let outer = self
             .structures
@@ -102,14 +109,14 @@ impl Btf<'_> {
         })
     }
 
-    /// Size in bytes of the structure or union `name`.
+    /// Returns the size in bytes of the structure or union `name`.
     pub(crate) fn size_of(&self, name: &str) -> Option<usize> {
         let mut named = self.structures.iter().filter_map(|&number| self.get(number));
         named.find(|found| self.is_named(found.name, name)).map(|found| found.size_or_type as usize)
     }
 
-    /// The type behind typedefs and qualifiers.
-    fn strip(&self, number: u32) -> Option<Type> {
+    /// Returns the type without its typedefs and qualifiers.
+    fn strip(&self, number: u32) -> Option<BtfType> {
         let mut found = self.get(number)?;
         for _ in 0..MAX_MODIFIERS {
             match found.kind {
@@ -122,7 +129,8 @@ impl Btf<'_> {
         None
     }
 
-    /// Size in bytes of the variable `name`, if it is a number (a per-CPU variable: others are not in BTF).
+    /// Returns the size in bytes of the variable `name`, if it is a number (a per-CPU variable: others are
+    /// not in BTF).
     pub(crate) fn variable_size(&self, name: &str) -> Option<usize> {
         let variable = self
             .variables
@@ -133,21 +141,12 @@ impl Btf<'_> {
         (target.kind == kind::INT).then_some(target.size_or_type as usize)
     }
 
-    /// Size in bytes of the structure or union `name`.
-    pub(crate) fn size(&self, name: &str) -> Option<usize> {
-        self.structures
-            .iter()
-            .filter_map(|&number| self.get(number))
-            .find(|found| self.is_named(found.name, name))
-            .map(|found| found.size_or_type as usize)
-    }
-
-    /// Value of `name` in the enumeration `of`.
+    /// Returns the value of `name` in the enumeration `of`.
     pub(crate) fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
         let found = self
             .starts
             .iter()
-            .filter_map(|&start| Type::at(self.types, start as usize))
+            .filter_map(|&start| BtfType::read(self.types, start as usize))
             .find(|found| found.kind == kind::ENUM && self.is_named(found.name, of))?;
         // struct btf_enum: name, value.
         (0..found.vlen)
@@ -156,14 +155,14 @@ impl Btf<'_> {
             .and_then(|at| u32_at(self.types, at + 4))
     }
 
-    /// Size in bytes of a member, if it is a number.
-    pub(crate) fn number_size(&self, member: Member) -> Option<usize> {
+    /// Returns the size in bytes of a member, if it is a number.
+    pub(crate) fn number_size(&self, member: BtfMember) -> Option<usize> {
         let number = self.strip(member.type_number)?;
         (number.kind == kind::INT).then_some(number.size_or_type as usize)
     }
 
-    /// Number of elements of a member that is an array.
-    pub(crate) fn elements(&self, member: Member) -> Option<usize> {
+    /// Returns the number of elements of a member that is an array.
+    pub(crate) fn elements(&self, member: BtfMember) -> Option<usize> {
         let array = self.strip(member.type_number)?;
         if array.kind != kind::ARRAY {
             return None;

@@ -1,4 +1,4 @@
-//! BTF, the kernel's own type information: where each member of a structure lies.
+//! BTF, the kernel's own type information: the offset of each member of a structure.
 //!
 //! ```text
 //! header (24 bytes) | types: { name, info, size or type, rest by kind } * | strings
@@ -8,6 +8,7 @@
 //! is followed without a bound: types are indexed once, names are compared in place, members are
 //! searched with a budget. That also keeps memory at 4 bytes a type.
 
+pub(crate) mod layout;
 mod members;
 #[cfg(test)]
 mod tests;
@@ -46,7 +47,7 @@ mod kind {
 
 /// One `struct btf_type`.
 #[derive(Debug, Clone, Copy)]
-struct Type {
+struct BtfType {
     /// Offset of the name in the strings.
     name: u32,
     kind: u32,
@@ -56,12 +57,12 @@ struct Type {
     kind_flag: bool,
     /// Size in bytes, or the type that it refers to: by kind.
     size_or_type: u32,
-    /// Where what follows it starts in the types.
+    /// Offset in the types of what follows the header.
     body: usize,
 }
 
-impl Type {
-    fn at(types: &[u8], at: usize) -> Option<Self> {
+impl BtfType {
+    fn read(types: &[u8], at: usize) -> Option<Self> {
         let info = u32_at(types, at + 4)?;
         Some(Self {
             name: u32_at(types, at)?,
@@ -73,7 +74,8 @@ impl Type {
         })
     }
 
-    /// Bytes that follow it; `None` for a kind that is not known, behind which nothing can be read.
+    /// Returns the number of bytes that follow the header; `None` for an unknown kind, after which nothing
+    /// can be read.
     fn body_len(&self) -> Option<usize> {
         Some(match self.kind {
             kind::INT | kind::VAR | kind::DECL_TAG => 4,
@@ -99,7 +101,7 @@ impl Type {
 pub(crate) struct Btf<'a> {
     types: &'a [u8],
     strings: &'a [u8],
-    /// Where each type starts in `types`; type 1 is the first.
+    /// Offset of each type in `types`; type 1 is the first.
     starts: Vec<u32>,
     /// Numbers of all named structures and unions.
     structures: Vec<u32>,
@@ -108,7 +110,7 @@ pub(crate) struct Btf<'a> {
 }
 
 impl<'a> Btf<'a> {
-    /// Indexes `bytes`; `None` when they are no BTF. Types behind one of an unknown kind are left out.
+    /// Indexes `bytes`; `None` when they are not BTF. Types after one of an unknown kind are left out.
     pub(crate) fn parse(bytes: &'a [u8]) -> Option<Self> {
         if u16_at(bytes, 0)? != MAGIC || *bytes.get(2)? != 1 {
             return None;
@@ -132,7 +134,7 @@ impl<'a> Btf<'a> {
 
     fn index(&mut self) {
         let mut at = 0;
-        while let Some(found) = Type::at(self.types, at) {
+        while let Some(found) = BtfType::read(self.types, at) {
             let (Ok(start), Some(len)) = (u32::try_from(at), found.body_len()) else {
                 break;
             };
@@ -148,13 +150,13 @@ impl<'a> Btf<'a> {
         }
     }
 
-    /// Type number `number`; 0 is void and no type.
-    fn get(&self, number: u32) -> Option<Type> {
+    /// Returns the type number `number`; 0 is void and no type.
+    fn get(&self, number: u32) -> Option<BtfType> {
         let slot = (number as usize).checked_sub(1)?;
-        Type::at(self.types, *self.starts.get(slot)? as usize)
+        BtfType::read(self.types, *self.starts.get(slot)? as usize)
     }
 
-    /// True if the string at `offset` is `name`.
+    /// Returns true if the string at `offset` is `name`.
     fn is_named(&self, offset: u32, name: &str) -> bool {
         let Some(rest) = self.strings.get(offset as usize..) else {
             return false;

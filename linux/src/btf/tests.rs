@@ -12,7 +12,7 @@ fn offset(bytes: &[u8], structure: &str, path: &str) -> Option<usize> {
     Some(Btf::parse(bytes)?.member(structure, path)?.offset)
 }
 
-/// A structure with all that real ones have.
+/// Returns a structure with all that real ones have.
 fn nested() -> Vec<u8> {
     let mut w = BtfWriter::new();
     let int = w.int("int", 4);
@@ -56,7 +56,7 @@ fn another_parser_agrees() {
     let outer = other.id_of("outer").unwrap();
     for path in ["first", "named.y", "u", "z", "list"] {
         let (_, theirs) = other.offset_of(outer, path).unwrap();
-        let btfparse::Offset::ByteOffset(theirs) = theirs else { panic!("{path} is no bit field") };
+        let btfparse::Offset::ByteOffset(theirs) = theirs else { panic!("{path} is not a bit field") };
         assert_eq!(offset(&bytes, "outer", path), usize::try_from(theirs).ok());
     }
 }
@@ -185,7 +185,7 @@ fn bit_fields_are_had_by_bits() {
     for flag in [true, false] {
         let mut w = BtfWriter::new();
         let short = w.int("short", 2);
-        // Without the flag, an integer of four bits from bit 8 on tells.
+        // Without the flag, an integer of four bits from bit 8 on has the size.
         let four = w.raw("four", 1 << 24, 4, &[8 << 16 | 4]);
         let name = w.structure("", &[("sp_offset", short, 0), ("type", four, 4)]);
         let place = if flag { 4 << 24 | 40 } else { 32 };

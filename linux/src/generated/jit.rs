@@ -1,4 +1,4 @@
-//! Where JIT-compiled BPF code has no frame.
+//! Instructions of JIT-compiled BPF code that have no frame.
 //!
 //! The compiler keeps RBP as a frame pointer everywhere but at a function's first and last instructions
 //! (arch/x86/net/bpf_jit_comp.c, Linux 5.10 to 6.12):
@@ -15,7 +15,8 @@
 
 /// `push rbp; mov rbp,rsp`.
 const SET_UP: [u8; 4] = [0x55, 0x48, 0x89, 0xe5];
-/// Bytes before it at a function's start, at most: landing pad, no-op, tail call counter, call depth accounting.
+/// Bytes before it at a function's start, at most: landing pad, no-op, tail call counter, call depth
+/// accounting.
 const MAX_BEFORE: usize = 64;
 /// `leave`.
 const LEAVE: u8 = 0xc9;
@@ -24,8 +25,8 @@ const SKIP: [u8; 4] = [0x48, 0x83, 0xc4, 8];
 /// `ret` and `jmp rel32`.
 const RETURNS: [u8; 2] = [0xc3, 0xe9];
 
-/// Offsets in JIT-compiled code at which RBP is not this frame's. Patterns may also be found within instructions; that
-/// does not matter, as no instruction pointer is there.
+/// Offsets in JIT-compiled code at which RBP is not this frame's. Patterns may also be found within
+/// instructions; that does not matter, as no instruction pointer is there.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Frameless {
     /// Offset of the first `push rbp; mov rbp,rsp`, if it belongs to the function's start.
@@ -37,7 +38,7 @@ pub(super) struct Frameless {
 }
 
 impl Frameless {
-    /// Finds them in a function's code.
+    /// Finds such instructions in a function's code.
     pub(super) fn new(code: &[u8]) -> Self {
         let offsets = |is: &dyn Fn(&[u8]) -> bool| -> Box<[u32]> {
             (0u32..).zip(0..code.len()).filter(|&(_, at)| is(&code[at..])).map(|(offset, _)| offset).collect()
@@ -62,8 +63,8 @@ impl Frameless {
         }
     }
 
-    /// Distance of the return address from RSP in bytes at `offset`, which for a return address (not `exact`) is that of the
-    /// call's last byte; `None` where RBP is a frame pointer.
+    /// Distance of the return address from RSP in bytes at `offset`, which for a return address (not `exact`)
+    /// is that of the call's last byte; `None` where RBP is a frame pointer.
     pub(super) fn return_address(&self, offset: u32, exact: bool) -> Option<u8> {
         let has = |offsets: &[u32], offset| offsets.binary_search(&offset).is_ok();
         if self.entry.is_some_and(|push| offset <= push) {
@@ -75,7 +76,7 @@ impl Frameless {
         if has(&self.set_up, offset) || has(&self.returns, offset) {
             return Some(0);
         }
-        // The mov is one byte behind the push.
+        // The mov is one byte after the push.
         offset.checked_sub(1).is_some_and(|push| has(&self.set_up, push)).then_some(8)
     }
 }

@@ -1,10 +1,10 @@
-//! Code that the kernel generates while it runs, by its own lists: BPF programs and their trampolines, trampolines of the
-//! function tracer, slots of kprobes.
+//! Code that the kernel generates while it runs, by its own lists: BPF programs and their trampolines,
+//! trampolines of the function tracer, slots of kprobes.
 //!
 //! ```text
 //! bpf_kallsyms               -> bpf_ksym, ...         name, start, end
-//! pack_list                  -> bpf_prog_pack, ...    memory that programs share; classic ones (seccomp, socket filters)
-//!                                                     are on no other list
+//! pack_list                  -> bpf_prog_pack, ...    memory that programs share; classic programs (seccomp,
+//!                                                     socket filters) are on no other list
 //! ftrace_ops_trampoline_list -> ftrace_ops, ...       copies of ftrace_caller or ftrace_regs_caller
 //! kprobe_insn_slots, kprobe_optinsn_slots -> kprobe_insn_page, ...
 //! ```
@@ -13,12 +13,10 @@
 //! kernel/kprobes.c, kernel/kallsyms.c, Linux 5.10 to 6.12).
 
 mod jit;
-mod layout;
-
-pub(crate) use layout::GeneratedLayout;
 
 use crate::address::VirtAddr;
-use crate::kernel::Kernel;
+use crate::kallsyms::table::SymbolTable;
+use crate::layout::GeneratedLayout;
 use crate::memory::PhysicalMemory;
 use crate::symbol::SymbolAt;
 use crate::task::list;
@@ -31,14 +29,16 @@ use text::clean::ascii;
 const MAX_ENTRIES: usize = 4096;
 /// Bytes of one entry's code, at most: a BPF program of a million instructions.
 const MAX_CODE: u64 = 16 << 20;
-/// Bytes of BPF code that are read for its frames, at most; code beyond that is taken to have a frame everywhere.
+/// Bytes of BPF code that are read for its frames, at most; code beyond that is taken to have a frame
+/// everywhere.
 const MAX_READ: u64 = 4 << 20;
 /// Bytes of a pack (`BPF_PROG_PACK_SIZE`, kernel/bpf/core.c, Linux 6.1: as many for each NUMA node).
 const PACK: u64 = 2 << 20;
 /// Bytes of a page of kprobe slots.
 const PAGE: u64 = 4096;
-/// Bytes behind the copy in a trampoline: a return and a pointer (`create_trampoline`, arch/x86/kernel/ftrace.c).
-const BEHIND_COPY: std::ops::RangeInclusive<u64> = 9..=16;
+/// Bytes after the copy in a trampoline: a return and a pointer (`create_trampoline`,
+/// arch/x86/kernel/ftrace.c).
+const AFTER_COPY: std::ops::RangeInclusive<u64> = 9..=16;
 /// Bytes of the call in an optimized probe's slot.
 const CALL: u64 = 5;
 
@@ -51,24 +51,24 @@ const KPROBES: &str = "__builtin__kprobes";
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct GeneratedCode {
     /// By start address.
-    regions: Vec<Region>,
+    regions: Vec<CodeRegion>,
     /// Start addresses of packs; ascending.
     packs: Vec<u64>,
 }
 
 /// Function of generated code.
 #[derive(Debug, PartialEq, Eq)]
-struct Region {
+struct CodeRegion {
     start: u64,
     end: u64,
     name: String,
     module: &'static str,
-    form: Form,
+    form: CodeForm,
 }
 
 /// Form of a function's code, by which its callers are found.
 #[derive(Debug, PartialEq, Eq)]
-enum Form {
+enum CodeForm {
     /// JIT-compiled: a frame pointer, but for these places.
     FramePointer(Frameless),
     /// No frame: comparisons and jumps.
@@ -97,47 +97,68 @@ pub(crate) enum CallerRule {
 }
 
 impl GeneratedCode {
-    /// The function that covers `at`; a bare module with the offset from its memory's start for code without a name.
+    /// Reads the lists, as far as they can be read; at most 4,096 functions of each kind.
+    pub(crate) fn read<M: PhysicalMemory>(
+        view: View<'_, M>,
+        symbols: &SymbolTable,
+        layout: GeneratedLayout,
+    ) -> Self {
+        let reader = ListReader { symbols, view, layout };
+        let mut regions = Vec::new();
+        regions.extend(reader.bpf().into_iter().flatten());
+        regions.extend(reader.ftrace().into_iter().flatten());
+        regions.extend(reader.probes("kprobe_insn_slots", "kprobe_insn_page").into_iter().flatten());
+        regions.extend(reader.probes("kprobe_optinsn_slots", "kprobe_optinsn_page").into_iter().flatten());
+        regions.sort_by_key(|region| region.start);
+        let mut packs = reader.packs().unwrap_or_default();
+        packs.sort_unstable();
+        Self { regions, packs }
+    }
+
+    /// Returns the function that covers `at`; a bare module with the offset from its memory's start for code
+    /// without a name.
     pub fn symbol_at(&self, at: VirtAddr) -> Option<SymbolAt<'_>> {
         if let Some(region) = self.region_at(at.0) {
-            let Region { name, module, start, .. } = region;
+            let CodeRegion { name, module, start, .. } = region;
             return Some(SymbolAt { name, module: Some(module), offset: at.0 - start });
         }
         let pack = self.pack_at(at.0)?;
         Some(SymbolAt { name: "", module: Some(BPF), offset: at.0 - pack })
     }
 
-    /// Name, module, start and size in bytes of each function.
+    /// Returns the name, module, start and size in bytes of each function.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str, VirtAddr, u64)> {
         self.regions.iter().map(|r| (r.name.as_str(), r.module, VirtAddr(r.start), r.end - r.start))
     }
 
-    /// True for an address in such code.
+    /// Returns true for an address in such code.
     pub(crate) fn contains(&self, at: u64) -> bool {
         self.region_at(at).is_some() || self.pack_at(at).is_some()
     }
 
-    /// The rule for an instruction pointer (`exact`), or for the last byte of a call; `None` outside of such code, and where
-    /// it has no name.
+    /// Returns the rule for an instruction pointer (`exact`), or for the last byte of a call; `None` outside
+    /// of such code, and where it has no name.
     pub(crate) fn rule_at(&self, at: u64, exact: bool) -> Option<CallerRule> {
         let region = self.region_at(at)?;
         let offset = at - region.start;
         Some(match &region.form {
-            Form::FramePointer(frameless) => u32::try_from(offset)
+            CodeForm::FramePointer(frameless) => u32::try_from(offset)
                 .ok()
                 .and_then(|offset| frameless.return_address(offset, exact))
                 .map_or(CallerRule::FramePointer, CallerRule::Return),
-            Form::Frameless => CallerRule::Return(0),
-            Form::Copy { original, len } if offset < *len => CallerRule::As(original.wrapping_add(offset)),
-            Form::Copy { .. } => CallerRule::Return(0),
-            Form::Probes { slot, call } if !exact && offset % slot == call + CALL - 1 => {
+            CodeForm::Frameless => CallerRule::Return(0),
+            CodeForm::Copy { original, len } if offset < *len => {
+                CallerRule::As(original.wrapping_add(offset))
+            }
+            CodeForm::Copy { .. } => CallerRule::Return(0),
+            CodeForm::Probes { slot, call } if !exact && offset % slot == call + CALL - 1 => {
                 CallerRule::Registers
             }
-            Form::Probes { .. } | Form::Unknown => CallerRule::Unknown,
+            CodeForm::Probes { .. } | CodeForm::Unknown => CallerRule::Unknown,
         })
     }
 
-    fn region_at(&self, at: u64) -> Option<&Region> {
+    fn region_at(&self, at: u64) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= at);
         self.regions.get(after.checked_sub(1)?).filter(|region| at < region.end)
     }
@@ -148,42 +169,24 @@ impl GeneratedCode {
     }
 }
 
-impl Kernel {
-    /// The code that the kernel has generated, as far as its lists can be read, read now; at most 4,096 functions of each
-    /// kind.
-    pub fn generated_code(&self, memory: &impl PhysicalMemory) -> GeneratedCode {
-        let Ok(layouts) = &self.layouts else { return GeneratedCode::default() };
-        let reader = Reader { kernel: self, view: self.view(memory), layout: layouts.generated };
-        let mut regions = Vec::new();
-        regions.extend(reader.bpf().into_iter().flatten());
-        regions.extend(reader.ftrace().into_iter().flatten());
-        regions.extend(reader.probes("kprobe_insn_slots", "kprobe_insn_page").into_iter().flatten());
-        regions.extend(reader.probes("kprobe_optinsn_slots", "kprobe_optinsn_page").into_iter().flatten());
-        regions.sort_by_key(|region| region.start);
-        let mut packs = reader.packs().unwrap_or_default();
-        packs.sort_unstable();
-        GeneratedCode { regions, packs }
-    }
-}
-
 /// Reads the lists.
-struct Reader<'a, M> {
-    kernel: &'a Kernel,
+struct ListReader<'a, M> {
+    symbols: &'a SymbolTable,
     view: View<'a, M>,
     layout: GeneratedLayout,
 }
 
-impl<M: PhysicalMemory> Reader<'_, M> {
-    /// The addresses of the structures on the list at `head` that are linked at offset `link`.
+impl<M: PhysicalMemory> ListReader<'_, M> {
+    /// Returns the addresses of the structures on the list at `head` that are linked at offset `link`.
     fn list(&self, head: u64, link: usize) -> Option<impl Iterator<Item = u64>> {
         Some(list(&self.view, head, MAX_ENTRIES)?.map(move |at| at.wrapping_sub(link as u64)))
     }
 
     fn symbol(&self, name: &str) -> Option<u64> {
-        self.kernel.address_of(name).map(|at| at.0)
+        self.symbols.address_of(name)
     }
 
-    fn bpf(&self) -> Option<Vec<Region>> {
+    fn bpf(&self) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.bpf?;
         let mut left = MAX_READ;
         let ksyms = self.list(self.symbol("bpf_kallsyms")?, layout.link)?;
@@ -195,13 +198,13 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             self.view.read(at.checked_add(layout.name as u64)?, &mut name)?;
             let name = ascii(until_nul(&name));
             let form = if name.starts_with("bpf_dispatcher_") {
-                Form::Frameless
+                CodeForm::Frameless
             } else {
                 let read = left.checked_sub(len);
                 left = read.unwrap_or(left);
-                Form::FramePointer(read.and_then(|_| self.frameless(start, len)).unwrap_or_default())
+                CodeForm::FramePointer(read.and_then(|_| self.frameless(start, len)).unwrap_or_default())
             };
-            Some(Region { start, end, name, module: BPF, form })
+            Some(CodeRegion { start, end, name, module: BPF, form })
         };
         Some(ksyms.filter_map(region).collect())
     }
@@ -218,10 +221,10 @@ impl<M: PhysicalMemory> Reader<'_, M> {
         Some(packs.filter_map(|at| self.view.u64(at, layout.start)).collect())
     }
 
-    fn ftrace(&self) -> Option<Vec<Region>> {
+    fn ftrace(&self) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.ftrace?;
         let symbol = |name| self.symbol(name);
-        // Which of them was copied, its length shows.
+        // The length shows which of them was copied.
         let originals =
             [("ftrace_caller", "ftrace_caller_end"), ("ftrace_regs_caller", "ftrace_regs_caller_end")]
                 .map(|(start, end)| Some((symbol(start)?, symbol(end)?.checked_sub(symbol(start)?)?)));
@@ -232,31 +235,32 @@ impl<M: PhysicalMemory> Reader<'_, M> {
             let copied = originals
                 .iter()
                 .flatten()
-                .find(|(_, len)| size.checked_sub(*len).is_some_and(|behind| BEHIND_COPY.contains(&behind)));
-            let form = copied.map_or(Form::Unknown, |&(original, len)| Form::Copy { original, len });
+                .find(|(_, len)| size.checked_sub(*len).is_some_and(|behind| AFTER_COPY.contains(&behind)));
+            let form = copied.map_or(CodeForm::Unknown, |&(original, len)| CodeForm::Copy { original, len });
             let end = start.checked_add(size)?;
-            Some(Region { start, end, name: "ftrace_trampoline".to_owned(), module: FTRACE, form })
+            Some(CodeRegion { start, end, name: "ftrace_trampoline".to_owned(), module: FTRACE, form })
         };
         Some(ops.filter_map(region).collect())
     }
 
     /// Pages of kprobes' slots: those of the cache `cache`, which /proc/kallsyms calls `name`.
-    fn probes(&self, cache: &str, name: &str) -> Option<Vec<Region>> {
+    fn probes(&self, cache: &str, name: &str) -> Option<Vec<CodeRegion>> {
         let layout = self.layout.probes?;
         let cache = self.symbol(cache)?;
         let form = || {
-            // Bytes from the start of a slot (`TMPL_CALL_IDX`, arch/x86/kernel/kprobes/opt.c); other slots have none.
+            // Bytes from the start of a slot (`TMPL_CALL_IDX`, arch/x86/kernel/kprobes/opt.c); other slots
+            // have none.
             let call = self.symbol("optprobe_template_call")?;
             let call = call.checked_sub(self.symbol("optprobe_template_entry")?)?;
             let slot = self.view.u64(cache, layout.slot).filter(|slot| (call..PAGE).contains(slot))?;
-            Some(Form::Probes { slot, call })
+            Some(CodeForm::Probes { slot, call })
         };
         let pages = self.list(cache.checked_add(layout.pages as u64)?, layout.link)?;
         let region = |at: u64| {
             let start = self.view.u64(at, layout.start)?;
-            let form = form().filter(|_| name.contains("opt")).unwrap_or(Form::Unknown);
+            let form = form().filter(|_| name.contains("opt")).unwrap_or(CodeForm::Unknown);
             let end = start.checked_add(PAGE)?;
-            Some(Region { start, end, name: name.to_owned(), module: KPROBES, form })
+            Some(CodeRegion { start, end, name: name.to_owned(), module: KPROBES, form })
         };
         Some(pages.filter_map(region).collect())
     }

@@ -1,20 +1,17 @@
 //! Names of interrupts and of system calls.
 
-mod layout;
 mod syscall;
 
 use std::ops::ControlFlow;
 
-pub(crate) use layout::InterruptLayouts;
-
 use crate::address::VirtAddr;
-use crate::current::Areas;
+use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
+use crate::layout::{DescLayout, LineTreeLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::tree::{MapleTree, XArray};
 use crate::view::View;
-use layout::{DescLayout, LineTree};
 
 /// Interrupt lines that are read, at most.
 const MAX_LINES: usize = 65_536;
@@ -30,23 +27,23 @@ const VECTORS: usize = 256;
 /// `VECTOR_SHUTDOWN`, arch/x86/include/asm/hw_irq.h, are error pointers; `MAX_ERRNO`, include/linux/err.h).
 const FIRST_MARK: u64 = u64::MAX - 4094;
 
-/// What the guest does at which interrupt. Each answer stands for itself.
+/// Names of the guest's interrupts. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interrupts {
+pub struct InterruptTables {
     /// Interrupt lines, ascending by number.
     pub lines: Result<Vec<InterruptLine>, Missing>,
     /// Softirqs, by number.
     pub softirqs: Result<Vec<Softirq>, Missing>,
-    /// Which line each CPU's vectors belong to, ascending by CPU and vector.
-    pub vectors: Result<Vec<Vector>, Missing>,
+    /// Line of each CPU's vectors, ascending by CPU and vector.
+    pub vectors: Result<Vec<InterruptVector>, Missing>,
 }
 
 /// An interrupt line, as `/proc/interrupts` numbers it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterruptLine {
-    /// Its number.
+    /// Number.
     pub irq: u32,
-    /// Who handles it; none for a line that nobody uses.
+    /// Handlers; empty for a line that nobody uses.
     pub actions: Vec<InterruptAction>,
 }
 
@@ -57,7 +54,7 @@ pub struct InterruptAction {
     pub name: String,
     /// The function that handles the interrupt.
     pub handler: VirtAddr,
-    /// The function that does the rest of the work in a thread of its own.
+    /// The function that does the rest of the work in a separate thread.
     pub thread: Option<VirtAddr>,
 }
 
@@ -72,8 +69,9 @@ pub struct Softirq {
 
 /// A vector of a CPU that belongs to an interrupt line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Vector {
-    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not show that.
+pub struct InterruptVector {
+    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
+    /// show that.
     pub cpu: u32,
     /// The vector.
     pub vector: u8,
@@ -82,15 +80,15 @@ pub struct Vector {
 }
 
 impl Kernel {
-    /// The names of interrupts as they are now: read them again when devices come and go.
-    pub fn interrupts(&self, memory: &impl PhysicalMemory) -> Interrupts {
+    /// Returns the names of interrupts as they are now: read them again when devices come and go.
+    pub fn interrupts(&self, memory: &impl PhysicalMemory) -> InterruptTables {
         let view = self.view(memory);
         let layouts = self.layouts.as_ref().map(|layouts| &layouts.interrupts).map_err(Clone::clone);
         let described = || {
             let layouts = layouts.clone()?;
             Ok((layouts.desc.as_ref().map_err(Missing::clone)?, &layouts.tree))
         };
-        Interrupts {
+        InterruptTables {
             lines: described().and_then(|(desc, tree)| self.lines(&view, desc, tree)),
             softirqs: self.softirqs(&view),
             vectors: described().and_then(|(desc, _)| self.vectors(&view, desc)),
@@ -101,7 +99,7 @@ impl Kernel {
         &self,
         view: &View<'_, M>,
         desc: &DescLayout,
-        tree: &LineTree,
+        tree: &LineTreeLayout,
     ) -> Result<Vec<InterruptLine>, Missing> {
         let what = || Missing::Unreadable("the tree of interrupts".into());
         let mut found = Vec::new();
@@ -141,11 +139,11 @@ impl Kernel {
         &self,
         view: &View<'_, M>,
         desc: &DescLayout,
-    ) -> Result<Vec<Vector>, Missing> {
+    ) -> Result<Vec<InterruptVector>, Missing> {
         let what = || Missing::Unreadable("the table of interrupt vectors".into());
         let (symbols, layouts) = (self.symbol_table()?, self.layouts.as_ref().map_err(Clone::clone)?);
         let table = self.symbol("vector_irq")?;
-        let areas = Areas::new(view, symbols, self.symbol("__per_cpu_offset")?, table)?;
+        let areas = PerCpuAreas::new(view, symbols, self.symbol("__per_cpu_offset")?, table)?;
         let mut found = Vec::new();
         for (cpu, area) in (0..).zip(areas.by_apic_id(view, symbols, layouts, Some)) {
             let Some(area) = area else { continue };
@@ -157,7 +155,7 @@ impl Kernel {
                     && at < FIRST_MARK
                     && let Some(irq) = view.u32(at, desc.number)
                 {
-                    found.push(Vector { cpu, vector, irq });
+                    found.push(InterruptVector { cpu, vector, irq });
                 }
             }
         }
@@ -165,7 +163,7 @@ impl Kernel {
     }
 }
 
-/// The `struct irq_desc` at `at`.
+/// Returns the `struct irq_desc` at `at`.
 fn line<M: PhysicalMemory>(view: &View<'_, M>, desc: &DescLayout, at: u64) -> Option<InterruptLine> {
     let irq = view.u32(at, desc.number)?;
     let mut action = view.u64(at, desc.action)?;

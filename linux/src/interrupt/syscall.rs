@@ -7,7 +7,7 @@ use crate::missing::Missing;
 
 /// Entries of the table that are read, at most: x86-64 has 470 numbers in 6.15, and gaps.
 const MAX_CALLS: usize = 600;
-/// What the names of the functions in the table start with (arch/x86/include/asm/syscall_wrapper.h).
+/// Prefixes of the functions in the table (arch/x86/include/asm/syscall_wrapper.h).
 const PREFIXES: [&str; 4] = ["__x64_sys_", "__x64_compat_sys_", "__x32_compat_sys_", "__do_sys_"];
 /// The function of numbers without a call.
 const NOT_IMPLEMENTED: &str = "ni_syscall";
@@ -22,8 +22,8 @@ const RENAMED: [(&str, &str); 6] = [
 ];
 
 impl Kernel {
-    /// The names of the system calls of 64-bit programs by number, such as `read` at 0; `None` at numbers that
-    /// this kernel does not implement. At most 600.
+    /// Returns the names of the system calls of 64-bit programs by number, such as `read` at 0; `None` at
+    /// numbers that this kernel does not implement. At most 600.
     ///
     /// # Errors
     /// What is missing to read the table.
@@ -32,7 +32,7 @@ impl Kernel {
         let table = self.symbol("sys_call_table")?;
         let mut calls = Vec::new();
         for number in 0..MAX_CALLS {
-            // Behind its end other things lie than functions of calls.
+            // The memory after the table's end holds other things than system calls.
             let function = view.u64(table, number * 8).and_then(|at| self.symbol_at(VirtAddr(at)));
             let Some(call) = function.filter(|f| f.offset == 0).and_then(|f| call_name(f.name)) else {
                 break;
@@ -46,7 +46,7 @@ impl Kernel {
     }
 }
 
-/// The call's name from its function's; `None` for another function.
+/// Returns the call's name from its function's; `None` for another function.
 fn call_name(function: &str) -> Option<&str> {
     if function == "sys_ni_syscall" {
         return Some(NOT_IMPLEMENTED);

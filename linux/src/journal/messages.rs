@@ -1,17 +1,17 @@
-//! What the first process says of its units.
+//! Messages of the first process about its units.
 //!
-//! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the journal. They are
-//! understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first being the default since version 252),
-//! by what `job_start_message_format` and `job_done_message_format` put before it (src/core/job.c, and the tables
-//! `*_vtable.status_message_formats` of the types of units).
+//! Before systemd-journald runs, messages go to the kernel's log, and from there as bare texts into the
+//! journal. They are understood where they name the unit (`StatusUnitFormat=combined` or `name`, the first
+//! being the default since version 252), by what `job_start_message_format` and `job_done_message_format` put
+//! before it (src/core/job.c, and the tables `*_vtable.status_message_formats` of the types of units).
 //!
-//! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields those of
-//! systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and `manager_notify_finished`
-//! (src/core/job.c, src/core/manager.c).
+//! The identifiers are those of systemd's sd-messages.h (version 257; in use since version 183), the fields
+//! those of systemd.journal-fields(7) and of `job_emit_start_message`, `job_emit_done_message` and
+//! `manager_notify_finished` (src/core/job.c, src/core/manager.c).
 
 use std::collections::HashSet;
 
-use super::{Journal, JournalBytes, JournalEntry, JournalError, Wanted};
+use super::{Journal, JournalBytes, JournalEntry, JournalError, WantedEntries};
 use text::clean::ascii;
 
 /// `SD_MESSAGE_UNIT_STARTING`: a start job runs.
@@ -31,7 +31,7 @@ const OF_KERNEL_LOG: &[u8] = b"_TRANSPORT=kernel";
 const BY_SYSTEMD: &[u8] = b"SYSLOG_IDENTIFIER=systemd";
 /// When a message of the kernel's log was written, µs by the log's clock (`local_clock`).
 const LOGGED: &[u8] = b"_SOURCE_MONOTONIC_TIMESTAMP=";
-/// What the texts of units begin with that are active.
+/// First words of the messages about units that are active.
 const ACTIVE: [&str; 9] = [
     "Started ",
     "Finished ",
@@ -43,7 +43,7 @@ const ACTIVE: [&str; 9] = [
     "Activated swap ",
     "Found device ",
 ];
-/// And of those whose start job runs.
+/// First words of the messages about units whose start job runs.
 const BEGINS: [&str; 3] = ["Starting ", "Mounting ", "Activating swap "];
 /// Types of units (systemd.unit(5)).
 const TYPES: [&str; 11] = [
@@ -59,8 +59,8 @@ const TYPES: [&str; 11] = [
     "slice",
     "scope",
 ];
-/// Those of [`WANTED`]'s values that say what an entry is: the first, and the next four; the last two.
-const WANTED: Wanted<'static> = Wanted {
+/// Wanted values: the first and the next four show the kind of an entry; the last two are read as well.
+const WANTED: WantedEntries<'static> = WantedEntries {
     values: &[OF_INIT, STARTING, STARTED, FAILED, FINISHED, OF_KERNEL_LOG, BY_SYSTEMD],
     is_wanted: |values| values & 1 != 0 && values & 0x1e != 0 || values & 0x60 == 0x60,
     fields: &[
@@ -77,7 +77,8 @@ const WANTED: Wanted<'static> = Wanted {
         SENT,
     ],
 };
-/// A message waits no longer than this for journald, µs: what says otherwise is a clock that was set meanwhile.
+/// A message waits no longer than this for journald, µs: what says otherwise is a clock that was set
+/// meanwhile.
 const LONGEST_WAIT_US: u64 = 600_000_000;
 /// Messages that are kept of one boot, at most.
 const MOST_MESSAGES: usize = 20_000;
@@ -87,29 +88,29 @@ const MOST_MESSAGES: usize = 20_000;
 pub struct UnitMessage {
     /// When, ns by the guest's CLOCK_MONOTONIC.
     pub monotonic_ns: u64,
-    /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier by what
-    /// CLOCK_MONOTONIC lost before it had a clock source.
+    /// The time is that of the kernel's log, whose clock is another one, if only a little: it began earlier
+    /// by what CLOCK_MONOTONIC lost before it had a clock source.
     pub by_log: bool,
-    /// What.
+    /// Kind of the step.
     pub step: UnitStep,
 }
 
-/// What became of a unit, or of all.
+/// New state of a unit, or of all.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum UnitStep {
-    /// Its start job runs.
+    /// The unit's start job runs.
     Starting(String),
-    /// It is active; a target: reached.
+    /// The unit is active; a target: reached.
     Started(String),
-    /// Its start job has ended with this result instead.
+    /// The unit's start job has ended with this result instead.
     Failed(String, String),
     /// All jobs of the boot are done.
-    Finished(Startup),
+    Finished(StartupTimes),
 }
 
-/// How long the boot took, by systemd, ns.
+/// Duration of the boot as systemd reports it, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Startup {
+pub struct StartupTimes {
     /// From the beginning of the kernel's clock to the first process, or to the initrd's.
     pub kernel_ns: u64,
     /// From there to the system's first process; `None` without systemd in the initrd.
@@ -118,8 +119,8 @@ pub struct Startup {
     pub userspace_ns: u64,
 }
 
-impl Startup {
-    /// The end by the guest's CLOCK_MONOTONIC, ns.
+impl StartupTimes {
+    /// Returns the end by the guest's CLOCK_MONOTONIC, ns.
     pub fn end_ns(&self) -> u64 {
         self.kernel_ns.saturating_add(self.initrd_ns.unwrap_or(0)).saturating_add(self.userspace_ns)
     }
@@ -129,14 +130,15 @@ impl Startup {
 #[derive(Debug)]
 pub struct UnitMessages {
     boot_id: [u8; 16],
-    /// Those that were returned, with the time at which journald took them: it copies messages from one file to another.
+    /// Messages that were returned, with the time at which journald took them: it copies messages from one
+    /// file to another.
     known: HashSet<(u64, UnitStep)>,
     /// When the last one was taken, and when it was sent, µs.
     last_us: (u64, u64),
 }
 
 impl UnitMessages {
-    /// Of this boot.
+    /// Returns a reader of this boot's messages.
     pub fn new(boot_id: [u8; 16]) -> Self {
         Self { boot_id, known: HashSet::new(), last_us: (0, 0) }
     }
@@ -157,7 +159,7 @@ impl UnitMessages {
         if messages.is_empty() { read.map(|()| messages) } else { Ok(messages) }
     }
 
-    /// The message of an entry, unless it was there before.
+    /// Returns the message of an entry, unless it was there before.
     fn take(&mut self, entry: &JournalEntry) -> Option<UnitMessage> {
         if entry.boot_id != self.boot_id || self.known.len() >= MOST_MESSAGES {
             return None;
@@ -199,7 +201,11 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
     if id == FINISHED {
         let ns = |name: &[u8]| number(entry, name).map(|us| us.saturating_mul(1_000));
         let (kernel_ns, userspace_ns) = (ns(b"KERNEL_USEC=")?, ns(b"USERSPACE_USEC=")?);
-        return Some(UnitStep::Finished(Startup { kernel_ns, initrd_ns: ns(b"INITRD_USEC="), userspace_ns }));
+        return Some(UnitStep::Finished(StartupTimes {
+            kernel_ns,
+            initrd_ns: ns(b"INITRD_USEC="),
+            userspace_ns,
+        }));
     }
     let unit = value(entry, b"UNIT=").filter(|unit| !unit.is_empty()).map(ascii)?;
     // Versions before 247 say no type here.
@@ -215,7 +221,7 @@ fn step(entry: &JournalEntry) -> Option<UnitStep> {
     }
 }
 
-/// What a message of the kernel's log says.
+/// Returns the step that a message of the kernel's log reports.
 fn logged(entry: &JournalEntry) -> Option<UnitStep> {
     if !entry.fields.iter().any(|field| field == b"SYSLOG_PID=1") {
         return None;

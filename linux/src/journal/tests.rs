@@ -25,7 +25,7 @@ impl JournalBytes for Holey<'_> {
         if self.hole.start < end && offset < self.hole.end {
             return None;
         }
-        // The last page has zeros behind the file's end, as in a page cache.
+        // The last page has zeros after the file's end, as in a page cache.
         let start = usize::try_from(offset).ok().filter(|&start| start < self.bytes.len())?;
         let from = self.bytes.get(start..(start + into.len()).min(self.bytes.len()))?;
         into.fill(0);
@@ -48,13 +48,13 @@ fn shown(step: &UnitStep) -> String {
         UnitStep::Starting(unit) => format!("starting {unit}"),
         UnitStep::Started(unit) => format!("started {unit}"),
         UnitStep::Failed(unit, result) => format!("{unit}: {result}"),
-        UnitStep::Finished(Startup { kernel_ns, initrd_ns, userspace_ns }) => {
+        UnitStep::Finished(StartupTimes { kernel_ns, initrd_ns, userspace_ns }) => {
             format!("finished {kernel_ns} {initrd_ns:?} {userspace_ns}")
         }
     }
 }
 
-/// A boot's journal with much else in it.
+/// Returns a boot's journal with much else in it.
 fn boot(compact: bool) -> JournalWriter {
     let mut w = JournalWriter::new(compact, BOOT);
     w.object(4, 0, &[0; 100]);
@@ -206,7 +206,7 @@ fn what_is_not_a_journal_has_a_reason() {
     assert_eq!(read(&|bytes| bytes[280] = 0), Err(JournalError::Damaged(272)));
 }
 
-/// A journal whose bytes were changed, and the rest of what a guest can do.
+/// Returns a journal whose bytes were changed, and the rest of what a guest can do.
 fn any_journal() -> impl Strategy<Value = Vec<u8>> {
     (any::<bool>(), proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..12)).prop_map(
         |(compact, changes)| {

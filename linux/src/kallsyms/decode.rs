@@ -1,7 +1,7 @@
 //! Expands the compressed names of kallsyms.
 
 use crate::kallsyms::MAX_NAME;
-use crate::kallsyms::locate::{Arrays, name_length};
+use crate::kallsyms::locate::{KallsymsArrays, name_length};
 use text::clean::ascii;
 
 /// Expanded names, at most: hostile tokens are as long as their table, and names repeat them.
@@ -9,13 +9,13 @@ const MAX_EXPANDED: usize = 32 << 20;
 
 /// Names of symbols, one after the other in one string.
 #[derive(Debug, Default)]
-pub(crate) struct Names {
+pub(crate) struct SymbolNames {
     text: String,
-    /// Where name `i` ends; it starts where `i - 1` ends.
+    /// End of name `i`; it starts at the end of `i - 1`.
     ends: Vec<u32>,
 }
 
-impl Names {
+impl SymbolNames {
     /// Appends a name.
     pub(crate) fn push(&mut self, name: &str) {
         self.text.push_str(name);
@@ -23,7 +23,7 @@ impl Names {
         self.ends.push(u32::try_from(self.text.len()).unwrap_or(u32::MAX));
     }
 
-    /// Name `i`; empty when there is none.
+    /// Returns the name `i`; empty when there is none.
     pub(crate) fn get(&self, i: u32) -> &str {
         let i = i as usize;
         let start = i.checked_sub(1).and_then(|before| self.ends.get(before)).map_or(0, |&e| e as usize);
@@ -31,7 +31,7 @@ impl Names {
         self.text.get(start..end).unwrap_or("")
     }
 
-    /// Number of names.
+    /// Returns the number of names.
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -43,11 +43,11 @@ impl Names {
     }
 }
 
-/// The names of all symbols and the letter of each one's type.
-pub(crate) fn decode(arrays: &Arrays) -> (Names, Vec<u8>) {
+/// Returns the names of all symbols and the letter of each one's type.
+pub(crate) fn decode(arrays: &KallsymsArrays) -> (SymbolNames, Vec<u8>) {
     // Names of printable tokens are printable: cleaning the 256 tokens is enough.
     let tokens: Vec<String> = (0..=255).map(|token| ascii(arrays.tokens.get(token))).collect();
-    let mut names = Names::default();
+    let mut names = SymbolNames::default();
     let mut types = Vec::with_capacity(arrays.addresses.len());
     let mut name = String::with_capacity(MAX_NAME);
     let mut rest = arrays.names.as_slice();
@@ -80,12 +80,12 @@ pub(crate) fn decode(arrays: &Arrays) -> (Names, Vec<u8>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kallsyms::locate::Tokens;
+    use crate::kallsyms::locate::TokenTable;
     use proptest::prelude::*;
 
-    /// A token table for tests: every byte is its own token, but those given.
-    fn identity_tokens(others: &[(u8, &str)]) -> Tokens {
-        Tokens::for_test(|code| {
+    /// Returns a token table for tests: every byte is its own token, but those given.
+    fn identity_tokens(others: &[(u8, &str)]) -> TokenTable {
+        TokenTable::for_test(|code| {
             others
                 .iter()
                 .find(|(c, _)| *c == code)
@@ -93,8 +93,8 @@ mod tests {
         })
     }
 
-    fn arrays(names: Vec<u8>, count: usize, tokens: Tokens) -> Arrays {
-        Arrays { tokens, names, addresses: vec![0; count] }
+    fn arrays(names: Vec<u8>, count: usize, tokens: TokenTable) -> KallsymsArrays {
+        KallsymsArrays { tokens, names, addresses: vec![0; count] }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 
 /// One function: its addresses, relative to the index's base, and its name's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Function {
+struct KernelFunction {
     start: u32,
     end: u32,
     name: u32,
@@ -12,29 +12,29 @@ struct Function {
 
 /// Functions, sorted by address, one for each.
 #[derive(Debug, Default)]
-pub(crate) struct Functions {
+pub(crate) struct FunctionTable {
     base: u64,
-    sorted: Vec<Function>,
+    sorted: Vec<KernelFunction>,
 }
 
 /// A symbol as the index is made from it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Symbol<'a> {
+pub(crate) struct KallsymsSymbol<'a> {
     pub(crate) address: u64,
     /// The letter that `nm` shows.
     pub(crate) kind: u8,
     pub(crate) name: &'a str,
 }
 
-impl Symbol<'_> {
-    /// True if it names code that runs: no data, and none of the marks that a linker script or a
-    /// compiler sets into the text, which share an address with a function or stand in padding.
+impl KallsymsSymbol<'_> {
+    /// Returns true if it names code that runs: not data, and not a mark that a linker script or a compiler
+    /// sets into the text. Such marks share an address with a function or are in padding.
     fn is_function(&self) -> bool {
         matches!(self.kind, b't' | b'T' | b'w' | b'W') && !is_mark(self.name)
     }
 
-    /// Which of several names of one address people look for: as perf chooses (symbol.c,
-    /// `choose_best_symbol`), global before local before weak, then fewer leading underscores, then the
+    /// Returns the rank of a name among several names of one address, as perf chooses (symbol.c,
+    /// `choose_best_symbol`): global before local before weak, then fewer leading underscores, then the
     /// longer name; but a 32-bit system call's name only when there is no other.
     fn rank(&self) -> impl Ord + use<> {
         let binding = match self.kind {
@@ -48,7 +48,7 @@ impl Symbol<'_> {
     }
 }
 
-/// Names of places in the text that are no functions (arch/x86/kernel/vmlinux.lds.S,
+/// Returns true for the name of a place in the text that is not a function (arch/x86/kernel/vmlinux.lds.S,
 /// include/asm-generic/vmlinux.lds.h; `__pfx_` and `__cfi_` are paddings before a function).
 fn is_mark(name: &str) -> bool {
     const MARKS: [&str; 5] = ["_text", "_stext", "_etext", "_sinittext", "_einittext"];
@@ -60,13 +60,13 @@ fn is_mark(name: &str) -> bool {
             && ["_text_start", "_text_end", "_text_begin"].iter().any(|suffix| name.ends_with(suffix))
 }
 
-impl Functions {
-    /// The functions among `count` symbols within `start..end` (4 GiB at most: what lies further is
+impl FunctionTable {
+    /// Returns the functions among `count` symbols within `start..end` (4 GiB at most: what is further is
     /// left out). A function ends where the next symbol starts.
     pub(crate) fn new<'a>(
         (start, end): (u64, u64),
         count: usize,
-        symbol: impl Fn(u32) -> Symbol<'a>,
+        symbol: impl Fn(u32) -> KallsymsSymbol<'a>,
     ) -> Self {
         let relative = |address: u64| {
             (start..end).contains(&address).then(|| u32::try_from(address - start).ok()).flatten()
@@ -89,7 +89,7 @@ impl Functions {
                 .rev()
                 .max_by_key(|&i| symbol(i).rank());
             if let Some(name) = best {
-                sorted.push(Function { start, end, name });
+                sorted.push(KernelFunction { start, end, name });
             }
             rest = after;
         }
@@ -97,7 +97,7 @@ impl Functions {
         Self { base: start, sorted }
     }
 
-    /// The number of the name that covers `at`, and the distance from its start.
+    /// Returns the number of the name that covers `at`, and the distance from its start.
     pub(crate) fn find(&self, at: u64) -> Option<(u32, u64)> {
         let relative = u32::try_from(at.checked_sub(self.base)?).ok()?;
         let after = self.sorted.partition_point(|f| f.start <= relative);
@@ -115,9 +115,9 @@ mod tests {
 
     fn build(symbols: &[(u64, u8, &'static str)]) -> impl Fn(u64) -> Option<(&'static str, u64)> {
         let owned: Vec<_> = symbols.to_vec();
-        let functions = Functions::new((BASE, BASE + 0x1000), owned.len(), |i| {
+        let functions = FunctionTable::new((BASE, BASE + 0x1000), owned.len(), |i| {
             let (offset, kind, name) = owned[i as usize];
-            Symbol { address: BASE.wrapping_add(offset), kind, name }
+            KallsymsSymbol { address: BASE.wrapping_add(offset), kind, name }
         });
         move |offset| {
             let (i, distance) = functions.find(BASE.wrapping_add(offset))?;
@@ -174,12 +174,12 @@ mod tests {
             addresses in prop::collection::vec(0u64..0x1100, 1..40),
             at in 0u64..0x1200,
         ) {
-            let symbol = |i: u32| Symbol {
+            let symbol = |i: u32| KallsymsSymbol {
                 address: BASE + addresses[i as usize],
                 kind: if i.is_multiple_of(3) { b'd' } else { b't' },
                 name: "f",
             };
-            let functions = Functions::new((BASE, BASE + 0x1000), addresses.len(), symbol);
+            let functions = FunctionTable::new((BASE, BASE + 0x1000), addresses.len(), symbol);
             let nearest = addresses.iter().filter(|&&a| a < 0x1000 && a <= at).max();
             let expected = nearest.filter(|_| at < 0x1000).filter(|&&n| {
                 addresses.iter().enumerate().any(|(i, &a)| a == n && i % 3 != 0)

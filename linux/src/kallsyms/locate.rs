@@ -1,24 +1,24 @@
 //! Finds the kallsyms arrays in the image, without a symbol to start from.
 //!
-//! The tokens of the ten digits are themselves, so `"0\0" "1\0" ... "9\0"` stands in every token
-//! table. From there on each array is found by its neighbour and confirmed by walking it: the
-//! token table by its index, the names by the markers, the offsets by the addresses they give.
+//! The tokens of the ten digits are themselves, so `"0\0" "1\0" ... "9\0"` is in every token table. From
+//! there on each array is found by its neighbour and confirmed by walking it: the token table by its index,
+//! the names by the markers, the offsets by the addresses they give.
 //!
 //! Each array starts at a multiple of 8 bytes, or of 4 where offsets are relative to their own place, as
 //! seen in Linux 7.2 and 7.3 (`output_label`, scripts/kallsyms.c). Both are looked for everywhere.
 
-use crate::image::Image;
+use crate::image::KernelImage;
 use crate::kallsyms::{MAX_NAMES, MAX_SYMBOLS};
 use crate::memory::PhysicalMemory;
 use symbols::bytes::{index, u16_at, u32_at};
 
-/// The tokens of the digits, as they stand in every token table.
+/// The tokens of the digits, as every token table has them.
 const DIGITS: &[u8; 20] = b"0\x001\x002\x003\x004\x005\x006\x007\x008\x009\0";
 /// Code of the first of them.
 const ZERO: usize = b'0' as usize;
-/// A token table is at most as long as its u16 index can tell.
+/// A token table is at most as long as its u16 index can address.
 const MAX_TOKEN_TABLE: u64 = 1 << 16;
-/// Places that look like a token table and are looked at closely, at most.
+/// Places that look like a token table and are read closely, at most.
 const MAX_CANDIDATES: usize = 8;
 /// Symbols per marker.
 const PER_MARKER: usize = 256;
@@ -27,7 +27,7 @@ const PER_MARKER: usize = 256;
 const MARKER_STEP: std::ops::RangeInclusive<u32> = 512..=256 * 514;
 /// Names that are walked to find where they start, at most: an honest kernel's are walked once.
 const MAX_WALKED: usize = 16 * MAX_SYMBOLS;
-/// Places that look like markers and are looked at closely, at most.
+/// Places that look like markers and are read closely, at most.
 const MAX_MARKER_CANDIDATES: usize = 32;
 /// Multiples at which arrays start: that of Linux 7.2, that of those before.
 const ALIGNMENTS: [u64; 2] = [4, 8];
@@ -36,9 +36,9 @@ const STEP: u64 = 4;
 
 /// The arrays of kallsyms, copied out of the image and checked.
 #[derive(Debug)]
-pub(crate) struct Arrays {
+pub(crate) struct KallsymsArrays {
     /// The 256 tokens.
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: TokenTable,
     /// Compressed names of all symbols.
     pub(crate) names: Vec<u8>,
     /// Address of each symbol.
@@ -47,23 +47,23 @@ pub(crate) struct Arrays {
 
 /// The token table with its index.
 #[derive(Debug)]
-pub(crate) struct Tokens {
+pub(crate) struct TokenTable {
     table: Vec<u8>,
     starts: [u16; 256],
-    /// Where the table lies.
+    /// Address of the table.
     virt: u64,
-    /// Where the index ends.
+    /// End of the index.
     end: u64,
 }
 
-impl Tokens {
-    /// The characters of a token.
+impl TokenTable {
+    /// Returns the characters of a token.
     pub(crate) fn get(&self, token: u8) -> &[u8] {
         let start = usize::from(self.starts[usize::from(token)]);
         symbols::bytes::until_nul(self.table.get(start..).unwrap_or(&[]))
     }
 
-    /// A table whose tokens `text` gives.
+    /// Returns a table whose tokens `text` gives.
     #[cfg(test)]
     pub(crate) fn for_test(text: impl Fn(u8) -> Vec<u8>) -> Self {
         let mut tokens = Self { table: Vec::new(), starts: [0; 256], virt: 0, end: 0 };
@@ -76,11 +76,11 @@ impl Tokens {
     }
 }
 
-/// What was found of the names.
-struct Names {
+/// Location of the names.
+struct NameLocation {
     bytes: Vec<u8>,
     count: usize,
-    /// Where they lie.
+    /// Address of the names.
     virt: u64,
 }
 
@@ -89,7 +89,7 @@ fn align8(at: u64) -> Option<u64> {
 }
 
 /// Finds all arrays; `None` when the image has none that fit together.
-pub(crate) fn locate(memory: &impl PhysicalMemory, image: &Image) -> Option<Arrays> {
+pub(crate) fn locate(memory: &impl PhysicalMemory, image: &KernelImage) -> Option<KallsymsArrays> {
     let mut candidates = 0;
     let mut walk = MAX_WALKED;
     let mut result = None;
@@ -98,16 +98,16 @@ pub(crate) fn locate(memory: &impl PhysicalMemory, image: &Image) -> Option<Arra
         result = token_table(memory, image, at).and_then(|tokens| {
             let names = names(memory, image, tokens.virt, &mut walk)?;
             let addresses = addresses(memory, image, &names, tokens.end)?;
-            Some(Arrays { tokens, names: names.bytes, addresses })
+            Some(KallsymsArrays { tokens, names: names.bytes, addresses })
         });
         (result.is_some() || candidates == MAX_CANDIDATES).then_some(())
     });
     result
 }
 
-/// The token table around the digits' tokens at `digits`.
-fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Option<Tokens> {
-    // Forwards to the end of the table, behind which the index says how far back it starts.
+/// Returns the token table around the digits' tokens at `digits`.
+fn token_table(memory: &impl PhysicalMemory, image: &KernelImage, digits: u64) -> Option<TokenTable> {
+    // Searches forwards to the end of the table, after which the index shows how far back it starts.
     let (_, image_end) = image.range();
     let window_end = digits.checked_add(MAX_TOKEN_TABLE)?.min(image_end);
     let window = mapped_prefix(memory, image, digits, window_end);
@@ -122,13 +122,13 @@ fn token_table(memory: &impl PhysicalMemory, image: &Image, digits: u64) -> Opti
     })
 }
 
-/// The token table that has its digits at `digits`, ends at `end`, and has its index at `index_at`.
+/// Returns the token table that has its digits at `digits`, ends at `end`, and has its index at `index_at`.
 fn indexed_by(
     memory: &impl PhysicalMemory,
-    image: &Image,
+    image: &KernelImage,
     (digits, end): (u64, u64),
     index_at: u64,
-) -> Option<Tokens> {
+) -> Option<TokenTable> {
     let mut raw = [0; 512];
     image.read(memory, index_at, &mut raw)?;
     let mut starts = [0; 256];
@@ -144,11 +144,11 @@ fn indexed_by(
         }
         at += table.get(at..)?.iter().position(|&b| b == 0)? + 1;
     }
-    Some(Tokens { table, starts, virt, end: index_at.checked_add(512)? })
+    Some(TokenTable { table, starts, virt, end: index_at.checked_add(512)? })
 }
 
-/// The bytes from `start` to `end` or to the first that is not mapped.
-fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u64) -> Vec<u8> {
+/// Returns the bytes from `start` to `end` or to the first that is not mapped.
+fn mapped_prefix(memory: &impl PhysicalMemory, image: &KernelImage, start: u64, end: u64) -> Vec<u8> {
     let mut bytes = vec![0; index(end.saturating_sub(start))];
     let mut done = 0;
     while done < bytes.len() {
@@ -164,8 +164,13 @@ fn mapped_prefix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
     bytes
 }
 
-/// The names, by the markers that end at or some way before the token table.
-fn names(memory: &impl PhysicalMemory, image: &Image, token_table: u64, walk: &mut usize) -> Option<Names> {
+/// Returns the names, by the markers that end at or some way before the token table.
+fn names(
+    memory: &impl PhysicalMemory,
+    image: &KernelImage,
+    token_table: u64,
+    walk: &mut usize,
+) -> Option<NameLocation> {
     // Between the markers and the token table: nothing, or 3 bytes a symbol (6.2 to 6.4).
     let back = (MAX_SYMBOLS * 3 + MAX_SYMBOLS / PER_MARKER * 4) as u64;
     let start = token_table.checked_sub(back)?.max(image.range().0) & !(STEP - 1);
@@ -197,7 +202,7 @@ fn names(memory: &impl PhysicalMemory, image: &Image, token_table: u64, walk: &m
 }
 
 /// Like [`mapped_prefix`], but what is mapped right before `end`.
-fn mapped_suffix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u64) -> Vec<u8> {
+fn mapped_suffix(memory: &impl PhysicalMemory, image: &KernelImage, start: u64, end: u64) -> Vec<u8> {
     let mut first = end;
     while first > start {
         let page = ((first - 1) & !4095).max(start);
@@ -209,7 +214,7 @@ fn mapped_suffix(memory: &impl PhysicalMemory, image: &Image, start: u64, end: u
     image.bytes(memory, (first, end)).unwrap_or_default()
 }
 
-/// The run of numbers at the start of `bytes` that can be markers: 0, then steps of 256 names.
+/// Returns the run of numbers at the start of `bytes` that can be markers: 0, then steps of 256 names.
 fn ascending(bytes: &[u8]) -> Vec<u32> {
     let mut markers = Vec::new();
     if u32_at(bytes, 0) != Some(0) {
@@ -227,13 +232,13 @@ fn ascending(bytes: &[u8]) -> Vec<u32> {
     markers
 }
 
-/// The names that end right before `markers_virt` and fit the markers.
+/// Returns the names that end right before `markers_virt` and fit the markers.
 fn names_before(
     memory: &impl PhysicalMemory,
-    image: &Image,
+    image: &KernelImage,
     (markers_virt, markers): (u64, &[u32]),
     walk: &mut usize,
-) -> Option<Names> {
+) -> Option<NameLocation> {
     let last = u64::from(*markers.last()?);
     if last > MAX_NAMES {
         return None;
@@ -253,7 +258,7 @@ fn names_before(
                 && count.div_ceil(PER_MARKER) == markers.len()
                 && names_fit(&bytes[at..], count, markers, walk)
             {
-                return Some(Names { bytes: bytes[at..].to_vec(), count, virt: start });
+                return Some(NameLocation { bytes: bytes[at..].to_vec(), count, virt: start });
             }
         }
         start -= STEP;
@@ -261,7 +266,7 @@ fn names_before(
     None
 }
 
-/// Length of the name at the start of `names`: of its length field, and of its tokens.
+/// Returns the length of the name at the start of `names`: of its length field, and of its tokens.
 pub(crate) fn name_length(names: &[u8]) -> Option<(usize, usize)> {
     let first = usize::from(*names.first()?);
     if first & 0x80 == 0 {
@@ -271,7 +276,7 @@ pub(crate) fn name_length(names: &[u8]) -> Option<(usize, usize)> {
     Some((2, first & 0x7f | usize::from(*names.get(1)?) << 7))
 }
 
-/// True if `count` names fill `names` up to its padding and pass every marker.
+/// Returns true if `count` names fill `names` up to its padding and pass every marker.
 fn names_fit(names: &[u8], count: usize, markers: &[u32], walk: &mut usize) -> bool {
     let mut at = 0usize;
     for i in 0..count {
@@ -290,21 +295,21 @@ fn names_fit(names: &[u8], count: usize, markers: &[u32], walk: &mut usize) -> b
     at <= names.len() && names.len() - at < 8
 }
 
-/// The address of every symbol, by the layout that gives plausible ones.
+/// Returns the address of every symbol, by the layout that gives plausible ones.
 fn addresses(
     memory: &impl PhysicalMemory,
-    image: &Image,
-    names: &Names,
+    image: &KernelImage,
+    names: &NameLocation,
     tokens_end: u64,
 ) -> Option<Vec<u64>> {
     let size = names.count as u64 * 4;
     // Since 6.5: after the token index.
     let after = tokens_end;
     let base_after = align8(after.checked_add(size)?)?;
-    // Until 6.4: before num_syms, which then lies 8 bytes before the names.
+    // Until 6.4: before num_syms, which then is 8 bytes before the names.
     let base_before = names.virt.checked_sub(16)?;
     let before = base_before.checked_sub(align8(size)?)?;
-    let attempt = |scheme: Scheme, offsets: u64, base: u64| {
+    let attempt = |scheme: AddressScheme, offsets: u64, base: u64| {
         let bytes = image.bytes(memory, (offsets, offsets.checked_add(size)?))?;
         let found = scheme.apply(&bytes, base);
         plausible(image, &found).then_some(found)
@@ -313,18 +318,18 @@ fn addresses(
         let Some(base) = image.u64(memory, base).filter(|&b| image.contains(b)) else {
             continue;
         };
-        let found = attempt(Scheme::AbsolutePerCpu, offsets, base)
-            .or_else(|| attempt(Scheme::Unsigned, offsets, base));
+        let found = attempt(AddressScheme::AbsolutePerCpu, offsets, base)
+            .or_else(|| attempt(AddressScheme::Unsigned, offsets, base));
         if found.is_some() {
             return found;
         }
     }
-    attempt(Scheme::Relative, after, after)
+    attempt(AddressScheme::Relative, after, after)
 }
 
-/// How an offset becomes an address (`kallsyms_sym_address`, kernel/kallsyms.c).
+/// Encoding of an address as an offset (`kallsyms_sym_address`, kernel/kallsyms.c).
 #[derive(Clone, Copy)]
-enum Scheme {
+enum AddressScheme {
     /// CONFIG_KALLSYMS_ABSOLUTE_PERCPU, until 6.14: positive ones are absolute values.
     AbsolutePerCpu,
     /// Without it, as since 6.15: unsigned, from `relative_base`.
@@ -333,25 +338,25 @@ enum Scheme {
     Relative,
 }
 
-impl Scheme {
+impl AddressScheme {
     fn apply(self, bytes: &[u8], base: u64) -> Vec<u64> {
         let offset = |(i, b): (u64, &[u8])| {
             let raw = u32_at(b, 0).unwrap_or(0);
             let signed = i64::from(raw.cast_signed());
             match self {
-                Scheme::AbsolutePerCpu if signed >= 0 => u64::from(raw),
-                Scheme::AbsolutePerCpu => base.wrapping_add_signed(-1 - signed),
-                Scheme::Unsigned => base.wrapping_add(u64::from(raw)),
-                Scheme::Relative => base.wrapping_add(i * 4).wrapping_add_signed(signed),
+                AddressScheme::AbsolutePerCpu if signed >= 0 => u64::from(raw),
+                AddressScheme::AbsolutePerCpu => base.wrapping_add_signed(-1 - signed),
+                AddressScheme::Unsigned => base.wrapping_add(u64::from(raw)),
+                AddressScheme::Relative => base.wrapping_add(i * 4).wrapping_add_signed(signed),
             }
         };
         (0..).zip(bytes.chunks_exact(4)).map(offset).collect()
     }
 }
 
-/// True if the addresses are those of a kernel: sorted as kallsyms is, most of them in the image and
-/// spread over it. (Zeros as place-relative offsets would lie 4 bytes apart, symbols do 200 or more.)
-fn plausible(image: &Image, addresses: &[u64]) -> bool {
+/// Returns true if the addresses are those of a kernel: sorted as kallsyms is, most of them in the image and
+/// spread over it. (Zeros as place-relative offsets would be 4 bytes apart, symbols do 200 or more.)
+fn plausible(image: &KernelImage, addresses: &[u64]) -> bool {
     let inside = || addresses.iter().filter(|&&a| image.contains(a));
     let count = inside().count();
     let spread = inside().max().zip(inside().min()).map_or(0, |(a, b)| a - b);
@@ -401,8 +406,8 @@ mod tests {
     fn offsets_become_addresses() {
         let base = 0xffff_ffff_8100_0000;
         let offsets: Vec<u8> = [0x1000i32, -1, -17].iter().flat_map(|o| o.to_le_bytes()).collect();
-        assert_eq!(Scheme::AbsolutePerCpu.apply(&offsets, base), [0x1000, base, base + 16]);
-        assert_eq!(Scheme::Unsigned.apply(&offsets[..4], base), [base + 0x1000]);
-        assert_eq!(Scheme::Relative.apply(&offsets, base), [base + 0x1000, base + 3, base + 8 - 17]);
+        assert_eq!(AddressScheme::AbsolutePerCpu.apply(&offsets, base), [0x1000, base, base + 16]);
+        assert_eq!(AddressScheme::Unsigned.apply(&offsets[..4], base), [base + 0x1000]);
+        assert_eq!(AddressScheme::Relative.apply(&offsets, base), [base + 0x1000, base + 3, base + 8 - 17]);
     }
 }

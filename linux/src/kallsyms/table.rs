@@ -1,29 +1,29 @@
 //! The symbol table of a kernel image.
 
-use crate::image::Image;
-use crate::kallsyms::decode::{Names, decode};
-use crate::kallsyms::functions::{Functions, Symbol};
+use crate::image::KernelImage;
+use crate::kallsyms::decode::{SymbolNames, decode};
+use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
 use crate::kallsyms::locate::locate;
 use crate::memory::PhysicalMemory;
 
 /// All symbols of the image, with an index by address (functions) and one by name.
 #[derive(Debug)]
 pub(crate) struct SymbolTable {
-    names: Names,
+    names: SymbolNames,
     addresses: Vec<u64>,
-    functions: Functions,
+    functions: FunctionTable,
     /// Hash of the name in the upper half, its number in the lower, sorted.
     by_name: Vec<u64>,
 }
 
 impl SymbolTable {
     /// Finds and decodes the symbols of `image`; `None` when it has none.
-    pub(crate) fn read(memory: &impl PhysicalMemory, image: &Image) -> Option<Self> {
+    pub(crate) fn read(memory: &impl PhysicalMemory, image: &KernelImage) -> Option<Self> {
         let arrays = locate(memory, image)?;
         let (names, types) = decode(&arrays);
         let mut addresses = arrays.addresses;
         addresses.truncate(names.len());
-        let functions = Functions::new(image.range(), names.len(), |i| Symbol {
+        let functions = FunctionTable::new(image.range(), names.len(), |i| KallsymsSymbol {
             address: addresses.get(i as usize).copied().unwrap_or(0),
             kind: types.get(i as usize).copied().unwrap_or(0),
             name: names.get(i),
@@ -34,12 +34,12 @@ impl SymbolTable {
         Some(Self { names, addresses, functions, by_name })
     }
 
-    /// Number of symbols.
+    /// Returns the number of symbols.
     pub(crate) fn len(&self) -> usize {
         self.addresses.len()
     }
 
-    /// The address of the first symbol with this name.
+    /// Returns the address of the first symbol with this name.
     pub(crate) fn address_of(&self, name: &str) -> Option<u64> {
         let hash = hash(name);
         let first = self.by_name.partition_point(|&entry| entry >> 32 < u64::from(hash));
@@ -51,13 +51,13 @@ impl SymbolTable {
             .and_then(|i| self.addresses.get(i as usize).copied())
     }
 
-    /// The function that covers `at`, and the distance from its start.
+    /// Returns the function that covers `at`, and the distance from its start.
     pub(crate) fn function_at(&self, at: u64) -> Option<(&str, u64)> {
         let (name, offset) = self.functions.find(at)?;
         Some((self.names.get(name), offset))
     }
 
-    /// Every symbol's name and address, in the order of kallsyms.
+    /// Returns every symbol's name and address, in the order of kallsyms.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, u64)> {
         (0..).zip(&self.addresses).map(|(i, &address)| (self.names.get(i), address))
     }

@@ -5,18 +5,17 @@
 //! (folio - vmemmap_base) / sizeof(struct page) + pages into the folio = page frame number
 //! ```
 //!
-//! What a process runs is in the page cache, whatever the file system, so an ELF file can be read without its
-//! disk. Pages that were never used, or were dropped again, are not there.
-//! Source: include/linux/pagemap.h, arch/x86/include/asm/page_types.h of Linux 5.10 to 6.12.
+//! The files that a process runs are in the page cache, for every file system, so an ELF file can be read
+//! without its disk. Pages that were never used, or were dropped again, are not there. Source:
+//! include/linux/pagemap.h, arch/x86/include/asm/page_types.h of Linux 5.10 to 6.12.
 
 use crate::address::PhysAddr;
-use crate::btf::Btf;
 use crate::kernel::Kernel;
-use crate::layout::{first_offset, offset};
+use crate::layout::PageCacheLayout;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::process::FileRef;
-use crate::tree::{XArray, XArrayLayout};
+use crate::tree::XArray;
 use crate::view::View;
 use symbols::bytes::index;
 
@@ -24,43 +23,9 @@ use symbols::bytes::index;
 const PAGE: u64 = 4096;
 /// Pages of a folio, at most: 1 GiB (`PUD_SIZE`).
 const MAX_FOLIO_PAGES: u64 = 1 << 18;
-/// Where the array of all `struct page` starts in kernels that do not move it (`__VMEMMAP_BASE_L4` and `_L5`,
+/// Start of the array of all `struct page` in kernels that do not move it (`__VMEMMAP_BASE_L4` and `_L5`,
 /// arch/x86/include/asm/pgtable_64_types.h).
 const VMEMMAP: [u64; 2] = [0xffff_ea00_0000_0000, 0xffd4_0000_0000_0000];
-
-/// What leads from a file to its bytes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PageCacheLayout {
-    /// `address_space.i_pages`.
-    pages: usize,
-    xarray: XArrayLayout,
-    page_size: u64,
-    /// `folio.flags`, `page.flags` until 5.15, and so on.
-    flags: usize,
-    mapping: usize,
-    index: usize,
-    /// `PG_uptodate`: the page's bytes have arrived.
-    up_to_date: Option<u32>,
-}
-
-impl PageCacheLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let folio = |member| {
-            offset(btf, "folio", member).or_else(|missing| offset(btf, "page", member).map_err(|_| missing))
-        };
-        let size =
-            btf.size("page").filter(|&size| size > 0).ok_or_else(|| Missing::NoField("page".into()))?;
-        Ok(Self {
-            pages: first_offset(btf, "address_space", &["i_pages"])?,
-            xarray: XArrayLayout::new(btf)?,
-            page_size: size as u64,
-            flags: folio("flags")?,
-            mapping: folio("mapping")?,
-            index: folio("index")?,
-            up_to_date: btf.enumerator("pageflags", "PG_uptodate").filter(|&bit| bit < u64::BITS),
-        })
-    }
-}
 
 /// Reads files out of a guest's page cache. Resolved once for one kernel, which must have finished booting.
 #[derive(Debug, Clone, Copy)]
@@ -72,10 +37,10 @@ pub struct PageCache<'a> {
 }
 
 impl<'a> PageCache<'a> {
-    /// The page cache of `kernel`.
+    /// Returns the page cache of `kernel`.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn new(kernel: &'a Kernel, memory: &impl PhysicalMemory) -> Result<Self, Missing> {
         let view = kernel.view(memory);
         let layout =
@@ -85,7 +50,7 @@ impl<'a> PageCache<'a> {
         Ok(Self { kernel, layout, base })
     }
 
-    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there. Behind
+    /// Fills `into` with the bytes of `file` from `offset` on; `None` unless all their pages are there. After
     /// the end of the file, the rest of its last page is zero.
     pub fn read(
         &self,
@@ -109,7 +74,7 @@ impl<'a> PageCache<'a> {
         Some(())
     }
 
-    /// Physical address of page number `number` of a file.
+    /// Returns the physical address of page number `number` of a file.
     fn page<M: PhysicalMemory>(
         &self,
         view: &View<'_, M>,

@@ -1,25 +1,26 @@
-//! What the path of a control group tells: a systemd unit, a container.
+//! Systemd unit and container, from the path of a control group.
 //!
 //! Names as systemd, Docker, Podman, containerd, CRI-O, LXC and Kubernetes give them.
 
 /// Types of systemd units that have control groups (systemd.unit(5), systemd.resource-control(5)).
 const UNIT_TYPES: [&str; 6] = [".service", ".scope", ".slice", ".socket", ".mount", ".swap"];
-/// What container runtimes put before a container's id in the name of its scope.
+/// Prefixes that container runtimes put before a container's id in the name of its scope.
 const SCOPES: [&str; 6] = ["docker-", "cri-containerd-", "crio-", "libpod-", "nerdctl-", "containerd-"];
 /// Digits of a container's id, in hexadecimal.
 const ID_DIGITS: usize = 64;
 /// Names of containers that have a name instead of an id, by what precedes it.
 const LXC: [&str; 3] = ["lxc", "lxc.payload", "lxc.monitor"];
 
-/// The systemd unit that a control group belongs to: the last component of its path that is one's name.
+/// Returns the systemd unit that a control group belongs to: the last component of its path that is one's
+/// name.
 pub fn systemd_unit(cgroup: &str) -> Option<&str> {
     cgroup.rsplit('/').find(|name| {
         UNIT_TYPES.iter().any(|suffix| name.strip_suffix(suffix).is_some_and(|stem| !stem.is_empty()))
     })
 }
 
-/// The container that a control group belongs to: its id (64 hexadecimal digits), or its name for LXC and
-/// for machines of systemd-nspawn. The innermost one, where they are nested.
+/// Returns the container that a control group belongs to: its id (64 hexadecimal digits), or its name for LXC
+/// and for machines of systemd-nspawn. The innermost one, where they are nested.
 pub fn container(cgroup: &str) -> Option<&str> {
     let mut outer: Vec<&str> = cgroup.split('/').filter(|name| !name.is_empty()).collect();
     while let Some(name) = outer.pop() {
@@ -31,7 +32,7 @@ pub fn container(cgroup: &str) -> Option<&str> {
     None
 }
 
-/// An id, alone or in the name of a scope.
+/// Returns an id, alone or in the name of a scope.
 fn by_id(name: &str) -> Option<&str> {
     let stem = name.strip_suffix(".scope").unwrap_or(name);
     let id = SCOPES.iter().find_map(|prefix| stem.strip_prefix(prefix)).unwrap_or(stem);
@@ -39,7 +40,7 @@ fn by_id(name: &str) -> Option<&str> {
     digits.then_some(id)
 }
 
-/// A name: `lxc/NAME`, `lxc.payload/NAME`, `lxc.payload.NAME`, `machine-NAME.scope`.
+/// Returns a name: `lxc/NAME`, `lxc.payload/NAME`, `lxc.payload.NAME`, `machine-NAME.scope`.
 fn by_name<'a>(name: &'a str, above: Option<&str>) -> Option<&'a str> {
     if above.is_some_and(|above| LXC.contains(&above)) {
         return Some(name);

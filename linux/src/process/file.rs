@@ -1,13 +1,13 @@
 //! Files of the guest, as its kernel has them open.
 
-use super::layout::{FileLayout, InodeLayout};
-use super::path::{Path, Paths};
+use super::path::{DentryPath, PathReader};
+use crate::layout::{FileLayout, InodeLayout};
 use crate::memory::PhysicalMemory;
 use crate::view::View;
 use text::clean::ascii;
 
-/// `FMODE_BACKING` (include/linux/fs.h): the file stands behind one of a stacked file system. Bit 25 since 6.5,
-/// bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
+/// `FMODE_BACKING` (include/linux/fs.h): the file has the bytes of a stacked file system's file. Bit 25 since
+/// 6.5, bit 24 in later kernels, 6.12.117 among them; the other bit has another meaning there.
 const FMODE_BACKING: u32 = 1 << 25 | 1 << 24;
 /// `FMODE_NOACCOUNT` (include/linux/fs.h): a file that the kernel has opened for itself, as those are.
 const FMODE_NOACCOUNT: u32 = 1 << 29;
@@ -28,9 +28,9 @@ pub struct FileRef {
     pub deleted: bool,
     /// Major and minor number of the device that holds the bytes.
     pub device: (u32, u32),
-    /// Its inode number on that device.
+    /// Inode number on that device.
     pub inode: u64,
-    /// Its size, bytes.
+    /// Size, bytes.
     pub size: u64,
     /// Type of the file system that holds the bytes, such as `ext4`, `tmpfs`, `squashfs`.
     pub filesystem: String,
@@ -47,13 +47,13 @@ pub struct FileRef {
 pub struct StackedFile {
     /// Major and minor number of its device.
     pub device: (u32, u32),
-    /// Its inode number.
+    /// Inode number.
     pub inode: u64,
     /// Type of its file system, such as `overlay`.
     pub filesystem: String,
 }
 
-/// What is read of an inode.
+/// Members of an inode.
 struct Inode {
     device: (u32, u32),
     number: u64,
@@ -64,38 +64,38 @@ struct Inode {
 }
 
 /// Reads files.
-pub(super) struct Files<'a, M> {
+pub(super) struct FileReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a FileLayout,
-    /// Where paths end.
-    pub(super) root: Option<Path>,
+    /// Directory at which paths end.
+    pub(super) root: Option<DentryPath>,
 }
 
-impl<M: PhysicalMemory> Files<'_, M> {
-    pub(super) fn paths(&self) -> Paths<'_, M> {
-        Paths { view: self.view, layout: &self.layout.dentries }
+impl<M: PhysicalMemory> FileReader<'_, M> {
+    pub(super) fn paths(&self) -> PathReader<'_, M> {
+        PathReader { view: self.view, layout: &self.layout.dentries }
     }
 
-    /// The path that the process opened the file at `file` by.
-    pub(super) fn opened(&self, file: u64) -> Option<Path> {
+    /// Returns the path that the process opened the file at `file` by.
+    pub(super) fn opened(&self, file: u64) -> Option<DentryPath> {
         let path = |offset: usize| self.paths().path(file.checked_add(offset as u64)?);
         let backing = self.layout.user_path.filter(|(mode, _)| {
             let mode = self.view.u32(file, *mode).unwrap_or(0);
             mode & FMODE_NOACCOUNT != 0 && mode & FMODE_BACKING != 0
         });
-        // Should the bits deceive, then what lies behind the file is no path.
+        // If the bits mean something else, the bytes after the file are not a path.
         let user = backing.and_then(|(_, offset)| path(offset)).filter(|user| self.paths().exists(*user));
         user.or_else(|| path(self.layout.path))
     }
 
-    /// The `struct file` at `file`.
+    /// Returns the `struct file` at `file`.
     pub(super) fn read(&self, file: u64) -> Option<FileRef> {
         let inode = self.view.u64(file, self.layout.inode)?;
         self.describe(self.opened(file)?, inode, self.view.u64(file, self.layout.mapping)?)
     }
 
-    /// The file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
-    pub(super) fn describe(&self, opened: Path, at: u64, address_space: u64) -> Option<FileRef> {
+    /// Returns the file of the inode at `at`, which was opened as `opened`; `address_space` has its pages.
+    pub(super) fn describe(&self, opened: DentryPath, at: u64, address_space: u64) -> Option<FileRef> {
         let inode = self.inode(at)?;
         let paths = self.paths();
         let stacked = match paths.inode(opened.dentry) {
@@ -122,7 +122,7 @@ impl<M: PhysicalMemory> Files<'_, M> {
         })
     }
 
-    /// Type of the file system that the inode at `at` is of.
+    /// Returns the type of the file system that the inode at `at` is of.
     pub(super) fn filesystem(&self, at: u64) -> Option<String> {
         let InodeLayout { super_block, fs_type, fs_name, .. } = self.layout.inodes;
         let fs_type = self.view.u64(self.view.u64(at, super_block)?, fs_type)?;
@@ -130,7 +130,8 @@ impl<M: PhysicalMemory> Files<'_, M> {
     }
 
     fn inode(&self, at: u64) -> Option<Inode> {
-        let InodeLayout { number, size, links, super_block, device, modified, .. } = self.layout.inodes;
+        let InodeLayout { number, size, links, super_block, device, .. } = self.layout.inodes;
+        let InodeLayout { modified_s, modified_ns, .. } = self.layout.inodes;
         let view = self.view;
         let super_block = view.u64(at, super_block)?;
         let device = view.u32(super_block, device)?;
@@ -140,11 +141,11 @@ impl<M: PhysicalMemory> Files<'_, M> {
         Some(Inode {
             device: (device >> MINOR_BITS, device & ((1 << MINOR_BITS) - 1)),
             number: view.u64(at, number)?,
-            // A negative size is none (`loff_t`).
+            // A size cannot be negative (`loff_t`).
             size: view.u64(at, size).filter(|size| size >> 63 == 0)?,
             links: view.u32(at, links)?,
             filesystem: self.filesystem(at)?,
-            modified: modified.and_then(time),
+            modified: modified_s.zip(modified_ns).and_then(time),
         })
     }
 }

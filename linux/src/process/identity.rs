@@ -1,9 +1,9 @@
-//! Who a process is: parent, user, arguments, control group, and what a work queue's thread works on.
+//! Identity of a process: parent, user, arguments, control group, and the work of a work queue's thread.
 
 use text::clean::utf8;
 
-use super::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::address::VirtAddr;
+use crate::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
@@ -23,7 +23,7 @@ const MAX_GROUPS: usize = 64;
 const MAX_CGROUP: usize = 4096;
 /// Bytes of a control group's name with its NUL, at most (`NAME_MAX` and one).
 const GROUP_NAME: usize = 256;
-/// Hierarchies of control groups that are looked at, at most: there is one for each controller.
+/// Hierarchies of control groups that are read, at most: there is one for each controller.
 const MAX_HIERARCHIES: usize = 32;
 /// `PF_WQ_WORKER` (include/linux/sched.h): a thread of a work queue.
 const PF_WQ_WORKER: u32 = 0x20;
@@ -32,7 +32,7 @@ fn unreadable(what: &str) -> Missing {
     Missing::Unreadable(what.into())
 }
 
-/// The pid of the parent process; 0 for a process that the kernel itself started.
+/// Returns the pid of the parent process; 0 for a process that the kernel itself started.
 pub(super) fn parent<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &ParentLayout,
@@ -44,7 +44,7 @@ pub(super) fn parent<M: PhysicalMemory>(
         .ok_or_else(|| unreadable("the parent"))
 }
 
-/// The real user id, as the guest's initial user namespace numbers it.
+/// Returns the real user id, as the guest's initial user namespace numbers it.
 pub(super) fn uid<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &UidLayout,
@@ -55,7 +55,7 @@ pub(super) fn uid<M: PhysicalMemory>(
         .ok_or_else(|| unreadable("the user id"))
 }
 
-/// The arguments, out of the process's own memory, which it may have written over.
+/// Returns the arguments, out of the process's own memory, which it may have written over.
 pub(super) fn argv<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &ArgvLayout,
@@ -65,7 +65,7 @@ pub(super) fn argv<M: PhysicalMemory>(
     let what = || unreadable("the arguments");
     let start = view.u64(mm, layout.start).ok_or_else(what)?;
     let end = view.u64(mm, layout.end).ok_or_else(what)?;
-    // A lie about the length costs no more than the bound.
+    // A wrong length costs no more than the bound.
     let end = end.min(start.saturating_add(MAX_ARGV_BYTES));
     let mut bytes = Vec::new();
     let mut at = start;
@@ -89,8 +89,8 @@ pub(super) fn argv<M: PhysicalMemory>(
     Ok(text.split(|&b| b == 0).take(MAX_ARGS).map(utf8).collect())
 }
 
-/// The path of the control group: that of version 2, or, where the task is in none but its root, that of the
-/// first hierarchy of version 1 in which it is in another one.
+/// Returns the path of the control group of version 2. Where the task is only in the root of that hierarchy,
+/// returns the path in the first hierarchy of version 1 in which the task is in another group.
 pub(super) fn cgroup<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &CgroupLayout,
@@ -113,7 +113,7 @@ pub(super) fn cgroup<M: PhysicalMemory>(
     Ok(others.unwrap_or(default))
 }
 
-/// The names from a `struct cgroup` up to the root of its hierarchy, which has none.
+/// Returns the names from a `struct cgroup` up to the root of its hierarchy, which has none.
 fn group_path<M: PhysicalMemory>(view: &View<'_, M>, layout: &CgroupLayout, group: u64) -> Option<String> {
     let mut node = view.u64(group, layout.node)?;
     let mut names: Vec<String> = Vec::new();
@@ -137,7 +137,8 @@ fn group_path<M: PhysicalMemory>(view: &View<'_, M>, layout: &CgroupLayout, grou
     None
 }
 
-/// The function that a work queue's thread is running; `None` while it waits for work, and for other tasks.
+/// Returns the function that a work queue's thread is running; `None` while it waits for work, and for other
+/// tasks.
 pub(super) fn work<M: PhysicalMemory>(
     view: &View<'_, M>,
     layout: &WorkerLayout,

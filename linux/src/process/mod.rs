@@ -1,4 +1,4 @@
-//! Who a task is and what is mapped in it.
+//! Identity and mappings of a process.
 //!
 //! ```text
 //! task_struct -> mm_struct -> maple tree or list of vm_area_struct -> file -> dentry ... -> path
@@ -12,7 +12,6 @@
 mod cgroup;
 mod file;
 mod identity;
-mod layout;
 mod lookup;
 mod path;
 mod vma;
@@ -22,19 +21,18 @@ use std::sync::Arc;
 
 pub use cgroup::{container, systemd_unit};
 pub use file::{FileRef, StackedFile};
-pub(crate) use layout::{MmLayout, ProcessLayouts};
 
 use crate::address::VirtAddr;
 use crate::kernel::Kernel;
+use crate::layout::{ExeLayout, MmLayout, ProcessLayouts, RootLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::view::View;
-use file::Files;
-use layout::{ExeLayout, RootLayout};
-use lookup::Lookup;
-use path::Path;
-use vma::{Vma, Vmas};
+use file::FileReader;
+use lookup::PathLookup;
+use path::DentryPath;
+use vma::{Vma, VmaReader};
 
 /// Bits of `vm_flags` (include/linux/mm.h).
 mod flag {
@@ -56,30 +54,30 @@ const PAGE_SHIFT: u32 = 12;
 pub struct Mapping {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
-    /// Where in the file it starts, bytes; 0 without a file.
+    /// Offset of its start in the file, bytes; 0 without a file.
     pub file_offset: u64,
-    /// Its pages can be read.
+    /// Pages can be read.
     pub read: bool,
-    /// Its pages can be written.
+    /// Pages can be written.
     pub write: bool,
-    /// Its pages can be run.
+    /// Pages can be run.
     pub execute: bool,
-    /// What is written is seen by others who map the same.
+    /// Writes are seen by others who map the same.
     pub shared: bool,
-    /// What is mapped.
+    /// Kind of memory.
     pub kind: MappingKind,
 }
 
-/// What a mapping maps.
+/// Kind of memory that a mapping maps.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum MappingKind {
     /// A file, shared between the mappings of one call.
     File(Arc<FileRef>),
     /// A file that could not be read.
     UnknownFile,
-    /// Memory of its own.
+    /// Memory without a file.
     Anonymous,
     /// The memory that `brk` grows.
     Heap,
@@ -89,36 +87,38 @@ pub enum MappingKind {
     Vdso,
     /// The data of those functions: `[vvar]`.
     Vvar,
-    /// Another one that the kernel made, with the name that it gave: `[vvar_vclock]`, `[uprobes]`.
+    /// Another mapping that the kernel made, with the name that the kernel gave it: `[vvar_vclock]`,
+    /// `[uprobes]`.
     Special(String),
 }
 
 /// The root directory of a process. It stays where it is when the process ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RootDirectory(Path);
+pub struct RootDirectory(DentryPath);
 
-/// Who a process is. Each answer stands for itself.
+/// Identity of a process. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Process id of the parent; 0 for a process that the kernel itself started.
     pub parent: Result<i32, Missing>,
     /// The program that it runs; [`Missing::NoUserMemory`] for kernel threads.
     pub exe: Result<FileRef, Missing>,
-    /// Its arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
+    /// Arguments, with `?` for each control character: the first 256, and of those the first 4 KiB.
     pub argv: Result<Vec<String>, Missing>,
     /// Path of its control group: of version 2, or else of the first hierarchy of version 1 that it is in.
-    /// [`systemd_unit`] and [`container`] tell more of it.
+    /// [`systemd_unit`] and [`container`] find names in it.
     pub cgroup: Result<String, Missing>,
     /// Real user id, as the guest's initial user namespace numbers it.
     pub uid: Result<u32, Missing>,
 }
 
 impl Kernel {
-    /// The mappings of the process of `task` (address of a `task_struct`), ascending, without overlap; at most
-    /// 65,536, with at most 4,096 files.
+    /// Returns the mappings of the process of `task` (address of a `task_struct`), ascending, without
+    /// overlap; at most 65,536, with at most 4,096 files.
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to read them.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why they cannot be
+    /// read.
     pub fn mappings(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<Mapping>, Missing> {
         let view = self.view(memory);
         let mut reader = MappingReader::new(self, &view, task)?;
@@ -126,7 +126,7 @@ impl Kernel {
         Ok(found.iter().map(|vma| reader.mapping(vma)).collect())
     }
 
-    /// The mapping of the process of `task` that covers `address`, by one descent of the tree.
+    /// Returns the mapping of the process of `task` that covers `address`, by one descent of the tree.
     ///
     /// # Errors
     /// As [`Kernel::mappings`].
@@ -142,7 +142,7 @@ impl Kernel {
         Ok(found.map(|vma| reader.mapping(&vma)))
     }
 
-    /// Who the process of `task` is.
+    /// Returns the identity of the process of `task`.
     pub fn process(&self, memory: &impl PhysicalMemory, task: u64) -> Process {
         let view = self.view(memory);
         let layouts = match self.process_layouts() {
@@ -150,55 +150,57 @@ impl Kernel {
             Err(missing) => return Process::missing(&missing),
         };
         Process {
-            parent: known(&layouts.parent).and_then(|layout| identity::parent(&view, layout, task)),
+            parent: required(&layouts.parent).and_then(|layout| identity::parent(&view, layout, task)),
             exe: self.exe(&view, layouts, task),
             argv: self.arguments(memory, task),
-            cgroup: known(&layouts.cgroup).and_then(|layout| identity::cgroup(&view, layout, task)),
-            uid: known(&layouts.uid).and_then(|layout| identity::uid(&view, layout, task)),
+            cgroup: required(&layouts.cgroup).and_then(|layout| identity::cgroup(&view, layout, task)),
+            uid: required(&layouts.uid).and_then(|layout| identity::uid(&view, layout, task)),
         }
     }
 
-    /// The arguments of the process of `task` as it has them now, as in [`Process::argv`].
+    /// Returns the arguments of the process of `task` as it has them now, as in [`Process::argv`].
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to read them.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why they cannot be
+    /// read.
     pub fn arguments(&self, memory: &impl PhysicalMemory, task: u64) -> Result<Vec<String>, Missing> {
         let (view, layouts) = (self.view(memory), self.process_layouts()?);
-        let layout = known(&layouts.argv)?;
-        let mm = mm(&view, known(&layouts.mm)?, task)?;
+        let layout = required(&layouts.argv)?;
+        let mm = mm(&view, required(&layouts.mm)?, task)?;
         identity::argv(&view, layout, mm, &self.user_memory(memory, task)?)
     }
 
-    /// The function that `task`, a thread of a work queue, is running now; `None` while it waits for work, and
-    /// for other tasks.
+    /// Returns the function that `task`, a thread of a work queue, is running now; `None` while it waits for
+    /// work, and for other tasks.
     ///
     /// # Errors
-    /// What is missing to read it.
+    /// The reason why it cannot be read.
     pub fn work_function(
         &self,
         memory: &impl PhysicalMemory,
         task: u64,
     ) -> Result<Option<VirtAddr>, Missing> {
-        identity::work(&self.view(memory), known(&self.process_layouts()?.worker)?, task)
+        identity::work(&self.view(memory), required(&self.process_layouts()?.worker)?, task)
     }
 
-    /// The root directory of the process of `task`.
+    /// Returns the root directory of the process of `task`.
     ///
     /// # Errors
-    /// What is missing to read it; a kernel's or an ending process's task has none.
+    /// The reason why it cannot be read; a kernel's or an ending process's task has none.
     pub fn root_directory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<RootDirectory, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
-        let files = Files { view: &view, layout: known(&layouts.file)?, root: None };
-        root(&files, known(&layouts.root)?, task)
+        let files = FileReader { view: &view, layout: required(&layouts.file)?, root: None };
+        root(&files, required(&layouts.root)?, task)
             .map(RootDirectory)
             .ok_or_else(|| Missing::Unreadable("the root directory of the process".into()))
     }
 
-    /// The file that a process with the root directory `root` would find at `path`, across mount points: as far as the
-    /// guest's kernel keeps the names on the way in memory, which it does for a file that was just written. Symbolic links are
-    /// not followed, `..` is not understood; on overlayfs only files of the upper layer, written ones, are found; at most 32
-    /// components, and 65,536 names in a directory.
+    /// Returns the file that a process with the root directory `root` would find at `path`, across mount
+    /// points: as far as the guest's kernel keeps the names on the way in memory, which it does for a file
+    /// that was just written. Symbolic links are not followed, `..` is not understood; on overlayfs only
+    /// files of the upper layer, written ones, are found; at most 32 components, and 65,536 names in a
+    /// directory.
     ///
     /// # Errors
     /// [`Missing::NotCached`] where the way ends; what is missing to go it.
@@ -210,19 +212,20 @@ impl Kernel {
     ) -> Result<FileRef, Missing> {
         let view = self.view(memory);
         let layouts = self.process_layouts()?;
-        let (file, layout) = (known(&layouts.file)?, known(&layouts.lookup)?);
-        let files = Files { view: &view, layout: file, root: Some(root.0) };
-        Lookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
+        let (file, layout) = (required(&layouts.file)?, required(&layouts.lookup)?);
+        let files = FileReader { view: &view, layout: file, root: Some(root.0) };
+        PathLookup::new(&files, layout).file(root.0, path).ok_or(Missing::NotCached)
     }
 
-    /// The memory of the process of `task`, by its own page tables. It is the process's only as long as the
-    /// process lives.
+    /// Returns the memory of the process of `task`, by its own page tables. It is the process's only as long
+    /// as the process lives.
     ///
     /// # Errors
-    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; what is missing to find it.
+    /// [`Missing::NoUserMemory`] for a kernel thread and an ending process; the reason why it cannot be
+    /// found.
     pub fn user_memory(&self, memory: &impl PhysicalMemory, task: u64) -> Result<AddressSpace, Missing> {
         let view = self.view(memory);
-        let layout = known(&self.process_layouts()?.mm)?;
+        let layout = required(&self.process_layouts()?.mm)?;
         let root = view.u64(mm(&view, layout, task)?, layout.pgd).and_then(|pgd| view.translate(pgd));
         let root = root.ok_or_else(|| Missing::Unreadable("the page tables of the process".into()))?;
         Ok(AddressSpace::new(root.0, view.space.five_level()))
@@ -239,8 +242,8 @@ impl Kernel {
         task: u64,
     ) -> Result<FileRef, Missing> {
         let what = || Missing::Unreadable("the program's file".into());
-        let ExeLayout { file, start_code } = *known(&layouts.exe)?;
-        let mm = mm(view, known(&layouts.mm)?, task)?;
+        let ExeLayout { file, start_code } = *required(&layouts.exe)?;
+        let mm = mm(view, required(&layouts.mm)?, task)?;
         let file = view.u64(mm, file).filter(|&file| file != 0).ok_or_else(what)?;
         let mut reader = MappingReader::new(self, view, task)?;
         let exe = reader.files.as_ref().map_err(Clone::clone)?.read(file).ok_or_else(what)?;
@@ -265,7 +268,7 @@ impl Process {
     }
 }
 
-fn known<T>(layout: &Result<T, Missing>) -> Result<&T, Missing> {
+fn required<T>(layout: &Result<T, Missing>) -> Result<&T, Missing> {
     layout.as_ref().map_err(Clone::clone)
 }
 
@@ -278,24 +281,24 @@ fn mm<M: PhysicalMemory>(view: &View<'_, M>, layout: &MmLayout, task: u64) -> Re
     }
 }
 
-/// The root directory of a task.
-fn root<M: PhysicalMemory>(files: &Files<'_, M>, layout: &RootLayout, task: u64) -> Option<Path> {
+/// Returns the root directory of a task.
+fn root<M: PhysicalMemory>(files: &FileReader<'_, M>, layout: &RootLayout, task: u64) -> Option<DentryPath> {
     let fs = files.view.u64(task, layout.fs)?;
     files.paths().path(fs.checked_add(layout.root as u64)?)
 }
 
 /// Turns what the kernel has into mappings.
 struct MappingReader<'a, M> {
-    vmas: Vmas<'a, M>,
-    files: Result<Files<'a, M>, Missing>,
-    special: Option<Special>,
+    vmas: VmaReader<'a, M>,
+    files: Result<FileReader<'a, M>, Missing>,
+    special: Option<SpecialMappings>,
     heap_and_stack: [u64; 3],
     /// By address of their `struct file`.
     known: HashMap<u64, Option<Arc<FileRef>>>,
 }
 
-/// What tells the kernel's own mappings.
-struct Special {
+/// Members by which the kernel's own mappings are recognized.
+struct SpecialMappings {
     /// Address of `special_mapping_vmops`.
     ops: u64,
     private_data: usize,
@@ -305,15 +308,16 @@ struct Special {
 impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
     fn new(kernel: &'a Kernel, view: &'a View<'a, M>, task: u64) -> Result<Self, Missing> {
         let layouts = kernel.process_layouts()?;
-        let vmas = Vmas { view, layout: known(&layouts.vmas)?, mm: mm(view, known(&layouts.mm)?, task)? };
-        let files = known(&layouts.file).map(|layout| {
-            let mut files = Files { view, layout, root: None };
+        let vmas =
+            VmaReader { view, layout: required(&layouts.vmas)?, mm: mm(view, required(&layouts.mm)?, task)? };
+        let files = required(&layouts.file).map(|layout| {
+            let mut files = FileReader { view, layout, root: None };
             files.root = layouts.root.as_ref().ok().and_then(|layout| root(&files, layout, task));
             files
         });
         let special = layouts.special.as_ref().ok().and_then(|layout| {
             let ops = kernel.symbol("special_mapping_vmops").ok()?;
-            Some(Special { ops, private_data: layout.private_data, name: layout.name })
+            Some(SpecialMappings { ops, private_data: layout.private_data, name: layout.name })
         });
         let heap_and_stack = vmas.heap_and_stack();
         Ok(Self { vmas, files, special, heap_and_stack, known: HashMap::new() })
@@ -366,7 +370,7 @@ impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
     }
 }
 
-impl Special {
+impl SpecialMappings {
     fn kind<M: PhysicalMemory>(&self, view: &View<'_, M>, vma: u64) -> MappingKind {
         let name = view
             .u64(vma, self.private_data)

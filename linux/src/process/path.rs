@@ -7,7 +7,7 @@
 //!
 //! Source: `prepend_path` and `simple_dname` in fs/d_path.c of Linux 6.1 and 6.12.
 
-use super::layout::DentryLayout;
+use crate::layout::DentryLayout;
 use crate::memory::PhysicalMemory;
 use crate::view::View;
 
@@ -20,50 +20,51 @@ const MAX_NAME: u32 = 255;
 
 /// A `struct path`: a name in a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Path {
+pub(super) struct DentryPath {
     /// A `struct vfsmount`.
     pub(super) mount: u64,
     pub(super) dentry: u64,
 }
 
 /// Reads paths.
-pub(super) struct Paths<'a, M> {
+pub(super) struct PathReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a DentryLayout,
 }
 
-impl<M: PhysicalMemory> Paths<'_, M> {
-    /// The `struct path` at `at`.
-    pub(super) fn path(&self, at: u64) -> Option<Path> {
-        Some(Path {
+impl<M: PhysicalMemory> PathReader<'_, M> {
+    /// Returns the `struct path` at `at`.
+    pub(super) fn path(&self, at: u64) -> Option<DentryPath> {
+        Some(DentryPath {
             mount: self.view.u64(at, self.layout.path_mount)?,
             dentry: self.view.u64(at, self.layout.path_dentry)?,
         })
     }
 
-    /// True if this is a name of a file in a mount.
-    pub(super) fn exists(&self, path: Path) -> bool {
+    /// Returns true if this is a name of a file in a mount.
+    pub(super) fn exists(&self, path: DentryPath) -> bool {
         let root = self.view.u64(path.mount, self.layout.mount_root);
         root.is_some_and(|root| self.component(root).is_some())
             && self.component(path.dentry).is_some()
             && self.inode(path.dentry).is_some_and(|inode| inode != 0)
     }
 
-    /// The inode that a name stands for.
+    /// Returns the inode that a name stands for.
     pub(super) fn inode(&self, dentry: u64) -> Option<u64> {
         self.view.u64(dentry, self.layout.inode)
     }
 
-    /// True for a name that has been removed: it is no longer found by its parent's table of names.
+    /// Returns true for a name that has been removed: it is no longer found by its parent's table of names.
     pub(super) fn unlinked(&self, dentry: u64) -> Option<bool> {
         let is_root = self.view.u64(dentry, self.layout.parent)? == dentry;
         Some(!is_root && self.view.u64(dentry, self.layout.hashed)? == 0)
     }
 
-    /// The path of `file` as seen from `root`; from the top of its mounts, where `root` is none or does not
-    /// hold it. `None` when it cannot be read, is longer than 4 KiB or has more than 256 components.
-    pub(super) fn name(&self, file: Path, root: Option<Path>) -> Option<Vec<u8>> {
-        let mut path = Reversed::default();
+    /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is `None` or
+    /// does not hold the file. `None` when it cannot be read, is longer than 4 KiB or has more than 256
+    /// components.
+    pub(super) fn name(&self, file: DentryPath, root: Option<DentryPath>) -> Option<Vec<u8>> {
+        let mut path = ReversedPath::default();
         let mut at = file;
         let mut mount_root = self.view.u64(at.mount, self.layout.mount_root)?;
         for _ in 0..MAX_COMPONENTS {
@@ -76,7 +77,7 @@ impl<M: PhysicalMemory> Paths<'_, M> {
                 if parent == mount {
                     return Some(path.finish());
                 }
-                at = Path {
+                at = DentryPath {
                     mount: parent.checked_add(self.layout.mount as u64)?,
                     dentry: self.view.u64(mount, self.layout.mountpoint)?,
                 };
@@ -94,7 +95,7 @@ impl<M: PhysicalMemory> Paths<'_, M> {
         None
     }
 
-    /// The name in its directory.
+    /// Returns the name in its directory.
     pub(super) fn component(&self, dentry: u64) -> Option<Vec<u8>> {
         let len = self.view.u32(dentry, self.layout.name_len)?;
         if len == 0 || len > MAX_NAME {
@@ -108,9 +109,9 @@ impl<M: PhysicalMemory> Paths<'_, M> {
 
 /// A path that grows at its front.
 #[derive(Default)]
-struct Reversed(Vec<u8>);
+struct ReversedPath(Vec<u8>);
 
-impl Reversed {
+impl ReversedPath {
     fn prepend(&mut self, component: &[u8]) -> Option<()> {
         if self.0.len() + component.len() >= MAX_PATH {
             return None;

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::layout::{RbLayout, VmaField, VmaLayout, VmaTree};
+use crate::layout::{RbLayout, VmaField, VmaLayout, VmaTree};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::tree::MapleTree;
@@ -27,7 +27,7 @@ pub(super) struct Vma {
 }
 
 /// The mappings of one `struct mm_struct`.
-pub(super) struct Vmas<'a, M> {
+pub(super) struct VmaReader<'a, M> {
     pub(super) view: &'a View<'a, M>,
     pub(super) layout: &'a VmaLayout,
     pub(super) mm: u64,
@@ -37,8 +37,8 @@ fn unreadable() -> Missing {
     Missing::Unreadable("the mappings".into())
 }
 
-impl<M: PhysicalMemory> Vmas<'_, M> {
-    /// All of them, ascending, without overlap; one that is torn by a change meanwhile is left out.
+impl<M: PhysicalMemory> VmaReader<'_, M> {
+    /// Returns all of them, ascending, without overlap; one that is torn by a change meanwhile is left out.
     pub(super) fn all(&self) -> Result<Vec<Vma>, Missing> {
         let mut found: Vec<Vma> = Vec::new();
         let mut take = |at: u64| {
@@ -68,7 +68,7 @@ impl<M: PhysicalMemory> Vmas<'_, M> {
         Ok(found)
     }
 
-    /// The one that covers `address`: one descent.
+    /// Returns the one that covers `address`: one descent.
     pub(super) fn find(&self, address: u64) -> Result<Option<Vma>, Missing> {
         let at = match &self.layout.tree {
             VmaTree::Maple { at, tree } => {
@@ -118,13 +118,14 @@ impl<M: PhysicalMemory> Vmas<'_, M> {
         (pages && vma.start < vma.end && vma.end <= self.user_end()).then_some(vma)
     }
 
-    /// The end of the user's half of the address space.
+    /// Returns the end of the user's half of the address space.
     fn user_end(&self) -> u64 {
         if self.view.space.five_level() { 1 << 56 } else { 1 << 47 }
     }
 
     /// `start_brk`, `brk` and `start_stack`; what cannot be read is in no mapping.
     pub(super) fn heap_and_stack(&self) -> [u64; 3] {
-        self.layout.heap_and_stack.map(|offset| self.view.u64(self.mm, offset).unwrap_or(u64::MAX))
+        let VmaLayout { start_brk, brk, start_stack, .. } = *self.layout;
+        [start_brk, brk, start_stack].map(|offset| self.view.u64(self.mm, offset).unwrap_or(u64::MAX))
     }
 }

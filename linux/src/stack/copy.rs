@@ -2,28 +2,28 @@
 
 use bytes::BytesMut;
 
+use crate::frame::{FrameKind, UserRegisters};
 use crate::pt_regs::PtRegs;
-use crate::unwind::{FrameKind, UserRegisters};
 use symbols::{Registers, StackMemory};
 
-/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack, whose eleven
-/// pages have at most five holes between them.
+/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack,
+/// whose eleven pages have at most five holes between them.
 const MAX_SEGMENTS: usize = 11;
 
-/// Bytes of stack that lie together.
+/// Bytes of stack that are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-struct Segment {
+struct CopiedSegment {
     start: u64,
-    /// Where they are in the buffer.
+    /// Offset of the bytes in the buffer.
     at: usize,
     len: usize,
 }
 
-/// Why a copy ends earlier than it was meant to.
+/// Reason why a copy ends earlier than it was meant to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StackGaps {
-    /// A page of the user stack was not present: one that the program has never touched, or one beyond the stack's end. This
-    /// is no loss by itself.
+    /// A page of the user stack was not present: one that the program has never touched, or one beyond the
+    /// stack's end. This is not a loss by itself.
     pub user_not_present: bool,
     /// A page of a kernel stack was not present.
     pub kernel_not_present: bool,
@@ -42,7 +42,7 @@ pub struct StackCopy {
     pub(super) gaps: StackGaps,
     pub(super) user_root: Option<u64>,
     pub(super) fetching: Option<bool>,
-    segments: [Segment; MAX_SEGMENTS],
+    segments: [CopiedSegment; MAX_SEGMENTS],
     count: usize,
     bytes: BytesMut,
     used: usize,
@@ -58,17 +58,17 @@ impl StackCopy {
     /// Bytes that a copy holds, at most.
     pub const BYTES: usize = 64 << 10;
 
-    /// An empty copy.
+    /// Returns an empty copy.
     pub fn new() -> Self {
         Self::with_room(Self::BYTES)
     }
 
-    /// An empty copy that holds at most `bytes`; the only place that allocates.
+    /// Returns an empty copy that holds at most `bytes`; the only place that allocates.
     pub fn with_room(bytes: usize) -> Self {
         Self::in_buffer(BytesMut::zeroed(bytes))
     }
 
-    /// An empty copy that holds at most what fits into `buffer`.
+    /// Returns an empty copy that holds at most what fits into `buffer`.
     pub fn in_buffer(buffer: BytesMut) -> Self {
         Self {
             registers: Registers::default(),
@@ -78,7 +78,7 @@ impl StackCopy {
             gaps: StackGaps::default(),
             user_root: None,
             fetching: None,
-            segments: [Segment::default(); MAX_SEGMENTS],
+            segments: [CopiedSegment::default(); MAX_SEGMENTS],
             count: 0,
             bytes: buffer,
             used: 0,
@@ -98,18 +98,19 @@ impl StackCopy {
         self.used = 0;
     }
 
-    /// Forgets what was copied, and returns the buffer, whatever is in it.
+    /// Discards the copy, and returns the buffer with any contents.
     pub fn take_back(&mut self) -> &mut [u8] {
         self.clear();
         &mut self.bytes
     }
 
-    /// The registers at the sample, where a walk starts.
+    /// Returns the registers at the sample, where a walk starts.
     pub fn registers(&self) -> &Registers {
         &self.registers
     }
 
-    /// Whether the instruction pointer is where the task was interrupted, or an address that it will return to.
+    /// Returns true if the instruction pointer is where the task was interrupted, or an address that it will
+    /// return to.
     pub fn first(&self) -> FrameKind {
         self.first
     }
@@ -119,41 +120,44 @@ impl StackCopy {
         self.user_mode
     }
 
-    /// Why the copy ends early, if it does.
+    /// Returns the reason why the copy ends early, if it does.
     pub fn gaps(&self) -> StackGaps {
         self.gaps
     }
 
-    /// Physical address of the page tables that the user stack was found by: those of the current task. `None` where the
-    /// kernel stack is already that of the next task, to which the kernel is switching: the user stack is that one's, too.
+    /// Returns the physical address of the page tables that the user stack was found by: those of the current
+    /// task. `None` where the kernel stack is already that of the next task, to which the kernel is
+    /// switching: the user stack is that one's, too.
     pub fn user_root(&self) -> Option<u64> {
         self.user_root
     }
 
-    /// Of a task that came into the kernel otherwise than by a system call: whether the page of the program's next instruction
-    /// was not present, or is what the processor has faulted at. In a page fault it is that page that is being fetched then.
-    /// `None` where this was not, or could not be, found out.
+    /// Returns true if the page of the program's next instruction was not present, or is at the address of
+    /// the processor's last fault. For a task that came into the kernel otherwise than by a system call: in a
+    /// page fault it is then that page that is being fetched. `None` where this does not apply, or could not
+    /// be found out.
     pub fn is_fetching(&self) -> Option<bool> {
         self.fetching
     }
 
-    /// Bytes that were copied.
+    /// Returns the bytes that were copied.
     pub fn len(&self) -> usize {
         self.used
     }
 
-    /// True if nothing was copied.
+    /// Returns true if nothing was copied.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }
 
-    /// What was copied, in the order of copying: virtual address and bytes.
+    /// Returns the copied bytes, in the order of copying: virtual address and bytes.
     pub fn segments(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.parts().iter().filter_map(|s| Some((s.start, self.bytes.get(s.at..s.at + s.len)?)))
     }
 
-    /// The user's registers as the kernel saved them when it was entered (`task_pt_regs`), which do not depend on
-    /// unwinding the kernel; in user mode those of the sample. `None` for a kernel thread, or when they were not copied.
+    /// Returns the user's registers as the kernel saved them when it was entered (`task_pt_regs`), which do
+    /// not depend on unwinding the kernel; in user mode those of the sample. `None` for a kernel thread, or
+    /// when they were not copied.
     pub fn task_pt_regs(&self) -> Option<UserRegisters> {
         if self.user_mode {
             return Some(UserRegisters { registers: self.registers, orig_ax: u64::MAX });
@@ -161,12 +165,14 @@ impl StackCopy {
         PtRegs::read(self, self.pt_regs?).and_then(UserRegisters::new)
     }
 
-    /// Address of the registers with which the program entered the kernel; `None` for a kernel thread.
+    /// Returns the address of the registers with which the program entered the kernel; `None` for a kernel
+    /// thread.
     pub(crate) fn user_registers_at(&self) -> Option<u64> {
         self.pt_regs
     }
 
-    /// The user's registers when the sample was taken in the kernel's entry code, while they were pushed or popped.
+    /// Returns the user's registers when the sample was taken in the kernel's entry code, while they were
+    /// pushed or popped.
     pub(crate) fn entry_registers(&self) -> Option<UserRegisters> {
         let user_stack = self.registers.rsp() >> 63 == 0;
         if user_stack {
@@ -177,8 +183,8 @@ impl StackCopy {
         PtRegs::read_in_entry_code(self, self.pt_regs?, &self.registers).and_then(UserRegisters::new)
     }
 
-    /// Room for `len` bytes of address `start`, which [`StackCopy::keep`] makes a part of the copy; less than `len`
-    /// when the buffer ends.
+    /// Room for `len` bytes of address `start`, which [`StackCopy::keep`] makes a part of the copy; less than
+    /// `len` when the buffer ends.
     #[inline]
     pub(super) fn room(&mut self, start: u64, len: usize) -> Option<&mut [u8]> {
         let continues =
@@ -195,11 +201,11 @@ impl StackCopy {
     #[inline]
     pub(super) fn keep(&mut self, start: u64, len: usize) {
         let len = len.min(self.bytes.len() - self.used);
-        match self.segments.get_mut(..self.count).and_then(<[Segment]>::last_mut) {
+        match self.segments.get_mut(..self.count).and_then(<[CopiedSegment]>::last_mut) {
             Some(last) if last.start.wrapping_add(last.len as u64) == start => last.len += len,
             _ => {
                 if let Some(next) = self.segments.get_mut(self.count) {
-                    *next = Segment { start, at: self.used, len };
+                    *next = CopiedSegment { start, at: self.used, len };
                     self.count += 1;
                 }
             }
@@ -207,7 +213,7 @@ impl StackCopy {
         self.used += len;
     }
 
-    fn parts(&self) -> &[Segment] {
+    fn parts(&self) -> &[CopiedSegment] {
         self.segments.get(..self.count).unwrap_or_default()
     }
 }

@@ -2,23 +2,25 @@
 
 use super::StackCopy;
 use crate::address::{PhysAddr, VirtAddr};
-use crate::current::{Areas, TaskPlaces};
+use crate::current::{PerCpuAreas, TaskAddresses};
+use crate::frame::FrameKind;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
-use crate::pt_regs::{self, Mode};
-use crate::unwind::FrameKind;
+use crate::pt_regs::{self, SavedMode};
+use crate::task::TaskSnapshot;
 use crate::view::View;
 use symbols::bytes::{index, u64_at};
 use symbols::{Registers, StackMemory};
 
 /// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
 const RED_ZONE: u64 = 128;
-/// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP is at most at its
-/// iret frame, and the word below the `pt_regs` is where the last function that was called with it returned to.
-const LEFT_BEHIND: u64 = pt_regs::IRET + 8;
+/// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP
+/// is at most at its iret frame, and the word below the `pt_regs` is where the last function that was called
+/// with it returned to.
+const BELOW_RSP: u64 = pt_regs::IRET + 8;
 /// Kernel stacks that interrupt each other and are copied, at most.
 const MAX_STACKS: usize = 4;
 /// Bytes of an exception stack, at most; they have 4 to 16 KiB.
@@ -35,13 +37,15 @@ const TSS_IST: [usize; 7] = [36, 44, 52, 60, 68, 76, 84];
 const PAGE: u64 = 4096;
 /// Bytes of an instruction, at most (Intel SDM volume 2, 2.3.11).
 const MAX_INSTRUCTION: u64 = 15;
-/// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there is none.
+/// `TOP_OF_KERNEL_STACK_PADDING` with CONFIG_X86_FRED (arch/x86/include/asm/thread_info.h, 6.9); else there
+/// is none.
 const FRED_PADDING: u64 = 16;
 
-/// Function that a new task starts in: no call returns there (arch/x86/entry/entry_64.S, the second since 6.6).
+/// Function that a new task starts in: no call returns there (arch/x86/entry/entry_64.S, the second since
+/// 6.6).
 const FORK: [&str; 2] = ["ret_from_fork", "ret_from_fork_asm"];
 
-/// What is known of a sample when its stacks are to be copied.
+/// State of a vCPU at a sample whose stacks are to be copied.
 #[derive(Debug, Clone, Copy)]
 pub struct StackSample<'a> {
     /// The registers.
@@ -62,17 +66,33 @@ pub struct StackSample<'a> {
     pub user_bytes: usize,
 }
 
+/// A task that does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SleepingTask {
+    /// Address of its task_struct.
+    pub task: VirtAddr,
+    /// True if the task is a kernel thread, which has no user stack.
+    pub kernel_thread: bool,
+}
+
+impl TaskSnapshot {
+    /// Returns the task as [`StackReader::copy_sleeping`] needs it.
+    pub fn sleeping(&self) -> SleepingTask {
+        SleepingTask { task: VirtAddr(self.task), kernel_thread: self.kernel_thread }
+    }
+}
+
 /// Copies the stacks of a sample without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct StackReader {
     /// By APIC id, which is what a VMM numbers its vCPUs by.
     pub(super) cpus: Vec<Option<PerCpu>>,
     pub(super) layout: StackLayout,
-    pub(super) tasks: TaskPlaces,
+    pub(super) tasks: TaskAddresses,
     pub(super) kernel: AddressSpace,
     /// Bytes above a task's `pt_regs`.
     pub(super) padding: u64,
-    /// Where a task that has never run goes on.
+    /// Addresses at which a task that has never run continues.
     pub(super) fork: [u64; FORK.len()],
     /// Start and end of the entry code; empty if not known.
     pub(super) entry: (u64, u64),
@@ -89,20 +109,29 @@ pub(super) struct PerCpu {
 
 /// The stack that an address is on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum StackPlace {
     /// The task's own; its top.
     Task(u64),
     /// The CPU's interrupt stack: its top, and the address of the word that holds the RSP that was left.
     Interrupt { top: u64, link: u64 },
     /// A stack that the processor switched to: its top, where the iret frame ends.
     Exception(u64),
-    /// None of these: that of the next task, while the kernel is switching to it; its top, as stacks of tasks are aligned
-    /// to their size.
+    /// Another stack: that of the next task, while the kernel is switching to it; its top, as stacks of tasks
+    /// are aligned to their size.
     Other(u64),
 }
 
-/// Where the way through the kernel stacks ended.
-enum Left {
+/// Start of the way through the kernel stacks.
+struct KernelStart {
+    /// Lowest address and top of the current task's stack.
+    task: Option<(u64, u64)>,
+    rsp: u64,
+    /// Bytes below RSP to copy.
+    below: u64,
+}
+
+/// End of the way through the kernel stacks.
+enum StackExit {
     /// In user mode, with this RSP.
     User(u64),
     /// At this top of a task's stack, or, with `None`, where nothing could be copied any more.
@@ -113,8 +142,8 @@ impl StackReader {
     /// Bytes of user stack to copy, unless there is a reason for another number.
     pub const USER_BYTES: usize = 40 << 10;
 
-    /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock, bounded
-    /// reads; what cannot be read is left out.
+    /// Copies the stacks of `vcpu` (its APIC id) into `into`, which it clears first. No allocation, no lock,
+    /// bounded reads; what cannot be read is left out.
     pub fn copy(
         &self,
         memory: &impl PhysicalMemory,
@@ -126,16 +155,18 @@ impl StackReader {
         into.registers = *sample.registers;
         into.user_mode = sample.cpl == 3;
         let rsp = sample.registers.rsp();
-        // While the kernel switches, CR3 is the next task's before the stack is, and the stack before `current` is.
+        // While the kernel switches, CR3 is the next task's before the stack is, and the stack before
+        // `current` is.
         let (user, root, is_own) = if sample.cpl == 3 {
             (Some(rsp), sample.cr3, true)
         } else {
             let stack = sample.task.and_then(|task| self.task_stack(memory, task));
             let in_entry = (self.entry.0..self.entry.1).contains(&sample.registers.rip);
-            let below = if in_entry { LEFT_BEHIND } else { 0 };
-            let left = self.copy_kernel(memory, vcpu, (stack, rsp, below), into);
+            let below = if in_entry { BELOW_RSP } else { 0 };
+            let start = KernelStart { task: stack, rsp, below };
+            let left = self.copy_kernel(memory, vcpu, start, into);
             let own = stack.map(|(_, top)| top);
-            let top = if let Left::Kernel(top @ Some(_)) = left { top } else { own };
+            let top = if let StackExit::Kernel(top @ Some(_)) = left { top } else { own };
             let is_own = top == own;
             let user =
                 if sample.kernel_thread && is_own { None } else { self.user_rsp(memory, top, left, into) };
@@ -155,17 +186,18 @@ impl StackReader {
         }
     }
 
-    /// Copies the kernel stack of a task that does not run, and sets the registers to where it will go on: what it
-    /// sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied, unless it is a kernel thread or
-    /// has left its memory already. No allocation, no lock, bounded reads.
+    /// Copies the kernel stack of a task that does not run, and sets the registers to where it will continue:
+    /// what it sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied,
+    /// unless it is a kernel thread or has left its memory already. No allocation, no lock, bounded reads.
     pub fn copy_sleeping(
         &self,
         memory: &impl PhysicalMemory,
-        (task, kernel_thread): (u64, bool),
+        SleepingTask { task, kernel_thread }: SleepingTask,
         user_bytes: usize,
         into: &mut StackCopy,
     ) -> Option<()> {
         into.clear();
+        let task = task.0;
         let (start, top) = self.task_stack(memory, task)?;
         let sp = self.task_word(memory, task, self.layout.saved_sp)?;
         if !(start..top).contains(&sp) {
@@ -193,12 +225,13 @@ impl StackReader {
         Some(())
     }
 
-    /// The user's RSP: where the way through the kernel stacks left to, or in the task's `pt_regs`, which are copied.
+    /// Returns the user's RSP: where the way through the kernel stacks left to, or in the task's `pt_regs`,
+    /// which are copied.
     fn user_rsp(
         &self,
         memory: &impl PhysicalMemory,
         top: Option<u64>,
-        left: Left,
+        left: StackExit,
         into: &mut StackCopy,
     ) -> Option<u64> {
         into.pt_regs = top.and_then(|top| self.pt_regs(top));
@@ -212,13 +245,13 @@ impl StackReader {
             into.read_u64(sp)
         });
         match left {
-            Left::User(rsp) => Some(rsp),
-            Left::Kernel(_) => saved,
+            StackExit::User(rsp) => Some(rsp),
+            StackExit::Kernel(_) => saved,
         }
     }
 
-    /// The page tables of a task that has memory of its own: with page-table isolation the kernel's, which map the
-    /// program, too.
+    /// Returns the page tables of a task that has user memory: with page-table isolation the kernel's, which
+    /// map the program, too.
     fn user_root(&self, memory: &impl PhysicalMemory, task: u64) -> Option<u64> {
         let layout = self.layout.mm?;
         let mm = self.task_word(memory, task, layout.mm).filter(|&mm| is_kernel(mm))?;
@@ -226,7 +259,7 @@ impl StackReader {
         self.tasks.translate(pgd).map(|root| root.0)
     }
 
-    /// Address of the user's registers on a task's stack.
+    /// Returns the address of the user's registers on a task's stack.
     fn pt_regs(&self, top: u64) -> Option<u64> {
         top.checked_sub(self.padding + pt_regs::SIZE)
     }
@@ -236,35 +269,37 @@ impl StackReader {
         &self,
         memory: &impl PhysicalMemory,
         vcpu: usize,
-        (task, rsp, below): (Option<(u64, u64)>, u64, u64),
+        KernelStart { task, rsp, below }: KernelStart,
         into: &mut StackCopy,
-    ) -> Left {
+    ) -> StackExit {
         let per_cpu = self.cpus.get(vcpu).copied().flatten();
         let mut at = rsp;
         for _ in 0..MAX_STACKS {
             if !is_kernel(at) {
-                return Left::User(at);
+                return StackExit::User(at);
             }
             let place = self.place(memory, per_cpu, task, at);
-            let (Place::Task(top) | Place::Other(top) | Place::Interrupt { top, .. } | Place::Exception(top)) =
-                place;
+            let (StackPlace::Task(top)
+            | StackPlace::Other(top)
+            | StackPlace::Interrupt { top, .. }
+            | StackPlace::Exception(top)) = place;
             // Not beyond the page: the one below may be missing, which is not a gap in the stack.
             let below = if at == rsp { below.min(at % PAGE) } else { 0 };
             if !copy_pages(&self.kernel, memory, (at - below, top), into) {
                 into.gaps.kernel_not_present = !into.gaps.full;
-                return Left::Kernel(None);
+                return StackExit::Kernel(None);
             }
             let next = match place {
-                Place::Task(top) | Place::Other(top) => return Left::Kernel(Some(top)),
-                Place::Interrupt { link, .. } => into.read_u64(link),
-                Place::Exception(top) => interrupted_rsp(into, top),
+                StackPlace::Task(top) | StackPlace::Other(top) => return StackExit::Kernel(Some(top)),
+                StackPlace::Interrupt { link, .. } => into.read_u64(link),
+                StackPlace::Exception(top) => interrupted_rsp(into, top),
             };
             match next {
                 Some(next) => at = next,
                 None => break,
             }
         }
-        Left::Kernel(None)
+        StackExit::Kernel(None)
     }
 
     fn place(
@@ -273,22 +308,22 @@ impl StackReader {
         per_cpu: Option<PerCpu>,
         task: Option<(u64, u64)>,
         at: u64,
-    ) -> Place {
+    ) -> StackPlace {
         if let Some((start, top)) = task
             && (start..top).contains(&at)
         {
-            return Place::Task(top);
+            return StackPlace::Task(top);
         }
-        let other = Place::Other((at | (self.layout.size - 1)).saturating_add(1));
+        let other = StackPlace::Other((at | (self.layout.size - 1)).saturating_add(1));
         let Some(per_cpu) = per_cpu else {
             return other;
         };
-        // Points behind the topmost word until 5.11, to it since: the word lies in the same page.
+        // Points after the topmost word until 5.11, to it since: the word is in the same page.
         let irq = per_cpu.irq_stack.and_then(|pointer| memory.read_u64(pointer)?.checked_add(8));
         if let Some(top) = irq.map(|above| above & !0xfff)
             && (top.saturating_sub(self.layout.irq_size)..top).contains(&at)
         {
-            return Place::Interrupt { top, link: top - 8 };
+            return StackPlace::Interrupt { top, link: top - 8 };
         }
         let mut tss = [0; TSS];
         if per_cpu.tss.and_then(|tss_at| memory.read(tss_at, &mut tss)).is_none() {
@@ -300,22 +335,23 @@ impl StackReader {
             let top = u64_at(&tss, offset)?;
             (top.saturating_sub(size)..top).contains(&at).then_some(top)
         });
-        tops.min().map_or(other, Place::Exception)
+        tops.min().map_or(other, StackPlace::Exception)
     }
 
-    /// Lowest address and top of a task's stack.
+    /// Returns the lowest address and top of a task's stack.
     fn task_stack(&self, memory: &impl PhysicalMemory, task: u64) -> Option<(u64, u64)> {
         let start = self.task_word(memory, task, self.layout.stack)?;
         let top = start.checked_add(self.layout.size)?;
         is_kernel(start).then_some((start, top))
     }
 
-    /// A word of a structure in the direct map.
+    /// Returns a word of a structure in the direct map.
     fn task_word(&self, memory: &impl PhysicalMemory, task: u64, offset: usize) -> Option<u64> {
         memory.read_u64(self.tasks.translate(task)?.checked_add(offset as u64)?)
     }
 
-    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the kernel is booting.
+    /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the kernel is
+    /// booting.
     pub(crate) fn new<M: PhysicalMemory>(
         view: &View<'_, M>,
         symbols: &SymbolTable,
@@ -328,7 +364,7 @@ impl StackReader {
             let offset = layouts.hot.as_ref()?.irq_stack?;
             Some(symbols.address_of("pcpu_hot")?.wrapping_add(offset as u64))
         });
-        let areas = Areas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
+        let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
         let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { irq_stack: irq_stack.and_then(at), tss: at(tss) })
@@ -337,7 +373,7 @@ impl StackReader {
         Ok(Self {
             cpus,
             layout,
-            tasks: TaskPlaces::new(view, symbols, areas.first(tss)?)?,
+            tasks: TaskAddresses::new(view, symbols, areas.first(tss)?)?,
             kernel: view.space,
             padding: if fred { FRED_PADDING } else { 0 },
             fork: FORK.map(|name| symbols.address_of(name).unwrap_or(u64::MAX)),
@@ -346,16 +382,18 @@ impl StackReader {
     }
 }
 
-/// Start and end of the code by which the kernel is entered and left (`.entry.text`); empty if not known.
+/// Returns the start and end of the code by which the kernel is entered and left (`.entry.text`); empty if
+/// not known.
 pub(crate) fn entry_code(symbols: &SymbolTable) -> (u64, u64) {
     let symbol = |name| symbols.address_of(name);
     symbol("__entry_text_start").zip(symbol("__entry_text_end")).unwrap_or_default()
 }
 
-/// See [`StackCopy::is_fetching`]: by the saved registers that are in `into`, and by CR2 where that is the task's.
+/// See [`StackCopy::is_fetching`]: by the saved registers that are in `into`, and by CR2 where that is the
+/// task's.
 ///
-/// While a fault at an instruction is being resolved its page is not present; afterwards, on the way out of the kernel, CR2
-/// still has the address, or that of the next page for an instruction that reaches into it.
+/// While a fault at an instruction is being resolved its page is not present; afterwards, on the way out of
+/// the kernel, CR2 still has the address, or that of the next page for an instruction that reaches into it.
 fn fetching(
     space: &AddressSpace,
     memory: &impl PhysicalMemory,
@@ -373,13 +411,13 @@ fn fetching(
     Some(space.translate(memory, VirtAddr(rip)).is_none() || cr2.is_some_and(at_fault))
 }
 
-/// True for the upper half of the address space.
+/// Returns true for the upper half of the address space.
 fn is_kernel(address: u64) -> bool {
     address >> 63 == 1
 }
 
-/// Copies what is present of the `bytes` of user stack at `rsp`. A page that is not there is left out: the callers of a
-/// function with a large array that it has not touched lie beyond it.
+/// Copies what is present of the `bytes` of user stack at `rsp`. A page that is not there is left out: the
+/// callers of a function with a large array that it has not touched are beyond it.
 fn copy_user(
     space: &AddressSpace,
     memory: &impl PhysicalMemory,
@@ -403,10 +441,10 @@ fn copy_user(
     }
 }
 
-/// RSP in the iret frame that ends at `top`, if what lies there is one.
+/// RSP in the iret frame that ends at `top`, if what is there is one.
 fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
     let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);
-    Mode::of(frame(pt_regs::CS)?)?;
+    SavedMode::from_code_segment(frame(pt_regs::CS)?)?;
     frame(pt_regs::SP)
 }
 

@@ -3,15 +3,14 @@
 use proptest::prelude::*;
 
 use super::reader::PerCpu;
-use super::{StackCopy, StackGaps, StackReader, StackSample};
-use crate::address::PhysAddr;
-use crate::current::TaskPlaces;
-use crate::layout::StackLayout;
+use super::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
+use crate::address::{PhysAddr, VirtAddr};
+use crate::current::TaskAddresses;
+use crate::frame::FrameKind;
+use crate::layout::{MmLayout, StackLayout};
 use crate::memory::FlatMemory;
 use crate::paging::AddressSpace;
-use crate::process::MmLayout;
 use crate::pt_regs;
-use crate::unwind::FrameKind;
 use symbols::{Registers, StackMemory};
 
 /// Physical addresses: page tables of kernel and user, per-CPU variables, a task, and its stack.
@@ -35,8 +34,8 @@ const USER_STACK: u64 = 0x7fff_ffff_8000;
 /// The kernel's entry code.
 pub(crate) const ENTRY: u64 = 0xffff_ffff_8108_0000;
 
-/// A guest of one CPU: task stack at pages 0 to 3, interrupt stack at 5 to 8, entry stack at 10, NMI stack at 12 and 13;
-/// user stack of five pages.
+/// A guest of one CPU: task stack at pages 0 to 3, interrupt stack at 5 to 8, entry stack at 10, NMI stack at
+/// 12 and 13; user stack of five pages.
 pub(crate) struct Guest {
     pub(crate) memory: FlatMemory<Vec<u8>>,
     pub(crate) reader: StackReader,
@@ -44,7 +43,7 @@ pub(crate) struct Guest {
 
 impl Guest {
     pub(crate) fn new() -> Self {
-        let tasks = TaskPlaces::at(DIRECT, 0xffff_ffff_8200_0000, PhysAddr(0));
+        let tasks = TaskAddresses::from_parts(DIRECT, 0xffff_ffff_8200_0000, PhysAddr(0));
         let layout = StackLayout {
             stack: 0x10,
             saved_sp: 0x18,
@@ -83,12 +82,12 @@ impl Guest {
         self.memory.0[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
 
-    /// A word of a kernel stack.
+    /// Returns a word of a kernel stack.
     fn put_stack(&mut self, at: u64, value: u64) {
         self.put(at - STACKS + PAGES, value);
     }
 
-    /// Tables of a space lie behind each other, from its root.
+    /// The tables of a space follow each other, from its root.
     fn map(&mut self, root: u64, virt: u64, phys: u64) {
         let mut table = root;
         for shift in [39, 30, 21] {
@@ -103,8 +102,8 @@ impl Guest {
         self.copy_in(USER, (rip, cpl, TOP - depth), false, into);
     }
 
-    /// Copies in entry code, at `rip`, with RSP `depth` bytes below the top of the stack that the processor enters the
-    /// kernel on.
+    /// Copies in entry code, at `rip`, with RSP `depth` bytes below the top of the stack that the processor
+    /// enters the kernel on.
     pub(crate) fn copy_on_entry_stack(&mut self, rip: u64, depth: u64, into: &mut StackCopy) {
         self.put_stack(ENTRY_TOP - 32, 0x33);
         self.put_stack(ENTRY_TOP - 16, USER_STACK + 0x4900);
@@ -152,7 +151,7 @@ impl Guest {
 }
 
 impl Guest {
-    /// Lets the task sleep in the kernel, with memory of its own.
+    /// Lets the task sleep in the kernel, with user memory.
     pub(crate) fn fall_asleep(&mut self) {
         self.enter_kernel();
         self.put(TASK + 0x18, TOP - 0x400);
@@ -162,7 +161,7 @@ impl Guest {
 
     /// Copies the stacks of the task that sleeps.
     pub(crate) fn sleeping(&self, into: &mut StackCopy) -> Option<()> {
-        self.reader.copy_sleeping(&self.memory, (DIRECT + TASK, false), 0x4000, into)
+        self.reader.copy_sleeping(&self.memory, asleep(false), 0x4000, into)
     }
 }
 
@@ -183,7 +182,7 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
     assert_eq!(copy.read_u64(USER_STACK + 0x4780), Some(77));
     assert_eq!(copy.read_u64(USER_STACK + 0x4ff9), None);
     assert_eq!(copy.task_pt_regs().map(|user| user.registers.rip), Some(0x1234));
-    // A red zone that lies below the stack's lowest page.
+    // A red zone that is below the stack's lowest page.
     let copy = guest.copied(3, USER_STACK + 64, false);
     assert_eq!(segments(&copy), [(USER_STACK + 64, 0x4000)]);
     // To the limit, then.
@@ -194,7 +193,7 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
 #[test]
 fn a_hole_in_a_user_stack_is_left_out() {
     let mut guest = Guest::new();
-    // The second page, and one that lies outside of the guest's memory.
+    // The second page, and one that is outside of the guest's memory.
     for (page, entry) in [(1, 0), (3, 0x80_0000_0007)] {
         guest.put(USER + 0x3000 + ((USER_STACK + page * 0x1000) >> 12 & 511) * 8, entry);
     }
@@ -317,7 +316,7 @@ fn a_task_that_sleeps_goes_on_where_it_called() {
     guest.put_stack(sp + 40, 0xb9);
     guest.put_stack(sp + 48, 0xadd);
     let mut copy = StackCopy::new();
-    let task = (DIRECT + TASK, false);
+    let task = asleep(false);
     guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
     assert_eq!((copy.registers().rip, copy.first()), (0xadd, FrameKind::Return));
     assert_eq!((copy.registers().rsp(), copy.registers().rbp()), (sp + 56, 0xb9));
@@ -346,9 +345,9 @@ fn a_fault_at_the_next_instruction_is_seen_by_its_page() {
     assert_eq!(sleeping(&guest), Some(true));
     // Without a user stack, as a scan copies, too.
     let mut small = StackCopy::new();
-    guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, false), 0, &mut small).expect("a stack");
+    guest.reader.copy_sleeping(&guest.memory, asleep(false), 0, &mut small).expect("a stack");
     assert_eq!((small.is_fetching(), small.user_root()), (Some(true), None));
-    // Tables behind those of the stack.
+    // Tables after those of the stack.
     let tables = USER + 0x3000;
     guest.put(tables + ((USER_STACK + 0x5000) >> 12 & 511) * 8, (PAGES + 0x2_0000) | 7);
     guest.put_stack(saved + pt_regs::IRET, USER_STACK + 0x5ff8);
@@ -388,10 +387,7 @@ fn a_program_that_sleeps_has_its_own_stack_whatever_runs() {
     guest.put(TASK + 0x18, sp);
     let mut copy = StackCopy::with_room(0x400 + 0x200);
     let mut copied = |guest: &Guest, kernel_thread, bytes| {
-        guest
-            .reader
-            .copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), bytes, &mut copy)
-            .expect("a stack");
+        guest.reader.copy_sleeping(&guest.memory, asleep(kernel_thread), bytes, &mut copy).expect("a stack");
         (segments(&copy), copy.user_root(), copy.gaps().full)
     };
     let kernel = (sp, 0x400);
@@ -437,7 +433,11 @@ proptest! {
         for (start, bytes) in copy.segments() {
             prop_assert!(bytes.len() < 8 || copy.read_u64(start).is_some());
         }
-        let _ = guest.reader.copy_sleeping(&guest.memory, (DIRECT + TASK, kernel_thread), 0x4000, &mut copy);
+        let _ = guest.reader.copy_sleeping(&guest.memory, asleep(kernel_thread), 0x4000, &mut copy);
         prop_assert!(copy.len() <= StackCopy::BYTES);
     }
+}
+
+fn asleep(kernel_thread: bool) -> SleepingTask {
+    SleepingTask { task: VirtAddr(DIRECT + TASK), kernel_thread }
 }

@@ -27,7 +27,7 @@ fn every_style_and_paging_mode_has_current_tasks() {
                 assert_eq!((first.pid, first.tid, first.start_ns), (1, 1, 20));
                 assert_eq!(comm(&first.comm), "init");
                 assert_eq!(comm(&first.process_comm), "init");
-                // A thread has its process's start and name beside its own.
+                // A thread has its process's start and name next to its own.
                 assert_eq!((second.pid, second.tid, second.start_ns), (100, 102, 5_000));
                 assert_eq!(comm(&second.comm), "worker-102");
                 assert_eq!(comm(&second.process_comm), "many");
@@ -134,7 +134,7 @@ fn a_current_pointer_that_is_no_task_leaves_the_preempt_count() {
         assert_eq!(current.task, None, "{bad:#x}");
         assert_eq!(current.preempt_count, 0x8000_0000);
     }
-    // A leader that is none takes the whole task along: an identity must not be half right.
+    // A bad leader takes the whole task along: an identity must not be half right.
     guest.put(at, &good.to_le_bytes());
     let leader = good - phys_to_virt(0, five) + 0x3d0;
     guest.put(PhysAddr(leader), &[0xff; 8]);

@@ -30,7 +30,7 @@ fn another_kernel_is_told_from_the_one_that_was_found() {
     for five_level in [false, true] {
         let (guest, kernel) = booted(|c| c.five_level = five_level);
         let reader = kernel.current_reader(&guest.memory).expect("per-CPU areas");
-        let place = kernel.place().expect("a banner");
+        let place = kernel.identity().expect("a banner");
         let is_there = |guest: &Guest, cr3| {
             place.is_mapped(&guest.memory, cr3, guest.five_level)
                 && kernel.is_there(&guest.memory, Some(&reader))

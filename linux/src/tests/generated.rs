@@ -1,11 +1,11 @@
-//! Code that the kernel has generated: names, and lists that lie.
+//! Code that the kernel has generated: names, and hostile lists.
 
 use super::{STYLES, find, styled};
 use crate::VirtAddr;
 use crate::fixture::generated::{DISPATCHER, PACK, PROBES, PROGRAM, TRACERS, TRAMPOLINE};
 use crate::fixture::{Config, Guest, Style};
 
-/// Name, module and offset of what covers a place in generated code.
+/// Returns the name, module and offset of what covers a place in generated code.
 fn named(guest: &Guest, offset: u64) -> Option<(String, String, u64)> {
     let code = find(guest).expect("a kernel").generated_code(&guest.memory);
     let found = code.symbol_at(VirtAddr(guest.generated(offset)))?;

@@ -1,4 +1,4 @@
-//! Guests that lie: nothing panics, everything ends.
+//! Hostile guests: nothing panics, everything ends.
 
 use super::{STYLES, find};
 use crate::fixture::{Config, Guest};
@@ -40,7 +40,7 @@ fn ask_everything(guest: &Guest) {
     }
 }
 
-/// Where the guest has something: page tables, kallsyms, BTF, data, per-CPU areas, tasks, modules.
+/// Places in memory that the guest uses: page tables, kallsyms, BTF, data, per-CPU areas, tasks, modules.
 const PLACES: [(u64, u64); 7] = [
     (0x100_0000, 0x8000),
     (0x210_0000, 0x1_0000),

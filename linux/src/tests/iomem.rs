@@ -11,7 +11,10 @@ fn ranges_of_ram_are_told_and_nothing_else() {
     for style in STYLES {
         let (guest, kernel) = styled(style, |_| ());
         let end = guest.memory.0.len() as u64 - 1;
-        assert_eq!(kernel.system_ram(&guest.memory), Ok(vec![(0x1000, 0x9_fbff), (0x10_0000, end)]));
+        assert_eq!(
+            kernel.system_ram(&guest.memory),
+            Ok(vec![(PhysAddr(0x1000), PhysAddr(0x9_fbff)), (PhysAddr(0x10_0000), PhysAddr(end))])
+        );
     }
 }
 

@@ -1,7 +1,7 @@
 //! The crate against synthetic guests.
 
+mod accounting;
 mod allocations;
-mod books;
 mod clock;
 mod current;
 mod find;
@@ -9,16 +9,16 @@ mod generated;
 mod hostile;
 mod iomem;
 mod lists;
+mod probe;
 mod process;
 mod task_scan;
-mod tripwire;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};
 
 const STYLES: [Style; 3] = [Style::V6_1, Style::V6_12, Style::V6_15];
 
-/// A guest and its kernel.
+/// Returns a guest and its kernel.
 fn booted(change: impl FnOnce(&mut Config)) -> (Guest, Kernel) {
     styled(Style::V6_12, change)
 }

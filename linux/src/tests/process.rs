@@ -3,8 +3,8 @@
 use super::{STYLES, find, styled};
 use crate::fixture::{Config, Guest, Style, cached_byte};
 use crate::{
-    FileRef, InterruptAction, Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr, PhysicalMemory,
-    Vector, VirtAddr,
+    FileRef, InterruptAction, InterruptVector, Kernel, Mapping, MappingKind, Missing, PageCache, PhysAddr,
+    PhysicalMemory, VirtAddr,
 };
 use proptest::prelude::*;
 
@@ -148,7 +148,7 @@ fn the_page_cache_has_the_bytes_of_whole_pages() {
     }
 }
 
-/// What the process of `task` would find at `path`.
+/// Looks up `path` as the process of `task` would.
 fn look_up(
     kernel: &Kernel,
     memory: &impl PhysicalMemory,
@@ -234,12 +234,12 @@ fn interrupts_and_system_calls_have_names() {
         assert_eq!(lines, [(4, vec![action("ttyS0", None)]), (9, shared)]);
         let softirqs = interrupts.softirqs.unwrap();
         assert_eq!((softirqs.len(), softirqs[3].name.as_str(), softirqs[5].handler), (10, "NET_RX", None));
-        assert_eq!(interrupts.vectors, Ok(vec![Vector { cpu: 0, vector: 34, irq: 4 }]));
+        assert_eq!(interrupts.vectors, Ok(vec![InterruptVector { cpu: 0, vector: 34, irq: 4 }]));
         let calls = kernel.system_calls(&guest.memory).unwrap();
         assert_eq!(calls, [Some("read".into()), None, Some("stat".into())]);
         let (guest, kernel) = styled(style, |config| config.apic_ids = vec![4, 1]);
         let vectors = kernel.interrupts(&guest.memory).vectors;
-        assert_eq!(vectors, Ok(vec![Vector { cpu: 4, vector: 34, irq: 4 }]), "by vCPU");
+        assert_eq!(vectors, Ok(vec![InterruptVector { cpu: 4, vector: 34, irq: 4 }]), "by vCPU");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::fixture::{Config, Guest};
 use crate::{FlatMemory, Kernel, PhysAddr, PhysicalMemory, RunState, ScanResult, TaskObservation};
 
 fn walk(kernel: &Kernel, memory: &impl PhysicalMemory) -> (Vec<TaskObservation>, ScanResult) {
-    let lists = kernel.task_scan(memory).expect("task lists");
+    let lists = kernel.task_list_reader(memory).expect("task lists");
     let mut seen = Vec::new();
     let way = lists.walk(memory, |sight| seen.push(*sight));
     (seen, way)
@@ -38,17 +38,17 @@ fn every_thread_is_seen_with_its_state() {
         assert_eq!(tids, listed);
         let (asleep, runs) = (sight(&seen, 101), sight(&seen, 102));
         assert_eq!(
-            (asleep.state.rest(), asleep.on_cpu, asleep.torn),
+            (asleep.state.run_state(), asleep.on_cpu, asleep.inconsistent),
             (RunState::Interruptible, false, false)
         );
         assert_eq!((asleep.switches, asleep.saved_sp), (7, 0xffff_8880_0000_1000));
-        assert!(runs.on_cpu && !runs.torn);
-        let lists = kernel.task_scan(&guest.memory).expect("task lists");
+        assert!(runs.on_cpu && !runs.inconsistent);
+        let lists = kernel.task_list_reader(&guest.memory).expect("task lists");
         assert_eq!(lists.read(&guest.memory, guest.task(101).expect("a thread")), Some(asleep));
     }
 }
 
-/// Memory in which a word grows with every look at it.
+/// Memory in which a word grows with every read of it.
 struct Moving<'a> {
     guest: &'a Guest,
     at: PhysAddr,
@@ -67,7 +67,7 @@ impl PhysicalMemory for Moving<'_> {
     }
 }
 
-/// Physical address of `nvcsw` of a thread: where a number is that nothing else has.
+/// Returns the physical address of `nvcsw` of a thread: where a number is that nothing else has.
 fn place_of_switches(guest: &mut Guest, tid: i32) -> PhysAddr {
     const MARK: u64 = 0x5eed_5eed_0123;
     guest.set_times(tid, [0, 0, 0, MARK, 0, 0]);
@@ -81,28 +81,28 @@ fn a_task_that_is_switched_meanwhile_is_read_again_or_torn() {
     let (mut guest, kernel) = booted(|_| ());
     let at = place_of_switches(&mut guest, 1);
     let task = guest.task(1).expect("a thread");
-    let lists = kernel.task_scan(&guest.memory).expect("task lists");
+    let lists = kernel.task_list_reader(&guest.memory).expect("task lists");
     let read = |until| {
         let memory = Moving { guest: &guest, at, looks: Cell::new(0), until };
         lists.read(&memory, task).expect("a task")
     };
-    // It changes once, between the first two looks.
+    // It changes once, between the first two reads.
     let settled = read(2);
-    assert!(!settled.torn && settled.switches == 2, "{settled:?}");
-    assert!(read(u64::MAX).torn);
+    assert!(!settled.inconsistent && settled.switches == 2, "{settled:?}");
+    assert!(read(u64::MAX).inconsistent);
 }
 
 #[test]
 fn a_list_that_cannot_be_followed_is_torn() {
     let (mut guest, kernel) = booted(|_| ());
-    let lists = kernel.task_scan(&guest.memory).expect("task lists");
+    let lists = kernel.task_list_reader(&guest.memory).expect("task lists");
     assert_eq!(lists.walk(&empty(), |_| ()), ScanResult::Inconsistent);
     assert_eq!(lists.read(&empty(), guest.task(1).expect("a thread")), None);
     guest.tie_task_loop();
     let mut count = 0;
     assert_eq!(lists.walk(&guest.memory, |_| count += 1), ScanResult::Truncated);
     assert_eq!(count, 1 << 17);
-    assert!(kernel.task_scan(&FlatMemory(Vec::new())).is_err());
+    assert!(kernel.task_list_reader(&FlatMemory(Vec::new())).is_err());
 }
 
 proptest! {
@@ -112,7 +112,7 @@ proptest! {
         let mut guest = Config::new(STYLES[1]).build();
         let kernel = super::find(&guest).expect("a kernel");
         guest.memory.0[at..at + bytes.len()].copy_from_slice(&bytes);
-        let lists = kernel.task_scan(&guest.memory).expect("task lists");
+        let lists = kernel.task_list_reader(&guest.memory).expect("task lists");
         let mut count = 0;
         lists.walk(&guest.memory, |_| count += 1);
         prop_assert!(count <= 1 << 17);

@@ -12,7 +12,7 @@ use std::ops::ControlFlow;
 
 use super::{INTERNAL_MASK, is_node};
 use crate::btf::Btf;
-use crate::layout::offset;
+use crate::btf::layout::{layout, offset};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -35,38 +35,30 @@ mod kind {
     pub(super) const ARANGE_64: u64 = 3;
 }
 
-/// Where a kind of node has its arrays.
+/// Offsets and lengths of the arrays of a kind of node.
 #[derive(Debug, Clone, Copy)]
-struct NodeLayout {
+pub(crate) struct NodeLayout {
     pivot: usize,
     pivots: usize,
     slot: usize,
 }
 
-/// `struct maple_tree` and its nodes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct MapleLayout {
-    root: usize,
-    range: NodeLayout,
-    arange: NodeLayout,
-}
-
-impl MapleLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        Ok(Self {
-            root: offset(btf, "maple_tree", "ma_root")?,
-            range: NodeLayout::new(btf, "maple_range_64")?,
-            arange: NodeLayout::new(btf, "maple_arange_64")?,
-        })
+layout! {
+    /// `struct maple_tree` and its nodes.
+    #[derive(Debug, Clone, Copy)]
+    MapleLayout {
+        root: usize = "maple_tree.ma_root",
+        range: NodeLayout => |btf| NodeLayout::new(btf, "maple_range_64"),
+        arange: NodeLayout => |btf| NodeLayout::new(btf, "maple_arange_64"),
     }
 }
 
 impl NodeLayout {
-    fn new(btf: &Btf, name: &str) -> Result<Self, Missing> {
+    fn new(btf: &Btf<'_>, name: &str) -> Result<Self, Missing> {
         let no_pivots = || Missing::NoField(format!("{name}.pivot"));
         let pivot = btf.member(name, "pivot").ok_or_else(no_pivots)?;
         let pivots = btf.elements(pivot).ok_or_else(no_pivots)?;
-        let slot = offset(btf, name, "slot")?;
+        let slot = offset(btf, &[&format!("{name}.slot")])?;
         // There is one slot more than pivots.
         let fits = pivots < MAX_SLOTS && pivot.offset + pivots * 8 <= NODE && slot + (pivots + 1) * 8 <= NODE;
         if fits { Ok(Self { pivot: pivot.offset, pivots, slot }) } else { Err(no_pivots()) }
@@ -81,7 +73,7 @@ pub(crate) struct MapleTree<'a, M> {
 }
 
 /// A node that was read, and the range that it covers.
-struct Node {
+struct MapleNode {
     bytes: [u8; NODE],
     layout: NodeLayout,
     leaf: bool,
@@ -91,15 +83,15 @@ struct Node {
 
 /// A slot of a node: what belongs to `min..=max`.
 #[derive(Debug, Clone, Copy)]
-struct Slot {
+struct MapleSlot {
     min: u64,
     max: u64,
     entry: u64,
 }
 
-impl Node {
-    /// The slots from the first to the one that ends the node's range.
-    fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
+impl MapleNode {
+    /// Returns the slots from the first to the one that ends the node's range.
+    fn slots(&self) -> impl Iterator<Item = MapleSlot> + '_ {
         let mut next = Some(self.min);
         (0..=self.layout.pivots).map_while(move |i| {
             let min = next?;
@@ -108,29 +100,29 @@ impl Node {
             } else {
                 self.max
             };
-            // Behind the last used pivot there are zeros; the range of the node ends there.
+            // After the last used pivot there are zeros; the range of the node ends there.
             let max = if (i > 0 && pivot == 0) || pivot > self.max { self.max } else { pivot };
             if max < min {
                 return None;
             }
             next = if max == self.max { None } else { max.checked_add(1) };
-            Some(Slot { min, max, entry: u64_at(&self.bytes, self.layout.slot + i * 8)? })
+            Some(MapleSlot { min, max, entry: u64_at(&self.bytes, self.layout.slot + i * 8)? })
         })
     }
 }
 
 impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
-    /// The tree at `at`; `None` if not even its root can be read.
+    /// Returns the tree at `at`; `None` if not even its root can be read.
     pub(crate) fn new(view: &'a View<'a, M>, layout: &'a MapleLayout, at: u64) -> Option<Self> {
         Some(Self { view, layout, root: view.u64(at, layout.root)? })
     }
 
-    /// What belongs to `index`.
+    /// Returns the pointer that belongs to `index`.
     pub(crate) fn find(&self, index: u64) -> Option<u64> {
         if !is_node(self.root) {
             return entry(self.root).filter(|_| index == 0);
         }
-        let mut slot = Slot { min: 0, max: u64::MAX, entry: self.root };
+        let mut slot = MapleSlot { min: 0, max: u64::MAX, entry: self.root };
         for _ in 0..MAX_DEPTH {
             let node = self.node(slot)?;
             slot = node.slots().find(|slot| index <= slot.max)?;
@@ -146,7 +138,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
         if is_node(self.root) {
             let mut left = MAX_NODES;
             let _ = self.descend(
-                Slot { min: 0, max: u64::MAX, entry: self.root },
+                MapleSlot { min: 0, max: u64::MAX, entry: self.root },
                 MAX_DEPTH,
                 &mut left,
                 &mut visit,
@@ -158,7 +150,7 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
 
     fn descend(
         &self,
-        at: Slot,
+        at: MapleSlot,
         depth: usize,
         left: &mut usize,
         visit: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
@@ -181,20 +173,20 @@ impl<'a, M: PhysicalMemory> MapleTree<'a, M> {
     }
 
     /// Reads the node that the entry of `slot` points to.
-    fn node(&self, slot: Slot) -> Option<Node> {
+    fn node(&self, slot: MapleSlot) -> Option<MapleNode> {
         let (layout, leaf) = match (slot.entry >> 3) & 0xf {
             kind::LEAF_64 => (self.layout.range, true),
             kind::RANGE_64 => (self.layout.range, false),
             kind::ARANGE_64 => (self.layout.arange, false),
             _ => return None,
         };
-        let mut node = Node { bytes: [0; NODE], layout, leaf, min: slot.min, max: slot.max };
+        let mut node = MapleNode { bytes: [0; NODE], layout, leaf, min: slot.min, max: slot.max };
         self.view.read(slot.entry & !(NODE as u64 - 1), &mut node.bytes)?;
         Some(node)
     }
 }
 
-/// An entry that is a pointer: no gap, and no mark like `XA_ZERO_ENTRY`.
+/// Returns the entry if it is a pointer: not a gap, and not a mark like `XA_ZERO_ENTRY`.
 fn entry(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

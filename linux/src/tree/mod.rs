@@ -1,4 +1,4 @@
-//! The kernel's trees, as they lie in memory: maple tree and XArray.
+//! The kernel's trees, as they are in memory: maple tree and XArray.
 //!
 //! A running guest changes them, a hostile one ties them into loops: depth and nodes are bounded, and what
 //! cannot be read is left out.
@@ -13,10 +13,10 @@ pub(crate) use xarray::{XArray, XArrayLayout};
 const INTERNAL_MASK: u64 = 3;
 /// See [`INTERNAL_MASK`].
 const INTERNAL: u64 = 2;
-/// Internal entries up to here are no nodes but marks (`xa_is_node`, include/linux/xarray.h).
+/// Internal entries up to here are marks, not nodes (`xa_is_node`, include/linux/xarray.h).
 const LAST_MARK: u64 = 4096;
 
-/// True if `entry` points to a node.
+/// Returns true if `entry` points to a node.
 fn is_node(entry: u64) -> bool {
     entry & INTERNAL_MASK == INTERNAL && entry > LAST_MARK
 }

@@ -11,8 +11,7 @@
 use std::ops::ControlFlow;
 
 use super::{INTERNAL, INTERNAL_MASK, is_node};
-use crate::btf::Btf;
-use crate::layout::offset;
+use crate::btf::layout::layout;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::view::View;
@@ -22,27 +21,19 @@ const MAX_NODES: usize = 16_384;
 /// Slots of a node, at most (`XA_CHUNK_SIZE`; 16 with `CONFIG_BASE_SMALL`).
 const MAX_SLOTS: usize = 64;
 
-/// `struct xarray` and `struct xa_node`.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct XArrayLayout {
-    head: usize,
-    shift: usize,
-    slots: usize,
-    /// `XA_CHUNK_SHIFT`.
-    chunk_shift: u32,
-}
-
-impl XArrayLayout {
-    pub(crate) fn new(btf: &Btf) -> Result<Self, Missing> {
-        let no_slots = || Missing::NoField("xa_node.slots".into());
-        let slots = btf.member("xa_node", "slots").ok_or_else(no_slots)?;
-        let count = btf.elements(slots).filter(|n| n.is_power_of_two() && (2..=MAX_SLOTS).contains(n));
-        Ok(Self {
-            head: offset(btf, "xarray", "xa_head")?,
-            shift: offset(btf, "xa_node", "shift")?,
-            slots: slots.offset,
-            chunk_shift: count.ok_or_else(no_slots)?.trailing_zeros(),
-        })
+layout! {
+    /// `struct xarray` and `struct xa_node`.
+    #[derive(Debug, Clone, Copy)]
+    XArrayLayout {
+        head: usize = "xarray.xa_head",
+        shift: usize = "xa_node.shift",
+        slots: usize = "xa_node.slots",
+        /// `XA_CHUNK_SHIFT`.
+        chunk_shift: u32 => |btf| {
+            let count = btf.member_by_path("xa_node.slots").and_then(|slots| btf.elements(slots));
+            let count = count.filter(|n| n.is_power_of_two() && (2..=MAX_SLOTS).contains(n));
+            Ok(count.ok_or_else(|| Missing::NoField("xa_node.slots".into()))?.trailing_zeros())
+        },
     }
 }
 
@@ -54,12 +45,12 @@ pub(crate) struct XArray<'a, M> {
 }
 
 impl<'a, M: PhysicalMemory> XArray<'a, M> {
-    /// The array at `at`; `None` if not even its head can be read.
+    /// Returns the array at `at`; `None` if not even its head can be read.
     pub(crate) fn new(view: &'a View<'a, M>, layout: &'a XArrayLayout, at: u64) -> Option<Self> {
         Some(Self { view, layout, head: view.u64(at, layout.head)? })
     }
 
-    /// The pointer at `index`. One that was stored for several indices is found by each of them.
+    /// Returns the pointer at `index`. One that was stored for several indices is found by each of them.
     pub(crate) fn find(&self, index: u64) -> Option<u64> {
         if !is_node(self.head) {
             return pointer(self.head).filter(|_| index == 0);
@@ -77,7 +68,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
             above = shift;
             entry = self.slot(node, slot & self.last_slot())?;
             if entry & INTERNAL_MASK == INTERNAL && !is_node(entry) {
-                // A sibling names the slot that has it; what is no sibling names none.
+                // A sibling names the slot that has the pointer; other entries do not name a slot.
                 let canonical = entry >> 2;
                 entry = self.slot(node, canonical).filter(|_| canonical <= self.last_slot())?;
             }
@@ -130,7 +121,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
         (1 << self.layout.chunk_shift) - 1
     }
 
-    /// The shift of a node, which must lie below that of the node above: so a walk ends.
+    /// Returns the shift of a node, which must be below that of the node above: so a walk ends.
     fn shift(&self, node: u64, above: u32) -> Option<u32> {
         let mut byte = [0];
         self.view.read(node.checked_add(self.layout.shift as u64)?, &mut byte)?;
@@ -143,7 +134,7 @@ impl<'a, M: PhysicalMemory> XArray<'a, M> {
     }
 }
 
-/// An entry that is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
+/// Returns the entry if it is a pointer: neither empty, nor a value (a page that is swapped out), nor a mark.
 fn pointer(entry: u64) -> Option<u64> {
     (entry != 0 && entry & INTERNAL_MASK == 0).then_some(entry)
 }

@@ -1,17 +1,18 @@
 //! Call stacks of the kernel, unwound from a copy of its stacks.
 //!
 //! ```text
-//! registers -> address -> rule of ORC: where the caller's stack pointer, address and RBP are -> caller -> ...
-//!                |                                                        `-> pt_regs: an interrupt, an exception,
-//!                |                                                            a system call; of user mode: the end
+//! registers -> address -> ORC rule: the caller's stack pointer, address and RBP -> caller -> ...
+//!                |                                                     `-> pt_regs: an interrupt, an exception,
+//!                |                                                         a system call; of user mode: the end
 //!                |-> generated code: the rule of what it is a copy of, or its frame pointer
 //!                `-> no rule: frame pointer, where a kernel keeps one
 //! ```
 //!
-//! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The image has one
-//! (`__start_orc_unwind_ip`: where each rule starts to hold, relative to its own place; `__start_orc_unwind`: the
-//! rules), and so has every module (`module.arch`). Rules were laid out in three ways, told apart by BTF, and name registers
-//! by one of two sets of numbers, told apart by which number nearly all rules have; neither by version:
+//! ORC is the table that Linux unwinds itself by: for each run of instructions one rule of six bytes. The
+//! image has one (`__start_orc_unwind_ip`: where each rule starts to hold, relative to its own place;
+//! `__start_orc_unwind`: the rules), and so has every module (`module.arch`). Rules were laid out in three
+//! ways, distinguished by BTF, and name registers by one of two sets of numbers, distinguished by which
+//! number nearly all rules have; neither by version:
 //!
 //! | kernels      | kind                                                                         | exact address      |
 //! |--------------|------------------------------------------------------------------------------|--------------------|
@@ -19,13 +20,13 @@
 //! | 6.3          | the same                                                                     | `signal:1`         |
 //! | since 6.4    | `type:3` undefined, bottom, call, regs, partial regs                          | `signal:1`         |
 //!
-//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3, 6.12 and 7.3;
-//! arch/x86/kernel/unwind_frame.c and arch/x86/include/asm/frame.h for frame pointers.
+//! Sources: arch/x86/include/asm/orc_types.h and arch/x86/kernel/unwind_orc.c of Linux 5.10, 6.1, 6.3, 6.12
+//! and 7.3; arch/x86/kernel/unwind_frame.c and arch/x86/include/asm/frame.h for frame pointers.
 //!
-//! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes no more
-//! steps than it may push frames, and the stack pointer may only go down where stacks are switched, a few times.
+//! Tables are the guest's, so nothing in them is believed: at most [`MAX_RULES`] rules are kept, a walk takes
+//! no more steps than it may push frames, and the stack pointer may only go down where stacks are switched, a
+//! few times.
 
-mod frame;
 mod frame_pointer;
 mod generated;
 mod rule;
@@ -34,10 +35,9 @@ mod table;
 mod tests;
 mod walk;
 
-pub use frame::{Broken, FrameKind, KernelFrame, UserRegisters, WalkEnd};
-
 use std::sync::Arc;
 
+use crate::frame::{FrameKind, KernelFrame, KernelWalkError, WalkEnd};
 use crate::generated::GeneratedCode;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::OrcLayout;
@@ -46,15 +46,15 @@ use crate::missing::Missing;
 use crate::module::Modules;
 use crate::stack::{StackCopy, entry_code};
 use crate::view::View;
-use rule::{Format, Rule};
+use rule::{RuleFormat, UnwindRule};
 use symbols::{Registers, StackMemory};
-use table::{Budget, Table};
+use table::{RuleBudget, RuleTable};
 
-/// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have 400,000 to
-/// 900,000.
+/// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have
+/// 400,000 to 900,000.
 pub const MAX_RULES: usize = 1 << 21;
 
-/// Functions whose address stands on the stack in place of the one that is returned to, while the guest traces returns
+/// Functions whose address replaces the return address on the stack, while the guest traces returns
 /// (arch/x86/kernel/ftrace_64.S, arch/x86/kernel/rethook.c, arch/x86/kernel/kprobes/core.c).
 const RETURN_HOOKS: [&str; 4] =
     ["return_to_handler", "arch_rethook_trampoline", "__kretprobe_trampoline", "kretprobe_trampoline"];
@@ -62,18 +62,18 @@ const RETURN_HOOKS: [&str; 4] =
 /// Tables of the modules; without ORC only what is code.
 fn module_tables<M: PhysicalMemory>(
     view: &View<'_, M>,
-    format: Option<&Format>,
+    format: Option<&RuleFormat>,
     modules: &Modules,
-    budget: &mut Budget,
-) -> Vec<Table> {
+    budget: &mut RuleBudget,
+) -> Vec<RuleTable> {
     match format {
         Some(format) => modules
             .orc_tables()
-            .filter_map(|(text, orc)| Table::of_module(view, format, text, orc, budget))
+            .filter_map(|(text, orc)| RuleTable::from_module(view, format, text, orc, budget))
             .collect(),
         None => modules
             .iter()
-            .filter_map(|(_, start, size)| Some(Table::empty((start.0, start.0.checked_add(size)?))))
+            .filter_map(|(_, start, size)| Some(RuleTable::empty((start.0, start.0.checked_add(size)?))))
             .collect(),
     }
 }
@@ -82,10 +82,10 @@ fn module_tables<M: PhysicalMemory>(
 #[derive(Debug)]
 pub struct KernelUnwinder {
     image: (u64, u64),
-    /// Of the image, which never changes, and how it is written.
-    orc: Result<(Arc<Table>, Format), Missing>,
+    /// Table and format of the image's rules, which never change.
+    orc: Result<(Arc<RuleTable>, RuleFormat), Missing>,
     /// By start address.
-    modules: Arc<Vec<Table>>,
+    modules: Arc<Vec<RuleTable>>,
     generated: Arc<GeneratedCode>,
     /// Start and end of the entry code; empty if not known.
     entry: (u64, u64),
@@ -105,13 +105,13 @@ impl KernelUnwinder {
         modules: &Modules,
     ) -> Self {
         let symbol = |name: &str| symbols.and_then(|symbols| symbols.address_of(name));
-        let mut budget = Budget::new(MAX_RULES);
+        let mut budget = RuleBudget::new(MAX_RULES);
         let orc = layout.and_then(|layout| {
             let place = |name: &str| symbol(name).ok_or_else(|| Missing::NoSymbol(name.into()));
             let addresses = (place("__start_orc_unwind_ip")?, place("__stop_orc_unwind_ip")?);
             let rules = (place("__start_orc_unwind")?, place("__stop_orc_unwind")?);
             let (table, format) =
-                Table::of_image(view, layout, addresses, rules, &mut budget).ok_or(Missing::BadOrc)?;
+                RuleTable::from_image(view, layout, addresses, rules, &mut budget).ok_or(Missing::BadOrc)?;
             Ok((Arc::new(table), format))
         });
         Self {
@@ -131,10 +131,10 @@ impl KernelUnwinder {
         }
     }
 
-    /// The same for other modules; what is known of the image is not read again.
+    /// Returns the same for other modules; what is known of the image is not read again.
     pub(crate) fn with_modules<M: PhysicalMemory>(&self, view: &View<'_, M>, modules: &Modules) -> Self {
         let image = self.orc.as_ref().ok();
-        let mut budget = Budget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
+        let mut budget = RuleBudget::new(MAX_RULES.saturating_sub(image.map_or(0, |(table, _)| table.len())));
         let modules = module_tables(view, image.map(|(_, format)| format), modules, &mut budget);
         Self {
             orc: self.orc.clone(),
@@ -144,24 +144,25 @@ impl KernelUnwinder {
         }
     }
 
-    /// The same for other generated code.
+    /// Returns the same for other generated code.
     pub fn with_generated(&self, generated: Arc<GeneratedCode>) -> Self {
         Self { orc: self.orc.clone(), modules: Arc::clone(&self.modules), generated, ..*self }
     }
 
-    /// Why there are no ORC tables, so that frame pointers must do; `None` where there are.
+    /// Returns the reason why there are no ORC tables, so that frame pointers are used; `None` where there
+    /// are.
     pub fn missing(&self) -> Option<&Missing> {
         self.orc.as_ref().err()
     }
 
-    /// Number of rules known, of image and modules together.
+    /// Returns the number of rules known, of image and modules together.
     pub fn rules(&self) -> usize {
         self.orc.as_ref().map_or(0, |(table, _)| table.len())
-            + self.modules.iter().map(Table::len).sum::<usize>()
+            + self.modules.iter().map(RuleTable::len).sum::<usize>()
     }
 
-    /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost first; `limit`
-    /// frames at most.
+    /// Unwinds from `registers`, those of an interrupted kernel, calling `push` for each frame, innermost
+    /// first; `limit` frames at most.
     pub fn walk(
         &self,
         registers: &Registers,
@@ -172,9 +173,9 @@ impl KernelUnwinder {
         self.walk_from((registers, FrameKind::Exact), stack, limit, push)
     }
 
-    /// Unwinds the kernel stack in `copy`, as [`KernelUnwinder::walk`] does; pushes nothing for a sample in user mode.
-    /// Where entry code has no rules, and where a stack that came from user mode just ends, the user's registers are
-    /// found by their place on the task's stack.
+    /// Unwinds the kernel stack in `copy`, as [`KernelUnwinder::walk`] does; pushes nothing for a sample in
+    /// user mode. Where entry code has no rules, and where a stack that came from user mode just ends, the
+    /// user's registers are found by their place on the task's stack.
     pub fn walk_copy(&self, copy: &StackCopy, limit: usize, push: impl FnMut(KernelFrame)) -> WalkEnd {
         if let Some(user) = copy.task_pt_regs().filter(|_| copy.is_user_mode()) {
             return WalkEnd::User(user);
@@ -186,7 +187,9 @@ impl KernelUnwinder {
             push(frame);
         });
         let user = match end {
-            WalkEnd::Complete | WalkEnd::Broken(Broken::EntryCode) if frames <= 1 && self.is_entry(copy) => {
+            WalkEnd::Complete | WalkEnd::Broken(KernelWalkError::EntryCode)
+                if frames <= 1 && self.is_entry(copy) =>
+            {
                 copy.entry_registers()
             }
             WalkEnd::Complete => copy.task_pt_regs(),
@@ -199,24 +202,24 @@ impl KernelUnwinder {
         self.in_entry_code(copy.registers().rip)
     }
 
-    /// True for the code by which the kernel is entered and left (`.entry.text`).
+    /// Returns true for the code by which the kernel is entered and left (`.entry.text`).
     fn in_entry_code(&self, at: u64) -> bool {
         (self.entry.0..self.entry.1).contains(&at)
     }
 
-    /// The rule that holds at `at`; `None` outside of all code with rules.
-    fn rule_at(&self, at: u64) -> Option<Rule> {
+    /// Returns the rule that holds at `at`; `None` outside of all code with rules.
+    fn rule_at(&self, at: u64) -> Option<UnwindRule> {
         let image = self.orc.as_ref().ok().map(|(table, _)| &**table);
         let table = image.filter(|table| table.contains(at)).or_else(|| self.module_at(at));
         table?.find(at)
     }
 
-    fn module_at(&self, at: u64) -> Option<&Table> {
+    fn module_at(&self, at: u64) -> Option<&RuleTable> {
         let after = self.modules.partition_point(|table| table.start() <= at);
         self.modules.get(after.checked_sub(1)?).filter(|table| table.contains(at))
     }
 
-    /// True for an address in the image or in a module.
+    /// Returns true for an address in the image or in a module.
     fn is_code(&self, at: u64) -> bool {
         (self.image.0..self.image.1).contains(&at) || self.module_at(at).is_some()
     }

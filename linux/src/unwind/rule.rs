@@ -1,25 +1,26 @@
 //! One rule of ORC, and how a kernel writes them.
 
-use crate::layout::{Bits, OrcLayout};
+use crate::layout::{BitRange, OrcLayout};
 
-/// Which numbers `ORC_REG_*` are. They are macros: neither BTF nor kallsyms knows them.
+/// Numbering of `ORC_REG_*`. They are macros: neither BTF nor kallsyms knows them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Numbers {
+pub(super) enum RegisterNumbers {
     /// 1 previous SP, 2 DX, 3 DI, 4 BP, 5 SP, 6 R10, 7 R13, 8 at BP, 9 at SP, 10 AX (until 7.1 or later).
     StackPointerIs5,
     /// 1 AX, 2 DX, 3 SP, 4 BP, 5 DI, 6 R10, 7 R13, 8 previous SP, 9 at SP, 10 at BP (7.3).
     StackPointerIs3,
 }
 
-impl Numbers {
-    /// Which they are, told by the rules of an image: of nearly all calls the caller's stack pointer is told by SP (99 % of
-    /// 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where neither number is that of most.
-    pub(super) fn told_by(fields: &OrcLayout, rules: &[u8]) -> Option<Self> {
+impl RegisterNumbers {
+    /// Infers the numbers from the rules of an image: for nearly all calls the caller's stack pointer is
+    /// computed from SP (99 % of 373,000 rules in Debian's 6.12 and of 450,000 in its 7.3). `None` where
+    /// neither number is that of most rules.
+    pub(super) fn infer(fields: &OrcLayout, rules: &[u8]) -> Option<Self> {
         let (mut calls, mut five, mut three) = (0usize, 0usize, 0usize);
         for bytes in rules.chunks_exact(fields.size.max(1)) {
-            let word = Word::new(bytes);
+            let word = RuleWord::new(bytes);
             let number = word.field(fields.sp_reg);
-            if number != 0 && kind_of(fields, word, false) == Kind::Call {
+            if number != 0 && kind_of(fields, word, false) == RuleKind::Call {
                 calls += 1;
                 five += usize::from(number == 5);
                 three += usize::from(number == 3);
@@ -33,18 +34,18 @@ impl Numbers {
     }
 }
 
-/// How the rules of a kernel are written.
+/// Format of the rules of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Format {
+pub(super) struct RuleFormat {
     pub(super) fields: OrcLayout,
-    pub(super) numbers: Numbers,
+    pub(super) numbers: RegisterNumbers,
 }
 
-/// What the caller's stack pointer is told by.
+/// Base of the caller's stack pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Base {
+pub(super) enum RegisterBase {
     Undefined,
-    /// The stack pointer that was found just now.
+    /// The stack pointer that this rule has computed.
     PreviousSp,
     Sp,
     Bp,
@@ -59,10 +60,10 @@ pub(super) enum Base {
     BpIndirect,
 }
 
-/// What lies there.
+/// Contents of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// Nothing that could be told.
+pub(super) enum RuleKind {
+    /// Nothing that could be recognized.
     Undefined,
     /// The bottom of the stack.
     Bottom,
@@ -76,71 +77,72 @@ pub(super) enum Kind {
 
 /// A rule, taken apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Rule {
+pub(super) struct UnwindRule {
     pub(super) sp_offset: i16,
     pub(super) bp_offset: i16,
-    pub(super) sp: Base,
-    pub(super) bp: Base,
-    pub(super) kind: Kind,
+    pub(super) sp: RegisterBase,
+    pub(super) bp: RegisterBase,
+    pub(super) kind: RuleKind,
     /// The caller's address is that of an interrupted instruction.
     pub(super) exact: bool,
 }
 
-impl Rule {
-    /// What holds at address 0, which is only got to by calling it: nothing was pushed but the return address.
+impl UnwindRule {
+    /// Rule at address 0, which is reached only by calling it: only the return address was pushed.
     pub(super) const NULL_CALL: Self = Self {
         sp_offset: 8,
         bp_offset: 0,
-        sp: Base::Sp,
-        bp: Base::Undefined,
-        kind: Kind::Call,
+        sp: RegisterBase::Sp,
+        bp: RegisterBase::Undefined,
+        kind: RuleKind::Call,
         exact: false,
     };
 
-    /// Takes apart the bytes of a rule, of which there are at most eight.
-    pub(super) fn decode(format: &Format, bytes: &[u8]) -> Self {
-        let Format { fields, numbers } = format;
-        let word = Word::new(bytes);
-        let sp = Base::new(*numbers, word.field(fields.sp_reg));
-        let kind = kind_of(fields, word, sp == Base::Undefined);
+    /// Decodes the bytes of a rule, of which there are at most eight.
+    pub(super) fn decode(format: &RuleFormat, bytes: &[u8]) -> Self {
+        let RuleFormat { fields, numbers } = format;
+        let word = RuleWord::new(bytes);
+        let sp = RegisterBase::new(*numbers, word.field(fields.sp_reg));
+        let kind = kind_of(fields, word, sp == RegisterBase::Undefined);
         let exact = match fields.signal {
             Some(signal) => word.flag(Some(signal)),
-            None => matches!(kind, Kind::Regs | Kind::Partial),
+            None => matches!(kind, RuleKind::Regs | RuleKind::Partial),
         };
         Self {
             sp_offset: word.field(fields.sp_offset).cast_signed(),
             bp_offset: word.field(fields.bp_offset).cast_signed(),
             sp,
-            bp: Base::new(*numbers, word.field(fields.bp_reg)),
+            bp: RegisterBase::new(*numbers, word.field(fields.bp_reg)),
             kind,
             exact,
         }
     }
 
-    /// True for what only marks the end of a section: another rule at the same address is the real one.
+    /// Returns true for what only marks the end of a section: another rule at the same address is the real
+    /// one.
     pub(super) fn is_weak(&self) -> bool {
-        self.kind == Kind::Undefined
+        self.kind == RuleKind::Undefined
     }
 }
 
-/// What a rule is of; `undefined`: it names nothing that the caller's stack pointer is told by.
-fn kind_of(fields: &OrcLayout, word: Word, undefined: bool) -> Kind {
+/// Returns the kind of a rule; `undefined`: it names no base of the caller's stack pointer.
+fn kind_of(fields: &OrcLayout, word: RuleWord, undefined: bool) -> RuleKind {
     match (fields.kind.1, word.field(fields.kind)) {
-        (3, 1) => Kind::Bottom,
-        (0..=2, _) if undefined && word.flag(fields.end) => Kind::Bottom,
-        (0..=2, _) if undefined => Kind::Undefined,
-        (0..=2, 0) | (3, 2) => Kind::Call,
-        (0..=2, 1) | (3, 3) => Kind::Regs,
-        (0..=2, 2) | (3, 4) => Kind::Partial,
-        _ => Kind::Undefined,
+        (3, 1) => RuleKind::Bottom,
+        (0..=2, _) if undefined && word.flag(fields.end) => RuleKind::Bottom,
+        (0..=2, _) if undefined => RuleKind::Undefined,
+        (0..=2, 0) | (3, 2) => RuleKind::Call,
+        (0..=2, 1) | (3, 3) => RuleKind::Regs,
+        (0..=2, 2) | (3, 4) => RuleKind::Partial,
+        _ => RuleKind::Undefined,
     }
 }
 
 /// The bytes of a rule as one number.
 #[derive(Debug, Clone, Copy)]
-struct Word(u64);
+struct RuleWord(u64);
 
-impl Word {
+impl RuleWord {
     fn new(bytes: &[u8]) -> Self {
         let mut word = [0; 8];
         for (to, from) in word.iter_mut().zip(bytes) {
@@ -150,24 +152,26 @@ impl Word {
     }
 
     /// At most 16 bits, all within the word (see the layout).
-    fn field(self, (first, bits): Bits) -> u16 {
+    fn field(self, (first, bits): BitRange) -> u16 {
         let value = self.0.checked_shr(first).unwrap_or(0) & ((1 << bits.min(16)) - 1);
         u16::try_from(value).unwrap_or(0)
     }
 
-    fn flag(self, bits: Option<Bits>) -> bool {
+    fn flag(self, bits: Option<BitRange>) -> bool {
         bits.is_some_and(|bits| self.field(bits) != 0)
     }
 }
 
-impl Base {
-    fn new(numbers: Numbers, number: u16) -> Self {
+impl RegisterBase {
+    fn new(numbers: RegisterNumbers, number: u16) -> Self {
         match (numbers, number) {
-            (Numbers::StackPointerIs5, 1) | (Numbers::StackPointerIs3, 8) => Self::PreviousSp,
-            (Numbers::StackPointerIs5, 5) | (Numbers::StackPointerIs3, 3) => Self::Sp,
-            (Numbers::StackPointerIs5, 3) | (Numbers::StackPointerIs3, 5) => Self::Di,
-            (Numbers::StackPointerIs5, 10) | (Numbers::StackPointerIs3, 1) => Self::Ax,
-            (Numbers::StackPointerIs5, 8) | (Numbers::StackPointerIs3, 10) => Self::BpIndirect,
+            (RegisterNumbers::StackPointerIs5, 1) | (RegisterNumbers::StackPointerIs3, 8) => Self::PreviousSp,
+            (RegisterNumbers::StackPointerIs5, 5) | (RegisterNumbers::StackPointerIs3, 3) => Self::Sp,
+            (RegisterNumbers::StackPointerIs5, 3) | (RegisterNumbers::StackPointerIs3, 5) => Self::Di,
+            (RegisterNumbers::StackPointerIs5, 10) | (RegisterNumbers::StackPointerIs3, 1) => Self::Ax,
+            (RegisterNumbers::StackPointerIs5, 8) | (RegisterNumbers::StackPointerIs3, 10) => {
+                Self::BpIndirect
+            }
             (_, 2) => Self::Dx,
             (_, 4) => Self::Bp,
             (_, 6) => Self::R10,

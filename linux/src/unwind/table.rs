@@ -1,32 +1,32 @@
 //! The rules of the image, or of one module, by address.
 
-use super::rule::{Format, Numbers, Rule};
+use super::rule::{RegisterNumbers, RuleFormat, UnwindRule};
 use crate::layout::OrcLayout;
 use crate::memory::PhysicalMemory;
 use crate::module::ModuleOrc;
 use crate::view::View;
 
-/// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own (`LOOKUP_BLOCK_ORDER`,
-/// arch/x86/include/asm/orc_lookup.h).
+/// Bits of an address within a block of the index: 256 bytes of code, as the kernel's own
+/// (`LOOKUP_BLOCK_ORDER`, arch/x86/include/asm/orc_lookup.h).
 const BLOCK: u32 = 8;
 /// Blocks of all tables together, at most: 1 GiB of code.
 const MAX_BLOCKS: usize = 1 << 22;
 /// Bytes of a rule's address.
 const ADDRESS: usize = 4;
 
-/// What may still be kept.
+/// Budget of rules that may still be kept.
 #[derive(Debug)]
-pub(super) struct Budget {
+pub(super) struct RuleBudget {
     rules: usize,
     blocks: usize,
 }
 
-impl Budget {
+impl RuleBudget {
     pub(super) fn new(rules: usize) -> Self {
         Self { rules, blocks: MAX_BLOCKS }
     }
 
-    /// Takes `rules`, before anything is read of them; `None` if there are no more as many.
+    /// Reserves `rules`, before any of them is read; `None` if fewer are left.
     pub(super) fn take(&mut self, rules: usize) -> Option<()> {
         self.rules = self.rules.checked_sub(rules)?;
         Some(())
@@ -35,48 +35,48 @@ impl Budget {
 
 /// Rules by address.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(super) struct RuleTable {
     start: u64,
     end: u64,
-    /// Where each rule starts to hold, from `start`; ascending.
+    /// Address from which each rule applies, relative to `start`; ascending.
     addresses: Vec<u32>,
-    rules: Vec<Rule>,
+    rules: Vec<UnwindRule>,
     /// For each block the number of rules that start before it, and one more; empty when there was no room.
     blocks: Vec<u32>,
 }
 
-impl Table {
-    /// A table without rules.
+impl RuleTable {
+    /// Returns a table without rules.
     pub(super) fn empty((start, end): (u64, u64)) -> Self {
         Self { start, end, ..Self::default() }
     }
 
-    /// The image's, whose arrays lie at `addresses` and `rules`, start and end; and what they tell of how all rules of this
-    /// kernel are written.
-    pub(super) fn of_image<M: PhysicalMemory>(
+    /// Returns the image's table, whose arrays are at `addresses` and `rules`, start and end; and the format
+    /// of all rules of this kernel, which they show.
+    pub(super) fn from_image<M: PhysicalMemory>(
         view: &View<'_, M>,
         fields: OrcLayout,
         addresses: (u64, u64),
         rules: (u64, u64),
-        budget: &mut Budget,
-    ) -> Option<(Self, Format)> {
+        budget: &mut RuleBudget,
+    ) -> Option<(Self, RuleFormat)> {
         // What is allocated is bounded by what is mapped.
         budget.take(symbols::bytes::index(addresses.1.checked_sub(addresses.0)?) / ADDRESS)?;
         let address_bytes = view.image.bytes(view.memory, addresses)?;
         let rule_bytes = view.image.bytes(view.memory, rules)?;
-        let format = Format { fields, numbers: Numbers::told_by(&fields, &rule_bytes)? };
+        let format = RuleFormat { fields, numbers: RegisterNumbers::infer(&fields, &rule_bytes)? };
         let table =
             Self::new(&format, view.image.range(), (addresses.0, &address_bytes), &rule_bytes, budget)?;
         Some((table, format))
     }
 
-    /// A module's, whose code is `text`.
-    pub(super) fn of_module<M: PhysicalMemory>(
+    /// Returns a module's, whose code is `text`.
+    pub(super) fn from_module<M: PhysicalMemory>(
         view: &View<'_, M>,
-        format: &Format,
+        format: &RuleFormat,
         text: (u64, u64),
         orc: ModuleOrc,
-        budget: &mut Budget,
+        budget: &mut RuleBudget,
     ) -> Option<Self> {
         let count = orc.count as usize;
         budget.take(count)?;
@@ -90,14 +90,14 @@ impl Table {
         Self::new(format, text, (orc.addresses, &addresses), &rules, budget)
     }
 
-    /// Takes both arrays apart. Addresses are relative to their own place; what lies outside of `range` is left out, and
-    /// so is a table without rules, or with more than `budget` allows.
+    /// Decodes both arrays. Addresses are relative to their own place. Rules outside of `range` are left out,
+    /// and so is a table without rules, or with more than `budget` allows.
     pub(super) fn new(
-        format: &Format,
+        format: &RuleFormat,
         range: (u64, u64),
         (base, addresses): (u64, &[u8]),
         rules: &[u8],
-        budget: &mut Budget,
+        budget: &mut RuleBudget,
     ) -> Option<Self> {
         let mut table = Self::empty(range);
         let count = (addresses.len() / ADDRESS).min(rules.len() / format.fields.size.max(1));
@@ -112,7 +112,7 @@ impl Table {
             place = place.wrapping_add(ADDRESS as u64);
             if let Some(offset) = table.offset(at) {
                 table.addresses.push(offset);
-                table.rules.push(Rule::decode(format, rule));
+                table.rules.push(UnwindRule::decode(format, rule));
             }
         }
         if !table.addresses.is_sorted() {
@@ -124,13 +124,13 @@ impl Table {
 
     /// Sorts by address, weak rules before real ones, as the kernel does while it boots.
     fn sort(&mut self) {
-        let mut both: Vec<(u32, Rule)> =
+        let mut both: Vec<(u32, UnwindRule)> =
             self.addresses.iter().copied().zip(self.rules.iter().copied()).collect();
         both.sort_by_key(|(address, rule)| (*address, !rule.is_weak()));
         (self.addresses, self.rules) = both.into_iter().unzip();
     }
 
-    fn index(&mut self, budget: &mut Budget) {
+    fn index(&mut self, budget: &mut RuleBudget) {
         let Some(&last) = self.addresses.last() else {
             return;
         };
@@ -169,14 +169,14 @@ impl Table {
         self.rules.len()
     }
 
-    /// The rule that holds at `at`: the last that starts there or before.
+    /// Returns the rule that holds at `at`: the last that starts there or before.
     #[inline]
-    pub(super) fn find(&self, at: u64) -> Option<Rule> {
+    pub(super) fn find(&self, at: u64) -> Option<UnwindRule> {
         let offset = self.offset(at)?;
         let block = (offset >> BLOCK) as usize;
         let (low, high) = match self.blocks.get(block..block.saturating_add(2)) {
             Some(&[low, high]) => (low as usize, high as usize),
-            // Behind the last block.
+            // After the last block.
             _ if !self.blocks.is_empty() => (self.rules.len(), self.rules.len()),
             _ => (0, self.rules.len()),
         };

@@ -187,7 +187,7 @@ impl Books {
                 ..CpuTime::default()
             };
             // As `/proc/PID/task/TID/stat` and getrusage do (`task_cputime_adjusted`, kernel/sched/cputime.c).
-            let (user_ns, system_ns) = ticks.told((0, 0));
+            let (user_ns, system_ns) = ticks.reported((0, 0));
             let told = Told { user_ns, system_ns, runtime_ns: ticks.runtime_ns, ..Told::default() };
             Ok(((row.get(0)?, row.get(1)?), (row.get(2)?, unsigned(row, 3)?, told)))
         })?;

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use symbols::elf::ElfFile;
 use tempfile::TempDir;
@@ -34,18 +33,11 @@ struct Setup {
     main: u64,
 }
 
-/// Runs a tool; says loudly where it is not installed.
-fn tool(program: &str, arguments: &[&str], files: &[&Path]) -> bool {
-    match Command::new(program).args(arguments).args(files).status() {
-        Ok(status) => {
-            assert!(status.success(), "{program} {arguments:?}");
-            true
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: {program} is not installed: {error}");
-            false
-        }
-    }
+/// Runs a tool; `None` where it is not installed, and need not be.
+fn tool(program: &str, arguments: &[&str], files: &[&Path]) -> Option<()> {
+    let status = testkit::tool(program)?.args(arguments).args(files).status().unwrap();
+    assert!(status.success(), "{program} {arguments:?}");
+    Some(())
 }
 
 fn open(path: &Path) -> ElfFile {
@@ -59,11 +51,8 @@ impl Setup {
         let at = |name: &str| directory.path().join(name);
         fs::write(at("prog.c"), SOURCE).unwrap();
         let all = [options, &["-O1", "-fno-pie", "-no-pie", "-Wl,--build-id=sha1", "-o"]].concat();
-        if !tool("cc", &all, &[&at("prog"), &at("prog.c")])
-            || !tool("objcopy", &["--only-keep-debug"], &[&at("prog"), &at("prog.debug")])
-        {
-            return None;
-        }
+        tool("cc", &all, &[&at("prog"), &at("prog.c")])?;
+        tool("objcopy", &["--only-keep-debug"], &[&at("prog"), &at("prog.debug")])?;
         let elf = open(&at("prog"));
         let build_id = elf.build_id().unwrap().to_string();
         let symbols = symbols_of(&at("prog"));
@@ -123,7 +112,7 @@ impl Setup {
 
 /// Address and name of all symbols, as nm(1) has them.
 fn symbols_of(path: &Path) -> Vec<(u64, String)> {
-    let output = Command::new("nm").arg(path).output().unwrap();
+    let output = testkit::tool("nm").expect("objcopy was there").arg(path).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let symbol = |line: &str| {
         let mut words = line.split(' ');

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::Duration;
 
-use linux::journal::Startup;
+use linux::journal::StartupTimes;
 use vmm::monotonic_ns;
 
 use super::finder::{FinderEvent, KernelCode, UnitEvents};
@@ -194,7 +194,7 @@ impl Collector {
 }
 
 /// Returns rows of `meta` with systemd's times of the boot.
-fn startup_meta(startup: Startup) -> impl Iterator<Item = (&'static str, u64)> {
+fn startup_meta(startup: StartupTimes) -> impl Iterator<Item = (&'static str, u64)> {
     let [kernel, initrd, userspace] = STARTUP_TIMES;
     let times = [
         Some((kernel, startup.kernel_ns)),

@@ -8,7 +8,9 @@ use std::sync::mpsc::{Receiver, Sender};
 
 use symbols::counted::allocated;
 use symbols::elf::ElfFile;
-use symbols::names::{DebugFiles, DebugQuery, FunctionStarts, GuestFiles, SourceLines, Stopped, Symbolizer};
+use symbols::names::{
+    DebugFiles, DebugInfoLimit, DebugQuery, FunctionStarts, GuestFiles, SourceLines, Symbolizer,
+};
 
 use crate::resolve::hot::MAX_BYTES;
 use crate::resolve::resolver::UnnamedFrame;
@@ -77,7 +79,7 @@ impl LoadedSymbols {
         }
     }
 
-    fn stopped(&self) -> Option<Stopped> {
+    fn stopped(&self) -> Option<DebugInfoLimit> {
         self.symbols.lines().ok().and_then(SourceLines::stopped)
     }
 }
@@ -236,7 +238,7 @@ mod tests {
 
     use linux::Kernel;
     use linux::fixture::{Config, Style};
-    use symbols::counted::Counted;
+    use symbols::counted::CountingAllocator;
     use vm_memory::{Bytes, GuestAddress};
     use vmm::GuestMemoryMmap;
 
@@ -245,7 +247,7 @@ mod tests {
     use symbols::names::no_files;
 
     #[global_allocator]
-    static ALLOCATOR: Counted = Counted;
+    static ALLOCATOR: CountingAllocator = CountingAllocator;
 
     fn namer() -> CodeNamer {
         let guest = Config::new(Style::V6_12).build();

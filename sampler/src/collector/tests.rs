@@ -2,7 +2,8 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{Current, IrqContext, TaskSnapshot, VirtAddr};
+use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
+use testkit::eventually;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer};
 
@@ -10,10 +11,11 @@ use super::*;
 use crate::record::{Moment, SampleRecord};
 use crate::resolve::frames;
 use crate::resolve::frames::tests::FakeNames;
-use crate::session::{Session, SessionConfig, VcpuSampler};
-use profile::clock::ClockKind;
+use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use profile::rows::{Mode, SinkError};
 use symbols::names::no_files;
+
+const SOON: Duration = Duration::from_secs(10);
 
 fn task(pid: i32, name: &str) -> TaskSnapshot {
     let mut comm = [0; 16];
@@ -22,7 +24,7 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
 }
 
 fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> SampleRecord {
-    let current = task.map(|task| Current { serving, task: Some(task), ..Default::default() });
+    let current = task.map(|task| CurrentContext { serving, task: Some(task), ..Default::default() });
     SampleRecord {
         time_ns: 1_500,
         late_ns: 9,
@@ -208,13 +210,7 @@ fn session(sink: &MemorySink, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     let config = SessionConfig {
         vcpus,
-        rate_hz: 1_000.0,
-        clock: ClockKind::Uniform,
-        seed: 4,
-        stack_depth: 127,
-        exact: false,
-        task_scan_hz: 0.0,
-        precision: None,
+        recording: RecordingConfig { seed: 4, stack_depth: 127, ..RecordingConfig::default() },
         meta,
     };
     Session::new(config, Box::new(sink.clone()), no_files())
@@ -250,16 +246,12 @@ fn a_session_writes_everything() {
     use std::io::Write;
     session.console().write_all(b"hello\n").expect("never fails");
     session.event("note", "the guest says hello");
-    let begin = Instant::now();
     for sampler in &mut samplers {
         sampler.started();
         ticks(sampler, 1_000);
         sampler.stopped();
     }
-    while session.status().rate_hz == 0.0 {
-        assert!(begin.elapsed() < Duration::from_secs(10), "the window rolls every second");
-        thread::sleep(Duration::from_millis(10));
-    }
+    eventually("window of a second", SOON, || (session.status().rate_hz != 0.0).then_some(()));
     let status = session.status();
     assert_eq!((status.samples, status.lost, status.top), (2_000, 0, None));
     assert!(!session.failed());
@@ -292,12 +284,10 @@ fn a_failing_sink_ends_writing_but_not_draining() {
     let (mut session, mut samplers) = session(&sink, 1);
     session.start(guest()).expect("the first write succeeds");
     samplers[0].started();
-    let begin = Instant::now();
-    while !session.failed() {
+    eventually("failed sink", SOON, || {
         ticks(&mut samplers[0], 10);
-        thread::sleep(Duration::from_millis(1));
-        assert!(begin.elapsed() < Duration::from_secs(10));
-    }
+        session.failed().then_some(())
+    });
     // Far more than the ring of 4,000 records holds.
     for _ in 0..100 {
         ticks(&mut samplers[0], 100);

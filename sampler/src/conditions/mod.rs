@@ -13,6 +13,7 @@ mod progress;
 mod trigger;
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,55 @@ impl Condition {
     /// Returns true if the condition needs a list of all tasks.
     pub(crate) fn needs_tasks(&self) -> bool {
         matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_) | Self::Started)
+    }
+}
+
+/// Reasons why a text is not a condition.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadCondition {
+    /// The text does not have the form of a condition.
+    #[error("{ADVICE}")]
+    Malformed,
+    /// The kind is not known.
+    #[error("unknown kind of condition {:?}: {ADVICE}", text::clean::escaped(.0))]
+    UnknownKind(String),
+    /// Nothing follows the kind.
+    #[error("{0}: needs a value: {ADVICE}")]
+    Empty(String),
+    /// The time cannot be parsed.
+    #[error(transparent)]
+    Time(#[from] text::parse::TimeError),
+    /// The regular expression does not compile.
+    #[error(transparent)]
+    Pattern(#[from] BadPattern),
+}
+
+/// Forms of a condition, for messages.
+const ADVICE: &str =
+    "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME, started or time:5s";
+
+impl FromStr for Condition {
+    type Err = BadCondition;
+
+    /// Parses and checks an argument of `--start-when` or `--stop-when`.
+    fn from_str(text: &str) -> Result<Self, BadCondition> {
+        if text == profile::boot::STARTED {
+            return Ok(Self::Started);
+        }
+        let (kind, what) = text.split_once(':').ok_or(BadCondition::Malformed)?;
+        let named =
+            || if what.is_empty() { Err(BadCondition::Empty(kind.to_owned())) } else { Ok(what.to_owned()) };
+        let condition = match kind {
+            "console" => Self::Console(named()?),
+            "process" => Self::Process(named()?),
+            "process-end" => Self::ProcessEnd(named()?),
+            "mark" => Self::Mark(named()?),
+            "unit" => Self::Unit(named()?),
+            "time" => Self::Time(text::parse::positive_time(what)?),
+            _ => return Err(BadCondition::UnknownKind(kind.to_owned())),
+        };
+        condition.check()?;
+        Ok(condition)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{Event, IrqContext, Kernel, TaskSnapshot};
+use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Tripwires, monotonic_ns};
 
 use super::accounts::TaskAccounts;
@@ -327,12 +327,12 @@ impl EventMerger {
         // Charged first: vprof's time before the event belongs to the state that the event ends.
         accounts.served(vcpu, record.served_ns);
         match record.event {
-            Event::Switch => {
+            ProbeEvent::Switch => {
                 let next = record.next.as_ref().and_then(id);
                 let previous = task.map(|(id, task)| (id, outcome(task, wait_reason, stack)));
                 accounts.switch(time_ns, vcpu, previous, next);
             }
-            Event::Wake => {
+            ProbeEvent::Wake => {
                 // The context, not the current task, shows the source: an interrupt wakes tasks on behalf of
                 // others.
                 let by = match record.serving {
@@ -344,12 +344,12 @@ impl EventMerger {
                     accounts.wake(time_ns, vcpu, by, id);
                 }
             }
-            Event::New => {
+            ProbeEvent::New => {
                 if let Some((id, _)) = task {
                     accounts.starts(time_ns, id);
                 }
             }
-            Event::Release => {
+            ProbeEvent::Release => {
                 if let Some((id, task)) = task {
                     // `wait_task_zombie` (kernel/exit.c) adds the child's accounting to that of the waiting
                     // process, which is running. A task whose end is not reported to a parent releases
@@ -365,7 +365,7 @@ impl EventMerger {
                     }
                 }
             }
-            Event::InterruptBegin => {
+            ProbeEvent::InterruptBegin => {
                 let source = if record.number == 0 {
                     InterruptSource::Unknown
                 } else {
@@ -373,14 +373,14 @@ impl EventMerger {
                 };
                 accounts.interrupt_begin(time_ns, vcpu, source);
             }
-            Event::Vector => {
+            ProbeEvent::Vector => {
                 // Only the lowest byte is the vector (`DEFINE_IDTENTRY_IRQ`,
                 // arch/x86/include/asm/idtentry.h).
                 let [vector, ..] = record.number.to_le_bytes();
                 accounts.interrupt_vector(vcpu, vector);
             }
-            Event::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
-            Event::Trace | Event::Patch | Event::Core => {}
+            ProbeEvent::InterruptEnd => accounts.interrupt_end(time_ns, vcpu),
+            ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {}
         }
     }
 
@@ -485,14 +485,14 @@ mod tests {
         let current = kernel.current_reader(&guest.memory).expect("a reader");
         readers.set(GuestReaders { current, stacks: None }).expect("once");
         let (mut merger, mut recorders) = EventMerger::new(1, 0, &readers);
-        let sites = kernel.trip_sites(&guest.memory).expect("sites");
-        let states = kernel.task_states(&guest.memory).expect("states");
+        let sites = kernel.probe_sites(&guest.memory).expect("sites");
+        let states = kernel.sched_state_reader(&guest.memory).expect("states");
         merger.events.set(EventReaders { sites, states, accounting: None }).expect("once");
         let task = TaskId { address: 8, who: TaskKey { instance: 1, tid: 8 } };
         merger.accounts.runs(0, 0, Some(task));
         let mut recorder = recorders.remove(0);
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         (1..=merger.ends[0].events.buffer().capacity() as u64).for_each(&mut serve);
         assert_eq!(merger.ends[0].counters.lost.load(Ordering::Relaxed), 0);
@@ -511,7 +511,7 @@ mod tests {
         let (mut merger, mut recorder) = merger(&guest);
         let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
         let mut serve = |time_ns| {
-            recorder.serve(Event::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
+            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
         };
         // The ring is full of older events: this is the second one that is lost.
         serve(1_200_000);
@@ -530,7 +530,7 @@ mod tests {
         let (mut merger, mut recorder) = merger(&guest);
         let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
         drop(merger.ends[0].events.pop());
-        recorder.serve(Event::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
+        recorder.serve(ProbeEvent::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
         assert_eq!(merger.ends[0].counters.losing_ns.load(Ordering::Relaxed), 0);
         merger.drain(&mut resolver, &mut batch);
         merger.account(u64::MAX, &mut resolver, &mut batch);

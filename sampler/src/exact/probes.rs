@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{Event, Kernel, Missing, RunState, SchedState, StackCopy, TaskSnapshot};
+use linux::{Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{GuestMemoryMmap, Site, TripwireError, Tripwires, WithdrawReason, Withdrawn, monotonic_ns};
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
@@ -83,9 +83,9 @@ pub(crate) fn set(
     if !kernel.has_booted(memory)? {
         return Err(SetFailure::Later("the guest's kernel has not booted yet".to_owned()));
     }
-    let found = kernel.trip_sites(memory)?;
-    let states = kernel.task_states(memory)?;
-    let accounting = kernel.last_books(memory).ok();
+    let found = kernel.probe_sites(memory)?;
+    let states = kernel.sched_state_reader(memory)?;
+    let accounting = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
     let sites: Vec<Site> = found
         .sites
@@ -118,12 +118,14 @@ fn read_tasks(guest: &GuestParts<'_>, events: &EventReaders) -> ProbeStart {
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
     let mut with_stack = |task: SchedState| {
-        let asleep =
-            matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped);
+        let asleep = matches!(
+            task.run_state(),
+            RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped
+        );
         let (reader, user_bytes) = readers.stacks.as_ref().filter(|_| asleep && stacks < SCAN_STACKS)?;
         stacks += 1;
         let mut copy = StackCopy::with_room(STACK_BYTES);
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         reader.copy_sleeping(memory, whose, user_bytes, &mut copy)?;
         Some(copy)
     };
@@ -146,7 +148,8 @@ fn read_tasks(guest: &GuestParts<'_>, events: &EventReaders) -> ProbeStart {
 impl ProbeEnd {
     /// Returns the reason why exact data ends, in one sentence.
     pub(crate) fn sentence(&self) -> String {
-        let foreign = |site: &Site| Event::from_number(site.kind).map_or("a function", Event::function);
+        let foreign =
+            |site: &Site| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
@@ -173,7 +176,7 @@ mod tests {
             withdrawn: Withdrawn { reason, foreign },
         };
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
-        let site = Site { virt: 1, phys: 1, kind: Event::Wake.number(), loads_rdi: None };
+        let site = Site { virt: 1, phys: 1, kind: ProbeEvent::Wake.number(), loads_rdi: None };
         let sentence = end(WithdrawReason::Asked, vec![site]).sentence();
         assert!(sentence.contains("try_to_wake_up"), "{sentence}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));

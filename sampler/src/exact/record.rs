@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
 use linux::{
-    Event, ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeSites, RunState,
-    SchedState, SchedStateReader, StackCopy, TaskSnapshot,
+    ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSites, RunState,
+    SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr,
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
@@ -43,7 +43,7 @@ pub(crate) struct EventRecord {
     /// Time that vprof has taken from this vCPU before, ns: measured for ticks and events, and estimated for
     /// the switches between guest and host that events cost ([`EventRecorder::sampled`]).
     pub served_ns: u64,
-    pub event: Event,
+    pub event: ProbeEvent,
     /// Context of the CPU when it wakes a task. Otherwise, and if it could not be read, [`IrqContext::Task`].
     pub serving: IrqContext,
     /// The task that a switch has led to.
@@ -61,7 +61,7 @@ pub(crate) struct EventRecord {
 }
 
 impl EventRecord {
-    fn new(time_ns: u64, served_ns: u64, event: Event) -> Self {
+    fn new(time_ns: u64, served_ns: u64, event: ProbeEvent) -> Self {
         Self {
             time_ns,
             served_ns,
@@ -148,7 +148,7 @@ pub(crate) struct EventRecorder {
     /// See [`EventRecord::served_ns`].
     served_ns: u64,
     /// By the number of the event.
-    switching: [SwitchCost; Event::COUNT],
+    switching: [SwitchCost; ProbeEvent::COUNT],
     /// See [`EventCounters::losing_ns`].
     losing_ns: u64,
 }
@@ -183,7 +183,7 @@ impl EventRecorder {
             counters,
             since: None,
             served_ns: 0,
-            switching: [SwitchCost::default(); Event::COUNT],
+            switching: [SwitchCost::default(); ProbeEvent::COUNT],
             losing_ns: 0,
         };
         (recorder, ends)
@@ -198,7 +198,7 @@ impl EventRecorder {
     /// guest is stopped at a probe while the CPU switches to the host and back. No clock of the host sees
     /// that time, but samples fall in it in proportion to its length.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
-        let event = self.events.get().and_then(|events| events.sites.event_at(rip));
+        let event = self.events.get().and_then(|events| events.sites.event_at(VirtAddr(rip)));
         let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
         if let Some(switching) = switching.filter(|switching| switching.trips > 0) {
             switching.ns = switching.ns.saturating_add(mean_ns);
@@ -211,7 +211,7 @@ impl EventRecorder {
     /// it is about to read or change its own code.
     pub(crate) fn serve<M: PhysicalMemory>(
         &mut self,
-        event: Event,
+        event: ProbeEvent,
         now_ns: u64,
         regs: &kvm_regs,
         memory: &M,
@@ -222,7 +222,13 @@ impl EventRecorder {
         withdraw
     }
 
-    fn record<M: PhysicalMemory>(&mut self, event: Event, now_ns: u64, regs: &kvm_regs, memory: &M) -> bool {
+    fn record<M: PhysicalMemory>(
+        &mut self,
+        event: ProbeEvent,
+        now_ns: u64,
+        regs: &kvm_regs,
+        memory: &M,
+    ) -> bool {
         self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
         // Set before any probe was.
@@ -235,17 +241,17 @@ impl EventRecorder {
         }
         let mut stack = None;
         match event {
-            Event::Trace | Event::Patch | Event::Core => {
+            ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {
                 return sites.concerns(event, [regs.rdi, regs.rsi, regs.rdx, regs.rcx], memory);
             }
-            Event::Switch => {
+            ProbeEvent::Switch => {
                 add(&self.counters.switches, 1);
                 let readers = self.readers.get();
                 record.next = readers.and_then(|readers| readers.current.read(memory, self.vcpu)?.task);
                 record.task = states.read(memory, regs.rdi);
                 stack = record.task.and_then(|task| self.sleeping(&task, memory));
             }
-            Event::Wake => {
+            ProbeEvent::Wake => {
                 record.task = states.read(memory, regs.rdi);
                 // The second argument of try_to_wake_up is the mask of states that the call wakes: other
                 // calls do nothing, so they are not recorded.
@@ -256,8 +262,8 @@ impl EventRecorder {
                 let current = self.readers.get().and_then(|readers| readers.current.read(memory, self.vcpu));
                 record.serving = current.map_or(IrqContext::Task, |current| current.serving);
             }
-            Event::New => record.task = states.read(memory, regs.rdi),
-            Event::Release => {
+            ProbeEvent::New => record.task = states.read(memory, regs.rdi),
+            ProbeEvent::Release => {
                 record.task = states.read(memory, regs.rdi);
                 // The accounting of a process is complete when its leader is released, which is the last
                 // task.
@@ -265,9 +271,11 @@ impl EventRecorder {
                 record.accounting =
                     leader.and(accounting.as_ref()).and_then(|reader| reader.read(memory, regs.rdi));
             }
-            Event::InterruptBegin => record.number = states.return_address(memory, regs.rsp).unwrap_or(0),
-            Event::Vector => record.number = regs.rsi,
-            Event::InterruptEnd => {}
+            ProbeEvent::InterruptBegin => {
+                record.number = states.return_address(memory, VirtAddr(regs.rsp)).map_or(0, |at| at.0)
+            }
+            ProbeEvent::Vector => record.number = regs.rsi,
+            ProbeEvent::InterruptEnd => {}
         }
         self.push(EventMessage { record, stack });
         false
@@ -291,7 +299,10 @@ impl EventRecorder {
 
     /// Copies the stack of `task` if the task sleeps.
     fn sleeping<M: PhysicalMemory>(&mut self, task: &SchedState, memory: &M) -> Option<Box<StackCopy>> {
-        if !matches!(task.rest(), RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped) {
+        if !matches!(
+            task.run_state(),
+            RunState::Interruptible | RunState::Uninterruptible | RunState::Stopped
+        ) {
             return None;
         }
         let (reader, user_bytes) = self.readers.get()?.stacks.as_ref()?;
@@ -299,7 +310,7 @@ impl EventRecorder {
             add(&self.counters.stacks_missed, 1);
             return None;
         };
-        let (whose, user_bytes) = ((task.task.task, task.task.kernel_thread), USER_BYTES.min(*user_bytes));
+        let (whose, user_bytes) = (task.task.sleeping(), USER_BYTES.min(*user_bytes));
         if reader.copy_sleeping(memory, whose, user_bytes, &mut stack).is_none() {
             self.spare = Some(stack);
             return None;

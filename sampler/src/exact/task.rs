@@ -23,7 +23,7 @@ pub(super) fn task_id(
 
 /// Returns the state of a task that no longer runs.
 pub(super) fn outcome(task: &SchedState, wait_reason: WaitReason, stack: u32) -> SwitchOutcome {
-    let state = match task.rest() {
+    let state = match task.run_state() {
         RunState::Gone => return SwitchOutcome::Gone,
         RunState::Runnable => return SwitchOutcome::In(TaskActivity::plain(TaskState::Runnable)),
         RunState::Zombie => return SwitchOutcome::In(TaskActivity::plain(TaskState::Zombie)),

@@ -98,7 +98,7 @@ impl AccountingPoller {
             let read_ns = monotonic_ns();
             // A process that is gone has left its last numbers; a kernel without accounting is reported when
             // all are read.
-            let Ok(Some(books)) = kernel.books_of(memory, task.task) else { continue };
+            let Ok(Some(books)) = kernel.process_cpu_times_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
                 process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -118,7 +118,7 @@ pub(crate) fn process_rows(
     first: bool,
     batch: &mut Batch,
 ) {
-    let (user_ns, system_ns) = books.told;
+    let (user_ns, system_ns) = books.reported;
     let CpuTime { runtime_ns, run_delay_ns, voluntary, involuntary, .. } = books.time;
     batch.rusage.push(RusageRow {
         instance,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use linux::Interrupts;
+use linux::InterruptTables;
 
 use crate::task_state::InterruptSource;
 use profile::rows::{InterruptRow, Mode};
@@ -89,7 +89,7 @@ pub(crate) struct InterruptNames {
 
 impl InterruptNames {
     /// Sets the present handlers. If one function serves several devices, its name lists them all.
-    pub(crate) fn update(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn update(&mut self, interrupts: &InterruptTables) {
         let mut devices: HashMap<u64, Vec<&str>> = HashMap::new();
         for action in interrupts.lines.iter().flatten().flat_map(|line| &line.actions) {
             let functions = [Some(action.handler), action.thread];
@@ -110,7 +110,7 @@ impl InterruptNames {
     }
 
     /// Updates the lines. A line that is gone keeps its last name: its interrupts are reported later.
-    fn update_lines(&mut self, interrupts: &Interrupts) {
+    fn update_lines(&mut self, interrupts: &InterruptTables) {
         let name = |irq: u32| {
             let line = interrupts.lines.iter().flatten().find(|line| line.irq == irq)?;
             let names: Vec<&str> = line.actions.iter().map(|action| action.name.as_str()).collect();
@@ -215,7 +215,7 @@ impl InterruptNames {
 
 #[cfg(test)]
 mod tests {
-    use linux::{InterruptAction, InterruptLine, Softirq, Vector, VirtAddr};
+    use linux::{InterruptAction, InterruptLine, InterruptVector, Softirq, VirtAddr};
 
     use super::*;
 
@@ -228,13 +228,13 @@ mod tests {
         let softirq =
             |name: &str, handler| Softirq { name: name.to_owned(), handler: Some(VirtAddr(handler)) };
         let mut names = InterruptNames::default();
-        names.update(&Interrupts {
+        names.update(&InterruptTables {
             lines: Ok(vec![
                 InterruptLine { irq: 24, actions: vec![action("virtio0-req.0", 0x100)] },
                 InterruptLine { irq: 25, actions: vec![action("virtio1-input", 0x100)] },
             ]),
             softirqs: Ok(vec![softirq("NET_RX", 0x200)]),
-            vectors: Ok(vec![Vector { cpu: 1, vector: 35, irq: 25 }]),
+            vectors: Ok(vec![InterruptVector { cpu: 1, vector: 35, irq: 25 }]),
         });
         names
     }

@@ -66,7 +66,7 @@ pub(crate) fn refined(
 
 #[cfg(test)]
 mod tests {
-    use linux::{Current, TaskSnapshot};
+    use linux::{CurrentContext, TaskSnapshot};
 
     use super::*;
 
@@ -74,7 +74,7 @@ mod tests {
         let task = pid.map(|pid| TaskSnapshot { pid, tid: pid, ..Default::default() });
         SampleRecord {
             cpl,
-            current: Some(Current { serving, task, ..Default::default() }),
+            current: Some(CurrentContext { serving, task, ..Default::default() }),
             ..Default::default()
         }
     }

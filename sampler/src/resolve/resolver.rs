@@ -4,7 +4,9 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{ExitAccounting, Interrupts, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot, VirtAddr};
+use linux::{
+    ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot, VirtAddr,
+};
 
 use super::accounting::{AccountingPoller, AccountingSnapshot, process_rows};
 use super::entry::CodeOwner;
@@ -220,8 +222,8 @@ impl SampleResolver {
         books: &ExitAccounting,
         batch: &mut Batch,
     ) {
-        let ExitAccounting { time, told, children } = *books;
-        let books = ProcessCpuTimes { leader: *leader, time, told, children, threads: Vec::new() };
+        let ExitAccounting { time, reported, children } = *books;
+        let books = ProcessCpuTimes { leader: *leader, time, reported, children, threads: Vec::new() };
         // Without a first reading, the part from before vprof is unknown.
         if self.accounting.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
@@ -447,7 +449,7 @@ impl SampleResolver {
     }
 
     /// Sets the handlers of interrupts.
-    pub(crate) fn interrupts_changed(&mut self, interrupts: &Interrupts) {
+    pub(crate) fn interrupts_changed(&mut self, interrupts: &InterruptTables) {
         self.interrupts.update(interrupts);
     }
 

@@ -138,7 +138,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             }
             // Published once the kernel has set up the vCPUs' current tasks, which is when tasks exist.
             if self.plan.readers.get().is_some() {
-                match self.kernel.task_scan(&self.memory) {
+                match self.kernel.task_list_reader(&self.memory) {
                     Ok(reader) => return Some(reader),
                     Err(reason) if reason.may_come() => {}
                     Err(reason) => {
@@ -206,7 +206,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
-            let copied = reader.copy_sleeping(&self.memory, (task.task, task.kernel_thread), 0, &mut copy);
+            let copied = reader.copy_sleeping(&self.memory, task.sleeping(), 0, &mut copy);
             let after = tasks.read(&self.memory, task.task)?;
             if same_sleep(&observation, &after) && !self.runs(&after) {
                 return Some(FoundTask { observation, state, stack: copied.map(|()| Box::new(copy)) });
@@ -287,7 +287,8 @@ fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
 /// Returns true if a sleeping task was not switched in between.
 fn same_sleep(before: &TaskObservation, after: &TaskObservation) -> bool {
     let same = |of: fn(&TaskObservation) -> (u64, u64, u32)| of(before) == of(after);
-    same(|observation| (observation.switches, observation.saved_sp, observation.state.state)) && !after.torn
+    same(|observation| (observation.switches, observation.saved_sp, observation.state.state))
+        && !after.inconsistent
 }
 
 fn sleeps(state: TaskState) -> bool {
@@ -296,9 +297,9 @@ fn sleeps(state: TaskState) -> bool {
 
 /// Returns the state of a task; `None` for a dead one.
 fn state(observation: &TaskObservation, runs: bool) -> Option<TaskState> {
-    Some(match observation.state.rest() {
+    Some(match observation.state.run_state() {
         RunState::Gone => return None,
-        _ if observation.torn => TaskState::Unknown,
+        _ if observation.inconsistent => TaskState::Unknown,
         _ if runs => TaskState::Running,
         _ if observation.state.is_new() => TaskState::Runnable,
         RunState::Runnable => TaskState::Runnable,

@@ -1,12 +1,14 @@
 //! Compares the user unwinder with gdb on a live program.
 //!
 //! ```text
-//! cargo run --release -p symbols --example unwind_process -- --stops 100 --steps 20 -- /usr/bin/sha256sum /dev/zero
+//! cargo run --release -p symbols --example unwind_process -- --stops 100 --steps 20 -- \
+//!     /usr/bin/sha256sum /dev/zero
 //! ```
 //!
-//! gdb runs the program, stops it `--stops` times at random moments, makes `--steps` single steps at each stop, and
-//! writes registers, the first `--stack` bytes of the stack, mappings and its own frames. The unwinder then walks each
-//! of these stops from the copied bytes alone. Frames that gdb makes up for inlined and tail calls are left out.
+//! gdb runs the program, stops it `--stops` times at random moments, makes `--steps` single steps at each
+//! stop, and writes registers, the first `--stack` bytes of the stack, mappings and its own frames. The
+//! unwinder then walks each of these stops from the copied bytes alone. Frames that gdb makes up for inlined
+//! and tail calls are left out.
 
 mod process;
 
@@ -16,7 +18,7 @@ use std::process::Command;
 use std::time::Instant;
 
 use process::{File, Files, Mappings};
-use symbols::cfi::{Broken, CfiTable, Images, UserEnd, UserFrame, UserUnwinder};
+use symbols::cfi::{CfiTable, CodeMappings, UserEnd, UserFrame, UserUnwinder, UserWalkError};
 use symbols::{Registers, StackMemory};
 
 const LIMIT: usize = 250;
@@ -112,7 +114,7 @@ fn walk(unwinder: &mut UserUnwinder, stop: &Stop, mappings: &Mappings) -> (Vec<U
     (frames, end)
 }
 
-/// gdb's frames up to where it takes data for code: it may go on beyond the outermost frame.
+/// gdb's frames up to where it takes data for code: it may continue beyond the outermost frame.
 fn until_data<'a>(frames: &'a [u64], mappings: &Mappings) -> &'a [u64] {
     let data = frames.iter().skip(1).position(|&address| mappings.find(address).is_none());
     data.map_or(frames, |at| &frames[..=at])
@@ -163,7 +165,7 @@ fn measure(stops: &[Stop], mappings: &[Mappings]) {
             mappings[stop.mappings].generation.set(generation);
             let pushed = |_| frames += 1;
             let end = unwinder.walk(&stop.registers, &stop.stack, &mappings[stop.mappings], LIMIT, pushed);
-            assert_ne!(end, UserEnd::Broken(Broken::TooDeep));
+            assert_ne!(end, UserEnd::Broken(UserWalkError::TooDeep));
         }
         start.elapsed().div_f64(f64::from(frames.max(1)))
     };

@@ -9,13 +9,14 @@ use flate2::read::ZlibDecoder;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use goblin::elf::section_header::SHF_COMPRESSED;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable, Image, ImageCode, Images};
+use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
 
 /// A file, or the vDSO.
 pub struct File {
     id: u32,
     bytes: Vec<u8>,
-    /// Offset in the file, virtual address and size of each segment with code: two segments may share a page of the file.
+    /// Offset in the file, virtual address and size of each segment with code: two segments may share a page
+    /// of the file.
     segments: Vec<(u64, u64, u64)>,
     table: Option<CfiTable>,
 }
@@ -39,14 +40,14 @@ pub struct Mappings {
 /// Files that were read once, by path.
 pub type Files = HashMap<String, Option<Arc<File>>>;
 
-/// What a compressed section holds: an `Elf64_Chdr` of 24 bytes is before it.
+/// Returns the contents of a compressed section: an `Elf64_Chdr` of 24 bytes precedes them.
 fn inflate(stored: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::new();
     ZlibDecoder::new(stored.get(24..)?).read_to_end(&mut bytes).ok()?;
     Some(bytes)
 }
 
-/// The sections that unwinding needs.
+/// Returns the sections that unwinding needs.
 fn sections(bytes: &[u8]) -> Option<CfiSections> {
     let elf = Elf::parse(bytes).ok()?;
     let section = |name| {
@@ -78,12 +79,12 @@ impl File {
         Some(Self { id, segments, table, bytes })
     }
 
-    /// What its table was made of.
+    /// Returns the sections that its table was made of.
     pub fn sections(&self) -> Option<CfiSections> {
         sections(&self.bytes)
     }
 
-    /// The virtual address of the byte at `offset` of the file.
+    /// Returns the virtual address of the byte at `offset` of the file.
     fn address_of(&self, offset: u64) -> Option<u64> {
         // A mapping starts at a page's start, the segment in it may start later.
         let (at, address, _) =
@@ -128,15 +129,15 @@ impl Mappings {
     }
 }
 
-impl Images for Mappings {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for Mappings {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         let mapping = self.at(address)?;
         let Some(file) = mapping.file.as_deref() else {
-            return Some(Image { id: 0, bias: 0, code: ImageCode::Anonymous });
+            return Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous });
         };
         let bias = mapping.start.wrapping_sub(file.address_of(mapping.offset)?);
         let code = file.table.as_ref().map_or(ImageCode::NoCfi, ImageCode::Cfi);
-        Some(Image { id: file.id + self.generation.get(), bias, code })
+        Some(CodeMapping { id: file.id + self.generation.get(), bias, code })
     }
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {

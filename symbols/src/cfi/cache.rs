@@ -1,18 +1,18 @@
 //! Rows by address: of many samples in the same code, only the first computes them.
 
-use super::row::Row;
+use super::row::CfiRow;
 
 /// Rows that are kept; 60 stops of a Python interpreter and 30 steps from each use 1,200.
 const ROWS: usize = 1 << 14;
 
-/// Places for one address: with one place, two rows of the same stack that share it would oust each other in every
-/// walk.
+/// Places for one address: with one place, two rows of the same stack that share it would oust each other in
+/// every walk.
 const WAYS: usize = 4;
 
-/// How the rows of walks were found.
+/// Hits and misses of the rows of walks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheUse {
-    /// In the cache.
+    /// Rows that were in the cache.
     pub hits: u64,
     /// Computed from the tables.
     pub misses: u64,
@@ -20,34 +20,35 @@ pub struct CacheUse {
 
 /// A row and whose it is.
 #[derive(Debug)]
-struct Slot {
+struct CacheSlot {
     image: u32,
     address: u64,
-    row: Row,
+    row: CfiRow,
 }
 
-/// Rows by image and address inside it. Every address has [`WAYS`] places, the last used one first: a new row ousts the
-/// one that was not used for longest.
+/// Rows by image and address inside it. Every address has [`WAYS`] places, the last used one first: a new row
+/// ousts the one that was not used for longest.
 #[derive(Debug)]
 pub(super) struct RowCache {
-    slots: Box<[Slot]>,
+    slots: Box<[CacheSlot]>,
     pub(super) used: CacheUse,
 }
 
 impl RowCache {
     pub fn new() -> Self {
         // An empty slot is right by itself: it answers for an address that `row` never asks the cache for.
-        let slots = (0..ROWS).map(|_| Slot { image: 0, address: NEVER, row: Row::NoCfi }).collect();
+        let slots = (0..ROWS).map(|_| CacheSlot { image: 0, address: NEVER, row: CfiRow::NoCfi }).collect();
         Self { slots, used: CacheUse::default() }
     }
 
-    /// The row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not kept.
+    /// Returns the row of `address` in `image`: kept, or made by `compute`. What `compute` fails at is not
+    /// kept.
     pub fn row<E>(
         &mut self,
         image: u32,
         address: u64,
-        compute: impl FnOnce() -> Result<Row, E>,
-    ) -> Result<&Row, E> {
+        compute: impl FnOnce() -> Result<CfiRow, E>,
+    ) -> Result<&CfiRow, E> {
         let first = set(image, address);
         let ways = &mut self.slots[first..first + WAYS];
         let known = ways.iter().position(|slot| slot.address == address && slot.image == image);
@@ -61,7 +62,7 @@ impl RowCache {
                 self.used.misses += 1;
                 let row = compute()?;
                 ways.rotate_right(1);
-                ways[0] = Slot { image, address, row };
+                ways[0] = CacheSlot { image, address, row };
             }
         }
         Ok(&ways[0].row)
@@ -71,9 +72,10 @@ impl RowCache {
 /// The address of empty slots: the last byte of the address space, which no user program has.
 const NEVER: u64 = u64::MAX;
 
-/// The first of the places where a row is kept: all of them are below [`ROWS`].
+/// Returns the first of the places where a row is kept: all of them are below [`ROWS`].
 fn set(image: u32, address: u64) -> usize {
-    // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well mixed.
+    // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well
+    // mixed.
     let mixed = (address ^ u64::from(image) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     crate::bytes::index(mixed >> 32) % (ROWS / WAYS) * WAYS
 }
@@ -86,11 +88,11 @@ mod tests {
     fn a_row_is_computed_once_for_an_image_and_an_address() {
         let mut cache = RowCache::new();
         let mut row =
-            |image, address, row: Row| cache.row(image, address, || Ok::<_, ()>(row)).unwrap().clone();
-        assert_eq!(row(1, 0x1000, Row::Bad), Row::Bad);
-        assert_eq!(row(1, 0x1000, Row::Outermost), Row::Bad);
-        assert_eq!(row(2, 0x1000, Row::Outermost), Row::Outermost);
-        assert_eq!(row(0, u64::MAX, Row::Bad), Row::Bad);
+            |image, address, row: CfiRow| cache.row(image, address, || Ok::<_, ()>(row)).unwrap().clone();
+        assert_eq!(row(1, 0x1000, CfiRow::Bad), CfiRow::Bad);
+        assert_eq!(row(1, 0x1000, CfiRow::Outermost), CfiRow::Bad);
+        assert_eq!(row(2, 0x1000, CfiRow::Outermost), CfiRow::Outermost);
+        assert_eq!(row(0, u64::MAX, CfiRow::Bad), CfiRow::Bad);
         assert_eq!(cache.used, CacheUse { hits: 1, misses: 3 });
     }
 
@@ -98,7 +100,7 @@ mod tests {
     fn more_rows_than_places_oust_one_another() {
         let mut cache = RowCache::new();
         for address in 0..4 * ROWS as u64 {
-            cache.row(0, address, || Ok::<_, ()>(Row::Bad)).unwrap();
+            cache.row(0, address, || Ok::<_, ()>(CfiRow::Bad)).unwrap();
         }
         assert_eq!(cache.slots.len(), ROWS);
         assert_eq!(cache.row(0, 7, || Err(())), Err(()));

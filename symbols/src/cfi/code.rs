@@ -1,9 +1,10 @@
-//! What few bytes of code tell.
+//! Recognizes calls and signal returns by few bytes of code.
 
 /// Bytes of the longest call instruction that [`ends_with_call`] knows.
 pub(super) const LONGEST_CALL: usize = 7;
 
-/// True if `code` ends with a call instruction: E8, or FF /2 with any operand (Intel SDM volume 2, CALL).
+/// Returns true if `code` ends with a call instruction: E8, or FF /2 with any operand (Intel SDM volume 2,
+/// CALL).
 pub(super) fn ends_with_call(code: &[u8; LONGEST_CALL]) -> bool {
     code[LONGEST_CALL - 5] == 0xe8
         || (2..=LONGEST_CALL).any(|length| {
@@ -12,7 +13,8 @@ pub(super) fn ends_with_call(code: &[u8; LONGEST_CALL]) -> bool {
         })
 }
 
-/// Bytes of the instruction FF with this ModR/M and SIB byte, if it is a near call (volume 2, table 2-2 and 2-3).
+/// Returns the bytes of the instruction FF with this ModR/M and SIB byte, if it is a near call (volume 2,
+/// table 2-2 and 2-3).
 fn indirect_call_length(modrm: u8, sib: Option<u8>) -> Option<usize> {
     if modrm >> 3 & 7 != 2 {
         return None;
@@ -34,8 +36,8 @@ pub(super) const TRAMPOLINE: usize = 9;
 /// Bytes of a trampoline that may have been executed.
 pub(super) const RETURN_STEPS: [u64; 4] = [0, 5, 7, 9];
 
-/// If `code` is a C library's return from a signal handler, where its instructions begin and where the last one ends:
-/// system call 15, rt_sigreturn (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
+/// If `code` is a C library's return from a signal handler, where its instructions begin and where the last
+/// one ends: system call 15, rt_sigreturn (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
 pub(super) fn signal_return(code: &[u8; TRAMPOLINE]) -> Option<[u64; 3]> {
     if *code == [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05] {
         // mov $15, %rax; syscall

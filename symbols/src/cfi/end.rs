@@ -1,8 +1,8 @@
-//! How a walk ends.
+//! Ends of a walk.
 
 use serde::{Deserialize, Serialize};
 
-/// How a walk ended.
+/// End of a walk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 pub enum UserEnd {
     /// At the outermost frame: the start of a program, of a thread, of a coroutine.
@@ -10,16 +10,16 @@ pub enum UserEnd {
     Complete,
     /// Before it: callers are missing.
     #[error("{0}")]
-    Broken(Broken),
+    Broken(UserWalkError),
 }
 
-/// Why the callers of a frame are not known.
+/// Reason why the callers of a frame are not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-pub enum Broken {
+pub enum UserWalkError {
     /// A page of the stack was not present when it was to be read.
     #[error("stack page not present")]
     StackNotPresent,
-    /// The frame lies outside of the copied part of the stack.
+    /// The frame is outside of the copied part of the stack.
     #[error("stack beyond what was copied")]
     StackNotCopied,
     /// The file's unwind tables do not cover the address, and no frame pointer helps.
@@ -31,7 +31,7 @@ pub enum Broken {
     /// Code made at run time, without frame pointers.
     #[error("code made at run time")]
     AnonymousCode,
-    /// The address lies in no executable mapping.
+    /// The address is in no executable mapping.
     #[error("no executable mapping here")]
     NotMapped,
     /// The unwind tables contradict themselves, or use what this machine has not.
@@ -54,8 +54,8 @@ pub enum Broken {
     TooDeep,
 }
 
-impl From<Broken> for UserEnd {
-    fn from(why: Broken) -> Self {
+impl From<UserWalkError> for UserEnd {
+    fn from(why: UserWalkError) -> Self {
         Self::Broken(why)
     }
 }

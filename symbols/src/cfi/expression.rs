@@ -5,23 +5,23 @@ use gimli::{
     UnitOffset, Value,
 };
 
-use super::Broken;
-use super::frame::{State, missing};
-use super::table::{Bytes, Section};
-use super::work::Work;
+use super::UserWalkError;
+use super::frame::{FrameState, missing};
+use super::table::{Bytes, EntrySection};
+use super::work_budget::WorkBudget;
 use crate::bytes::index;
 use crate::registers::StackMemory;
 
 /// Operations of one expression; those of glibc's signal frames and of linkers' PLTs have 1 to 9.
 pub(super) const MAX_OPERATIONS: u32 = 1_000;
 
-/// Units of [`Work`] of one expression: as many that a walk evaluates about 2,000 of them.
+/// Units of [`WorkBudget`] of one expression: as many that a walk evaluates about 2,000 of them.
 pub(super) const UNITS: usize = 128;
 
-/// Where an expression lies in its table.
+/// Range of an expression in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct At {
-    pub section: Section,
+pub(super) struct ExpressionRange {
+    pub section: EntrySection,
     /// Offset in the section.
     pub start: u32,
     /// Bytes.
@@ -41,17 +41,18 @@ impl<'a> EvaluationStorage<Bytes<'a>> for Storage {
 /// CFI of this machine: 8-byte addresses, generic values only.
 const ENCODING: Encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 5 };
 
-/// The value of `expression` on `state`'s registers and `stack`, with `cfa` as its first value where there is one.
+/// Returns the value of `expression` on `state`'s registers and `stack`, with `cfa` as its first value where
+/// there is one.
 pub(super) fn evaluate(
     expression: Bytes<'_>,
     cfa: Option<u64>,
-    state: &State,
+    state: &FrameState,
     stack: &impl StackMemory,
-    work: &mut Work,
-) -> Result<u64, Broken> {
+    work: &mut WorkBudget,
+) -> Result<u64, UserWalkError> {
     work.take(UNITS)?;
     if has_huge_piece(expression) {
-        return Err(Broken::BadCfi);
+        return Err(UserWalkError::BadCfi);
     }
     let mut evaluation = Evaluation::<_, Storage>::new_in(expression, ENCODING);
     evaluation.set_max_iterations(MAX_OPERATIONS);
@@ -68,18 +69,18 @@ pub(super) fn evaluate(
             Ok(EvaluationResult::RequiresRegister { register, base_type: UnitOffset(0) }) => {
                 evaluation.resume_with_register(Value::Generic(state.get(usize::from(register.0))?))
             }
-            _ => return Err(Broken::BadCfi),
+            _ => return Err(UserWalkError::BadCfi),
         };
     }
     match evaluation.value_result() {
         Some(Value::Generic(value)) => Ok(value),
-        _ => Err(Broken::BadCfi),
+        _ => Err(UserWalkError::BadCfi),
     }
 }
 
-/// True if a DW_OP_piece may stand somewhere with more bits than a u64 counts: gimli multiplies without a check. A
-/// branch may lead to any byte, so every byte is looked at as an operation. No rule needs pieces, which are parts of
-/// variables (DWARF 5, section 2.6.1.2).
+/// Returns true if there may be a DW_OP_piece with more bits than a u64 counts: gimli multiplies without a
+/// check. A branch may lead to any byte, so every byte is read as an operation. No rule needs pieces, which
+/// are parts of variables (DWARF 5, section 2.6.1.2).
 fn has_huge_piece(expression: Bytes<'_>) -> bool {
     let mut rest = expression;
     while let Ok(operation) = rest.read_u8() {
@@ -92,12 +93,12 @@ fn has_huge_piece(expression: Bytes<'_>) -> bool {
 }
 
 /// `size` bytes at `address`, as the low bytes of a word.
-fn read(stack: &impl StackMemory, address: u64, size: u8) -> Result<u64, Broken> {
+fn read(stack: &impl StackMemory, address: u64, size: u8) -> Result<u64, UserWalkError> {
     let word = stack.read_u64(address).ok_or_else(|| missing(stack, address))?;
-    let spare = 64_usize.checked_sub(index(u64::from(size) * 8)).ok_or(Broken::BadCfi)?;
+    let spare = 64_usize.checked_sub(index(u64::from(size) * 8)).ok_or(UserWalkError::BadCfi)?;
     match spare {
         0 => Ok(word),
-        64 => Err(Broken::BadCfi),
+        64 => Err(UserWalkError::BadCfi),
         _ => Ok(word << spare >> spare),
     }
 }

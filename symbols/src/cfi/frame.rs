@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::row::{COLUMNS, Cfa, General, PRESERVED, RA, Rule, Usual};
-use super::work::Work;
-use super::{Broken, CfiTable, expression};
+use super::row::{COLUMNS, CfaLocation, ColumnRule, General, PRESERVED, RA, Usual};
+use super::work_budget::WorkBudget;
+use super::{CfiTable, UserWalkError, expression};
 use crate::registers::{Registers, StackMemory};
 
 /// One frame of a user stack.
@@ -12,56 +12,57 @@ use crate::registers::{Registers, StackMemory};
 pub struct UserFrame {
     /// Virtual address of the instruction that runs next in this frame.
     pub address: u64,
-    /// How to look the address up.
-    pub place: Place,
-    /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest on it.
-    pub doubt: Option<Doubt>,
+    /// Kind of the address, by which it is looked up.
+    pub place: AddressKind,
+    /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
+    /// on it.
+    pub doubt: Option<FrameDoubt>,
 }
 
-/// What an instruction address of a frame is.
+/// Meaning of an instruction address of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Place {
+pub enum AddressKind {
     /// The frame was interrupted before this instruction.
     Exact,
-    /// The frame has called another one, which returns to here: it is in the instruction before, which may belong to
-    /// another line or function than this one.
+    /// The frame has called another one, which returns to here: it is in the instruction before, which may
+    /// belong to another line or function than this one.
     Return,
 }
 
 impl UserFrame {
-    /// An address inside the instruction that the frame is in: what to look up.
+    /// Returns an address inside the instruction that the frame is in: what to look up.
     pub fn lookup_address(&self) -> u64 {
         match self.place {
-            Place::Exact => self.address,
-            Place::Return => self.address.wrapping_sub(1),
+            AddressKind::Exact => self.address,
+            AddressKind::Return => self.address.wrapping_sub(1),
         }
     }
 }
 
-/// Why a frame may be wrong.
+/// Reason why a frame may be wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
-pub enum Doubt {
+pub enum FrameDoubt {
     /// No CFI covers the callee: the frame is where the instructions that run next in the callee lead to.
     #[error("by the code that returns")]
     Code,
-    /// No CFI covers the callee: the frame is where RBP points, which is right if the callee keeps a frame pointer.
-    /// Wrong where RBP is the caller's still: then the caller is skipped.
+    /// No CFI covers the callee: the frame is where RBP points, which is right if the callee keeps a frame
+    /// pointer. Wrong where RBP is the caller's still: then the caller is skipped.
     #[error("by frame pointer")]
     FramePointer,
-    /// No CFI covers the callee: the frame is where the word at RSP returns to, right behind a call.
+    /// No CFI covers the callee: the frame is where the word at RSP returns to, right after a call.
     #[error("by return address")]
     ReturnAddress,
 }
 
 /// Registers of a frame; those that were lost on the way are not known.
 #[derive(Debug, Clone)]
-pub(super) struct State {
+pub(super) struct FrameState {
     values: [u64; COLUMNS],
     /// Bit of each column whose value is known.
     known: u32,
 }
 
-impl State {
+impl FrameState {
     pub fn new(registers: &Registers) -> Self {
         let mut values = [0; COLUMNS];
         values[..RA].copy_from_slice(&registers.gpr);
@@ -69,10 +70,10 @@ impl State {
         Self { values, known: (1 << COLUMNS) - 1 }
     }
 
-    /// Value of a column.
-    pub fn get(&self, column: usize) -> Result<u64, Broken> {
-        let value = *self.values.get(column).ok_or(Broken::BadCfi)?;
-        if self.known & (1 << column) == 0 { Err(Broken::RegisterUnknown) } else { Ok(value) }
+    /// Returns the value of a column.
+    pub fn get(&self, column: usize) -> Result<u64, UserWalkError> {
+        let value = *self.values.get(column).ok_or(UserWalkError::BadCfi)?;
+        if self.known & (1 << column) == 0 { Err(UserWalkError::RegisterUnknown) } else { Ok(value) }
     }
 
     /// RSP, which every step makes known.
@@ -102,8 +103,8 @@ impl State {
         self.known = (1 << Registers::RSP) | (1 << RA);
     }
 
-    /// To the caller, by a usual row.
-    pub fn step_usual(&mut self, row: &Usual, stack: &impl StackMemory) -> Result<(), Broken> {
+    /// Moves to the caller, by a usual row.
+    pub fn step_usual(&mut self, row: &Usual, stack: &impl StackMemory) -> Result<(), UserWalkError> {
         let cfa = self.get(row.cfa_register.into())?.wrapping_add_signed(row.cfa_offset.into());
         let at = cfa.wrapping_sub(8);
         let rip = stack.read_u64(at).ok_or_else(|| missing(stack, at))?;
@@ -117,34 +118,34 @@ impl State {
         Ok(())
     }
 
-    /// To the caller, by any row.
+    /// Moves to the caller, by any row.
     pub fn step_general(
         &mut self,
         row: &General,
         table: &CfiTable,
         stack: &impl StackMemory,
-        work: &mut Work,
-    ) -> Result<(), Broken> {
+        work: &mut WorkBudget,
+    ) -> Result<(), UserWalkError> {
         let from = self.clone();
         let mut evaluate = |at, cfa| {
-            let bytes = table.expression(at).ok_or(Broken::BadCfi)?;
+            let bytes = table.expression(at).ok_or(UserWalkError::BadCfi)?;
             expression::evaluate(bytes, cfa, &from, stack, work)
         };
         let read = |at| stack.read_u64(at).ok_or_else(|| missing(stack, at));
         let cfa = match row.cfa {
-            Cfa::Register(register, offset) => from.get(register.into())?.wrapping_add_signed(offset),
-            Cfa::Expression(at) => evaluate(at, None)?,
+            CfaLocation::Register(register, offset) => from.get(register.into())?.wrapping_add_signed(offset),
+            CfaLocation::Expression(at) => evaluate(at, None)?,
         };
         self.set(Registers::RSP, Some(cfa));
         for (column, rule) in row.rules.iter().enumerate() {
             let value = match *rule {
-                Rule::Same => continue,
-                Rule::Undefined => Err(Broken::RegisterUnknown),
-                Rule::Saved(offset) => read(cfa.wrapping_add_signed(offset)),
-                Rule::Value(offset) => Ok(cfa.wrapping_add_signed(offset)),
-                Rule::Register(register) => from.get(register.into()),
-                Rule::SavedAt(at) => evaluate(at, Some(cfa)).and_then(read),
-                Rule::ValueOf(at) => evaluate(at, Some(cfa)),
+                ColumnRule::Same => continue,
+                ColumnRule::Undefined => Err(UserWalkError::RegisterUnknown),
+                ColumnRule::Saved(offset) => read(cfa.wrapping_add_signed(offset)),
+                ColumnRule::Value(offset) => Ok(cfa.wrapping_add_signed(offset)),
+                ColumnRule::Register(register) => from.get(register.into()),
+                ColumnRule::SavedAt(at) => evaluate(at, Some(cfa)).and_then(read),
+                ColumnRule::ValueOf(at) => evaluate(at, Some(cfa)),
             };
             match value {
                 // Without one of these there is no caller; another register may never be needed.
@@ -156,7 +157,7 @@ impl State {
     }
 }
 
-/// Why there is no word at `at`.
-pub(super) fn missing(stack: &impl StackMemory, at: u64) -> Broken {
-    if stack.is_not_present(at) { Broken::StackNotPresent } else { Broken::StackNotCopied }
+/// Returns the reason why there is no word at `at`.
+pub(super) fn missing(stack: &impl StackMemory, at: u64) -> UserWalkError {
+    if stack.is_not_present(at) { UserWalkError::StackNotPresent } else { UserWalkError::StackNotCopied }
 }

@@ -1,102 +1,108 @@
 //! The caller of code that no CFI covers: assembly, programs without tables, code made at run time.
 
 use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
-use super::frame::{Doubt, Place, State};
-use super::images::{Image, ImageCode, Images};
-use super::leave::{Behind, Left, leave};
+use super::code_exit::{CodeAfterJump, CodeExit, SearchContext, find_exit};
+use super::frame::{AddressKind, FrameDoubt, FrameState};
+use super::images::{CodeMapping, CodeMappings, ImageCode};
 use super::row::RA;
-use super::ways::Ways;
-use super::work::Work;
 use crate::registers::{Registers, StackMemory};
 
-/// What was found out.
+/// Result of a guess.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Guess {
+pub(super) enum CallerGuess {
     /// `state` is the caller's now.
-    Caller(Doubt),
+    Caller(FrameDoubt),
     /// `state` is now what a signal interrupted.
     Interrupted,
-    /// `state` goes on in the same frame, in other code.
+    /// `state` continues in the same frame, in other code.
     Jumped,
     /// There is no caller.
     Outermost,
-    /// Nothing is plausible.
+    /// No caller is plausible.
     Nothing,
 }
 
 /// Moves `state` from code without CFI to its caller, if one is plausible.
 pub(super) fn caller(
-    state: &mut State,
-    place: Place,
+    state: &mut FrameState,
+    place: AddressKind,
     stack: &impl StackMemory,
-    images: &impl Images,
-    (work, ways): (&mut Work, &mut Ways),
-) -> Guess {
+    images: &impl CodeMappings,
+    context: &mut SearchContext<'_>,
+) -> CallerGuess {
     if is_signal_return(state.rip(), images) {
-        return interrupted(state, stack).map_or(Guess::Nothing, |()| Guess::Interrupted);
+        return interrupted(state, stack).map_or(CallerGuess::Nothing, |()| CallerGuess::Interrupted);
     }
-    let go = |state: &mut State, (left, next)| {
+    let apply = |state: &mut FrameState, (left, next)| {
         *state = next;
         match left {
-            Left::Return => Guess::Caller(Doubt::Code),
-            Left::Jump => Guess::Jumped,
+            CodeExit::Return => CallerGuess::Caller(FrameDoubt::Code),
+            CodeExit::Jump => CallerGuess::Jumped,
         }
     };
-    let found = leave(state, (place, Behind::Nothing), stack, images, (work, ways));
-    let at = if place == Place::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
+    // What the code itself does until it returns is the best evidence.
+    let found = find_exit(state, place, CodeAfterJump::Nothing, stack, images, context);
+    let at = if place == AddressKind::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
     let made = images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
     let rbp = state.get(Registers::RBP).ok();
     // Code made at run time may use RBP for anything.
     let backed = rbp.is_some_and(|rbp| is_backed(rbp, stack));
     match found {
         // What is jumped to may have another frame by its tables than at its start.
-        Some((Left::Jump, _)) if made && backed => {}
-        Some(found) => return go(state, found),
+        Some((CodeExit::Jump, _)) if made && backed => {}
+        Some(found) => return apply(state, found),
         // A leaf has just been called if its first word is a return address: assembly seldom pushes anything.
-        None if place == Place::Exact && by_return_address(state, stack, images).is_some() => {
-            return Guess::Caller(Doubt::ReturnAddress);
+        None if place == AddressKind::Exact && by_return_address(state, stack, images).is_some() => {
+            return CallerGuess::Caller(FrameDoubt::ReturnAddress);
         }
         None => {}
     }
+    // Compilers of code made at run time seldom keep frame pointers, so RBP is believed only where it leads
+    // to another frame; assembly and programs without tables often keep them.
     if !made || backed {
         let guess = by_rbp(state, rbp, place, stack, images);
-        if guess != Guess::Nothing || !made {
+        if guess != CallerGuess::Nothing || !made {
             return guess;
         }
     }
-    match found.or_else(|| leave(state, (place, Behind::Code), stack, images, (work, ways))) {
-        Some(found) => go(state, found),
+    // The last resort takes the code after an unknown jump for the same function.
+    match found.or_else(|| find_exit(state, place, CodeAfterJump::Code, stack, images, context)) {
+        Some(found) => apply(state, found),
         None => by_rbp(state, rbp, place, stack, images),
     }
 }
 
 fn by_rbp(
-    state: &mut State,
+    state: &mut FrameState,
     rbp: Option<u64>,
-    place: Place,
+    place: AddressKind,
     stack: &impl StackMemory,
-    images: &impl Images,
-) -> Guess {
+    images: &impl CodeMappings,
+) -> CallerGuess {
     match rbp {
-        // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP may be
-        // anything.
-        Some(0) if place == Place::Return => Guess::Outermost,
+        // The mark of the outermost frame (System V ABI, AMD64 supplement 1.0, section 3.4.1). In a leaf RBP
+        // may be anything.
+        Some(0) if place == AddressKind::Return => CallerGuess::Outermost,
         Some(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
-            0 => Guess::Outermost,
-            _ => Guess::Caller(Doubt::FramePointer),
+            0 => CallerGuess::Outermost,
+            _ => CallerGuess::Caller(FrameDoubt::FramePointer),
         },
-        _ => Guess::Nothing,
+        _ => CallerGuess::Nothing,
     }
 }
 
-/// Whether the frame pointer that was saved at `rbp` is zero or that of a frame further up the stack.
+/// Returns true if the frame pointer that was saved at `rbp` is zero or that of a frame further up the stack.
 fn is_backed(rbp: u64, stack: &impl StackMemory) -> bool {
     stack.read_u64(rbp).is_some_and(|saved| {
         saved == 0 || saved > rbp && saved.is_multiple_of(8) && stack.read_u64(saved).is_some()
     })
 }
 
-fn by_return_address(state: &mut State, stack: &impl StackMemory, images: &impl Images) -> Option<()> {
+fn by_return_address(
+    state: &mut FrameState,
+    stack: &impl StackMemory,
+    images: &impl CodeMappings,
+) -> Option<()> {
     let rsp = state.rsp();
     let rip = stack.read_u64(rsp)?;
     (follows_call(rip, images)? && rsp.is_multiple_of(8)).then_some(())?;
@@ -105,19 +111,20 @@ fn by_return_address(state: &mut State, stack: &impl StackMemory, images: &impl 
     Some(())
 }
 
-/// RBP holds the address of the caller's RBP, above which the return address lies.
+/// RBP holds the address of the caller's RBP, above which the return address is.
 fn by_frame_pointer(
-    state: &mut State,
+    state: &mut FrameState,
     rbp: u64,
     stack: &impl StackMemory,
-    images: &impl Images,
+    images: &impl CodeMappings,
 ) -> Option<()> {
     (rbp >= state.rsp() && rbp.is_multiple_of(8)).then_some(())?;
     let saved = stack.read_u64(rbp)?;
     let rip = stack.read_u64(rbp.checked_add(8)?)?;
     let plausible = match rip {
         0 => saved == 0,
-        // Whoever makes a thread's or coroutine's first frame by hand writes any address: no call is before it.
+        // Code that makes a thread's or coroutine's first frame by hand writes any address: no call is before
+        // it.
         _ => images.find(rip.wrapping_sub(1)).is_some_and(|image| {
             saved == 0
                 || follows_call(rip, images) != Some(false)
@@ -134,13 +141,14 @@ fn by_frame_pointer(
     Some(())
 }
 
-/// Whether an interpreter has pushed the address in `image` by hand, as HotSpot's does: it is one of code made at run
-/// time, and the frame pointer that was saved beside it is that of a frame further up the stack, which returns to code, too.
+/// Returns true if an interpreter has pushed the address in `image` by hand, as HotSpot's does: it is one of
+/// code made at run time, and the frame pointer that was saved next to it is that of a frame further up the
+/// stack, which returns to code, too.
 fn is_pushed(
-    image: &Image<'_>,
+    image: &CodeMapping<'_>,
     (rbp, saved): (u64, u64),
     stack: &impl StackMemory,
-    images: &impl Images,
+    images: &impl CodeMappings,
 ) -> bool {
     matches!(image.code, ImageCode::Anonymous)
         && saved > rbp.saturating_add(8)
@@ -153,15 +161,15 @@ fn is_pushed(
         })
 }
 
-/// Whether a call is right before `address`; `None` where the code is not known.
-fn follows_call(address: u64, images: &impl Images) -> Option<bool> {
+/// Returns true if a call is right before `address`; `None` where the code is not known.
+fn follows_call(address: u64, images: &impl CodeMappings) -> Option<bool> {
     images.find(address.wrapping_sub(1))?;
     let mut code = [0; LONGEST_CALL];
     images.code(address.checked_sub(LONGEST_CALL as u64)?, &mut code)?;
     Some(ends_with_call(&code))
 }
 
-fn is_signal_return(rip: u64, images: &impl Images) -> bool {
+fn is_signal_return(rip: u64, images: &impl CodeMappings) -> bool {
     // Before its first instruction, between the two, or in the system call, which tables end before.
     RETURN_STEPS.iter().any(|&done| {
         let mut code = [0; TRAMPOLINE];
@@ -180,7 +188,7 @@ const ORDER: [usize; COLUMNS_IN_CONTEXT] = [8, 9, 10, 11, 12, 13, 14, 15, 5, 4, 
 const COLUMNS_IN_CONTEXT: usize = 17;
 
 /// Takes the registers out of the kernel's signal frame.
-fn interrupted(state: &mut State, stack: &impl StackMemory) -> Option<()> {
+fn interrupted(state: &mut FrameState, stack: &impl StackMemory) -> Option<()> {
     let mut at = state.rsp().checked_add(CONTEXT)?;
     let mut values = [0; COLUMNS_IN_CONTEXT];
     for value in &mut values {

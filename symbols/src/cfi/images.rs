@@ -1,16 +1,17 @@
-//! What an unwinder asks of the process's mappings.
+//! The process's mappings as an unwinder needs them.
 
 use super::CfiTable;
 
 /// The executable mappings of one process at the moment of a sample.
-pub trait Images {
-    /// The executable mapping at the virtual address `address`; `None` where there is none, or not an executable one.
-    fn find(&self, address: u64) -> Option<Image<'_>>;
+pub trait CodeMappings {
+    /// Returns the executable mapping at the virtual address `address`; `None` where there is none, or not an
+    /// executable one.
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>>;
 
     /// Fills `into` with the code from virtual address `address`; `None` unless all of it is known.
     ///
-    /// Without code bytes the unwinder does not guess at functions without CFI by their return addresses, and does not
-    /// recognize signal trampolines without CFI.
+    /// Without code bytes the unwinder does not guess at functions without CFI by their return addresses, and
+    /// does not recognize signal trampolines without CFI.
     fn code(&self, _address: u64, _into: &mut [u8]) -> Option<()> {
         None
     }
@@ -18,17 +19,17 @@ pub trait Images {
 
 /// One executable mapping.
 #[derive(Debug, Clone, Copy)]
-pub struct Image<'a> {
-    /// What names the table in the unwinder's cache: one number for one [`CfiTable`], never used for another one as
-    /// long as the unwinder lives. Not used for mappings without a table.
+pub struct CodeMapping<'a> {
+    /// Name of the table in the unwinder's cache: one number for one [`CfiTable`], never used for another one
+    /// as long as the unwinder lives. Not used for mappings without a table.
     pub id: u32,
     /// Load bias in bytes: virtual address minus the address inside the file's tables, modulo 2^64.
     pub bias: u64,
-    /// Where its CFI is.
+    /// Source of its CFI.
     pub code: ImageCode<'a>,
 }
 
-/// What is known of a mapping's code.
+/// Code of a mapping.
 #[derive(Debug, Clone, Copy)]
 pub enum ImageCode<'a> {
     /// The tables of the file, or of the vDSO.

@@ -8,7 +8,7 @@ use crate::bytes::index;
 /// FDEs in one section; libc of Debian 12 has 3,713, python3.11 10,221.
 pub(super) const MAX_FDES: usize = 1 << 21;
 
-/// Where the FDE of an address may lie. 8 bytes for each function.
+/// Offset of the FDE that may cover an address. 8 bytes for each function.
 #[derive(Debug, Default)]
 pub(super) struct FdeIndex {
     /// Lowest start of a function.
@@ -18,7 +18,8 @@ pub(super) struct FdeIndex {
 }
 
 impl FdeIndex {
-    /// From the binary search table of `.eh_frame_hdr` over `eh_frame`; `None` unless it is there, whole and sorted.
+    /// Reads the binary search table of `.eh_frame_hdr` over `eh_frame`; `None` unless it is there, whole and
+    /// sorted.
     pub fn from_header(header: &CfiSection, eh_frame: &CfiSection, bases: &BaseAddresses) -> Option<Self> {
         let parsed = EhFrameHdr::new(&header.bytes, LittleEndian).parse(bases, 8).ok()?;
         let table = parsed.table()?;
@@ -39,7 +40,7 @@ impl FdeIndex {
         Self::from_sorted(&found)
     }
 
-    /// By reading every entry of the section. Ends at the first entry that cannot be read.
+    /// Reads every entry of the section, up to the first one that cannot be read.
     pub fn from_entries<'a, S>(section: &S, bytes: &[u8], bases: &BaseAddresses) -> Result<Self, CfiError>
     where
         S: UnwindSection<Bytes<'a>>,
@@ -86,7 +87,7 @@ impl FdeIndex {
         Some(Self { base, entries })
     }
 
-    /// Offset of the only FDE that may cover `address`.
+    /// Returns the offset of the only FDE that may cover `address`.
     pub fn find(&self, address: u64) -> Option<usize> {
         let above = u32::try_from(address.checked_sub(self.base)?).ok()?;
         let next = self.entries.partition_point(|&(start, _)| start <= above);
@@ -94,7 +95,7 @@ impl FdeIndex {
         usize::try_from(*offset).ok()
     }
 
-    /// Number of functions.
+    /// Returns the number of functions.
     pub fn len(&self) -> usize {
         self.entries.len()
     }

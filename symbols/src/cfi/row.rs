@@ -5,8 +5,8 @@ use gimli::{
     UnwindTableRow,
 };
 
-use super::expression::At;
-use super::table::{Fde, Section};
+use super::expression::ExpressionRange;
+use super::table::{EntrySection, Fde};
 use crate::go::GoFrame;
 use crate::registers::Registers;
 
@@ -22,8 +22,8 @@ pub(super) const COLUMNS: usize = RA + 1;
 /// Registers that a function preserves (System V ABI, AMD64 supplement 1.0, section 3.2.1), but RSP.
 pub(super) const PRESERVED: [usize; 6] = [3, Registers::RBP, 12, 13, 14, 15];
 
-/// How many columns gimli keeps for a row; more is no CFI of a compiler for this machine, which has 17 and at most 16
-/// vector registers.
+/// Columns that gimli keeps for a row. More are not CFI of a compiler for this machine, which has 17 and at
+/// most 16 vector registers.
 const RULES: usize = 40;
 
 /// Storage of fixed size for gimli's rows: 1.3 KB for each state that `DW_CFA_remember_state` keeps.
@@ -35,19 +35,19 @@ impl<T: ReaderOffset> UnwindContextStorage<T> for Storage {
     type Stack = [UnwindTableRow<T, Self>; 6];
 }
 
-/// Where gimli computes rows; kept between rows, as it is large.
+/// Memory in which gimli computes rows; kept between rows, as it is large.
 pub(super) type RowContext = UnwindContext<usize, Storage>;
 
-/// What the tables say of one address.
+/// Rules of the tables for one address.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Row {
+pub(super) enum CfiRow {
     /// No function here.
     NoCfi,
     /// A function, but its rules cannot be understood.
     Bad,
     /// The return address is undefined: the outermost frame.
     Outermost,
-    /// What almost every row is.
+    /// Form of almost every row.
     Usual(Usual),
     /// All others.
     General(Box<General>),
@@ -65,41 +65,42 @@ pub(super) struct Usual {
 /// Every rule of CFI.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct General {
-    pub cfa: Cfa,
-    pub rules: [Rule; COLUMNS],
+    pub cfa: CfaLocation,
+    pub rules: [ColumnRule; COLUMNS],
     /// A signal handler's caller: interrupted, not calling.
     pub signal: bool,
 }
 
 /// Rule of the canonical frame address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Cfa {
+pub(super) enum CfaLocation {
     Register(u8, i64),
-    Expression(At),
+    Expression(ExpressionRange),
 }
 
 /// Rule of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum Rule {
+pub(super) enum ColumnRule {
     /// The register still has its caller's value.
     #[default]
     Same,
     Undefined,
     /// Saved at CFA + offset.
     Saved(i64),
-    /// Is CFA + offset.
+    /// The value is CFA + offset.
     Value(i64),
-    /// Is in another register.
+    /// The value is in another register.
     Register(u8),
     /// Saved at the address that an expression gives.
-    SavedAt(At),
-    /// Is what an expression gives.
-    ValueOf(At),
+    SavedAt(ExpressionRange),
+    /// The value is the result of an expression.
+    ValueOf(ExpressionRange),
 }
 
-impl Row {
-    /// In Go the return address lies above the frame, and the caller's frame pointer on top of the frame.
-    pub fn of_go(frame: GoFrame) -> Self {
+impl CfiRow {
+    /// Returns the row of a Go function: the return address is above the frame, and the caller's frame
+    /// pointer on top of the frame.
+    pub fn from_go(frame: GoFrame) -> Self {
         let GoFrame::Size(size) = frame else { return Self::Outermost };
         let Some(cfa_offset) = i32::try_from(size).ok().and_then(|size| size.checked_add(8)) else {
             return Self::Bad;
@@ -111,22 +112,26 @@ impl Row {
         Self::Usual(Usual { cfa_offset, cfa_register: RSP, slots })
     }
 
-    /// From gimli's `row` of `fde`; `None` if it is not understood.
-    pub fn new(section: Section, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
+    /// Returns the row for gimli's `row` of `fde`; `None` for a rule of an unknown kind.
+    pub fn new(section: EntrySection, fde: &Fde<'_>, row: &UnwindTableRow<usize, Storage>) -> Option<Self> {
         (usize::from(fde.cie().return_address_register().0) == RA).then_some(())?;
         let cfa = match row.cfa() {
-            CfaRule::RegisterAndOffset { register, offset } => Cfa::Register(general(*register)?, *offset),
-            CfaRule::Expression(expression) => Cfa::Expression(at(section, *expression)?),
+            CfaRule::RegisterAndOffset { register, offset } => {
+                CfaLocation::Register(general(*register)?, *offset)
+            }
+            CfaRule::Expression(expression) => {
+                CfaLocation::Expression(expression_range(section, *expression)?)
+            }
         };
-        let mut rules = [Rule::Same; COLUMNS];
+        let mut rules = [ColumnRule::Same; COLUMNS];
         for (register, rule) in row.registers() {
             if let Some(column) = rules.get_mut(usize::from(register.0)) {
-                *column = Rule::new(section, rule)?;
+                *column = ColumnRule::new(section, rule)?;
             }
         }
         match rules[RA] {
-            Rule::Undefined => return Some(Self::Outermost),
-            Rule::Same => return None,
+            ColumnRule::Undefined => return Some(Self::Outermost),
+            ColumnRule::Same => return None,
             _ => (),
         }
         let general = General { cfa, rules, signal: fde.is_signal_trampoline() };
@@ -138,17 +143,17 @@ impl Row {
 }
 
 impl General {
-    /// The short form, if nothing is lost by it.
+    /// Returns the short form, if nothing is lost by it.
     fn usual(&self) -> Option<Usual> {
-        let Cfa::Register(cfa_register, offset) = self.cfa else { return None };
-        if self.signal || self.rules[RA] != Rule::Saved(-8) {
+        let CfaLocation::Register(cfa_register, offset) = self.cfa else { return None };
+        if self.signal || self.rules[RA] != ColumnRule::Saved(-8) {
             return None;
         }
         let mut slots = [0; PRESERVED.len()];
         for (column, rule) in self.rules[..RA].iter().enumerate() {
             match *rule {
-                Rule::Same => (),
-                Rule::Saved(offset) if offset != 0 && offset % 8 == 0 => {
+                ColumnRule::Same => (),
+                ColumnRule::Saved(offset) if offset != 0 && offset % 8 == 0 => {
                     let slot = PRESERVED.iter().position(|&preserved| preserved == column)?;
                     slots[slot] = i16::try_from(offset / 8).ok()?;
                 }
@@ -159,27 +164,27 @@ impl General {
     }
 }
 
-impl Rule {
-    fn new(section: Section, rule: &RegisterRule<usize>) -> Option<Self> {
+impl ColumnRule {
+    fn new(section: EntrySection, rule: &RegisterRule<usize>) -> Option<Self> {
         Some(match rule {
             RegisterRule::Undefined => Self::Undefined,
             RegisterRule::SameValue => Self::Same,
             RegisterRule::Offset(offset) => Self::Saved(*offset),
             RegisterRule::ValOffset(offset) => Self::Value(*offset),
             RegisterRule::Register(register) => general(*register).map_or(Self::Undefined, Self::Register),
-            RegisterRule::Expression(expression) => Self::SavedAt(at(section, *expression)?),
-            RegisterRule::ValExpression(expression) => Self::ValueOf(at(section, *expression)?),
+            RegisterRule::Expression(expression) => Self::SavedAt(expression_range(section, *expression)?),
+            RegisterRule::ValExpression(expression) => Self::ValueOf(expression_range(section, *expression)?),
             _ => return None,
         })
     }
 }
 
-/// The number of a column that is kept.
+/// Returns the number of a column that is kept.
 fn general(register: Register) -> Option<u8> {
     u8::try_from(register.0).ok().filter(|&number| usize::from(number) < COLUMNS)
 }
 
-fn at(section: Section, expression: UnwindExpression<usize>) -> Option<At> {
+fn expression_range(section: EntrySection, expression: UnwindExpression<usize>) -> Option<ExpressionRange> {
     let start = u32::try_from(expression.offset).ok()?;
-    Some(At { section, start, length: u32::try_from(expression.length).ok()? })
+    Some(ExpressionRange { section, start, length: u32::try_from(expression.length).ok()? })
 }

@@ -8,9 +8,9 @@ use gimli::{
 };
 
 use super::index::FdeIndex;
-use super::row::{Row, RowContext};
-use super::work::Work;
-use super::{Broken, expression};
+use super::row::{CfiRow, RowContext};
+use super::work_budget::WorkBudget;
+use super::{UserWalkError, expression};
 use crate::bytes::{index, u32_at};
 use crate::go::{GoFrame, GoTable};
 
@@ -29,7 +29,7 @@ pub(super) type Fde<'a> = FrameDescriptionEntry<Bytes<'a>>;
 /// A section: its bytes, and its virtual address inside the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CfiSection {
-    /// What the section holds.
+    /// Contents of the section.
     pub bytes: Arc<[u8]>,
     /// `sh_addr`, or for `.eh_frame_hdr` `p_vaddr` of PT_GNU_EH_FRAME.
     pub address: u64,
@@ -37,8 +37,8 @@ pub struct CfiSection {
 
 /// The sections of a file that unwinding needs; each may be missing.
 ///
-/// Where a file has lost its section headers, `.eh_frame` may be all bytes from where `.eh_frame_hdr` says that it
-/// starts to the end of its segment.
+/// Where a file has lost its section headers, `.eh_frame` may be all bytes from where `.eh_frame_hdr` says
+/// that it starts to the end of its segment.
 #[derive(Debug, Clone, Default)]
 pub struct CfiSections {
     /// `.eh_frame_hdr`.
@@ -55,7 +55,7 @@ pub struct CfiSections {
     pub go: Option<GoTable>,
 }
 
-/// Why a file has no [`CfiTable`].
+/// Reason why a file has no [`CfiTable`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CfiError {
     /// Neither `.eh_frame` nor `.debug_frame`, or no function in them.
@@ -68,30 +68,31 @@ pub enum CfiError {
 
 /// Bytes with their index.
 #[derive(Debug)]
-struct Indexed {
+struct IndexedSection {
     bytes: Arc<[u8]>,
     index: FdeIndex,
 }
 
-/// The unwind tables of one file, ready for questions. Addresses are those inside the file, without load bias.
+/// The unwind tables of one file, ready for questions. Addresses are those inside the file, without load
+/// bias.
 #[derive(Debug)]
 pub struct CfiTable {
-    eh_frame: Option<Indexed>,
-    debug_frame: Option<Indexed>,
+    eh_frame: Option<IndexedSection>,
+    debug_frame: Option<IndexedSection>,
     bases: BaseAddresses,
     go: Option<GoTable>,
 }
 
-/// Which section an expression lies in.
+/// Section of an expression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Section {
+pub(super) enum EntrySection {
     Eh,
     Debug,
 }
 
 impl CfiTable {
-    /// Indexes the functions of the sections: by `.eh_frame_hdr` where its table is whole and sorted, else by reading
-    /// every entry. Keeps the sections' bytes, and 8 bytes for each function.
+    /// Indexes the functions of the sections: by `.eh_frame_hdr` where its table is whole and sorted, else by
+    /// reading every entry. Keeps the sections' bytes, and 8 bytes for each function.
     pub fn parse(sections: CfiSections) -> Result<Self, CfiError> {
         let all = [&sections.eh_frame_hdr, &sections.eh_frame, &sections.debug_frame];
         if all.into_iter().flatten().any(|section| section.bytes.len() > MAX_SECTION) {
@@ -106,14 +107,14 @@ impl CfiTable {
                     Some(index) => index,
                     None => FdeIndex::from_entries(&eh(&section.bytes), &section.bytes, &bases)?,
                 };
-                Indexed::unless_empty(section.bytes, index)
+                IndexedSection::unless_empty(section.bytes, index)
             }
             None => None,
         };
         let debug_frame = match sections.debug_frame {
             Some(section) => {
                 let index = FdeIndex::from_entries(&debug(&section.bytes), &section.bytes, &bases)?;
-                Indexed::unless_empty(section.bytes, index)
+                IndexedSection::unless_empty(section.bytes, index)
             }
             None => None,
         };
@@ -123,8 +124,8 @@ impl CfiTable {
         }
     }
 
-    /// The function that covers `address`, as start and end: the piece of code that one FDE describes, which for a
-    /// function split by the compiler is one of its parts.
+    /// Returns the function that covers `address`, as start and end: the piece of code that one FDE
+    /// describes, which for a function split by the compiler is one of its parts.
     pub fn function_start(&self, address: u64) -> Option<(u64, u64)> {
         match self.entry(address) {
             Some((_, fde)) => Some((fde.initial_address(), fde.end_address())),
@@ -132,76 +133,83 @@ impl CfiTable {
         }
     }
 
-    /// Number of functions in the index.
+    /// Returns the number of functions in the index.
     pub fn functions(&self) -> usize {
         [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(|section| section.index.len()).sum()
     }
 
-    /// Bytes of memory that the table keeps.
+    /// Returns the bytes of memory that the table keeps.
     pub fn memory(&self) -> usize {
-        let of = |section: &Indexed| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
+        let of =
+            |section: &IndexedSection| section.bytes.len() + section.index.len() * size_of::<(u32, u32)>();
         let go = self.go.as_ref().map_or(0, GoTable::memory);
         size_of::<Self>()
             + go
             + [&self.eh_frame, &self.debug_frame].into_iter().flatten().map(of).sum::<usize>()
     }
 
-    /// The rules at `address`. An error is one of this walk alone; what is wrong with the table becomes a row.
-    pub(super) fn row(&self, address: u64, context: &mut RowContext, work: &mut Work) -> Result<Row, Broken> {
+    /// Returns the rules at `address`. An error is one of this walk alone; what is wrong with the table
+    /// becomes a row.
+    pub(super) fn row(
+        &self,
+        address: u64,
+        context: &mut RowContext,
+        work: &mut WorkBudget,
+    ) -> Result<CfiRow, UserWalkError> {
         let go = self.go.as_ref().and_then(|go| go.frame(address));
-        // Only Go's own table marks the functions that change stacks: the `.debug_frame` of the Go linker has rules for
-        // them that lead to any word of the new stack (`runtime.systemstack`, Go 1.19 and 1.24).
+        // Only Go's own table marks the functions that change stacks: the `.debug_frame` of the Go linker has
+        // rules for them that lead to any word of the new stack (`runtime.systemstack`, Go 1.19 and 1.24).
         if go == Some(GoFrame::Outermost) {
-            return Ok(Row::Outermost);
+            return Ok(CfiRow::Outermost);
         }
         let Some((section, fde)) = self.entry(address) else {
-            return Ok(go.map_or(Row::NoCfi, Row::of_go));
+            return Ok(go.map_or(CfiRow::NoCfi, CfiRow::from_go));
         };
         work.take(fde.entry_len().saturating_add(fde.cie().entry_len()))?;
         let bytes = self.bytes(section).unwrap_or_default();
         let row = match section {
-            Section::Eh => fde.unwind_info_for_address(&eh(bytes), &self.bases, context, address),
-            Section::Debug => fde.unwind_info_for_address(&debug(bytes), &self.bases, context, address),
+            EntrySection::Eh => fde.unwind_info_for_address(&eh(bytes), &self.bases, context, address),
+            EntrySection::Debug => fde.unwind_info_for_address(&debug(bytes), &self.bases, context, address),
         };
-        Ok(row.ok().and_then(|row| Row::new(section, &fde, row)).unwrap_or(Row::Bad))
+        Ok(row.ok().and_then(|row| CfiRow::new(section, &fde, row)).unwrap_or(CfiRow::Bad))
     }
 
-    /// The bytes of an expression of a row of this table.
-    pub(super) fn expression(&self, at: expression::At) -> Option<Bytes<'_>> {
+    /// Returns the bytes of an expression of a row of this table.
+    pub(super) fn expression(&self, at: expression::ExpressionRange) -> Option<Bytes<'_>> {
         let start = index(at.start.into());
         let bytes = self.bytes(at.section)?.get(start..start.checked_add(index(at.length.into()))?)?;
         Some(EndianSlice::new(bytes, LittleEndian))
     }
 
-    /// The FDE that covers `address`, `.eh_frame`'s first.
-    fn entry(&self, address: u64) -> Option<(Section, Fde<'_>)> {
+    /// Returns the FDE that covers `address`, `.eh_frame`'s first.
+    fn entry(&self, address: u64) -> Option<(EntrySection, Fde<'_>)> {
         let in_eh = self.eh_frame.as_ref().and_then(|section| {
             let offset = EhFrameOffset(section.index.find(address)?);
             section.fde(&eh(&section.bytes), offset, &self.bases, address)
         });
         if let Some(fde) = in_eh {
-            return Some((Section::Eh, fde));
+            return Some((EntrySection::Eh, fde));
         }
         let section = self.debug_frame.as_ref()?;
         let offset = DebugFrameOffset(section.index.find(address)?);
-        Some((Section::Debug, section.fde(&debug(&section.bytes), offset, &self.bases, address)?))
+        Some((EntrySection::Debug, section.fde(&debug(&section.bytes), offset, &self.bases, address)?))
     }
 
-    fn bytes(&self, section: Section) -> Option<&[u8]> {
+    fn bytes(&self, section: EntrySection) -> Option<&[u8]> {
         let section = match section {
-            Section::Eh => self.eh_frame.as_ref()?,
-            Section::Debug => self.debug_frame.as_ref()?,
+            EntrySection::Eh => self.eh_frame.as_ref()?,
+            EntrySection::Debug => self.debug_frame.as_ref()?,
         };
         Some(&section.bytes)
     }
 }
 
-impl Indexed {
+impl IndexedSection {
     fn unless_empty(bytes: Arc<[u8]>, index: FdeIndex) -> Option<Self> {
         (index.len() > 0).then_some(Self { bytes, index })
     }
 
-    /// The FDE at `offset` of `section`, which reads these bytes, if it covers `address`.
+    /// Returns the FDE at `offset` of `section`, which reads these bytes, if it covers `address`.
     fn fde<'a, S: UnwindSection<Bytes<'a>>>(
         &self,
         section: &S,
@@ -218,8 +226,8 @@ impl Indexed {
     }
 }
 
-/// Bytes of the CIE or FDE at `offset` by its 32-bit length; `None` outside of `bytes`, and for entries of 4 GiB and
-/// more.
+/// Returns the bytes of the CIE or FDE at `offset` by its 32-bit length; `None` outside of `bytes`, and for
+/// entries of 4 GiB and more.
 pub(super) fn entry_size(bytes: &[u8], offset: usize) -> Option<usize> {
     let length = u32_at(bytes, offset)?;
     // DWARF 5, 7.4: values from here on announce a 64-bit length.

@@ -1,23 +1,25 @@
 //! The walk from a frame to its callers.
 
 use super::cache::RowCache;
-use super::frame::{Doubt, Place, State, UserFrame};
-use super::guess::{Guess, caller};
-use super::images::{Image, ImageCode, Images};
-use super::row::{Row, RowContext};
-use super::ways::Ways;
-use super::work::Work;
-use super::{Broken, CacheUse, UserEnd};
+use super::code_exit::SearchContext;
+use super::frame::{AddressKind, FrameDoubt, FrameState, UserFrame};
+use super::guess::{CallerGuess, caller};
+use super::images::{CodeMapping, CodeMappings, ImageCode};
+use super::path_memory::PathMemory;
+use super::row::{CfiRow, RowContext};
+use super::work_budget::WorkBudget;
+use super::{CacheUse, UserEnd, UserWalkError};
 use crate::registers::{Registers, StackMemory};
 
-/// Signal frames in one walk whose stack may lie anywhere; elsewhere a caller lies above its callee.
+/// Signal frames in one walk whose stack may be anywhere; elsewhere a caller is above its callee.
 const SIGNAL_FRAMES: u32 = 8;
 
-/// Walks user stacks. One is enough for all processes: what it keeps is rows of [`super::CfiTable`]s, by [`Image::id`].
+/// Walks user stacks. One is enough for all processes: what it keeps is rows of [`super::CfiTable`]s, by
+/// [`CodeMapping::id`].
 #[derive(Debug)]
 pub struct UserUnwinder {
     cache: RowCache,
-    ways: Ways,
+    paths: PathMemory,
     context: Box<RowContext>,
 }
 
@@ -28,34 +30,34 @@ impl Default for UserUnwinder {
 }
 
 impl UserUnwinder {
-    /// Takes less than 1 MB of memory. Grows, by rows that are not the usual ones and by ways through code without CFI, to
-    /// 10 MB at most.
+    /// Returns an unwinder, which takes less than 1 MB of memory. It grows, by rows that are not the usual
+    /// ones and by paths through code without CFI, to 10 MB at most.
     pub fn new() -> Self {
-        Self { cache: RowCache::new(), ways: Ways::default(), context: Box::new(RowContext::new_in()) }
+        Self { cache: RowCache::new(), paths: PathMemory::default(), context: Box::new(RowContext::new_in()) }
     }
 
-    /// How often rows were found in the cache.
+    /// Returns the hits and misses of the cache of rows.
     pub fn cache_use(&self) -> CacheUse {
         self.cache.used
     }
 
-    /// Gives `push` the frame of `registers` and then its callers, at most `limit` frames in all, and says how it
-    /// ended.
+    /// Passes the frame of `registers` and then its callers to `push`, at most `limit` frames in all, and
+    /// returns the end of the walk.
     pub fn walk(
         &mut self,
         registers: &Registers,
         stack: &impl StackMemory,
-        images: &impl Images,
+        images: &impl CodeMappings,
         limit: usize,
         mut push: impl FnMut(UserFrame),
     ) -> UserEnd {
-        let mut state = State::new(registers);
-        let mut frame = UserFrame { address: registers.rip, place: Place::Exact, doubt: None };
-        let mut bounds = Bounds { work: Work::of_walk(), signal_frames: 0 };
+        let mut state = FrameState::new(registers);
+        let mut frame = UserFrame { address: registers.rip, place: AddressKind::Exact, doubt: None };
+        let mut bounds = WalkBounds { work: WorkBudget::for_walk(), signal_frames: 0 };
         for _ in 0..limit {
             let image = images.find(frame.lookup_address());
-            if image.is_none() && frame.place == Place::Return {
-                return Broken::NotMapped.into();
+            if image.is_none() && frame.place == AddressKind::Return {
+                return UserWalkError::NotMapped.into();
             }
             push(frame);
             frame = match self.step(&mut state, frame, image, stack, images, &mut bounds) {
@@ -63,94 +65,107 @@ impl UserUnwinder {
                 Err(end) => return end,
             };
         }
-        Broken::TooDeep.into()
+        UserWalkError::TooDeep.into()
     }
 
     /// Moves `state` to the caller of `frame`.
     fn step(
         &mut self,
-        state: &mut State,
+        state: &mut FrameState,
         frame: UserFrame,
-        image: Option<Image<'_>>,
+        image: Option<CodeMapping<'_>>,
         stack: &impl StackMemory,
-        images: &impl Images,
-        bounds: &mut Bounds,
+        images: &impl CodeMappings,
+        bounds: &mut WalkBounds,
     ) -> Result<UserFrame, UserEnd> {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
-            None => match caller(state, frame.place, stack, images, (&mut bounds.work, &mut self.ways)) {
-                Guess::Caller(doubt) => (Place::Return, Some(doubt)),
-                Guess::Interrupted => (Place::Exact, None),
+            None => match self.guess_caller(state, frame.place, stack, images, bounds) {
+                CallerGuess::Caller(doubt) => (AddressKind::Return, Some(doubt)),
+                CallerGuess::Interrupted => (AddressKind::Exact, None),
                 // Never to a lower place on the stack; the number of frames bounds how often.
-                Guess::Jumped if state.rsp() >= rsp => {
+                CallerGuess::Jumped if state.rsp() >= rsp => {
                     return Ok(UserFrame {
                         address: state.rip(),
-                        place: Place::Exact,
-                        doubt: Some(Doubt::Code),
+                        place: AddressKind::Exact,
+                        doubt: Some(FrameDoubt::Code),
                     });
                 }
-                Guess::Jumped => return Err(Broken::CfaBackwards.into()),
-                Guess::Outermost => return Err(UserEnd::Complete),
-                Guess::Nothing => return Err(uncovered(image).into()),
+                CallerGuess::Jumped => return Err(UserWalkError::CfaBackwards.into()),
+                CallerGuess::Outermost => return Err(UserEnd::Complete),
+                CallerGuess::Nothing => return Err(uncovered(image).into()),
             },
         };
         match place {
-            Place::Exact => {
+            AddressKind::Exact => {
                 bounds.signal_frames += 1;
                 if bounds.signal_frames > SIGNAL_FRAMES {
-                    return Err(Broken::SignalStacks.into());
+                    return Err(UserWalkError::SignalStacks.into());
                 }
             }
-            // Nothing calls address 0's neighbour: the return address of whoever started a thread by hand.
-            Place::Return if state.rip() == 0 => return Err(UserEnd::Complete),
-            Place::Return if state.rsp() <= rsp => return Err(Broken::CfaBackwards.into()),
-            Place::Return => (),
+            // Nothing calls address 0's neighbour: it is the return address where a thread was started by
+            // hand.
+            AddressKind::Return if state.rip() == 0 => return Err(UserEnd::Complete),
+            AddressKind::Return if state.rsp() <= rsp => return Err(UserWalkError::CfaBackwards.into()),
+            AddressKind::Return => (),
         }
         Ok(UserFrame { address: state.rip(), place, doubt })
+    }
+
+    fn guess_caller(
+        &mut self,
+        state: &mut FrameState,
+        place: AddressKind,
+        stack: &impl StackMemory,
+        images: &impl CodeMappings,
+        bounds: &mut WalkBounds,
+    ) -> CallerGuess {
+        let mut context = SearchContext { work: &mut bounds.work, paths: &mut self.paths };
+        caller(state, place, stack, images, &mut context)
     }
 
     /// Moves `state` to the caller by CFI; `None`, with nothing done, where no CFI covers the frame.
     fn by_cfi(
         &mut self,
-        state: &mut State,
+        state: &mut FrameState,
         frame: UserFrame,
-        image: Option<Image<'_>>,
+        image: Option<CodeMapping<'_>>,
         stack: &impl StackMemory,
-        bounds: &mut Bounds,
-    ) -> Result<Option<Place>, UserEnd> {
-        let Some(Image { id, bias, code: ImageCode::Cfi(table) }) = image else { return Ok(None) };
+        bounds: &mut WalkBounds,
+    ) -> Result<Option<AddressKind>, UserEnd> {
+        let Some(CodeMapping { id, bias, code: ImageCode::Cfi(table) }) = image else { return Ok(None) };
         let address = frame.lookup_address().wrapping_sub(bias);
         let compute = || table.row(address, &mut self.context, &mut bounds.work);
         match self.cache.row(id, address, compute)? {
-            Row::NoCfi => return Ok(None),
-            Row::Bad => return Err(Broken::BadCfi.into()),
-            Row::Outermost => return Err(UserEnd::Complete),
-            Row::Usual(row) => state.step_usual(row, stack)?,
-            Row::General(row) => {
+            CfiRow::NoCfi => return Ok(None),
+            CfiRow::Bad => return Err(UserWalkError::BadCfi.into()),
+            CfiRow::Outermost => return Err(UserEnd::Complete),
+            CfiRow::Usual(row) => state.step_usual(row, stack)?,
+            CfiRow::General(row) => {
                 state.step_general(row, table, stack, &mut bounds.work)?;
                 if row.signal {
-                    return Ok(Some(Place::Exact));
+                    return Ok(Some(AddressKind::Exact));
                 }
             }
         }
-        Ok(Some(Place::Return))
+        Ok(Some(AddressKind::Return))
     }
 }
 
-/// What bounds one walk, besides its number of frames.
+/// Bounds of one walk, besides its number of frames.
 #[derive(Debug)]
-struct Bounds {
-    work: Work,
+struct WalkBounds {
+    work: WorkBudget,
     signal_frames: u32,
 }
 
-/// Why code without CFI has none.
-fn uncovered(image: Option<Image<'_>>) -> Broken {
+/// Returns the reason why code without CFI has none.
+fn uncovered(image: Option<CodeMapping<'_>>) -> UserWalkError {
     match image.map(|image| image.code) {
-        None => Broken::NotMapped,
-        Some(ImageCode::Cfi(_) | ImageCode::NoCfi) => Broken::NoCfi,
-        Some(ImageCode::Anonymous) => Broken::AnonymousCode,
-        Some(ImageCode::NotRead) => Broken::NoFile,
+        None => UserWalkError::NotMapped,
+        Some(ImageCode::Cfi(_) | ImageCode::NoCfi) => UserWalkError::NoCfi,
+        Some(ImageCode::Anonymous) => UserWalkError::AnonymousCode,
+        Some(ImageCode::NotRead) => UserWalkError::NoFile,
     }
 }

@@ -11,12 +11,12 @@ impl BuildId {
     /// Bytes of the longest: linkers write 8 to 32, and any that the user gives.
     pub const MAX: usize = 64;
 
-    /// From its bytes; `None` for less than two or more than [`BuildId::MAX`].
+    /// Returns the build-id of these bytes; `None` for less than two or more than [`BuildId::MAX`].
     pub fn new(bytes: &[u8]) -> Option<Self> {
         (2..=Self::MAX).contains(&bytes.len()).then(|| Self(bytes.into()))
     }
 
-    /// Its bytes.
+    /// Returns its bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
@@ -35,7 +35,7 @@ impl fmt::Debug for BuildId {
     }
 }
 
-/// The text is no build-id: an even number of hexadecimal digits, 4 to 128.
+/// The text is not a build-id: an even number of hexadecimal digits, 4 to 128.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a build-id: 4 to 128 hexadecimal digits are expected")]
 pub struct NotABuildId;

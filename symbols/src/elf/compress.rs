@@ -10,10 +10,11 @@ use ruzstd::decoding::StreamingDecoder;
 use super::{ElfError, MAX_SECTION};
 use crate::bytes::{index, u32_at, u64_at};
 
-/// Bytes that are set aside at once; more only as they come, whatever size a section claims.
+/// Bytes that are reserved at once; more are reserved only as they arrive, for any size that a section
+/// claims.
 const AT_ONCE: u64 = 16 << 20;
 
-/// The size in bytes that a compressed section (SHF_COMPRESSED) claims to have without compression.
+/// Returns the size in bytes that a compressed section (SHF_COMPRESSED) claims to have without compression.
 pub(super) fn size(name: &str, section: &[u8]) -> Result<u64, ElfError> {
     let bytes = u64_at(section, 8).ok_or_else(|| ElfError::BadCompression(name.into()))?;
     if bytes > MAX_SECTION {
@@ -36,7 +37,7 @@ pub(super) fn decompress(name: &str, section: &[u8]) -> Result<Vec<u8>, ElfError
     bytes.filter(|bytes| bytes.len() as u64 == claimed).ok_or_else(bad)
 }
 
-/// At most `most` bytes and one more, which tells that there are too many.
+/// Reads at most `most` bytes and one more, which shows that there are too many.
 pub(super) fn read(stream: impl Read, most: u64) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(index(most.min(AT_ONCE)));
     stream.take(most.saturating_add(1)).read_to_end(&mut bytes).ok()?;

@@ -1,6 +1,6 @@
-//! Why an ELF file, or a part of it, could not be read.
+//! Reasons why an ELF file, or a part of it, could not be read.
 
-/// Why an ELF file, or a part of it, could not be read; its `Display` is what a report shows.
+/// Reason why an ELF file, or a part of it, could not be read; its `Display` is what a report shows.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum ElfError {
     /// The file has no ELF header.
@@ -12,13 +12,13 @@ pub enum ElfError {
     /// An object file, a core dump, or of an unknown type: neither ET_EXEC nor ET_DYN.
     #[error("neither a program nor a shared library (ELF type {0})")]
     NotLoadable(u16),
-    /// A part lies beyond the end of the file, or the file could not be read there.
+    /// A part is beyond the end of the file, or the file could not be read there.
     #[error("{0} cannot be read: the file is cut short or unreadable there")]
     Truncated(String),
     /// More entries than [`MAX_SEGMENTS`](super::MAX_SEGMENTS) or [`MAX_SECTIONS`](super::MAX_SECTIONS).
     #[error("too many {what}: {count}")]
     TooMany {
-        /// Of what.
+        /// Kind of entry.
         what: String,
         /// Entries that the file claims.
         count: u64,
@@ -26,9 +26,9 @@ pub enum ElfError {
     /// A part is larger than its bound, or the file's bound for all that is read of it is used up.
     #[error("{what} is too large: {bytes} bytes")]
     TooLarge {
-        /// Which part.
+        /// Name of the part.
         what: String,
-        /// Its size in bytes.
+        /// Size in bytes.
         bytes: u64,
     },
     /// Two load segments claim the same addresses.

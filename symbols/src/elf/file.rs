@@ -8,32 +8,32 @@ use std::sync::{Arc, Weak};
 use goblin::elf::program_header::{PT_NOTE, ProgramHeader};
 use goblin::elf::section_header::{SHF_COMPRESSED, SHT_NOBITS, SHT_NOTE, SHT_NULL, SectionHeader};
 
-use super::header::{self, Headers};
-use super::{BuildId, ElfError, MAX_READ, MAX_SECTION, ReadAt, Segment, compress, note, segment};
+use super::header::{self, ElfHeaders};
+use super::{BuildId, ElfError, ElfSegment, MAX_READ, MAX_SECTION, ReadAt, compress, note, segment};
 use crate::bytes::index;
 
-/// Bytes of notes that are looked at, at most.
+/// Bytes of notes that are read, at most.
 const MAX_NOTES: u64 = 64 << 10;
 /// Bytes of a link to a debug file, at most.
 const MAX_LINK: u64 = 8 << 10;
 
 /// A section's bytes, decompressed, and the address that the file gives it (0 when it is not loaded).
 #[derive(Clone, PartialEq, Eq)]
-pub struct Section {
-    /// Its bytes.
+pub struct ElfSection {
+    /// Bytes.
     pub bytes: Arc<[u8]>,
-    /// Its first byte's address.
+    /// First byte's address.
     pub address: u64,
 }
 
-impl fmt::Debug for Section {
+impl fmt::Debug for ElfSection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Section({} bytes at {:#x})", self.bytes.len(), self.address)
     }
 }
 
-/// Where a separate debug file is, by `.gnu_debuglink`: a name in one of the usual directories, and the
-/// CRC-32 (the polynomial of zlib) of all its bytes.
+/// Link to a separate debug file, by `.gnu_debuglink`: a name in one of the usual directories, and the CRC-32
+/// (the polynomial of zlib) of all its bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebugLink {
     /// A plain file name.
@@ -45,8 +45,8 @@ pub struct DebugLink {
 /// A program or a shared library for x86-64. Addresses are those of the file.
 pub struct ElfFile {
     file: Box<dyn ReadAt>,
-    headers: Headers,
-    segments: Vec<Segment>,
+    headers: ElfHeaders,
+    segments: Vec<ElfSegment>,
     build_id: Option<BuildId>,
     /// By number in the section table: what is still held elsewhere is not read again.
     held: RefCell<HashMap<usize, Weak<[u8]>>>,
@@ -68,7 +68,7 @@ impl fmt::Debug for ElfFile {
 impl ElfFile {
     /// Reads the headers and the build-id of `file`, nothing else.
     pub fn open(file: Box<dyn ReadAt>) -> Result<Self, ElfError> {
-        let headers = Headers::read(file.as_ref())?;
+        let headers = ElfHeaders::read(file.as_ref())?;
         let segments = segment::load_segments(&headers.segments)?;
         let mut elf = Self {
             file,
@@ -82,23 +82,23 @@ impl ElfFile {
         Ok(elf)
     }
 
-    /// The identity of the build, `None` when the linker wrote none.
+    /// Returns the identity of the build, `None` when the linker wrote none.
     pub fn build_id(&self) -> Option<&BuildId> {
         self.build_id.as_ref()
     }
 
-    /// True for ET_DYN: a shared library or a program that is loaded anywhere.
+    /// Returns true for ET_DYN: a shared library or a program that is loaded anywhere.
     pub fn is_relocatable(&self) -> bool {
         self.headers.is_library
     }
 
-    /// The address that execution starts at (`e_entry`).
+    /// Returns the address that execution starts at (`e_entry`).
     pub fn entry(&self) -> u64 {
         self.headers.entry
     }
 
-    /// The load segments, by address, without overlap.
-    pub fn segments(&self) -> &[Segment] {
+    /// Returns the load segments, by address, without overlap.
+    pub fn segments(&self) -> &[ElfSegment] {
         &self.segments
     }
 
@@ -109,18 +109,20 @@ impl ElfFile {
         segment.is_some_and(|segment| segment.executable && segment.contains(address))
     }
 
-    /// The address of the file's byte at `offset`, as it is mapped: whole pages, executable ones first.
+    /// Returns the address of the file's byte at `offset`, as it is mapped: whole pages, executable ones
+    /// first.
     pub fn address_of(&self, offset: u64) -> Option<u64> {
         segment::address_of(&self.segments, offset)
     }
 
-    /// Where the byte at `address` lies in the file; `None` where memory is zero or nothing is loaded.
+    /// Returns the offset in the file of the byte at `address`; `None` where memory is zero or nothing is
+    /// loaded.
     pub fn offset_of(&self, address: u64) -> Option<u64> {
         self.segments.iter().find_map(|segment| segment.offset_of(address))
     }
 
-    /// The names of all sections with their address, size in the file and whether bytes for them are in this
-    /// file (a debug file keeps empty headers for the sections that it lacks).
+    /// Returns the names of all sections with their address, size in the file and whether bytes for them are
+    /// in this file (a debug file keeps empty headers for the sections that it lacks).
     pub fn sections(&self) -> impl Iterator<Item = SectionInfo<'_>> {
         self.headers.sections.iter().filter(|(_, h)| h.sh_type != SHT_NULL).map(|(name, header)| {
             SectionInfo {
@@ -137,20 +139,20 @@ impl ElfFile {
         self.find(name).is_some()
     }
 
-    /// The bytes of the first section of this name, decompressed.
-    pub fn section(&self, name: &str) -> Result<Section, ElfError> {
+    /// Returns the bytes of the first section of this name, decompressed.
+    pub fn section(&self, name: &str) -> Result<ElfSection, ElfError> {
         let Some((number, header)) = self.find(name) else {
             return Err(ElfError::NoSection(name.into()));
         };
         if let Some(bytes) = self.held.borrow().get(&number).and_then(Weak::upgrade) {
-            return Ok(Section { bytes, address: header.sh_addr });
+            return Ok(ElfSection { bytes, address: header.sh_addr });
         }
         let bytes = self.read_section(name, header)?;
         self.held.borrow_mut().insert(number, Arc::downgrade(&bytes));
-        Ok(Section { bytes, address: header.sh_addr })
+        Ok(ElfSection { bytes, address: header.sh_addr })
     }
 
-    /// The address and the size in bytes of a loaded section.
+    /// Returns the address and the size in bytes of a loaded section.
     pub fn section_range(&self, name: &str) -> Option<(u64, u64)> {
         let (_, header) = self
             .headers
@@ -170,22 +172,22 @@ impl ElfFile {
         self.read(held.ok_or_else(|| ElfError::Truncated(what()))?, size, &what())
     }
 
-    /// The name and the CRC-32 of the separate debug file.
+    /// Returns the name and the CRC-32 of the separate debug file.
     pub fn debug_link(&self) -> Option<DebugLink> {
         note::debug_link(&self.small_section(".gnu_debuglink")?)
     }
 
-    /// The path and the build-id of the file that several debug files share (`dwz -m`).
+    /// Returns the path and the build-id of the file that several debug files share (`dwz -m`).
     pub fn alt_link(&self) -> Option<(String, BuildId)> {
         note::alt_link(&self.small_section(".gnu_debugaltlink")?)
     }
 
-    /// The file that is read.
+    /// Returns the file that is read.
     pub fn reader(&self) -> &dyn ReadAt {
         self.file.as_ref()
     }
 
-    /// The first program header of this type.
+    /// Returns the first program header of this type.
     pub(super) fn program_header(&self, kind: u32) -> Option<&ProgramHeader> {
         self.headers.segments.iter().find(|header| header.p_type == kind)
     }
@@ -197,7 +199,7 @@ impl ElfFile {
             .map(|(number, (_, header))| (number, header))
     }
 
-    /// A link is small: one that is not is no link.
+    /// Reads a section with a link. Links are small: a large section is not read.
     fn small_section(&self, name: &str) -> Option<Arc<[u8]>> {
         let (_, header) = self.find(name)?;
         (header.sh_size <= MAX_LINK).then(|| self.section(name).ok())?.map(|section| section.bytes)
@@ -250,14 +252,14 @@ impl ElfFile {
     }
 }
 
-/// What the section table says of one section.
+/// Description of one section in the section table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SectionInfo<'a> {
-    /// Its name.
+    /// Name.
     pub name: &'a str,
-    /// Its address, 0 when it is not loaded.
+    /// Address, 0 when it is not loaded.
     pub address: u64,
-    /// Its size in bytes, compressed where it is.
+    /// Size in bytes, compressed where it is.
     pub size: u64,
     /// False when the file keeps only its header.
     pub in_file: bool,

@@ -23,7 +23,7 @@ const MAX_NAME: usize = 128;
 const MAX_NAMES: u64 = 4 << 20;
 
 /// The headers of a file.
-pub(super) struct Headers {
+pub(super) struct ElfHeaders {
     pub is_library: bool,
     pub entry: u64,
     pub segments: Vec<ProgramHeader>,
@@ -41,7 +41,7 @@ pub(super) fn read(file: &dyn ReadAt, offset: u64, size: usize, what: &str) -> R
     Ok(bytes)
 }
 
-impl Headers {
+impl ElfHeaders {
     /// Reads the headers of `file`. A section table that cannot be read counts as stripped: an image in
     /// memory rarely has one.
     pub fn read(file: &dyn ReadAt) -> Result<Self, ElfError> {

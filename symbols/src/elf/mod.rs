@@ -21,9 +21,9 @@ mod tests;
 
 pub use build_id::BuildId;
 pub use error::ElfError;
-pub use file::{DebugLink, ElfFile, Section, SectionInfo};
+pub use file::{DebugLink, ElfFile, ElfSection, SectionInfo};
 pub use read::ReadAt;
-pub use segment::Segment;
+pub use segment::ElfSegment;
 
 /// Program headers of a file, at most; the largest programs have some twenty.
 pub const MAX_SEGMENTS: usize = 1024;

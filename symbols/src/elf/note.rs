@@ -1,4 +1,4 @@
-//! Notes and links that tell which build a file is.
+//! Notes and links that identify the build of a file.
 
 use text::clean::ascii;
 
@@ -7,10 +7,10 @@ use crate::bytes::{index, u32_at, until_nul};
 
 /// `NT_GNU_BUILD_ID` (elf.h).
 const BUILD_ID: u32 = 3;
-/// Notes that are looked at, at most.
+/// Notes that are read, at most.
 const MAX_NOTES: usize = 256;
 
-/// The build-id among the notes in `bytes`, whose parts are padded to `align` bytes (4 or 8).
+/// Returns the build-id among the notes in `bytes`, whose parts are padded to `align` bytes (4 or 8).
 ///
 /// A note is name size, description size, type (4 bytes each), name, padding, description, padding
 /// (System V ABI, note section).
@@ -47,7 +47,7 @@ pub(super) fn alt_link(bytes: &[u8]) -> Option<(String, BuildId)> {
     Some((ascii(path), id))
 }
 
-/// A plain file name: one that leaves its directory is none.
+/// Returns a plain file name; `None` for a name that leaves its directory.
 fn file_name(name: &[u8]) -> Option<String> {
     let plain = !name.is_empty() && name.len() <= 255 && name != b"." && name != b"..";
     (plain && name.iter().all(|b| matches!(b, b' '..=b'~') && *b != b'/')).then(|| ascii(name))

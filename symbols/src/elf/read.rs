@@ -7,13 +7,13 @@ use std::sync::Arc;
 /// A file that can be read at any offset: of the guest, on its disk image or in its page cache; of the
 /// host; or an image in memory.
 pub trait ReadAt: Send {
-    /// Size in bytes.
+    /// Returns the size in bytes.
     fn len(&self) -> u64;
 
     /// Fills `into` with the bytes at `offset`; `None` when they cannot all be read.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()>;
 
-    /// True for a file of no bytes.
+    /// Returns true for a file of no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

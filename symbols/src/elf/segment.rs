@@ -9,7 +9,7 @@ const PAGE: u64 = 4096;
 
 /// A load segment (PT_LOAD). Addresses are those of the file, before it is moved to where it is loaded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct ElfSegment {
     /// First address.
     pub address: u64,
     /// Bytes in memory.
@@ -26,19 +26,19 @@ pub struct Segment {
     pub executable: bool,
 }
 
-impl Segment {
-    /// True for an address inside the segment's memory.
+impl ElfSegment {
+    /// Returns true for an address inside the segment's memory.
     pub fn contains(&self, address: u64) -> bool {
         address >= self.address && address - self.address < self.memory_size
     }
 
-    /// Where the byte at `address` lies in the file.
+    /// Returns the offset in the file of the byte at `address`.
     pub(super) fn offset_of(&self, address: u64) -> Option<u64> {
         let within = address.checked_sub(self.address)?;
         (within < self.file_size).then(|| self.offset + within)
     }
 
-    /// The address of the file's byte at `offset`, exact or inside the pages that the kernel maps.
+    /// Returns the address of the file's byte at `offset`, exact or inside the pages that the kernel maps.
     fn address_of(&self, offset: u64, page: u64) -> Option<u64> {
         let first = self.offset & !(page - 1);
         let end = (self.offset + self.file_size).checked_next_multiple_of(page)?;
@@ -49,11 +49,11 @@ impl Segment {
     }
 }
 
-/// The load segments among `headers`, by address.
-pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<Segment>, ElfError> {
+/// Returns the load segments among `headers`, by address.
+pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<ElfSegment>, ElfError> {
     let mut segments = Vec::new();
     for header in headers.iter().filter(|header| header.p_type == PT_LOAD && header.p_memsz > 0) {
-        let segment = Segment {
+        let segment = ElfSegment {
             address: header.p_vaddr,
             memory_size: header.p_memsz,
             offset: header.p_offset,
@@ -76,9 +76,9 @@ pub(super) fn load_segments(headers: &[ProgramHeader]) -> Result<Vec<Segment>, E
     }
 }
 
-/// The address of the file's byte at `offset`: of the segment that holds it, else of one whose pages do;
-/// executable segments first, since two may share a page of the file.
-pub(super) fn address_of(segments: &[Segment], offset: u64) -> Option<u64> {
+/// Returns the address of the file's byte at `offset`: of the segment that holds it, else of one whose pages
+/// do; executable segments first, since two may share a page of the file.
+pub(super) fn address_of(segments: &[ElfSegment], offset: u64) -> Option<u64> {
     let find = |page: u64, executable: bool| {
         segments.iter().filter(|s| s.executable == executable).find_map(|s| s.address_of(offset, page))
     };

@@ -1,7 +1,6 @@
 //! Real files, and real files that were damaged.
 
 use std::fs::File;
-use std::process::Command;
 
 use proptest::prelude::*;
 
@@ -13,7 +12,7 @@ const REAL: [&str; 3] = ["/bin/bash", "/bin/ls", "/lib/x86_64-linux-gnu/libc.so.
 fn real() -> impl Iterator<Item = (&'static str, ElfFile)> {
     REAL.into_iter().filter_map(|path| {
         let Ok(file) = File::open(path) else {
-            eprintln!("SKIPPED {path}: it is not here");
+            testkit::missing(&format!("{path}, of any Debian or Ubuntu"));
             return None;
         };
         Some((path, ElfFile::open(Box::new(file)).unwrap()))
@@ -21,13 +20,9 @@ fn real() -> impl Iterator<Item = (&'static str, ElfFile)> {
 }
 
 fn tool(program: &str, arguments: &[&str]) -> Option<String> {
-    match Command::new(program).args(arguments).env("LC_ALL", "C").output() {
-        Ok(output) if output.status.success() => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
-        _ => {
-            eprintln!("SKIPPED: {program} {arguments:?} does not run here");
-            None
-        }
-    }
+    let output = testkit::tool(program)?.args(arguments).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[test]
@@ -121,7 +116,7 @@ fn what_is_no_such_file_has_a_reason() {
     assert_eq!(open(&header), ElfError::TooMany { what: "program headers".into(), count: 0xfff });
 }
 
-/// A program with one load segment and compressed debug sections, written by objcopy.
+/// Returns a program with one load segment and compressed debug sections, written by objcopy.
 fn compressed(kind: &str) -> Option<Vec<u8>> {
     let dir = tempfile::tempdir().unwrap();
     let (from, to) = (std::env::current_exe().unwrap(), dir.path().join("out"));

@@ -1,18 +1,19 @@
 //! Tables that are written by code.
 
-use super::Layout;
+use super::TableLayout;
 use crate::bytes::index;
 
-/// Where the code of [`table`] starts.
+/// Start of the code of [`table`].
 pub const TEXT: u64 = 0x40_1000;
 /// Start of the second function.
 pub const SECOND: u64 = TEXT + 0x40;
-/// Its end.
+/// End.
 pub const END: u64 = TEXT + 0x80;
 /// The three layouts, by their magic numbers.
 pub const MAGICS: [u32; 3] = [0xffff_fffa, 0xffff_fff0, 0xffff_fff1];
 
-/// A table of two functions that counts them from `text`. The first grows its frame to 24 bytes at 8; lines 10 and, from 0x20 on, 7. The second ends stacks.///
+/// Returns a table of two functions that counts them from `text`. The first grows its frame to 24 bytes at 8;
+/// lines 10 and, from 0x20 on, 7. The second ends stacks.///
 /// # Panics
 /// `magic` is none of [`MAGICS`].
 pub fn table(magic: u32, text: u64) -> Vec<u8> {
@@ -51,7 +52,7 @@ pub fn table(magic: u32, text: u64) -> Vec<u8> {
     }
     // The last entry is an address alone.
     bytes.truncate(bytes.len() - entry / 2);
-    let offsets = Layout::of(magic).expect("a layout").offsets();
+    let offsets = TableLayout::from_magic(magic).expect("a layout").offsets();
     for (name, frame, flags) in [(1_u32, 1_u32, 0), (11, 0, 1)] {
         let mut known = vec![0; 64];
         let fields = [(offsets.name, name), (offsets.frame, frame), (offsets.file, 6), (offsets.line, 9)];

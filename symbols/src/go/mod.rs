@@ -1,17 +1,20 @@
-//! Go's own table of its functions, which is in every Go program, stripped or not: names, source lines, frame sizes.
+//! Go's own table of its functions, which is in every Go program, stripped or not: names, source lines, frame
+//! sizes.
 //!
 //! ```text
-//! .gopclntab   header | names | units | files | values by address | functions by address, then what is known of each
+//! .gopclntab   header | names | units | files | values by address | functions by address, then facts of each
 //!
 //! function:    name, where the values of its frame size, file and line start, its unit
 //! values:      pairs of differences: of the value (zigzag), of the address
 //! file:        number in the unit -> offset of a path
 //! ```
 //!
-//! Three layouts, told by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20. Facts from Go's own
-//! runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16, 1.19 and 1.22.
+//! Three layouts, distinguished by the magic number: of Go 1.16 and 1.17, of 1.18 and 1.19, and since 1.20.
+//! Facts from Go's own runtime/symtab.go, runtime/runtime2.go (`_func`) and debug/gosym/pclntab.go of 1.16,
+//! 1.19 and 1.22.
 //!
-//! The table is the guest's: offsets are checked where they are used, and no look-up takes more than [`MAX_STEPS`] steps.
+//! The table is the guest's: offsets are checked where they are used, and no look-up takes more than
+//! [`MAX_STEPS`] steps.
 
 #[cfg(any(test, feature = "fixture"))]
 pub mod made_up;
@@ -38,12 +41,13 @@ const RELOCATION: usize = 24;
 /// Offset of the address that functions are counted from, in the header of all but the oldest layout.
 const TEXT_START: usize = 24;
 
-/// `funcFlag_TOPFRAME`: nothing calls it. `funcFlag_SPWRITE`: it changes stacks, and Go's own unwinder ends there.
+/// `funcFlag_TOPFRAME`: nothing calls it. `funcFlag_SPWRITE`: it changes stacks, and Go's own unwinder ends
+/// there.
 const ENDS: u8 = 1 | 2;
 
-/// Which of the layouts.
+/// Version of the table's layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Layout {
+enum TableLayout {
     Go1_16,
     Go1_18,
     Go1_20,
@@ -51,18 +55,18 @@ enum Layout {
 
 /// Offsets in what is known of a function.
 #[derive(Debug, Clone, Copy)]
-struct Offsets {
+struct FieldOffsets {
     name: usize,
     frame: usize,
     file: usize,
     line: usize,
     unit: usize,
-    /// `None` where they are not told.
+    /// `None` where there are no flags.
     flags: Option<usize>,
 }
 
-impl Layout {
-    fn of(magic: u32) -> Option<Self> {
+impl TableLayout {
+    fn from_magic(magic: u32) -> Option<Self> {
         match magic {
             0xffff_fffa => Some(Self::Go1_16),
             0xffff_fff0 => Some(Self::Go1_18),
@@ -71,12 +75,16 @@ impl Layout {
         }
     }
 
-    fn offsets(self) -> Offsets {
+    fn offsets(self) -> FieldOffsets {
         match self {
-            // Behind an address of 8 bytes instead of an offset of 4.
-            Self::Go1_16 => Offsets { name: 8, frame: 20, file: 24, line: 28, unit: 36, flags: None },
-            Self::Go1_18 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(37) },
-            Self::Go1_20 => Offsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(41) },
+            // After an address of 8 bytes instead of an offset of 4.
+            Self::Go1_16 => FieldOffsets { name: 8, frame: 20, file: 24, line: 28, unit: 36, flags: None },
+            Self::Go1_18 => {
+                FieldOffsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(37) }
+            }
+            Self::Go1_20 => {
+                FieldOffsets { name: 4, frame: 16, file: 20, line: 24, unit: 32, flags: Some(41) }
+            }
         }
     }
 }
@@ -84,20 +92,20 @@ impl Layout {
 /// A function of a Go program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GoFunction {
-    /// Its name, package included, like `main.main`.
+    /// Name, package included, like `main.main`.
     pub name: String,
-    /// Its first address, as the file counts.
+    /// First address, as the file counts.
     pub start: u64,
-    /// The first address behind it.
+    /// The first address after it.
     pub end: u64,
 }
 
-/// How to leave a function.
+/// Rule by which the caller of a function is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GoFrame {
     /// Bytes from the stack pointer to the return address.
     Size(u32),
-    /// Nothing called it, on this stack.
+    /// Outermost function of its stack.
     Outermost,
 }
 
@@ -105,7 +113,7 @@ pub(crate) enum GoFrame {
 #[derive(Debug, Clone)]
 pub struct GoTable {
     bytes: Arc<[u8]>,
-    layout: Layout,
+    layout: TableLayout,
     /// Address that functions are counted from.
     text: u64,
     count: usize,
@@ -117,7 +125,8 @@ pub struct GoTable {
 }
 
 impl GoTable {
-    /// The table of `elf`; `None` for a program of another language, and for a table that is not understood.
+    /// Returns the table of `elf`; `None` for a program of another language, and for a table that is not
+    /// understood.
     pub fn read(elf: &ElfFile) -> Option<Self> {
         let section = SECTIONS.iter().find_map(|name| elf.section(name).ok())?;
         let relocated = || {
@@ -129,9 +138,10 @@ impl GoTable {
         Self::parse(section.bytes, relocated)
     }
 
-    /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to fill it in.
+    /// From the bytes of the section. `relocated` is asked for the start of the code where a relocation is to
+    /// fill it in.
     pub(crate) fn parse(bytes: Arc<[u8]>, relocated: impl FnOnce() -> Option<u64>) -> Option<Self> {
-        let layout = Layout::of(u32_at(&bytes, 0)?)?;
+        let layout = TableLayout::from_magic(u32_at(&bytes, 0)?)?;
         // Padding, then the smallest instruction and the size of an address: x86-64's.
         if bytes.get(4..8)? != [0, 0, 1, 8] {
             return None;
@@ -139,7 +149,7 @@ impl GoTable {
         let word = |number: usize| u64_at(&bytes, 8 + number * 8);
         let count = word(0).filter(|count| *count <= MAX_FUNCTIONS)?;
         let (text, first) = match layout {
-            Layout::Go1_16 => (0, 2),
+            TableLayout::Go1_16 => (0, 2),
             _ => (word(2).filter(|text| *text != 0).or_else(relocated)?, 3),
         };
         let place = |number: usize| word(first + number).map(index).filter(|at| *at <= bytes.len());
@@ -148,7 +158,7 @@ impl GoTable {
         Some(Self { layout, text, count: index(count), names, units, files, values, functions, bytes })
     }
 
-    /// Number of functions that it says to have.
+    /// Returns the number of functions that it says to have.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -158,19 +168,19 @@ impl GoTable {
         self.count == 0
     }
 
-    /// Bytes of memory that it keeps.
+    /// Returns the bytes of memory that it keeps.
     pub(crate) fn memory(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The function that covers `address`, an address of the file.
+    /// Returns the function that covers `address`, an address of the file.
     pub fn function(&self, address: u64) -> Option<GoFunction> {
         let (start, end, known) = self.covering(address)?;
         let name = self.text_at(self.names, u32_at(&self.bytes, known + self.layout.offsets().name)?)?;
         Some(GoFunction { name, start, end })
     }
 
-    /// First address of the function that covers `address`, and the first one behind it.
+    /// Returns the first address of the function that covers `address`, and the first one after it.
     pub(crate) fn range(&self, address: u64) -> Option<(u64, u64)> {
         self.covering(address).map(|(start, end, _)| (start, end))
     }
@@ -190,7 +200,7 @@ impl GoTable {
         Some((self.text_at(self.files, path)?, line))
     }
 
-    /// How to leave the function that covers `address`; `None` where the table does not tell.
+    /// Returns the rule for the function that covers `address`; `None` where the table has no such rule.
     pub(crate) fn frame(&self, address: u64) -> Option<GoFrame> {
         let (start, _, known) = self.covering(address)?;
         let offsets = self.layout.offsets();
@@ -202,7 +212,8 @@ impl GoTable {
         u32::try_from(size).ok().filter(|size| size.is_multiple_of(8)).map(GoFrame::Size)
     }
 
-    /// Start and end of the function that covers `address`, and the offset of what is known of it.
+    /// Returns the start and end of the function that covers `address`, and the offset of what is known of
+    /// it.
     fn covering(&self, address: u64) -> Option<(u64, u64, usize)> {
         let (mut low, mut high) = (0, self.count);
         while low < high {
@@ -210,16 +221,16 @@ impl GoTable {
             if self.entry(middle)?.0 <= address { low = middle + 1 } else { high = middle }
         }
         let (start, offset) = self.entry(low.checked_sub(1)?)?;
-        // Behind the last function stands its end.
+        // The last function is followed by its end.
         let (end, _) = self.entry(low)?;
         let known = self.functions.checked_add(offset)?;
         // What is known of it is read at offsets below 64.
         ((start..end).contains(&address) && known <= self.bytes.len()).then_some((start, end, known))
     }
 
-    /// First address of the function with this number, and where what is known of it is.
+    /// Returns the first address of the function with this number, and where what is known of it is.
     fn entry(&self, number: usize) -> Option<(u64, usize)> {
-        if self.layout == Layout::Go1_16 {
+        if self.layout == TableLayout::Go1_16 {
             let at = self.functions.checked_add(number.checked_mul(16)?)?;
             return Some((u64_at(&self.bytes, at)?, index(u64_at(&self.bytes, at.checked_add(8)?)?)));
         }
@@ -228,7 +239,7 @@ impl GoTable {
         Some((start, index(u32_at(&self.bytes, at.checked_add(4)?)?.into())))
     }
 
-    /// The value at `address` of the values at `offset`, which begin at `start`.
+    /// Returns the value at `address` of the values at `offset`, which begin at `start`.
     fn value(&self, offset: u32, start: u64, address: u64) -> Option<i32> {
         if offset == 0 {
             return None;
@@ -257,7 +268,7 @@ impl GoTable {
     }
 }
 
-/// A number of 7 bits a byte, the lowest first.
+/// Returns a number of 7 bits a byte, the lowest first.
 fn varint(rest: &mut &[u8]) -> Option<u32> {
     let mut value = 0;
     for shift in [0, 7, 14, 21, 28] {

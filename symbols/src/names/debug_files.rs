@@ -8,7 +8,7 @@ use flate2::Crc;
 
 use crate::elf::{BuildId, DebugLink, ElfFile, ReadAt};
 
-/// Where distributions install debug files.
+/// Directory in which distributions install debug files.
 const USUAL: &str = "/usr/lib/debug";
 /// Bytes of a file whose CRC is computed, at most.
 const MAX_CRC: u64 = 1 << 30;
@@ -17,36 +17,37 @@ const BLOCK: usize = 256 << 10;
 
 /// Files of the guest by their path.
 pub trait GuestFiles: Send {
-    /// The regular file at `path`, an absolute path of the guest.
+    /// Returns the regular file at `path`, an absolute path of the guest.
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>>;
 
-    /// Looks at what they lie on, on the thread that will read them, while the guest has not changed it yet: once it has
-    /// mounted a file system and writes to it, its disk may be in a state in which it cannot be opened.
+    /// Looks at what they are on, on the thread that will read them, while the guest has not changed it yet:
+    /// once it has mounted a file system and writes to it, its disk may be in a state in which it cannot be
+    /// opened.
     fn prepare(&self) {}
 }
 
 /// Makes readers of the guest's files, one for each thread that needs one.
 pub type OpenFiles = Arc<dyn Fn() -> Box<dyn GuestFiles> + Send + Sync>;
 
-/// A guest none of whose files can be read: programs are read from its memory only.
+/// Returns a guest none of whose files can be read: programs are read from its memory only.
 pub fn no_files() -> OpenFiles {
-    struct None;
-    impl GuestFiles for None {
+    struct NoFiles;
+    impl GuestFiles for NoFiles {
         fn open(&self, _: &str) -> Option<Box<dyn ReadAt>> {
-            Option::None
+            None
         }
     }
-    Arc::new(|| Box::new(None))
+    Arc::new(|| Box::new(NoFiles))
 }
 
-/// What a debug file is looked for by.
+/// Key by which a debug file is searched for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DebugQuery {
     /// Absolute path of the program or library in the guest.
     pub path: String,
-    /// Its build.
+    /// Build.
     pub build_id: Option<BuildId>,
-    /// Its link to a debug file.
+    /// Link to a debug file.
     pub link: Option<DebugLink>,
 }
 
@@ -71,16 +72,34 @@ impl std::fmt::Display for DebugQuery {
 
 /// Another place to ask for debug files, such as a server.
 pub trait DebugSource: Send {
-    /// The name of the place, for reports.
+    /// Returns the name of the place, for reports.
     fn name(&self) -> String;
-    /// The debug file of this build; `Ok(None)` when the place does not have it, an error when it cannot
-    /// tell, in words for a report.
-    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String>;
+    /// Returns the debug file of this build; `Ok(None)` when the source does not have it.
+    ///
+    /// # Errors
+    /// The source cannot be read.
+    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError>;
 }
 
-/// Where a debug file was found.
+/// Reason why a [`DebugSource`] could not be read; its `Display` is for a report.
+#[derive(Debug, thiserror::Error)]
+pub enum DebugSourceError {
+    /// The file in the cache cannot be written.
+    #[error("cannot write the cache {path}: {error}", path = .path.display())]
+    Cache {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's reason.
+        error: std::io::Error,
+    },
+    /// No server has answered; a reason for each.
+    #[error("{}", .0.join("; "))]
+    Servers(Vec<String>),
+}
+
+/// Source of a debug file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum DebugFileOrigin {
     /// In the guest, at this path.
     Guest(String),
     /// On the host, at this path.
@@ -94,8 +113,8 @@ pub enum Origin {
 pub struct DebugFile {
     /// The file.
     pub elf: ElfFile,
-    /// Where it is.
-    pub origin: Origin,
+    /// Source of the file.
+    pub origin: DebugFileOrigin,
 }
 
 /// The places where debug files may be, in the order in which they are asked.
@@ -145,8 +164,8 @@ impl DebugFiles {
         self
     }
 
-    /// The first file that has symbols or DWARF and belongs to the program: of its build-id, or of the CRC in
-    /// its link where it has no build-id. Without one, why places could not answer.
+    /// Returns the first file that has symbols or DWARF and belongs to the program: of its build-id, or of
+    /// the CRC in its link where it has no build-id. Without one, why places could not answer.
     pub fn find(&self, query: &DebugQuery) -> Result<DebugFile, Vec<String>> {
         if let Some(found) = self.in_guest(query).or_else(|| self.in_directories(query)) {
             return Ok(found);
@@ -157,7 +176,9 @@ impl DebugFiles {
             match source.find(id) {
                 Ok(None) => {}
                 Ok(Some(file)) => match proven(file, query) {
-                    Some(elf) => return Ok(DebugFile { elf, origin: Origin::Source(source.name()) }),
+                    Some(elf) => {
+                        return Ok(DebugFile { elf, origin: DebugFileOrigin::Source(source.name()) });
+                    }
                     None => reasons.push(format!("{}: not the file of build-id {id}", source.name())),
                 },
                 Err(reason) => reasons.push(format!("{}: {reason}", source.name())),
@@ -166,18 +187,18 @@ impl DebugFiles {
         Err(reasons)
     }
 
-    /// The file that several debug files share ([`ElfFile::alt_link`]), by the path and the build-id there,
-    /// of the debug file at `origin`.
-    pub fn find_shared(&self, path: &str, build_id: &BuildId, origin: &Origin) -> Option<DebugFile> {
+    /// Returns the file that several debug files share ([`ElfFile::alt_link`]), by the path and the build-id
+    /// there, of the debug file at `origin`.
+    pub fn find_shared(&self, path: &str, build_id: &BuildId, origin: &DebugFileOrigin) -> Option<DebugFile> {
         let query = DebugQuery { path: path.into(), build_id: Some(build_id.clone()), link: None };
         let from = match origin {
-            Origin::Guest(from) => from.clone(),
-            Origin::Host(from) => from.to_str()?.to_owned(),
-            Origin::Source(_) => String::new(),
+            DebugFileOrigin::Guest(from) => from.clone(),
+            DebugFileOrigin::Host(from) => from.to_str()?.to_owned(),
+            DebugFileOrigin::Source(_) => String::new(),
         };
         let near = join_lexically(directory_of(&from), path);
         let found = match origin {
-            Origin::Host(_) => host(Path::new(&near), &query),
+            DebugFileOrigin::Host(_) => host(Path::new(&near), &query),
             _ => self.guest_file(&near, &query).or_else(|| self.guest_file(path, &query)),
         };
         found.or_else(|| self.find(&query).ok())
@@ -199,7 +220,7 @@ impl DebugFiles {
 
     fn guest_file(&self, path: &str, query: &DebugQuery) -> Option<DebugFile> {
         let elf = proven(self.guest.as_ref()?.open(path)?, query)?;
-        Some(DebugFile { elf, origin: Origin::Guest(path.into()) })
+        Some(DebugFile { elf, origin: DebugFileOrigin::Guest(path.into()) })
     }
 
     fn in_directories(&self, query: &DebugQuery) -> Option<DebugFile> {
@@ -241,7 +262,7 @@ fn directory_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(directory, _)| directory)
 }
 
-/// A relative path that stays where it is joined to: the guest chose its words.
+/// Returns a relative path that stays in the directory it is joined to: the guest chose its words.
 fn plain(path: &str) -> Option<&Path> {
     let path = Path::new(path.trim_start_matches('/'));
     let stays = path.components().all(|part| matches!(part, Component::Normal(_)));
@@ -268,7 +289,7 @@ fn host(path: &Path, query: &DebugQuery) -> Option<DebugFile> {
         return None;
     }
     let file = File::open(path).ok()?;
-    Some(DebugFile { elf: proven(Box::new(file), query)?, origin: Origin::Host(path.to_owned()) })
+    Some(DebugFile { elf: proven(Box::new(file), query)?, origin: DebugFileOrigin::Host(path.to_owned()) })
 }
 
 /// `file` when it belongs to the program and knows something that the program does not.

@@ -15,8 +15,8 @@ pub(crate) const MAX_NAME: usize = 4 << 10;
 /// Levels of C++ names, at most.
 const MAX_DEPTH: u32 = 96;
 
-/// The readable form of a symbol's name: Rust (v0 and legacy, without its hash) and C++ demangled, a version
-/// (`@GLIBC_2.2.5`) cut off, printable ASCII, at most 4 KiB.
+/// Returns the readable form of a symbol's name: Rust (v0 and legacy, without its hash) and C++ demangled, a
+/// version (`@GLIBC_2.2.5`) cut off, printable ASCII, at most 4 KiB.
 pub fn readable(name: &[u8]) -> String {
     let name = match name.iter().position(|&b| b == b'@') {
         Some(at) if at > 0 => &name[..at],
@@ -31,7 +31,7 @@ fn demangle(name: &[u8]) -> Option<String> {
         return None;
     }
     let text = std::str::from_utf8(name).ok()?;
-    let mut out = Bounded(String::new());
+    let mut out = BoundedText(String::new());
     if let Ok(rust) = rustc_demangle::try_demangle(text) {
         // The alternate form leaves out the hash.
         write!(out, "{rust:#}").ok()?;
@@ -45,9 +45,9 @@ fn demangle(name: &[u8]) -> Option<String> {
 }
 
 /// Takes [`MAX_NAME`] printable characters, then ends the writing.
-struct Bounded(String);
+struct BoundedText(String);
 
-impl Write for Bounded {
+impl Write for BoundedText {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         if self.0.len() + text.len() > MAX_NAME {
             return Err(fmt::Error);

@@ -2,19 +2,19 @@
 
 use super::demangle::Names;
 use super::mini::debug_data;
-use super::plt::{Target, stubs};
+use super::plt::{StubTarget, stubs};
 use super::symbols::{RawSymbol, SymbolNames, SymbolTable};
 use crate::elf::ElfFile;
 
-/// How many functions before an address may enclose it: those between start inside and end before it.
+/// Functions before an address that may enclose it: those between start inside and end before it.
 const MAX_NESTED: usize = 16;
 
 /// Bytes of a name that decide between several.
 const MAX_RANKED: usize = 64;
 
-/// Where functions start by other means than symbols: by call frame information.
+/// Starts of functions by other means than symbols: by call frame information.
 pub trait FunctionStarts {
-    /// The start of the function that covers `address`, `None` where that is not known.
+    /// Returns the start of the function that covers `address`, `None` where that is not known.
     fn function_start(&self, address: u64) -> Option<u64>;
 }
 
@@ -24,7 +24,7 @@ impl<F: Fn(u64) -> Option<u64>> FunctionStarts for F {
     }
 }
 
-/// What kind of code a name stands for.
+/// Kind of code that has a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FunctionKind {
     /// A function (STT_FUNC).
@@ -40,17 +40,17 @@ pub enum FunctionKind {
 /// A function that covers an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Function {
-    /// Its name, demangled.
+    /// Name, demangled.
     pub name: String,
-    /// Its first address, as the file counts.
+    /// First address, as the file counts.
     pub start: u64,
-    /// Its size in bytes; `None` when no symbol tells and it was taken to reach to the next one.
+    /// Size in bytes; `None` when no symbol has the size and the function was taken to reach to the next one.
     pub size: Option<u64>,
-    /// What kind of code it is.
+    /// Kind of code.
     pub kind: FunctionKind,
 }
 
-/// The name of code that no symbol covers, by the start of its function: `libz.so.1[0x24a0]`.
+/// Returns the name of code that no symbol covers, by the start of its function: `libz.so.1[0x24a0]`.
 pub fn unnamed(module: &str, start: Option<u64>) -> String {
     match start {
         Some(start) => format!("{module}[{start:#x}]"),
@@ -60,30 +60,30 @@ pub fn unnamed(module: &str, start: Option<u64>) -> String {
 
 /// A function: 32 bytes, of which a large library has a hundred thousand.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct SymbolEntry {
     start: u64,
     /// First address after it.
     end: u64,
-    name: Name,
+    name: FunctionName,
     kind: FunctionKind,
     is_sized: bool,
 }
 
 /// Names stay where they are and are demangled when they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Name {
+enum FunctionName {
     /// Table, offset.
     Symbol(u8, u32),
     /// Which of the stubs of the PLT it is.
     Stub(u32),
 }
 
-/// What a stub of the PLT jumps to.
+/// Target of a stub of the PLT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Callee {
+enum StubCallee {
     /// The function with the name at this offset of `.dynsym`'s names.
     Named(u32),
-    /// What the resolver at this address chose.
+    /// Function that the resolver at this address chose.
     Resolver(u64),
     /// The dynamic linker.
     Linker,
@@ -93,10 +93,10 @@ enum Callee {
 /// The functions of one file, sorted. Of its symbol tables only the names are kept.
 #[derive(Debug, Default)]
 pub struct FunctionTable {
-    entries: Vec<Entry>,
+    entries: Vec<SymbolEntry>,
     /// Of each table.
     tables: Vec<SymbolNames>,
-    stubs: Vec<Callee>,
+    stubs: Vec<StubCallee>,
     names: Names,
 }
 
@@ -138,8 +138,8 @@ impl FunctionTable {
         self.entries.is_empty()
     }
 
-    /// The function that covers `address`, an address of the file. A symbol without a size does not cover
-    /// what `starts` tells to be another function.
+    /// Returns the function that covers `address`, an address of the file. A symbol without a size does not
+    /// cover code that is another function by `starts`.
     pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
         let entry = self.covering(address)?;
         if !entry.is_sized && starts.function_start(address).is_some_and(|start| start > entry.start) {
@@ -153,7 +153,7 @@ impl FunctionTable {
         })
     }
 
-    /// All functions by start address.
+    /// Returns all functions by start address.
     pub fn iter(&self) -> impl Iterator<Item = Function> {
         self.entries.iter().map(|entry| Function {
             name: self.name(entry.name),
@@ -163,7 +163,7 @@ impl FunctionTable {
         })
     }
 
-    /// The name for `address` in `module`: of the symbol that covers it, else [`unnamed`].
+    /// Returns the name for `address` in `module`: of the symbol that covers it, else [`unnamed`].
     pub fn name_at(&self, module: &str, address: u64, starts: &dyn FunctionStarts) -> String {
         match self.find(address, starts) {
             Some(function) => function.name,
@@ -171,33 +171,33 @@ impl FunctionTable {
         }
     }
 
-    fn name(&self, name: Name) -> String {
+    fn name(&self, name: FunctionName) -> String {
         match name {
-            Name::Symbol(table, offset) => self
+            FunctionName::Symbol(table, offset) => self
                 .tables
                 .get(usize::from(table))
                 .map_or_else(String::new, |names| self.names.readable(names.get(offset))),
-            Name::Stub(number) => format!("{}@plt", self.callee(number)),
+            FunctionName::Stub(number) => format!("{}@plt", self.callee(number)),
         }
     }
 
-    /// The name of what a stub jumps to.
+    /// Returns the name of what a stub jumps to.
     fn callee(&self, stub: u32) -> String {
-        match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&Callee::Unknown) {
-            Callee::Named(offset) => {
+        match self.stubs.get(crate::bytes::index(stub.into())).unwrap_or(&StubCallee::Unknown) {
+            StubCallee::Named(offset) => {
                 let names = self.tables.last();
                 names.map_or_else(String::new, |names| self.names.readable(names.get(*offset)))
             }
-            Callee::Resolver(address) => match self.covering(*address).map(|resolver| resolver.name) {
-                Some(name @ Name::Symbol(..)) => self.name(name),
+            StubCallee::Resolver(address) => match self.covering(*address).map(|resolver| resolver.name) {
+                Some(name @ FunctionName::Symbol(..)) => self.name(name),
                 _ => format!("*{address:#x}"),
             },
-            Callee::Linker => "_dl_runtime_resolve".into(),
-            Callee::Unknown => "?".into(),
+            StubCallee::Linker => "_dl_runtime_resolve".into(),
+            StubCallee::Unknown => "?".into(),
         }
     }
 
-    fn covering(&self, address: u64) -> Option<&Entry> {
+    fn covering(&self, address: u64) -> Option<&SymbolEntry> {
         let after = self.entries.partition_point(|entry| entry.start <= address);
         self.entries.get(..after)?.iter().rev().take(MAX_NESTED).find(|entry| address < entry.end)
     }
@@ -206,16 +206,16 @@ impl FunctionTable {
     fn add_stubs(&mut self, elf: &ElfFile, dynamic: Option<&SymbolTable>) {
         for (number, stub) in (0..).zip(stubs(elf)) {
             self.stubs.push(match stub.target {
-                Target::Symbol(symbol) => {
-                    dynamic.and_then(|table| table.name_of(symbol)).map_or(Callee::Unknown, Callee::Named)
-                }
-                Target::Resolver(address) => Callee::Resolver(address),
-                Target::Linker => Callee::Linker,
+                StubTarget::Symbol(symbol) => dynamic
+                    .and_then(|table| table.name_of(symbol))
+                    .map_or(StubCallee::Unknown, StubCallee::Named),
+                StubTarget::Resolver(address) => StubCallee::Resolver(address),
+                StubTarget::Linker => StubCallee::Linker,
             });
-            self.entries.push(Entry {
+            self.entries.push(SymbolEntry {
                 start: stub.start,
                 end: stub.start.saturating_add(stub.size),
-                name: Name::Stub(number),
+                name: FunctionName::Stub(number),
                 kind: FunctionKind::Plt,
                 is_sized: true,
             });
@@ -224,7 +224,7 @@ impl FunctionTable {
         self.entries.dedup_by_key(|entry| entry.start);
     }
 
-    /// A symbol without a size reaches to the next one, and not out of its section or segment.
+    /// Returns a symbol without a size reaches to the next one, and not out of its section or segment.
     fn close_gaps(&mut self, elf: &ElfFile) {
         let mut bounds: Vec<(u64, u64)> = elf
             .sections()
@@ -248,9 +248,9 @@ impl FunctionTable {
     }
 }
 
-/// One entry for each start address: of several names the one with a type, a size and the widest binding, then with the
-/// fewest leading underscores, then the shortest, then the first by its letters.
-fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
+/// Returns one entry for each start address: of several names the one with a type, a size and the widest
+/// binding, then with the fewest leading underscores, then the shortest, then the first by its letters.
+fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<SymbolEntry> {
     let mut found = Vec::new();
     for (number, table) in (0u8..).zip(tables) {
         found.extend(table.functions().filter(|s| elf.is_executable(s.start)).map(|s| (number, s)));
@@ -274,9 +274,9 @@ fn symbols(elf: &ElfFile, tables: &[SymbolTable]) -> Vec<Entry> {
         if symbol.kind != FunctionKind::Label {
             covered = covered.max(end);
         }
-        let name = Name::Symbol(number, symbol.name);
+        let name = FunctionName::Symbol(number, symbol.name);
         let is_sized = symbol.size > 0;
-        entries.push(Entry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
+        entries.push(SymbolEntry { start: symbol.start, end, name, kind: symbol.kind, is_sized });
     }
     entries
 }

@@ -6,8 +6,8 @@ use addr2line::{Context, LookupResult};
 use gimli::{Dwarf, SectionId};
 
 use super::demangle::Names;
-pub use super::meter::Stopped;
-use super::meter::{MAX_BUILT, Meter, Metered, Source};
+pub use super::meter::DebugInfoLimit;
+use super::meter::{MAX_BUILT, MeteredReader, MeteredSection, ReadMeter};
 use crate::elf::{ElfError, ElfFile};
 use text::clean::ascii;
 
@@ -20,9 +20,9 @@ const MAX_PATH: usize = 4096;
 /// Times that every byte of DWARF may be read on average. Units are parsed when they are first needed, then
 /// kept; reading all of a file once for all its functions takes two to three.
 const MAX_PASSES: u64 = 8;
-/// Bytes that may be read in all in addition for each look-up.
+/// Additional bytes that one look-up may read.
 const EACH_LOOKUP: u64 = 4 << 10;
-/// What a byte of `.debug_line` costs: each may become a row of 32 bytes.
+/// Price of a byte of `.debug_line`: each may become a row of 32 bytes.
 const LINE_PRICE: u64 = 8;
 
 /// One frame of an address: the function itself or one that it was inlined into.
@@ -37,7 +37,7 @@ pub struct SourceFrame {
 }
 
 impl SourceFrame {
-    /// Bytes that it takes, about.
+    /// Returns the bytes that it takes, about.
     fn memory(&self) -> usize {
         let strings = [&self.function, &self.file].into_iter().flatten().map(String::capacity);
         strings.sum::<usize>() + size_of::<Self>()
@@ -46,8 +46,8 @@ impl SourceFrame {
 
 /// The source lines of one file. What an address needs is parsed when it is first asked for, and kept.
 pub struct SourceLines {
-    context: Context<Metered>,
-    meter: Arc<Meter>,
+    context: Context<MeteredReader>,
+    meter: Arc<ReadMeter>,
     has_split_units: std::cell::Cell<bool>,
     names: Names,
 }
@@ -60,12 +60,12 @@ impl std::fmt::Debug for SourceLines {
 
 impl SourceLines {
     /// From `elf`, a file with `.debug_info`: the program itself or its debug file. `shared` is the file that
-    /// [`ElfFile::alt_link`] names; without it names that lie there are missing.
+    /// [`ElfFile::alt_link`] names; without it names that are there are missing.
     pub fn open(elf: &ElfFile, shared: Option<&ElfFile>) -> Result<Self, ElfError> {
         if !elf.has_section(".debug_info") {
             return Err(ElfError::NoSection(".debug_info".into()));
         }
-        let meter = Arc::new(Meter::default());
+        let meter = Arc::new(ReadMeter::default());
         let mut total = 0;
         let mut dwarf = load(elf, &meter, &mut total)?;
         if let Some(shared) = shared {
@@ -73,7 +73,7 @@ impl SourceLines {
         }
         meter.start(total.saturating_mul(MAX_PASSES).saturating_add(1 << 20));
         let damaged = |_| match meter.stopped() {
-            Some(Stopped::Memory) => {
+            Some(DebugInfoLimit::Memory) => {
                 ElfError::TooLarge { what: "what is read of the debug information".into(), bytes: MAX_BUILT }
             }
             _ => ElfError::Malformed(".debug_info".into()),
@@ -83,8 +83,8 @@ impl SourceLines {
         Ok(Self { context, meter, has_split_units: false.into(), names: Names::default() })
     }
 
-    /// The frames at `address`, an address of the file, innermost first; none where DWARF knows nothing or
-    /// is damaged.
+    /// Returns the frames at `address`, an address of the file, innermost first; none where DWARF knows
+    /// nothing or is damaged.
     pub fn frames_at(&self, address: u64) -> Vec<SourceFrame> {
         // addr2line computes the address after it.
         if address == u64::MAX {
@@ -132,18 +132,18 @@ impl SourceLines {
         self.has_split_units.get()
     }
 
-    /// Why parsing has ended; what was not parsed by then is missing.
-    pub fn stopped(&self) -> Option<Stopped> {
+    /// Returns the reason why parsing has ended; what was not parsed by then is missing.
+    pub fn stopped(&self) -> Option<DebugInfoLimit> {
         self.meter.stopped()
     }
 
-    /// Bytes that may still be read of the sections before [`Stopped::Work`].
+    /// Returns the bytes that may still be read of the sections before [`DebugInfoLimit::Work`].
     pub fn work_left(&self) -> u64 {
         self.meter.left()
     }
 }
 
-fn load(elf: &ElfFile, meter: &Arc<Meter>, total: &mut u64) -> Result<Dwarf<Metered>, ElfError> {
+fn load(elf: &ElfFile, meter: &Arc<ReadMeter>, total: &mut u64) -> Result<Dwarf<MeteredReader>, ElfError> {
     let too_large = |bytes| ElfError::TooLarge { what: "the debug information".into(), bytes };
     Dwarf::load(|id: SectionId| {
         let bytes = match id {
@@ -160,6 +160,6 @@ fn load(elf: &ElfFile, meter: &Arc<Meter>, total: &mut u64) -> Result<Dwarf<Mete
         if *total > MAX_SECTIONS {
             return Err(too_large(*total));
         }
-        Ok(Metered::new(Source { bytes, price, meter: Arc::clone(meter) }))
+        Ok(MeteredReader::new(MeteredSection { bytes, price, meter: Arc::clone(meter) }))
     })
 }

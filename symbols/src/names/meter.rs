@@ -2,8 +2,8 @@
 //!
 //! addr2line and gimli follow whatever the sections say: each is safe, but inlined functions may nest as deep
 //! as the file is long (addr2line parses them by recursion), and units may share what is parsed for each
-//! anew. So each byte that is read is paid for, and a read fails deep in the stack or when what was built takes too much
-//! memory: each ends the parsing with an error, as the end of a section would.
+//! again. So each byte that is read is paid for, and a read fails deep in the stack or when what was built
+//! takes too much memory: each ends the parsing with an error, as the end of a section would.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,33 +20,33 @@ const MAX_STACK: usize = 512 << 10;
 /// Bytes that may be built of the DWARF of one file.
 pub(super) const MAX_BUILT: u64 = 256 << 20;
 
-/// Why parsing does not go on.
+/// Limit at which parsing of debug information ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Stopped {
+pub enum DebugInfoLimit {
     /// It took more work than such a file can be worth.
     #[error("its debug information takes too long to read")]
     Work,
-    /// What is built of it takes more memory than it may.
+    /// The tables that are built from the debug information exceed the memory limit.
     #[error("its debug information takes more than 256 MiB")]
     Memory,
 }
 
-/// What may still be read and built, and from where on the stack.
+/// Remaining budget of reading and building, and where the stack was.
 #[derive(Debug, Default)]
-pub(super) struct Meter {
+pub(super) struct ReadMeter {
     left: AtomicU64,
     base: AtomicUsize,
     /// Bytes that finished pieces of work have built.
     built: AtomicI64,
-    /// What the thread had allocated when the present one began.
+    /// Bytes that the thread had allocated when the present work began.
     since: AtomicI64,
     /// Memory has run out.
     full: AtomicBool,
-    /// Work had run out once; a look-up has a little of its own.
+    /// Work had run out once; a look-up has its own small budget.
     spent: AtomicBool,
 }
 
-impl Meter {
+impl ReadMeter {
     /// Starts a look-up: from this place on the stack, with `more` bytes to read in addition.
     pub fn start(&self, more: u64) {
         self.base.store(stack_address(), Relaxed);
@@ -66,16 +66,18 @@ impl Meter {
         self.built.load(Relaxed).saturating_add(present)
     }
 
-    /// Why nothing more is read.
-    pub fn stopped(&self) -> Option<Stopped> {
-        match () {
-            () if self.full.load(Relaxed) => Some(Stopped::Memory),
-            () if self.spent.load(Relaxed) => Some(Stopped::Work),
-            () => None,
+    /// Returns the limit that ended reading, if one did.
+    pub fn stopped(&self) -> Option<DebugInfoLimit> {
+        if self.full.load(Relaxed) {
+            Some(DebugInfoLimit::Memory)
+        } else if self.spent.load(Relaxed) {
+            Some(DebugInfoLimit::Work)
+        } else {
+            None
         }
     }
 
-    /// Bytes that may still be read.
+    /// Returns the bytes that may still be read.
     pub fn left(&self) -> u64 {
         self.left.load(Relaxed)
     }
@@ -103,25 +105,25 @@ fn stack_address() -> usize {
 }
 
 /// A section that is paid for by the byte.
-pub(super) struct Source {
+pub(super) struct MeteredSection {
     pub bytes: Arc<[u8]>,
     /// Price of a byte: more where a byte makes many in memory.
     pub price: u64,
-    pub meter: Arc<Meter>,
+    pub meter: Arc<ReadMeter>,
 }
 
-/// A part of a [`Source`].
+/// A part of a [`MeteredSection`].
 #[derive(Clone)]
-pub(super) struct Metered {
-    source: Arc<Source>,
+pub(super) struct MeteredReader {
+    source: Arc<MeteredSection>,
     start: usize,
     /// Never before `start`, never after the source's end.
     end: usize,
 }
 
-impl Metered {
-    /// All of `source`.
-    pub fn new(source: Source) -> Self {
+impl MeteredReader {
+    /// Returns all of `source`.
+    pub fn new(source: MeteredSection) -> Self {
         Self { start: 0, end: source.bytes.len(), source: Arc::new(source) }
     }
 
@@ -137,19 +139,19 @@ impl Metered {
         if self.source.meter.spend(bytes, self.source.price) { Ok(()) } else { Err(self.eof()) }
     }
 
-    /// Where `self` would start after `size` more bytes.
+    /// Returns the start of `self` after `size` more bytes.
     fn after(&self, size: usize) -> Result<usize> {
         if size > self.end - self.start { Err(self.eof()) } else { Ok(self.start + size) }
     }
 }
 
-impl fmt::Debug for Metered {
+impl fmt::Debug for MeteredReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Metered({}..{})", self.start, self.end)
     }
 }
 
-impl Reader for Metered {
+impl Reader for MeteredReader {
     type Endian = LittleEndian;
     type Offset = usize;
 

@@ -13,7 +13,7 @@ const MAX_MEMORY: u32 = 80 << 10;
 /// Name of the section.
 const SECTION: &str = ".gnu_debugdata";
 
-/// The small file in `elf`.
+/// Returns the small file in `elf`.
 pub(super) fn debug_data(elf: &ElfFile) -> Result<ElfFile, ElfError> {
     let section = elf.section(SECTION)?;
     let bad = || ElfError::BadCompression(SECTION.into());

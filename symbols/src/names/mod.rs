@@ -22,9 +22,10 @@ mod symbols;
 mod tests;
 
 pub use debug_files::{
-    DebugFile, DebugFiles, DebugQuery, DebugSource, GuestFiles, OpenFiles, Origin, no_files,
+    DebugFile, DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, DebugSourceError, GuestFiles, OpenFiles,
+    no_files,
 };
 pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
-pub use lines::{SourceFrame, SourceLines, Stopped};
+pub use lines::{DebugInfoLimit, SourceFrame, SourceLines};
 pub use symbolizer::Symbolizer;

@@ -5,8 +5,8 @@ use super::lines::{SourceFrame, SourceLines};
 use crate::elf::{ElfError, ElfFile};
 use crate::go::GoTable;
 
-/// What names the code of one file: its symbols and, where there is DWARF, source lines and inlined functions; of a Go
-/// program the table that Go itself uses.
+/// Names of the code of one file: its symbols and, where there is DWARF, source lines and inlined functions;
+/// of a Go program the table that Go itself uses.
 #[derive(Debug)]
 pub struct Symbolizer {
     functions: FunctionTable,
@@ -26,7 +26,7 @@ impl Symbolizer {
         }
     }
 
-    /// The functions.
+    /// Returns the functions.
     pub fn functions(&self) -> &FunctionTable {
         &self.functions
     }
@@ -36,12 +36,12 @@ impl Symbolizer {
         self.go.as_ref()
     }
 
-    /// The source lines, or why there are none.
+    /// Returns the source lines, or why there are none.
     pub fn lines(&self) -> Result<&SourceLines, &ElfError> {
         self.lines.as_ref()
     }
 
-    /// The symbol that covers `address` (see [`FunctionTable::find`]).
+    /// Returns the symbol that covers `address` (see [`FunctionTable::find`]).
     pub fn find(&self, address: u64, starts: &dyn FunctionStarts) -> Option<Function> {
         // Go's table covers its functions exactly; of C in the same program it knows nothing.
         let go = self.go.as_ref().and_then(|go| go.function(address)).map(|function| Function {
@@ -53,7 +53,7 @@ impl Symbolizer {
         go.or_else(|| self.functions.find(address, starts))
     }
 
-    /// The frames at `address`, innermost first; none where neither symbols nor DWARF cover it.
+    /// Returns the frames at `address`, innermost first; none where neither symbols nor DWARF cover it.
     ///
     /// The outermost has the symbol's name: it is qualified, which names in DWARF need not be
     /// (`-C debuginfo=line-tables-only`).

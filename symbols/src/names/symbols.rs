@@ -11,7 +11,7 @@ use crate::elf::{ElfError, ElfFile};
 
 /// Bytes of an `Elf64_Sym`: name (u32), info (u8), other (u8), section (u16), value (u64), size (u64).
 const ENTRY: usize = 24;
-/// Symbols of one table that are looked at, at most; browsers have one or two million.
+/// Symbols of one table that are read, at most; browsers have one or two million.
 const MAX_SYMBOLS: usize = 4 << 20;
 /// Bytes of one name, at most: a longer one is cut there.
 const MAX_NAME: usize = 16 << 10;
@@ -31,7 +31,7 @@ pub(super) struct SymbolNames(Arc<[u8]>);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawSymbol {
     pub start: u64,
-    /// In bytes, 0 when the table does not tell.
+    /// In bytes, 0 when the table does not have it.
     pub size: u64,
     /// Offset of its name.
     pub name: u32,
@@ -53,7 +53,7 @@ impl SymbolTable {
         Ok(Self { entries, names: SymbolNames(elf.section(names)?.bytes) })
     }
 
-    /// The functions, and the untyped labels that hand-written assembler leaves, in file order.
+    /// Returns the functions, and the untyped labels that hand-written assembler leaves, in file order.
     pub fn functions(&self) -> impl Iterator<Item = RawSymbol> {
         self.entries.chunks_exact(ENTRY).filter_map(|entry| {
             let section = u32::from(u16_at(entry, 6)?);
@@ -79,20 +79,21 @@ impl SymbolTable {
         })
     }
 
-    /// The offset of the name of the symbol with this number, as relocations count them; `None` without a name.
+    /// Returns the offset of the name of the symbol with this number, as relocations count them; `None`
+    /// without a name.
     pub fn name_of(&self, number: u32) -> Option<u32> {
         let entry = self.entries.chunks_exact(ENTRY).nth(index(number.into()))?;
         u32_at(entry, 0).filter(|&name| !self.names.get(name).is_empty())
     }
 
-    /// The names.
+    /// Returns the names.
     pub fn names(&self) -> &SymbolNames {
         &self.names
     }
 }
 
 impl SymbolNames {
-    /// The name at `offset`, empty where there is none.
+    /// Returns the name at `offset`, empty where there is none.
     pub fn get(&self, offset: u32) -> &[u8] {
         let rest = self.0.get(index(offset.into())..).unwrap_or_default();
         until_nul(rest.get(..MAX_NAME).unwrap_or(rest))

@@ -5,11 +5,10 @@ mod debug_files;
 mod hostile;
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::elf::ElfFile;
 
-/// The program that runs these tests: Rust, with symbols and DWARF.
+/// Returns the program that runs these tests: Rust, with symbols and DWARF.
 fn own() -> std::path::PathBuf {
     std::env::current_exe().unwrap()
 }
@@ -18,29 +17,21 @@ fn open(path: impl AsRef<Path>) -> ElfFile {
     ElfFile::open(Box::new(std::fs::File::open(path).unwrap())).unwrap()
 }
 
-/// The output of a program, `None` with a word of it where the program is not installed.
+/// Returns the output of a program; `None` where it is not installed, and may be missing.
 fn tool(program: &str, arguments: &[&str], input: Option<&str>) -> Option<String> {
-    let mut command = Command::new(program);
-    command.args(arguments).env("LC_ALL", "C");
+    let mut command = testkit::tool(program)?;
+    command.args(arguments);
     if let Some(input) = input {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), input).unwrap();
         command.stdin(std::fs::File::open(file.path()).unwrap());
     }
-    match command.output() {
-        Ok(output) if output.status.success() => Some(String::from_utf8_lossy(&output.stdout).into_owned()),
-        Ok(output) => {
-            eprintln!("SKIPPED: {program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-            None
-        }
-        Err(error) => {
-            eprintln!("SKIPPED: {program} is not installed: {error}");
-            None
-        }
-    }
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    Some(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A small C++ program with inlined functions, templates and DWARF.
+/// Returns a small C++ program with inlined functions, templates and DWARF.
 fn compiled(directory: &Path, options: &[&str]) -> Option<std::path::PathBuf> {
     const SOURCE: &str = r#"
 #include <cstdio>

@@ -53,6 +53,7 @@ fn memory_of(run: &Run) -> String {
 }
 
 #[test]
+#[ignore = "an emulated host: --all"]
 fn one_vcpu_by_its_process_and_by_its_name() {
     on_kvm_host(|host| {
         host.guest("web", "-m 512 -smp 1", SPLIT);

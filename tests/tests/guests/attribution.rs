@@ -9,7 +9,8 @@ use vprof_tests::{Guest, Run};
 const MIXTURE: &str = "sleeper --seconds 6 & split --seconds 6 --ratio 3:1 --cpu 0 & \
      dd if=/dev/vda of=/dev/null bs=64k count=600 iflag=direct 2>/dev/null; wait";
 
-fn mixture(kernel: &'static str) -> &'static Run {
+/// [`MIXTURE`] on a kernel of this series.
+pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
     static DEFAULT: OnceLock<Run> = OnceLock::new();
     static NEWER: OnceLock<Run> = OnceLock::new();
     let (run, guest) = match kernel {

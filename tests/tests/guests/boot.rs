@@ -98,6 +98,7 @@ fn a_guest_that_comes_up_has_phases_and_its_budgets_are_judged() {
 }
 
 #[test]
+#[ignore = "one more way to fail: --all"]
 fn a_panic_is_told_with_the_consoles_last_lines() {
     let run = judged(&["--until", "never"], "echo c > /proc/sysrq-trigger; sleep 60").exited(3);
     assert_eq!(verdict(&run), "panic");

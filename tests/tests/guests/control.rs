@@ -19,7 +19,8 @@ fn seen_in_a_terminal(running: &Running) {
     top.press("2");
     top.until("functions", |text| text.contains("[2 functions]"));
     top.press("q");
-    assert!(top.end().success());
+    let (status, _) = top.end();
+    assert!(status.success());
 }
 
 #[test]

@@ -2,25 +2,28 @@
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
-use vprof_tests::Guest;
+use vprof_tests::{Guest, Network, Run};
 
+use crate::network::{self, DRIVERS};
+use crate::vsock;
+
+const MAC: &str = "02:00:00:00:be:ef";
+
+/// One guest has all of them, so that it boots once.
 #[test]
-fn every_vcpu_comes_up_memory_lies_above_four_gigabytes_and_random_numbers_come_from_the_host() {
-    let run = Guest::demo()
-        .beside_others()
-        .options(["--cpus", "2", "--memory", "5G"])
-        .script(
-            "nproc; grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
-             head -c 16 /dev/hwrng | wc -c; spin --seconds 2",
-        )
-        .run()
-        .succeeded();
-    assert_eq!(
-        run.stdout.lines().filter(|line| ["2", "16"].contains(&line.trim())).count(),
-        2,
-        "{}",
-        run.stdout
-    );
+fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
+    let host = vsock::Host::start();
+    let Some((run, links)) = Network::apart(|network| {
+        let run = with_all_devices(network, &host);
+        (run, network.ip(&["link", "show", network.tap()]))
+    }) else {
+        return;
+    };
+    assert!(links.contains("tap-guest"), "a tap that was there stays: {links}");
+    network::assert_talked(&run, MAC);
+    host.assert_talked(&run);
+    let is_line = |line: &&str| ["vcpus 2", "random 16"].contains(&line.trim());
+    assert_eq!(run.stdout.lines().filter(is_line).count(), 2, "{}", run.stdout);
     let vcpus = run.report().vcpus();
     assert_eq!(vcpus.len(), 2);
     assert!(vcpus.iter().all(|v| v.samples > 0), "{vcpus:?}");
@@ -28,6 +31,23 @@ fn every_vcpu_comes_up_memory_lies_above_four_gigabytes_and_random_numbers_come_
     let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("a number");
     assert!(kib > 4_500_000, "{line}");
     assert!(run.stdout.contains("virtio_rng"), "{}", run.stdout);
+}
+
+fn with_all_devices(network: &Network, host: &vsock::Host) -> Run {
+    let [guest, gateway] = network.by_tap();
+    let (net, vsock) =
+        (format!("tap={},mac={MAC}", network.tap()), format!("{},cid=77", host.path().display()));
+    let script = format!(
+        "{DRIVERS}echo vcpus $(nproc); grep MemTotal /proc/meminfo; cat /sys/class/misc/hw_random/rng_current; \
+         echo random $(head -c 16 /dev/hwrng | wc -c); cat /sys/class/net/eth0/address; \
+         python3 -c \"$0\" \"$1\" \"$2\" && exec python3 -c \"$3\""
+    );
+    Guest::demo()
+        .beside_others()
+        .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--net", &net, "--vsock", &vsock])
+        .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
+        .run()
+        .succeeded()
 }
 
 #[test]

@@ -129,6 +129,7 @@ fn interrupts_faults_sleeps_and_last_books_6_1() {
 }
 
 #[test]
+#[ignore = "a guest that runs long: --all"]
 fn interrupts_faults_sleeps_and_last_books_6_12() {
     checked(Guest::demo_with_kernel("6.12"));
 }

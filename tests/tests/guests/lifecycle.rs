@@ -49,6 +49,7 @@ fn a_termination_ends_the_run_with_a_complete_profile() {
 }
 
 #[test]
+#[ignore = "one more way to end: --all"]
 fn a_killed_run_leaves_all_but_the_last_second() {
     let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
     running.wait_for_samples(2000);

@@ -6,20 +6,16 @@ use vprof_tests::{Guest, Run, assert_share};
 
 use crate::stacks::programs;
 
-const SCRIPT: &str = "\
+/// Runs next to the programs of `stacks.rs`.
+pub const SCRIPT: &str = "\
     mkdir -p /sys/fs/cgroup/shop.slice/till.service; \
     sh -c 'echo 0 >/sys/fs/cgroup/shop.slice/till.service/cgroup.procs; exec spin --seconds 4 --name till' & \
     cp /usr/bin/spin /tmp/ghost; exec 9</tmp/ghost; rm /tmp/ghost; /proc/self/fd/9 --seconds 4 --name ghost & \
     dd if=/dev/zero of=/dev/null bs=64k 2>/dev/null & copy=$!; \
-    dd if=/dev/vda of=/dev/null bs=4k count=400 iflag=direct 2>/dev/null; sleep 4; kill $copy; \
+    dd if=/dev/vda of=/dev/null bs=4k count=400 iflag=direct 2>/dev/null; sleep 6; kill $copy; \
     dd if=/dev/zero of=/var/tmp/written bs=64k count=64 conv=fsync 2>/dev/null; \
     cp /usr/bin/loop /var/tmp/changing; /var/tmp/changing --seconds 1; \
     cp /usr/bin/shares /var/tmp/new; mv /var/tmp/new /var/tmp/changing; /var/tmp/changing --seconds 1; wait";
-
-fn named() -> &'static Run {
-    static RUN: OnceLock<Run> = OnceLock::new();
-    RUN.get_or_init(|| Guest::demo().script(SCRIPT).run().succeeded())
-}
 
 /// Asserts that most samples in `program`'s own code, without the libraries that start it, are in `symbol`, inlined in
 /// `function`, at one of `lines` of `source`.
@@ -71,7 +67,7 @@ fn threads_have_their_names_and_shares() {
 }
 
 #[test]
-fn a_library_that_was_loaded_late_is_named() {
+fn a_library_that_was_loaded_late_is_programs() {
     let work = programs().user_code("dlopened", "function").row("plugin_work");
     assert_eq!(work.module.as_deref(), Some("libplugin.so"));
     assert!(work.self_samples > 50, "{work:?}");
@@ -82,22 +78,22 @@ fn a_library_that_was_loaded_late_is_named() {
 }
 
 #[test]
-fn system_calls_are_named() {
-    let report = named().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
+fn system_calls_are_programs() {
+    let report = programs().report_with(&["--by", "syscall", "--process", "dd", "--mode", "kernel"]);
     let all: i64 = report.rows().iter().map(|row| row.self_samples).sum();
     let copied = report.row("read").self_samples + report.row("write").self_samples;
     assert!(copied > 200 && copied * 10 >= all * 9, "{copied} of {all}");
 }
 
 #[test]
-fn hard_interrupts_are_named() {
-    let report = named().report_with(&["--by", "irq", "--mode", "irq"]);
+fn hard_interrupts_are_programs() {
+    let report = programs().report_with(&["--by", "irq", "--mode", "irq"]);
     let hard: Vec<_> = report.rows().into_iter().filter(|row| row.kind.as_deref() == Some("hard")).collect();
     let samples = |named: &dyn Fn(&str) -> bool| {
         hard.iter().filter(|row| named(&row.name)).map(|row| row.self_samples).sum::<i64>()
     };
-    let all =
-        named().number("SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE mode.name = 'hardirq'");
+    let all = programs()
+        .number("SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE mode.name = 'hardirq'");
     // Before and after a device's handler nothing on the stack tells which device it is.
     assert!(samples(&|name| name != "device interrupt") as f64 >= 0.8 * all, "of {all}: {hard:#?}");
     assert!(samples(&|name| name == "apic_timer_interrupt") > 0, "{hard:#?}");
@@ -105,9 +101,9 @@ fn hard_interrupts_are_named() {
 }
 
 #[test]
-fn soft_interrupts_are_named() {
+fn soft_interrupts_are_programs() {
     let named_as = |condition: &str| {
-        named().number(&format!(
+        programs().number(&format!(
             "SELECT count(*) FROM sample JOIN interrupt ON interrupt.id = interrupt WHERE kind = 'soft' AND {condition}"
         ))
     };
@@ -118,7 +114,7 @@ fn soft_interrupts_are_named() {
 
 #[test]
 fn kernel_threads_are_named_with_what_they_work_on() {
-    let rows = named().report_with(&["--by", "thread"]).rows();
+    let rows = programs().report_with(&["--by", "thread"]).rows();
     let threads: Vec<_> = rows.iter().filter(|row| row.kind.as_deref() == Some("kernel_thread")).collect();
     let has = |start: &str| threads.iter().any(|row| row.name.starts_with(start));
     assert!(has("rcu_") && has("kworker/"), "{threads:#?}");
@@ -130,7 +126,7 @@ fn kernel_threads_are_named_with_what_they_work_on() {
 /// What the profile knows of the process of this name: its command line, and path, `deleted`, `read_from` and naming of
 /// its program, and its control group's path and unit.
 fn known_of(comm: &str) -> Vec<String> {
-    let rows = named().query(&format!(
+    let rows = programs().query(&format!(
         "SELECT command, file.path AS exe, deleted, read_from, named_by, cgroup.path AS cgroup, unit FROM instance \
          LEFT JOIN file ON file.id = instance.exe LEFT JOIN cgroup ON cgroup.id = instance.cgroup WHERE comm = '{comm}'"
     ));
@@ -151,7 +147,7 @@ fn a_deleted_program_is_named_from_the_page_cache() {
     let ghost = known_of("ghost");
     assert_eq!(ghost[0], "/proc/self/fd/9 --seconds 4 --name ghost");
     assert_eq!((ghost[2].as_str(), ghost[3].as_str()), ("1", "page cache"));
-    let report = named().user_code("ghost", "function");
+    let report = programs().user_code("ghost", "function");
     let of_the_file: Vec<_> =
         report.rows().into_iter().filter(|row| row.module.as_deref() == Some("ghost")).collect();
     let all: i64 = of_the_file.iter().map(|row| row.self_samples).sum();
@@ -162,7 +158,7 @@ fn a_deleted_program_is_named_from_the_page_cache() {
 
 #[test]
 fn a_program_that_was_replaced_is_two_files() {
-    let rows = named().query(
+    let rows = programs().query(
         "SELECT DISTINCT build_id, symbol FROM frame JOIN file ON file.id = file \
          WHERE path LIKE '/var/tmp/changing%' AND symbol IN ('sum_of_indices', 'half') ORDER BY symbol",
     );
@@ -181,6 +177,7 @@ pub fn without_stacks_and_scans() -> &'static Run {
 }
 
 #[test]
+#[ignore = "one more guest: --all"]
 fn a_command_is_all_that_it_started_also_without_stacks() {
     let report = without_stacks_and_scans().report();
     let command = report.get("command")["cpu"]["samples"].as_i64().expect("samples");

@@ -89,6 +89,7 @@ fn agree(sampled: &Value, exact: &Value) {
 }
 
 #[test]
+#[ignore = "one more guest: --all"]
 fn without_scans_there_is_a_reason() {
     let run = without_stacks_and_scans();
     let (status, stderr) = run.refused(&["report", "--states"]);

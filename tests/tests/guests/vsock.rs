@@ -2,16 +2,14 @@
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use vprof_tests::Guest;
+use vprof_tests::Run;
 
-/// Loads the drivers that the image's initrd does not have.
-const DRIVERS: &str =
-    "for module in $(cat /usr/lib/modules/more/load-order); do /usr/sbin/insmod $module; done; ";
+use crate::network::assert_has_exits_and_interrupts;
 
 /// Connects to the host, then is connected to; each time sends 1 MiB, which comes back meanwhile.
-const TRAFFIC: &str = "\
+pub(crate) const TRAFFIC: &str = "\
 import os, socket
 def talk(way, connection):
     data = os.urandom(1 << 20)
@@ -52,30 +50,36 @@ fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
     io::copy(&mut reader, &mut program).map(drop)
 }
 
-#[test]
-fn programs_of_guest_and_host_talk_in_both_directions() {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("sock");
-    let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();
-    let sockets = path.clone();
-    // What fails here, the guest misses; where the portable host failed it comes again.
-    std::thread::spawn(move || {
-        listener.incoming().flatten().for_each(|guest| drop(echo(guest, &sockets)));
-    });
-    let run = Guest::demo()
-        .beside_others()
-        .options(["-F", "200", "--vsock", &format!("{},cid=77", path.display())])
-        .command(["sh", "-c", &format!("{DRIVERS}exec python3 -c \"$0\""), TRAFFIC])
-        .run()
-        .succeeded();
-    assert!(run.stdout.contains("refused: 104"), "ECONNRESET: {}", run.stdout);
-    for way in ["there:", "from 2:"] {
-        assert!(run.stdout.contains(&format!("{way} 1048576 bytes came back")), "{}", run.stdout);
+/// A program of the host with which the guest of [`TRAFFIC`] talks.
+pub(crate) struct Host {
+    directory: tempfile::TempDir,
+}
+
+impl Host {
+    pub(crate) fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();
+        let host = Self { directory };
+        let sockets = host.path();
+        // What fails here, the guest misses; where the portable host failed it comes again.
+        std::thread::spawn(move || {
+            listener.incoming().flatten().for_each(|guest| drop(echo(guest, &sockets)));
+        });
+        host
     }
-    assert!(!path.exists(), "the socket is removed");
-    let stat = run.json(&["stat"]);
-    let of = |part: &str| {
-        stat[part].as_array().expect("a list").iter().filter(|row| row["device"] == "vsock").count()
-    };
-    assert!(of("exits") > 0 && of("interrupts") > 0, "{stat}");
+
+    /// Where vprof makes its socket.
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().join("sock")
+    }
+
+    /// Asserts that a guest whose context id is 77 has talked with it.
+    pub(crate) fn assert_talked(&self, run: &Run) {
+        assert!(run.stdout.contains("refused: 104"), "ECONNRESET: {}", run.stdout);
+        for way in ["there:", "from 2:"] {
+            assert!(run.stdout.contains(&format!("{way} 1048576 bytes came back")), "{}", run.stdout);
+        }
+        assert!(!self.path().exists(), "the socket is removed");
+        assert_has_exits_and_interrupts(run, "vsock");
+    }
 }

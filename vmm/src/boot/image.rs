@@ -211,29 +211,9 @@ fn kind(file: &[u8]) -> &'static str {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use super::*;
+    use testkit::bz_image;
 
-    /// A bzImage with a setup of 2 KiB + 512 and `payload` bytes of kernel.
-    pub(crate) fn bz_image_file(payload: usize) -> Vec<u8> {
-        let mut file = vec![0; 5 * 512 + payload];
-        let header = setup_header {
-            setup_sects: 4,
-            syssize: u32::try_from(payload / 16).unwrap(),
-            boot_flag: BOOT_FLAG,
-            header: HEADER_MAGIC,
-            version: 0x020f,
-            loadflags: LOADED_HIGH,
-            initrd_addr_max: 0x7fff_ffff,
-            kernel_alignment: 0x20_0000,
-            xloadflags: XLF_KERNEL_64,
-            cmdline_size: 2047,
-            pref_address: 0x100_0000,
-            init_size: 0x10_0000,
-            ..Default::default()
-        };
-        file[SETUP_HEADER..][..size_of::<setup_header>()].copy_from_slice(header.as_slice());
-        file
-    }
+    use super::*;
 
     /// An ELF executable with one segment of `in_file` bytes at 16 MiB.
     pub(crate) fn elf_file(machine: u16, in_file: u64) -> Vec<u8> {
@@ -258,20 +238,20 @@ pub(super) mod tests {
 
     #[test]
     fn both_formats_are_recognized() {
-        assert!(matches!(recognize(&bz_image_file(4096)), Ok(Kernel::BzImage(_))));
+        assert!(matches!(recognize(&bz_image(4096)), Ok(Kernel::BzImage(_))));
         let elf = recognize(&elf_file(EM_X86_64, 64)).unwrap();
         assert!(matches!(elf, Kernel::Elf { start: 0x100_0000, end: 0x100_0080 }));
     }
 
     #[test]
     fn every_cut_of_a_kernel_is_an_error_that_names_the_file() {
-        for whole in [bz_image_file(4096), elf_file(EM_X86_64, 64)] {
+        for whole in [bz_image(4096), elf_file(EM_X86_64, 64)] {
             for length in 0..whole.len() - 16 {
                 let message = error(&whole[..length]).to_string();
                 assert!(message.contains("file") || message.contains("not a Linux kernel"), "{message}");
             }
         }
-        let cut = error(&bz_image_file(4096)[..4096]);
+        let cut = error(&bz_image(4096)[..4096]);
         assert_eq!(cut, KernelError::Truncated { have: 4096, need: 5 * 512 + 4096 - 15 });
     }
 
@@ -279,7 +259,7 @@ pub(super) mod tests {
     fn other_architectures_are_named() {
         let message = error(&elf_file(183, 64)).to_string();
         assert!(message.contains("aarch64"), "{message}");
-        let mut i386 = bz_image_file(4096);
+        let mut i386 = bz_image(4096);
         i386[0x236] = 0;
         assert!(error(&i386).to_string().contains("i386"));
         let mut arm64 = vec![0; 4096];
@@ -315,7 +295,7 @@ pub(super) mod tests {
             at in 0..0x280usize,
             noise in proptest::collection::vec(proptest::num::u8::ANY, 1..64),
         ) {
-            let mut file = [bz_image_file(64), elf_file(EM_X86_64, 0x280), vec![0; 0x300]][start].clone();
+            let mut file = [bz_image(64), elf_file(EM_X86_64, 0x280), vec![0; 0x300]][start].clone();
             for (byte, random) in file.iter_mut().skip(at).zip(&noise) {
                 *byte = *random;
             }
@@ -325,7 +305,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_kernel_older_than_the_64_bit_entry_is_too_old() {
-        let mut old = bz_image_file(4096);
+        let mut old = bz_image(4096);
         old[0x206..0x208].copy_from_slice(&0x020b_u16.to_le_bytes());
         assert_eq!(error(&old), KernelError::TooOld { major: 2, minor: 11 });
     }

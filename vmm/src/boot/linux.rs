@@ -234,7 +234,9 @@ fn e820(memory: &GuestMemoryMmap) -> Vec<(u64, u64, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::image::tests::{bz_image_file, elf_file};
+    use testkit::bz_image;
+
+    use super::super::image::tests::elf_file;
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -250,7 +252,7 @@ mod tests {
     #[test]
     fn a_bz_image_is_entered_at_its_64_bit_entry() {
         let memory = memory(64);
-        let mut file = bz_image_file(4096);
+        let mut file = bz_image(4096);
         file[5 * 512] = 0xcc;
         let entry = load(&memory, &file, Some(&[7; 5000]), "console=ttyS0", 2, false).unwrap();
         assert_eq!((entry.rip, entry.rsi), (0x10_0200, ZERO_PAGE));
@@ -271,7 +273,7 @@ mod tests {
     #[test]
     fn the_reset_vector_writes_the_reset_register() {
         let memory = memory(64);
-        load(&memory, &bz_image_file(4096), None, "", 64, false).unwrap();
+        load(&memory, &bz_image(4096), None, "", 64, false).unwrap();
         let mut code = [0; 9];
         memory.read_slice(&mut code, GuestAddress(0xf_fff0)).unwrap();
         assert_eq!(code, [0xb0, 0x06, 0xba, 0xf9, 0x0c, 0xee, 0xf4, 0xeb, 0xfd]);
@@ -295,11 +297,21 @@ mod tests {
             at in 0..0x280usize,
             noise in proptest::collection::vec(proptest::num::u8::ANY, 1..16),
         ) {
-            let mut file = if elf { elf_file(62, 0x280) } else { bz_image_file(4096) };
+            let mut file = if elf { elf_file(62, 0x280) } else { bz_image(4096) };
             for (byte, random) in file.iter_mut().skip(at).zip(&noise) {
                 *byte = *random;
             }
-            let _either = load(&memory(32), &file, Some(&[1; 100]), "quiet", 1, false);
+            let memory = memory(32);
+            match load(&memory, &file, Some(&[1; 100]), "quiet", 1, false) {
+                Ok(entry) => {
+                    // What the kernel is given is inside its memory, wherever the file asks for it.
+                    let header = params(&memory).hdr;
+                    let (words, initrd, size) = (header.cmd_line_ptr, header.ramdisk_image, header.ramdisk_size);
+                    proptest::prop_assert_eq!((entry.rsi, size), (ZERO_PAGE, 100));
+                    proptest::prop_assert!(u64::from(words) < 32 * MIB && u64::from(initrd) + 100 <= 32 * MIB);
+                }
+                Err(error) => proptest::prop_assert!(!error.to_string().is_empty()),
+            }
         }
     }
 
@@ -323,7 +335,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_said_with_the_memory_it_takes() {
-        let kernel = bz_image_file(4096);
+        let kernel = bz_image(4096);
         let error = load(&memory(8), &kernel, None, "", 1, false).unwrap_err();
         let need = 0x110_0000;
         assert!(matches!(error, StartError::MemoryTooSmall { what: "the kernel", need: n, .. } if n == need));
@@ -336,7 +348,7 @@ mod tests {
 
     #[test]
     fn command_lines_that_the_kernel_would_cut_are_refused() {
-        let kernel = bz_image_file(4096);
+        let kernel = bz_image(4096);
         let longest = "x".repeat(2047);
         assert!(load(&memory(32), &kernel, None, &longest, 1, false).is_ok());
         let error = load(&memory(32), &kernel, None, &"x".repeat(2048), 1, false).unwrap_err();

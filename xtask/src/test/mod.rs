@@ -7,14 +7,15 @@ mod timings;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use guest_images::{DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Progress, Series};
 
-use self::outcome::Outcome;
+use self::outcome::{Outcome, Output};
 use self::programs::{Programs, TestProgram};
-use self::timings::Timings;
+use self::timings::{Events, Timings};
 use crate::demo::{Tools, cargo, exit_code};
 use crate::deps;
 use crate::progress::Line;
@@ -39,15 +40,36 @@ const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];
 /// What libtest calls for tests that are ignored, too.
 const INCLUDE_IGNORED: &str = "--include-ignored";
 
+/// Modules of guest tests whose guests measure nothing: two of them boot at a time.
+const BESIDE_OTHERS: &[&str] = &[
+    "attach::",
+    "bad_moments::",
+    "boot::",
+    "conditions::",
+    "control::",
+    "devices::",
+    "distribution::",
+    "initrd::",
+    "kernels::",
+    "lifecycle::",
+    "network::",
+    "qcow2::",
+];
+/// How many guest tests may fail by the emulation and be run again: more is no accident.
+const MAX_REPEATED: usize = 8;
+
 /// The seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides it.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 
-/// What the tests may be told.
+/// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
 pub struct Options {
     /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
     #[arg(long)]
     all: bool,
+    /// Pass tests that need a program, a file or a device that this machine lacks
+    #[arg(long)]
+    allow_missing: bool,
     /// Print at the end how long each step, test program and guest test took
     #[arg(long)]
     timings: bool,
@@ -57,6 +79,16 @@ pub struct Options {
 }
 
 impl Options {
+    /// Puts what tests read of it into a command's environment.
+    fn tell(&self, command: &mut Command) {
+        if std::env::var_os(SEED.0).is_none() {
+            command.env(SEED.0, SEED.1);
+        }
+        if self.allow_missing {
+            command.env(testkit::ALLOW_MISSING, "1");
+        }
+    }
+
     /// What cargo test gets.
     fn for_cargo(&self) -> Vec<OsString> {
         let mut arguments = self.arguments.clone();
@@ -74,11 +106,12 @@ impl Options {
 /// Runs the tests.
 pub fn run(options: &Options) -> Result<ExitCode> {
     if !needs_guests(&options.arguments) {
-        return run_cargo(&mut cargo(), options);
+        return run_cargo(cargo(), options);
     }
     let line = Line::new();
-    let mut timings = Timings::default();
-    if !timings.measure("Debian packages", || deps::ensure_for_tests(&line))? {
+    let timings = Timings::new();
+    let ensure = if options.allow_missing { deps::ensure } else { deps::ensure_for_tests };
+    if !timings.measure("Debian packages", || ensure(&line))? {
         return Ok(ExitCode::FAILURE);
     }
     // Fetching packages waits for the network, the compiler does not.
@@ -93,21 +126,15 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     line.end();
     let tools = Tools { vprof: programs.vprof().to_owned(), portable_host };
     if !options.arguments.is_empty() {
-        return run_cargo(&mut tools.cargo(), options);
+        return run_cargo(tools.cargo(), options);
     }
-    let passed = run_all(&programs, &tools, options.all, &mut timings);
-    if options.timings {
-        print!("{timings}");
-    }
-    passed
+    Session { programs: &programs, tools: &tools, options, timings: &timings }.run()
 }
 
 /// Calls `cargo test` with the arguments that were given.
-fn run_cargo(cargo: &mut Command, options: &Options) -> Result<ExitCode> {
+fn run_cargo(mut cargo: Command, options: &Options) -> Result<ExitCode> {
     // Programs inherit it.
-    if std::env::var_os(SEED.0).is_none() {
-        cargo.env(SEED.0, SEED.1);
-    }
+    options.tell(&mut cargo);
     cargo.args(["test", "--no-fail-fast"]);
     // With another choice of packages, features of dependencies differ, and they are built again.
     if packages(&options.arguments).next().is_none() {
@@ -136,59 +163,141 @@ fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
     guest_images::portable_host(line)
 }
 
-/// Runs every test program, the guests' last, and the examples in the documentation.
-fn run_all(programs: &Programs, tools: &Tools, all: bool, timings: &mut Timings) -> Result<ExitCode> {
-    let included: &[&str] = if all { &[INCLUDE_IGNORED] } else { &[] };
-    let mut failed = Vec::new();
-    for program in programs.without_guests() {
-        let ran = timings.measure(&program.label(), || run_program(program, tools, included))?;
-        failed.extend((!ran.is_success()).then(|| program.label()));
-    }
-    let documentation = timings.measure("documentation examples", || {
-        tools.cargo().args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
-    })?;
-    failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
+/// Test programs of the workspace that run one after the other or side by side.
+struct Session<'a> {
+    programs: &'a Programs,
+    tools: &'a Tools,
+    options: &'a Options,
+    timings: &'a Timings,
+}
 
-    let guests = programs.guests()?;
-    let times = tempfile::NamedTempFile::new().context("cannot make a file for the times of guests")?;
-    let outcome = timings.measure("guests", || {
-        let mut command = guests.command(tools);
-        outcome::run(command.env(timings::GUESTS_FILE, times.path()).args(included))
-    })?;
-    timings.read_guests(times.path())?;
-    if outcome.is_worth_repeating() {
-        if !repeat(guests, tools, outcome.failed())? {
-            failed.push(guests.label());
+/// What the programs have left.
+#[derive(Debug, Default)]
+struct Left {
+    /// Labels of programs that failed.
+    failed: Vec<String>,
+    /// How many tests passed.
+    passed: usize,
+    /// How many lacked something, and passed because they were allowed to.
+    skipped: usize,
+}
+
+impl Left {
+    fn add(&mut self, label: String, outcome: &Outcome) {
+        self.passed += outcome.passed();
+        self.skipped += outcome.skipped();
+        self.failed.extend((!outcome.is_success()).then_some(label));
+    }
+}
+
+impl Session<'_> {
+    /// Runs every test program, the guests' last, and the examples in the documentation.
+    fn run(&self) -> Result<ExitCode> {
+        let mut left = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
+        for program in self.programs.alone() {
+            left.add(program.label(), &self.run_program(program, Output::PassedOn)?);
         }
-    } else if !outcome.is_success() {
-        failed.push(guests.label());
-    }
-    if failed.is_empty() {
-        return Ok(ExitCode::SUCCESS);
-    }
-    eprintln!("failed: {}", failed.join(", "));
-    Ok(ExitCode::FAILURE)
-}
+        let documentation = self.timings.measure("documentation examples", || {
+            let mut cargo = self.tools.cargo();
+            cargo.args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
+        })?;
+        left.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
+        let events = self.run_guests(&mut left)?;
 
-/// Runs one program with the tests' environment.
-fn run_program(program: &TestProgram, tools: &Tools, arguments: &[&str]) -> Result<Outcome> {
-    println!("     Running {}", program.label());
-    let mut command = program.command(tools);
-    if std::env::var_os(SEED.0).is_none() {
-        command.env(SEED.0, SEED.1);
+        if self.options.timings {
+            print!("{}{}", self.timings, events.guest_times());
+        }
+        println!("{} tests passed; {}", left.passed, events.repeats());
+        if left.skipped > 0 {
+            println!("{} of them SKIPPED: what they need is missing", left.skipped);
+        }
+        if left.failed.is_empty() {
+            return Ok(ExitCode::SUCCESS);
+        }
+        eprintln!("failed: {}", left.failed.join(", "));
+        Ok(ExitCode::FAILURE)
     }
-    outcome::run(command.args(arguments))
-}
 
-/// Runs guest tests that failed once more, each alone: QEMU's emulation of SVM fails a guest now and then (docs/limits.md), a
-/// mistake in vprof fails again. Returns whether all passed.
-fn repeat(guests: &TestProgram, tools: &Tools, failed: &[String]) -> Result<bool> {
-    eprintln!("REPEATED, failed next to others: {}", failed.join(", "));
-    let mut command = guests.command(tools);
-    command.args(["--exact", INCLUDE_IGNORED, "--test-threads", "1"]).args(failed);
-    let outcome = outcome::run(&mut command)?;
-    ensure!(outcome.count() > 0, "no guest test has one of the names {}", failed.join(", "));
-    Ok(outcome.is_success() && outcome.passed() == failed.len())
+    /// Runs one program for each CPU at a time. The output of each is printed when it has ended.
+    fn run_side_by_side(&self) -> Result<Left> {
+        let queue = Mutex::new(self.programs.side_by_side().into_iter());
+        let left = Mutex::new(Left::default());
+        let work = || {
+            // The lock is held only while the next one is taken.
+            while let Some(program) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
+                let outcome = self.run_program(program, Output::Kept)?;
+                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                print!("     Ran {}{}", program.label(), outcome.output());
+                left.add(program.label(), &outcome);
+            }
+            anyhow::Ok(())
+        };
+        let workers = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| {
+            let workers: Vec<_> = (0..workers).map(|_| scope.spawn(work)).collect();
+            for worker in workers {
+                worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+            }
+            anyhow::Ok(())
+        })?;
+        Ok(left.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs one program with the tests' environment.
+    fn run_program(&self, program: &TestProgram, output: Output) -> Result<Outcome> {
+        if output == Output::PassedOn {
+            println!("     Running {}", program.label());
+        }
+        let command = self.command(program);
+        self.timings.measure(&program.label(), || outcome::run(command, output))
+    }
+
+    fn command(&self, program: &TestProgram) -> Command {
+        let mut command = program.command(self.tools);
+        self.options.tell(&mut command);
+        command.args(self.options.all.then_some(INCLUDE_IGNORED));
+        command
+    }
+
+    /// Runs the guest tests; those that failed by the emulation once more, each alone.
+    fn run_guests(&self, left: &mut Left) -> Result<Events> {
+        let guests = self.programs.guests()?;
+        let file = tempfile::NamedTempFile::new().context("cannot make a file for the events of tests")?;
+        let run = |step: &str, arguments: &[&str]| {
+            let mut command = self.command(guests);
+            command.env(testkit::events::EVENTS, file.path()).args(arguments);
+            self.timings.measure(step, || outcome::run(command, Output::PassedOn))
+        };
+        let others = run("guests side by side", BESIDE_OTHERS)?;
+        let skipped = BESIDE_OTHERS.iter().flat_map(|module| ["--skip", module]);
+        let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
+        let alone = run("guests that measure", &alone)?;
+        let events = Events::read(file.path())?;
+        let failed = others.failed().zip(alone.failed()).map(|(others, alone)| [others, alone].concat());
+        let by_emulation = |failed: &Vec<String>| {
+            failed.len() <= MAX_REPEATED && failed.iter().all(|test| events.has_failed_by_emulation(test))
+        };
+        left.add(guests.label(), &others);
+        left.add(guests.label(), &alone);
+        if !(others.is_success() && alone.is_success())
+            && let Some(failed) = failed.filter(by_emulation)
+            && self.timings.measure("guests, once more", || self.repeat(guests, &failed))?
+        {
+            left.passed += failed.len();
+            left.failed.retain(|label| *label != guests.label());
+        }
+        Ok(events)
+    }
+
+    /// Runs guest tests that failed by the emulation of SVM (docs/limits.md) once more, each alone. Returns whether all passed.
+    fn repeat(&self, guests: &TestProgram, failed: &[String]) -> Result<bool> {
+        println!("REPEATED, failed by the emulation: {}", failed.join(", "));
+        let mut command = guests.command(self.tools);
+        command.args(["--exact", INCLUDE_IGNORED, "--test-threads", "1"]).args(failed);
+        let outcome = outcome::run(command, Output::PassedOn)?;
+        ensure!(outcome.count() > 0, "no guest test has one of the names {}", failed.join(", "));
+        Ok(outcome.is_success() && outcome.passed() == failed.len())
+    }
 }
 
 /// The packages that the arguments for cargo choose. What follows `--` is for the tests themselves.
@@ -223,7 +332,11 @@ mod tests {
     fn ignored_tests_are_asked_for_behind_the_two_dashes() {
         let told = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            Options { all, timings: false, arguments }.for_cargo().join(" ".as_ref()).into_string().unwrap()
+            Options { all, timings: false, allow_missing: false, arguments }
+                .for_cargo()
+                .join(" ".as_ref())
+                .into_string()
+                .unwrap()
         };
         assert_eq!(told(false, &["kernels::"]), "kernels::");
         assert_eq!(told(true, &[]), "-- --include-ignored");

@@ -1,18 +1,17 @@
 //! Results of a test program, read from the lines that libtest prints.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus};
 
 use anyhow::{Context, Result};
-
-/// How many guest tests may fail and be run again, each alone: more is no accident of the emulation.
-const MAX_REPEATED: usize = 8;
 
 /// Result of one test program.
 #[derive(Debug)]
 pub struct Outcome {
     status: ExitStatus,
     lines: Summary,
+    /// Everything that it printed, if that was kept.
+    output: Option<String>,
 }
 
 /// Counts and names from the output of a test program.
@@ -24,6 +23,8 @@ struct Summary {
     failed_count: usize,
     /// How many passed.
     passed_count: usize,
+    /// How many could not run and passed all the same.
+    skipped_count: usize,
 }
 
 impl Outcome {
@@ -32,9 +33,9 @@ impl Outcome {
         self.status.success()
     }
 
-    /// Names of tests that failed.
-    pub fn failed(&self) -> &[String] {
-        &self.lines.failed
+    /// Names of tests that failed; `None` if the program did not come to its end.
+    pub fn failed(&self) -> Option<&[String]> {
+        (self.lines.failed_count == self.lines.failed.len()).then_some(&self.lines.failed[..])
     }
 
     /// Number of tests that passed.
@@ -47,9 +48,14 @@ impl Outcome {
         self.lines.passed_count + self.lines.failed.len()
     }
 
-    /// Few tests failed, and the program came to its end.
-    pub fn is_worth_repeating(&self) -> bool {
-        !self.is_success() && self.lines.is_worth_repeating()
+    /// Number of tests that lacked something, and passed because they were allowed to.
+    pub fn skipped(&self) -> usize {
+        self.lines.skipped_count
+    }
+
+    /// Everything that the program printed, if that was kept.
+    pub fn output(&self) -> &str {
+        self.output.as_deref().unwrap_or_default()
     }
 }
 
@@ -59,6 +65,8 @@ impl Summary {
         if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
             self.failed.push(name.to_owned());
         }
+        // testkit::missing
+        self.skipped_count += usize::from(line.starts_with("SKIPPED "));
         if let Some(summary) = line.strip_prefix("test result: ") {
             let count = |word: &str| {
                 let (number, _) = summary.split_once(word)?;
@@ -68,29 +76,43 @@ impl Summary {
             self.failed_count += count(" failed").unwrap_or(0);
         }
     }
-
-    fn is_worth_repeating(&self) -> bool {
-        (1..=MAX_REPEATED).contains(&self.failed.len()) && self.failed_count == self.failed.len()
-    }
 }
 
-/// Runs a test program, passes its output on, and returns what its lines say.
+/// What becomes of a program's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Output {
+    /// It is passed on line by line.
+    PassedOn,
+    /// It is kept: other programs run at the same time.
+    Kept,
+}
+
+/// Runs a test program, and returns what its lines say.
 ///
 /// # Errors
 /// The program does not start, or its output cannot be read.
-pub fn run(command: &mut Command) -> Result<Outcome> {
+pub fn run(mut command: Command, output: Output) -> Result<Outcome> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("cannot start {name}"))?;
-    let stdout = child.stdout.take().with_context(|| format!("the output of {name} is not piped"))?;
+    // One pipe for both, so that the lines keep their order.
+    let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
+    let stdout = writer.try_clone().context("cannot make a pipe")?;
+    let mut child =
+        command.stdout(stdout).stderr(writer).spawn().with_context(|| format!("cannot start {name}"))?;
+    // It holds the ends of the pipe that the program writes to.
+    drop(command);
     let mut lines = Summary::default();
-    for line in BufReader::new(stdout).split(b'\n') {
+    let mut kept = String::new();
+    for line in BufReader::new(reader).split(b'\n') {
         let line = line.with_context(|| format!("cannot read the output of {name}"))?;
         let line = String::from_utf8_lossy(&line);
-        println!("{line}");
+        match output {
+            Output::PassedOn => println!("{line}"),
+            Output::Kept => kept.extend([&line, "\n"]),
+        }
         lines.add_line(&line);
     }
     let status = child.wait().with_context(|| format!("cannot wait for {name}"))?;
-    Ok(Outcome { status, lines })
+    Ok(Outcome { status, lines, output: (output == Output::Kept).then_some(kept) })
 }
 
 #[cfg(test)]
@@ -103,16 +125,32 @@ mod tests {
         for line in [
             "running 3 tests",
             "test kernels::a ... ok",
+            "SKIPPED kernels::a: needs a kernel",
             "test kernels::b ... FAILED",
             "test result: FAILED. 12 passed; 1 failed; 0 ignored; 0 measured; 82 filtered out; finished in 1.00s",
         ] {
             summary.add_line(line);
         }
-        let expected = Summary { failed: vec!["kernels::b".to_owned()], failed_count: 1, passed_count: 12 };
+        let expected = Summary {
+            failed: vec!["kernels::b".to_owned()],
+            failed_count: 1,
+            passed_count: 12,
+            skipped_count: 1,
+        };
         assert_eq!(summary, expected);
-        assert!(summary.is_worth_repeating());
-        // One more began to fail and took the summary along.
-        summary.add_line("test kernels::c ... FAILED");
-        assert!(!summary.is_worth_repeating());
+    }
+
+    #[test]
+    fn a_program_that_did_not_come_to_its_end_names_no_failed_test() {
+        let script = |script: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", script]);
+            run(command, Output::Kept).unwrap()
+        };
+        let whole =
+            script("echo 'test a ... FAILED' >&2; echo 'test result: FAILED. 0 passed; 1 failed;'; exit 101");
+        assert_eq!(whole.failed(), Some(&["a".to_owned()][..]));
+        assert!(!whole.is_success() && whole.output().starts_with("test a"), "{whole:?}");
+        assert_eq!(script("echo 'test a ... FAILED'; exit 1").failed(), None);
     }
 }

@@ -10,6 +10,17 @@ use crate::demo::{Tools, cargo};
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
+/// Tests that measure how soon a guest on KVM is served, or how fast code runs: another program next to them is an error of
+/// their measurement.
+const ALONE: &[(&str, &str)] = &[
+    ("attach", "flat"),
+    ("cli", "attach"),
+    ("sampler", "load"),
+    ("sampler", "stopped"),
+    ("vmm", "flat"),
+    ("vmm", "ticks"),
+    ("vmm", "tripwires"),
+];
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
@@ -30,6 +41,8 @@ pub struct TestProgram {
     /// Directory of the package, where cargo starts its tests.
     directory: PathBuf,
     executable: PathBuf,
+    /// It is a file of tests, not those of a library or a program.
+    is_file: bool,
 }
 
 impl Programs {
@@ -54,9 +67,17 @@ impl Programs {
         &self.vprof
     }
 
-    /// Those of units and of KVM.
-    pub fn without_guests(&self) -> impl Iterator<Item = &TestProgram> {
-        self.tests.iter().filter(|program| program.target != GUESTS)
+    /// Those that may run side by side, the long ones first: units take longer than a file of tests.
+    pub fn side_by_side(&self) -> Vec<&TestProgram> {
+        let mut tests: Vec<_> =
+            self.tests.iter().filter(|program| program.target != GUESTS && !program.is_alone()).collect();
+        tests.sort_by_key(|program| program.is_file);
+        tests
+    }
+
+    /// Those that run alone, but for the one of guests.
+    pub fn alone(&self) -> impl Iterator<Item = &TestProgram> {
+        self.tests.iter().filter(|program| program.is_alone())
     }
 
     /// The one of guests.
@@ -95,7 +116,12 @@ impl TestProgram {
             package: directory.file_name()?.to_string_lossy().into_owned(),
             directory: directory.to_owned(),
             executable: executable.into(),
+            is_file: message["target"]["kind"][0] == "test",
         })
+    }
+
+    fn is_alone(&self) -> bool {
+        ALONE.contains(&(&self.package, &self.target))
     }
 
     /// Its name for people: package and target.
@@ -122,12 +148,13 @@ mod tests {
 
     #[test]
     fn a_test_program_is_found_in_cargos_messages() {
-        let line = r#"{"reason":"compiler-artifact","manifest_path":"/w/vmm/Cargo.toml","target":{"name":"flat"},
+        let line = r#"{"reason":"compiler-artifact","manifest_path":"/w/vmm/Cargo.toml","target":{"name":"flat","kind":["test"]},
             "profile":{"test":true},"executable":"/w/target/debug/deps/flat-1"}"#;
         let message = |text: &str| serde_json::from_str::<Value>(text).unwrap();
         let program = TestProgram::from_message(&message(line)).unwrap();
         assert_eq!(program.label(), "vmm flat");
         assert_eq!(program.directory, Path::new("/w/vmm"));
+        assert!(program.is_file && program.is_alone());
         assert_eq!(TestProgram::from_message(&message(&line.replace("true", "false"))), None);
         let built = line.replace("true", "false").replace("flat\"", "vprof\"");
         assert_eq!(vprof(&message(&built)), Some("/w/target/debug/deps/flat-1".into()));

@@ -1,66 +1,107 @@
-//! Wall time of the steps of `cargo xtask test`.
+//! Wall time of the steps of `cargo xtask test`, and events of the guest tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
-/// Variable with the path of a file to which the harness of guest tests appends a line for each guest: the test's name, a
-/// tab, seconds (`tests/src/turn.rs`).
-pub const GUESTS_FILE: &str = "VPROF_GUEST_TIMES";
-
-/// Steps in the order in which they ran, and the guest tests.
-#[derive(Debug, Default)]
+/// Steps in the order in which they ended.
+#[derive(Debug)]
 pub struct Timings {
-    steps: Vec<(String, Duration)>,
-    /// Seconds by test.
+    begin: Instant,
+    steps: Mutex<Vec<(String, Duration)>>,
+}
+
+/// What the harness of guest tests has noted (`testkit::events`).
+#[derive(Debug, Default, PartialEq)]
+pub struct Events {
+    /// Seconds of the guests, by test.
     guests: BTreeMap<String, f64>,
+    /// How often something was repeated because the emulation failed, by cause.
+    repeated: BTreeMap<String, usize>,
+    /// Tests that failed by the emulation.
+    failed: BTreeSet<String>,
 }
 
 impl Timings {
-    /// Does a step and keeps how long it took.
-    pub fn measure<T>(&mut self, step: &str, work: impl FnOnce() -> T) -> T {
-        let begin = Instant::now();
-        let result = work();
-        self.steps.push((step.to_owned(), begin.elapsed()));
-        result
+    /// Starts the clock.
+    pub fn new() -> Self {
+        Self { begin: Instant::now(), steps: Mutex::default() }
     }
 
-    /// Adds the times that the harness of guest tests has written.
+    /// Does a step and keeps how long it took.
+    pub fn measure<T>(&self, step: &str, work: impl FnOnce() -> T) -> T {
+        let begin = Instant::now();
+        let result = work();
+        let took = (step.to_owned(), begin.elapsed());
+        self.steps.lock().unwrap_or_else(PoisonError::into_inner).push(took);
+        result
+    }
+}
+
+impl Events {
+    /// Reads the file in which the harness of guest tests has written.
     ///
     /// # Errors
-    /// The file cannot be read.
-    pub fn read_guests(&mut self, file: &Path) -> Result<()> {
+    /// The file cannot be read, or has a line that is not an event.
+    pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file)
-            .with_context(|| format!("cannot read the times of guests in {}", file.display()))?;
+            .with_context(|| format!("cannot read the events of tests in {}", file.display()))?;
+        let mut events = Self::default();
         for line in text.lines() {
-            let (test, seconds) = line.split_once('\t').context("a time of a guest has no tab")?;
-            let seconds: f64 = seconds.parse().context("a time of a guest is not a number")?;
-            *self.guests.entry(test.to_owned()).or_default() += seconds;
+            let fields: Vec<&str> = line.split('\t').collect();
+            let [kind, test, value] = fields[..] else { bail!("not an event of a test: {line:?}") };
+            match kind {
+                "guest" => {
+                    let seconds: f64 = value.parse().context("a time of a guest is not a number")?;
+                    *events.guests.entry(test.to_owned()).or_default() += seconds;
+                }
+                "repeated" => *events.repeated.entry(value.to_owned()).or_default() += 1,
+                "failed" => drop(events.failed.insert(test.to_owned())),
+                _ => bail!("not an event of a test: {line:?}"),
+            }
         }
-        Ok(())
+        Ok(events)
+    }
+
+    /// Whether a test has failed by the emulation.
+    pub fn has_failed_by_emulation(&self, test: &str) -> bool {
+        self.failed.contains(test)
+    }
+
+    /// How often the emulation has failed, by cause, in a sentence.
+    pub fn repeats(&self) -> String {
+        if self.repeated.is_empty() && self.failed.is_empty() {
+            return "the emulation failed in no guest".to_owned();
+        }
+        let causes: Vec<String> =
+            self.repeated.iter().map(|(cause, count)| format!("{count} by {cause}")).collect();
+        let causes = if causes.is_empty() { "none".to_owned() } else { causes.join(", ") };
+        let failed = self.failed.len();
+        format!(
+            "repeated within guest tests because the emulation failed: {causes}; tests that failed by it: {failed}"
+        )
+    }
+
+    /// A line for each test that booted a guest, the longest first.
+    pub fn guest_times(&self) -> String {
+        let mut guests: Vec<_> = self.guests.iter().collect();
+        guests.sort_by(|a, b| b.1.total_cmp(a.1));
+        let lines = guests.into_iter().map(|(test, seconds)| format!("{seconds:>8.1}  {test}\n"));
+        format!("\n seconds  guests of the test, also next to others\n{}", lines.collect::<String>())
     }
 }
 
 impl fmt::Display for Timings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut guests: Vec<_> = self.guests.iter().collect();
-        guests.sort_by(|a, b| b.1.total_cmp(a.1));
-        writeln!(f, "\n seconds  step")?;
-        for (step, took) in &self.steps {
+        writeln!(f, "\n seconds  step; test programs run side by side")?;
+        for (step, took) in self.steps.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             writeln!(f, "{:>8.1}  {step}", took.as_secs_f64())?;
         }
-        let total: Duration = self.steps.iter().map(|(_, took)| *took).sum();
-        writeln!(f, "{:>8.1}  in all", total.as_secs_f64())?;
-        if !guests.is_empty() {
-            writeln!(f, "\n seconds  guests of the test, also next to others")?;
-        }
-        for (test, seconds) in guests {
-            writeln!(f, "{seconds:>8.1}  {test}")?;
-        }
-        Ok(())
+        writeln!(f, "{:>8.1}  in all", self.begin.elapsed().as_secs_f64())
     }
 }
 
@@ -68,17 +109,31 @@ impl fmt::Display for Timings {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> Result<Events> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Events::read(file.path())
+    }
+
     #[test]
     fn guests_of_a_test_are_added_up_and_the_longest_comes_first() {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), "kernels::a\t1.5\nkernels::b\t4.0\nkernels::a\t1.0\n").unwrap();
-        let mut timings = Timings::default();
+        let timings = Timings::new();
         assert_eq!(timings.measure("a step", || 7), 7);
-        timings.read_guests(file.path()).unwrap();
-        let text = timings.to_string();
+        assert!(timings.to_string().contains("a step"));
+        let text = read("guest\tkernels::a\t1.5\nguest\tkernels::b\t4.0\nguest\tkernels::a\t1.0\n").unwrap();
+        let text = text.guest_times();
         let (a, b) = (text.find("     2.5  kernels::a"), text.find("     4.0  kernels::b"));
-        assert!(b.is_some() && b < a && text.contains("a step"), "{text}");
-        std::fs::write(file.path(), "no tab").unwrap();
-        assert!(timings.read_guests(file.path()).is_err());
+        assert!(b.is_some() && b < a, "{text}");
+        assert!(read("no tab").is_err());
+    }
+
+    #[test]
+    fn repeats_are_counted_by_cause() {
+        let events =
+            "repeated\ta\tfrozen\nrepeated\tb\ttriple fault\nrepeated\ta\tfrozen\nfailed\tc\tfrozen\n";
+        let events = read(events).unwrap();
+        assert!(events.repeats().contains("2 by frozen, 1 by triple fault; tests that failed by it: 1"));
+        assert!(events.has_failed_by_emulation("c") && !events.has_failed_by_emulation("a"));
+        assert_eq!(Events::default().repeats(), "the emulation failed in no guest");
     }
 }

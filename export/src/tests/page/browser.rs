@@ -29,7 +29,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// Starts a browser and opens a file; `None`, and says so, without Chromium.
+    /// Starts a browser and opens a file; `None` where there is none, and need not be.
     pub fn open(page: &Path) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let works = |name: &&&str| {
@@ -37,8 +37,7 @@ impl Browser {
             version.is_ok_and(|output| output.status.success())
         };
         let Some(program) = names.iter().find(works) else {
-            // Not eprintln!, which tests keep to themselves.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: chromium is not installed");
+            testkit::missing("Chromium (Debian package chromium; `cargo xtask deps` installs it)");
             return None;
         };
         let profile = tempfile::tempdir().expect("a directory");

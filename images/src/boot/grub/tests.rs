@@ -117,3 +117,10 @@ proptest! {
         prop_assert!(parse(&text.join("\n")).items.len() <= MAX_ENTRIES);
     }
 }
+
+#[test]
+fn values_cannot_make_a_text_long() {
+    let environment = Environment::parse(&format!("a={}", "x".repeat(100_000)));
+    assert_eq!(environment.expand(&"$a".repeat(100_000)).len(), MAX_WORDS);
+    assert_eq!(environment.expand(&"ä".repeat(MAX_WORDS)).len(), MAX_WORDS);
+}

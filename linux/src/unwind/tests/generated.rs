@@ -9,7 +9,8 @@ const TRACED: u64 = TEXT + 0x200;
 const CALLER: u64 = TEXT + 0x311;
 const BOTTOM: u64 = TEXT + 0x401;
 
-/// A guest whose image is where these tests have theirs, and an unwinder that knows the code it has generated.
+/// Returns a guest whose image is where these tests have theirs, and an unwinder that knows the code it has
+/// generated.
 fn generating(change: impl FnOnce(&mut Guest)) -> (Guest, KernelUnwinder) {
     let mut config = Config::new(Style::V6_1);
     config.slide = 0;
@@ -22,15 +23,15 @@ fn generating(change: impl FnOnce(&mut Guest)) -> (Guest, KernelUnwinder) {
     let unwinder = unwinder(
         &format,
         &[
-            rule(0x100, Kind::Call, (SP, 8)),
-            rule(0x200, Kind::Call, (SP, 8)),
-            rule(0x205, Kind::Call, (SP, 32)),
-            rule(0x300, Kind::Call, (SP, 16)),
-            rule(0x400, Kind::Bottom, (0, 0)),
-            rule(plain, Kind::Call, (SP, 8)),
-            rule(plain + 8, Kind::Call, (SP, 24)),
-            rule(regs, Kind::Call, (SP, 8)),
-            rule(regs + 8, Kind::Call, (SP, 40)),
+            rule(0x100, RuleKind::Call, (SP, 8)),
+            rule(0x200, RuleKind::Call, (SP, 8)),
+            rule(0x205, RuleKind::Call, (SP, 32)),
+            rule(0x300, RuleKind::Call, (SP, 16)),
+            rule(0x400, RuleKind::Bottom, (0, 0)),
+            rule(plain, RuleKind::Call, (SP, 8)),
+            rule(plain + 8, RuleKind::Call, (SP, 24)),
+            rule(regs, RuleKind::Call, (SP, 8)),
+            rule(regs + 8, RuleKind::Call, (SP, 40)),
         ],
     );
     let unwinder = unwinder.with_generated(Arc::new(kernel.generated_code(&guest.memory)));
@@ -45,7 +46,7 @@ fn frames(unwinder: &KernelUnwinder, rip: u64, bp: u64, stack: &[u64]) -> (Vec<u
 #[test]
 fn a_tracers_trampoline_leads_to_the_traced_function_and_its_caller() {
     let (guest, unwinder) = generating(|_| ());
-    // What the tracer calls, the trampoline, the traced function behind its call at the start, its caller.
+    // What the tracer calls, the trampoline, the traced function after its call at the start, its caller.
     let callback = TEXT + 0x108;
     for ((start, _), words) in TRACERS.into_iter().zip([2, 4]) {
         let trampoline = guest.generated(start);
@@ -68,7 +69,7 @@ fn a_tracers_trampoline_leads_to_the_traced_function_and_its_caller() {
 fn a_copy_of_no_known_code_has_no_rule() {
     let (guest, unwinder) = generating(|guest| guest.set_tracer_size(0x99));
     let rip = guest.generated(TRACERS[0].0 + 8);
-    assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(Broken::NoRule));
+    assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(KernelWalkError::NoRule));
 }
 
 #[test]
@@ -130,7 +131,7 @@ fn an_optimized_probe_leads_to_the_function_that_it_is_in() {
     }
     // Another function's instructions have another function's rule.
     for rip in [guest.generated(PROBES[0]) + 8, guest.generated(PROBES[1]) + 8] {
-        assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(Broken::NoRule));
+        assert_eq!(reason(frames(&unwinder, rip, STACK + 8, &[CALLER; 8]).1), Some(KernelWalkError::NoRule));
     }
 }
 

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use linux::{GeneratedCode, Interrupts, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr};
+use linux::{
+    GeneratedCode, InterruptTables, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
+};
 use vmm::monotonic_ns;
 
 use super::units::JournalFollower;
@@ -28,7 +30,7 @@ pub(crate) struct LinuxGuest {
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
     unwinder: Option<Arc<KernelUnwinder>>,
-    interrupts: Option<Interrupts>,
+    interrupts: Option<InterruptTables>,
     partial_since: Option<Instant>,
     units: JournalFollower,
 }
@@ -93,7 +95,7 @@ impl GuestKernel for LinuxGuest {
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
         };
         self.kernel = Some(Arc::clone(&kernel));
-        if let Some(place) = kernel.place() {
+        if let Some(place) = kernel.identity() {
             // Set once: there is no second kernel.
             let _ = self.cells.identity.set(place);
         }
@@ -144,7 +146,7 @@ impl GuestKernel for LinuxGuest {
         Ok(Some(self.code_with(kernel, modules, generated)))
     }
 
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         if self.user_bytes.is_none() {
             return Ok(None);
         }
@@ -189,13 +191,13 @@ impl GuestKernel for LinuxGuest {
     fn tasks(&mut self) -> Result<TaskListing, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
-        let processes = match kernel.books(&self.memory) {
+        let processes = match kernel.process_cpu_times(&self.memory) {
             Ok(processes) => processes,
             Err(reason) => return Ok(TaskListing { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
         };
         let threads = processes.iter().flat_map(|process| &process.threads);
         let tasks = threads.map(|thread| thread.task).collect();
-        let cpus = kernel.cpu_books(&self.memory);
+        let cpus = kernel.cpu_stats(&self.memory);
         Ok(TaskListing { tasks, books: cpus.map(|cpus| AccountingSnapshot { read_ns, cpus, processes }) })
     }
 }

@@ -17,7 +17,7 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use linux::{Interrupts, Kernel, KernelUnwinder, Missing, TaskSnapshot};
+use linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use crate::resolve::accounting::AccountingSnapshot;
 use crate::resolve::frames::KernelNames;
@@ -54,7 +54,7 @@ pub(crate) enum FinderEvent {
     /// Other modules are loaded than before, or other code has been generated.
     Code(KernelCode),
     /// Interrupts have other handlers than before.
-    Interrupts(Interrupts),
+    Interrupts(InterruptTables),
     /// Names of system calls by number.
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
@@ -127,7 +127,7 @@ pub(crate) trait GuestKernel: Send + 'static {
     /// Returns the code with the present modules and generated code; `None` if nothing has changed.
     fn code(&mut self) -> Result<Option<KernelCode>, Missing>;
     /// Returns the handlers of interrupts; `None` if nothing has changed.
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing>;
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing>;
     /// Returns the names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
     /// Lists all tasks with their CPU accounting, by one walk.

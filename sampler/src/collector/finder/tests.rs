@@ -4,6 +4,9 @@ use std::thread::JoinHandle;
 
 use super::*;
 use crate::resolve::frames::tests::FakeNames;
+use testkit::eventually;
+
+const SOON: Duration = Duration::from_secs(10);
 
 /// Fails `find` and `publish_reader` the given number of times.
 #[derive(Debug, Default)]
@@ -36,7 +39,7 @@ impl GuestKernel for ScriptedGuest {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         Ok(first.then(|| code(FakeNames { module: Some("ext4") })))
     }
-    fn interrupts(&mut self) -> Result<Option<Interrupts>, Missing> {
+    fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         Ok(None)
     }
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
@@ -90,20 +93,17 @@ fn finds_after_failures_then_follows() {
     let (finds, reads) = (Arc::clone(&guest.finds), Arc::clone(&guest.reads));
     let (wanted, news, thread) = start(guest);
     let begin = Instant::now();
-    let found = loop {
+    let found = eventually("kernel", SOON, || {
         wanted.candidate(0x1000, true);
-        match news.recv_timeout(Duration::from_millis(2)) {
-            Ok(FinderEvent::Kernel(found)) => break found,
-            _ => assert!(begin.elapsed() < Duration::from_secs(10)),
+        match news.try_recv() {
+            Ok(FinderEvent::Kernel(found)) => Some(found),
+            _ => None,
         }
-    };
+    });
     assert_eq!((found.release.as_deref(), finds.load(Ordering::SeqCst)), (Some("6.1.0"), 4));
     // Pauses of 5, 10 and 20 ms are between the attempts.
     assert!(begin.elapsed() >= Duration::from_millis(35));
-    while reads.load(Ordering::SeqCst) < 3 {
-        assert!(begin.elapsed() < Duration::from_secs(10));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    eventually("third reading", SOON, || (reads.load(Ordering::SeqCst) >= 3).then_some(()));
     let kinds = rest(&wanted, &news, thread);
     assert_eq!(kinds[..2], ["1 system calls", "names"]);
     let (last, kinds) = kinds.split_last().expect("words");
@@ -173,11 +173,10 @@ fn modules_are_read_on_request_but_not_too_often() {
     let (wanted, news, thread) = start(guest);
     wanted.candidate(0x1000, true);
     let begin = Instant::now();
-    while reads.load(Ordering::SeqCst) < 3 {
-        assert!(begin.elapsed() < Duration::from_secs(10));
+    eventually("third reading", SOON, || {
         wanted.modules();
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        (reads.load(Ordering::SeqCst) >= 3).then_some(())
+    });
     assert!(begin.elapsed() >= 2 * MODULES_AT_MOST, "{:?}", begin.elapsed());
     // Far sooner than by itself.
     assert!(begin.elapsed() < MODULES_PERIOD, "{:?}", begin.elapsed());

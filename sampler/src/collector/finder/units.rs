@@ -10,7 +10,9 @@
 
 use std::time::{Duration, Instant};
 
-use linux::journal::{Journal, JournalBytes, JournalError, Startup, UnitMessage, UnitMessages, UnitStep};
+use linux::journal::{
+    Journal, JournalBytes, JournalError, StartupTimes, UnitMessage, UnitMessages, UnitStep,
+};
 use linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
@@ -36,7 +38,7 @@ pub(crate) struct UnitEvents {
     /// Rows whose times are the host's monotonic clock, ns.
     pub rows: Vec<UnitEventRow>,
     /// systemd's report that the boot is over.
-    pub startup: Option<Startup>,
+    pub startup: Option<StartupTimes>,
 }
 
 /// Reasons why systemd's messages cannot be read.

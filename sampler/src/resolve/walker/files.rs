@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfError, ElfFile, ReadAt, Section, Segment};
+use symbols::elf::{ElfError, ElfFile, ElfSection, ElfSegment, ReadAt};
 use symbols::go::GoTable;
 
 use super::source::{FileUnavailable, GuestSource};
@@ -46,7 +46,7 @@ pub(crate) enum FileError {
 #[derive(Debug)]
 pub(crate) struct LoadedFile {
     pub cfi: Option<CfiTable>,
-    segments: Vec<Segment>,
+    segments: Vec<ElfSegment>,
     build_id: Option<String>,
     /// Source of the file, or the reason why it was not read.
     read_from: Result<&'static str, FileError>,
@@ -124,7 +124,7 @@ impl FileEntry {
     fn read(&self, source: &GuestSource, room: &TableRoom) -> Result<LoadedFile, FileError> {
         let (reader, place) = self.open(source)?;
         let elf = ElfFile::open(reader)?;
-        let section = |section: Section| CfiSection { bytes: section.bytes, address: section.address };
+        let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
         let start = |name| elf.section_range(name).map(|(start, _)| start);
         let cfi = CfiTable::parse(CfiSections {
             eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
@@ -157,7 +157,7 @@ impl FileEntry {
     /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
     pub(super) fn address_of(&self, offset: u64) -> u64 {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
-        let mapped = |segment: &&Segment| {
+        let mapped = |segment: &&ElfSegment| {
             let end = segment.offset.saturating_add(segment.file_size);
             segment.executable && segment.offset & !(PAGE - 1) <= offset && offset < end
         };

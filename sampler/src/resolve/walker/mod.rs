@@ -20,7 +20,7 @@ mod spaces;
 use std::sync::Arc;
 
 use linux::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
-use symbols::cfi::{Place as At, UserEnd, UserUnwinder};
+use symbols::cfi::{AddressKind as At, UserEnd, UserUnwinder};
 
 pub(crate) use files::{FileEntry, FileTable};
 pub(crate) use maps::LateNames;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use linux::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
-use symbols::cfi::{Image, ImageCode, Images};
+use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 
 use super::StackOwner;
 use super::files::{FileEntry, FileTable};
@@ -248,12 +248,12 @@ pub(super) struct SpaceImages<'a> {
     files: &'a FileTable,
 }
 
-impl Images for SpaceImages<'_> {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for SpaceImages<'_> {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         let region = self.space.region(address)?;
         let Some(file) = &region.file else {
             let code = if region.unknown_file { ImageCode::NotRead } else { ImageCode::Anonymous };
-            return Some(Image { id: 0, bias: 0, code });
+            return Some(CodeMapping { id: 0, bias: 0, code });
         };
         let loaded = file.load(self.source, &self.files.room);
         let code = match &loaded.cfi {
@@ -261,7 +261,7 @@ impl Images for SpaceImages<'_> {
             None if loaded.was_read() => ImageCode::NoCfi,
             None => ImageCode::NotRead,
         };
-        Some(Image { id: file.id(), bias: region.bias(file), code })
+        Some(CodeMapping { id: file.id(), bias: region.bias(file), code })
     }
 
     fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 
 use super::builder::{Builder, EH_FRAME, HEADER, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, registers, walk_with};
-use crate::cfi::{Broken, CfiSection, CfiSections, CfiTable, ImageCode};
+use crate::cfi::{CfiSection, CfiSections, CfiTable, ImageCode, UserWalkError};
 
 fn section(bytes: &[u8], address: u64) -> Option<CfiSection> {
     Some(CfiSection { bytes: bytes.into(), address })
@@ -28,7 +28,7 @@ fn use_all(sections: CfiSections, rip: u64, words: &[u64]) {
     }
 }
 
-/// A table with every kind of rule.
+/// Returns a table with every kind of rule.
 fn valid() -> Builder {
     Builder::new()
         .function(
@@ -39,7 +39,7 @@ fn valid() -> Builder {
         .signal_frame(0x3000, &[0x0f, 3, 0x77, 8, 0x06, 0x10, 7, 2, 0x77, 8, 0x10, 16, 2, 0x77, 24])
 }
 
-/// Addresses of code and of the stack, and anything else.
+/// Returns the addresses of code and of the stack, and anything else.
 fn words() -> impl Strategy<Value = Vec<u64>> {
     vec(prop_oneof![(BIAS..BIAS + 0x4000), (RSP..RSP + 0x200), any::<u64>()], 0..64)
 }
@@ -108,7 +108,7 @@ proptest! {
     }
 }
 
-/// The size of a piece is told in bytes and counted in bits.
+/// The size of a piece is given in bytes and counted in bits.
 #[test]
 fn a_piece_of_more_bits_than_can_be_counted_is_bad_cfi() {
     let piece = [&[0x93][..], &[0xff; 9], &[1]].concat();
@@ -120,6 +120,6 @@ fn a_piece_of_more_bits_than_can_be_counted_is_bad_cfi() {
         let table = Builder::new().function(0x1000, &rules).table();
         let process = Process { file: ImageCode::Cfi(&table), code: Vec::new() };
         let (frames, end) = walk_with(&process, &registers(BIAS + 0x1010, RSP, 0), &Words::default());
-        assert_eq!((frames.len(), end), (1, Broken::BadCfi.into()), "{expression:?}");
+        assert_eq!((frames.len(), end), (1, UserWalkError::BadCfi.into()), "{expression:?}");
     }
 }

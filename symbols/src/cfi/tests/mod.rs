@@ -8,16 +8,16 @@ mod without_cfi;
 
 use std::collections::BTreeMap;
 
-use super::{Image, ImageCode, Images, UserEnd, UserFrame, UserUnwinder};
+use super::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder};
 use crate::fixture::cfi as builder;
 use crate::registers::{Registers, StackMemory};
 use builder::Builder;
 
-/// Where the file of these tests is mapped.
+/// Load address of the file of these tests.
 const BIAS: u64 = 0x5555_0000_0000;
-/// Where code made at run time is.
+/// Address of code made at run time.
 const JIT: u64 = 0x7000_0000_0000;
-/// Where the stack pointer is at the start of a walk.
+/// The stack pointer at the start of a walk.
 const RSP: u64 = 0x7fff_0000_1000;
 
 /// Words by address; all others were not copied.
@@ -49,11 +49,11 @@ struct Process<'a> {
     code: Vec<(u64, Vec<u8>)>,
 }
 
-impl Images for Process<'_> {
-    fn find(&self, address: u64) -> Option<Image<'_>> {
+impl CodeMappings for Process<'_> {
+    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         match address {
-            BIAS..0x5555_0001_0000 => Some(Image { id: 1, bias: BIAS, code: self.file }),
-            JIT..0x7000_0000_1000 => Some(Image { id: 0, bias: 0, code: ImageCode::Anonymous }),
+            BIAS..0x5555_0001_0000 => Some(CodeMapping { id: 1, bias: BIAS, code: self.file }),
+            JIT..0x7000_0000_1000 => Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous }),
             _ => None,
         }
     }

@@ -2,10 +2,11 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk};
-use crate::cfi::{Broken, Doubt, ImageCode, Place, UserEnd, UserUnwinder};
+use crate::cfi::{AddressKind, FrameDoubt, ImageCode, UserEnd, UserUnwinder, UserWalkError};
 use crate::registers::Registers;
 
-/// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the outermost function.
+/// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the
+/// outermost function.
 fn called_by_rbp(rules: &[u8]) -> Builder {
     let by_rbp = [&[0x0c, 6, 16][..], &saved(6, 2)].concat();
     Builder::new().function(0x1000, rules).function(0x2000, &by_rbp).function(0x3000, &OUTERMOST)
@@ -13,7 +14,7 @@ fn called_by_rbp(rules: &[u8]) -> Builder {
 
 const CHAIN: [u64; 3] = [BIAS + 0x1010, BIAS + 0x2010, BIAS + 0x3010];
 
-/// The stack of [`called_by_rbp`]: `inner`'s CFA is RSP + 32, and main's frame pointer lies there.
+/// Returns the stack of [`called_by_rbp`]: `inner`'s CFA is RSP + 32, and main's frame pointer is there.
 fn stack() -> Words {
     Words::new([(RSP + 16, RSP + 32), (RSP + 24, CHAIN[1]), (RSP + 32, 0x77), (RSP + 40, CHAIN[2])])
 }
@@ -23,8 +24,8 @@ fn registers_saved_by_a_callee_are_its_callers() {
     let rules = [cfa_offset(32), saved(6, 2)].concat();
     let (frames, end) = walk(called_by_rbp(&rules), &registers(CHAIN[0], RSP, 0x1234), &stack());
     assert_eq!((addresses(&frames), end), (CHAIN.to_vec(), UserEnd::Complete));
-    let places: Vec<Place> = frames.iter().map(|frame| frame.place).collect();
-    assert_eq!(places, [Place::Exact, Place::Return, Place::Return]);
+    let places: Vec<AddressKind> = frames.iter().map(|frame| frame.place).collect();
+    assert_eq!(places, [AddressKind::Exact, AddressKind::Return, AddressKind::Return]);
     assert!(frames.iter().all(|frame| frame.doubt.is_none()));
 }
 
@@ -33,7 +34,8 @@ fn expressions_registers_and_values_give_the_same_frames() {
     let rules: [(&str, Vec<u8>); 5] = [
         // DW_CFA_def_cfa_expression: breg7 32; DW_CFA_expression of RBP: lit16, minus.
         ("expressions", [&[0x0f, 2, 0x77, 32][..], &[0x10, 6, 2, 0x40, 0x1c]].concat()),
-        // DW_CFA_def_cfa_expression: breg7 0, lit4, lit8, mul, plus, as a linker's PLT computes; RBP as above.
+        // DW_CFA_def_cfa_expression: breg7 0, lit4, lit8, mul, plus, as a linker's PLT computes; RBP as
+        // above.
         ("arithmetic", [&[0x0f, 6, 0x77, 0, 0x34, 0x38, 0x1e, 0x22][..], &[0x10, 6, 2, 0x40, 0x1c]].concat()),
         // DW_CFA_val_expression of RBP: nop, which leaves the CFA itself.
         ("value of expression", [&cfa_offset(32)[..], &[0x16, 6, 1, 0x96]].concat()),
@@ -54,7 +56,7 @@ fn expressions_registers_and_values_give_the_same_frames() {
 fn an_undefined_register_is_not_used_for_a_frame() {
     let rules = [&cfa_offset(32)[..], &[0x07, 6]].concat();
     let (frames, end) = walk(called_by_rbp(&rules), &registers(CHAIN[0], RSP, RSP + 32), &stack());
-    assert_eq!((addresses(&frames), end), (CHAIN[..2].to_vec(), Broken::RegisterUnknown.into()));
+    assert_eq!((addresses(&frames), end), (CHAIN[..2].to_vec(), UserWalkError::RegisterUnknown.into()));
 }
 
 #[test]
@@ -97,11 +99,11 @@ fn a_signal_frame_gives_all_registers_and_an_exact_address() {
     let handler = [(rsp, BIAS + 0x4001), (rsp + 16, RSP), (rsp + 24, RSP + 32), (rsp + 32, BIAS + 0x2000)];
     let stack = Words::new(stack().words.into_iter().chain(handler));
     let (frames, end) = walk(builder, &registers(BIAS + 0x1000, rsp, 0), &stack);
-    // The interrupted function is at its first byte: one less would be no function.
+    // The interrupted function is at its first byte: one byte less would be outside of any function.
     let expected = [BIAS + 0x1000, BIAS + 0x4001, BIAS + 0x2000, BIAS + 0x3010];
     assert_eq!((addresses(&frames), end), (expected.to_vec(), UserEnd::Complete));
-    assert_eq!(frames[2].place, Place::Exact);
-    assert_eq!(frames[2].doubt, None::<Doubt>);
+    assert_eq!(frames[2].place, AddressKind::Exact);
+    assert_eq!(frames[2].doubt, None::<FrameDoubt>);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset};
 use super::{BIAS, JIT, Process, RSP, Words, addresses, registers, walk_with};
-use crate::cfi::{CfiTable, Doubt, ImageCode, Place, UserEnd, UserFrame, UserUnwinder};
+use crate::cfi::{AddressKind, CfiTable, FrameDoubt, ImageCode, UserEnd, UserFrame, UserUnwinder};
 use crate::registers::Registers;
 
 const CALLER: u64 = BIAS + 0x2010;
@@ -12,13 +12,13 @@ fn table() -> CfiTable {
     Builder::new().function(0x2000, &cfa_offset(16)).function(0x3000, &OUTERMOST).table()
 }
 
-/// Code around [`CALLER`], which is behind a call or not.
+/// Code around [`CALLER`], which is after a call or not.
 fn process(table: &CfiTable, call: bool) -> Process<'_> {
     let before = if call { [0x90, 0x90, 0xe8, 1, 2, 3, 4] } else { [0x90; 7] };
     Process { file: ImageCode::Cfi(table), code: vec![(CALLER - 7, before.to_vec())] }
 }
 
-fn walked(process: &Process<'_>, from: &Registers, stack: &Words) -> (Vec<u64>, Option<Doubt>, UserEnd) {
+fn walked(process: &Process<'_>, from: &Registers, stack: &Words) -> (Vec<u64>, Option<FrameDoubt>, UserEnd) {
     let (frames, end) = walk_with(process, from, stack);
     (addresses(&frames), frames.get(1).and_then(|frame: &UserFrame| frame.doubt), end)
 }
@@ -30,9 +30,9 @@ fn a_leaf_returns_to_behind_a_call() {
     let from = registers(LEAF, RSP, 3);
     let expected = vec![LEAF, CALLER, BIAS + 0x3010];
     let with = walked(&process(&table, true), &from, &stack);
-    assert_eq!(with, (expected, Some(Doubt::ReturnAddress), UserEnd::Complete));
+    assert_eq!(with, (expected, Some(FrameDoubt::ReturnAddress), UserEnd::Complete));
     let without = walked(&process(&table, false), &from, &stack);
-    assert_eq!(without, (vec![LEAF], None, crate::cfi::Broken::NoCfi.into()));
+    assert_eq!(without, (vec![LEAF], None, crate::cfi::UserWalkError::NoCfi.into()));
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn frame_pointers_lead_through_code_made_at_run_time() {
     ]);
     let expected = vec![JIT + 0x10, JIT + 0x20, CALLER, BIAS + 0x3010];
     let found = walked(&process(&table, true), &registers(JIT + 0x10, RSP, rbp), &stack);
-    assert_eq!(found, (expected, Some(Doubt::FramePointer), UserEnd::Complete));
+    assert_eq!(found, (expected, Some(FrameDoubt::FramePointer), UserEnd::Complete));
 }
 
 #[test]
@@ -81,8 +81,9 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
     let (frames, end) =
         walk_with(&process, &registers(BIAS + 0x2000, RSP, 0), &Words::new(saved.chain(rest)));
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x2000, LEAF, BIAS + 0x3000], UserEnd::Complete));
-    assert_eq!((frames[2].place, frames[2].doubt), (Place::Exact, None));
-    // The same from each step of the trampoline, the system call included; not from the middle of an instruction.
+    assert_eq!((frames[2].place, frames[2].doubt), (AddressKind::Exact, None));
+    // The same from each step of the trampoline, the system call included; not from the middle of an
+    // instruction.
     for (steps, frames) in [(7, 2), (9, 2), (5, 1), (3, 1)] {
         let words = (0..15).map(|i| (context + 40 + i * 8, i)).chain(rest);
         let (walked, _) = walk_with(&process, &registers(LEAF + steps, context, 0), &Words::new(words));
@@ -90,7 +91,7 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
     }
 }
 
-/// Where the code of [`made`] is.
+/// Address of the code of [`made`].
 const MADE: u64 = JIT + 0x100;
 
 /// As [`process`], with this code made at run time, and nothing that can be run around it.
@@ -98,7 +99,7 @@ fn made<'a>(table: &'a CfiTable, code: &[u8]) -> Process<'a> {
     let mut process = process(table, true);
     let mut page = vec![0xcc; 0x1000];
     page[0x100..0x100 + code.len()].copy_from_slice(code);
-    // Behind what is no call: add $16, %rsp; ret
+    // After bytes that are not a call: add $16, %rsp; ret
     page[0x208..0x20d].copy_from_slice(&[0x48, 0x83, 0xc4, 16, 0xc3]);
     process.code.push((JIT, page));
     process
@@ -112,8 +113,8 @@ fn a_trampoline_is_left_as_its_code_says() {
     let stack = Words::new([(RSP + 8, MADE + 2), (RSP + 24, CALLER), (RSP + 40, BIAS + 0x3010)]);
     let (frames, end) = walk_with(&process, &registers(BIAS + 0x2000, RSP, 3), &stack);
     assert_eq!(addresses(&frames), [BIAS + 0x2000, MADE + 2, CALLER, BIAS + 0x3010]);
-    assert_eq!((frames[2].doubt, end), (Some(Doubt::Code), UserEnd::Complete));
-    // A word that no call is before, or that is no code, is none.
+    assert_eq!((frames[2].doubt, end), (Some(FrameDoubt::Code), UserEnd::Complete));
+    // A word is not a return address if no call is before it, or if it does not point to code.
     for word in [LEAF, 0x1234] {
         let mut process = made(&table, &[0xff, 0xd1, 0x48, 0x83, 0xc4, 8, 0xc3]);
         process.code.push((LEAF - 7, vec![0x90; 7]));
@@ -159,7 +160,7 @@ fn a_way_that_is_not_sure_leads_nowhere() {
         &[0x48, 0x83, 0xe4, 0xf0, 0x48, 0x83, 0xc4, 24, 0xc3],
         // jmp *%rax
         &[0xff, 0xe0],
-        // pop %rcx; jmp *%rcx: an interpreter's return, to code that has a frame of its own.
+        // pop %rcx; jmp *%rcx: an interpreter's return, to code that has a separate frame.
         &[0x59, 0xff, 0xe1],
         // call 0f; 0: add $24, %rsp; ret: its return address stays on the stack.
         &[0xe8, 0, 0, 0, 0, 0x48, 0x83, 0xc4, 24, 0xc3],
@@ -171,7 +172,7 @@ fn a_way_that_is_not_sure_leads_nowhere() {
     for code in ways {
         let words = Words::new([(RSP, JIT + 0x208), (RSP + 24, CALLER), (RSP + 32, CALLER)]);
         let (frames, end) = walk_with(&made(&table, code), &registers(MADE, RSP, 3), &words);
-        let expected = (vec![MADE], crate::cfi::Broken::AnonymousCode.into());
+        let expected = (vec![MADE], crate::cfi::UserWalkError::AnonymousCode.into());
         assert_eq!((addresses(&frames), end), expected, "{code:x?}");
     }
 }
@@ -198,7 +199,7 @@ fn code_that_jumps_back_into_its_interpreter_is_in_the_interpreters_frame() {
         let (frames, end) = walk_with(&process, &from, &stack);
         assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010], "{code:x?}");
         let first = (frames[1].place, frames[1].doubt);
-        assert_eq!((first, end), ((Place::Exact, Some(Doubt::Code)), UserEnd::Complete));
+        assert_eq!((first, end), ((AddressKind::Exact, Some(FrameDoubt::Code)), UserEnd::Complete));
     }
 }
 
@@ -230,7 +231,7 @@ fn behind_a_jump_to_anywhere_stands_code_that_leaves_the_same_frame() {
         (addresses(&frames), frames.get(2).and_then(|frame| frame.doubt), end)
     };
     let expected =
-        (vec![BIAS + 0x2000, MADE + 5, CALLER, BIAS + 0x3010], Some(Doubt::Code), UserEnd::Complete);
+        (vec![BIAS + 0x2000, MADE + 5, CALLER, BIAS + 0x3010], Some(FrameDoubt::Code), UserEnd::Complete);
     // RBP may be anything there: zero, or a place whose next word is an old return address.
     assert_eq!(walked(0, &words), expected);
     let old = [&words[..], &[(far, 7), (far + 8, CALLER)]].concat();
@@ -238,7 +239,7 @@ fn behind_a_jump_to_anywhere_stands_code_that_leaves_the_same_frame() {
     // A chain of frame pointers counts for more.
     let chain =
         [&words[..], &[(far, far + 0x40), (far + 8, CALLER), (far + 0x40, 0), (far + 0x48, 0)]].concat();
-    assert_eq!(walked(far, &chain).1, Some(Doubt::FramePointer));
+    assert_eq!(walked(far, &chain).1, Some(FrameDoubt::FramePointer));
 }
 
 #[test]
@@ -283,7 +284,7 @@ fn a_frame_pointer_with_a_chain_counts_for_more_than_a_jump_into_a_file() {
     from.gpr[15] = BIAS + 0x9000;
     let (frames, end) = walk_with(&process, &from, &Words::new(words));
     assert_eq!(addresses(&frames), [MADE, CALLER, BIAS + 0x3010]);
-    assert_eq!((frames[1].doubt, end), (Some(Doubt::FramePointer), UserEnd::Complete));
+    assert_eq!((frames[1].doubt, end), (Some(FrameDoubt::FramePointer), UserEnd::Complete));
 }
 
 #[test]

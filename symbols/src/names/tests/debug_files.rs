@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::elf::{BuildId, ReadAt};
-use crate::names::{DebugFiles, DebugQuery, DebugSource, GuestFiles, Origin};
+use crate::names::{DebugFileOrigin, DebugFiles, DebugQuery, DebugSource, DebugSourceError, GuestFiles};
 
 struct Files(HashMap<String, Vec<u8>>);
 
@@ -22,8 +22,8 @@ impl DebugSource for Server {
     fn name(&self) -> String {
         "server".into()
     }
-    fn find(&self, _: &BuildId) -> Result<Option<Box<dyn ReadAt>>, String> {
-        let bytes = self.0.clone()?;
+    fn find(&self, _: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError> {
+        let bytes = self.0.clone().map_err(|reason| DebugSourceError::Servers(vec![reason]))?;
         Ok((!bytes.is_empty()).then(|| Box::new(bytes) as Box<dyn ReadAt>))
     }
 }
@@ -35,7 +35,7 @@ struct Programs {
     other_debug: Vec<u8>,
 }
 
-/// A stripped program with a link to its debug file, and the debug file of another build.
+/// Returns a stripped program with a link to its debug file, and the debug file of another build.
 fn programs(options: &[&str]) -> Option<Programs> {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
@@ -74,7 +74,7 @@ fn the_guest_has_it_in_one_of_the_usual_places() {
         }
         for place in &places {
             let found = guest(&[(place, &programs.debug)]).find(&query).unwrap();
-            assert_eq!(found.origin, Origin::Guest(place.clone()));
+            assert_eq!(found.origin, DebugFileOrigin::Guest(place.clone()));
             assert!(found.elf.has_section(".debug_info"));
             assert!(guest(&[(place, &programs.other_debug)]).find(&query).is_err(), "another build: {place}");
             assert!(guest(&[(place, b"not an ELF file")]).find(&query).is_err());
@@ -99,7 +99,7 @@ fn a_directory_of_the_host_has_it_in_any_layout() {
         fs::write(&path, &programs.other_debug).unwrap();
         assert!(files.find(&query).is_err(), "another build");
         fs::write(&path, &programs.debug).unwrap();
-        assert_eq!(files.find(&query).unwrap().origin, Origin::Host(path));
+        assert_eq!(files.find(&query).unwrap().origin, DebugFileOrigin::Host(path));
     }
 }
 
@@ -119,14 +119,14 @@ fn a_server_is_asked_last_and_not_believed() {
     let Some(programs) = programs(&["-Wl,--build-id=sha1"]) else { return };
     let query = DebugQuery::new(&open(&programs.stripped), "/opt/till");
     let ask = |answer| DebugFiles::new().with_source(Box::new(Server(answer))).find(&query);
-    assert_eq!(ask(Ok(programs.debug.clone())).unwrap().origin, Origin::Source("server".into()));
+    assert_eq!(ask(Ok(programs.debug.clone())).unwrap().origin, DebugFileOrigin::Source("server".into()));
     assert_eq!(ask(Ok(Vec::new())).unwrap_err(), Vec::<String>::new());
     assert_eq!(ask(Err("no route".into())).unwrap_err(), ["server: no route"]);
     let lie = ask(Ok(programs.other_debug.clone())).unwrap_err();
     assert!(lie[0].contains("not the file of build-id"), "{lie:?}");
     let place = "/opt/shop.debug";
     let both = guest(&[(place, &programs.debug)]).with_source(Box::new(Server(Err("asked".into()))));
-    assert_eq!(both.find(&query).unwrap().origin, Origin::Guest(place.into()));
+    assert_eq!(both.find(&query).unwrap().origin, DebugFileOrigin::Guest(place.into()));
 }
 
 #[test]

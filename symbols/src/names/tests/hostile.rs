@@ -11,7 +11,7 @@ use crate::names::{FunctionTable, SourceLines};
 /// Name, offset, size.
 type Place = (String, usize, usize);
 
-/// A program with DWARF, and where each of its sections lies in it: `None` without a compiler.
+/// A program with DWARF, and where each of its sections is in it: `None` without a compiler.
 static PROGRAM: LazyLock<Option<(Vec<u8>, Vec<Place>)>> = LazyLock::new(|| {
     let directory = tempfile::tempdir().unwrap();
     let path = compiled(directory.path(), &[])?;
@@ -82,7 +82,7 @@ proptest! {
     }
 }
 
-/// An ELF file with these sections and nothing else.
+/// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> Vec<u8> {
     let mut names = vec![0u8];
     let mut body: Vec<u8> = Vec::new();

@@ -1,0 +1,355 @@
+//! `vprof annotate`: the instructions of a function with the samples that hit them.
+
+mod render;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use iced_x86::{
+    Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter,
+    SymbolResolver, SymbolResult,
+};
+use profile::Profile;
+use profile::report::{Annotation, Estimate, Hit, MOST_CODE, Target};
+use serde::{Serialize, Serializer};
+use text::clean::escaped;
+
+use crate::args::AnnotateArgs;
+use crate::errors::{Error, ExitCode};
+use crate::output::{write_json, write_text};
+use crate::render::table::cut;
+use crate::render::{Page, all_for_zero, symbolize_command};
+
+/// Longest name of a call's target in an instruction, columns.
+const LONGEST_NAME: usize = 120;
+
+/// A function, instruction by instruction.
+#[derive(Debug, Serialize)]
+pub struct Listing {
+    /// The function.
+    pub symbol: String,
+    /// Kernel module, or file name of user code.
+    pub module: Option<String>,
+    /// `user` or `kernel`.
+    pub kind: String,
+    /// Where its code was read: `guest memory` or `file`; absent where the profile has none.
+    pub read: Option<String>,
+    /// Samples in it.
+    #[serde(rename = "self")]
+    pub own: Estimate,
+    /// Samples in it and in what it called.
+    pub total: Estimate,
+    /// What is missing, one sentence each.
+    pub notes: Vec<String>,
+    /// In the order of addresses.
+    pub lines: Vec<Line>,
+}
+
+/// An instruction.
+#[derive(Debug, Serialize)]
+pub struct Line {
+    /// Where it is.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Its bytes in hexadecimal; empty where they are not known.
+    pub bytes: String,
+    /// Disassembled; empty where the bytes are not known.
+    pub text: String,
+    /// Samples at it.
+    #[serde(rename = "self")]
+    pub own: u64,
+    /// Part of the function's own samples.
+    pub self_part: f64,
+    /// Samples in what it called.
+    pub called: u64,
+    /// Part of all samples with the function on their stack.
+    pub called_part: f64,
+    /// Source file and line, where known and sampled.
+    pub source: Option<String>,
+}
+
+/// An address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Virtual, or the ELF file's own.
+    pub address: u64,
+    /// The function's first.
+    pub start: u64,
+}
+
+impl Serialize for Place {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+        let mut place = serializer.serialize_struct("Place", 2)?;
+        place.serialize_field("address", &format!("{:#x}", self.address))?;
+        place.serialize_field("offset", &self.address.wrapping_sub(self.start))?;
+        place.end()
+    }
+}
+
+/// Runs the command.
+pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let target = Target { symbol: args.function.clone(), module: args.module.clone() };
+    let annotation = Annotation::read(&profile, &args.filter.to_filter(), &target)?;
+    let listing = Listing::new(&annotation, &args.profile, args.intel);
+    if args.json {
+        write_json(&listing)?;
+    } else {
+        let text = render::render(&listing, all_for_zero(args.rows), Page::stdout());
+        write_text(&text)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+impl Listing {
+    /// Disassembles, and puts the samples to the instructions.
+    pub fn new(annotation: &Annotation, profile: &Path, intel: bool) -> Self {
+        let mut listing = Self {
+            symbol: annotation.symbol.clone(),
+            module: annotation.module.clone(),
+            kind: annotation.kind.clone(),
+            read: annotation.read.clone(),
+            own: annotation.own,
+            total: annotation.total,
+            notes: Vec::new(),
+            lines: Vec::new(),
+        };
+        let mut hits = annotation.hits.clone();
+        match &annotation.code {
+            Some(code) => {
+                if code.len() >= MOST_CODE as usize {
+                    listing.notes.push("Only its first 256 KiB are shown.".to_owned());
+                }
+                listing.lines = disassembled(annotation, code, intel);
+                for line in &mut listing.lines {
+                    let size = line.bytes.len() as u64 / 2;
+                    take(line, size, &mut hits);
+                }
+            }
+            None => listing.notes.push(
+                "The profile has no machine code of it, which is kept for the most sampled functions: only the \
+                 sampled addresses are shown."
+                    .to_owned(),
+            ),
+        }
+        if annotation.nameless && annotation.kind == "user" {
+            listing.notes.push(format!(
+                "No symbol covers it: `{}` would name it by a debug file of its build.",
+                symbolize_command(profile)
+            ));
+        }
+        if !hits.is_empty() && annotation.code.is_some() {
+            listing
+                .notes
+                .push("Some samples lie behind the end of the code that the profile has.".to_owned());
+        }
+        listing.lines.extend(hits.into_iter().map(|(address, hit)| {
+            let mut line = Line::new(address, annotation.start, String::new(), String::new());
+            line.add(&hit);
+            line
+        }));
+        listing.lines.sort_by_key(|line| line.place.address.wrapping_sub(annotation.start));
+        for line in &mut listing.lines {
+            line.self_part = part(line.own, annotation.own.samples);
+            line.called_part = part(line.called, annotation.total.samples);
+        }
+        listing
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
+fn part(k: u64, n: u64) -> f64 {
+    if n == 0 { 0.0 } else { k as f64 / n as f64 }
+}
+
+impl Line {
+    fn new(address: u64, start: u64, bytes: String, text: String) -> Self {
+        let place = Place { address, start };
+        Self { place, bytes, text, own: 0, self_part: 0.0, called: 0, called_part: 0.0, source: None }
+    }
+
+    fn add(&mut self, hit: &Hit) {
+        self.own += hit.own;
+        self.called += hit.called;
+        if self.source.is_none() {
+            self.source.clone_from(&hit.source);
+        }
+    }
+}
+
+/// Moves the samples of an instruction of `size` bytes to its line: those that hit it, and those in what returns to
+/// right behind it.
+fn take(line: &mut Line, size: u64, hits: &mut BTreeMap<u64, Hit>) {
+    let (start, end) = (line.place.address, line.place.address.wrapping_add(size));
+    if end < start {
+        return;
+    }
+    let inside: Vec<u64> = hits.range(start..=end).map(|(&address, _)| address).collect();
+    for address in inside {
+        let Some(hit) = hits.get_mut(&address) else { continue };
+        let mut mine = Hit { source: hit.source.clone(), ..Hit::default() };
+        if address < end {
+            mine.own = std::mem::take(&mut hit.own);
+        } else {
+            // What lies at the next instruction is that one's source.
+            mine.source = None;
+        }
+        if address > start {
+            mine.called = std::mem::take(&mut hit.called);
+        }
+        line.add(&mine);
+        if hit.own == 0 && hit.called == 0 {
+            hits.remove(&address);
+        }
+    }
+}
+
+/// Names of call targets. They come from the guest: they are made harmless and cut.
+struct Names(BTreeMap<u64, String>);
+
+impl SymbolResolver for Names {
+    fn symbol(
+        &mut self,
+        instruction: &Instruction,
+        _: u32,
+        _: Option<u32>,
+        address: u64,
+        _: u32,
+    ) -> Option<SymbolResult<'_>> {
+        // Other instructions have numbers that are no addresses.
+        if instruction.flow_control() == FlowControl::Next {
+            return None;
+        }
+        let name = cut(&escaped(self.0.get(&address)?), LONGEST_NAME);
+        Some(SymbolResult::with_string(address, name))
+    }
+}
+
+fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<Line> {
+    let names: Box<dyn SymbolResolver> = Box::new(Names(annotation.names.clone()));
+    let mut formatter: Box<dyn Formatter> = if intel {
+        Box::new(IntelFormatter::with_options(Some(names), None))
+    } else {
+        Box::new(GasFormatter::with_options(Some(names), None))
+    };
+    let options = formatter.options_mut();
+    options.set_branch_leading_zeros(false);
+    options.set_space_after_operand_separator(true);
+    options.set_rip_relative_addresses(false);
+    options.set_uppercase_hex(false);
+    options.set_hex_prefix("0x");
+    options.set_hex_suffix("");
+    let mut decoder = Decoder::with_ip(64, code, annotation.start, DecoderOptions::NONE);
+    let mut lines = Vec::new();
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        let at = decoder.position();
+        decoder.decode_out(&mut instruction);
+        let bytes = &code[at..decoder.position()];
+        let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut text = String::new();
+        if instruction.is_invalid() {
+            text.push_str("(bad)");
+        } else {
+            formatter.format(&instruction, &mut text);
+        }
+        lines.push(Line::new(instruction.ip(), annotation.start, hex, text));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn profile() -> &'static Path {
+        Path::new("a.vprof")
+    }
+
+    fn annotation(code: Option<&[u8]>, hits: &[(u64, u64, u64)]) -> Annotation {
+        let hit = |&(address, own, called): &(u64, u64, u64)| {
+            (address, Hit { own, called, source: Some(format!("a.c:{address}")) })
+        };
+        Annotation {
+            symbol: "f".to_owned(),
+            module: None,
+            kind: "kernel".to_owned(),
+            nameless: false,
+            start: 0x1000,
+            code: code.map(<[u8]>::to_vec),
+            read: None,
+            own: Estimate { samples: 10, share: 0.1, ..Estimate::default() },
+            total: Estimate { samples: 20, share: 0.2, ..Estimate::default() },
+            hits: hits.iter().map(hit).collect(),
+            names: [(0x2000, "callee\x1b[2J".to_owned())].into(),
+        }
+    }
+
+    /// push %rbp; call 0x2000; nopw; ret
+    const CODE: &[u8] = &[0x55, 0xe8, 0xfa, 0x0f, 0x00, 0x00, 0x66, 0x90, 0xc3];
+
+    fn lines(listing: &Listing) -> Vec<(u64, &str, u64, u64)> {
+        listing.lines.iter().map(|l| (l.place.address, l.text.as_str(), l.own, l.called)).collect()
+    }
+
+    #[test]
+    fn samples_go_to_instructions_and_calls() {
+        // A return address is the next instruction's: the call gets what it called, the next what hit it.
+        let hits = [(0x1000, 4, 0), (0x1006, 5, 10), (0x1007, 1, 0)];
+        let listing = Listing::new(&annotation(Some(CODE), &hits), profile(), false);
+        assert_eq!(
+            lines(&listing),
+            [
+                (0x1000, "push %rbp", 4, 0),
+                (0x1001, "call callee\\x1b[2J", 0, 10),
+                (0x1006, "xchg %ax, %ax", 6, 0),
+                (0x1008, "ret", 0, 0),
+            ]
+        );
+        assert!(listing.notes.is_empty());
+        assert_eq!((listing.lines[0].self_part, listing.lines[1].called_part), (0.4, 0.5));
+        assert_eq!(listing.lines[2].source.as_deref(), Some("a.c:4102"));
+        let intel = Listing::new(&annotation(Some(CODE), &hits), profile(), true);
+        assert_eq!(intel.lines[0].text, "push rbp");
+        let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
+        assert_eq!(Listing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
+    }
+
+    #[test]
+    fn no_sample_is_lost_whatever_the_bytes() {
+        let hits = [(0x0ff0, 1, 1), (0x1000, 1, 1), (0x1003, 1, 1), (0x1100, 1, 1), (u64::MAX, 1, 1)];
+        for code in [None, Some(&[][..]), Some(CODE), Some(&[0x06, 0xff, 0xff, 0x0f][..]), Some(&[0xe8][..])]
+        {
+            for start in [0, 0x1000, u64::MAX - 2] {
+                let annotation = Annotation { start, ..annotation(code, &hits) };
+                let listing = Listing::new(&annotation, profile(), false);
+                let sum = |of: fn(&Line) -> u64| listing.lines.iter().map(of).sum::<u64>();
+                assert_eq!((sum(|l| l.own), sum(|l| l.called)), (5, 5), "{code:?} {start:#x}");
+            }
+        }
+    }
+
+    #[test]
+    fn code_without_a_name_may_get_one() {
+        let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
+        assert!(Listing::new(&nameless, profile(), false).notes.is_empty(), "debug files are of user code");
+        let nameless = Annotation { kind: "user".to_owned(), ..nameless };
+        assert!(
+            Listing::new(&nameless, profile(), false).notes[0]
+                .contains("`vprof symbolize a.vprof --debug-dir /usr/lib/debug`")
+        );
+    }
+
+    #[test]
+    fn without_code_the_addresses_are_left() {
+        let listing = Listing::new(&annotation(None, &[(0x1004, 10, 0)]), profile(), false);
+        assert_eq!(lines(&listing), [(0x1004, "", 10, 0)]);
+        assert!(listing.notes[0].contains("no machine code"));
+        let json = serde_json::to_value(&listing).unwrap();
+        assert_eq!(
+            (&json["lines"][0]["address"], &json["lines"][0]["offset"]),
+            (&"0x1004".into(), &4.into())
+        );
+    }
+}

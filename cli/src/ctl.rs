@@ -1,0 +1,167 @@
+//! `vprof ctl`: steers a run that goes on, from scripts.
+
+use host::ControlError;
+use host::control::client::Client;
+use host::control::place;
+use host::protocol::control::MOST_ROWS;
+use host::protocol::{About, Request};
+use profile::live::View;
+use serde_json::Value;
+use text::clean::escaped;
+use text::units;
+
+use crate::args::{CtlArgs, CtlCommand};
+use crate::errors::{Error, ExitCode};
+use crate::output::{stdout_error, write_json, write_text};
+use crate::render::table::{Align, Table};
+use crate::render::{Page, all_for_zero, live as tables};
+
+/// Runs the command.
+pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
+    if matches!(args.command, CtlCommand::List) {
+        list(args.json)?;
+        return Ok(ExitCode::Done);
+    }
+    let mut client = Client::new(place::connect(args.run.as_deref())?)?;
+    match &args.command {
+        CtlCommand::List => {}
+        CtlCommand::Status => {
+            let about = client.about()?;
+            if args.json { write_json(&about)? } else { write_text(&status(&about))? }
+        }
+        CtlCommand::Tables { last, rows } => {
+            let look = client.tables(view(*last, *rows))?;
+            if args.json {
+                write_json(&look)?
+            } else {
+                write_text(&tables::render(&look, Page::stdout().for_summary()))?
+            }
+        }
+        CtlCommand::Watch { last, rows, every } => {
+            let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+            watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
+        }
+        CtlCommand::Start { when } => {
+            let so = when.as_ref().map_or_else(
+                || "sampling goes on".to_owned(),
+                |when| format!("sampling is stopped until {when}"),
+            );
+            let when = when.as_ref().map(ToString::to_string);
+            done(args, client.ask(&Request::Start { when })?, &escaped(&so))?;
+        }
+        CtlCommand::Stop { when, then } => {
+            let so = when.as_ref().map_or_else(
+                || "sampling is stopped; `vprof ctl start` goes on".to_owned(),
+                |when| format!("sampling stops at {when}"),
+            );
+            let when = when.as_ref().map(ToString::to_string);
+            done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&so))?;
+        }
+        CtlCommand::Rate { hz } => {
+            done(
+                args,
+                client.ask(&Request::Rate { hz: *hz })?,
+                &format!("the rate is {} now", units::rate(*hz)),
+            )?;
+        }
+        CtlCommand::Mark { text } => {
+            let text = text.join(" ");
+            done(args, client.ask(&Request::Mark { text })?, "marked")?;
+        }
+        CtlCommand::Write => {
+            let written = client.ask(&Request::Write)?;
+            let path = written.get("profile").and_then(Value::as_str).unwrap_or_default();
+            let sentence = format!("what was recorded so far is in {}", escaped(path));
+            done(args, written.clone(), &sentence)?;
+        }
+        CtlCommand::End => done(args, client.ask(&Request::End)?, "the run ends")?,
+    }
+    Ok(ExitCode::Done)
+}
+
+fn view(last: Option<std::time::Duration>, rows: usize) -> View {
+    let span = match last {
+        Some(last) => profile::live::Span::Last(last.as_secs_f64()),
+        None => profile::live::Span::Run,
+    };
+    View { span, rows: all_for_zero(rows).min(MOST_ROWS) }
+}
+
+fn done(args: &CtlArgs, answer: Value, sentence: &str) -> Result<(), Error> {
+    if args.json { write_json(&answer) } else { write_text(&format!("{sentence}\n")) }
+}
+
+/// Passes look after look on, a line each, until the run ends.
+fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
+    client.send(request)?;
+    loop {
+        let reply = match client.receive() {
+            Err(ControlError::Ended) => return Ok(()),
+            received => received?,
+        };
+        if let Some(error) = reply.error {
+            return Err(ControlError::Refused(error).into());
+        }
+        if let Some(look) = reply.snapshot {
+            let line = serde_json::to_string(&look).map_err(|error| stdout_error(error.into()))?;
+            write_text(&format!("{line}\n"))?;
+        }
+    }
+}
+
+fn list(json: bool) -> Result<(), Error> {
+    let mut runs = Vec::new();
+    for found in place::running() {
+        // A run that ends just now is none any more.
+        if let Ok(about) = Client::new(found).and_then(|mut client| client.about()) {
+            runs.push(about);
+        }
+    }
+    if json {
+        return write_json(&runs);
+    }
+    if runs.is_empty() {
+        return write_text("no `vprof run` of this user goes on\n");
+    }
+    let mut table = Table::new(&[
+        ("run", Align::Right),
+        ("time", Align::Right),
+        ("samples", Align::Right),
+        ("image", Align::Left),
+        ("profile", Align::Left),
+    ])
+    .flexible(4);
+    for run in &runs {
+        table.row(vec![
+            run.pid.to_string(),
+            units::duration(std::time::Duration::from_secs_f64(run.time_s)),
+            units::count(run.samples),
+            escaped(&run.image).into_owned(),
+            escaped(&run.profile.to_string_lossy()).into_owned(),
+        ]);
+    }
+    write_text(&table.render(Page::stdout().width))
+}
+
+fn status(about: &About) -> String {
+    let sampling = match (&about.preparing, about.sampling) {
+        (Some(what), _) => format!("not there yet: {}", escaped(what)),
+        (None, _) if about.standing.is_some() => {
+            escaped(about.standing.as_deref().unwrap_or_default()).into_owned()
+        }
+        (None, true) => format!("sampled at {}", units::rate(about.rate_hz)),
+        (None, false) => "sampling is stopped".to_owned(),
+    };
+    let kernel =
+        about.kernel.as_deref().map_or_else(|| "not found yet".to_owned(), |k| escaped(k).into_owned());
+    format!(
+        "run      {} (vprof {})\nimage    {}\nprofile  {}\nkernel   {kernel}\ntime     {}\nguest    {sampling}\nsamples  {}, {} lost\n",
+        about.pid,
+        escaped(&about.version),
+        escaped(&about.image),
+        escaped(&about.profile.to_string_lossy()),
+        units::duration(std::time::Duration::from_secs_f64(about.time_s)),
+        units::count(about.samples),
+        units::count(about.lost),
+    )
+}

@@ -1,0 +1,119 @@
+//! Machines of other VMMs as [profiled VMs](ProfiledVm) of a session.
+
+use std::os::fd::BorrowedFd;
+
+use attach::gdb::GdbAttached;
+use attach::{Attached, News, Observer, Standing};
+use sampler::Session;
+
+use crate::guest::ProfiledVm;
+
+/// Why an attached machine may stand still.
+const PAUSED: &str = "the virtual machine is paused, or has migrated away";
+const STOPPED: &str = "the virtual machine's process is stopped by a signal";
+
+/// A rate that is higher than the stub holds by less than this is let be.
+const TOLERANCE: f64 = 1.1;
+
+/// Writes what is new of the machine into the profile.
+fn tell(session: &Session, news: Vec<News>) {
+    for news in news {
+        match news {
+            News::Memory(text) => session.event("memory", &text),
+            News::NoMemory(text) => session.event("missing", &text),
+            News::Stands(standing) => {
+                let why = match standing {
+                    Standing::Paused => PAUSED,
+                    Standing::Stopped => STOPPED,
+                };
+                session.event("paused", why);
+                session.set_stopped(Some(why));
+            }
+            News::Moves => {
+                session.event("paused", "the virtual machine runs on");
+                session.set_stopped(None);
+            }
+            News::Plugged(number) => session.event(
+                "missing",
+                &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
+            ),
+            News::Unplugged(number) => {
+                session.event(
+                    "missing",
+                    &format!("vCPU {number} was taken out: it is in this profile up to then"),
+                );
+            }
+        }
+    }
+}
+
+impl<O: Observer> ProfiledVm for Attached<O> {
+    fn ended_fd(&self) -> BorrowedFd<'_> {
+        Attached::ended_fd(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        Attached::has_ended(self)
+    }
+
+    fn stop(&self) {
+        Attached::stop(self);
+    }
+
+    /// Its console is its VMM's: nobody waits for these bytes.
+    fn input(&self, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+
+    fn look(&self, session: &Session) {
+        tell(session, self.news());
+    }
+}
+
+impl<O: Observer> ProfiledVm for GdbAttached<O> {
+    fn ended_fd(&self) -> BorrowedFd<'_> {
+        GdbAttached::ended_fd(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        GdbAttached::has_ended(self)
+    }
+
+    fn stop(&self) {
+        GdbAttached::stop(self);
+    }
+
+    /// Its console is its VMM's: nobody waits for these bytes.
+    fn input(&self, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+
+    fn look(&self, session: &Session) {
+        tell(session, self.news());
+        let wanted = session.status().wanted_hz;
+        if let Some(held) = lowered_rate(wanted, self.sustainable_hz()) {
+            session.event("rate", &rate_sentence(held, wanted));
+            session.set_rate(held);
+        }
+    }
+}
+
+/// Returns the rate that a GDB stub holds, where that is less than the wanted one, Hz.
+pub fn lowered_rate(wanted: f64, sustainable: Option<f64>) -> Option<f64> {
+    sustainable.filter(|held| wanted > held * TOLERANCE).map(round)
+}
+
+/// A rate that a person reads, Hz.
+fn round(hz: f64) -> f64 {
+    if hz >= 10.0 { hz.floor() } else { (hz * 10.0).floor().max(1.0) / 10.0 }
+}
+
+/// Why the rate is another than what was wanted.
+pub fn rate_sentence(held: f64, wanted: f64) -> String {
+    // What the stub holds follows from this.
+    let stop_ms = 100.0 / held.max(0.1);
+    format!(
+        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz in the place of {wanted} Hz, so that the virtual \
+         machine stands still for a tenth of the time at most"
+    )
+}

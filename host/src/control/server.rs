@@ -1,0 +1,383 @@
+//! The run's end of the socket: a thread of its own, so that no client can hold up the run.
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use profile::live;
+use profile::live::View;
+use sampler::conditions::{BadCondition, Condition, RunTrigger};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
+use tokio::time::{MissedTickBehavior, interval, timeout};
+
+use super::place;
+use crate::link::Phase;
+use crate::protocol::control::LONGEST_LINE;
+use crate::protocol::{About, Control, Reply, Request, RequestError, Then, read_request};
+
+/// Clients at once, at most.
+const CLIENTS: usize = 128;
+/// A client that does not take what it asked for in this time is let go.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long `write` waits for what was recorded.
+const WRITE_LIMIT: Duration = Duration::from_secs(5);
+/// Looks that are kept for others who look in the same way.
+const LOOKS: usize = 16;
+
+/// What the server knows of its run.
+#[derive(Debug)]
+pub struct Run {
+    /// What is run.
+    pub image: String,
+    /// The profile.
+    pub profile: PathBuf,
+    /// Its tables.
+    pub tables: live::Shared,
+    /// Where it stands.
+    pub phase: watch::Receiver<Phase>,
+    /// Steers it.
+    pub control: mpsc::Sender<Control>,
+    /// Ends it.
+    pub stop: watch::Sender<bool>,
+}
+
+/// A server that runs. Dropping it ends it and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    socket: PathBuf,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Listens at `socket`, or where runs of this user are looked for.
+    ///
+    /// # Errors
+    /// The socket cannot be made, or is another run's.
+    pub fn start(socket: Option<&Path>, run: Run) -> io::Result<Self> {
+        let socket = match socket {
+            Some(path) => path.to_owned(),
+            None => {
+                place::make_directory(&place::directory())?;
+                place::socket(std::process::id())
+            }
+        };
+        let listener = crate::socket::listen(&socket)?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("vprof-control".to_owned()).spawn(move || {
+            runtime.block_on(async {
+                let Ok(listener) = UnixListener::from_std(listener) else { return };
+                tokio::select! {
+                    () = accept(listener, Arc::new(Served::new(run))) => {}
+                    // Dropped or sent: the run has ended.
+                    _ = stopped => {}
+                }
+            });
+        });
+        let thread = thread.inspect_err(|_| drop(std::fs::remove_file(&socket)))?;
+        Ok(Self { socket, stop: Some(stop), thread: Some(thread) })
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic in it was reported when it happened.
+            drop(thread.join());
+        }
+        // Removed already, at worst.
+        drop(std::fs::remove_file(&self.socket));
+    }
+}
+
+async fn accept(listener: UnixListener, served: Arc<Served>) {
+    let places = Arc::new(Semaphore::new(CLIENTS));
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            // Out of descriptors, most likely: some client will leave.
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let own = nix::unistd::geteuid().as_raw();
+        let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == own || peer.uid() == 0);
+        let (served, place) = (Arc::clone(&served), Arc::clone(&places).try_acquire_owned());
+        tokio::spawn(async move {
+            let refusal = match (&place, allowed) {
+                (_, false) => Refusal::Stranger,
+                (Err(_), _) => Refusal::TooMany,
+                _ => return Client::new(stream, served).serve().await,
+            };
+            let (_, mut writer) = stream.into_split();
+            // It may be gone already.
+            drop(send(&mut writer, &refused(None, &refusal)).await);
+        });
+    }
+}
+
+/// Why a request is not answered.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error("only the user who started the run may talk to it")]
+    Stranger,
+    #[error("too many clients talk to this run")]
+    TooMany,
+    #[error("a line is longer than {LONGEST_LINE} bytes")]
+    LongLine,
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    #[error(transparent)]
+    Condition(#[from] BadCondition),
+    #[error(transparent)]
+    Answer(#[from] serde_json::Error),
+    #[error("the run is busy: try again")]
+    Busy,
+    #[error("the run has ended")]
+    Ended,
+    #[error("nothing was written: the guest does not run yet, or not any more")]
+    NotWritten,
+}
+
+fn refused(id: Option<Value>, why: &Refusal) -> Reply {
+    Reply { id, error: Some(why.to_string()), ..Reply::default() }
+}
+
+async fn send(writer: &mut OwnedWriteHalf, reply: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(reply)?;
+    line.push(b'\n');
+    send_line(writer, &line).await
+}
+
+async fn send_line(writer: &mut OwnedWriteHalf, line: &[u8]) -> io::Result<()> {
+    match timeout(PATIENCE, writer.write_all(line)).await {
+        Ok(written) => written,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}
+
+/// One look as JSON, for all who look in the same way.
+#[derive(Debug)]
+struct Look {
+    view: View,
+    time_ns: u64,
+    json: Arc<str>,
+}
+
+/// What all clients share.
+#[derive(Debug)]
+struct Served {
+    run: Run,
+    looks: Mutex<VecDeque<Look>>,
+}
+
+impl Served {
+    fn new(run: Run) -> Self {
+        Self { run, looks: Mutex::default() }
+    }
+
+    /// The tables as JSON. They change with each batch, and are made anew only then.
+    fn look(&self, view: &View) -> Arc<str> {
+        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let tables = self.run.tables.lock();
+        let time_ns = tables.time_ns();
+        if let Some(look) = looks.iter().find(|look| look.time_ns == time_ns && look.view == *view) {
+            return Arc::clone(&look.json);
+        }
+        let snapshot = tables.snapshot(view);
+        drop(tables);
+        let json: Arc<str> = serde_json::to_string(&snapshot).unwrap_or_else(|_| "null".to_owned()).into();
+        looks.truncate(LOOKS - 1);
+        looks.push_front(Look { view: *view, time_ns, json: Arc::clone(&json) });
+        json
+    }
+
+    fn about(&self) -> About {
+        let phase = self.run.phase.borrow().clone();
+        let (preparing, status) = match phase {
+            Phase::Preparing(what) => (Some(what), sampler::SessionStatus::default()),
+            Phase::Running(status) => (None, status),
+        };
+        About {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            image: self.run.image.clone(),
+            profile: self.run.profile.clone(),
+            preparing,
+            time_s: status.elapsed.as_secs_f64(),
+            sampling: status.sampling,
+            rate_hz: status.wanted_hz,
+            samples: status.samples,
+            lost: status.lost,
+            kernel: status.kernel,
+            standing: status.stopped,
+        }
+    }
+
+    fn steer(&self, control: Control) -> Result<Value, Refusal> {
+        match self.run.control.try_send(control) {
+            Ok(()) => Ok(json!({})),
+            Err(mpsc::error::TrySendError::Full(_)) => Err(Refusal::Busy),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(Refusal::Ended),
+        }
+    }
+
+    /// Answers a request that is not for tables.
+    async fn serve(&self, request: Request) -> Result<Value, Refusal> {
+        match request {
+            Request::Status => Ok(serde_json::to_value(self.about())?),
+            // Both have an answer of another form.
+            Request::Tables { .. } | Request::Watch { .. } => Ok(json!({})),
+            Request::Start { when: None } => self.steer(Control::Sampling(true)),
+            Request::Stop { when: None, .. } => self.steer(Control::Sampling(false)),
+            Request::Start { when: Some(when) } => {
+                self.steer(Control::Wait(RunTrigger::Start(when.parse::<Condition>()?)))
+            }
+            Request::Stop { when: Some(when), then } => {
+                let end = then == Some(Then::End);
+                self.steer(Control::Wait(RunTrigger::Stop { when: when.parse()?, end }))
+            }
+            Request::Rate { hz } => self.steer(Control::Rate(hz)),
+            Request::Mark { text } => self.steer(Control::Mark(text)),
+            Request::Write => self.written().await,
+            Request::End => {
+                self.run.stop.send_replace(true);
+                Ok(json!({}))
+            }
+        }
+    }
+
+    /// Waits until a batch has come that began after now.
+    async fn written(&self) -> Result<Value, Refusal> {
+        let from = self.run.tables.lock().time_ns();
+        self.steer(Control::Write)?;
+        let begun = tokio::time::Instant::now();
+        // The batch that was under way tells nothing; the next one does.
+        let mut seen = from;
+        let mut batches = 0;
+        while begun.elapsed() < WRITE_LIMIT {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            let now = self.run.tables.lock().time_ns();
+            batches += u32::from(now != seen);
+            seen = now;
+            if batches >= 2 {
+                return Ok(json!({ "profile": self.run.profile, "time_s": now as f64 / 1e9 }));
+            }
+        }
+        Err(Refusal::NotWritten)
+    }
+}
+
+/// One client.
+struct Client {
+    reader: BufReader<OwnedReadHalf>,
+    writer: OwnedWriteHalf,
+    served: Arc<Served>,
+}
+
+/// Somebody who wants to look again and again.
+struct Watching {
+    id: Option<Value>,
+    view: View,
+    ticks: tokio::time::Interval,
+}
+
+impl Client {
+    fn new(stream: UnixStream, served: Arc<Served>) -> Self {
+        let (reader, writer) = stream.into_split();
+        Self { reader: BufReader::new(reader), writer, served }
+    }
+
+    /// Answers until the client is gone, or too slow.
+    async fn serve(mut self) {
+        let mut line = Vec::new();
+        let mut watching: Option<Watching> = None;
+        loop {
+            let looked = tokio::select! {
+                read = read_line(&mut self.reader, &mut line) => match read {
+                    Ok(true) => {
+                        let answered = self.answer(&line, &mut watching).await;
+                        line.clear();
+                        answered
+                    }
+                    Ok(false) => return,
+                    Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                        // It is let go in any case.
+                        drop(send(&mut self.writer, &refused(None, &Refusal::LongLine)).await);
+                        return;
+                    }
+                    Err(_) => return,
+                },
+                () = next_look(&mut watching) => self.look(watching.as_ref()).await,
+            };
+            if looked.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn look(&mut self, watching: Option<&Watching>) -> io::Result<()> {
+        let Some(watching) = watching else { return Ok(()) };
+        let look = self.served.look(&watching.view);
+        let id = watching.id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
+        send_line(&mut self.writer, format!("{{{id}\"snapshot\":{look}}}\n").as_bytes()).await
+    }
+
+    async fn answer(&mut self, line: &[u8], watching: &mut Option<Watching>) -> io::Result<()> {
+        let (id, request) = read_request(line);
+        let result = match request {
+            Ok(Request::Tables { view }) => {
+                let look = self.served.look(&view);
+                let id = id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
+                return send_line(&mut self.writer, format!("{{{id}\"ok\":{look}}}\n").as_bytes()).await;
+            }
+            Ok(Request::Watch { view, every_ms }) => {
+                let mut ticks = interval(Duration::from_millis(every_ms));
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+                *watching = Some(Watching { id: id.clone(), view, ticks });
+                Ok(json!({}))
+            }
+            Ok(request) => self.served.serve(request).await,
+            Err(error) => Err(error.into()),
+        };
+        let reply = match result {
+            Ok(ok) => Reply { id, ok: Some(ok), ..Reply::default() },
+            Err(why) => refused(id, &why),
+        };
+        send(&mut self.writer, &reply).await
+    }
+}
+
+/// Waits for the next look; for ever where nobody watches.
+async fn next_look(watching: &mut Option<Watching>) {
+    match watching {
+        Some(watching) => drop(watching.ticks.tick().await),
+        None => std::future::pending().await,
+    }
+}
+
+/// Adds to `line` up to its end; may be dropped and called again. False at the end of the stream.
+async fn read_line(reader: &mut BufReader<OwnedReadHalf>, line: &mut Vec<u8>) -> io::Result<bool> {
+    loop {
+        let room = (LONGEST_LINE + 1).saturating_sub(line.len()) as u64;
+        let count = reader.take(room).read_until(b'\n', line).await?;
+        match line.last() {
+            Some(b'\n') => return Ok(true),
+            _ if line.len() > LONGEST_LINE => return Err(io::ErrorKind::InvalidData.into()),
+            _ if count == 0 => return Ok(false),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,429 @@
+//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the portable
+//! host alike.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use images::contents::Contents;
+use images::{ImageError, Payload};
+use profile::{Sink, SinkError};
+use sampler::{Initrd, Session, SessionConfig};
+use text::message::{Reason, Shown};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use vmm::{Console, Disk, End, Extra, Machine, StartError, VmConfig, Vsock, WaitError};
+
+use crate::heap;
+use crate::link::{Link, Phase};
+use crate::network::{Passt, Plugged};
+use crate::protocol::Control;
+use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
+use crate::stage::Stage;
+use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
+
+/// How often the run is looked at.
+const TICK: Duration = Duration::from_millis(250);
+/// How often it is looked whether what ends the run was seen.
+const REACHED: Duration = Duration::from_millis(10);
+/// How often the guest's full input FIFO is tried again.
+const INPUT_RETRY: Duration = Duration::from_millis(5);
+/// Console input that waits for the guest, bytes; more is left to the sender.
+const INPUT_BUFFER: usize = 4 << 10;
+/// How long the vCPUs get to stop.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why a guest could not be run to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum GuestError {
+    /// A disk can't be used.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The machine could not start.
+    #[error("the machine could not start: {0}")]
+    Start(#[from] StartError),
+    /// A thread of the machine hangs.
+    #[error("the machine did not end: {0}")]
+    Hang(#[from] WaitError),
+    /// The profile could not be written to its end.
+    #[error("{0}; what was written before can be read")]
+    Sink(#[from] SinkError),
+    /// The guest's end can't be waited for.
+    #[error("can't wait for the machine's end: {}", Reason(.0))]
+    Wait(io::Error),
+    /// The disks can't be opened a second time.
+    #[error("can't open the guest's disks again: {}", Reason(.0))]
+    Reopen(io::Error),
+    /// What the guest has written is not all on its disk.
+    #[error("can't write the rest of {}: {}", Shown(.path), Reason(.source))]
+    Flush {
+        /// The disk.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl GuestError {
+    /// The stage of the run in which it failed.
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Start(StartError::Kvm(_)) => Stage::Hypervisor,
+            Self::Image(_) | Self::Start(_) | Self::Reopen(_) => Stage::BeforeGuest,
+            Self::Hang(_) | Self::Sink(_) | Self::Wait(_) | Self::Flush { .. } => Stage::Guest,
+        }
+    }
+}
+
+/// What the guest's devices are connected to, where it has such devices.
+#[derive(Debug)]
+pub struct Connected {
+    /// Its network card.
+    pub network: Option<Plugged>,
+    /// Its virtio-vsock device.
+    pub vsock: Option<Vsock>,
+}
+
+/// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
+/// spec's disks.
+///
+/// # Errors
+/// The machine does not start, does not end, or its profile or its disks can't be written.
+pub async fn run(
+    spec: &RunSpec,
+    disks: Vec<File>,
+    connected: Connected,
+    payload: Payload,
+    sink: Box<dyn Sink>,
+    link: Link,
+) -> Result<Outcome, GuestError> {
+    let Link { mut stop, mut input, mut control, console, output, phase } = link;
+    let contents: Vec<Contents> = spec
+        .machine
+        .disks
+        .iter()
+        .zip(disks)
+        .map(|(disk, file)| disk.contents(file, disk.is_written()))
+        .collect::<Result<_, _>>()?;
+    let disk =
+        |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode });
+    let disks = spec.machine.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>();
+    let disks = disks.map_err(GuestError::Reopen)?;
+    heap::give_back_at_once();
+    let (mut session, observers) = Session::new(
+        SessionConfig {
+            vcpus: spec.machine.vcpus,
+            recording: spec.recording.clone(),
+            meta: spec.meta.clone(),
+        },
+        sink,
+        images::files::open(contents.clone()),
+    );
+    if spec.meta.iter().any(|(key, _)| key == "command") {
+        session.ends_with_kernel();
+    }
+    session.boots();
+    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
+    // Without room for it names come from the guest's memory alone.
+    if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
+        session.booted_with(initrd);
+    }
+    let (card, passt) = connected.network.map(Plugged::into_card).unzip();
+    let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
+    let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
+    let machine = &spec.machine;
+    let config = VmConfig {
+        vcpus: machine.vcpus,
+        memory_bytes: machine.memory_bytes,
+        huge_pages: machine.huge_pages,
+        payload: vmm::Payload::Linux {
+            kernel: payload.kernel,
+            initrd: payload.initrd,
+            cmdline: machine.cmdline.clone(),
+        },
+        disks,
+        console: Console(Box::new(console.clone())),
+        second_console: receiver.map(|receiver| Console(Box::new(receiver))),
+        extra: Extra {
+            network: card,
+            console: machine.virtio_console.then(|| Console(Box::new(console))),
+            vsock: connected.vsock,
+        },
+    };
+    let mut command =
+        spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });
+    let mut observers = observers.into_iter();
+    let mut machine =
+        Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
+    session.bind(&mut machine);
+    if let Err(error) = session.start(machine.memory()) {
+        machine.stop();
+        machine.wait(Some(STOP_LIMIT))?;
+        return Err(error.into());
+    }
+    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+    watch(&machine, &session, spec.duration, inputs, command.as_mut(), &phase).await?;
+    let mut meta = Vec::new();
+    // A number for the curious: a host without /proc/self/smaps has a profile without it.
+    if let Ok(bytes) = machine.resident_beyond_guest() {
+        meta.push(("memory_beyond_guest_bytes".to_owned(), bytes.to_string()));
+    }
+    let ended = machine.wait(Some(STOP_LIMIT))?;
+    // The observers hold the writing ends of the rings that the collector empties.
+    drop(ended.observers);
+    let command = command.and_then(|command| command.ended());
+    let ran = command.and_then(|command| command.ran);
+    let wall = ran.map_or(ended.command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
+    meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
+    meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
+    let end = GuestEnd::Ran(command.map_or(ended.end, |command| End::Exited(command.status.into())));
+    if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
+        session.event("network", &sentence);
+    }
+    session.event("end", &end.sentence());
+    let totals = session.finish(meta);
+    for (disk, contents) in spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written()) {
+        contents.flush().map_err(|source| GuestError::Flush { path: disk.path.clone(), source })?;
+    }
+    Ok(Outcome { end, totals, host_restarts: 0 })
+}
+
+/// A machine that is being profiled, as whoever serves the run needs it.
+pub trait ProfiledVm {
+    /// A descriptor that becomes readable when it is over.
+    fn ended_fd(&self) -> BorrowedFd<'_>;
+    /// True once it is over.
+    fn has_ended(&self) -> bool;
+    /// Asks for the end; returns at once.
+    fn stop(&self);
+    /// Bytes for the console; returns how many were taken.
+    fn input(&self, bytes: &[u8]) -> usize;
+    /// Bytes for the second console, where there is one; returns how many were taken.
+    fn second_input(&self, bytes: &[u8]) -> usize {
+        bytes.len()
+    }
+    /// Called a few times a second.
+    fn look(&self, session: &Session) {
+        let _ = session;
+    }
+}
+
+impl<O: vmm::Observer> ProfiledVm for Machine<O> {
+    fn ended_fd(&self) -> BorrowedFd<'_> {
+        Machine::ended_fd(self)
+    }
+
+    fn has_ended(&self) -> bool {
+        Machine::has_ended(self)
+    }
+
+    fn stop(&self) {
+        Machine::stop(self);
+    }
+
+    fn input(&self, bytes: &[u8]) -> usize {
+        self.console_input(bytes)
+    }
+
+    fn second_input(&self, bytes: &[u8]) -> usize {
+        Machine::second_input(self, bytes)
+    }
+}
+
+/// What comes from whoever watches the run.
+#[derive(Debug)]
+pub struct Inputs<'a> {
+    stop: &'a mut tokio::sync::watch::Receiver<bool>,
+    input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+    control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+}
+
+impl<'a> Inputs<'a> {
+    /// The ends of a link that are listened to.
+    pub fn new(
+        stop: &'a mut tokio::sync::watch::Receiver<bool>,
+        input: &'a mut tokio::sync::mpsc::Receiver<Vec<u8>>,
+        control: &'a mut tokio::sync::mpsc::Receiver<Control>,
+    ) -> Self {
+        Self { stop, input, control }
+    }
+}
+
+/// A command in a guest with systemd.
+#[derive(Debug)]
+pub struct Command<'a> {
+    command: &'a GuestCommand,
+    progress: tokio::sync::watch::Receiver<Progress>,
+}
+
+impl Command<'_> {
+    /// The next change; never, once there is none any more.
+    async fn changed(&mut self) -> Progress {
+        match self.progress.changed().await {
+            Ok(()) => *self.progress.borrow_and_update(),
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// How it has ended, once it has.
+    fn ended(&self) -> Option<Ended> {
+        match *self.progress.borrow() {
+            Progress::Ended(ended) => Some(ended),
+            _ => None,
+        }
+    }
+}
+
+/// Waits for a change of what may not be there.
+async fn next(command: Option<&mut Command<'_>>) -> Progress {
+    match command {
+        Some(command) => command.changed().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Serves the run until the machine has ended.
+///
+/// # Errors
+/// Its end can't be waited for.
+pub async fn watch(
+    machine: &impl ProfiledVm,
+    session: &Session,
+    duration: Option<Duration>,
+    Inputs { stop, input, control }: Inputs<'_>,
+    mut command: Option<&mut Command<'_>>,
+    phase: &tokio::sync::watch::Sender<Phase>,
+) -> Result<(), GuestError> {
+    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays the same.
+    let ended = unsafe { AsyncFd::register_with_interest(machine.ended_fd(), Interest::READABLE) };
+    let ended = ended.map_err(|e| GuestError::Wait(e.into()))?;
+    let mut tick = interval(TICK);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let far = Duration::from_secs(366 * 86_400);
+    let deadline = sleep_until(Instant::now() + duration.unwrap_or(far));
+    tokio::pin!(deadline);
+    let mut waiting = VecDeque::new();
+    let mut reached = interval(REACHED);
+    reached.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    // What is left of a command's script.
+    let mut script: &[u8] = &[];
+    let (mut stopping, mut stop_open, mut input_open, mut control_open) = (false, true, true, true);
+    while !machine.has_ended() {
+        tokio::select! {
+            ready = ended.readable() => ready.map_err(GuestError::Wait)?.clear_ready(),
+            changed = stop.changed(), if stop_open && !stopping => match changed {
+                Ok(()) if *stop.borrow_and_update() => {
+                    stopping = true;
+                    machine.stop();
+                }
+                Ok(()) => {}
+                Err(_) => stop_open = false,
+            },
+            bytes = input.recv(), if input_open && waiting.len() < INPUT_BUFFER => match bytes {
+                Some(bytes) => {
+                    waiting.extend(bytes);
+                    feed(machine, &mut waiting);
+                }
+                None => input_open = false,
+            },
+            progress = next(command.as_deref_mut()) => match progress {
+                Progress::Booting => {}
+                Progress::Taken => {
+                    script = command.as_deref().map_or(&[], |command| command.command.script());
+                }
+                Progress::Running => session.event("command", "the guest is up and the command begins"),
+                Progress::Ended(Ended { status, .. }) => {
+                    session.event("command", &format!("the command ended with status {status}"));
+                    if !stopping && command.as_deref().is_some_and(|command| !command.command.shuts_down) {
+                        stopping = true;
+                        machine.stop();
+                    }
+                }
+            },
+            change = control.recv(), if control_open => match change {
+                Some(change) => {
+                    apply(session, &change);
+                    // Whoever looks next sees it.
+                    phase.send_replace(Phase::Running(session.status()));
+                }
+                None => control_open = false,
+            },
+            () = tokio::time::sleep(INPUT_RETRY), if !waiting.is_empty() || !script.is_empty() => {
+                feed(machine, &mut waiting);
+                let taken = machine.second_input(script);
+                script = script.get(taken..).unwrap_or_default();
+            }
+            _ = tick.tick() => {
+                machine.look(session);
+                phase.send_replace(Phase::Running(session.status()));
+                if (session.failed() || session.precise()) && !stopping {
+                    stopping = true;
+                    machine.stop();
+                }
+            }
+            _ = reached.tick(), if !stopping => {
+                if session.reached() {
+                    stopping = true;
+                    machine.stop();
+                }
+            }
+            () = &mut deadline, if !stopping => {
+                stopping = true;
+                machine.stop();
+            }
+        }
+    }
+    phase.send_replace(Phase::Running(session.status()));
+    Ok(())
+}
+
+/// Carries out a change.
+fn apply(session: &Session, change: &Control) {
+    match change {
+        Control::Sampling(on) => session.set_sampling(*on),
+        Control::Wait(wait) => session.wait_for(wait.clone()),
+        Control::Rate(hz) => session.set_rate(*hz),
+        Control::Mark(text) => session.event("mark", &text.replace(char::is_control, " ")),
+        Control::Write => session.flush(),
+    }
+}
+
+fn feed(machine: &impl ProfiledVm, waiting: &mut VecDeque<u8>) {
+    let taken = machine.input(waiting.make_contiguous());
+    waiting.drain(..taken.min(waiting.len()));
+}
+
+/// One place for the output of several devices.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Tee>>);
+
+impl Write for Shared {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
+    }
+}
+
+/// Writes to both: the profile and whoever watches. Neither waits.
+struct Tee(Box<dyn Write + Send>, Box<dyn Write + Send>);
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // A part that fails must not keep the bytes from the other.
+        let _ = self.0.write_all(bytes);
+        let _ = self.1.write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

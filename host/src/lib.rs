@@ -1,0 +1,37 @@
+//! A run of a guest: on this machine's KVM or in the portable host, and the control socket by which it is steered.
+//!
+//! ```text
+//!                       vprof run (outer)                  portable host: QEMU, TCG with SVM
+//!  vprof ctl, top  <-- control socket --> +---------+  port   +--------------------------+
+//!    client                 server        |  link   | <-----> | vprof as /init: a `link` |
+//!                                         +---------+ frames  +--------------------------+
+//!                                           |     |                        |
+//!                                     on KVM|     |in the portable host    |
+//!                                      guest|     |portable::outer         | portable::inner, guest
+//! ```
+//!
+//! [`spec`] is a run as plain data, [`protocol`] everything that crosses a wire, [`guest`] the one way to run a guest,
+//! [`link`] its connection with a watcher, [`choice`] the decision where it runs.
+
+pub mod attached;
+pub mod choice;
+pub mod control;
+pub mod guest;
+pub mod heap;
+pub mod link;
+pub mod network;
+pub mod portable;
+pub mod protocol;
+mod socket;
+pub mod spec;
+mod stage;
+pub mod systemd;
+pub mod vsock;
+
+pub use choice::HostError;
+pub use control::ControlError;
+pub use guest::GuestError;
+pub use network::NetworkError;
+pub use portable::PortableError;
+pub use stage::Stage;
+pub use vsock::VsockError;

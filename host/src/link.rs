@@ -1,0 +1,250 @@
+//! Connection of a running guest with its watcher: a person at a terminal, or the outer `vprof`.
+
+use std::collections::VecDeque;
+use std::io::{self, Write};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use sampler::SessionStatus;
+use tokio::sync::{mpsc, watch};
+
+use crate::protocol::Control;
+
+/// The guest's side of the connection.
+#[derive(Debug)]
+pub struct Link {
+    /// Becomes true when the run is to end.
+    pub stop: watch::Receiver<bool>,
+    /// Bytes for the guest's console.
+    pub input: mpsc::Receiver<Vec<u8>>,
+    /// What is to be changed while it runs.
+    pub control: mpsc::Receiver<Control>,
+    /// Takes the guest's console output.
+    pub console: ConsoleWriter,
+    /// Takes the output of a command that does not go to the console.
+    pub output: ConsoleWriter,
+    /// Takes news of the run.
+    pub phase: watch::Sender<Phase>,
+}
+
+/// The watcher's side of the connection.
+#[derive(Debug)]
+pub struct Watcher {
+    /// Ends the run.
+    pub stop: watch::Sender<bool>,
+    /// Bytes for the guest's console.
+    pub input: mpsc::Sender<Vec<u8>>,
+    /// Changes something.
+    pub control: mpsc::Sender<Control>,
+    /// Gives the guest's console output.
+    pub console: ConsoleReader,
+    /// Gives the output of a command that does not go to the console.
+    pub output: ConsoleReader,
+    /// News of the run.
+    pub phase: watch::Receiver<Phase>,
+}
+
+/// Where a run stands.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Phase {
+    /// Before the guest: what is being done.
+    Preparing(String),
+    /// The guest runs.
+    Running(SessionStatus),
+}
+
+/// Makes both sides.
+pub fn link() -> (Link, Watcher) {
+    let (stop, stop_receiver) = watch::channel(false);
+    // A few keystrokes or pasted blocks; whoever types faster waits.
+    let (input, input_receiver) = mpsc::channel(8);
+    let (phase, phase_receiver) = watch::channel(Phase::Preparing("starting".to_owned()));
+    let (control, control_receiver) = mpsc::channel(64);
+    let (console, console_reader) = console_pipe();
+    let (output, output_reader) = console_pipe();
+    (
+        Link {
+            stop: stop_receiver,
+            input: input_receiver,
+            control: control_receiver,
+            console,
+            output,
+            phase,
+        },
+        Watcher {
+            stop,
+            input,
+            control,
+            console: console_reader,
+            output: output_reader,
+            phase: phase_receiver,
+        },
+    )
+}
+
+/// The most console output that waits to be written, bytes. What comes beyond it is dropped and counted: a terminal
+/// that stands still must not make the guest's clock stand still.
+const CONSOLE_BUFFER: usize = 4 << 20;
+/// How much of the console's end is kept for messages, bytes.
+const CONSOLE_TAIL: usize = 4 << 10;
+
+#[derive(Debug, Default)]
+struct ConsoleState {
+    waiting: VecDeque<u8>,
+    tail: VecDeque<u8>,
+    dropped: u64,
+    closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct ConsoleShared {
+    state: Mutex<ConsoleState>,
+    changed: Condvar,
+}
+
+impl ConsoleShared {
+    fn lock(&self) -> MutexGuard<'_, ConsoleState> {
+        // Every change below leaves the state whole, also where it panicked.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes console output from vCPU threads; never waits. Dropping it ends the pipe.
+#[derive(Debug)]
+pub struct ConsoleWriter(Arc<ConsoleShared>);
+
+/// Gives console output to one thread.
+#[derive(Debug)]
+pub struct ConsoleReader(Arc<ConsoleShared>);
+
+fn console_pipe() -> (ConsoleWriter, ConsoleReader) {
+    let shared = Arc::new(ConsoleShared::default());
+    (ConsoleWriter(Arc::clone(&shared)), ConsoleReader(shared))
+}
+
+impl Write for ConsoleWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut state = self.0.lock();
+        let room = CONSOLE_BUFFER.saturating_sub(state.waiting.len());
+        let taken = &bytes[..bytes.len().min(room)];
+        state.waiting.extend(taken);
+        state.dropped += (bytes.len() - taken.len()) as u64;
+        state.tail.extend(&bytes[bytes.len().saturating_sub(CONSOLE_TAIL)..]);
+        let excess = state.tail.len().saturating_sub(CONSOLE_TAIL);
+        state.tail.drain(..excess);
+        self.0.changed.notify_all();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for ConsoleWriter {
+    fn drop(&mut self) {
+        self.0.lock().closed = true;
+        self.0.changed.notify_all();
+    }
+}
+
+/// A thread that carries console output to its place.
+#[derive(Debug)]
+pub struct ConsolePump {
+    shared: Arc<ConsoleShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ConsoleReader {
+    /// Starts a thread that gives all output to `write`, in order.
+    pub fn pump(self, mut write: impl FnMut(&[u8]) + Send + 'static) -> io::Result<ConsolePump> {
+        let shared = Arc::clone(&self.0);
+        let thread = std::thread::Builder::new().name("vprof-console".to_owned()).spawn(move || {
+            while let Some(bytes) = self.next() {
+                write(&bytes);
+            }
+        })?;
+        Ok(ConsolePump { shared, thread: Some(thread) })
+    }
+
+    fn next(&self) -> Option<Vec<u8>> {
+        let mut state = self.0.lock();
+        while state.waiting.is_empty() && !state.closed {
+            state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        (!state.waiting.is_empty()).then(|| state.waiting.drain(..).collect())
+    }
+}
+
+impl ConsolePump {
+    /// Waits until all output is written, at most `limit`: a terminal that stands still can't hold up the end.
+    /// Returns the number of bytes that were dropped.
+    pub fn finish(mut self, limit: Duration) -> u64 {
+        let deadline = Instant::now() + limit;
+        if let Some(thread) = self.thread.take() {
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if thread.is_finished() {
+                // A panic in it was reported when it happened.
+                let _ = thread.join();
+            }
+        }
+        let state = self.shared.lock();
+        state.dropped + state.waiting.len() as u64
+    }
+
+    /// The last lines of output, at most `count`, as text.
+    pub fn last_lines(&self, count: usize) -> Vec<String> {
+        let state = self.shared.lock();
+        let bytes: Vec<u8> = state.tail.iter().copied().collect();
+        drop(state);
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().map(str::trim_end).filter(|l| !l.is_empty()).collect();
+        lines[lines.len().saturating_sub(count)..]
+            .iter()
+            .map(|l| text::clean::escaped(l).into_owned())
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_arrives_in_order_and_whole() {
+        let (mut writer, reader) = console_pipe();
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let sink = Arc::clone(&seen);
+        let pump = reader.pump(move |bytes| sink.lock().unwrap().extend_from_slice(bytes)).unwrap();
+        for i in 0..1000_u32 {
+            writeln!(writer, "line {i}").unwrap();
+        }
+        drop(writer);
+        assert_eq!(pump.last_lines(2), ["line 998", "line 999"]);
+        assert_eq!(pump.finish(Duration::from_secs(10)), 0);
+        let expected: String = (0..1000).map(|i| format!("line {i}\n")).collect();
+        assert_eq!(String::from_utf8(seen.lock().unwrap().clone()).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_reader_that_stands_still_neither_blocks_nor_grows() {
+        let (mut writer, reader) = console_pipe();
+        let block = vec![b'x'; 1 << 20];
+        for _ in 0..6 {
+            assert_eq!(writer.write(&block).unwrap(), block.len());
+        }
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let pump = reader
+            .pump(move |_| {
+                let _ = wait.recv();
+            })
+            .unwrap();
+        drop(writer);
+        let dropped = pump.finish(Duration::from_millis(50));
+        assert!(dropped >= 2 << 20, "{dropped}");
+        drop(go);
+    }
+}

@@ -1,0 +1,402 @@
+//! The inner half: `vprof` as the init of the portable host.
+//!
+//! It mounts the usual file systems, loads KVM's modules, opens the port, runs the guest as `--host kvm` does, and
+//! turns the machine off. Whatever goes wrong is told through the port, or on the host's console, which the outer
+//! half keeps for its error message.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use images::{ImageError, Payload};
+use nix::errno::Errno;
+use nix::kmod::{ModuleInitFlags, finit_module};
+use nix::mount::{MsFlags, mount};
+use nix::sys::reboot::{RebootMode, reboot};
+use profile::{Batch, Sink, SinkError};
+use vmm::vsock::Relay;
+
+use crate::guest::{self, Connected, GuestError};
+use crate::link::{Phase, Watcher, link};
+use crate::network::{NetworkError, NetworkKind, NetworkSpec, Plugged};
+use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER, PORT, VSOCK_PORT};
+use crate::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
+use crate::spec::Outcome;
+
+/// How long a device may take to appear after its module was loaded.
+const DEVICE_LIMIT: Duration = Duration::from_secs(10);
+/// How often the outer half hears of work that takes long.
+const ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// Number of huge pages that this host's kernel has set aside.
+const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
+/// How long the last console output may take to be sent.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+
+/// True in the init process of a portable host.
+pub fn is_inner() -> bool {
+    std::process::id() == 1 && Path::new(JOB_FILE).exists()
+}
+
+/// Runs the job and turns the machine off; never returns.
+pub fn main() -> ! {
+    if let Err(error) = serve() {
+        // To the host's console.
+        eprintln!("vprof: {error}");
+    }
+    nix::unistd::sync();
+    let _ = reboot(RebootMode::RB_POWER_OFF);
+    // The machine is off by now, or the outer half will see that nothing happens.
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Why the job could not be done, for the reader outside.
+#[derive(Debug, thiserror::Error)]
+enum InnerError {
+    /// A file system is missing.
+    #[error("can't mount {place}: {source}")]
+    Mount { place: &'static str, source: Errno },
+    /// A file can't be read, opened or removed.
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: io::Error },
+    /// The job is not understood.
+    #[error("{JOB_FILE}: {0}")]
+    Job(serde_json::Error),
+    /// A module needs another one.
+    #[error("can't load {}: a module that it needs is not loaded", .0.display())]
+    Dependency(PathBuf),
+    /// A module is refused.
+    #[error("can't load {}: {}", .module.display(), .source.desc())]
+    Module { module: PathBuf, source: Errno },
+    /// QEMU gave this host no such port.
+    #[error("no virtio-serial port named {0}")]
+    NoPort(&'static str),
+    /// A device is missing.
+    #[error("{} did not appear in the portable host", .0.display())]
+    Absent(PathBuf),
+    /// The network card is missing.
+    #[error("{0}: its bundle is an old one, `cargo xtask image portable-host` makes it anew")]
+    NoCard(Box<InnerError>),
+    /// There are no huge pages.
+    #[error("can't reserve huge pages: {HUGE_PAGES}: {0}")]
+    HugePages(io::Error),
+    /// A disk is not written to its end.
+    #[error("can't finish writing a disk: {0}")]
+    WriteBack(io::Error),
+    /// The runtime does not start.
+    #[error("can't start the runtime: {0}")]
+    Runtime(io::Error),
+    /// The port does not work, or there are no more threads or descriptors.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// A disk can't be opened.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The network card can't be used.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The guest failed.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+}
+
+impl InnerError {
+    /// A failed operation on a file.
+    fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File { path, source }
+    }
+}
+
+fn serve() -> Result<(), InnerError> {
+    prepare_system()?;
+    let mut modules = modules()?;
+    // The port first: from then on the outer half hears of everything.
+    let port = Port::open(&mut modules)?;
+    let result = job(&port, modules);
+    let message = match result {
+        Ok(outcome) => FromHost::End(outcome),
+        Err(error) => FromHost::Error(error.to_string()),
+    };
+    Ok(port.send(&message)?)
+}
+
+fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
+    port.send(&FromHost::Hello { kernel: kernel_release(), version: env!("CARGO_PKG_VERSION").to_owned() })?;
+    let job: Job = serde_json::from_slice(&take(JOB_FILE)?).map_err(InnerError::Job)?;
+    let machine = &job.run.machine;
+    for module in modules {
+        if machine.network.is_some() || !is_for_networks(&module) {
+            load(&module)?;
+        }
+    }
+    if machine.huge_pages {
+        reserve_huge_pages(machine.memory_bytes)?;
+    }
+    let kernel = take(KERNEL_FILE)?;
+    let initrd = if job.has_initrd { Some(take(INITRD_FILE)?) } else { None };
+    for device in &job.devices {
+        wait_for(device)?;
+    }
+    wait_for(Path::new("/dev/kvm"))?;
+    let connected = Connected {
+        network: machine.network.as_ref().map(plug_in).transpose()?,
+        vsock: machine.vsock_cid.map(relayed_sockets).transpose()?,
+    };
+    let disks = machine.disks.iter().map(|disk| disk.open()).collect::<Result<Vec<_>, _>>()?;
+    // Their data has to be on the disk before the outer half ends the machine.
+    let written = disks.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
+    port.send(&FromHost::Preparing("starting the guest".to_owned()))?;
+
+    let (guest_side, watcher) = link();
+    let Watcher { stop, input, control, console, output, mut phase } = watcher;
+    let send = |message: fn(Vec<u8>) -> FromHost| {
+        let port = port.clone();
+        move |bytes: &[u8]| {
+            // A port that fails ends the run through the sink.
+            let _ = port.send(&message(bytes.to_vec()));
+        }
+    };
+    let pump = console.pump(send(FromHost::Console))?;
+    let output_pump = output.pump(send(FromHost::Output))?;
+    let reader = port.reader()?;
+    std::thread::Builder::new()
+        .name("vprof-port".to_owned())
+        .spawn(move || obey(reader, &stop, &input, &control))?;
+
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InnerError::Runtime)?;
+    let payload = Payload { kernel, initrd };
+    let outcome = runtime.block_on(async {
+        let run =
+            guest::run(&job.run, disks, connected, payload, Box::new(PortSink(port.clone())), guest_side);
+        tokio::pin!(run);
+        loop {
+            tokio::select! {
+                outcome = &mut run => return outcome,
+                Ok(()) = phase.changed() => {
+                    let status = match &*phase.borrow_and_update() {
+                        Phase::Running(status) => FromHost::Status(status.clone()),
+                        Phase::Preparing(what) => FromHost::Preparing(what.clone()),
+                    };
+                    // A port that fails ends the run through the sink.
+                    let _ = port.send(&status);
+                }
+            }
+        }
+    });
+    pump.finish(FLUSH_LIMIT);
+    output_pump.finish(FLUSH_LIMIT);
+    write_back(port, &written)?;
+    Ok(outcome?)
+}
+
+/// Needed only by guests with a network card.
+fn is_for_networks(module: &Path) -> bool {
+    const MODULES: &[&str] = &["failover", "net_failover", "virtio_net"];
+    module.file_stem().and_then(|name| name.to_str()).is_some_and(|name| MODULES.contains(&name))
+}
+
+/// Opens the card through which QEMU passes the guest's frames on.
+fn plug_in(network: &NetworkSpec) -> Result<Plugged, InnerError> {
+    if let NetworkKind::Interface(name) = &network.kind {
+        wait_for(&Path::new("/sys/class/net").join(name))
+            .map_err(|absent| InnerError::NoCard(Box::new(absent)))?;
+        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no such file.
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
+    }
+    Ok(Plugged::open(network)?)
+}
+
+/// A virtio-vsock device whose sockets the outer half has.
+fn relayed_sockets(cid: u32) -> Result<vmm::Vsock, InnerError> {
+    let device = wait_for_port(VSOCK_PORT)?;
+    let port = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&device);
+    let relay = port.and_then(Relay::new).map_err(InnerError::file(device))?;
+    Ok(vmm::Vsock { cid, backend: Box::new(relay) })
+}
+
+/// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.
+fn reserve_huge_pages(memory_bytes: u64) -> Result<(), InnerError> {
+    let pages = memory_bytes.div_ceil(2 << 20);
+    std::fs::write(HUGE_PAGES, pages.to_string()).map_err(InnerError::HugePages)
+}
+
+/// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than a
+/// host may be silent.
+fn write_back(port: &Port, disks: &[File]) -> Result<(), InnerError> {
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while wait.recv_timeout(ALIVE_EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // A port that fails is found out by the last message.
+                let _ = port.send(&FromHost::Preparing("writing the disks".to_owned()));
+            }
+        });
+        let result = disks.iter().try_for_each(File::sync_all);
+        drop(done);
+        result.map_err(InnerError::WriteBack)
+    })
+}
+
+/// Carries out what the outer half asks for.
+fn obey(
+    mut reader: File,
+    stop: &tokio::sync::watch::Sender<bool>,
+    input: &tokio::sync::mpsc::Sender<Vec<u8>>,
+    control: &tokio::sync::mpsc::Sender<Control>,
+) {
+    let mut decoder = Decoder::default();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = match reader.read(&mut buffer) {
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            // The outer half is gone.
+            Ok(0) | Err(_) => break,
+            Ok(count) => count,
+        };
+        decoder.push(&buffer[..count]);
+        loop {
+            match decoder.next_message::<ToHost>() {
+                Ok(Some(ToHost::ConsoleInput(bytes))) => {
+                    // Fails once the guest has ended.
+                    let _ = input.blocking_send(bytes);
+                }
+                Ok(Some(ToHost::Control(change))) => {
+                    // Fails once the guest has ended.
+                    let _ = control.blocking_send(change);
+                }
+                Ok(Some(ToHost::Stop)) => {
+                    stop.send_replace(true);
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    stop.send_replace(true);
+                    return;
+                }
+            }
+        }
+    }
+    stop.send_replace(true);
+}
+
+/// The port's writing end; clones share it.
+#[derive(Debug, Clone)]
+struct Port(Arc<Mutex<File>>);
+
+impl Port {
+    /// Loads modules until the port is there, and opens it.
+    fn open(modules: &mut Vec<PathBuf>) -> Result<Self, InnerError> {
+        while find_port(PORT).is_none() && !modules.is_empty() {
+            load(&modules.remove(0))?;
+        }
+        let device = wait_for_port(PORT)?;
+        let file =
+            OpenOptions::new().read(true).write(true).open(&device).map_err(InnerError::file(device))?;
+        Ok(Self(Arc::new(Mutex::new(file))))
+    }
+
+    fn reader(&self) -> io::Result<File> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
+    }
+
+    fn send(&self, message: &FromHost) -> io::Result<()> {
+        let frame = encode(message).map_err(io::Error::other)?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
+    }
+}
+
+struct PortSink(Port);
+
+impl Sink for PortSink {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        self.0
+            .send(&FromHost::Batch(Box::new(batch.clone())))
+            .map_err(|e| SinkError(format!("can't send to the outer vprof: {e}")))
+    }
+}
+
+/// The device of a virtio-serial port, once it is there.
+fn wait_for_port(name: &'static str) -> Result<PathBuf, InnerError> {
+    let deadline = Instant::now() + DEVICE_LIMIT;
+    loop {
+        match find_port(name) {
+            Some(device) if device.exists() => return Ok(device),
+            _ if Instant::now() > deadline => return Err(InnerError::NoPort(name)),
+            _ => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+fn find_port(wanted: &str) -> Option<PathBuf> {
+    let ports = std::fs::read_dir("/sys/class/virtio-ports").ok()?;
+    ports.flatten().find_map(|port| {
+        let name = std::fs::read_to_string(port.path().join("name")).ok()?;
+        (name.trim() == wanted).then(|| Path::new("/dev").join(port.file_name()))
+    })
+}
+
+fn prepare_system() -> Result<(), InnerError> {
+    let systems = [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp")];
+    for (kind, place) in systems {
+        // The bundle has the directories; one made here is only a second chance.
+        let _ = std::fs::create_dir(place);
+        mount(Some(kind), place, Some(kind), MsFlags::empty(), None::<&str>)
+            .map_err(|source| InnerError::Mount { place, source })?;
+    }
+    // Where the kernel found no console to open for init, messages would go nowhere.
+    if let Ok(console) = OpenOptions::new().read(true).write(true).open("/dev/console") {
+        let _ = nix::unistd::dup2_stdin(console.as_fd());
+        let _ = nix::unistd::dup2_stdout(console.as_fd());
+        let _ = nix::unistd::dup2_stderr(console.as_fd());
+    }
+    // Both only help: a guest's memory is mapped as a whole and touched bit by bit, and large pages spare the
+    // emulated processor nested page walks.
+    let _ = std::fs::write("/proc/sys/vm/overcommit_memory", "1");
+    let _ = std::fs::write("/sys/kernel/mm/transparent_hugepage/enabled", "always");
+    Ok(())
+}
+
+fn modules() -> Result<Vec<PathBuf>, InnerError> {
+    let order = std::fs::read_to_string(MODULE_ORDER).map_err(InnerError::file(MODULE_ORDER))?;
+    let directory = Path::new(MODULE_ORDER).parent().unwrap_or(Path::new("/"));
+    Ok(order.lines().map(str::trim).filter(|l| !l.is_empty()).map(|line| directory.join(line)).collect())
+}
+
+fn load(module: &Path) -> Result<(), InnerError> {
+    let file = File::open(module).map_err(InnerError::file(module))?;
+    match finit_module(&file, c"", ModuleInitFlags::empty()) {
+        Ok(()) | Err(Errno::EEXIST) => Ok(()),
+        // Said of symbols that no loaded module has.
+        Err(Errno::ENOENT) => Err(InnerError::Dependency(module.to_owned())),
+        Err(source) => Err(InnerError::Module { module: module.to_owned(), source }),
+    }
+}
+
+fn wait_for(device: &Path) -> Result<(), InnerError> {
+    let deadline = Instant::now() + DEVICE_LIMIT;
+    while !device.exists() {
+        if Instant::now() > deadline {
+            return Err(InnerError::Absent(device.to_owned()));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Reads a file and removes it: here files are memory.
+fn take(path: &str) -> Result<Vec<u8>, InnerError> {
+    let bytes = std::fs::read(path).map_err(InnerError::file(path))?;
+    std::fs::remove_file(path).map_err(InnerError::file(path))?;
+    Ok(bytes)
+}
+
+fn kernel_release() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/osrelease")
+        .map_or_else(|_| "unknown".to_owned(), |r| r.trim().to_owned())
+}

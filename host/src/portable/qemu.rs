@@ -1,0 +1,245 @@
+//! QEMU as the machine under the portable host.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use images::contents::Format;
+use vmm::DiskMode;
+
+use crate::network::{Cable, mac_text};
+use crate::protocol::portable::{PORT, VSOCK_PORT};
+use crate::spec::DiskSpec;
+
+/// The program.
+pub const PROGRAM: &str = "qemu-system-x86_64";
+
+/// A QEMU that is there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Qemu {
+    /// Its path.
+    pub path: PathBuf,
+    /// Like `7.2.22`.
+    pub version: String,
+}
+
+/// Looks for QEMU in PATH and asks for its version.
+pub fn find() -> Option<Qemu> {
+    let path = std::env::split_paths(&std::env::var_os("PATH")?)
+        .map(|directory| directory.join(PROGRAM))
+        .find(|path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file())?;
+    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?;
+    // "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split("version ").nth(1)?.split([' ', '\n']).next()?.to_owned();
+    Some(Qemu { path, version })
+}
+
+/// A network card of the inner host.
+#[derive(Debug, Clone, Copy)]
+pub struct Card<'a> {
+    /// What it is plugged into.
+    pub cable: &'a Cable,
+    /// Its address, which is that of the guest's own card.
+    pub mac: [u8; 6],
+}
+
+/// What QEMU is started with.
+#[derive(Debug)]
+pub struct Machine<'a> {
+    /// QEMU.
+    pub qemu: &'a Qemu,
+    /// Kernel of the inner host.
+    pub kernel: &'a Path,
+    /// Its initial file system.
+    pub initrd: &'a OwnedFd,
+    /// One end of a socket pair: the port.
+    pub port: &'a OwnedFd,
+    /// One end of another: the port of the guest's virtio-vsock device.
+    pub vsock: Option<&'a OwnedFd>,
+    /// The guest's disks.
+    pub disks: &'a [DiskSpec],
+    /// The guest's network card, seen from outside.
+    pub card: Option<Card<'a>>,
+    /// Memory of the inner host, bytes.
+    pub memory_bytes: u64,
+    /// CPUs of the inner host.
+    pub cpus: usize,
+    /// CPU time after which the kernel kills QEMU.
+    pub cpu_limit: Option<Duration>,
+}
+
+/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no mitigations
+/// (there is nobody to be protected in it), a TSC and a timer that need no calibration, no watchdog that an
+/// overloaded machine would set off.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check nokaslr \
+     nowatchdog nmi_watchdog=0 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 random.trust_cpu=on \
+     cryptomgr.notests i8042.noaux i8042.nokbd i8042.nopnp pci=lastbus=0 noresume";
+
+impl Machine<'_> {
+    fn arguments(&self) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        add(&[
+            "-machine",
+            "q35,smm=off,vmport=off,hpet=off,graphics=off,sata=off,smbus=off,i8042=off,usb=off",
+        ]);
+        add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
+        add(&["-smp", &self.cpus.to_string()]);
+        add(&["-m", &format!("{}M", self.memory_bytes.div_ceil(1 << 20))]);
+        add(&["-append", CMDLINE]);
+        add(&["-initrd", &format!("/proc/self/fd/{}", self.initrd.as_raw_fd())]);
+        // The inner host's own messages, kept for errors.
+        add(&["-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"]);
+        add(&["-chardev", &format!("socket,id=port,fd={}", self.port.as_raw_fd())]);
+        // The first of them is for a console.
+        add(&["-device", "virtio-serial-pci,max_ports=3"]);
+        add(&["-device", &format!("virtserialport,chardev=port,name={PORT}")]);
+        if let Some(vsock) = self.vsock {
+            add(&["-chardev", &format!("socket,id=vsock,fd={}", vsock.as_raw_fd())]);
+            add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
+        }
+        arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
+        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
+        for (i, disk) in self.disks.iter().enumerate() {
+            let mut drive =
+                OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
+            drive.push(match disk.mode {
+                DiskMode::ReadWrite => "snapshot=off,",
+                DiskMode::Snapshot => "snapshot=on,",
+                DiskMode::ReadOnly => "snapshot=off,readonly=on,",
+            });
+            drive.push("file.driver=");
+            drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
+            drive.push(",file.filename=");
+            drive.push(quoted(disk.path.as_os_str()));
+            arguments.extend(["-drive".into(), drive]);
+            arguments.extend([
+                "-device".into(),
+                format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report").into(),
+            ]);
+        }
+        if let Some(Card { cable, mac }) = &self.card {
+            let netdev = match cable {
+                Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
+                Cable::Stream(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
+            };
+            // Frames as they are on the wire, whole and with their checksums.
+            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
+                 host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
+            let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(*mac));
+            arguments.extend(["-netdev".into(), netdev.into(), "-device".into(), device.into()]);
+        }
+        arguments
+    }
+
+    /// The command that starts it. QEMU dies with the thread that starts it, and gets neither this process's signals
+    /// from the terminal nor more CPU time than its limit.
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.qemu.path);
+        command.args(self.arguments());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.process_group(0);
+        let cable = self.card.map_or(self.port.as_raw_fd(), |card| card.cable.as_raw_fd());
+        let vsock = self.vsock.unwrap_or(self.port).as_raw_fd();
+        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), vsock, cable];
+        let parent = std::process::id();
+        let cpu_seconds = self.cpu_limit.map(|limit| limit.as_secs().max(1));
+        // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
+        // closure owns; nothing is allocated.
+        unsafe {
+            command.pre_exec(move || prepare_child(parent, inherited, cpu_seconds));
+        }
+        command
+    }
+}
+
+/// Runs in the child between fork and exec.
+fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -> io::Result<()> {
+    let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
+    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
+    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
+    // The parent may have died before the line above.
+    // SAFETY: getppid has no arguments and can't fail.
+    if u32::try_from(unsafe { libc::getppid() }) != Ok(parent) {
+        return Err(io::Error::from_raw_os_error(libc::ESRCH));
+    }
+    for fd in inherited {
+        // SAFETY: F_SETFD changes a flag of a descriptor that the parent holds open across the fork.
+        checked(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
+    }
+    if let Some(seconds) = cpu_seconds {
+        let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds.saturating_add(1) };
+        // SAFETY: setrlimit reads one rlimit through a pointer that is valid for the call.
+        checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })?;
+    }
+    Ok(())
+}
+
+/// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.
+fn format_name(format: Format) -> &'static str {
+    match format {
+        Format::Raw => "raw",
+        Format::Qcow2 => "qcow2",
+    }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device())
+}
+
+/// A value of QEMU's option syntax, in which a comma is written twice.
+fn quoted(value: &OsStr) -> OsString {
+    let mut bytes = Vec::with_capacity(value.len());
+    for byte in value.as_bytes() {
+        bytes.push(*byte);
+        if *byte == b',' {
+            bytes.push(b',');
+        }
+    }
+    OsStr::from_bytes(&bytes).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commas_in_names_are_doubled() {
+        assert_eq!(quoted(OsStr::new("/a,b/c,,d")), "/a,,b/c,,,,d");
+    }
+
+    #[test]
+    fn disks_and_limits_are_on_the_command_line() {
+        let (a, b) = nix::unistd::pipe().unwrap();
+        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
+        let disks = [
+            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, mode: DiskMode::Snapshot },
+            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, mode: DiskMode::ReadWrite },
+        ];
+        let machine = Machine {
+            qemu: &qemu,
+            kernel: Path::new("/k"),
+            initrd: &a,
+            port: &b,
+            vsock: Some(&a),
+            disks: &disks,
+            card: None,
+            memory_bytes: (1 << 30) + 1,
+            cpus: 2,
+            cpu_limit: None,
+        };
+        let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
+        assert!(words.contains(&"1025M".to_owned()));
+        assert!(words.contains(&"virtserialport,chardev=vsock,name=vprof.vsock".to_owned()), "{words:?}");
+        assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/x,,y.img")), "{words:?}");
+        assert!(words.iter().any(|w| w.contains("format=qcow2,snapshot=off") && w.ends_with("/z.img")));
+    }
+}

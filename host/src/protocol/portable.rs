@@ -1,0 +1,74 @@
+//! Messages of the two halves of the portable host.
+//!
+//! The `vprof` inside runs the guest; the `vprof` outside writes the profile and faces the user. Between them is a
+//! virtio-serial port, a plain stream of bytes, on which each message is a [frame](super::frame).
+
+use std::path::PathBuf;
+
+use profile::Batch;
+use sampler::SessionStatus;
+use serde::{Deserialize, Serialize};
+
+use super::Control;
+use crate::spec::{Outcome, RunSpec};
+
+/// Name of the virtio-serial port.
+pub const PORT: &str = "vprof.0";
+/// Name of another one, for packets of the guest's virtio-vsock device.
+pub const VSOCK_PORT: &str = "vprof.vsock";
+/// What is to be run, in the inner host's initial file system.
+pub const JOB_FILE: &str = "/vprof/run.json";
+/// The guest's kernel, there.
+pub const KERNEL_FILE: &str = "/vprof/kernel";
+/// The guest's initrd, there.
+pub const INITRD_FILE: &str = "/vprof/initrd";
+/// Lists the modules to load, one path a line, in order.
+pub const MODULE_ORDER: &str = "/lib/modules/load-order";
+
+/// What the inner `vprof` finds in [`JOB_FILE`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// The run, with disks as the inner host names them.
+    pub run: RunSpec,
+    /// [`INITRD_FILE`] exists.
+    pub has_initrd: bool,
+    /// Device files of the disks that the inner host has to wait for.
+    pub devices: Vec<PathBuf>,
+}
+
+/// From the inner `vprof` to the outer.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub enum FromHost {
+    /// The inner host is up.
+    Hello {
+        /// Its kernel's release.
+        kernel: String,
+        /// Version of the inner `vprof`, which has to be the outer's.
+        version: String,
+    },
+    /// What is being done before the guest runs.
+    Preparing(String),
+    /// Rows of the profile.
+    Batch(Box<Batch>),
+    /// Output of the guest's console.
+    Console(Vec<u8>),
+    /// Output of a command that does not go to the console.
+    Output(Vec<u8>),
+    /// Where sampling stands; sent about four times a second.
+    Status(SessionStatus),
+    /// The guest has ended, all batches are sent and all disks are written.
+    End(Outcome),
+    /// The run failed; one sentence.
+    Error(String),
+}
+
+/// From the outer `vprof` to the inner.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToHost {
+    /// End the run.
+    Stop,
+    /// Bytes for the guest's console.
+    ConsoleInput(Vec<u8>),
+    /// Change something while the guest runs.
+    Control(Control),
+}

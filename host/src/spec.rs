@@ -1,0 +1,208 @@
+//! A run as plain data: the same whether the guest runs on this machine or in the portable host.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use images::ImageError;
+use images::contents::{Contents, Format};
+use sampler::conditions::RunTrigger;
+use sampler::{RecordingConfig, SessionTotals};
+use serde::{Deserialize, Serialize};
+use vmm::{DiskMode, End};
+
+use crate::network::NetworkSpec;
+use crate::systemd::GuestCommand;
+
+/// Everything about a run besides the bytes to boot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunSpec {
+    /// The guest's machine.
+    pub machine: MachineSpec,
+    /// A command for a guest with systemd.
+    pub command: Option<GuestCommand>,
+    /// How it is sampled.
+    pub recording: RecordingConfig,
+    /// The run ends after this time.
+    pub duration: Option<Duration>,
+    /// Conditions that are waited for from the start on.
+    pub waits: Vec<RunTrigger>,
+    /// Rows of the profile's table `meta`.
+    pub meta: Vec<(String, String)>,
+}
+
+/// Configuration of the guest's machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MachineSpec {
+    /// Number of vCPUs.
+    pub vcpus: u8,
+    /// Guest memory, bytes.
+    pub memory_bytes: u64,
+    /// Guest memory is backed by huge pages of the host that are reserved.
+    pub huge_pages: bool,
+    /// Kernel command line.
+    pub cmdline: String,
+    /// Disks in the order in which the guest sees them.
+    pub disks: Vec<DiskSpec>,
+    /// The guest's network card.
+    pub network: Option<NetworkSpec>,
+    /// Context id of the guest's virtio-vsock device.
+    pub vsock_cid: Option<u32>,
+    /// The guest's console is a virtio-console.
+    pub virtio_console: bool,
+}
+
+/// One disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskSpec {
+    /// Image or block device.
+    pub path: PathBuf,
+    /// What its file is.
+    pub format: Format,
+    /// Fate of the guest's writes.
+    pub mode: DiskMode,
+}
+
+/// Result of a run.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Outcome {
+    /// How the guest ended.
+    pub end: GuestEnd,
+    /// What was recorded.
+    pub totals: SessionTotals,
+    /// How often the portable host had to be started anew.
+    pub host_restarts: u32,
+}
+
+/// How a guest ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GuestEnd {
+    /// Its machine, which was vprof's, came to this end.
+    Ran(End),
+    /// It was attached to, and is not any more. No wire carries this.
+    #[serde(skip)]
+    Left(attach::End),
+}
+
+impl GuestEnd {
+    /// One sentence for the profile.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::Ran(End::PowerOff) => "the guest powered off".to_owned(),
+            Self::Ran(End::Reset) => "the guest reset itself".to_owned(),
+            Self::Ran(End::Exited(code)) => format!("the guest's command ended with status {code}"),
+            Self::Ran(End::Stopped) => "vprof stopped the guest".to_owned(),
+            Self::Ran(End::Failed(reason)) => format!("the guest failed: {reason}"),
+            Self::Left(end) => left(*end).to_owned(),
+        }
+    }
+}
+
+fn left(end: attach::End) -> &'static str {
+    use attach::End;
+    match end {
+        End::Detached => "vprof has let the virtual machine go; it runs on",
+        End::ProcessEnded => "the virtual machine's process has ended",
+        End::VcpusEnded => {
+            "the process has no vCPU threads any more: it executes another program, or has closed its machine"
+        }
+        End::Reset => "the guest was reset, so that what was known of its kernel is so no more: attach again",
+        End::StubClosed => {
+            "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
+        }
+        End::StubSilent => "the GDB stub does not answer any more",
+    }
+}
+
+impl DiskSpec {
+    /// Returns the disk at `path`, whose format is that of its first bytes.
+    ///
+    /// # Errors
+    /// There is no disk image that can be read.
+    pub fn new(path: PathBuf, mode: DiskMode) -> Result<Self, ImageError> {
+        let file = images::open("the disk", &path, images::WANTED_DISK)?;
+        let format = Format::of(&file).map_err(|source| ImageError::Read {
+            what: "the disk",
+            path: path.clone(),
+            source,
+        })?;
+        Ok(Self { path, format, mode })
+    }
+
+    /// The disk's bytes in its open file.
+    ///
+    /// # Errors
+    /// The file is not what the format says.
+    pub fn contents(&self, file: File, writable: bool) -> Result<Contents, ImageError> {
+        Contents::open(file, self.format, writable, &self.path)
+    }
+
+    /// The guest's writes reach the image.
+    pub fn is_written(&self) -> bool {
+        self.mode == DiskMode::ReadWrite
+    }
+
+    /// Opens the disk as its mode needs it.
+    ///
+    /// # Errors
+    /// It cannot be read, or not written where it has to be.
+    pub fn open(&self) -> Result<File, ImageError> {
+        images::open("the disk", &self.path, images::WANTED_DISK)?;
+        OpenOptions::new().read(true).write(self.is_written()).open(&self.path).map_err(|source| {
+            if !self.is_written() {
+                ImageError::Read { what: "the disk", path: self.path.clone(), source }
+            } else {
+                ImageError::ReadOnly { path: self.path.clone(), source }
+            }
+        })
+    }
+
+    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
+    /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
+    ///
+    /// # Errors
+    /// As of [`Self::open`], or another vprof has it.
+    pub fn open_locked(&self) -> Result<File, ImageError> {
+        let file = self.open()?;
+        let locked = if self.is_written() { file.try_lock() } else { file.try_lock_shared() };
+        match locked {
+            Err(TryLockError::WouldBlock) => {
+                Err(ImageError::InUse { path: self.path.clone(), writes: self.is_written() })
+            }
+            // Some network file systems have no locks; then there is nothing to find out.
+            Ok(()) | Err(TryLockError::Error(_)) => {
+                let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
+                self.contents(file.try_clone().map_err(read)?, false)?;
+                Ok(file)
+            }
+        }
+    }
+}
+
+/// In an emulated host a system takes many times as long to start as systemd waits for its devices and services: 90 s
+/// (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions know the first one).
+const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900";
+
+/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and so wins.
+pub fn patient(cmdline: &str) -> String {
+    format!("{PATIENT} {cmdline}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_written_disk_is_locked_and_a_read_one_is_shared() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"disk").unwrap();
+        let disk = |mode| DiskSpec::new(file.path().to_owned(), mode).unwrap();
+        let reader = disk(DiskMode::Snapshot).open_locked().unwrap();
+        disk(DiskMode::ReadOnly).open_locked().unwrap();
+        let refused = disk(DiskMode::ReadWrite).open_locked().unwrap_err().to_string();
+        assert!(refused.contains("in use by another vprof"), "{refused}");
+        drop(reader);
+        let _writer = disk(DiskMode::ReadWrite).open_locked().unwrap();
+        assert!(disk(DiskMode::ReadOnly).open_locked().is_err());
+    }
+}

@@ -1,0 +1,196 @@
+//! Programs and files of this machine that tests need.
+//!
+//! A test that cannot run has not passed: it fails, and its message names the Debian package. `cargo xtask deps` installs
+//! all of them. With `cargo xtask test --allow-missing` such a test prints `SKIPPED` and passes.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Environment variable that lets tests pass without what they need.
+pub const ALLOW_MISSING: &str = "VPROF_TESTS_ALLOW_MISSING";
+
+/// A Debian package that tests need.
+#[derive(Debug)]
+pub struct Need {
+    /// Name of the package.
+    pub package: &'static str,
+    /// How to see that it is installed.
+    pub sign: Sign,
+    /// Use in the tests.
+    pub purpose: &'static str,
+}
+
+/// What counts is that the thing works, not who installed it.
+#[derive(Debug)]
+pub enum Sign {
+    /// A program in `PATH` or in a directory of system programs.
+    Program(&'static str),
+    /// A file.
+    File(&'static str),
+    /// A module of Debian's `python3`.
+    PythonModule(&'static str),
+}
+
+const fn program(program: &'static str, package: &'static str, purpose: &'static str) -> Need {
+    Need { package, sign: Sign::Program(program), purpose }
+}
+
+/// Every package whose program a test starts.
+pub const PROGRAMS: &[Need] = &[
+    program("bash", "bash", "is a program with PLT entries, and writes hostile scripts"),
+    program("bzip2", "bzip2", "packs an initrd"),
+    program("g++", "g++", "compiles a C++ program with inlined functions"),
+    program("cc", "gcc", "compiles programs with debug information"),
+    program("chromium", "chromium", "clicks through exported pages"),
+    program("debuginfod", "debuginfod", "serves a debug file"),
+    program("git", "git", "lists the tree's files"),
+    program("go", "golang-go", "reads pprof profiles"),
+    program("ip", "iproute2", "makes taps"),
+    program("llvm-symbolizer", "llvm", "names inlined functions"),
+    program("mcopy", "mtools", "fills FAT file systems"),
+    program("mke2fs", "e2fsprogs", "makes ext4 file systems"),
+    program("mkfs.vfat", "dosfstools", "makes FAT file systems"),
+    program("nm", "binutils", "lists symbols"),
+    program("node", "nodejs", "runs speedscope's importers"),
+    program("npm", "npm", "fetches speedscope and the Firefox Profiler"),
+    program("objcopy", "binutils", "separates debug information"),
+    program("objdump", "binutils", "names PLT entries"),
+    program("c++filt", "binutils", "demangles names"),
+    program("passt", "passt", "is a guest's network"),
+    program("python3", "python3", "reads CSV and Parquet"),
+    program("qemu-img", "qemu-utils", "makes qcow2 images"),
+    program("readelf", "binutils", "reads ELF headers"),
+    program("sfdisk", "fdisk", "makes partition tables"),
+    program("strip", "binutils", "strips programs"),
+    program("tar", "tar", "unpacks packages of npm"),
+    program("xz", "xz-utils", "packs a symbol table"),
+];
+
+/// The other packages that tests need.
+pub const FILES: &[Need] = &[
+    Need {
+        package: "libc6-dbg",
+        sign: Sign::File("/usr/lib/debug/.build-id"),
+        purpose: "is debug information of a stripped library",
+    },
+    Need {
+        package: "python3-venv",
+        sign: Sign::PythonModule("ensurepip"),
+        purpose: "keeps pyarrow apart from the machine's Python",
+    },
+    Need { package: "python3-yaml", sign: Sign::PythonModule("yaml"), purpose: "reads workflows of CI" },
+];
+
+impl Need {
+    /// Whether it is installed.
+    pub fn is_met(&self) -> bool {
+        match self.sign {
+            Sign::Program(name) => find(name).is_some(),
+            Sign::File(path) => Path::new(path).exists(),
+            Sign::PythonModule(module) => has_python_module(module),
+        }
+    }
+}
+
+/// Directories of system programs, which a user's `PATH` may lack.
+const SYSTEM: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+fn find(program: &str) -> Option<PathBuf> {
+    // Another Python in PATH lacks the modules that Debian's packages add.
+    let first = (program == "python3").then(|| PathBuf::from("/usr/bin"));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let directories = std::env::split_paths(&path).chain(SYSTEM.into_iter().map(Into::into));
+    first.into_iter().chain(directories).map(|directory| directory.join(program)).find(|file| file.is_file())
+}
+
+fn has_python_module(module: &str) -> bool {
+    let import = format!("import {module}");
+    let imports = |python| {
+        let mut command = Command::new(python);
+        command.args(["-c", &import]).stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    find("python3").is_some_and(imports)
+}
+
+/// A call of a program, whose messages are in English. `None`, reported as [`missing`] does, where it is not installed.
+///
+/// # Panics
+/// It is not installed, and nothing may be missing. It has no package in [`PROGRAMS`].
+#[track_caller]
+pub fn tool(program: &str) -> Option<Command> {
+    let need = PROGRAMS.iter().find(|need| matches!(need.sign, Sign::Program(name) if name == program));
+    let need = need.unwrap_or_else(|| panic!("{program} has no Debian package in testkit/src/needs.rs"));
+    let Some(path) = find(program) else {
+        missing(&format!("{program} (Debian package {}; `cargo xtask deps` installs it)", need.package));
+        return None;
+    };
+    let mut command = Command::new(path);
+    command.env("LC_ALL", "C");
+    Some(command)
+}
+
+/// Whether `python3` has a module. If not, that is reported as [`missing`] does.
+///
+/// # Panics
+/// It has not, and nothing may be missing.
+#[track_caller]
+pub fn python_module(module: &str, package: &str) -> bool {
+    let is_there = has_python_module(module);
+    if !is_there {
+        missing(&format!(
+            "python3's module {module} (Debian package {package}; `cargo xtask deps` installs it)"
+        ));
+    }
+    is_there
+}
+
+/// Reports that a test needs something that this machine lacks: prints `SKIPPED` and returns where [`ALLOW_MISSING`] is
+/// set.
+///
+/// # Panics
+/// It is not set.
+#[track_caller]
+pub fn missing(what: &str) {
+    assert!(
+        std::env::var_os(ALLOW_MISSING).is_some(),
+        "this test needs {what}; `cargo xtask test --allow-missing` skips it"
+    );
+    // Not eprintln!, which libtest captures.
+    let test = std::thread::current().name().unwrap_or("a thread").to_owned();
+    let written = writeln!(std::io::stderr(), "SKIPPED {test}: needs {what}");
+    written.expect("standard error is open");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_is_there_starts() {
+        let output = tool("tar").expect("tar").arg("--version").output().expect("tar starts");
+        assert!(output.status.success());
+    }
+
+    #[test]
+    #[should_panic(expected = "no Debian package")]
+    fn a_program_without_a_package_is_not_asked_for() {
+        drop(tool("no-such-program-here"));
+    }
+
+    #[test]
+    fn what_is_missing_fails_the_test() {
+        let failed = std::panic::catch_unwind(|| missing("a machine of gold"));
+        assert_eq!(failed.is_err(), std::env::var_os(ALLOW_MISSING).is_none());
+    }
+
+    #[test]
+    fn signs_are_read() {
+        let need = |sign| Need { package: "x", sign, purpose: "x" };
+        assert!(need(Sign::Program("sh")).is_met() && need(Sign::File("/proc/self/exe")).is_met());
+        assert!(!need(Sign::Program("no-such-program-here")).is_met());
+        assert!(!need(Sign::File("/no/such/file")).is_met());
+        assert!(!need(Sign::PythonModule("no_such_module_here")).is_met());
+    }
+}

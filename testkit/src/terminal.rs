@@ -1,0 +1,181 @@
+//! A program in a terminal, as a user sees it.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use nix::pty::{Winsize, openpty};
+use nix::sys::termios::{LocalFlags, Termios, tcgetattr};
+
+use crate::eventually;
+
+/// Time for the program to draw, and to end.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A program in its own terminal; killed when dropped.
+#[allow(missing_debug_implementations, reason = "a screen has none")]
+pub struct Terminal {
+    child: Child,
+    keys: File,
+    /// Held open, so that the terminal outlives the program.
+    slave: OwnedFd,
+    before: Termios,
+    output: Arc<Mutex<Output>>,
+}
+
+/// Everything that was written to the terminal, and the screen that it makes.
+struct Output {
+    bytes: Vec<u8>,
+    screen: vt100::Parser,
+}
+
+impl Terminal {
+    /// Starts a program in a terminal of this size.
+    ///
+    /// # Panics
+    /// There is no terminal, or the program does not start.
+    pub fn start(mut command: Command, rows: u16, cols: u16) -> Self {
+        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(Some(&size), None).expect("a terminal");
+        let before = tcgetattr(&pty.slave).expect("a terminal");
+        let slave = || pty.slave.try_clone().expect("a descriptor");
+        command.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
+        command.stdin(slave()).stdout(slave()).stderr(slave());
+        // SAFETY: setsid and ioctl are async-signal-safe; the child makes its standard input its terminal.
+        unsafe {
+            command.pre_exec(|| {
+                nix::unistd::setsid()?;
+                match libc::ioctl(0, libc::TIOCSCTTY, 0) {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            });
+        }
+        let screen = vt100::Parser::new(rows, cols, 0);
+        let output = Arc::new(Mutex::new(Output { bytes: Vec::new(), screen }));
+        let keys = File::from(pty.master);
+        let mut master = keys.try_clone().expect("a descriptor");
+        let shared = Arc::clone(&output);
+        std::thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            // Ends with EIO, once nobody has the other end open.
+            while let Ok(count @ 1..) = master.read(&mut bytes) {
+                let mut output = shared.lock().unwrap_or_else(PoisonError::into_inner);
+                output.bytes.extend_from_slice(&bytes[..count]);
+                output.screen.process(&bytes[..count]);
+            }
+        });
+        Self { child: command.spawn().expect("the program starts"), keys, slave: pty.slave, before, output }
+    }
+
+    fn output(&self) -> MutexGuard<'_, Output> {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The screen, a line each.
+    pub fn text(&self) -> String {
+        let output = self.output();
+        let screen = output.screen.screen();
+        screen.rows(0, screen.size().1).fold(String::new(), |mut text, row| {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "{row}");
+            text
+        })
+    }
+
+    /// Everything written so far, control sequences included.
+    pub fn transcript(&self) -> String {
+        String::from_utf8_lossy(&self.output().bytes).into_owned()
+    }
+
+    /// Whether keys reach the program unchanged, and unseen.
+    ///
+    /// # Panics
+    /// The terminal is gone.
+    pub fn is_raw(&self) -> bool {
+        let flags = tcgetattr(&self.slave).expect("a terminal").local_flags;
+        !flags.intersects(LocalFlags::ICANON | LocalFlags::ECHO | LocalFlags::ISIG)
+    }
+
+    /// Waits until the screen is as wanted, and returns its text.
+    ///
+    /// # Panics
+    /// It is not within half a minute, or the program has ended.
+    pub fn until(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        eventually(&format!("{what} on the screen"), PATIENCE, || {
+            let text = self.text();
+            if wanted(&text) {
+                return Some(text);
+            }
+            let ended = self.child.try_wait().expect("our child");
+            assert!(ended.is_none(), "no {what} ({ended:?}) on:\n{text}");
+            None
+        })
+    }
+
+    /// Presses keys.
+    ///
+    /// # Panics
+    /// The terminal is gone.
+    pub fn press(&mut self, keys: &str) {
+        self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits for the program's end, and returns its status and everything that it wrote. Asserts that it leaves the
+    /// terminal's modes as they were, and the first screen shown.
+    ///
+    /// # Panics
+    /// It does not, or it does not end.
+    pub fn end(mut self) -> (ExitStatus, String) {
+        let status = eventually("end of the program", PATIENCE, || self.child.try_wait().expect("our child"));
+        assert!(
+            tcgetattr(&self.slave).expect("a terminal") == self.before,
+            "the terminal's modes are changed"
+        );
+        // The reader has everything when it has what is written last.
+        let mark = "\u{1b}[0m[the program has ended]";
+        let mut slave = File::from(self.slave.try_clone().expect("a descriptor"));
+        slave.write_all(mark.as_bytes()).expect("the terminal takes output");
+        eventually("the last output", PATIENCE, || self.transcript().ends_with(mark).then_some(()));
+        assert!(!self.output().screen.screen().alternate_screen(), "the alternate screen is left on");
+        let mut transcript = self.transcript();
+        transcript.truncate(transcript.len() - mark.len());
+        (status, transcript)
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Both fail only where the process is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_arrive_and_output_is_shown() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo ready; read line; echo got $line; exit 3"]);
+        let mut terminal = Terminal::start(command, 24, 80);
+        terminal.until("prompt", |text| text.starts_with("ready"));
+        assert!(!terminal.is_raw());
+        terminal.press("a key\n");
+        let (status, transcript) = terminal.end();
+        assert_eq!(status.code(), Some(3));
+        assert!(transcript.contains("got a key\r\n"), "{transcript:?}");
+    }
+}

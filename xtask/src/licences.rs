@@ -1,0 +1,227 @@
+//! `cargo xtask licences`: the dependencies' licences, and dependencies that are there in two versions.
+//!
+//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not shipped and not
+//! checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::demo::cargo;
+
+/// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX identifiers. CDDL-1.0 is
+/// the licence of one crate that is used as a library, unchanged.
+const ALLOWED: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "CDDL-1.0",
+    "MIT",
+    "MPL-2.0",
+    "Unicode-3.0",
+    "Zlib",
+];
+
+/// Crates that are there in two versions, since their users differ; each is built twice.
+const IN_TWO_VERSIONS: &[&str] = &[
+    "bitflags",    // 1: fatfs, vmm-sys-util
+    "embedded-io", // postcard has both
+    "getrandom",   // 0.3: ahash of fxprof-processed-profile and inferno
+    "hashbrown",   // 0.16: gimli
+    "syn",         // 2: half of the procedural macros
+];
+
+/// A dependency.
+#[derive(Debug, PartialEq, Eq)]
+struct Dependency {
+    name: String,
+    version: String,
+    /// SPDX expression.
+    licence: Option<String>,
+}
+
+/// Checks the dependencies of the workspace.
+pub fn run() -> Result<ExitCode> {
+    let mut cargo = cargo();
+    cargo.args([
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        "x86_64-unknown-linux-gnu",
+    ]);
+    let output = cargo.output().context("cannot start cargo metadata")?;
+    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata = serde_json::from_slice(&output.stdout).context("cargo metadata prints no JSON")?;
+    let dependencies = dependencies(&metadata)?;
+    let mut complaints = licences(&dependencies);
+    complaints.extend(versions(&dependencies, IN_TWO_VERSIONS));
+    for complaint in &complaints {
+        eprintln!("{complaint}");
+    }
+    if !complaints.is_empty() {
+        return Ok(ExitCode::FAILURE);
+    }
+    println!(
+        "{} dependencies: every licence is allowed, {} are there in two versions",
+        dependencies.len(),
+        IN_TWO_VERSIONS.len()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What is built and does not come from this repository.
+fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
+    let list = |value: &Value| value.as_array().cloned().context("not the form of cargo metadata");
+    let built = list(&metadata["resolve"]["nodes"])?;
+    let built: BTreeSet<&str> = built.iter().filter_map(|node| node["id"].as_str()).collect();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let mut found = Vec::new();
+    for package in list(&metadata["packages"])? {
+        let is_built = package["id"].as_str().is_some_and(|id| built.contains(id));
+        if is_built && package["source"].is_string() {
+            let name = text(&package["name"]).context("a package without a name")?;
+            let version = text(&package["version"]).context("a package without a version")?;
+            found.push(Dependency { name, version, licence: text(&package["license"]) });
+        }
+    }
+    Ok(found)
+}
+
+/// A sentence for each dependency whose licence is not allowed.
+fn licences(dependencies: &[Dependency]) -> Vec<String> {
+    let refused =
+        dependencies.iter().filter(|dependency| !dependency.licence.as_deref().is_some_and(is_allowed));
+    let sentence = |dependency: &Dependency| {
+        let licence = dependency.licence.as_deref().unwrap_or("none");
+        format!("{} {}: its licence is not allowed: {licence}", dependency.name, dependency.version)
+    };
+    refused.map(sentence).collect()
+}
+
+/// Whether the licences of [`ALLOWED`] are enough for an SPDX expression (SPDX 2.3, annex D). Older crates write `/` for OR.
+fn is_allowed(expression: &str) -> bool {
+    let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
+    let mut words = spaced.split_whitespace().peekable();
+    let allowed = either(&mut words);
+    allowed && words.peek().is_none()
+}
+
+type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+
+fn either(words: &mut Words<'_>) -> bool {
+    let mut allowed = both(words);
+    while words.next_if_eq(&"OR").is_some() {
+        allowed |= both(words);
+    }
+    allowed
+}
+
+/// AND binds closer than OR.
+fn both(words: &mut Words<'_>) -> bool {
+    let mut allowed = one(words);
+    while words.next_if_eq(&"AND").is_some() {
+        allowed &= one(words);
+    }
+    allowed
+}
+
+fn one(words: &mut Words<'_>) -> bool {
+    match words.next() {
+        Some("(") => {
+            let allowed = either(words);
+            allowed && words.next() == Some(")")
+        }
+        // An exception allows more than the licence without it.
+        Some(name) => {
+            if words.next_if_eq(&"WITH").is_some() {
+                words.next();
+            }
+            ALLOWED.contains(&name)
+        }
+        None => false,
+    }
+}
+
+/// A sentence for each dependency that is there in more versions than is known, and for each that is known without reason.
+fn versions(dependencies: &[Dependency], known: &[&str]) -> Vec<String> {
+    let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for dependency in dependencies {
+        versions.entry(&dependency.name).or_default().push(&dependency.version);
+    }
+    let expected = |name: &str| if known.contains(&name) { 2 } else { 1 };
+    let mut complaints = Vec::new();
+    for (name, versions) in &versions {
+        if versions.len() > expected(name) {
+            complaints.push(format!("{name} is there in versions {}", versions.join(" and ")));
+        }
+    }
+    let stale = known.iter().filter(|name| versions.get(**name).is_none_or(|versions| versions.len() < 2));
+    complaints
+        .extend(stale.map(|name| format!("{name} is not there in two versions: xtask/src/licences.rs")));
+    complaints
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn expressions_are_read() {
+        for allowed in [
+            "MIT",
+            "MIT/Apache-2.0",
+            "GPL-3.0-only OR MIT",
+            "(MIT OR Apache-2.0) AND Unicode-3.0",
+            "Apache-2.0 WITH LLVM-exception OR GPL-2.0-only",
+            "GPL-2.0-only AND MIT OR Zlib",
+        ] {
+            assert!(is_allowed(allowed), "{allowed}");
+        }
+        for refused in [
+            "",
+            "GPL-3.0-only",
+            "MIT AND GPL-2.0-only",
+            "(MIT OR GPL-2.0-only",
+            "MIT)",
+            "(MIT OR Zlib) AND NCSA",
+        ] {
+            assert!(!is_allowed(refused), "{refused}");
+        }
+    }
+
+    fn dependency(name: &str, version: &str, licence: Option<&str>) -> Dependency {
+        Dependency { name: name.into(), version: version.into(), licence: licence.map(str::to_owned) }
+    }
+
+    #[test]
+    fn what_is_built_and_from_elsewhere_is_checked() {
+        let metadata = serde_json::json!({
+            "resolve": { "nodes": [{ "id": "a 1" }, { "id": "own" }] },
+            "packages": [
+                { "id": "a 1", "name": "a", "version": "1", "license": "MIT", "source": "registry" },
+                { "id": "b 1", "name": "b", "version": "1", "license": null, "source": "registry" },
+                { "id": "own", "name": "own", "version": "0", "license": null, "source": null },
+            ],
+        });
+        assert_eq!(dependencies(&metadata).unwrap(), [dependency("a", "1", Some("MIT"))]);
+        assert!(dependencies(&serde_json::json!({})).is_err());
+    }
+
+    #[test]
+    fn complaints_name_the_dependency() {
+        let some = [
+            dependency("a", "1", None),
+            dependency("b", "1", Some("MIT")),
+            dependency("b", "2", Some("MIT")),
+        ];
+        assert_eq!(licences(&some), ["a 1: its licence is not allowed: none"]);
+        assert_eq!(versions(&some, &[]), ["b is there in versions 1 and 2"]);
+        assert_eq!(versions(&some, &["b"]), [""; 0]);
+        assert_eq!(versions(&some, &["a", "b"]), ["a is not there in two versions: xtask/src/licences.rs"]);
+    }
+}

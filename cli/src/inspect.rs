@@ -1,6 +1,6 @@
 //! `vprof image inspect`: the contents of a disk image, and how `vprof run` would boot it.
 
-use images::{Inspection, inspect};
+use images::{ImageInspection, inspect};
 use text::clean::escaped;
 use text::units;
 
@@ -22,7 +22,7 @@ pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
 }
 
 /// The same for people.
-fn text(inspection: &Inspection) -> String {
+fn text(inspection: &ImageInspection) -> String {
     let mut lines = Vec::new();
     let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);
     let table = inspection.partition_table.unwrap_or("no partition table");

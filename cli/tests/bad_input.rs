@@ -139,7 +139,7 @@ fn images_with_partitions_that_lead_to_no_kernel() {
     refused(
         &files.image("cut.img"),
         1,
-        &["no kernel in", "cut.img", "partition 2 lies beyond the end of the disk"],
+        &["no kernel in", "cut.img", "partition 2 is beyond the end of the disk"],
     );
 
     for (name, sign) in [("LUKS", &b"LUKS\xba\xbe\0\x02"[..]), ("xfs", b"XFSB")] {
@@ -168,7 +168,7 @@ fn what_is_no_disk_is_not_inspected() {
     files.write("vmdk", b"KDMV");
     let inspect = |name: &str| run(["image".as_ref(), "inspect".as_ref(), files.path(name).as_os_str()]);
     refused(&inspect("vmdk"), 1, &["a VMDK image"]);
-    refused(&inspect("kernel"), 1, &["no disk image", "`vprof run` takes a kernel"]);
+    refused(&inspect("kernel"), 1, &["not a disk image", "`vprof run` takes a kernel"]);
     refused(&inspect("gone"), 1, &["can't read the image"]);
 }
 
@@ -208,7 +208,7 @@ fn initrds_that_are_none() {
     fs::create_dir(files.path("folder")).unwrap();
     refused(&files.initrd("folder"), 1, &["folder is a directory"]);
     files.write("text", b"hello");
-    refused(&files.initrd("text"), 1, &["text is no initrd"]);
+    refused(&files.initrd("text"), 1, &["text is not an initrd"]);
     let whole = initrd();
     files.write("cut", &whole[..whole.len() - 130]);
     refused(&files.initrd("cut"), 1, &["cut is cut off", "cpio"]);

@@ -1,9 +1,10 @@
-//! apt with a state of its own: nothing of the machine's package database is read or changed, and no root is needed.
+//! apt with a private state: the machine's package database is neither read nor changed, and root is not
+//! needed.
 //!
-//! What makes it private is one configuration file, named by `APT_CONFIG`, which apt reads before anything else
-//! (apt.conf(5)): lists, cache and an empty dpkg status below one directory, sources chosen by [`Mirrors`], and of
-//! the machine's own configuration only how to reach the network. Hooks of the machine's configuration, some of which
-//! expect root, are thereby left out.
+//! The state is private by one configuration file, named by `APT_CONFIG`, which apt reads first
+//! (apt.conf(5)). That file puts lists, cache and an empty dpkg status below one directory, and takes the
+//! sources from [`ArchiveMirrors`]. Of the machine's configuration it keeps only the access to the network,
+//! and so leaves out hooks that expect root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,29 +13,29 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::place::make_directory;
-use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
+use crate::sources::{ArchiveMirrors, DebianSuites, MIRROR_VARIABLE};
 use crate::tools::{output_of, run, tool};
 
-/// Parts of the machine's apt configuration that say how to reach the network.
+/// Parts of the machine's apt configuration that set the access to the network.
 const KEPT: &[&str] =
     &["Acquire::http::", "Acquire::https::", "Acquire::ForceIPv", "Acquire::Check-", "Acquire::Retries"];
 
-/// All suites weigh the same, so that the newest version wins; left to itself apt would pass over backports
-/// (apt_preferences(5), `NotAutomatic`).
+/// Preferences with the same priority for all suites, so that the newest version wins. By default apt would
+/// ignore backports (apt_preferences(5), `NotAutomatic`).
 const PREFERENCES: &str = "Package: *\nPin: release o=Debian*\nPin-Priority: 500\n";
 
-/// A private apt.
+/// apt with a private state.
 #[derive(Debug)]
 pub(crate) struct Apt {
     directory: PathBuf,
-    mirrors: Mirrors,
-    release: Release,
+    mirrors: ArchiveMirrors,
+    release: DebianSuites,
 }
 
-/// A package file as the signed package lists describe it.
+/// Package file as the signed package lists describe it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listed {
-    /// Name of the file that apt makes of it: `name_version_architecture.deb`.
+pub(crate) struct ListedPackage {
+    /// Name of apt's copy of the file: `name_version_architecture.deb`.
     pub(crate) file: String,
     /// Length in bytes.
     pub(crate) size: u64,
@@ -43,11 +44,14 @@ pub(crate) struct Listed {
 }
 
 impl Apt {
-    /// Lays out the state for a release below `directory`.
-    pub(crate) fn new(directory: &Path, release: Release) -> Result<Self> {
+    /// Creates the state for a release below `directory`.
+    pub(crate) fn new(directory: &Path, release: DebianSuites) -> Result<Self> {
         let apt = Self {
             directory: directory.to_owned(),
-            mirrors: Mirrors::of_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?,
+            mirrors: ArchiveMirrors::from_machine(
+                Path::new("/etc/apt"),
+                std::env::var(MIRROR_VARIABLE).ok(),
+            )?,
             release,
         };
         for part in ["lists/partial", "empty", "sources", "none/partial", "log"] {
@@ -82,10 +86,11 @@ impl Apt {
         })
     }
 
-    /// The packages of the kernel that a meta package like linux-image-cloud-amd64 stands for now.
+    /// Returns the packages of the kernel on which a meta package like linux-image-cloud-amd64 depends now.
     ///
-    /// Until Linux 7.1 that is one package. Since then it depends on others of the same kernel, which hold its parts.
-    pub(crate) fn kernel_behind(&self, meta: &str) -> Result<Vec<String>> {
+    /// Until Linux 7.1 the kernel is one package. Since then that package depends on others with parts of the
+    /// kernel.
+    pub(crate) fn kernel_packages(&self, meta: &str) -> Result<Vec<String>> {
         const IMAGE: &str = "linux-image-";
         let depends = self.depends_of(meta)?;
         let image = depends
@@ -104,21 +109,21 @@ impl Apt {
         Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
     }
 
-    /// The files of `packages` and, recursively, of all that they depend on, as for an empty system.
-    pub(crate) fn list_closure(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+    /// Lists the files of `packages` and of all their dependencies, as for an empty system.
+    pub(crate) fn list_closure(&self, packages: &[&str]) -> Result<Vec<ListedPackage>> {
         let mut command = self.command("apt-get")?;
-        // An empty archive directory, because apt lists only what is not in there yet.
+        // The archive directory is empty, because apt lists only packages that are not in it yet.
         command.args(["-qq", "--print-uris", "-o"]).arg(self.archives("none")).arg("install").args(packages);
         parse_uris(&output_of(&mut command)?)
     }
 
-    /// The files of `packages` alone.
-    pub(crate) fn list_alone(&self, packages: &[&str]) -> Result<Vec<Listed>> {
+    /// Lists the files of `packages` alone.
+    pub(crate) fn list_alone(&self, packages: &[&str]) -> Result<Vec<ListedPackage>> {
         let mut command = self.command("apt-get")?;
         parse_uris(&output_of(command.args(["-qq", "--print-uris", "download"]).args(packages))?)
     }
 
-    /// Downloads `packages` and all that they depend on into `to`.
+    /// Downloads `packages` and all their dependencies into `to`.
     pub(crate) fn download_closure(&self, packages: &[&str], to: &Path) -> Result<()> {
         make_directory(&to.join("partial"))?;
         let mut command = self.command("apt-get")?;
@@ -138,7 +143,7 @@ impl Apt {
     }
 }
 
-/// The private configuration; `machine` is what `apt-config dump` says on this machine.
+/// Returns the private configuration. `machine` is the output of `apt-config dump` on this machine.
 fn configuration(directory: &Path, machine: &str) -> String {
     let at = |name: &str| directory.join(name).display().to_string();
     let mut text = String::new();
@@ -164,13 +169,13 @@ fn configuration(directory: &Path, machine: &str) -> String {
         ("APT::Install-Recommends", "false".into()),
         ("APT::Update::Error-Mode", "any".into()),
         ("APT::Keep-Downloaded-Packages", "true".into()),
-        // As root apt would download as another user, who cannot write below the workspace.
+        // apt that runs as root would download as another user, who cannot write below the workspace.
         ("APT::Sandbox::User", "root".into()),
         // A suite's release may change while these lists are kept.
         ("Acquire::AllowReleaseInfoChange", "true".into()),
         ("Acquire::Languages", "none".into()),
         ("Acquire::GzipIndexes", "true".into()),
-        // Which of the lists' hashes --print-uris shows.
+        // --print-uris prints this one of the lists' hashes.
         ("Acquire::ForceHash", "SHA256".into()),
     ] {
         text.push_str(&format!("{name} \"{value}\";\n"));
@@ -179,21 +184,21 @@ fn configuration(directory: &Path, machine: &str) -> String {
 }
 
 /// Reads lines of `'URI' FILE SIZE SHA256:DIGITS`, which `apt-get --print-uris` writes.
-fn parse_uris(text: &str) -> Result<Vec<Listed>> {
+fn parse_uris(text: &str) -> Result<Vec<ListedPackage>> {
     let mut listed = Vec::new();
     for line in text.lines().filter(|line| line.starts_with('\'')) {
         let words: Vec<&str> = line.split_whitespace().collect();
         let [_, file, size, hash] = words[..] else {
-            bail!("apt-get described a package in a way that is not understood: {line}");
+            bail!("cannot parse apt-get's description of a package: {line}");
         };
         let digits = hash.strip_prefix("SHA256:").filter(|digits| digits.len() == 64);
         let (Some(digits), Ok(size)) = (digits, size.parse()) else {
             bail!("apt-get gave no length or no SHA-256 for a package: {line}");
         };
         if file.contains('/') || !file.ends_with(".deb") {
-            bail!("apt-get named a file that is no package: {line}");
+            bail!("apt-get named a file that is not a package: {line}");
         }
-        listed.push(Listed { file: file.to_owned(), size, sha256: digits.to_owned() });
+        listed.push(ListedPackage { file: file.to_owned(), size, sha256: digits.to_owned() });
     }
     if listed.is_empty() {
         bail!("apt-get listed no package");
@@ -210,7 +215,10 @@ mod tests {
         let digits = "ab".repeat(32);
         let text = format!("'http://m/pool/a_1%3a2-3_amd64.deb' a_1%3a2-3_amd64.deb 1234 SHA256:{digits}\n");
         let listed = parse_uris(&text).unwrap();
-        assert_eq!(listed, [Listed { file: "a_1%3a2-3_amd64.deb".into(), size: 1234, sha256: digits }]);
+        assert_eq!(
+            listed,
+            [ListedPackage { file: "a_1%3a2-3_amd64.deb".into(), size: 1234, sha256: digits }]
+        );
     }
 
     #[test]

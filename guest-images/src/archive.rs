@@ -1,5 +1,5 @@
-//! cpio archives in the format that Linux unpacks into its initramfs (`newc`, Documentation/driver-api/early-userspace/
-//! buffer-format.rst).
+//! cpio archives in the format that Linux unpacks into its initramfs (`newc`,
+//! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -8,27 +8,27 @@ use std::io;
 use cpio::newc::{Builder, ModeFileType, trailer};
 use guest_programs::{COMMAND_FILE, encode_command};
 
-/// Archives may follow one another in an initrd when each of them starts at a multiple of this many bytes.
+/// Alignment of archives that follow each other in an initrd, bytes.
 pub const ALIGNMENT: usize = 4;
 
-/// An archive under construction. Equal calls make equal bytes: times and owners are zero.
+/// Archive under construction. Equal calls make equal bytes: times and owners are zero.
 #[derive(Debug, Default)]
-pub struct Archive {
+pub struct CpioArchive {
     bytes: Vec<u8>,
     directories: BTreeSet<String>,
     entries: u32,
 }
 
-impl Archive {
-    /// An empty archive.
+impl CpioArchive {
+    /// Returns an empty archive.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a directory and the ones above it. A path may start with a slash.
+    /// Adds a directory and its parents. A path may start with a slash.
     ///
     /// # Errors
-    /// More than fits into the format.
+    /// The path is too long for the format.
     pub fn directory(&mut self, path: &str, mode: u32) -> io::Result<()> {
         let path = path.trim_matches('/');
         if path.is_empty() || self.directories.contains(path) {
@@ -39,29 +39,29 @@ impl Archive {
         self.entry(path, |entry| entry.mode(mode).set_mode_file_type(ModeFileType::Directory), &[])
     }
 
-    /// Adds a regular file and the directories above it.
+    /// Adds a regular file and its parent directories.
     ///
     /// # Errors
-    /// More than fits into the format: 4 GiB.
+    /// The file is larger than the format's limit of 4 GiB.
     pub fn file(&mut self, path: &str, mode: u32, contents: &[u8]) -> io::Result<()> {
         self.parents(path)?;
         self.entry(path, |entry| entry.mode(mode).set_mode_file_type(ModeFileType::Regular), contents)
     }
 
-    /// Adds a symbolic link and the directories above it.
+    /// Adds a symbolic link and its parent directories.
     ///
     /// # Errors
-    /// More than fits into the format.
+    /// The path is too long for the format.
     pub fn symlink(&mut self, path: &str, target: &str) -> io::Result<()> {
         self.parents(path)?;
         let link = |entry: Builder| entry.mode(0o777).set_mode_file_type(ModeFileType::Symlink);
         self.entry(path, link, target.as_bytes())
     }
 
-    /// Adds a character device and the directories above it.
+    /// Adds a character device and its parent directories.
     ///
     /// # Errors
-    /// More than fits into the format.
+    /// The path is too long for the format.
     pub fn character_device(&mut self, path: &str, mode: u32, major: u32, minor: u32) -> io::Result<()> {
         self.parents(path)?;
         let device = |entry: Builder| {
@@ -70,10 +70,10 @@ impl Archive {
         self.entry(path, device, &[])
     }
 
-    /// The archive's bytes; their number is a multiple of [`ALIGNMENT`].
+    /// Returns the bytes of the archive, whose number is a multiple of [`ALIGNMENT`].
     ///
     /// # Errors
-    /// None that memory can have; the format's writer has them.
+    /// Never fails for an archive in memory.
     pub fn finish(self) -> io::Result<Vec<u8>> {
         let mut bytes = trailer(self.bytes)?;
         bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
@@ -108,13 +108,13 @@ impl Archive {
     }
 }
 
-/// The archive that gives an image's init its command. Append it to the image's initrd after padding that with zeros to a
-/// multiple of [`ALIGNMENT`].
+/// Returns the archive that gives an image's init its command. A launcher pads the image's initrd with zeros
+/// to a multiple of [`ALIGNMENT`], and appends the archive.
 ///
 /// # Errors
 /// The command is longer than 4 GiB.
 pub fn command_archive<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> io::Result<Vec<u8>> {
-    let mut archive = Archive::new();
+    let mut archive = CpioArchive::new();
     archive.file(COMMAND_FILE, 0o444, &encode_command(argv))?;
     archive.finish()
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
     use std::io::Read;
 
-    /// Name, mode, inode and contents of every entry.
+    /// Returns name, mode, inode and contents of every entry.
     fn entries(bytes: &[u8]) -> Vec<(String, u32, u32, Vec<u8>)> {
         let mut all = Vec::new();
         let mut rest = bytes;
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn directories_come_before_what_is_in_them_and_once() {
-        let mut archive = Archive::new();
+        let mut archive = CpioArchive::new();
         archive.file("/lib/modules/a.ko", 0o644, b"module").unwrap();
         archive.directory("/lib/modules", 0o700).unwrap();
         archive.symlink("bin", "usr/bin").unwrap();

@@ -1,4 +1,4 @@
-//! Builds programs of this workspace so that they need no other file at run time.
+//! Builds of this workspace's programs that need no other file at run time.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,7 +13,8 @@ use crate::place::workspace;
 /// The target of `.cargo/config.toml`, whose flags make every program static.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Builds a program of this workspace for release and returns its path. Takes a moment when it is built already.
+/// Builds a program of this workspace for release and returns its path. Takes a moment if the program is
+/// built already.
 ///
 /// # Errors
 /// There is no such program, or it does not compile: the compiler's last lines are in the error.
@@ -28,9 +29,9 @@ pub fn static_binary(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Builds init and all workloads and returns the directory that they lie in.
+/// Builds init and all workloads and returns their directory.
 pub(crate) fn programs() -> Result<PathBuf> {
-    // They are unpacked into memory or copied into images at every start, so size counts.
+    // The programs are unpacked into memory or copied into images at every start, so they have to be small.
     let small = ["--config", "profile.release.codegen-units=1", "--config", "profile.release.panic='abort'"];
     let package = ["--package", "guest-programs"];
     let stripped = WORKLOADS.iter().filter(|name| **name != WITH_LINES).chain([&INIT]);
@@ -44,7 +45,7 @@ fn output_directory() -> PathBuf {
     workspace().join("target").join(TARGET).join("release")
 }
 
-/// Removes debug information and keeps symbols (`profile.strip`).
+/// Value of `profile.strip` that removes debug information and keeps symbols.
 const STRIPPED: &str = "'debuginfo'";
 
 /// Runs cargo with these arguments; `strip` is the profile's setting of that name.
@@ -54,7 +55,7 @@ fn build(strip: &str, arguments: &[&str]) -> Result<()> {
     command.args(arguments).current_dir(workspace());
     let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
     if !output.status.success() {
-        // What the compiler says has its own lines, and all of them matter.
+        // The compiler's messages have several lines, and all of them matter.
         bail!(
             "cannot build a static program with cargo {}:\n{}",
             arguments.join(" "),
@@ -79,14 +80,14 @@ mod tests {
         assert!(ran.success());
     }
 
-    /// What a program prints.
-    fn said(name: &str, arguments: &[&str]) -> String {
+    /// Returns the output of a program.
+    fn output_text(name: &str, arguments: &[&str]) -> String {
         let output = Command::new(static_binary(name).unwrap()).args(arguments).output().unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The number before or after a word.
+    /// Returns the number that is the word at this index.
     fn number(text: &str, place: usize) -> f64 {
         text.split_whitespace().nth(place).and_then(|word| word.parse().ok()).expect("a number")
     }
@@ -94,7 +95,7 @@ mod tests {
     #[test]
     fn known_shares_come_out() {
         for (name, shares) in [("shares", [0.5, 0.3, 0.2]), ("threads", [0.5, 1.0 / 3.0, 1.0 / 6.0])] {
-            let text = said(name, &["--seconds", "0.2", "--slice-millis", "1"]);
+            let text = output_text(name, &["--seconds", "0.2", "--slice-millis", "1"]);
             let used: Vec<f64> = text.lines().map(|line| number(line, 2)).collect();
             let total: f64 = used.iter().sum();
             assert_eq!(used.len(), 3, "{text}");
@@ -105,19 +106,22 @@ mod tests {
     }
 
     #[test]
-    fn programs_tell_what_they_did() {
+    fn programs_report_their_work() {
         let brief = ["--seconds", "0.05"];
-        assert!(said("recursion", &["--depth", "7", "--seconds", "0.05"]).starts_with("descend was 7 times"));
+        assert!(
+            output_text("recursion", &["--depth", "7", "--seconds", "0.05"])
+                .starts_with("descend was 7 times")
+        );
         // 1 + 2 + ... + 9,999.
-        assert!(said("loop", &["--iterations", "10000"]).contains(" 49995000, "));
-        assert!(said("call", &["--outer", "100"]).starts_with("outer 100 inner 4950 iterations"));
-        let btree = said("btree", &["--operations", "20000"]);
+        assert!(output_text("loop", &["--iterations", "10000"]).contains(" 49995000, "));
+        assert!(output_text("call", &["--outer", "100"]).starts_with("outer 100 inner 4950 iterations"));
+        let btree = output_text("btree", &["--operations", "20000"]);
         let (inserts, lookups) = (number(&btree, 0), number(&btree, 2));
         assert!(inserts + lookups == 20_000.0 && (inserts / 20_000.0 - 0.2).abs() < 0.02, "{btree}");
-        assert!(said("handler", &brief).starts_with("on_alarm ran "));
-        assert!(said("jit", &brief).contains(" b jit_inner\n"));
-        assert!(said("inlined", &brief).starts_with("outer used 0."));
-        assert!(said("filter", &["--classic", "--seconds", "0.05"]).starts_with("filter sent "));
+        assert!(output_text("handler", &brief).starts_with("on_alarm ran "));
+        assert!(output_text("jit", &brief).contains(" b jit_inner\n"));
+        assert!(output_text("inlined", &brief).starts_with("outer used 0."));
+        assert!(output_text("filter", &["--classic", "--seconds", "0.05"]).starts_with("filter sent "));
     }
 
     #[test]

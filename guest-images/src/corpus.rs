@@ -1,11 +1,12 @@
 //! Real programs of Debian's packages on one disk, with small workloads that measure themselves.
 //!
 //! ```text
-//! Debian packages --mmdebstrap--> a directory, with guest-images/corpus below /opt --mke2fs -d--> corpus-bookworm.img
+//! Debian packages ------mmdebstrap--> a directory --mke2fs -d--> corpus-bookworm.img
+//! guest-images/corpus --its /opt--------^
 //! ```
 //!
-//! The disk is one ext4 without partitions; systemd is its init. The servers are installed and do not start by
-//! themselves.
+//! The disk is one ext4 without partitions, and its init is systemd. The servers are installed but not
+//! started.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,30 +14,31 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::debian::DebianRelease;
-use crate::installation::{Installation, quoted};
+use crate::installation::{DebianInstallation, quoted};
 use crate::manifest::{Manifest, fingerprint, product};
-use crate::place::{Lock, guest_directory, make_directory};
-use crate::sources::Release;
+use crate::place::{DirectoryLock, guest_directory, make_directory};
+use crate::sources::DebianSuites;
 use crate::{Progress, disk};
 
-/// Besides what every Debian has: a system that boots, and what both releases name alike.
+/// Packages besides those of every Debian: a bootable system, and the programs that both releases name alike.
 const PACKAGES: &str = "linux-image-cloud-amd64,systemd-sysv,dbus,udev,iproute2,procps,gdb,\
     nginx,redis-server,redis-tools,postgresql,nodejs,perl,python3,python3-numpy,golang-go";
-/// What is of one release.
+/// Packages of Debian 12 alone.
 const BOOKWORM: &str = "openjdk-17-jdk-headless,ruby3.1,php8.2-cli,php8.2-opcache,wrk";
-/// What is of one release.
+/// Packages of Debian 13 alone.
 const TRIXIE: &str = "openjdk-21-jdk-headless,ruby3.3,php8.4-cli,php8.4-opcache,podman,crun";
 
-/// Identifies the file system.
+/// UUID of the file system.
 const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660006";
 
-/// Room for what a guest writes, bytes: a small database.
+/// Free space for the guest's writes, bytes: a small database.
 const FREE: u64 = 1 << 30;
 
-/// What an installer would have asked, and where the programs go; mmdebstrap gives the root's path as `$1`.
+/// Script with the settings that an installer would ask for, and the place of the programs. mmdebstrap passes
+/// the root's path as `$1`.
 const SETTLE: &str = include_str!("../corpus/settle.sh");
 
-/// The programs, which are below `/opt/corpus` in the guest.
+/// Names and texts of the programs, which are below `/opt/corpus` in the guest.
 const PROGRAMS: &[(&str, &str)] = &[
     ("phases.py", include_str!("../corpus/phases.py")),
     ("arrays.py", include_str!("../corpus/arrays.py")),
@@ -50,16 +52,16 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("servers.sh", include_str!("../corpus/servers.sh")),
 ];
 
-/// The suites of a release, and its packages as mmdebstrap takes them.
-fn contents(release: DebianRelease) -> (Release, String) {
+/// Returns the suites of a release, and its packages in mmdebstrap's form.
+fn contents(release: DebianRelease) -> (DebianSuites, String) {
     let (suites, own) = match release {
-        DebianRelease::Bookworm => (Release::Bookworm, BOOKWORM),
-        DebianRelease::Trixie => (Release::Trixie, TRIXIE),
+        DebianRelease::Bookworm => (DebianSuites::Bookworm, BOOKWORM),
+        DebianRelease::Trixie => (DebianSuites::Trixie, TRIXIE),
     };
     (suites, format!("{PACKAGES},{own}"))
 }
 
-/// Everything that decides what the image holds.
+/// Returns a fingerprint of everything that determines the contents of the image.
 fn recipe(release: DebianRelease) -> String {
     let (suites, packages) = contents(release);
     let mut parts = vec![
@@ -74,12 +76,13 @@ fn recipe(release: DebianRelease) -> String {
     fingerprint(&parts, &[], &[])
 }
 
-/// Makes `corpus-RELEASE.img` and returns its path below `target/guest`; a manifest beside it says what is in it.
+/// Makes `corpus-RELEASE.img` and returns its path below `target/guest`. A manifest next to the image lists
+/// its contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let name = format!("corpus-{release}.img");
     let image = guest_directory().join(&name);
     let manifest = image.with_extension("manifest.json");
@@ -93,7 +96,7 @@ pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf
     let kernel_release = build(release, stage.path(), &fresh)?;
     let made = product(&fresh, &name)?;
     fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    // Which packages these are, the image's own package database knows.
+    // The image's package database has the packages.
     Manifest {
         fingerprint: recipe,
         kernel_release,
@@ -106,7 +109,7 @@ pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf
     Ok(image)
 }
 
-/// Makes the disk `image` in the directory `stage`; returns the kernel's release.
+/// Makes the disk `image` in the directory `stage`, and returns the kernel's release.
 fn build(release: DebianRelease, stage: &Path, image: &Path) -> Result<String> {
     let programs = stage.join("programs");
     make_directory(&programs)?;
@@ -120,8 +123,8 @@ fn build(release: DebianRelease, stage: &Path, image: &Path) -> Result<String> {
     }
     let hook = format!("ROOT_UUID={ROOT_UUID} sh {} \"$1\" {}", quoted(&settle)?, quoted(&programs)?);
     let (suites, packages) = contents(release);
-    let root = Installation { release: suites, packages: &packages, hook }.unpack_into(stage)?;
-    let file_system = disk::Ext4 { label: "corpus", uuid: ROOT_UUID, free: FREE, owners: root.owners };
+    let root = DebianInstallation { release: suites, packages: &packages, hook }.unpack_into(stage)?;
+    let file_system = disk::Ext4Options { label: "corpus", uuid: ROOT_UUID, free: FREE, owners: root.owners };
     disk::make(&root.path, image, &file_system)?;
     Ok(root.kernel_release)
 }

@@ -1,11 +1,12 @@
-//! A Debian with systemd as anybody would install it: by its own tools, with its own kernel and initrd.
+//! A Debian with systemd in its usual installation: by its own tools, with its own kernel and initrd.
 //!
 //! ```text
 //! Debian packages --mmdebstrap--> rootfs.tar --tar--> a directory --mke2fs -d--> partition 2 --+
-//!                                     its /boot/efi --mkfs.vfat, mcopy--> partition 1 ---------+--sfdisk--> debian.img
+//!                                  its /boot/efi --mkfs.vfat, mcopy--> partition 1 ------------+
+//! both partitions --sfdisk--> debian.img
 //! ```
 //!
-//! Nothing in it knows of vprof. systemd-boot's `kernel-install` writes the boot loader's entry.
+//! The image has no traces of vprof. systemd-boot's `kernel-install` writes the boot loader's entry.
 
 use std::fmt;
 use std::fs;
@@ -14,15 +15,15 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result};
 
-use crate::installation::{Installation, quoted};
-use crate::kernel::Unknown;
-use crate::manifest::{Manifest, Product, fingerprint, product};
-use crate::place::{Lock, guest_directory};
-use crate::sources::Release;
+use crate::installation::{DebianInstallation, quoted};
+use crate::kernel::UnknownName;
+use crate::manifest::{Manifest, ProductFile, fingerprint, product};
+use crate::place::{DirectoryLock, guest_directory};
+use crate::sources::DebianSuites;
 use crate::tools::{run, tool};
 use crate::{Progress, disk, esp, partitions};
 
-/// Which of Debian's releases.
+/// Release of Debian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DebianRelease {
     /// Debian 12.
@@ -33,22 +34,22 @@ pub enum DebianRelease {
 }
 
 impl DebianRelease {
-    fn suites(self) -> Release {
+    fn suites(self) -> DebianSuites {
         match self {
-            Self::Bookworm => Release::Bookworm,
-            Self::Trixie => Release::Trixie,
+            Self::Bookworm => DebianSuites::Bookworm,
+            Self::Trixie => DebianSuites::Trixie,
         }
     }
 }
 
 impl FromStr for DebianRelease {
-    type Err = Unknown;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text {
             "bookworm" => Ok(Self::Bookworm),
             "trixie" => Ok(Self::Trixie),
-            _ => Err(Unknown::new(text, "bookworm or trixie")),
+            _ => Err(UnknownName::new(text, "bookworm or trixie")),
         }
     }
 }
@@ -59,10 +60,10 @@ impl fmt::Display for DebianRelease {
     }
 }
 
-/// The format of an image's file.
+/// Format of an image's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum FileFormat {
-    /// Byte by byte as the guest sees it.
+    /// The bytes of the disk as the guest sees them.
     #[default]
     Raw,
     /// qcow2.
@@ -70,13 +71,13 @@ pub enum FileFormat {
 }
 
 impl FromStr for FileFormat {
-    type Err = Unknown;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         match text {
             "raw" => Ok(Self::Raw),
             "qcow2" => Ok(Self::Qcow2),
-            _ => Err(Unknown::new(text, "raw or qcow2")),
+            _ => Err(UnknownName::new(text, "raw or qcow2")),
         }
     }
 }
@@ -90,17 +91,18 @@ impl fmt::Display for FileFormat {
     }
 }
 
-/// Which Debian image.
+/// Options of a Debian image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DebianOptions {
-    /// The release.
+    /// Release of Debian.
     pub release: DebianRelease,
-    /// The file's format.
+    /// Format of the file.
     pub format: FileFormat,
 }
 
 impl DebianOptions {
-    /// The image's file name: `debian.img` for the defaults, else with what differs, like `debian-trixie.qcow2`.
+    /// Returns the image's file name: `debian.img` for the defaults; other options are in the name, like
+    /// `debian-trixie.qcow2`.
     pub fn file_name(&self) -> String {
         let release = match self.release {
             DebianRelease::Bookworm => String::new(),
@@ -114,20 +116,20 @@ impl DebianOptions {
     }
 }
 
-/// Besides what every Debian has: what makes it a system that boots, and the boot loader with its tool.
+/// Packages besides those of every Debian: a bootable system, and the boot loader with its tool.
 const PACKAGES: &str =
     "linux-image-cloud-amd64,systemd-sysv,dbus,udev,systemd-boot,systemd-boot-efi,iproute2";
 
-/// Identifies the root file system.
+/// UUID of the root file system.
 const ROOT_UUID: &str = "6f1d2c3e-5a4b-4c8d-9e7f-767072660002";
-/// Identifies the EFI system partition: FAT's volume id.
+/// FAT's volume id of the EFI system partition.
 const ESP_ID: &str = "76707266";
 
-/// What an installer would have asked, and what the boot loader's tool must be told where nothing is mounted.
-/// mmdebstrap gives the root's path as `$1`.
+/// Script with the settings that an installer would ask for, and those that the boot loader's tool needs
+/// because nothing is mounted. mmdebstrap passes the root's path as `$1`.
 const SETTLE: &str = include_str!("debian-settle.sh");
 
-/// Everything in this crate that decides what the image holds.
+/// Everything in this crate that determines the contents of the image.
 const RECIPE: &[&str] = &[
     SETTLE,
     include_str!("debian.rs"),
@@ -137,12 +139,13 @@ const RECIPE: &[&str] = &[
     include_str!("partitions.rs"),
 ];
 
-/// Makes a Debian image and returns its path below `target/guest`; a manifest beside it says what is in it.
+/// Makes a Debian image and returns its path below `target/guest`. A manifest next to the image lists its
+/// contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let directory = guest_directory();
     let raw = DebianOptions { format: FileFormat::Raw, ..*options };
     let image = directory.join(raw.file_name());
@@ -162,8 +165,13 @@ pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBu
     }
 }
 
-/// The raw image in a qcow2 file, made again where the raw one was.
-fn qcow2_of(raw: &Path, options: &DebianOptions, lock: &Lock, progress: &dyn Progress) -> Result<PathBuf> {
+/// Converts the raw image to qcow2, unless the qcow2 file was made from the same raw image.
+fn qcow2_of(
+    raw: &Path,
+    options: &DebianOptions,
+    lock: &DirectoryLock,
+    progress: &dyn Progress,
+) -> Result<PathBuf> {
     let image = guest_directory().join(options.file_name());
     let manifest = image.with_added_extension("manifest.json");
     let of_raw = Manifest::read(&raw.with_extension("manifest.json"))?;
@@ -182,25 +190,26 @@ fn qcow2_of(raw: &Path, options: &DebianOptions, lock: &Lock, progress: &dyn Pro
     Ok(image)
 }
 
-fn record(path: &Path, fingerprint: String, kernel_release: String, made: Product) -> Result<()> {
-    // Which packages these are, the image's own package database knows.
+fn record(path: &Path, fingerprint: String, kernel_release: String, made: ProductFile) -> Result<()> {
+    // The image's package database has the packages.
     Manifest { fingerprint, kernel_release, products: vec![made], packages: Vec::new(), programs: Vec::new() }
         .write(path)
 }
 
-/// Makes `disk` in the directory `stage`; returns the kernel's release.
+/// Makes `disk` in the directory `stage`, and returns the kernel's release.
 fn build(release: DebianRelease, stage: &Path, progress: &dyn Progress) -> Result<String> {
     progress.begin(&format!("installing Debian's {release}"));
     let settle = stage.join("settle.sh");
     fs::write(&settle, SETTLE).with_context(|| format!("cannot write {}", settle.display()))?;
     let hook = format!("ROOT_UUID={ROOT_UUID} ESP_ID={ESP_ID} sh {} \"$1\"", quoted(&settle)?);
-    let installation = Installation { release: release.suites(), packages: PACKAGES, hook };
+    let installation = DebianInstallation { release: release.suites(), packages: PACKAGES, hook };
     let root = installation.unpack_into(stage)?;
     progress.end();
     progress.begin("making the Debian image");
     let esp = stage.join("esp");
     esp::make(&root.path.join("boot/efi"), &esp, ESP_ID)?;
-    let file_system = disk::Ext4 { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
+    let file_system =
+        disk::Ext4Options { label: "debian", uuid: ROOT_UUID, free: 512 << 20, owners: root.owners };
     let root_image = stage.join("rootfs");
     disk::make(&root.path, &root_image, &file_system)?;
     partitions::join(&stage.join("disk"), &esp, &root_image)?;

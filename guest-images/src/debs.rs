@@ -1,4 +1,4 @@
-//! The store of Debian packages: what was resolved once stays what it is until the store is deleted.
+//! Store of Debian packages. Versions that were resolved once stay the same until the store is deleted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,61 +8,61 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::Progress;
-use crate::apt::{Apt, Listed};
-use crate::manifest::{Input, sha256_of};
+use crate::apt::{Apt, ListedPackage};
+use crate::manifest::{PackageFile, sha256_of};
 use crate::place::{make_directory, write_whole};
-use crate::sources::Release;
+use crate::sources::DebianSuites;
 use crate::tools::{pipe, tool};
 
-/// What is wanted from Debian.
+/// Packages that a recipe needs from Debian.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Wanted<'a> {
-    /// Packages of Debian 12 with everything that they depend on.
+pub(crate) enum PackageQuery<'a> {
+    /// Packages of Debian 12 with all their dependencies.
     Closure(&'a [&'a str]),
-    /// The kernel that a meta package of a release stands for, alone: what else it depends on serves only its
-    /// installation.
-    Kernel(Release, &'a str),
+    /// Kernel on which a meta package of a release depends, without the other dependencies, which only the
+    /// installation needs.
+    Kernel(DebianSuites, &'a str),
 }
 
-impl Wanted<'_> {
-    /// Under which name the answer is kept; another list of packages is another question.
+impl PackageQuery<'_> {
+    /// Returns the key under which the resolved packages are kept. Another list of packages has another key.
     fn key(&self) -> String {
         match self {
             Self::Closure(packages) => packages.join(" "),
-            // With the suites: the same question to others has another answer.
+            // The key has the suites, because other suites have another kernel.
             Self::Kernel(release, meta) => format!("kernel {} {meta}", release.suites()),
         }
     }
 
-    fn release(&self) -> Release {
+    fn release(&self) -> DebianSuites {
         match self {
-            Self::Closure(_) => Release::Bookworm,
+            Self::Closure(_) => DebianSuites::Bookworm,
             Self::Kernel(release, _) => *release,
         }
     }
 }
 
-/// The packages of each answered question, in `resolved.json`.
+/// Packages of each query that was resolved, in `resolved.json`.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Resolved {
-    answers: BTreeMap<String, Vec<Input>>,
+struct ResolvedQueries {
+    answers: BTreeMap<String, Vec<PackageFile>>,
 }
 
-/// The directory of package files with the answers that led to them.
+/// Directory of package files, and the resolved queries.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub(crate) struct PackageStore {
     directory: PathBuf,
     apt_directory: PathBuf,
-    resolved: Resolved,
-    apts: BTreeMap<Release, Apt>,
+    resolved: ResolvedQueries,
+    apts: BTreeMap<DebianSuites, Apt>,
 }
 
-impl Store {
-    /// Opens the store below the guest directory. Whoever uses it holds the lock of that directory.
+impl PackageStore {
+    /// Opens the store below the guest directory. The caller holds the lock of that directory.
     pub(crate) fn open(guest_directory: &Path) -> Result<Self> {
         let directory = guest_directory.join("debs");
         make_directory(&directory)?;
-        // A file that cannot be read is as good as none: everything is asked again.
+        // If the file cannot be read, every query is resolved again.
         let resolved = fs::read(directory.join("resolved.json"))
             .ok()
             .and_then(|text| serde_json::from_slice(&text).ok())
@@ -70,18 +70,23 @@ impl Store {
         Ok(Self { directory, apt_directory: guest_directory.join("apt"), resolved, apts: BTreeMap::new() })
     }
 
-    /// The path of a package file.
-    pub(crate) fn path(&self, input: &Input) -> PathBuf {
+    /// Returns the path of a package file.
+    pub(crate) fn path(&self, input: &PackageFile) -> PathBuf {
         self.directory.join(&input.file)
     }
 
-    /// The paths of package files.
-    pub(crate) fn paths(&self, inputs: &[Input]) -> Vec<PathBuf> {
+    /// Returns the paths of package files.
+    pub(crate) fn paths(&self, inputs: &[PackageFile]) -> Vec<PathBuf> {
         inputs.iter().map(|input| self.path(input)).collect()
     }
 
-    /// The packages wanted, all of them in the store. Uses the network only for what was never resolved or is gone.
-    pub(crate) fn fetch(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+    /// Returns the packages of a query, all of them in the store. Uses the network only for a query that was
+    /// never resolved, or whose files are missing.
+    pub(crate) fn fetch(
+        &mut self,
+        wanted: PackageQuery<'_>,
+        progress: &dyn Progress,
+    ) -> Result<Vec<PackageFile>> {
         let key = wanted.key();
         if let Some(known) = self.resolved.answers.get(&key)
             && known.iter().all(|input| self.holds(input))
@@ -95,33 +100,34 @@ impl Store {
         Ok(inputs)
     }
 
-    fn holds(&self, input: &Input) -> bool {
+    fn holds(&self, input: &PackageFile) -> bool {
         fs::metadata(self.path(input)).is_ok_and(|meta| meta.len() == input.size)
     }
 
-    fn resolve(&mut self, wanted: Wanted<'_>, progress: &dyn Progress) -> Result<Vec<Input>> {
+    fn resolve(&mut self, wanted: PackageQuery<'_>, progress: &dyn Progress) -> Result<Vec<PackageFile>> {
         let release = wanted.release();
         let apt = match self.apts.remove(&release) {
             Some(apt) => apt,
             None => self.fresh_apt(release, progress)?,
         };
-        // A meta package is replaced by what it stands for; from here on the question does not change any more.
+        // The meta package is replaced by the kernel's packages, so that all later steps see the same
+        // versions.
         let kernel = match wanted {
-            Wanted::Kernel(_, meta) => apt.kernel_behind(meta)?,
-            Wanted::Closure(_) => Vec::new(),
+            PackageQuery::Kernel(_, meta) => apt.kernel_packages(meta)?,
+            PackageQuery::Closure(_) => Vec::new(),
         };
         let kernel: Vec<&str> = kernel.iter().map(String::as_str).collect();
         let listed = match wanted {
-            Wanted::Closure(packages) => apt.list_closure(packages)?,
-            Wanted::Kernel(..) => apt.list_alone(&kernel)?,
+            PackageQuery::Closure(packages) => apt.list_closure(packages)?,
+            PackageQuery::Kernel(..) => apt.list_alone(&kernel)?,
         };
         let bytes: u64 = listed.iter().map(|listed| listed.size).sum();
         let megabytes = bytes.div_ceil(1_000_000);
         progress.begin(&format!("fetching Debian packages: {} files, {megabytes} MB", listed.len()));
         self.remove_damaged(&listed)?;
         match wanted {
-            Wanted::Closure(packages) => apt.download_closure(packages, &self.directory)?,
-            Wanted::Kernel(..) => apt.download_alone(&kernel, &self.directory)?,
+            PackageQuery::Closure(packages) => apt.download_closure(packages, &self.directory)?,
+            PackageQuery::Kernel(..) => apt.download_alone(&kernel, &self.directory)?,
         }
         let inputs = listed.iter().map(|listed| self.check(listed)).collect::<Result<Vec<_>>>()?;
         progress.end();
@@ -129,7 +135,7 @@ impl Store {
         Ok(inputs)
     }
 
-    fn fresh_apt(&self, release: Release, progress: &dyn Progress) -> Result<Apt> {
+    fn fresh_apt(&self, release: DebianSuites, progress: &dyn Progress) -> Result<Apt> {
         progress.begin(&format!("reading the package lists of Debian's {}", release.name()));
         let apt = Apt::new(&self.apt_directory.join(release.name()), release)?;
         apt.update()?;
@@ -137,8 +143,8 @@ impl Store {
         Ok(apt)
     }
 
-    /// Removes what is there with the wrong contents: apt goes by name and length and would keep it.
-    fn remove_damaged(&self, listed: &[Listed]) -> Result<()> {
+    /// Removes files with wrong contents. apt compares only name and length, and would keep them.
+    fn remove_damaged(&self, listed: &[ListedPackage]) -> Result<()> {
         for listed in listed {
             let path = self.directory.join(&listed.file);
             if path.exists() && sha256_of(&path)? != listed.sha256 {
@@ -148,8 +154,8 @@ impl Store {
         Ok(())
     }
 
-    /// Compares a downloaded file with what the signed lists say of it.
-    fn check(&self, listed: &Listed) -> Result<Input> {
+    /// Compares a downloaded file with its hash in the signed lists.
+    fn check(&self, listed: &ListedPackage) -> Result<PackageFile> {
         let path = self.directory.join(&listed.file);
         let sha256 = sha256_of(&path)?;
         ensure!(
@@ -159,11 +165,11 @@ impl Store {
             listed.sha256
         );
         let (name, version) = name_and_version(&listed.file)?;
-        Ok(Input { name, version, file: listed.file.clone(), size: listed.size, sha256 })
+        Ok(PackageFile { name, version, file: listed.file.clone(), size: listed.size, sha256 })
     }
 }
 
-/// Takes `name_version_architecture.deb` apart. apt writes the colon of an epoch as `%3a`.
+/// Splits `name_version_architecture.deb`. apt writes the colon of an epoch as `%3a`.
 fn name_and_version(file: &str) -> Result<(String, String)> {
     let mut parts = file.split('_');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
@@ -172,14 +178,14 @@ fn name_and_version(file: &str) -> Result<(String, String)> {
     }
 }
 
-/// Unpacks a package into `root`; symbolic links to directories that are there (`/lib` to `/usr/lib`) stay.
+/// Unpacks a package into `root`. Existing symbolic links to directories (`/lib` to `/usr/lib`) stay.
 ///
-/// `tar_options` choose what is unpacked.
+/// `tar_options` select the files that are unpacked.
 pub(crate) fn unpack(deb: &Path, root: &Path, tar_options: &[&str]) -> Result<()> {
     let mut contents = tool("dpkg-deb", "dpkg")?;
     contents.arg("--fsys-tarfile").arg(deb);
     let mut tar = tool("tar", "tar")?;
-    // Owners are set in the image; modes must be right whatever the umask.
+    // Owners are set in the image later. Modes must not depend on the umask.
     tar.args(["-x", "--keep-directory-symlink", "--no-same-owner", "--preserve-permissions", "-C"]);
     tar.arg(root).args(tar_options);
     pipe(&mut contents, &mut tar).with_context(|| format!("cannot unpack {}", deb.display()))
@@ -202,18 +208,18 @@ mod tests {
         let debs = directory.path().join("debs");
         fs::create_dir(&debs).unwrap();
         fs::write(debs.join("a_1_amd64.deb"), b"abc").unwrap();
-        let input = Input {
+        let input = PackageFile {
             name: "a".into(),
             version: "1".into(),
             file: "a_1_amd64.deb".into(),
             size: 3,
             sha256: "00".into(),
         };
-        let resolved = Resolved { answers: [("a b".to_owned(), vec![input.clone()])].into() };
+        let resolved = ResolvedQueries { answers: [("a b".to_owned(), vec![input.clone()])].into() };
         fs::write(debs.join("resolved.json"), serde_json::to_vec(&resolved).unwrap()).unwrap();
-        let mut store = Store::open(directory.path()).unwrap();
+        let mut store = PackageStore::open(directory.path()).unwrap();
         assert_eq!(
-            store.fetch(Wanted::Closure(&["a", "b"]), &crate::Silent).unwrap(),
+            store.fetch(PackageQuery::Closure(&["a", "b"]), &crate::SilentProgress).unwrap(),
             std::slice::from_ref(&input)
         );
         assert!(!directory.path().join("apt").exists());

@@ -1,4 +1,4 @@
-//! The demo image: a small Debian on one disk, with programs whose use of the CPU is known.
+//! Demo image: a small Debian on one disk, with programs whose use of the CPU is known.
 
 use std::collections::HashMap;
 use std::fs;
@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 
 use crate::binary::programs;
-use crate::debs::{Store, Wanted};
-use crate::kernel::{Flavour, Kernel, Series, wanted};
-use crate::manifest::{Input, Manifest, Program, fingerprint, product, sha256_of};
-use crate::place::{Lock, guest_directory};
+use crate::debs::{PackageQuery, PackageStore};
+use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
+use crate::manifest::{Manifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
+use crate::place::{DirectoryLock, guest_directory};
 use crate::rootfs::{self, put, put_directory, read, set_mode, settle};
 use crate::{Progress, disk, foreign, initrd};
 
@@ -32,55 +32,59 @@ const PACKAGES: &[&str] = &[
 
 /// Modules without which the guest cannot reach its disk.
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
-/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on it.
-/// No others: in the portable host the guest takes a tenth of a second to check the signature of each.
+/// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on
+/// that module. There are no others, because in the portable host the guest needs 0.1 s to check the
+/// signature of each.
 const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 
-/// Modules that lie on the disk, for whoever loads them: `insmod` on each line of [`MORE_MODULES_ORDER`].
+/// Modules on the disk that the user can load: `insmod` on each line of [`MORE_MODULES_ORDER`].
 const MORE_MODULES: &[&str] =
     &["virtio_net", "virtio_console", "virtio_balloon", "vmw_vsock_virtio_transport"];
-/// What they are in, and the list of them, each after all that it needs.
+/// Directory of [`MORE_MODULES`].
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
-/// See above.
+/// List of [`MORE_MODULES`], each after its dependencies.
 const MORE_MODULES_ORDER: &str = "usr/lib/modules/more/load-order";
 
-/// The workload in `/usr/bin/demo-load`.
+/// Workload in `/usr/bin/demo-load`.
 const LOAD_SCRIPT: &str = include_str!("demo-load.sh");
-/// That in `/usr/bin/mixed-load`.
+/// Workload in `/usr/bin/mixed-load`.
 const MIXED_SCRIPT: &str = include_str!("mixed-load.sh");
 
-/// What decides what an image holds, besides what every root file system is made by: when it changes, images are made anew.
+/// Sources that determine the contents of an image, besides those of every root file system. Images are made
+/// again when one changes.
 const RECIPE: &[&str] = &[LOAD_SCRIPT, MIXED_SCRIPT, include_str!("demo.rs")];
 
-/// Which demo image.
+/// Options of a demo image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DemoOptions {
-    /// The kernel's series.
-    pub series: Series,
-    /// The kernel's configuration.
-    pub flavour: Flavour,
+    /// Series of the kernel.
+    pub series: KernelSeries,
+    /// Configuration of the kernel.
+    pub flavour: KernelFlavour,
 }
 
 impl DemoOptions {
-    /// The image's name without `.img`: `demo` for the defaults, else with what differs, like `demo-6.12-generic`.
+    /// Returns the image's name without `.img`: `demo` for the defaults; other options are in the name, like
+    /// `demo-6.12-generic`.
     pub fn name(&self) -> String {
         let mut name = String::from("demo");
-        if self.series != Series::default() {
+        if self.series != KernelSeries::default() {
             name.push_str(&format!("-{}", self.series));
         }
-        if self.flavour != Flavour::default() {
+        if self.flavour != KernelFlavour::default() {
             name.push_str(&format!("-{}", self.flavour));
         }
         name
     }
 }
 
-/// Makes a demo image and returns its path, `target/guest/NAME.img`; `NAME.manifest.json` beside it says what is in it.
+/// Makes a demo image and returns its path, `target/guest/NAME.img`. `NAME.manifest.json` next to the image
+/// lists its contents.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
 pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let directory = guest_directory();
     let image = directory.join(options.name()).with_added_extension("img");
     let manifest_path = directory.join(options.name()).with_added_extension("manifest.json");
@@ -91,13 +95,13 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let programs = WORKLOADS
         .iter()
         .chain([&INIT])
-        .map(|name| Ok(Program { name: (*name).to_owned(), sha256: sha256_of(&binaries.join(name))? }))
+        .map(|name| Ok(ProgramFile { name: (*name).to_owned(), sha256: sha256_of(&binaries.join(name))? }))
         .collect::<Result<Vec<_>>>()?;
 
-    let mut store = Store::open(&directory)?;
+    let mut store = PackageStore::open(&directory)?;
     let kernel_inputs = store.fetch(wanted(options.series, options.flavour), progress)?;
-    let root_inputs = store.fetch(Wanted::Closure(PACKAGES), progress)?;
-    let packages: Vec<Input> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
+    let root_inputs = store.fetch(PackageQuery::Closure(PACKAGES), progress)?;
+    let packages: Vec<PackageFile> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint = fingerprint(&[RECIPE, rootfs::RECIPE, foreign::SOURCES].concat(), &packages, &programs);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
@@ -117,22 +121,22 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     Ok(image)
 }
 
-/// What the disk's file system is like.
-fn file_system() -> disk::Ext4<'static> {
+/// Returns the options of the disk's file system.
+fn file_system() -> disk::Ext4Options<'static> {
     let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660001";
-    disk::Ext4 { label: "vprof", uuid, free: 128 << 20, owners: HashMap::new() }
+    disk::Ext4Options { label: "vprof", uuid, free: 128 << 20, owners: HashMap::new() }
 }
 
-/// Lays out the root file system.
+/// Creates the files of the root file system.
 fn fill(
     root: &Path,
-    store: &Store,
-    root_inputs: &[Input],
-    kernel_inputs: &[Input],
+    store: &PackageStore,
+    root_inputs: &[PackageFile],
+    kernel_inputs: &[PackageFile],
     binaries: &Path,
-) -> Result<Kernel> {
+) -> Result<UnpackedKernel> {
     rootfs::unpack_packages(&store.paths(root_inputs), root)?;
-    let kernel = Kernel::unpack(&store.paths(kernel_inputs), root)?;
+    let kernel = UnpackedKernel::unpack(&store.paths(kernel_inputs), root)?;
     rootfs::put_boot(root, &kernel, &initrd_of(&kernel, binaries)?)?;
     put_more_modules(root, &kernel)?;
     for name in WORKLOADS {
@@ -148,8 +152,8 @@ fn fill(
     Ok(kernel)
 }
 
-/// The modules that are not in the initrd.
-fn put_more_modules(root: &Path, kernel: &Kernel) -> Result<()> {
+/// Adds the modules that are not in the initrd.
+fn put_more_modules(root: &Path, kernel: &UnpackedKernel) -> Result<()> {
     let loaded = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let modules = kernel.modules.load_order(&[], MORE_MODULES)?;
     put_directory(&root.join(MORE_MODULES_DIRECTORY), 0o755)?;
@@ -162,8 +166,8 @@ fn put_more_modules(root: &Path, kernel: &Kernel) -> Result<()> {
     put(&root.join(MORE_MODULES_ORDER), 0o644, order.as_bytes())
 }
 
-/// The initrd: init, modules, and one workload for guests that have no disk.
-fn initrd_of(kernel: &Kernel, binaries: &Path) -> Result<Vec<u8>> {
+/// Returns the initrd: init, modules, and one workload for guests without a disk.
+fn initrd_of(kernel: &UnpackedKernel, binaries: &Path) -> Result<Vec<u8>> {
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let init = read(&binaries.join(INIT))?;
     let spin = read(&binaries.join("spin"))?;
@@ -184,10 +188,10 @@ mod tests {
     #[test]
     fn images_are_named_by_what_differs() {
         let name = |series, flavour| DemoOptions { series, flavour }.name();
-        assert_eq!(name(Series::V6_1, Flavour::Cloud), "demo");
-        assert_eq!(name(Series::V6_12, Flavour::Cloud), "demo-6.12");
-        assert_eq!(name(Series::V6_1, Flavour::Generic), "demo-generic");
-        assert_eq!(name(Series::V6_12, Flavour::Generic), "demo-6.12-generic");
-        assert_eq!(name(Series::Newest, Flavour::Rt), "demo-newest-rt");
+        assert_eq!(name(KernelSeries::V6_1, KernelFlavour::Cloud), "demo");
+        assert_eq!(name(KernelSeries::V6_12, KernelFlavour::Cloud), "demo-6.12");
+        assert_eq!(name(KernelSeries::V6_1, KernelFlavour::Generic), "demo-generic");
+        assert_eq!(name(KernelSeries::V6_12, KernelFlavour::Generic), "demo-6.12-generic");
+        assert_eq!(name(KernelSeries::Newest, KernelFlavour::Rt), "demo-newest-rt");
     }
 }

@@ -1,4 +1,4 @@
-//! Turns a directory into a disk.
+//! Disks made from directories.
 
 use std::collections::HashMap;
 use std::fs::{self, File, Metadata};
@@ -11,41 +11,41 @@ use anyhow::{Context, Result, bail};
 
 use crate::tools::{run, tool};
 
-/// Image sizes are multiples of this, bytes.
+/// Unit of image sizes, bytes.
 const STEP: u64 = 16 << 20;
 
-/// What a file system is to be like, besides its files.
+/// Options of a file system.
 #[derive(Debug)]
-pub(crate) struct Ext4<'a> {
-    /// Its label.
+pub(crate) struct Ext4Options<'a> {
+    /// Label of the file system.
     pub(crate) label: &'a str,
-    /// Identifies it; fixed so that equal inputs make equal disks as far as mke2fs can.
+    /// UUID of the file system, fixed so that equal inputs make equal disks, as far as mke2fs can.
     pub(crate) uuid: &'a str,
-    /// Room for what a guest writes, bytes.
+    /// Free space for the guest's writes, bytes.
     pub(crate) free: u64,
     /// User and group of files, by path below the root, that do not belong to root.
     pub(crate) owners: HashMap<PathBuf, (u32, u32)>,
 }
 
 /// Makes a sparse file that is one ext4 file system with the contents of `root`.
-pub(crate) fn make(root: &Path, image: &Path, fs: &Ext4<'_>) -> Result<()> {
-    let Ext4 { label, uuid, free, owners } = fs;
+pub(crate) fn make(root: &Path, image: &Path, fs: &Ext4Options<'_>) -> Result<()> {
+    let Ext4Options { label, uuid, free, owners } = fs;
     let contents = walk(root)?;
-    // Every file ends in the middle of a block, and inodes take room as well.
+    // Every file ends in the middle of a block, and inodes need space as well.
     let used: u64 = contents.iter().map(|(_, meta)| meta.len().next_multiple_of(4096) + 1024).sum();
     let size = (used + used / 8 + free).next_multiple_of(STEP);
     let file = File::create(image).with_context(|| format!("cannot write {}", image.display()))?;
     file.set_len(size).with_context(|| format!("cannot make {} {size} bytes long", image.display()))?;
     drop(file);
     let mut mke2fs = tool("mke2fs", "e2fsprogs")?;
-    // Left to itself mke2fs gives a small disk blocks of 1 KiB, which no real installation has.
+    // By default mke2fs gives a small disk blocks of 1 KiB, which no real installation has.
     mke2fs.args(["-q", "-F", "-t", "ext4", "-b", "4096", "-m", "0", "-L", label, "-U", uuid]);
     mke2fs.args(["-E", &format!("root_owner=0:0,hash_seed={uuid}"), "-d"]).arg(root).arg(image);
     run(&mut mke2fs).with_context(|| format!("cannot make a file system in {}", image.display()))?;
     give(root, &contents, owners, image)
 }
 
-/// Everything below a directory, without itself.
+/// Returns everything below a directory, without the directory.
 fn walk(root: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
     let mut found = Vec::new();
     let mut open = vec![root.to_owned()];
@@ -65,7 +65,8 @@ fn walk(root: &Path) -> Result<Vec<(PathBuf, Metadata)>> {
     Ok(found)
 }
 
-/// mke2fs copies owners, and whoever builds without being root owns everything: debugfs sets that right.
+/// Sets the owners of files in the image by debugfs. mke2fs copies the owners in the directory, which belongs
+/// to the user who builds.
 fn give(
     root: &Path,
     contents: &[(PathBuf, Metadata)],
@@ -76,7 +77,10 @@ fn give(
     for (path, meta) in contents {
         let inside = path.strip_prefix(root).unwrap_or(path);
         let Some(name) = inside.to_str().filter(|name| !name.contains(['"', '\n'])) else {
-            bail!("{} has a name that debugfs cannot be told", path.display());
+            bail!(
+                "cannot pass the name of {} to debugfs: it has a quote, a newline, or is not UTF-8",
+                path.display()
+            );
         };
         let (uid, gid) = owners.get(inside).copied().unwrap_or((0, 0));
         for (field, has, wanted) in [("uid", meta.uid(), uid), ("gid", meta.gid(), gid)] {
@@ -93,10 +97,10 @@ fn give(
     std::io::Seek::rewind(&mut list).context("cannot rewind a temporary file")?;
     let mut debugfs = tool("debugfs", "e2fsprogs")?;
     debugfs.arg("-w").arg(image).stdin(Stdio::from(list));
-    // debugfs repeats every command on stdout, and says on stderr what it could not do while it exits with 0.
+    // debugfs repeats every command on stdout. It exits with 0 even after a failure, which is only on stderr.
     let output = run(&mut debugfs)?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    match said.lines().find(|line| !line.starts_with("debugfs ") && !line.trim().is_empty()) {
+    let messages = String::from_utf8_lossy(&output.stderr);
+    match messages.lines().find(|line| !line.starts_with("debugfs ") && !line.trim().is_empty()) {
         Some(problem) => bail!("debugfs cannot change owners in {}: {problem}", image.display()),
         None => Ok(()),
     }
@@ -114,7 +118,8 @@ mod tests {
         fs::create_dir_all(root.join("etc/with space")).unwrap();
         fs::write(root.join("etc/with space/file"), b"hello\n").unwrap();
         std::os::unix::fs::symlink("etc", root.join("link")).unwrap();
-        // As if another user had built it; only root can make it so, everyone else has it anyway.
+        // Another user's build is imitated, which only root can do; for other users the files are such
+        // already.
         if fs::metadata(&root).unwrap().uid() == 0 {
             std::os::unix::fs::chown(root.join("etc/with space/file"), Some(1234), Some(1234)).unwrap();
             std::os::unix::fs::lchown(root.join("link"), Some(1234), Some(1234)).unwrap();
@@ -122,7 +127,7 @@ mod tests {
         let image = directory.path().join("x.img");
         let uuid = "6f1d2c3e-5a4b-4c8d-9e7f-767072660009";
         let owners = HashMap::from([(PathBuf::from("etc/with space"), (7, 8))]);
-        make(&root, &image, &Ext4 { label: "x", uuid, free: 8 << 20, owners }).unwrap();
+        make(&root, &image, &Ext4Options { label: "x", uuid, free: 8 << 20, owners }).unwrap();
         let debugfs = |request: &str| {
             output_of(tool("debugfs", "e2fsprogs").unwrap().args(["-R", request]).arg(&image)).unwrap()
         };

@@ -1,4 +1,4 @@
-//! An EFI system partition from a directory.
+//! EFI system partition made from a directory.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -8,11 +8,11 @@ use anyhow::{Context, Result};
 use crate::place::make_directory;
 use crate::tools::{run, tool};
 
-/// Its size, bytes: room for a few kernels with their initrds, and enough clusters for FAT32.
+/// Size of the partition, bytes: enough for a few kernels with their initrds, and for the clusters of FAT32.
 const SIZE: u64 = 128 << 20;
 
-/// Makes a sparse file that is a FAT32 file system with the contents of `directory`, which is empty afterwards: it is
-/// where the partition is going to be mounted. `id` is its volume id, eight hexadecimal digits.
+/// Makes a sparse file that is a FAT32 file system with the contents of `directory`. Afterwards `directory`
+/// is empty, because the guest mounts the partition there. `id` is the volume id, eight hexadecimal digits.
 pub(crate) fn make(directory: &Path, image: &Path, id: &str) -> Result<()> {
     let file = File::create(image).with_context(|| format!("cannot write {}", image.display()))?;
     file.set_len(SIZE).with_context(|| format!("cannot make {} {SIZE} bytes long", image.display()))?;

@@ -6,17 +6,19 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use guest_programs::LOAD_ORDER;
 
-use crate::archive::Archive;
-use crate::modules::Module;
+use crate::archive::CpioArchive;
+use crate::modules::KernelModule;
 
-/// What every initramfs of this project starts with: mount points, the console, and modules in the order of loading.
-pub(crate) fn base(modules: &[Module]) -> io::Result<Archive> {
-    let mut archive = Archive::new();
+/// Returns the beginning of every initramfs of this project: mount points, the console, and modules in the
+/// order of loading.
+pub(crate) fn base(modules: &[KernelModule]) -> io::Result<CpioArchive> {
+    let mut archive = CpioArchive::new();
     for directory in ["dev", "proc", "sys", "run", "newroot"] {
         archive.directory(directory, 0o755)?;
     }
     archive.directory("tmp", 0o1777)?;
-    // The kernel opens it for init before anything is mounted (Documentation/admin-guide/devices.txt).
+    // The kernel opens the console for init before anything is mounted
+    // (Documentation/admin-guide/devices.txt).
     archive.character_device("dev/console", 0o600, 5, 1)?;
     archive.character_device("dev/null", 0o666, 1, 3)?;
     let mut order = String::new();
@@ -30,7 +32,7 @@ pub(crate) fn base(modules: &[Module]) -> io::Result<Archive> {
     Ok(archive)
 }
 
-/// gzip, which every Linux can unpack. The bytes depend on nothing but the input.
+/// Compresses with gzip, which every Linux can unpack. Equal inputs give equal bytes.
 pub(crate) fn compress(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::new(6));
     encoder.write_all(bytes)?;
@@ -44,7 +46,7 @@ mod tests {
 
     #[test]
     fn modules_are_listed_in_order() {
-        let module = |name: &str| Module { name: name.into(), contents: name.as_bytes().to_vec() };
+        let module = |name: &str| KernelModule { name: name.into(), contents: name.as_bytes().to_vec() };
         let archive = base(&[module("virtio"), module("virtio_blk")]).unwrap().finish().unwrap();
         let mut text = Vec::new();
         flate2::read::GzDecoder::new(&compress(&archive).unwrap()[..]).read_to_end(&mut text).unwrap();

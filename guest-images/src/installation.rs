@@ -1,7 +1,7 @@
-//! Debian installed by its own tools into a directory.
+//! Installation of Debian by its own tools into a directory.
 //!
 //! ```text
-//! Debian packages --mmdebstrap--> an archive --tar--> a directory, and who owns what
+//! Debian packages --mmdebstrap--> an archive --tar--> a directory, and the owners of its files
 //! ```
 
 use std::collections::HashMap;
@@ -11,32 +11,32 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::place::make_directory;
-use crate::sources::{MIRROR_VARIABLE, Mirrors, Release};
+use crate::sources::{ArchiveMirrors, DebianSuites, MIRROR_VARIABLE};
 use crate::tools::{output_of, run, tool};
 
-/// An installation that mmdebstrap makes.
+/// Installation by mmdebstrap.
 #[derive(Debug)]
-pub(crate) struct Installation<'a> {
-    /// The release of Debian.
-    pub(crate) release: Release,
+pub(crate) struct DebianInstallation<'a> {
+    /// Release of Debian.
+    pub(crate) release: DebianSuites,
     /// Packages besides those that every Debian has, separated by commas.
     pub(crate) packages: &'a str,
-    /// A shell command that settles the new system; its root is `$1`.
+    /// Shell command that completes the new system, whose root is `$1`.
     pub(crate) hook: String,
 }
 
 /// Files of an installed system.
 #[derive(Debug)]
 pub(crate) struct InstalledRoot {
-    /// The directory that is its root.
+    /// Root directory of the system.
     pub(crate) path: PathBuf,
     /// User and group of files, by path below the root, that do not belong to root.
     pub(crate) owners: HashMap<PathBuf, (u32, u32)>,
-    /// Release of its one kernel, as `uname -r` prints it.
+    /// Release of the only kernel, as `uname -r` prints it.
     pub(crate) kernel_release: String,
 }
 
-impl Installation<'_> {
+impl DebianInstallation<'_> {
     /// Installs the system into a directory below `stage`.
     ///
     /// # Errors
@@ -46,7 +46,7 @@ impl Installation<'_> {
         self.install(stage, &archive)?;
         let path = stage.join("root");
         make_directory(&path)?;
-        // The kernel makes /dev itself; device files could be unpacked by root only.
+        // The kernel makes /dev itself, and only root could unpack device files.
         let mut unpack = tool("tar", "tar")?;
         unpack.args(["-x", "--no-same-owner", "--preserve-permissions", "--exclude=./dev/*", "-C"]);
         run(unpack.arg(&path).arg("-f").arg(&archive))?;
@@ -56,9 +56,10 @@ impl Installation<'_> {
         Ok(InstalledRoot { path, owners, kernel_release })
     }
 
-    /// Debian's own installation into an archive.
+    /// Installs Debian into an archive.
     fn install(&self, stage: &Path, archive: &Path) -> Result<()> {
-        let mirrors = Mirrors::of_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?;
+        let mirrors =
+            ArchiveMirrors::from_machine(Path::new("/etc/apt"), std::env::var(MIRROR_VARIABLE).ok())?;
         let sources = stage.join("debian.sources");
         fs::write(&sources, mirrors.to_deb822(self.release))
             .with_context(|| format!("cannot write {}", sources.display()))?;
@@ -71,7 +72,7 @@ impl Installation<'_> {
     }
 }
 
-/// A path as a word of a shell.
+/// Returns a path as a word of a shell.
 ///
 /// # Errors
 /// The path is not UTF-8 or contains a single quote.
@@ -82,7 +83,7 @@ pub(crate) fn quoted(path: &Path) -> Result<String> {
     }
 }
 
-/// User and group of files in the listing of an archive, besides root's.
+/// Returns user and group of the files in the listing of an archive that do not belong to root.
 fn owners(listing: &str) -> HashMap<PathBuf, (u32, u32)> {
     listing.lines().filter_map(owner).filter(|(_, owner)| *owner != (0, 0)).collect()
 }
@@ -103,7 +104,7 @@ fn owner(line: &str) -> Option<(PathBuf, (u32, u32))> {
     Some((path.into(), (user.parse().ok()?, group.parse().ok()?)))
 }
 
-/// The release of the one kernel that is installed.
+/// Returns the release of the only installed kernel.
 fn kernel_release(root: &Path) -> Result<String> {
     let modules = root.join("usr/lib/modules");
     let mut entries = fs::read_dir(&modules).with_context(|| format!("cannot list {}", modules.display()))?;

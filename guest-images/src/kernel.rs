@@ -7,25 +7,25 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 
-use crate::debs::{Wanted, unpack};
-use crate::modules::Modules;
-use crate::sources::Release;
+use crate::debs::{PackageQuery, unpack};
+use crate::modules::KernelModules;
+use crate::sources::DebianSuites;
 
-/// A series of Linux kernels that Debian offers.
+/// Series of Linux kernels in Debian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Series {
-    /// Debian 11's.
+pub enum KernelSeries {
+    /// Series of Debian 11.
     V5_10,
-    /// Debian 12's own.
+    /// Series of Debian 12.
     #[default]
     V6_1,
-    /// Debian 13's, which Debian 12 gets as an additional package.
+    /// Series of Debian 13, which Debian 12 has as an additional package.
     V6_12,
-    /// Whatever is the newest release in Debian's archive; release candidates do not count.
+    /// Newest release in Debian's archive; release candidates do not count.
     Newest,
 }
 
-impl Series {
+impl KernelSeries {
     /// All series, the oldest first.
     pub const ALL: [Self; 4] = [Self::V5_10, Self::V6_1, Self::V6_12, Self::Newest];
 
@@ -39,9 +39,9 @@ impl Series {
     }
 }
 
-/// A configuration of Debian's kernels.
+/// Configuration of Debian's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Flavour {
+pub enum KernelFlavour {
     /// For virtual machines in clouds: few drivers.
     #[default]
     Cloud,
@@ -51,7 +51,7 @@ pub enum Flavour {
     Rt,
 }
 
-impl Flavour {
+impl KernelFlavour {
     /// All flavours.
     pub const ALL: [Self; 3] = [Self::Cloud, Self::Generic, Self::Rt];
 
@@ -64,83 +64,83 @@ impl Flavour {
     }
 }
 
-/// A series, a flavour or the like that does not exist.
+/// Name of a series, a flavour or another option that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Unknown {
+pub struct UnknownName {
     given: String,
     known: &'static str,
 }
 
-impl Unknown {
+impl UnknownName {
     pub(crate) fn new(given: &str, known: &'static str) -> Self {
         Self { given: given.to_owned(), known }
     }
 }
 
-impl fmt::Display for Unknown {
+impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "there is no {}: use {}", self.given, self.known)
     }
 }
 
-impl std::error::Error for Unknown {}
+impl std::error::Error for UnknownName {}
 
-impl FromStr for Series {
-    type Err = Unknown;
+impl FromStr for KernelSeries {
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let known = "5.10, 6.1, 6.12 or newest";
         let found = Self::ALL.into_iter().find(|series| series.name() == text);
-        found.ok_or_else(|| Unknown { given: text.to_owned(), known })
+        found.ok_or_else(|| UnknownName { given: text.to_owned(), known })
     }
 }
 
-impl fmt::Display for Series {
+impl fmt::Display for KernelSeries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Flavour {
-    type Err = Unknown;
+impl FromStr for KernelFlavour {
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, Unknown> {
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
         let known = "cloud, generic or rt";
         let found = Self::ALL.into_iter().find(|flavour| flavour.name() == text);
-        found.ok_or_else(|| Unknown { given: text.to_owned(), known })
+        found.ok_or_else(|| UnknownName { given: text.to_owned(), known })
     }
 }
 
-impl fmt::Display for Flavour {
+impl fmt::Display for KernelFlavour {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// Behind which meta package of which release Debian keeps the newest kernel of a kind.
-pub(crate) fn wanted(series: Series, flavour: Flavour) -> Wanted<'static> {
+/// Returns the meta package, and its release, that depends on Debian's newest kernel of a kind.
+pub(crate) fn wanted(series: KernelSeries, flavour: KernelFlavour) -> PackageQuery<'static> {
     let plain = match flavour {
-        Flavour::Cloud => "linux-image-cloud-amd64",
-        Flavour::Generic => "linux-image-amd64",
-        Flavour::Rt => "linux-image-rt-amd64",
+        KernelFlavour::Cloud => "linux-image-cloud-amd64",
+        KernelFlavour::Generic => "linux-image-amd64",
+        KernelFlavour::Rt => "linux-image-rt-amd64",
     };
     match series {
-        Series::V5_10 => Wanted::Kernel(Release::Bullseye, plain),
-        Series::V6_1 => Wanted::Kernel(Release::Bookworm, plain),
-        Series::V6_12 => Wanted::Kernel(
-            Release::Bookworm,
+        KernelSeries::V5_10 => PackageQuery::Kernel(DebianSuites::Bullseye, plain),
+        KernelSeries::V6_1 => PackageQuery::Kernel(DebianSuites::Bookworm, plain),
+        KernelSeries::V6_12 => PackageQuery::Kernel(
+            DebianSuites::Bookworm,
             match flavour {
-                Flavour::Cloud => "linux-image-6.12-cloud-amd64",
-                Flavour::Generic => "linux-image-6.12-amd64",
-                Flavour::Rt => "linux-image-6.12-rt-amd64",
+                KernelFlavour::Cloud => "linux-image-6.12-cloud-amd64",
+                KernelFlavour::Generic => "linux-image-6.12-amd64",
+                KernelFlavour::Rt => "linux-image-6.12-rt-amd64",
             },
         ),
-        Series::Newest => Wanted::Kernel(Release::Newest, plain),
+        KernelSeries::Newest => PackageQuery::Kernel(DebianSuites::Newest, plain),
     }
 }
 
-/// Parts of kernel packages that no guest needs: documents, symbol lists, and hundreds of MB of the generic flavours'
-/// modules.
+/// Options of tar that leave out parts which no guest needs: documents, symbol lists, and hundreds of MB of
+/// the generic flavours' modules.
 const LEFT_OUT: &[&str] = &[
     "--exclude=./boot/[!v]*",
     "--exclude=./usr/share",
@@ -148,12 +148,12 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/config",
     "--exclude=*/modules.builtin.modinfo",
     "--exclude=*/modules.order",
-    // Of networks core and vmw_vsock are left, of their drivers those without a directory, like virtio_net.
+    // Of net, core and vmw_vsock stay; of its drivers, those outside of subdirectories, like virtio_net.
     "--exclude=*/kernel/net/[!cv]*",
     "--exclude=*/kernel/net/c[!o]*",
     "--exclude=*/kernel/drivers/net/*/*",
     "--exclude=*/kernel/sound",
-    // What is left besides are block, bus, char, virt, virtio and little else.
+    // Of the other drivers, block, bus, char, virt, virtio and few others stay.
     "--exclude=*/kernel/drivers/[!bcnv]*",
     "--exclude=*/kernel/drivers/n[!e]*",
     "--exclude=*/kernel/drivers/bluetooth",
@@ -162,42 +162,42 @@ const LEFT_OUT: &[&str] = &[
     "--exclude=*/kernel/drivers/video",
 ];
 
-/// An unpacked kernel.
+/// Kernel that was unpacked from its packages.
 #[derive(Debug)]
-pub(crate) struct Kernel {
-    /// What `uname -r` says.
+pub(crate) struct UnpackedKernel {
+    /// Release, as `uname -r` prints it.
     pub(crate) release: String,
-    /// The bzImage.
+    /// Path of the bzImage.
     pub(crate) image: PathBuf,
-    /// Its modules.
-    pub(crate) modules: Modules,
+    /// Modules of the kernel.
+    pub(crate) modules: KernelModules,
 }
 
-impl Kernel {
+impl UnpackedKernel {
     /// Unpacks the packages of one kernel into `root`.
     pub(crate) fn unpack(debs: &[PathBuf], root: &Path) -> Result<Self> {
         for deb in debs {
             unpack(deb, root, LEFT_OUT)?;
         }
-        let of = debs.last().map(|deb| deb.display().to_string()).unwrap_or_default();
+        let package = debs.last().map(|deb| deb.display().to_string()).unwrap_or_default();
         let modules = [root.join("lib/modules"), root.join("usr/lib/modules")]
             .into_iter()
             .find(|modules| modules.is_dir())
-            .with_context(|| format!("{of} holds no modules"))?;
+            .with_context(|| format!("{package} holds no modules"))?;
         let releases: Vec<String> = fs::read_dir(&modules)
             .with_context(|| format!("cannot list {}", modules.display()))?
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
         let [release] = &releases[..] else {
-            bail!("{of} holds modules of {} kernels, not of one", releases.len());
+            bail!("{package} holds modules of {} kernels, not of one", releases.len());
         };
-        // The second place is that of Linux 7.1 and later.
+        // Linux 7.1 and later have the image at the second path.
         let image = [root.join(format!("boot/vmlinuz-{release}")), modules.join(release).join("vmlinuz")]
             .into_iter()
             .find(|image| image.is_file())
-            .with_context(|| format!("{of} holds no image of its kernel {release}"))?;
-        Ok(Self { release: release.clone(), image, modules: Modules::find(&modules.join(release))? })
+            .with_context(|| format!("{package} holds no image of its kernel {release}"))?;
+        Ok(Self { release: release.clone(), image, modules: KernelModules::find(&modules.join(release))? })
     }
 }
 
@@ -207,13 +207,13 @@ mod tests {
 
     #[test]
     fn series_and_flavours_have_names() {
-        for series in Series::ALL {
+        for series in KernelSeries::ALL {
             assert_eq!(series.to_string().parse(), Ok(series));
         }
-        for flavour in Flavour::ALL {
+        for flavour in KernelFlavour::ALL {
             assert_eq!(flavour.to_string().parse(), Ok(flavour));
         }
-        let error = "4.19".parse::<Series>().unwrap_err();
+        let error = "4.19".parse::<KernelSeries>().unwrap_err();
         assert_eq!(error.to_string(), "there is no 4.19: use 5.10, 6.1, 6.12 or newest");
     }
 }

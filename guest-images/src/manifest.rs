@@ -1,4 +1,4 @@
-//! What an image was made of, down to the hash of every input.
+//! Manifest of an image: its inputs, each with its hash.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -10,14 +10,14 @@ use sha2::{Digest, Sha256};
 
 use crate::place::write_whole;
 
-/// A Debian package that went into an image.
+/// Debian package in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Input {
+pub struct PackageFile {
     /// Name of the package.
     pub name: String,
-    /// Its version, epoch included.
+    /// Version, epoch included.
     pub version: String,
-    /// File below `target/guest/debs`.
+    /// Name of the file below `target/guest/debs`.
     pub file: String,
     /// Length of the file in bytes.
     pub size: u64,
@@ -25,46 +25,47 @@ pub struct Input {
     pub sha256: String,
 }
 
-/// A program of this workspace that went into an image.
+/// Program of this workspace in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Program {
-    /// Its file name.
+pub struct ProgramFile {
+    /// File name.
     pub name: String,
     /// SHA-256 of the file, hexadecimal.
     pub sha256: String,
 }
 
-/// A file that was made.
+/// File that was made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Product {
-    /// Its name, relative to the manifest.
+pub struct ProductFile {
+    /// Name, relative to the manifest.
     pub file: String,
     /// Length in bytes.
     pub size: u64,
-    /// SHA-256, hexadecimal, at the time it was made: a guest that ran on an image without `--snapshot` changed it.
+    /// SHA-256, hexadecimal, of the new file. A guest that runs on an image without `--snapshot` changes the
+    /// file.
     pub sha256: String,
 }
 
-/// What stands in the `.manifest.json` beside an image.
+/// Contents of the `.manifest.json` next to an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// Changes whenever anything that the image is made of changes, the recipe included.
+    /// Hash that changes whenever an input of the image changes, the recipe included.
     pub fingerprint: String,
     /// Release of the guest's kernel, as `uname -r` prints it.
     pub kernel_release: String,
-    /// The files made.
-    pub products: Vec<Product>,
+    /// Files that were made.
+    pub products: Vec<ProductFile>,
     /// Debian packages, in the order in which they were unpacked.
-    pub packages: Vec<Input>,
+    pub packages: Vec<PackageFile>,
     /// Programs of this workspace.
-    pub programs: Vec<Program>,
+    pub programs: Vec<ProgramFile>,
 }
 
 impl Manifest {
     /// Reads a manifest.
     ///
     /// # Errors
-    /// There is none, or it is from another version of this crate.
+    /// There is no manifest, or it is from another version of this crate.
     pub fn read(path: &Path) -> Result<Self> {
         let text = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_slice(&text)
@@ -77,7 +78,7 @@ impl Manifest {
         write_whole(path, &text)
     }
 
-    /// Is what this manifest at `path` speaks of made of `fingerprint`, and still there?
+    /// Returns true if the products of the manifest at `path` were made from `fingerprint` and still exist.
     pub(crate) fn is_current(path: &Path, fingerprint: &str) -> bool {
         let directory = path.parent().unwrap_or(Path::new("."));
         Self::read(path).is_ok_and(|manifest| {
@@ -89,10 +90,10 @@ impl Manifest {
     }
 }
 
-/// One hash over everything that an image is made of.
-pub(crate) fn fingerprint(recipe: &[&str], packages: &[Input], programs: &[Program]) -> String {
+/// Returns one hash over all inputs of an image.
+pub(crate) fn fingerprint(recipe: &[&str], packages: &[PackageFile], programs: &[ProgramFile]) -> String {
     let mut hash = Sha256::new();
-    // Lengths keep neighbouring parts from running into each other.
+    // The lengths separate neighbouring parts.
     let mut part = |text: &str| {
         hash.update(text.len().to_le_bytes());
         hash.update(text);
@@ -109,7 +110,7 @@ pub(crate) fn fingerprint(recipe: &[&str], packages: &[Input], programs: &[Progr
     hex(&hash.finalize())
 }
 
-/// SHA-256 of a file in hexadecimal digits.
+/// Returns the SHA-256 of a file in hexadecimal digits.
 pub(crate) fn sha256_of(path: &Path) -> Result<String> {
     hash_of(path).with_context(|| format!("cannot read {}", path.display()))
 }
@@ -125,10 +126,10 @@ fn hash_of(path: &Path) -> io::Result<String> {
     }
 }
 
-/// What a manifest says of a file that was just made; its name is the one that it is going to have.
-pub(crate) fn product(path: &Path, name: &str) -> Result<Product> {
+/// Returns the manifest's entry for a new file; `name` is the file's final name.
+pub(crate) fn product(path: &Path, name: &str) -> Result<ProductFile> {
     let size = fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
-    Ok(Product { file: name.to_owned(), size, sha256: sha256_of(path)? })
+    Ok(ProductFile { file: name.to_owned(), size, sha256: sha256_of(path)? })
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -139,12 +140,12 @@ fn hex(bytes: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn input(file: &str) -> Input {
-        Input { name: "a".into(), version: "1".into(), file: file.into(), size: 3, sha256: "00".into() }
+    fn input(file: &str) -> PackageFile {
+        PackageFile { name: "a".into(), version: "1".into(), file: file.into(), size: 3, sha256: "00".into() }
     }
 
-    fn program(name: &str) -> Program {
-        Program { name: name.into(), sha256: "11".into() }
+    fn program(name: &str) -> ProgramFile {
+        ProgramFile { name: name.into(), sha256: "11".into() }
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! Kernel modules and the order in which they have to be loaded.
+//! Kernel modules and the order of loading them.
 //!
-//! Debian's kernel packages hold no `modules.dep`: depmod makes it on installation. What a module needs stands in the
-//! module itself, as `depends=` in its `.modinfo` section (include/linux/module.h).
+//! Debian's kernel packages have no `modules.dep`: depmod makes that file on installation. The dependencies
+//! of a module are in the module itself, as `depends=` in its `.modinfo` section (include/linux/module.h).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -11,25 +11,25 @@ use anyhow::{Context, Result, bail};
 
 use crate::tools::{run, tool};
 
-/// The modules of one kernel.
+/// Modules of one kernel.
 #[derive(Debug, Default)]
-pub(crate) struct Modules {
+pub(crate) struct KernelModules {
     /// Files by module name.
     files: BTreeMap<String, PathBuf>,
-    /// Names of what is part of the kernel image.
+    /// Names of modules that are part of the kernel image.
     built_in: BTreeSet<String>,
 }
 
-/// A module that is about to go into an initramfs.
+/// Module for an initramfs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Module {
-    /// Its name, with underscores.
+pub(crate) struct KernelModule {
+    /// Name of the module, with underscores.
     pub(crate) name: String,
-    /// The uncompressed ELF file.
+    /// Uncompressed ELF file.
     pub(crate) contents: Vec<u8>,
 }
 
-impl Modules {
+impl KernelModules {
     /// Finds the modules below `/lib/modules/RELEASE` of an unpacked kernel package.
     pub(crate) fn find(directory: &Path) -> Result<Self> {
         let mut modules = Self::default();
@@ -53,8 +53,9 @@ impl Modules {
         Ok(modules)
     }
 
-    /// The modules `needed`, and `useful` where this kernel has them, each after everything that it depends on.
-    pub(crate) fn load_order(&self, needed: &[&str], useful: &[&str]) -> Result<Vec<Module>> {
+    /// Returns the modules `needed`, and those of `useful` that this kernel has, each after all its
+    /// dependencies.
+    pub(crate) fn load_order(&self, needed: &[&str], useful: &[&str]) -> Result<Vec<KernelModule>> {
         let useful = useful.iter().filter(|name| self.files.contains_key(**name));
         let mut order = Vec::new();
         let mut done = self.built_in.clone();
@@ -69,7 +70,7 @@ impl Modules {
         name: &str,
         above: &mut Vec<String>,
         done: &mut BTreeSet<String>,
-        order: &mut Vec<Module>,
+        order: &mut Vec<KernelModule>,
     ) -> Result<()> {
         if done.contains(name) {
             return Ok(());
@@ -84,19 +85,20 @@ impl Modules {
             .with_context(|| format!("the kernel package has no module {name}{wanted_by}"))?;
         let contents = read_module(path)?;
         let depends =
-            depends(&contents).with_context(|| format!("{} is no kernel module", path.display()))?;
+            depends(&contents).with_context(|| format!("{} is not a kernel module", path.display()))?;
         above.push(name.to_owned());
         for dependency in depends {
             self.add(&dependency, above, done, order)?;
         }
         above.pop();
         done.insert(name.to_owned());
-        order.push(Module { name: name.to_owned(), contents });
+        order.push(KernelModule { name: name.to_owned(), contents });
         Ok(())
     }
 }
 
-/// The name of the module in a file like `kvm-amd.ko` or `ext4.ko.xz`: the kernel makes underscores of dashes.
+/// Returns the name of the module in a file like `kvm-amd.ko` or `ext4.ko.xz`. The kernel replaces dashes by
+/// underscores.
 fn module_name(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;
     let (name, compression) = file.rsplit_once(".ko")?;
@@ -110,7 +112,7 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The modules that the module in these bytes names as its dependencies; `None` when the bytes are no module.
+/// Returns the dependencies that a module names; `None` if the bytes are not a module.
 fn depends(elf: &[u8]) -> Option<Vec<String>> {
     let info = section(elf, b".modinfo")?;
     let list = info.split(|byte| *byte == 0).find_map(|entry| entry.strip_prefix(b"depends="))?;
@@ -118,7 +120,7 @@ fn depends(elf: &[u8]) -> Option<Vec<String>> {
     Some(list.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect())
 }
 
-/// The bytes of a section of a 64-bit little-endian ELF file (System V ABI, chapter 4).
+/// Returns the bytes of a section of a 64-bit little-endian ELF file (System V ABI, chapter 4).
 fn section<'a>(elf: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     const HEADER: usize = 64;
     if elf.get(..6)? != b"\x7fELF\x02\x01" {
@@ -142,7 +144,7 @@ fn section<'a>(elf: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     })
 }
 
-/// A little-endian number of up to eight bytes.
+/// Reads a little-endian number of up to eight bytes.
 fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
     let bytes = bytes.get(at..at.checked_add(length)?)?;
     Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
@@ -152,7 +154,7 @@ fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// An ELF file with nothing but the named section and the names of sections.
+    /// Returns an ELF file with only `.modinfo` and the names of sections.
     fn elf(info: &str) -> Vec<u8> {
         let names = b"\0.modinfo\0.shstrtab\0";
         let mut file = vec![0; 64];
@@ -176,7 +178,7 @@ mod tests {
         file
     }
 
-    fn kernel(built_in: &str, modules: &[(&str, &str)]) -> (tempfile::TempDir, Modules) {
+    fn kernel(built_in: &str, modules: &[(&str, &str)]) -> (tempfile::TempDir, KernelModules) {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("kernel")).unwrap();
         fs::write(directory.path().join("modules.builtin"), built_in).unwrap();
@@ -184,11 +186,11 @@ mod tests {
             let info = format!("license=GPL\0depends={depends}\0name=x\0");
             fs::write(directory.path().join("kernel").join(format!("{name}.ko")), elf(&info)).unwrap();
         }
-        let modules = Modules::find(directory.path()).unwrap();
+        let modules = KernelModules::find(directory.path()).unwrap();
         (directory, modules)
     }
 
-    fn names(order: &[Module]) -> Vec<&str> {
+    fn names(order: &[KernelModule]) -> Vec<&str> {
         order.iter().map(|module| module.name.as_str()).collect()
     }
 
@@ -227,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_modules_are_no_modules() {
+    fn damaged_modules_are_not_modules() {
         let good = elf("depends=virtio\0");
         assert_eq!(depends(&good), Some(vec!["virtio".to_owned()]));
         for length in 0..good.len() {

@@ -1,4 +1,4 @@
-//! Two file systems on one disk with a partition table.
+//! Disk with a partition table and two file systems.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -9,9 +9,9 @@ use anyhow::{Context, Result};
 
 use crate::tools::{run, tool};
 
-/// Partitions begin at multiples of this, bytes, as every partitioning tool has it.
+/// Alignment of partitions, bytes, which is that of all partitioning tools.
 const ALIGNMENT: u64 = 1 << 20;
-/// Room for the second partition table at the disk's end, bytes: 33 sectors, rounded up.
+/// Space for the second partition table at the disk's end, bytes: 33 sectors, rounded up.
 const END: u64 = ALIGNMENT;
 const SECTOR: u64 = 512;
 
@@ -27,7 +27,8 @@ pub(crate) fn join(disk: &Path, esp: &Path, root: &Path) -> Result<()> {
     let mut file = File::create(disk).with_context(|| format!("cannot write {}", disk.display()))?;
     file.set_len(size).with_context(|| format!("cannot make {} {size} bytes long", disk.display()))?;
 
-    // U and the type of Linux' root for x86-64 stand for the types' GUIDs (sfdisk(8), "Parsing partition types").
+    // U is an alias of the EFI system partition's GUID (sfdisk(8), "Parsing partition types"). The other GUID
+    // is the type of Linux' root for x86-64.
     let script = format!(
         "label: gpt\nlabel-id: 6F1D2C3E-5A4B-4C8D-9E7F-767072660003\n\
          start={}, size={}, type=U, uuid=6F1D2C3E-5A4B-4C8D-9E7F-767072660004\n\
@@ -50,7 +51,7 @@ pub(crate) fn join(disk: &Path, esp: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies a file to an offset of another that reads as zeros there, and leaves the zeros out.
+/// Copies a file to an offset of another that reads as zeros there, and skips blocks of zeros.
 fn copy_sparse(from: &Path, to: &mut File, at: u64) -> Result<()> {
     let mut from_file = File::open(from).with_context(|| format!("cannot read {}", from.display()))?;
     let mut block = vec![0; 64 << 10];
@@ -74,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_parts_stand_behind_a_partition_table() {
+    fn both_parts_follow_a_partition_table() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         let mut esp = vec![0; 2 << 20];

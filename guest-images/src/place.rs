@@ -1,4 +1,4 @@
-//! Where things lie, and who may write there at the moment.
+//! Directories of the images, and the lock for writing there.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -6,23 +6,25 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-/// The root of the workspace that this crate was built from.
+/// Returns the root of the workspace that this crate was built from.
 pub(crate) fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.parent().unwrap_or(here).to_path_buf()
 }
 
-/// `target/guest` of the workspace, where every image lies. It may not exist yet.
+/// Returns `target/guest` of the workspace, the directory of all images. The directory may not exist yet.
 pub fn guest_directory() -> PathBuf {
     workspace().join("target/guest")
 }
 
-/// The right to change what lies in the guest directory; given back when dropped, or when the process dies.
+/// Lock for changes in the guest directory, released when dropped, or when the process dies.
 #[derive(Debug)]
-pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File);
+pub(crate) struct DirectoryLock(
+    #[expect(dead_code, reason = "held, not read: closing the file unlocks it")] File,
+);
 
-impl Lock {
-    /// Creates the guest directory where it is missing and waits until nobody else changes it.
+impl DirectoryLock {
+    /// Creates the guest directory if it is missing, and waits until no other process changes it.
     pub(crate) fn take() -> Result<Self> {
         let directory = guest_directory();
         make_directory(&directory)?;
@@ -39,12 +41,12 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// An empty directory in the guest directory to make something in; it is gone when dropped.
+    /// Creates an empty directory in the guest directory for unfinished files. It is removed when dropped.
     pub(crate) fn stage(&self) -> Result<TempDir> {
         const PREFIX: &str = ".stage-";
         let directory = guest_directory();
         let fail = || format!("cannot make a directory in {}", directory.display());
-        // Whoever made one of these was killed: the lock is held here.
+        // This process holds the lock, so the processes that made these directories were killed.
         for entry in fs::read_dir(&directory).with_context(fail)?.flatten() {
             if entry.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes()) {
                 fs::remove_dir_all(entry.path())
@@ -60,7 +62,7 @@ pub(crate) fn make_directory(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot create the directory {}", path.display()))
 }
 
-/// Writes a file so that nobody ever sees half of it.
+/// Writes a file so that no reader ever sees half of it.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let fresh = path.with_added_extension("new");
     fs::write(&fresh, bytes).with_context(|| format!("cannot write {}", fresh.display()))?;

@@ -1,25 +1,25 @@
-//! What the emulated host boots: a Debian kernel and an initramfs with KVM's modules, but without an init.
+//! Bundle of the emulated host: a Debian kernel and an initramfs with KVM's modules, but without an init.
 //!
-//! The launcher appends the archive with `/init`, the static `vprof` itself, so that this bundle stays the same
-//! whatever becomes of the program. The archive is not compressed: the emulated CPU would unpack it slowly.
+//! The launcher appends the archive with `/init`, which is the static `vprof`, so that a new `vprof` needs no
+//! new bundle. The archive is not compressed, because the emulated CPU would unpack it slowly.
 
 use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 
-use crate::debs::Store;
-use crate::kernel::{Flavour, Kernel, Series, wanted};
+use crate::debs::PackageStore;
+use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
 use crate::manifest::{Manifest, fingerprint, product};
-use crate::place::{Lock, guest_directory, make_directory, write_whole};
+use crate::place::{DirectoryLock, guest_directory, make_directory, write_whole};
 use crate::{Progress, initrd};
 
-/// What makes `/dev/kvm` on the emulated AMD machine, and what reaches its disks, its ports and a network.
+/// Modules for `/dev/kvm` on the emulated AMD machine, and for its disks, its ports and a network.
 const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio_console", "virtio_net"];
-/// Entropy for programs that ask for it early.
+/// Module with entropy for programs that need it early.
 const USEFUL_MODULES: &[&str] = &["virtio_rng"];
 
-/// Everything in this crate that decides what the bundle holds.
+/// Everything in this crate that determines the contents of the bundle.
 const RECIPE: &[&str] = &[
     include_str!("portable.rs"),
     include_str!("archive.rs"),
@@ -28,21 +28,22 @@ const RECIPE: &[&str] = &[
     include_str!("modules.rs"),
 ];
 
-/// Makes the portable host's bundle and returns its directory, `target/guest/portable-host`: `vmlinuz`, `initrd.img` and
-/// `manifest.json`.
+/// Makes the portable host's bundle and returns its directory, `target/guest/portable-host`, which has
+/// `vmlinuz`, `initrd.img` and `manifest.json`.
 ///
-/// `initrd.img` is an uncompressed cpio archive, a multiple of four bytes long, with [`guest_programs::LOAD_ORDER`] and
-/// the modules that it lists, mount points and `/dev/console`. A launcher appends an archive with `/init`.
+/// `initrd.img` is an uncompressed cpio archive, a multiple of 4 bytes long, with
+/// [`guest_programs::LOAD_ORDER`] and the modules in that list, mount points and `/dev/console`. A launcher
+/// appends an archive with `/init`.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, the disk is full.
 pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
-    let lock = Lock::take()?;
+    let lock = DirectoryLock::take()?;
     let guest = guest_directory();
     let bundle = guest.join("portable-host");
     let manifest_path = bundle.join("manifest.json");
-    let mut store = Store::open(&guest)?;
-    let packages = store.fetch(wanted(Series::V6_1, Flavour::Cloud), progress)?;
+    let mut store = PackageStore::open(&guest)?;
+    let packages = store.fetch(wanted(KernelSeries::V6_1, KernelFlavour::Cloud), progress)?;
     let fingerprint = fingerprint(RECIPE, &packages, &[]);
     if Manifest::is_current(&manifest_path, &fingerprint) {
         return Ok(bundle);
@@ -51,7 +52,7 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     progress.begin("making the portable host");
     make_directory(&bundle)?;
     let stage = lock.stage()?;
-    let kernel = Kernel::unpack(&store.paths(&packages), stage.path())?;
+    let kernel = UnpackedKernel::unpack(&store.paths(&packages), stage.path())?;
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
     let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;

@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::debs::unpack;
-use crate::kernel::Kernel;
+use crate::kernel::UnpackedKernel;
 use crate::place::make_directory;
 
-/// Everything in this crate that takes part in making a whole-disk image of such a file system.
+/// Everything in this crate that determines a whole-disk image of such a file system.
 pub(crate) const RECIPE: &[&str] = &[
     include_str!("archive.rs"),
     include_str!("debs.rs"),
@@ -21,7 +21,7 @@ pub(crate) const RECIPE: &[&str] = &[
     include_str!("rootfs.rs"),
 ];
 
-/// Parts of Debian packages that no guest reads.
+/// Options of tar that leave out parts of Debian packages which no guest reads.
 const LEFT_OUT: &[&str] = &[
     "--exclude=./usr/share/doc",
     "--exclude=./usr/share/info",
@@ -33,7 +33,7 @@ const LEFT_OUT: &[&str] = &[
 
 /// Unpacks packages into an empty directory.
 pub(crate) fn unpack_packages(debs: &[PathBuf], root: &Path) -> Result<()> {
-    // Packages of Debian 12 still hold /bin and /lib; a merged /usr must be there before them.
+    // Packages of Debian 12 still have /bin and /lib, so the merged /usr must exist before they are unpacked.
     for directory in ["bin", "sbin", "lib", "lib64"] {
         put_directory(&root.join("usr").join(directory), 0o755)?;
         let link = root.join(directory);
@@ -43,15 +43,16 @@ pub(crate) fn unpack_packages(debs: &[PathBuf], root: &Path) -> Result<()> {
     debs.iter().try_for_each(|deb| unpack(deb, root, LEFT_OUT))
 }
 
-/// Names an unpacked kernel `/boot/vmlinuz`, and puts its initrd beside it.
-pub(crate) fn put_boot(root: &Path, kernel: &Kernel, initrd: &[u8]) -> Result<()> {
+/// Moves an unpacked kernel to `/boot/vmlinuz`, and writes its initrd next to it.
+pub(crate) fn put_boot(root: &Path, kernel: &UnpackedKernel, initrd: &[u8]) -> Result<()> {
     let boot = root.join("boot");
     put_directory(&boot, 0o755)?;
     fs::rename(&kernel.image, boot.join("vmlinuz")).context("cannot name the kernel /boot/vmlinuz")?;
     put(&boot.join("initrd.img"), 0o644, initrd)
 }
 
-/// What the installation scripts of packages, which did not run, would have left, as far as programs look at it.
+/// Writes the files of the packages' installation scripts, which did not run, as far as programs need those
+/// files.
 pub(crate) fn settle(root: &Path) -> Result<()> {
     for directory in ["dev", "proc", "sys", "run", "etc", "mnt", "usr/local", "usr/local/bin"] {
         put_directory(&root.join(directory), 0o755)?;
@@ -78,7 +79,7 @@ pub(crate) fn settle(root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of a file.
+/// Returns the bytes of a file.
 pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
@@ -89,13 +90,13 @@ pub(crate) fn put(path: &Path, mode: u32, contents: &[u8]) -> Result<()> {
     set_mode(path, mode)
 }
 
-/// Makes a directory with this mode whatever the umask.
+/// Makes a directory with this mode, independent of the umask.
 pub(crate) fn put_directory(path: &Path, mode: u32) -> Result<()> {
     make_directory(path)?;
     set_mode(path, mode)
 }
 
-/// Gives a file this mode whatever the umask.
+/// Sets the mode of a file, independent of the umask.
 pub(crate) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the mode of {}", path.display()))

@@ -1,28 +1,29 @@
-//! Which Debian archive to take packages from.
+//! Sources of Debian packages: suites and mirrors.
 //!
-//! The suites are those of a [`Release`], so that every machine gets the same packages, Ubuntu included. Only the mirror
-//! and its key come from the machine's own apt sources: a company's mirror is often the only one that can be reached.
+//! The suites are those of a [`DebianSuites`], so that every machine gets the same packages, Ubuntu included.
+//! Only the mirror and its key come from the machine's apt sources, because a company's mirror is often the
+//! only reachable one.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
 
-/// A set of suites that packages are taken from.
+/// Set of suites that packages are taken from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Release {
-    /// Debian 12, which guests are made of.
+pub(crate) enum DebianSuites {
+    /// Debian 12, from which guests are made.
     Bookworm,
     /// Debian 13.
     Trixie,
-    /// Debian 11, for its kernel. Its own mirrors will drop it one day, Debian's archive keeps it.
+    /// Debian 11, for its kernel. Mirrors will drop Debian 11 one day; archive.debian.org keeps it.
     Bullseye,
-    /// Where Debian's newest kernel lies, whatever its version: unstable, or the backports to the stable release.
+    /// Suites with Debian's newest kernel of any version: unstable, and the backports to the stable release.
     Newest,
 }
 
-impl Release {
-    /// What it is called in the names of files.
+impl DebianSuites {
+    /// Returns the release's name in the names of files.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm",
@@ -32,7 +33,7 @@ impl Release {
         }
     }
 
-    /// Suites of the main archive.
+    /// Returns the suites of the main archive.
     pub(crate) fn suites(self) -> &'static str {
         match self {
             Self::Bookworm => "bookworm bookworm-updates",
@@ -43,7 +44,7 @@ impl Release {
         }
     }
 
-    /// The suite of security updates, where there is one.
+    /// Returns the suite of security updates if there is one.
     fn security_suite(self) -> Option<&'static str> {
         match self {
             Self::Bookworm => Some("bookworm-security"),
@@ -68,37 +69,39 @@ const DEBIAN_SUITES: &[&str] = &[
     "unstable",
 ];
 
-/// Debian's key ring, of the package debian-archive-keyring.
+/// Path of Debian's key ring, from the package debian-archive-keyring.
 pub(crate) const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// One mirror of an archive.
+/// Mirror of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mirror {
-    /// Its address.
+pub(crate) struct ArchiveMirror {
+    /// Address of the mirror.
     pub(crate) uri: String,
     /// Path of the key ring, or the key itself.
     pub(crate) signed_by: String,
 }
 
-/// The two archives that guests are made from.
+/// Mirrors of the two archives that guests are made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Mirrors {
-    /// Debian proper.
-    pub(crate) main: Mirror,
-    /// Its security updates, where the machine knows of them.
-    pub(crate) security: Option<Mirror>,
+pub(crate) struct ArchiveMirrors {
+    /// Mirror of Debian.
+    pub(crate) main: ArchiveMirror,
+    /// Mirror of the security updates, if the machine has one.
+    pub(crate) security: Option<ArchiveMirror>,
 }
 
-/// Names a mirror, like `http://HOST/debian`, for machines whose apt sources have none of Debian's.
+/// Environment variable with a mirror, like `http://HOST/debian`, for machines whose apt sources have none of
+/// Debian.
 pub(crate) const MIRROR_VARIABLE: &str = "VPROF_DEBIAN_MIRROR";
 
-impl Mirrors {
-    /// `named` ([`MIRROR_VARIABLE`]), else the mirrors that the sources below `directory` (`/etc/apt`) name.
+impl ArchiveMirrors {
+    /// Returns the mirror `named` ([`MIRROR_VARIABLE`]), or else those in the sources below `directory`
+    /// (`/etc/apt`).
     ///
     /// # Errors
     /// There is neither, as on Ubuntu.
-    pub(crate) fn of_machine(directory: &Path, named: Option<String>) -> Result<Self> {
-        let with_key = |uri: String| Mirror { uri, signed_by: KEYRING.into() };
+    pub(crate) fn from_machine(directory: &Path, named: Option<String>) -> Result<Self> {
+        let with_key = |uri: String| ArchiveMirror { uri, signed_by: KEYRING.into() };
         if let Some(named) = named.filter(|named| !named.is_empty()) {
             let base = named.trim_end_matches('/');
             let security = Some(with_key(format!("{base}-security")));
@@ -128,7 +131,7 @@ impl Mirrors {
         })
     }
 
-    fn choose(entries: &[Entry]) -> Option<Self> {
+    fn choose(entries: &[SourceEntry]) -> Option<Self> {
         let find = |is: fn(&str) -> bool| {
             entries.iter().find(|entry| entry.is_debian() && entry.suites.iter().any(|suite| is(suite)))
         };
@@ -139,17 +142,17 @@ impl Mirrors {
                 .or_else(|| suite.strip_suffix("/updates"))
                 .is_some_and(|base| DEBIAN_SUITES.contains(&base))
         });
-        let mirror = |entry: &Entry| Mirror {
+        let mirror = |entry: &SourceEntry| ArchiveMirror {
             uri: entry.uri.clone(),
             signed_by: entry.signed_by.clone().unwrap_or_else(|| KEYRING.into()),
         };
         Some(Self { main: mirror(main?), security: security.map(mirror) })
     }
 
-    /// The sources of a release in apt's deb822 format.
-    pub(crate) fn to_deb822(&self, release: Release) -> String {
-        let stanza = |mirror: &Mirror, suites: &str| {
-            let Mirror { uri, signed_by } = mirror;
+    /// Returns the sources of a release in apt's deb822 format.
+    pub(crate) fn to_deb822(&self, release: DebianSuites) -> String {
+        let stanza = |mirror: &ArchiveMirror, suites: &str| {
+            let ArchiveMirror { uri, signed_by } = mirror;
             format!("Types: deb\nURIs: {uri}\nSuites: {suites}\nComponents: main\nSigned-By: {signed_by}\n")
         };
         let mut text = stanza(&self.main, release.suites());
@@ -161,17 +164,18 @@ impl Mirrors {
     }
 }
 
-/// One enabled source of binary packages.
+/// Enabled source of binary packages.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Entry {
+struct SourceEntry {
     uri: String,
     suites: Vec<String>,
     components: Vec<String>,
     signed_by: Option<String>,
 }
 
-impl Entry {
-    /// Third parties use Debian's suite names too: the path, or the key, must be Debian's as well.
+impl SourceEntry {
+    /// Returns true for a source of Debian. Third parties use Debian's suite names too, so the path or the
+    /// key must be Debian's as well.
     fn is_debian(&self) -> bool {
         let path = self.uri.split('/').skip(3).any(|part| part == "debian" || part == "debian-security");
         let key = self.signed_by.as_ref().is_some_and(|key| key.contains("debian-archive"));
@@ -180,10 +184,10 @@ impl Entry {
 }
 
 /// Reads `deb [option=value ...] URI SUITE COMPONENT...`.
-fn one_line_entry(line: &str) -> Option<Entry> {
+fn one_line_entry(line: &str) -> Option<SourceEntry> {
     let line = line.split('#').next()?.trim();
     let mut rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
-    let mut entry = Entry::default();
+    let mut entry = SourceEntry::default();
     if let Some(options) = rest.strip_prefix('[') {
         let (options, after) = options.split_once(']')?;
         entry.signed_by = options
@@ -200,7 +204,7 @@ fn one_line_entry(line: &str) -> Option<Entry> {
 }
 
 /// Reads stanzas of `Field: value`, with continuation lines.
-fn deb822_entries(text: &str) -> Vec<Entry> {
+fn deb822_entries(text: &str) -> Vec<SourceEntry> {
     let mut entries = Vec::new();
     let mut fields: Vec<(String, String)> = Vec::new();
     for line in text.lines().chain([""]) {
@@ -222,7 +226,7 @@ fn deb822_entries(text: &str) -> Vec<Entry> {
     entries
 }
 
-fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
+fn deb822_entry(fields: &[(String, String)]) -> Option<SourceEntry> {
     let field = |name| fields.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str());
     let words = |name| field(name).map(|v| v.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
     if field("enabled").is_some_and(|value| matches!(value, "no" | "false" | "0"))
@@ -230,7 +234,7 @@ fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
     {
         return None;
     }
-    Some(Entry {
+    Some(SourceEntry {
         uri: words("uris")?.into_iter().next()?,
         suites: words("suites")?,
         components: words("components").unwrap_or_default(),
@@ -242,13 +246,13 @@ fn deb822_entry(fields: &[(String, String)]) -> Option<Entry> {
 mod tests {
     use super::*;
 
-    fn machine(files: &[(&str, &str)]) -> Result<Mirrors> {
+    fn machine(files: &[(&str, &str)]) -> Result<ArchiveMirrors> {
         let directory = tempfile::tempdir().unwrap();
         fs::create_dir(directory.path().join("sources.list.d")).unwrap();
         for (name, text) in files {
             fs::write(directory.path().join(name), text).unwrap();
         }
-        Mirrors::of_machine(directory.path(), None)
+        ArchiveMirrors::from_machine(directory.path(), None)
     }
 
     #[test]
@@ -308,7 +312,7 @@ mod tests {
     fn a_named_mirror_comes_first() {
         let directory = tempfile::tempdir().unwrap();
         let named = Some("http://named.example/debian/".to_owned());
-        let mirrors = Mirrors::of_machine(directory.path(), named).unwrap();
+        let mirrors = ArchiveMirrors::from_machine(directory.path(), named).unwrap();
         assert_eq!(mirrors.main.uri, "http://named.example/debian");
         assert_eq!(mirrors.security.unwrap().uri, "http://named.example/debian-security");
     }
@@ -316,12 +320,12 @@ mod tests {
     #[test]
     fn the_suites_are_those_of_the_release() {
         let named = Some("http://named.example/debian".to_owned());
-        let mirrors = Mirrors::of_machine(Path::new("/nowhere"), named).unwrap();
+        let mirrors = ArchiveMirrors::from_machine(Path::new("/nowhere"), named).unwrap();
         for (release, suites) in [
-            (Release::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
-            (Release::Trixie, &["trixie trixie-updates", "trixie-security"]),
-            (Release::Bullseye, &["bullseye", "bullseye-security"]),
-            (Release::Newest, &["trixie-backports unstable"]),
+            (DebianSuites::Bookworm, &["bookworm bookworm-updates", "bookworm-security"][..]),
+            (DebianSuites::Trixie, &["trixie trixie-updates", "trixie-security"]),
+            (DebianSuites::Bullseye, &["bullseye", "bullseye-security"]),
+            (DebianSuites::Newest, &["trixie-backports unstable"]),
         ] {
             let entries = deb822_entries(&mirrors.to_deb822(release));
             assert_eq!(entries.iter().map(|entry| entry.suites.join(" ")).collect::<Vec<_>>(), suites);

@@ -7,10 +7,11 @@ use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Lines of a failed tool's output that an error repeats.
-const TOLD_LINES: usize = 3;
+/// Lines of a failed tool's output that an error quotes.
+const QUOTED_LINES: usize = 3;
 
-/// The path of an installed program. Looks in `PATH` and where Debian keeps programs that only root's `PATH` has.
+/// Returns the path of an installed program. Searches `PATH` and Debian's directories that only root's `PATH`
+/// has.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     env::split_paths(&path)
@@ -19,29 +20,29 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
         .find(|candidate| candidate.is_file())
 }
 
-/// A command for a tool that comes with the Debian package `package`.
+/// Returns a command for a tool of the Debian package `package`.
 pub(crate) fn tool(name: &str, package: &str) -> Result<Command> {
     let path = find_program(name).with_context(|| {
         format!("{name} is not installed: run apt-get install {package}, or cargo xtask deps as root")
     })?;
     let mut command = Command::new(path);
-    // Messages are read by `told`, sizes by number: neither may depend on the user's language.
+    // The output is parsed or quoted, so it must not depend on the user's language.
     command.env("LC_ALL", "C").stdin(Stdio::null());
     Ok(command)
 }
 
-/// Runs a command to its end and returns what it wrote to stdout.
+/// Runs a command to its end and returns its standard output.
 pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     let output = run(command)?;
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Runs a command to its end; one that fails is an error with its last lines.
+/// Runs a command to its end. The error of a failed command quotes its last lines.
 pub(crate) fn run(command: &mut Command) -> Result<Output> {
     let name = program_name(command);
     let output = command.output().with_context(|| format!("cannot start {name}"))?;
     if !output.status.success() {
-        bail!("{name} failed ({}): {}", output.status, told(&output.stderr, &output.stdout));
+        bail!("{name} failed ({}): {}", output.status, last_lines(&output.stderr, &output.stdout));
     }
     Ok(output)
 }
@@ -58,12 +59,12 @@ pub(crate) fn pipe(first: &mut Command, second: &mut Command) -> Result<()> {
         second.stdin(stdout);
     }
     let sink = run(second);
-    // Its end of the pipe must be closed here as well, or a source whose sink failed would wait for ever.
+    // This process has to close its end of the pipe, or a source whose sink failed would wait for ever.
     second.stdin(Stdio::null());
     let output = source.wait_with_output().with_context(|| format!("cannot wait for {name}"))?;
     sink?;
     if !output.status.success() {
-        bail!("{name} failed ({}): {}", output.status, told(&output.stderr, b""));
+        bail!("{name} failed ({}): {}", output.status, last_lines(&output.stderr, b""));
     }
     Ok(())
 }
@@ -72,13 +73,13 @@ fn program_name(command: &Command) -> String {
     Path::new(command.get_program()).file_name().unwrap_or(OsStr::new("?")).to_string_lossy().into_owned()
 }
 
-/// The last lines of what a tool said, on one line.
-fn told(stderr: &[u8], stdout: &[u8]) -> String {
-    let said = if stderr.trim_ascii().is_empty() { stdout } else { stderr };
-    let said = String::from_utf8_lossy(said);
-    let mut lines: Vec<&str> = said.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    lines.drain(..lines.len().saturating_sub(TOLD_LINES));
-    if lines.is_empty() { "it said nothing".to_owned() } else { lines.join("; ") }
+/// Returns the last lines of a tool's output on one line.
+fn last_lines(stderr: &[u8], stdout: &[u8]) -> String {
+    let output = if stderr.trim_ascii().is_empty() { stdout } else { stderr };
+    let output = String::from_utf8_lossy(output);
+    let mut lines: Vec<&str> = output.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines.drain(..lines.len().saturating_sub(QUOTED_LINES));
+    if lines.is_empty() { "it printed nothing".to_owned() } else { lines.join("; ") }
 }
 
 #[cfg(test)]

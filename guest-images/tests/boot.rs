@@ -1,44 +1,47 @@
-//! Boots the images in QEMU's plain emulation, without vprof: what init and the workloads promise holds under any machine.
+//! Boots of the images in QEMU's plain emulation, without vprof: init and the workloads do not depend on the
+//! machine.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use guest_images::{DemoOptions, Flavour, Series, Silent, command_archive, demo, find_program};
+use guest_images::{
+    DemoOptions, KernelFlavour, KernelSeries, SilentProgress, command_archive, demo, find_program,
+};
 use guest_programs::EXIT_PORT;
 use testkit::events::{Failure, repeated};
 
-/// Seconds after which an emulated guest is taken to hang.
+/// Seconds after which an emulated guest counts as hanging.
 const LIMIT: &str = "180";
-/// How often one that hangs is started again: QEMU's emulation of two CPUs loses a timer now and then, and Linux then says so
-/// in reports of RCU stalls.
+/// Attempts to start a guest that hangs. QEMU's emulation of two CPUs sometimes loses a timer, and Linux then
+/// reports RCU stalls.
 const REPEATS: usize = 2;
 
-struct Guest {
-    /// The image that kernel and initrd are taken from.
+struct ImageGuest {
+    /// Image with kernel and initrd.
     image: PathBuf,
-    /// The disk to attach, and whether changes to it stay.
+    /// Disk to attach, and true if changes to it are kept.
     disk: Option<(PathBuf, bool)>,
     command: Vec<String>,
     append: &'static str,
 }
 
-struct Ended {
-    /// The low seven bits, which is what QEMU tells, of what the guest wrote to the exit port; `None` when it powered
-    /// off without.
+struct GuestEnd {
+    /// Low seven bits, which QEMU reports, of the guest's write to the exit port; `None` if the guest powered
+    /// off without such a write.
     status: Option<u8>,
     console: String,
 }
 
-impl Guest {
-    fn of(series: Series, flavour: Flavour) -> Self {
-        let image = demo(&DemoOptions { series, flavour }, &Silent).unwrap();
+impl ImageGuest {
+    fn new(series: KernelSeries, flavour: KernelFlavour) -> Self {
+        let image = demo(&DemoOptions { series, flavour }, &SilentProgress).unwrap();
         Self { disk: Some((image.clone(), false)), image, command: Vec::new(), append: "" }
     }
 
     fn script(self, script: &str) -> Self {
-        // The firmware's last bytes may stand in front of the first line.
+        // The firmware's last bytes may be on the first line.
         self.command(&["sh", "-c", &format!("echo\n{script}")])
     }
 
@@ -47,7 +50,7 @@ impl Guest {
         self
     }
 
-    fn boot(&self) -> Ended {
+    fn boot(&self) -> GuestEnd {
         for _ in 0..REPEATS {
             match self.boot_once() {
                 Ok(ended) => return ended,
@@ -58,8 +61,8 @@ impl Guest {
             .unwrap_or_else(|console| panic!("the guest did not end within {LIMIT} s:\n{console}"))
     }
 
-    /// The error is the console of a guest that hangs.
-    fn boot_once(&self) -> Result<Ended, String> {
+    /// Runs the guest to its end. The error is the console of a guest that hangs.
+    fn boot_once(&self) -> Result<GuestEnd, String> {
         let directory = tempfile::tempdir().unwrap();
         let (kernel, initrd) = (directory.path().join("vmlinuz"), directory.path().join("initrd"));
         dump(&self.image, "/boot/vmlinuz", &kernel);
@@ -97,7 +100,7 @@ impl Guest {
             124 => return Err(console),
             code => Some(u8::try_from((code - 1) / 2).unwrap()),
         };
-        Ok(Ended { status, console })
+        Ok(GuestEnd { status, console })
     }
 }
 
@@ -112,9 +115,9 @@ fn lines(console: &str) -> Vec<&str> {
     console.lines().map(str::trim).collect()
 }
 
-/// What a command may rely on, in each kernel that images are made with.
-fn a_command_runs(series: Series, flavour: Flavour) {
-    let guest = Guest::of(series, flavour).script(
+/// Checks the promises to a command in each kernel that images are made with.
+fn a_command_runs(series: KernelSeries, flavour: KernelFlavour) {
+    let guest = ImageGuest::new(series, flavour).script(
         "echo \"kernel $(uname -r)\"
          echo \"terminal $(tty)\"; echo control >/dev/tty
          sh -i -c 'echo interactive'
@@ -164,25 +167,25 @@ fn a_command_runs(series: Series, flavour: Flavour) {
 
 #[test]
 fn a_command_runs_on_6_1_cloud() {
-    a_command_runs(Series::V6_1, Flavour::Cloud);
+    a_command_runs(KernelSeries::V6_1, KernelFlavour::Cloud);
 }
 
 #[test]
 #[ignore = "another kernel: --all"]
 fn a_command_runs_on_6_12_cloud() {
-    a_command_runs(Series::V6_12, Flavour::Cloud);
+    a_command_runs(KernelSeries::V6_12, KernelFlavour::Cloud);
 }
 
 #[test]
 #[ignore = "another kernel: --all"]
 fn a_command_runs_on_6_1_generic() {
-    a_command_runs(Series::V6_1, Flavour::Generic);
+    a_command_runs(KernelSeries::V6_1, KernelFlavour::Generic);
 }
 
 #[test]
 #[ignore = "another kernel: --all"]
 fn a_command_runs_on_6_12_generic() {
-    a_command_runs(Series::V6_12, Flavour::Generic);
+    a_command_runs(KernelSeries::V6_12, KernelFlavour::Generic);
 }
 
 #[test]
@@ -193,7 +196,7 @@ fn exit_statuses_follow_the_shell() {
         (vec!["no-such-program"], 127),
         (vec!["/etc/passwd"], 126),
     ] {
-        let ended = Guest::of(Series::V6_1, Flavour::Cloud).command(&command).boot();
+        let ended = ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud).command(&command).boot();
         assert_eq!(ended.status, Some(status), "{command:?}:\n{}", ended.console);
     }
 }
@@ -201,7 +204,8 @@ fn exit_statuses_follow_the_shell() {
 #[test]
 #[ignore = "two guests: --all"]
 fn a_guest_without_a_disk_runs_from_its_initrd() {
-    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).command(&["spin", "--seconds", "0.1"]);
+    let mut guest =
+        ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud).command(&["spin", "--seconds", "0.1"]);
     guest.disk = None;
     let ended = guest.boot();
     assert_eq!(ended.status, Some(0), "{}", ended.console);
@@ -218,7 +222,7 @@ fn a_disk_that_is_no_file_system_is_told() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("empty.img");
     fs::File::create(&disk).unwrap().set_len(1 << 20).unwrap();
-    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).script("true");
+    let mut guest = ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud).script("true");
     guest.disk = Some((disk, false));
     let ended = guest.boot();
     assert_eq!(ended.status, Some(125), "{}", ended.console);
@@ -230,7 +234,7 @@ fn a_disk_that_is_no_file_system_is_told() {
 fn a_disk_is_clean_after_the_guest() {
     let directory = tempfile::tempdir().unwrap();
     let disk = directory.path().join("demo.img");
-    let mut guest = Guest::of(Series::V6_1, Flavour::Cloud).script(
+    let mut guest = ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud).script(
         "sleep 1000 > /var/held & echo kept > /etc/written; dd if=/dev/zero of=/var/big bs=1M count=8",
     );
     fs::copy(&guest.image, &disk).unwrap();
@@ -243,7 +247,7 @@ fn a_disk_is_clean_after_the_guest() {
         Command::new(find_program("e2fsck").unwrap()).args(["-f", "-n"]).arg(&disk).output().unwrap();
     assert!(e2fsck.status.success(), "{}", String::from_utf8_lossy(&e2fsck.stdout));
 
-    guest = Guest { append: "ro", ..guest }.script("echo x > /etc/written || exit 9");
+    guest = ImageGuest { append: "ro", ..guest }.script("echo x > /etc/written || exit 9");
     assert_eq!(guest.boot().status, Some(9));
 }
 
@@ -257,7 +261,7 @@ fn seconds_of(console: &str, start: &str) -> f64 {
 #[test]
 #[ignore = "programs of cargo xtask experiments: --all"]
 fn programs_of_experiments_print_what_is_read_of_them() {
-    let ended = Guest::of(Series::V6_1, Flavour::Cloud)
+    let ended = ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud)
         .script(
             "victim --rounds 1000000 && isochronous --seconds 0.5 && latency --seconds 0.01 --processes 2,5 &&
              blocked --seconds 0.5 --waiting 2 --working 1 && interfered --seconds 1.5 &&
@@ -289,7 +293,7 @@ fn programs_of_experiments_print_what_is_read_of_them() {
 #[test]
 #[ignore = "programs of other tests, which judge them too: --all"]
 fn workloads_do_what_they_say() {
-    let ended = Guest::of(Series::V6_1, Flavour::Cloud)
+    let ended = ImageGuest::new(KernelSeries::V6_1, KernelFlavour::Cloud)
         .script(
             "split --seconds 4 --ratio 3:1 &&
              shortlived --count 20 --exec --name few && shortlived --count 5 &&

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use images::contents::Contents;
-use images::{ImageError, Payload};
+use images::contents::DiskContents;
+use images::{BootPayload, ImageError};
 use profile::{Sink, SinkError};
 use sampler::{Initrd, Session, SessionConfig};
 use text::message::{Reason, Shown};
@@ -98,20 +98,21 @@ pub async fn run(
     spec: &RunSpec,
     disks: Vec<File>,
     connected: Connected,
-    payload: Payload,
+    payload: BootPayload,
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, GuestError> {
     let Link { mut stop, mut input, mut control, console, output, phase } = link;
-    let contents: Vec<Contents> = spec
+    let contents: Vec<DiskContents> = spec
         .machine
         .disks
         .iter()
         .zip(disks)
         .map(|(disk, file)| disk.contents(file, disk.is_written()))
         .collect::<Result<_, _>>()?;
-    let disk =
-        |(disk, contents): (&DiskSpec, &Contents)| Ok(Disk { file: contents.to_disk()?, mode: disk.mode });
+    let disk = |(disk, contents): (&DiskSpec, &DiskContents)| {
+        Ok(Disk { file: contents.to_disk()?, mode: disk.mode })
+    };
     let disks = spec.machine.disks.iter().zip(&contents).map(disk).collect::<io::Result<_>>();
     let disks = disks.map_err(GuestError::Reopen)?;
     heap::give_back_at_once();

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use images::ImageError;
-use images::contents::{Contents, Format};
+use images::contents::{DiskContents, ImageFormat};
 use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
@@ -58,7 +58,7 @@ pub struct DiskSpec {
     /// Image or block device.
     pub path: PathBuf,
     /// What its file is.
-    pub format: Format,
+    pub format: ImageFormat,
     /// Fate of the guest's writes.
     pub mode: DiskMode,
 }
@@ -121,7 +121,7 @@ impl DiskSpec {
     /// There is no disk image that can be read.
     pub fn new(path: PathBuf, mode: DiskMode) -> Result<Self, ImageError> {
         let file = images::open("the disk", &path, images::WANTED_DISK)?;
-        let format = Format::of(&file).map_err(|source| ImageError::Read {
+        let format = ImageFormat::from_file(&file).map_err(|source| ImageError::Read {
             what: "the disk",
             path: path.clone(),
             source,
@@ -133,8 +133,8 @@ impl DiskSpec {
     ///
     /// # Errors
     /// The file is not what the format says.
-    pub fn contents(&self, file: File, writable: bool) -> Result<Contents, ImageError> {
-        Contents::open(file, self.format, writable, &self.path)
+    pub fn contents(&self, file: File, writable: bool) -> Result<DiskContents, ImageError> {
+        DiskContents::open(file, self.format, writable, &self.path)
     }
 
     /// The guest's writes reach the image.

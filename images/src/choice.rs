@@ -1,32 +1,33 @@
-//! Which kernel of a disk is booted, with which words, and how that is said.
+//! Choice of the kernel of a disk, of its words, and the sentence that explains both.
 
 use std::path::Path;
 
-use super::boot::Entry;
-use super::kernel::{self, Parts};
-use super::survey::Survey;
+use super::boot::BootEntry;
+use super::kernel::{self, KernelParts};
+use super::survey::DiskSurvey;
+use super::volume::VolumeError;
 use super::{ImageError, MAX_FILE, initrd_check};
 use text::clean::escaped;
 
-/// What to boot of a disk.
+/// Kernel, initrd and words that are chosen from a disk.
 #[derive(Debug)]
-pub struct Choice {
-    /// The kernel's file.
+pub struct BootChoice {
+    /// Kernel file.
     pub kernel: Vec<u8>,
-    /// The initrds, one after the other.
+    /// Initrds, one after the other.
     pub initrd: Option<Vec<u8>>,
     /// Words for the kernel's command line, `root=` among them.
     pub words: String,
-    /// Where the kernel is, for the profile.
+    /// Place of the kernel, for the profile.
     pub origin: String,
-    /// What was chosen and why: one line.
+    /// Choice and its reason in one line.
     pub sentence: String,
 }
 
 /// Takes the first of the entries, as the disk's own boot loader would.
-pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
+pub fn choose(survey: &DiskSurvey, image: &Path) -> Result<BootChoice, ImageError> {
     let Some(entry) = survey.entries().into_iter().next() else {
-        return Err(ImageError::NoKernel { path: image.to_owned(), looked: survey.looked() });
+        return Err(ImageError::NoKernel { path: image.to_owned(), searched: survey.search_report() });
     };
     let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
     let file = read(survey, &entry, &entry.kernel, image)?;
@@ -36,7 +37,7 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
             wanted: "an image with a whole kernel, or one with --kernel",
         }));
     }
-    let Parts { kernel, mut initrds, .. } =
+    let KernelParts { kernel, mut initrds, .. } =
         kernel::take_apart(file, Path::new(&entry.kernel)).map_err(inside)?;
     for path in &entry.initrds {
         let archive = read(survey, &entry, path, image)?;
@@ -47,26 +48,27 @@ pub fn choose(survey: &Survey, image: &Path) -> Result<Choice, ImageError> {
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
     let sentence = sentence(survey, &entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());
-    Ok(Choice { kernel, initrd, words, origin, sentence })
+    Ok(BootChoice { kernel, initrd, words, origin, sentence })
 }
 
-fn read(survey: &Survey, entry: &Entry, path: &str, image: &Path) -> Result<Vec<u8>, ImageError> {
+fn read(survey: &DiskSurvey, entry: &BootEntry, path: &str, image: &Path) -> Result<Vec<u8>, ImageError> {
     let fail = |reason| ImageError::FileSystem {
         path: image.to_owned(),
         name: survey.volumes.get(entry.volume).and_then(|volume| volume.name()).unwrap_or("unknown"),
         reason,
     };
     let files = survey.volumes.get(entry.volume).and_then(|volume| volume.readable());
-    let files = files.ok_or_else(|| fail("it has no files".to_owned()))?;
+    let files = files.ok_or_else(|| fail(VolumeError::NoFiles))?;
     files.read(path, MAX_FILE).map_err(fail)
 }
 
-/// The entry's words, with a `root=` that this machine has: its disk is vda, whatever it was called before.
-pub fn words(survey: &Survey, options: Option<&str>, has_initrd: bool) -> String {
+/// Returns the entry's words with a `root=` that is valid in this machine, whose disk is vda whatever its
+/// name was before.
+pub fn words(survey: &DiskSurvey, options: Option<&str>, has_initrd: bool) -> String {
     let Some(options) = options.map(str::trim) else {
         return match survey.root() {
             Some(root) => format!("{} rw", survey.root_word(root, has_initrd)),
-            // Nothing to go by: the whole disk, as ever.
+            // Nothing indicates the root: the whole disk is the default.
             None => "root=/dev/vda rw".to_owned(),
         };
     };
@@ -76,7 +78,7 @@ pub fn words(survey: &Survey, options: Option<&str>, has_initrd: bool) -> String
         Some(value) => survey.root_named(value),
         None => survey.root(),
     };
-    // The last one counts.
+    // Linux takes the last `root=`, so one that is added overrides that of the entry.
     let added = volume.map(|volume| survey.root_word(volume, has_initrd));
     [Some(options.to_owned()), added]
         .into_iter()
@@ -86,12 +88,12 @@ pub fn words(survey: &Survey, options: Option<&str>, has_initrd: bool) -> String
         .join(" ")
 }
 
-/// What the last `root=` says.
+/// Returns the value of the last `root=`.
 fn root_value(words: &str) -> Option<&str> {
     words.split_whitespace().filter_map(|word| word.strip_prefix("root=")).next_back()
 }
 
-/// A device's name that depends on the machine, and is none of this one's.
+/// Returns true for a device name that depends on the machine and does not exist in this one.
 fn is_foreign_device(value: &str) -> bool {
     value.strip_prefix("/dev/").is_some_and(|name| {
         !name.starts_with("vd")
@@ -99,8 +101,8 @@ fn is_foreign_device(value: &str) -> bool {
     })
 }
 
-/// One line: the kernel, what named it, the root, and what is worth knowing about that.
-fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> String {
+/// Returns one line with the kernel, the origin of its entry, the root, and notes on the root.
+fn sentence(survey: &DiskSurvey, entry: &BootEntry, has_initrd: bool, words: &str) -> String {
     let initrd = if has_initrd { "" } else { " without an initrd" };
     let title = entry.title.as_deref().map(|title| format!(", {}", escaped(title))).unwrap_or_default();
     let mut text = format!(
@@ -110,7 +112,7 @@ fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> St
         escaped(&entry.source),
         root_value(words).map_or_else(|| "no root=".to_owned(), |root| format!("root={}", escaped(root)))
     );
-    if let Some(note) = survey.table.as_ref().and_then(|table| table.damage.as_deref()) {
+    if let Some(note) = survey.table.as_ref().and_then(|table| table.damage.as_ref()) {
         text.push_str(&format!("; its partition table is damaged: {note}"));
     }
     for note in root_notes(survey, words) {
@@ -120,19 +122,20 @@ fn sentence(survey: &Survey, entry: &Entry, has_initrd: bool, words: &str) -> St
     text
 }
 
-/// The volume that the words name as root, else the one that is it most likely.
-fn root_of(survey: &Survey, words: &str) -> Option<usize> {
+/// Returns the volume that the words name as root, or else the most likely one.
+fn root_of(survey: &DiskSurvey, words: &str) -> Option<usize> {
     root_value(words).and_then(|value| survey.root_named(value)).or_else(|| survey.root())
 }
 
-/// True if the root that the words name has systemd as its init; `None` where vprof does not read it.
-pub fn has_systemd(survey: &Survey, words: &str) -> Option<bool> {
+/// Returns true if the root that the words name has systemd as its init; `None` if vprof cannot read the
+/// root.
+pub fn has_systemd(survey: &DiskSurvey, words: &str) -> Option<bool> {
     let files = survey.volumes.get(root_of(survey, words)?)?.readable()?;
     Some(["/usr/lib/systemd/systemd", "/lib/systemd/systemd"].iter().any(|path| files.is_file(path)))
 }
 
-/// What is to be known about the root that the words name.
-pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
+/// Returns notes for the user on the root that the words name.
+pub fn root_notes(survey: &DiskSurvey, words: &str) -> Vec<String> {
     let Some(root) = root_of(survey, words) else { return Vec::new() };
     let (Some(volume), place) = (survey.volumes.get(root), survey.place(root)) else { return Vec::new() };
     let signature = volume.signature.as_ref();
@@ -144,7 +147,9 @@ pub fn root_notes(survey: &Survey, words: &str) -> Vec<String> {
         None => notes.push(format!(
             "vprof does not read {place}: programs' code is read from the guest's memory alone"
         )),
-        Some(Err(reason)) => notes.push(format!("vprof can't read {place}: {}", escaped(reason))),
+        Some(Err(reason)) => {
+            notes.push(format!("vprof can't read {place}: {}", escaped(&reason.to_string())))
+        }
         Some(Ok(_)) => {}
     }
     if signature.is_some_and(|signature| signature.dirty) {

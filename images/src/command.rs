@@ -1,43 +1,59 @@
-//! `-- CMD ARGS`: hands a command to a guest that was made for it. For others there is [`crate::run::systemd`].
+//! `-- CMD ARGS`: a command for a guest that was made to run one. Guests with systemd get theirs in another
+//! way.
 //!
-//! The guest's init finds `/vprof/command`, each of its words ended by a NUL, runs it, and writes its exit status to the exit port.
+//! The guest's init reads the command from `/vprof/command`, in which a NUL ends each word. Init runs the
+//! command, and writes the command's exit status to the exit port.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 
-use super::{ImageError, Payload, cpio, initrd_check};
+use super::{BootPayload, ImageError, cpio, initrd_check};
 
-/// What initrds that run commands have, and others do not: their own list of modules.
+/// File that only initrds which run commands have: their list of modules.
 const MARK: &str = "lib/modules/load-order";
-/// Where the guest finds its command, relative to the root of the initramfs.
+/// Path of the command, relative to the root of the initramfs.
 const PATH: &str = "vprof/command";
-/// The longest command, bytes: what one argument may have on Linux (MAX_ARG_STRLEN).
+/// Longest command, bytes: Linux' limit of one argument (MAX_ARG_STRLEN).
 const MAX_LENGTH: usize = 128 << 10;
 
-/// True if the initrd runs commands.
-pub fn is_taken(payload: &Payload) -> bool {
+/// Reason for which a guest cannot run a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CommandError {
+    /// The guest has no initrd that runs commands.
+    #[error(
+        "a command needs an init that runs it: use a disk image with systemd, one built by \
+         `cargo xtask image demo`, or its kernel with --initrd"
+    )]
+    NoInit,
+    /// The guest's init does not run commands.
+    #[error(
+        "this guest can't run the command after --: use a disk image with systemd, or one built by \
+         `cargo xtask image demo`"
+    )]
+    ForeignInit,
+    /// The command is longer than [`MAX_LENGTH`].
+    #[error("the command after -- is longer than 128 KiB")]
+    TooLong,
+}
+
+/// Returns true if the initrd runs commands.
+pub fn is_taken(payload: &BootPayload) -> bool {
     payload.initrd.as_deref().is_some_and(|initrd| initrd_check::contains(initrd, MARK))
 }
 
-/// Why the command can't be run in a guest that neither was made for it nor has systemd.
-pub fn refuse(payload: &Payload) -> ImageError {
-    ImageError::Command(
-        match payload.initrd {
-            None => {
-                "a command needs an init that runs it: use a disk image with systemd, one built by \
-                 `cargo xtask image demo`, or its kernel with --initrd"
-            }
-            Some(_) => {
-                "this guest can't run the command after --: that takes a disk image with systemd, or one built by \
-                 `cargo xtask image demo`"
-            }
-        }
-        .to_owned(),
-    )
+/// Returns the error for a guest that neither was made for commands nor has systemd.
+pub fn refuse(payload: &BootPayload) -> ImageError {
+    ImageError::Command(match payload.initrd {
+        None => CommandError::NoInit,
+        Some(_) => CommandError::ForeignInit,
+    })
 }
 
 /// Adds the command to the initrd.
-pub fn add(payload: &mut Payload, command: &[OsString]) -> Result<(), ImageError> {
+///
+/// # Errors
+/// There is no initrd, or the command is too long.
+pub fn add(payload: &mut BootPayload, command: &[OsString]) -> Result<(), ImageError> {
     let Some(initrd) = payload.initrd.take() else {
         return Err(refuse(payload));
     };
@@ -47,18 +63,21 @@ pub fn add(payload: &mut Payload, command: &[OsString]) -> Result<(), ImageError
         words.extend_from_slice(word.as_bytes());
         words.push(0);
     }
-    let mut writer = cpio::Writer::append_to(initrd);
+    let mut writer = cpio::ArchiveWriter::append_to(initrd);
     writer.directory("vprof");
     writer.file(PATH, 0o644, &words);
     payload.initrd = Some(writer.finish());
     Ok(())
 }
 
-/// No guest takes a longer one.
+/// Checks the length of a command.
+///
+/// # Errors
+/// The command is longer than any guest accepts.
 pub fn check_length(command: &[OsString]) -> Result<(), ImageError> {
     let length: usize = command.iter().map(|word| word.len() + 1).sum();
     if length > MAX_LENGTH {
-        return Err(ImageError::Command("the command after -- is longer than 128 KiB".to_owned()));
+        return Err(CommandError::TooLong.into());
     }
     Ok(())
 }
@@ -67,10 +86,10 @@ pub fn check_length(command: &[OsString]) -> Result<(), ImageError> {
 mod tests {
     use super::*;
 
-    fn payload(name: &str) -> Payload {
-        let mut initrd = cpio::Writer::append_to(Vec::new());
+    fn payload(name: &str) -> BootPayload {
+        let mut initrd = cpio::ArchiveWriter::append_to(Vec::new());
         initrd.file(name, 0o644, b"");
-        Payload { kernel: Vec::new(), initrd: Some(initrd.finish()) }
+        BootPayload { kernel: Vec::new(), initrd: Some(initrd.finish()) }
     }
 
     #[test]
@@ -87,7 +106,7 @@ mod tests {
 
     #[test]
     fn without_an_init_that_runs_it_there_is_no_command() {
-        let none = Payload { kernel: Vec::new(), initrd: None };
+        let none = BootPayload { kernel: Vec::new(), initrd: None };
         assert!(!is_taken(&none) && !is_taken(&payload("init")) && is_taken(&payload(MARK)));
         assert!(refuse(&none).to_string().contains("--initrd"));
         assert!(refuse(&payload("init")).to_string().contains("cargo xtask image"));

@@ -1,4 +1,4 @@
-//! The bytes of a disk image, whatever the format of its file.
+//! Bytes of a disk image, independent of the format of its file.
 
 use std::fs::File;
 use std::io;
@@ -10,20 +10,23 @@ use serde::{Deserialize, Serialize};
 use vmm::DiskFile;
 
 use super::ImageError;
-use super::qcow2::{MAGIC, Qcow2Disk, Refused};
+use super::qcow2::{MAGIC, Qcow2Disk, Qcow2Error};
 
-/// The format of an image's file.
+/// Format of an image's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Format {
-    /// Byte by byte as the guest sees it.
+pub enum ImageFormat {
+    /// The bytes of the disk as the guest sees them.
     Raw,
     /// qcow2.
     Qcow2,
 }
 
-impl Format {
-    /// Told by a file's first bytes. Block devices are raw: what stands on them the guest may have written.
-    pub fn of(file: &File) -> io::Result<Self> {
+impl ImageFormat {
+    /// Recognizes the format by the first bytes of a file.
+    ///
+    /// A block device is always raw: a guest may have written its first bytes, and must not choose the
+    /// format.
+    pub fn from_file(file: &File) -> io::Result<Self> {
         if file.metadata()?.file_type().is_block_device() {
             return Ok(Self::Raw);
         }
@@ -33,31 +36,36 @@ impl Format {
     }
 }
 
-/// The bytes of a disk. Clones share the file.
+/// Bytes of a disk. Clones share the file.
 #[derive(Debug, Clone)]
-pub enum Contents {
-    /// Of a raw image or a block device.
+pub enum DiskContents {
+    /// Disk in a raw image or on a block device.
     Raw(Arc<File>),
-    /// Of a qcow2 image.
+    /// Disk in a qcow2 image.
     Qcow2(Qcow2Disk),
 }
 
-impl Contents {
-    /// The disk in `file`, which is open for writing if `writable`; `path` is for what can go wrong.
-    pub fn open(file: File, format: Format, writable: bool, path: &Path) -> Result<Self, ImageError> {
+impl DiskContents {
+    /// Opens the disk in `file`, which is open for writing if `writable`. `path` is for error messages.
+    ///
+    /// # Errors
+    /// A qcow2 file is damaged, or it needs other files.
+    pub fn open(file: File, format: ImageFormat, writable: bool, path: &Path) -> Result<Self, ImageError> {
         match format {
-            Format::Raw => Ok(Self::Raw(Arc::new(file))),
-            Format::Qcow2 => match Qcow2Disk::open(file, writable) {
+            ImageFormat::Raw => Ok(Self::Raw(Arc::new(file))),
+            ImageFormat::Qcow2 => match Qcow2Disk::open(file, writable) {
                 Ok(disk) => Ok(Self::Qcow2(disk)),
-                Err(Refused::Unreadable(reason)) => Err(ImageError::Qcow2 { path: path.to_owned(), reason }),
-                Err(Refused::NeedsFile { what, name }) => {
+                Err(Qcow2Error::Unreadable(reason)) => {
+                    Err(ImageError::Qcow2 { path: path.to_owned(), reason })
+                }
+                Err(Qcow2Error::NeedsFile { what, name }) => {
                     Err(ImageError::NeedsFile { path: path.to_owned(), what, name })
                 }
             },
         }
     }
 
-    /// Size in bytes; `None` where it is not known, as of block devices.
+    /// Returns the size in bytes; `None` for a block device, whose size is not known.
     pub fn size(&self) -> io::Result<Option<u64>> {
         match self {
             Self::Raw(file) => {
@@ -68,7 +76,7 @@ impl Contents {
         }
     }
 
-    /// Fills `into` with the bytes at `offset`.
+    /// Fills `into` with the bytes of the disk at `offset`.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         match self {
             Self::Raw(file) => file.read_exact_at(into, offset),
@@ -76,7 +84,7 @@ impl Contents {
         }
     }
 
-    /// Makes what the guest has written last; for raw images that is the guest's own matter.
+    /// Makes the writes to a qcow2 image durable. For a raw image the guest's own flushes do that.
     pub fn flush(&self) -> io::Result<()> {
         match self {
             Self::Raw(_) => Ok(()),
@@ -84,7 +92,7 @@ impl Contents {
         }
     }
 
-    /// As a disk of a machine.
+    /// Returns the disk in the form that a machine takes.
     pub fn to_disk(&self) -> io::Result<DiskFile> {
         Ok(match self {
             Self::Raw(file) => DiskFile::Raw(file.try_clone()?),
@@ -93,23 +101,23 @@ impl Contents {
     }
 }
 
-/// A stretch of a disk: all of it, or a partition. Clones share the file.
+/// Part of a disk: all of it, or a partition. Clones share the file.
 #[derive(Debug, Clone)]
-pub struct Part {
-    contents: Contents,
+pub struct DiskPart {
+    contents: DiskContents,
     start: u64,
-    /// `None` where it is not known, as of a whole block device.
+    /// Length in bytes; `None` for a whole block device, whose size is not known.
     length: Option<u64>,
 }
 
-impl Part {
-    /// The whole disk.
-    pub fn whole(contents: Contents) -> io::Result<Self> {
+impl DiskPart {
+    /// Returns the whole disk.
+    pub fn whole(contents: DiskContents) -> io::Result<Self> {
         let length = contents.size()?;
         Ok(Self { contents, start: 0, length })
     }
 
-    /// So many bytes from `start` on, both counted in this part.
+    /// Returns the `length` bytes from `start` on, where both are relative to this part.
     pub fn part(&self, start: u64, length: u64) -> Self {
         let length = self.length.map_or(length, |whole| length.min(whole.saturating_sub(start)));
         Self {
@@ -119,29 +127,29 @@ impl Part {
         }
     }
 
-    /// The file has the disk's bytes as they are.
+    /// Returns true if the file has the bytes of the disk as the guest sees them.
     pub fn is_raw(&self) -> bool {
-        matches!(self.contents, Contents::Raw(_))
+        matches!(self.contents, DiskContents::Raw(_))
     }
 
-    /// Length in bytes, where it is known.
+    /// Returns the length in bytes if it is known.
     pub fn length(&self) -> Option<u64> {
         self.length
     }
 
-    /// Fills `into` with the bytes at `offset`.
+    /// Fills `into` with the bytes at `offset`, which is relative to this part.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
         let end = offset.checked_add(into.len() as u64);
-        let at = self.start.checked_add(offset);
-        match (end, at) {
-            (Some(end), Some(at)) if self.length.is_none_or(|length| end <= length) => {
-                self.contents.read_exact_at(into, at)
+        let on_disk = self.start.checked_add(offset);
+        match (end, on_disk) {
+            (Some(end), Some(on_disk)) if self.length.is_none_or(|length| end <= length) => {
+                self.contents.read_exact_at(into, on_disk)
             }
             _ => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
-    /// The first `most` bytes, or all.
+    /// Returns the first `most` bytes, or all if there are fewer.
     pub fn beginning(&self, most: usize) -> io::Result<Vec<u8>> {
         let length = self.length.unwrap_or(u64::MAX);
         let mut bytes = vec![0; most.min(usize::try_from(length).unwrap_or(usize::MAX))];
@@ -151,11 +159,11 @@ impl Part {
 }
 
 #[cfg(test)]
-pub(crate) fn part_of(bytes: &[u8]) -> Part {
+pub(crate) fn part_of(bytes: &[u8]) -> DiskPart {
     use std::io::Write;
     let mut file = tempfile::tempfile().expect("a temporary file");
     file.write_all(bytes).expect("room");
-    Part::whole(Contents::Raw(Arc::new(file))).expect("a size")
+    DiskPart::whole(DiskContents::Raw(Arc::new(file))).expect("a size")
 }
 
 #[cfg(test)]
@@ -165,11 +173,11 @@ mod tests {
     use super::*;
     use crate::qcow2::test_images;
 
-    fn open(bytes: &[u8]) -> Contents {
+    fn open(bytes: &[u8]) -> DiskContents {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        let format = Format::of(&file).unwrap();
-        Contents::open(file, format, false, Path::new("disk")).unwrap()
+        let format = ImageFormat::from_file(&file).unwrap();
+        DiskContents::open(file, format, false, Path::new("disk")).unwrap()
     }
 
     #[test]
@@ -179,14 +187,14 @@ mod tests {
         let content: Vec<u8> = (0..400_000_u32).map(|n| (n / 512).to_le_bytes()[0]).collect();
         test_images::create_with(&path, &content);
         let (raw, qcow2) = (open(&content), open(&std::fs::read(&path).unwrap()));
-        assert!(matches!((&raw, &qcow2), (Contents::Raw(_), Contents::Qcow2(_))));
+        assert!(matches!((&raw, &qcow2), (DiskContents::Raw(_), DiskContents::Qcow2(_))));
         for contents in [raw, qcow2] {
             assert_eq!(contents.size().unwrap(), Some(400_000));
             let mut part = [0; 700];
             contents.read_exact_at(&mut part, 65_500).unwrap();
             assert_eq!(part, content[65_500..66_200]);
             assert!(contents.read_exact_at(&mut part, 399_999).is_err());
-            let whole = Part::whole(contents).unwrap();
+            let whole = DiskPart::whole(contents).unwrap();
             assert_eq!(whole.beginning(1 << 20).unwrap(), content);
             let middle = whole.part(100, 1000);
             assert_eq!(middle.beginning(700).unwrap(), content[100..800]);
@@ -200,7 +208,7 @@ mod tests {
 
     #[test]
     fn short_files_are_raw() {
-        assert!(matches!(open(b"QFI"), Contents::Raw(_)));
-        assert!(matches!(open(b""), Contents::Raw(_)));
+        assert!(matches!(open(b"QFI"), DiskContents::Raw(_)));
+        assert!(matches!(open(b""), DiskContents::Raw(_)));
     }
 }

@@ -1,8 +1,8 @@
-//! Writes and walks cpio archives in the "newc" form that the kernel unpacks
+//! Writer and reader of cpio archives in the "newc" form that the kernel unpacks
 //! (Documentation/driver-api/early-userspace/buffer-format.rst).
 //!
-//! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive. The
-//! kernel skips zero bytes between archives and wants each one to start at a multiple of 4.
+//! An initrd may be several archives in a row, so a file is added by appending a small uncompressed archive.
+//! The kernel skips zero bytes between archives and needs each one to start at a multiple of 4.
 
 use crate::initrd::EntryHeader;
 
@@ -12,21 +12,21 @@ pub const TRAILER: &str = EntryHeader::TRAILER;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 
-/// Appends entries to an initrd.
+/// Writer that appends entries to an initrd.
 #[derive(Debug)]
-pub struct Writer {
+pub struct ArchiveWriter {
     bytes: Vec<u8>,
     inode: u32,
 }
 
-impl Writer {
-    /// Continues this initrd, which may be empty.
+impl ArchiveWriter {
+    /// Returns a writer that continues this initrd, which may be empty.
     pub fn append_to(mut initrd: Vec<u8>) -> Self {
         pad(&mut initrd);
         Self { bytes: initrd, inode: 0 }
     }
 
-    /// Adds a directory; the kernel takes one that is there already.
+    /// Adds a directory. The kernel accepts a directory that exists already.
     pub fn directory(&mut self, name: &str) {
         self.entry(name, S_IFDIR | 0o755, &[]);
     }
@@ -44,10 +44,11 @@ impl Writer {
 
     fn entry(&mut self, name: &str, mode: u32, content: &[u8]) {
         self.inode += 1;
-        // The format has 32-bit sizes; files that go through here are below 2 GiB by their readers' limits.
+        // The format has 32-bit sizes. The callers' limits keep each file below 2 GiB.
         let size = u32::try_from(content.len()).unwrap_or(u32::MAX);
         let name_size = u32::try_from(name.len() + 1).unwrap_or(u32::MAX);
-        // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize, check
+        // ino, mode, uid, gid, nlink, mtime, filesize, devmajor, devminor, rdevmajor, rdevminor, namesize,
+        // check
         let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
@@ -65,19 +66,19 @@ fn pad(bytes: &mut Vec<u8>) {
     bytes.resize(bytes.len().next_multiple_of(4), 0);
 }
 
-/// One entry of an archive.
+/// Entry of an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry<'a> {
-    /// The name without its NUL.
+pub struct ArchiveEntry<'a> {
+    /// Name without its NUL.
     pub name: &'a [u8],
-    /// The file's bytes.
+    /// Bytes of the file.
     pub content: &'a [u8],
-    /// Where the next header starts.
+    /// Offset of the next header in the archive.
     pub end: usize,
 }
 
-/// Reads the entry whose header is at `offset`; `None` if it is malformed or cut off.
-pub fn entry(archive: &[u8], offset: usize) -> Option<Entry<'_>> {
+/// Reads the entry whose header is at `offset`; `None` if the entry is malformed or cut off.
+pub fn entry(archive: &[u8], offset: usize) -> Option<ArchiveEntry<'_>> {
     let header = EntryHeader::parse(archive.get(offset..)?.first_chunk()?)?;
     let (size, name_size) = (usize::try_from(header.size).ok()?, usize::try_from(header.name_size).ok()?);
     let name_start = offset + EntryHeader::BYTES;
@@ -86,7 +87,7 @@ pub fn entry(archive: &[u8], offset: usize) -> Option<Entry<'_>> {
     let start = name_end.checked_next_multiple_of(4)?;
     let end = start.checked_add(size)?;
     let content = archive.get(start..end)?;
-    Some(Entry { name, content, end: end.checked_next_multiple_of(4)? })
+    Some(ArchiveEntry { name, content, end: end.checked_next_multiple_of(4)? })
 }
 
 #[cfg(test)]
@@ -95,7 +96,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_read_back() {
-        let mut writer = Writer::append_to(vec![7; 5]);
+        let mut writer = ArchiveWriter::append_to(vec![7; 5]);
         writer.directory("vprof");
         writer.file("vprof/command", 0o644, b"sh\0-c\0true\0");
         let bytes = writer.finish();
@@ -111,7 +112,7 @@ mod tests {
 
     #[test]
     fn torn_and_hostile_headers_are_none() {
-        let mut writer = Writer::append_to(Vec::new());
+        let mut writer = ArchiveWriter::append_to(Vec::new());
         writer.file("a", 0o644, b"content");
         let bytes = writer.finish();
         for cut in 0..EntryHeader::BYTES + 9 {

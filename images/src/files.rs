@@ -1,10 +1,11 @@
-//! Files of the guest on its disks, for the names of its code: read straight from ext4, beside the running guest.
+//! Files of the guest on its disks, for the names of its code. They are read from ext4 while the guest runs.
 //!
-//! A path is one in the guest, where file systems are mounted into each other. A disk's partitions do not tell where:
-//! one that is mounted at /home has /home/a as /a. So a path that no file system has is tried without its first
-//! directories.
+//! A path is one in the guest, where file systems are mounted into each other. The mount points are not known
+//! from the disk's partitions: a file system that is mounted at /home has /home/a as /a. Therefore a path
+//! that no file system has is tried without its first directories.
 //!
-//! What the guest changes meanwhile may be missed here; the sampler compares with what the guest has in memory.
+//! Changes that the guest makes meanwhile may be missed. The sampler compares the files with the guest's
+//! memory.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -15,58 +16,59 @@ use ext4_view::Ext4;
 use symbols::elf::ReadAt;
 use symbols::names::{GuestFiles, OpenFiles};
 
-use super::contents::{Contents, Part};
+use super::contents::{DiskContents, DiskPart};
 use super::partition;
 use super::volume::ext4;
-use super::volume::signature::Signature;
+use super::volume::signature::VolumeSignature;
 
-/// Directories that a file system may be mounted below the root, at most.
+/// Most directories between the root and a mount point.
 const MOUNT_DEPTH: usize = 3;
-/// File systems of all disks that are looked into, at most.
+/// Most file systems of all disks that are searched.
 const MOST_VOLUMES: usize = 64;
 
-/// The disks of one machine.
+/// Disks of one machine.
 #[derive(Debug)]
-struct Disks {
-    /// Never given twice.
+struct MachineDisks {
+    /// Id of the machine, unique in this process.
     id: u64,
-    disks: Vec<Contents>,
-    /// The ext4 file systems on them, once somebody has asked.
-    volumes: OnceLock<Vec<Part>>,
+    disks: Vec<DiskContents>,
+    /// Ext4 file systems on the disks, found at the first use.
+    volumes: OnceLock<Vec<DiskPart>>,
 }
 
-/// An open file: machine, file system and path.
-type Opened = (u64, usize, Arc<str>, ext4_view::File);
+/// File that is open: machine, file system, path and reader.
+type OpenFile = (u64, usize, Arc<str>, ext4_view::File);
 
 thread_local! {
-    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. A loaded one
-    /// belongs to its thread.
+    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. ext4-view's
+    /// file systems cannot be shared between threads.
     static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
-    /// The file that was read last: reads come in rows.
-    static LAST: RefCell<Option<Opened>> = const { RefCell::new(None) };
+    /// File that was read last, kept because reads of one file follow each other.
+    static LAST: RefCell<Option<OpenFile>> = const { RefCell::new(None) };
 }
 
-/// Reads files of the disks' ext4 file systems; what else they hold is passed over.
-pub fn open(disks: Vec<Contents>) -> OpenFiles {
+/// Returns a reader of files on the disks' ext4 file systems. Other file systems are skipped.
+pub fn open(disks: Vec<DiskContents>) -> OpenFiles {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let disks = Arc::new(Disks { id, disks, volumes: OnceLock::new() });
-    Arc::new(move || Box::new(OnDisks(Arc::clone(&disks))))
+    let disks = Arc::new(MachineDisks { id, disks, volumes: OnceLock::new() });
+    Arc::new(move || Box::new(FilesOnDisks(Arc::clone(&disks))))
 }
 
-/// The ext4 file systems on a disk.
-fn volumes(disk: &Contents) -> Vec<Part> {
-    let Ok(whole) = Part::whole(disk.clone()) else { return Vec::new() };
+/// Returns the ext4 file systems on a disk.
+fn volumes(disk: &DiskContents) -> Vec<DiskPart> {
+    let Ok(whole) = DiskPart::whole(disk.clone()) else { return Vec::new() };
     let parts = match partition::read(&whole) {
-        Ok(Ok(Some(table))) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
+        Ok(Some(table)) => table.partitions.iter().map(|p| whole.part(p.start, p.length)).collect(),
         _ => vec![whole],
     };
-    let is_ext = |part: &Part| Signature::of(part).is_some_and(|found| found.name.starts_with("ext"));
+    let is_ext =
+        |part: &DiskPart| VolumeSignature::from_part(part).is_some_and(|found| found.name.starts_with("ext"));
     parts.into_iter().filter(is_ext).collect()
 }
 
-impl Disks {
-    fn volumes(&self) -> &[Part] {
+impl MachineDisks {
+    fn volumes(&self) -> &[DiskPart] {
         self.volumes.get_or_init(|| self.disks.iter().flat_map(volumes).take(MOST_VOLUMES).collect())
     }
 
@@ -80,9 +82,10 @@ impl Disks {
     }
 }
 
-struct OnDisks(Arc<Disks>);
+/// Files on the disks of one machine.
+struct FilesOnDisks(Arc<MachineDisks>);
 
-impl GuestFiles for OnDisks {
+impl GuestFiles for FilesOnDisks {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let below = path.match_indices('/').take(MOUNT_DEPTH + 1).filter_map(|(at, _)| path.get(at..));
         below.filter(|path| path.len() > 1).find_map(|path| self.find(path))
@@ -90,41 +93,41 @@ impl GuestFiles for OnDisks {
 
     fn prepare(&self) {
         for index in 0..self.0.volumes().len() {
-            // One that cannot be loaded is remembered as such.
+            // A file system that cannot be loaded is marked as such, and not tried again.
             let _ = self.0.with(index, |_| Some(()));
         }
     }
 }
 
-impl OnDisks {
+impl FilesOnDisks {
     fn find(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         (0..self.0.volumes().len()).find_map(|index| {
             let len = self.0.with(index, |fs| {
                 let metadata = fs.metadata(path).ok()?;
                 metadata.file_type().is_regular_file().then(|| metadata.len())
             })?;
-            let found = OnDisk { disks: Arc::clone(&self.0), index, path: path.into(), len };
+            let found = FileOnDisk { disks: Arc::clone(&self.0), index, path: path.into(), len };
             Some(Box::new(found) as Box<dyn ReadAt>)
         })
     }
 }
 
-/// A file on a disk.
-struct OnDisk {
-    disks: Arc<Disks>,
+/// File on a disk.
+struct FileOnDisk {
+    disks: Arc<MachineDisks>,
     index: usize,
     path: Arc<str>,
     len: u64,
 }
 
-impl ReadAt for OnDisk {
+impl ReadAt for FileOnDisk {
     fn len(&self) -> u64 {
         self.len
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         LAST.with_borrow_mut(|last| {
-            let same = |(id, index, path, _): &Opened| {
+            let same = |(id, index, path, _): &OpenFile| {
                 *id == self.disks.id && *index == self.index && *path == self.path
             };
             if !last.as_ref().is_some_and(same) {
@@ -163,11 +166,11 @@ mod tests {
         make.args(["-q", "-F", "-t", "ext4", "-d"]).arg(&root).arg(&image);
         assert!(make.status().expect("mke2fs (Debian package e2fsprogs) is installed").success());
         let file = std::fs::File::options().read(true).write(true).open(&image).unwrap();
-        let open = open(vec![Contents::Raw(Arc::new(file.try_clone().unwrap()))]);
+        let open = open(vec![DiskContents::Raw(Arc::new(file.try_clone().unwrap()))]);
         let files = open();
         files.prepare();
         assert!(files.open("/").is_none(), "a directory has no bytes");
-        // What a guest does to its superblock, made worse.
+        // A guest rewrites its superblock while it runs; this damage is worse.
         file.write_all_at(&[0xff; 1024], 1024).unwrap();
         for path in ["/bin/program", "/home/bin/program"] {
             let found = files.open(path).expect(path);

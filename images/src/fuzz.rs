@@ -1,28 +1,28 @@
-//! Ways in for the fuzz targets.
+//! Entry points of the fuzz targets.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::choice;
-use crate::survey::Survey;
+use crate::survey::DiskSurvey;
 use crate::volume::table;
 
-/// What a disk with these files would boot, by the configurations of boot loaders among them.
+/// Kernels that the boot loaders of a disk would boot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bootable {
     /// Paths of kernels, in the order of the choice.
     pub kernels: Vec<String>,
-    /// Initrds of each.
+    /// Initrds of each kernel.
     pub initrds: Vec<Vec<String>>,
-    /// Words of each for the kernel's command line.
+    /// Words for the command line of each kernel.
     pub words: Vec<String>,
-    /// The sentence on the choice, or on why there is none.
+    /// Sentence that explains the choice, or the reason for which there is none.
     pub sentence: String,
 }
 
-/// Looks for kernels in the files of a disk without partitions, as a boot loader would.
+/// Searches the files of a disk without partitions for kernels, as a boot loader would.
 pub fn bootable(files: BTreeMap<String, Vec<u8>>) -> Bootable {
-    let survey = Survey { table: None, volumes: vec![table::volume(files)] };
+    let survey = DiskSurvey { table: None, volumes: vec![table::volume(files)] };
     let entries = survey.entries();
     let sentence = match choice::choose(&survey, Path::new("disk")) {
         Ok(choice) => choice.sentence,

@@ -1,45 +1,49 @@
-//! Checks an initrd before a guest boots it: a damaged one ends in a kernel panic that shows little.
+//! Check of an initrd before the guest starts: with a truncated initrd the guest ends in an obscure kernel
+//! panic.
 //!
 //! An initrd is a row of archives, each bare or compressed, as `unpack_to_rootfs` of init/initramfs.c (Linux
-//! 6.1) reads it. Bare archives, zstd and lz4 are walked by their own lengths, gzip is unpacked, xz is shown
-//! by its footer; of bzip2, lzma and lzo only the beginning is checked.
+//! 6.1) reads it. Bare archives, zstd and lz4 are walked by their own lengths. gzip is unpacked. xz is
+//! recognized by its footer. Of bzip2, lzma and lzo only the beginning is checked.
 
 use std::io::{BufRead, Read};
 use std::path::Path;
 
 use super::{ImageError, WANTED_INITRD, cpio};
 
-/// The most that is unpacked to look for a file, bytes.
+/// Most bytes that are unpacked to search for a file.
 const MAX_UNPACKED: u64 = 1 << 30;
 
-/// Defect of an initrd.
+/// Fault of an initrd.
 #[derive(Debug, PartialEq, Eq)]
-enum InitrdDefect {
+enum InitrdFault {
     CutOff(&'static str),
     Foreign,
 }
 
-/// Checks that the bytes are a whole initrd.
+/// Checks that the bytes are a whole initrd. `path` is for error messages.
+///
+/// # Errors
+/// The bytes are empty, cut off, or not an initrd.
 pub fn check(initrd: &[u8], path: &Path) -> Result<(), ImageError> {
     if initrd.is_empty() {
         return Err(ImageError::Empty { path: path.to_owned(), wanted: WANTED_INITRD });
     }
     walk(initrd).map_err(|wrong| match wrong {
-        InitrdDefect::CutOff(form) => {
+        InitrdFault::CutOff(form) => {
             ImageError::Truncated { path: path.to_owned(), detail: format!("its {form} ends too early") }
         }
-        InitrdDefect::Foreign => ImageError::Foreign {
+        InitrdFault::Foreign => ImageError::Foreign {
             path: path.to_owned(),
-            found: "no initrd".to_owned(),
+            found: "not an initrd".to_owned(),
             advice: format!("give {WANTED_INITRD}"),
         },
     })
 }
 
-/// Returns one after the other, as a boot loader hands them over; `None` for none.
+/// Joins archives into one initrd, as a boot loader does; `None` if there is no archive.
 pub fn joined(archives: impl IntoIterator<Item = Vec<u8>>) -> Option<Vec<u8>> {
     archives.into_iter().reduce(|mut all, next| {
-        // Each archive begins at a multiple of four
+        // Each archive begins at a multiple of 4
         // (Documentation/driver-api/early-userspace/buffer-format.rst).
         all.resize(all.len().next_multiple_of(4), 0);
         all.extend(next);
@@ -69,7 +73,7 @@ pub fn contains(initrd: &[u8], name: &str) -> bool {
     false
 }
 
-fn walk(initrd: &[u8]) -> Result<(), InitrdDefect> {
+fn walk(initrd: &[u8]) -> Result<(), InitrdFault> {
     let mut at = 0;
     let mut archives = 0_u32;
     while let Some(zeros) = initrd[at..].iter().position(|b| *b != 0) {
@@ -78,22 +82,23 @@ fn walk(initrd: &[u8]) -> Result<(), InitrdDefect> {
         let length = match rest {
             [b'0', ..] if at % 4 == 0 => bare(initrd, at)? - at,
             [0x1f, 0x8b, ..] => gzip(rest)?,
-            [0x28, 0xb5, 0x2f, 0xfd, ..] => zstd(rest).ok_or(InitrdDefect::CutOff("zstd stream"))?,
-            [0x02, 0x21, 0x4c, 0x18, ..] => lz4(rest).ok_or(InitrdDefect::CutOff("lz4 stream"))?,
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => zstd(rest).ok_or(InitrdFault::CutOff("zstd stream"))?,
+            [0x02, 0x21, 0x4c, 0x18, ..] => lz4(rest).ok_or(InitrdFault::CutOff("lz4 stream"))?,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => {
                 let used = rest.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
-                // The xz file format, 2.1.2: a stream ends in "YZ". What follows it can't be distinguished
-                // here.
+                // A stream ends in "YZ" (the xz file format, 2.1.2). Its end within the bytes is not known
+                // without unpacking, so an archive that follows is accepted as a sign that the stream is
+                // whole.
                 if rest[..used].ends_with(b"YZ") || has_archive_after(rest) {
                     rest.len()
                 } else {
-                    return Err(InitrdDefect::CutOff("xz stream"));
+                    return Err(InitrdFault::CutOff("xz stream"));
                 }
             }
             [b'B', b'Z', b'h', ..] | [0x5d, 0, 0, ..] | [0x89, b'L', b'Z', b'O', ..] => rest.len(),
-            // Padding and junk after a whole archive are not read by the kernel either.
+            // The kernel ignores padding and junk after a whole archive as well.
             _ if archives > 0 => return Ok(()),
-            _ => return Err(InitrdDefect::Foreign),
+            _ => return Err(InitrdFault::Foreign),
         };
         archives += 1;
         at += length;
@@ -101,36 +106,36 @@ fn walk(initrd: &[u8]) -> Result<(), InitrdDefect> {
             break;
         }
     }
-    if archives == 0 { Err(InitrdDefect::Foreign) } else { Ok(()) }
+    if archives == 0 { Err(InitrdFault::Foreign) } else { Ok(()) }
 }
 
-/// True where a bare archive follows a compressed one.
+/// Returns true if a bare archive follows a compressed one.
 fn has_archive_after(compressed: &[u8]) -> bool {
     compressed.windows(6).any(|w| w == b"070701")
 }
 
 /// Returns the end of the bare archive that starts at `start`.
-fn bare(initrd: &[u8], start: usize) -> Result<usize, InitrdDefect> {
+fn bare(initrd: &[u8], start: usize) -> Result<usize, InitrdFault> {
     let mut at = start;
     loop {
         match cpio::entry(initrd, at) {
             Some(entry) if entry.name == cpio::TRAILER.as_bytes() => return Ok(entry.end.min(initrd.len())),
             Some(entry) => at = entry.end,
-            None if at == start && !initrd[at..].starts_with(b"07070") => return Err(InitrdDefect::Foreign),
-            None => return Err(InitrdDefect::CutOff("cpio archive")),
+            None if at == start && !initrd[at..].starts_with(b"07070") => return Err(InitrdFault::Foreign),
+            None => return Err(InitrdFault::CutOff("cpio archive")),
         }
     }
 }
 
 /// Returns the length of one gzip member.
-fn gzip(rest: &[u8]) -> Result<usize, InitrdDefect> {
+fn gzip(rest: &[u8]) -> Result<usize, InitrdFault> {
     let mut decoder = flate2::bufread::GzDecoder::new(rest);
     let mut buffer = vec![0; 1 << 16];
     loop {
         match decoder.read(&mut buffer) {
             Ok(0) => break,
             Ok(_) => {}
-            Err(_) => return Err(InitrdDefect::CutOff("gzip stream")),
+            Err(_) => return Err(InitrdFault::CutOff("gzip stream")),
         }
     }
     let mut left = decoder.into_inner();
@@ -168,9 +173,9 @@ fn zstd(rest: &[u8]) -> Option<usize> {
 }
 
 /// Returns the length of one legacy lz4 stream: 4 bytes of magic, then blocks with their lengths
-/// (lz4_Frame_format.md, "Legacy frame"). A length that can't be one begins something else.
+/// (lz4_Frame_format.md, "Legacy frame"). An impossible length is the beginning of something else.
 fn lz4(rest: &[u8]) -> Option<usize> {
-    /// LZ4_compressBound(8 MiB), the most that a block of the legacy form can take.
+    /// Largest block of the legacy form, bytes: LZ4_compressBound(8 MiB).
     const MAX_BLOCK: usize = 8_421_520;
     let mut at = 4;
     loop {
@@ -195,7 +200,7 @@ mod tests {
     use super::*;
 
     fn archive() -> Vec<u8> {
-        let mut writer = cpio::Writer::append_to(Vec::new());
+        let mut writer = cpio::ArchiveWriter::append_to(Vec::new());
         writer.file("init", 0o755, &[0x5a; 5000]);
         writer.finish()
     }
@@ -224,25 +229,25 @@ mod tests {
         let mut mixed = bare.clone();
         mixed.resize(mixed.len() + 512, 0);
         mixed.extend(gzipped(&bare));
-        let mixed = cpio::Writer::append_to(mixed).finish();
+        let mixed = cpio::ArchiveWriter::append_to(mixed).finish();
         assert_eq!(walk(&mixed), Ok(()));
     }
 
     #[test]
     fn torn_initrds_are_cut_off() {
         let bare = archive();
-        assert_eq!(walk(&bare[..bare.len() - 130]), Err(InitrdDefect::CutOff("cpio archive")));
-        assert_eq!(walk(&bare[..3000]), Err(InitrdDefect::CutOff("cpio archive")));
+        assert_eq!(walk(&bare[..bare.len() - 130]), Err(InitrdFault::CutOff("cpio archive")));
+        assert_eq!(walk(&bare[..3000]), Err(InitrdFault::CutOff("cpio archive")));
         let gz = gzipped(&bare);
-        assert_eq!(walk(&gz[..gz.len() - 9]), Err(InitrdDefect::CutOff("gzip stream")));
+        assert_eq!(walk(&gz[..gz.len() - 9]), Err(InitrdFault::CutOff("gzip stream")));
         let zstd = zstd_raw(&bare);
-        assert_eq!(walk(&zstd[..zstd.len() - 1]), Err(InitrdDefect::CutOff("zstd stream")));
+        assert_eq!(walk(&zstd[..zstd.len() - 1]), Err(InitrdFault::CutOff("zstd stream")));
         let mut lz4 = vec![0x02, 0x21, 0x4c, 0x18, 8, 0, 0, 0];
         lz4.extend([1; 7]);
-        assert_eq!(walk(&lz4), Err(InitrdDefect::CutOff("lz4 stream")));
+        assert_eq!(walk(&lz4), Err(InitrdFault::CutOff("lz4 stream")));
         lz4.push(1);
         assert_eq!(walk(&lz4), Ok(()));
-        assert_eq!(walk(b"\xfd7zXZ\0\0\x04abcdef"), Err(InitrdDefect::CutOff("xz stream")));
+        assert_eq!(walk(b"\xfd7zXZ\0\0\x04abcdef"), Err(InitrdFault::CutOff("xz stream")));
     }
 
     #[test]
@@ -257,9 +262,9 @@ mod tests {
     }
 
     #[test]
-    fn foreign_files_are_told() {
-        assert_eq!(walk(b"hello, world"), Err(InitrdDefect::Foreign));
-        assert_eq!(walk(&[0; 64]), Err(InitrdDefect::Foreign));
-        assert_eq!(walk(b"0123456789"), Err(InitrdDefect::Foreign));
+    fn foreign_files_are_recognized() {
+        assert_eq!(walk(b"hello, world"), Err(InitrdFault::Foreign));
+        assert_eq!(walk(&[0; 64]), Err(InitrdFault::Foreign));
+        assert_eq!(walk(b"0123456789"), Err(InitrdFault::Foreign));
     }
 }

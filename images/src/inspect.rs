@@ -4,43 +4,43 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::boot::Entry;
-use crate::contents::Part;
-use crate::survey::Survey;
-use crate::volume::Volume;
+use crate::boot::BootEntry;
+use crate::contents::DiskPart;
+use crate::survey::DiskSurvey;
+use crate::volume::DiskVolume;
 use crate::{ImageError, choice, open_disk, sniff};
 
 /// Contents of a disk image.
 #[derive(Debug, Serialize)]
-pub struct Inspection {
+pub struct ImageInspection {
     /// Path of the image.
     pub image: String,
     /// `raw` or `qcow2`.
     pub format: &'static str,
     /// Size of the disk, bytes.
     pub bytes: Option<u64>,
-    /// `GPT`, `MBR`, or none where the disk is one volume.
+    /// `GPT` or `MBR`; none if the disk is one volume.
     pub partition_table: Option<&'static str>,
-    /// Damage of a partition table that could be read all the same.
+    /// Damage of a partition table that is readable all the same.
     pub damage: Option<String>,
     /// Partitions, or the whole disk.
-    pub volumes: Vec<VolumeShown>,
-    /// Kernels that were found.
-    pub kernels: Vec<KernelShown>,
-    /// The choice of `vprof run`.
-    pub run: RunShown,
+    pub volumes: Vec<VolumeSummary>,
+    /// Kernels on the disk.
+    pub kernels: Vec<KernelSummary>,
+    /// Choice of `vprof run`.
+    pub run: RunSummary,
 }
 
-/// A partition, or the whole disk.
+/// Partition, or the whole disk.
 #[derive(Debug, Serialize)]
-pub struct VolumeShown {
+pub struct VolumeSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
     /// First byte on the disk.
     pub start: u64,
-    /// Size of the disk, bytes.
+    /// Size of the partition or the disk, bytes.
     pub bytes: Option<u64>,
-    /// Like `ext4`, `LUKS`; none for nothing known.
+    /// Name of the contents, like `ext4` or `LUKS`; none if they are unknown.
     pub contents: Option<&'static str>,
     /// UUID of the file system.
     pub uuid: Option<String>,
@@ -48,17 +48,17 @@ pub struct VolumeShown {
     pub label: Option<String>,
     /// UUID of the partition.
     pub partition_uuid: Option<String>,
-    /// It was not unmounted.
+    /// True if the file system was not unmounted.
     pub dirty: bool,
-    /// vprof reads its files.
+    /// True if vprof can read the files.
     pub readable: bool,
-    /// Why not, where it should be readable.
+    /// Reason for which vprof cannot read a file system that it knows.
     pub error: Option<String>,
 }
 
-/// A kernel that was found.
+/// Kernel on the disk.
 #[derive(Debug, Serialize)]
-pub struct KernelShown {
+pub struct KernelSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
     /// Path of the kernel.
@@ -67,20 +67,20 @@ pub struct KernelShown {
     pub initrds: Vec<String>,
     /// Title of its entry.
     pub title: Option<String>,
-    /// The words of its entry for the kernel's command line.
+    /// Words of its entry for the kernel's command line.
     pub options: Option<String>,
-    /// The configuration that names it.
+    /// Configuration that names the kernel.
     pub source: String,
 }
 
-/// The choice of `vprof run`.
+/// Choice of `vprof run`.
 #[derive(Debug, Serialize)]
-pub struct RunShown {
-    /// A kernel was chosen.
+pub struct RunSummary {
+    /// True if a kernel was chosen.
     pub boots: bool,
-    /// The kernel's command line, before --append.
+    /// Command line of the kernel, before --append.
     pub cmdline: Option<String>,
-    /// In words: what is chosen and why, or why nothing can be.
+    /// Choice and its reason, or the reason for which nothing can be booted.
     pub sentence: String,
 }
 
@@ -88,45 +88,45 @@ pub struct RunShown {
 ///
 /// # Errors
 /// The file is not a disk image, or it cannot be read.
-pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<Inspection, ImageError> {
+pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<ImageInspection, ImageError> {
     let disk = open_disk(path)?;
     match sniff::content(&disk, path)? {
-        sniff::Content::Foreign { found, advice } => {
+        sniff::FileContent::Foreign { found, advice } => {
             return Err(ImageError::Foreign { path: path.to_owned(), found, advice });
         }
-        sniff::Content::BzImage | sniff::Content::Elf if disk.is_raw() => {
+        sniff::FileContent::BzImage | sniff::FileContent::Elf if disk.is_raw() => {
             return Err(ImageError::Foreign {
                 path: path.to_owned(),
-                found: "no disk image".to_owned(),
+                found: "not a disk image".to_owned(),
                 advice: "give a disk image; `vprof run` takes a kernel as it is".to_owned(),
             });
         }
         _ => {}
     }
-    let survey = Survey::of(&disk, path)?;
+    let survey = DiskSurvey::from_disk(&disk, path)?;
     let run = match choice::choose(&survey, path) {
         Ok(choice) => {
-            RunShown { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
+            RunSummary { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
         }
-        Err(error) => RunShown { boots: false, cmdline: None, sentence: error.to_string() },
+        Err(error) => RunSummary { boots: false, cmdline: None, sentence: error.to_string() },
     };
-    Ok(Inspection {
+    Ok(ImageInspection {
         image: path.display().to_string(),
         format: if disk.is_raw() { "raw" } else { "qcow2" },
         bytes: disk.length(),
         partition_table: survey.table.as_ref().map(|table| table.scheme.name()),
-        damage: survey.table.as_ref().and_then(|table| table.damage.clone()),
+        damage: survey.table.as_ref().and_then(|table| table.damage.as_ref()).map(ToString::to_string),
         volumes: volumes(&survey, &disk),
         kernels: survey.entries().into_iter().map(|entry| kernel(&survey, entry)).collect(),
         run,
     })
 }
 
-fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
-    let shown = |(index, volume): (usize, &Volume)| {
+fn volumes(survey: &DiskSurvey, disk: &DiskPart) -> Vec<VolumeSummary> {
+    let shown = |(index, volume): (usize, &DiskVolume)| {
         let partition = survey.partition(index);
         let signature = volume.signature.clone().unwrap_or_default();
-        VolumeShown {
+        VolumeSummary {
             partition: partition.map(|partition| partition.number),
             start: partition.map_or(0, |partition| partition.start),
             bytes: partition.map(|partition| partition.length).or(disk.length()),
@@ -136,14 +136,14 @@ fn volumes(survey: &Survey, disk: &Part) -> Vec<VolumeShown> {
             partition_uuid: partition.map(|partition| partition.uuid.clone()),
             dirty: signature.dirty,
             readable: volume.readable().is_some(),
-            error: volume.files.as_ref().and_then(|files| files.as_ref().err().cloned()),
+            error: volume.files.as_ref().and_then(|files| files.as_ref().err().map(ToString::to_string)),
         }
     };
     survey.volumes.iter().enumerate().map(shown).collect()
 }
 
-fn kernel(survey: &Survey, entry: Entry) -> KernelShown {
-    KernelShown {
+fn kernel(survey: &DiskSurvey, entry: BootEntry) -> KernelSummary {
+    KernelSummary {
         partition: survey.partition(entry.volume).map(|partition| partition.number),
         kernel: entry.kernel,
         initrds: entry.initrds,

@@ -1,40 +1,54 @@
-//! A kernel's file, taken apart and checked before a host is started for it.
+//! Kernel files: parsed and checked before a machine is started for them.
 
 use std::path::Path;
 
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 
-use super::boot::Unified;
+use super::boot::{UnifiedError, UnifiedImage};
 use super::{ImageError, initrd_check};
 
-/// Where x86-64 kernels are linked to: `__START_KERNEL_map` of arch/x86/include/asm/page_64_types.h (Linux 6.1).
+/// Lowest virtual address of an x86-64 kernel: `__START_KERNEL_map` of arch/x86/include/asm/page_64_types.h
+/// (Linux 6.1).
 const KERNEL_MAP: u64 = 0xffff_ffff_8000_0000;
 
-/// What a kernel's file holds: of a unified kernel image more than the kernel.
+/// Contents of a kernel file. A unified kernel image has more than the kernel.
 #[derive(Debug)]
-pub struct Parts {
-    /// bzImage or ELF vmlinux.
+pub struct KernelParts {
+    /// Kernel: bzImage or ELF vmlinux.
     pub kernel: Vec<u8>,
-    /// Its initrds, which the kernel gets one after the other.
+    /// Initrds in the order in which the kernel gets them.
     pub initrds: Vec<Vec<u8>>,
-    /// Words for its command line; `None` where it has none of its own.
+    /// Words for the kernel's command line; `None` if the file has none.
     pub options: Option<String>,
 }
 
-/// Takes a file apart and checks what is in it.
-pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<Parts, ImageError> {
-    let parts = if Unified::is(&file) {
-        let unified =
-            Unified::of(&file).map_err(|reason| ImageError::Kernel { path: path.to_owned(), reason })?;
+/// Reason for which vprof cannot boot a kernel file.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelFault {
+    /// The kernel is not a whole 64-bit x86 kernel.
+    #[error(transparent)]
+    Kernel(#[from] vmm::KernelError),
+    /// The unified kernel image cannot be used.
+    #[error(transparent)]
+    UnifiedImage(#[from] UnifiedError),
+    /// The file is an ordinary program.
+    #[error("this is a program, not a kernel")]
+    Program,
+}
+
+/// Splits a kernel file into its parts and checks them. `path` is for error messages.
+pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<KernelParts, ImageError> {
+    let parts = if UnifiedImage::is_unified(&file) {
+        let unified = UnifiedImage::parse(&file).map_err(|reason| refused(path, reason))?;
         unified.initrds.iter().try_for_each(|archive| initrd_check::check(archive, path))?;
-        Parts {
+        KernelParts {
             kernel: unified.kernel.to_vec(),
             initrds: unified.initrds.iter().map(|archive| archive.to_vec()).collect(),
             options: unified.options,
         }
     } else {
-        Parts { kernel: file, initrds: Vec::new(), options: None }
+        KernelParts { kernel: file, initrds: Vec::new(), options: None }
     };
     check(&parts.kernel, path)?;
     Ok(parts)
@@ -42,18 +56,19 @@ pub fn take_apart(file: Vec<u8>, path: &Path) -> Result<Parts, ImageError> {
 
 /// Checks that the bytes are a whole 64-bit x86 kernel: bzImage or ELF vmlinux.
 fn check(kernel: &[u8], path: &Path) -> Result<(), ImageError> {
-    vmm::check_kernel(kernel)
-        .map_err(|reason| ImageError::Kernel { path: path.to_owned(), reason: reason.to_string() })?;
-    // An ordinary static program has all that a vmlinux has, but for its addresses.
+    vmm::check_kernel(kernel).map_err(|reason| refused(path, reason))?;
+    // An ordinary static program differs from a vmlinux only by its addresses.
     match Elf::parse(kernel) {
         Ok(elf) if !elf.program_headers.iter().any(|p| p.p_type == PT_LOAD && p.p_vaddr >= KERNEL_MAP) => {
-            Err(ImageError::Kernel {
-                path: path.to_owned(),
-                reason: "this is a program, not a kernel".to_owned(),
-            })
+            Err(refused(path, KernelFault::Program))
         }
         _ => Ok(()),
     }
+}
+
+/// Returns the error for a kernel file with this fault.
+fn refused(path: &Path, reason: impl Into<KernelFault>) -> ImageError {
+    ImageError::Kernel { path: path.to_owned(), reason: reason.into() }
 }
 
 #[cfg(test)]
@@ -76,7 +91,8 @@ mod tests {
 
     #[test]
     fn a_unified_kernel_image_is_taken_apart() {
-        let (kernel, archive) = (bz_image(100_000), crate::cpio::Writer::append_to(Vec::new()).finish());
+        let (kernel, archive) =
+            (bz_image(100_000), crate::cpio::ArchiveWriter::append_to(Vec::new()).finish());
         let file = |kernel: &[u8], archive: &[u8]| {
             pe(&[(".cmdline", b"quiet"), (".linux", kernel), (".ucode", archive), (".initrd", archive)])
         };
@@ -85,14 +101,14 @@ mod tests {
         assert_eq!(parts.options.as_deref(), Some("quiet"));
         let wrong = |file| take_apart(file, Path::new("k")).unwrap_err().to_string();
         assert!(wrong(file(&kernel[..50_000], &archive)).starts_with("k: the kernel file is cut off"));
-        assert!(wrong(file(&kernel, b"none")).starts_with("k is no initrd"));
+        assert!(wrong(file(&kernel, b"none")).starts_with("k is not an initrd"));
         // Any other kernel is all of its file.
         let parts = take_apart(kernel.clone(), Path::new("k")).unwrap();
         assert!(parts.kernel == kernel && parts.initrds.is_empty() && parts.options.is_none());
     }
 
     #[test]
-    fn what_is_wrong_is_said_of_the_file() {
+    fn faults_are_reported_with_the_file() {
         let kernel = bz_image(100_000);
         assert!(sentence(&kernel[..50_000]).starts_with("k: the kernel file is cut off"));
         assert_eq!(sentence(&elf(0x40_0000)), "k: this is a program, not a kernel");

@@ -1,14 +1,15 @@
-//! What `vprof run` is asked to boot: told by content, never by name.
+//! Disk images, kernels and initrds that `vprof run` boots, recognized by their content, never by their name.
 //!
-//! A disk image brings its own kernel and initrd, which are read straight from its file systems; nothing is mounted.
+//! A disk image brings its own kernel and initrd. vprof reads both from the image's file systems without a
+//! mount.
 //!
 //! ```text
-//! file --contents--> disk --partition--> parts --volume--> file systems --boot--> entries --choice--> kernel, words
+//! file --contents--> disk --partition--> parts --volume--> file systems --boot--> entries --choice--> kernel
 //!      raw, qcow2         GPT, MBR              ext4, vfat               loaders' configurations
 //! ```
 //!
-//! A kernel comes with an initrd from a file. Everything is checked as far as it can be before a machine is
-//! built, so that a wrong file is named instead of ending in a guest that hangs.
+//! A kernel file gets its initrd from another file. Everything is checked as far as possible before a machine
+//! is built, so that an error names the wrong file, where otherwise the guest would hang.
 
 mod boot;
 mod choice;
@@ -28,128 +29,134 @@ mod sniff;
 mod survey;
 mod volume;
 
-pub use inspect::{Inspection, KernelShown, RunShown, VolumeShown, inspect};
+pub use boot::UnifiedError;
+pub use command::CommandError;
+pub use inspect::{ImageInspection, KernelSummary, RunSummary, VolumeSummary, inspect};
+pub use kernel::KernelFault;
+pub use partition::TableDamage;
+pub use qcow2::Qcow2Fault;
+pub use volume::VolumeError;
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use contents::{Contents, Format, Part};
-use kernel::Parts;
-use sniff::Content;
-use survey::Survey;
+use contents::{DiskContents, DiskPart, ImageFormat};
+use kernel::KernelParts;
+use sniff::FileContent;
+use survey::DiskSurvey;
 use text::message::{Reason, Shown};
 
-/// Files beyond this size are no kernel and no initrd, bytes: they have to fit below 4 GiB beside each other.
+/// Largest kernel or initrd, bytes: both have to fit into the memory below 4 GiB.
 const MAX_FILE: u64 = 2 << 30;
 
-/// Why an image, a kernel or an initrd can't be used.
+/// Reason for which an image, a kernel or an initrd cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// It can't be opened or read.
+    /// The file cannot be opened or read.
     #[error("can't read {what} {}: {}", Shown(.path), Reason(.source))]
     Read {
-        /// Like "the image".
+        /// Kind of the file, like "the image".
         what: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
-    /// It is a directory, a socket or the like.
+    /// The path leads to a directory, a socket or the like.
     #[error("{} is a {found}, not a file: give {wanted}", Shown(.path))]
     NotAFile {
         /// The path.
         path: PathBuf,
-        /// Like "directory".
+        /// Kind of the file there, like "directory".
         found: &'static str,
-        /// What belongs there.
+        /// Kind of file that is needed.
         wanted: &'static str,
     },
-    /// It has no bytes.
+    /// The file has no bytes.
     #[error("{} is empty: give {wanted}", Shown(.path))]
     Empty {
         /// The file.
         path: PathBuf,
-        /// What belongs there.
+        /// Kind of file that is needed.
         wanted: &'static str,
     },
-    /// It is cut off.
+    /// The file is cut off.
     #[error("{} is cut off: {detail}; copy or download it again", Shown(.path))]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// What is missing.
+        /// The missing part.
         detail: String,
     },
-    /// It is no kernel that can be booted.
+    /// The file is not a kernel that vprof can boot.
     #[error("{}: {reason}", Shown(.path))]
     Kernel {
         /// The file.
         path: PathBuf,
-        /// Why, and what to do.
-        reason: String,
+        /// The fault, and the cure where there is one.
+        reason: KernelFault,
     },
-    /// It is something else.
+    /// The file is of another kind.
     #[error("{} is {found}: {advice}", Shown(.path))]
     Foreign {
         /// The file.
         path: PathBuf,
-        /// What it is, like "a VMDK image".
+        /// Kind of the file, like "a VMDK image".
         found: String,
-        /// What to do.
+        /// The cure.
         advice: String,
     },
-    /// The image's partition table can't be read.
-    #[error("{} has a damaged partition table: {reason}; `sfdisk --verify` tells more", Shown(.path))]
+    /// The image's partition table cannot be used.
+    #[error("{} has a damaged partition table: {reason}; run `sfdisk --verify` for details", Shown(.path))]
     PartitionTable {
         /// The image.
         path: PathBuf,
-        /// What is wrong.
-        reason: String,
+        /// The damage.
+        reason: TableDamage,
     },
-    /// A file system of the image can't be read.
+    /// A file system of the image cannot be read.
     #[error("can't read the {name} file system in {}: {reason}", Shown(.path))]
     FileSystem {
         /// The image.
         path: PathBuf,
-        /// Like "ext4".
+        /// Name of the file system, like "ext4".
         name: &'static str,
-        /// Why.
-        reason: String,
+        /// The error of the file system's reader.
+        reason: VolumeError,
     },
-    /// A qcow2 file can't be read.
-    #[error("can't read the qcow2 image {}: {reason}; `qemu-img check` tells more", Shown(.path))]
+    /// A qcow2 file cannot be read.
+    #[error("can't read the qcow2 image {}: {reason}; run `qemu-img check` for details", Shown(.path))]
     Qcow2 {
         /// The image.
         path: PathBuf,
-        /// Why.
-        reason: String,
+        /// The fault.
+        reason: Qcow2Fault,
     },
-    /// A qcow2 file is only a part of a disk.
+    /// A qcow2 file holds only a part of a disk.
     #[error("{} needs {what} ({}), and vprof opens no file that an image names: make one image of both with `qemu-img convert -O qcow2 IN OUT`", Shown(.path), text::clean::escaped(.name))]
     NeedsFile {
         /// The image.
         path: PathBuf,
-        /// Like "a backing file".
+        /// Purpose of the other file, like "a backing file".
         what: &'static str,
-        /// Its name in the image.
+        /// Name of the other file, as the image has it.
         name: String,
     },
     /// The image has no kernel.
-    #[error("no kernel in {}: {looked}; give one with --kernel FILE and --initrd FILE", Shown(.path))]
+    #[error("no kernel in {}: {searched}; give one with --kernel FILE and --initrd FILE", Shown(.path))]
     NoKernel {
         /// The image.
         path: PathBuf,
-        /// Where was looked, and where not.
-        looked: String,
+        /// Places that were searched, and those that could not be.
+        searched: String,
     },
-    /// The disk can't be written and would have to be.
+    /// The run has to write the disk and cannot.
     #[error("{} can't be written ({}): add --snapshot to discard the guest's writes, or --read-only", Shown(.path), Reason(.source))]
     ReadOnly {
         /// The image.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// Another vprof uses the disk.
@@ -157,7 +164,7 @@ pub enum ImageError {
     InUse {
         /// The image.
         path: PathBuf,
-        /// This run wants to write it.
+        /// True if this run writes the image.
         writes: bool,
     },
     /// A file inside of the image is at fault.
@@ -165,67 +172,71 @@ pub enum ImageError {
     Inside {
         /// The image.
         image: PathBuf,
-        /// What is wrong in it.
+        /// The fault of the inner file.
         source: Box<ImageError>,
     },
-    /// A command can't be run in what was given.
-    #[error("{0}")]
-    Command(String),
+    /// The guest cannot run the command that was given.
+    #[error(transparent)]
+    Command(#[from] CommandError),
 }
 
-/// What the guest boots, as bytes.
+/// Kernel and initrd of a guest, as bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Payload {
-    /// bzImage or ELF vmlinux.
+pub struct BootPayload {
+    /// Kernel: bzImage or ELF vmlinux.
     pub kernel: Vec<u8>,
     /// Initial file system, compressed or not.
     pub initrd: Option<Vec<u8>>,
 }
 
-/// What was asked for on the command line.
+/// Files that the command line names.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
-    /// Disk image or kernel.
+pub struct BootRequest<'a> {
+    /// IMAGE: a disk image or a kernel.
     pub image: &'a Path,
-    /// `--kernel`.
+    /// Kernel of `--kernel`.
     pub kernel: Option<&'a Path>,
-    /// `--initrd`.
+    /// Initrd of `--initrd`.
     pub initrd: Option<&'a Path>,
 }
 
-/// What there is to boot.
+/// Everything that a run boots, and its origin.
 #[derive(Debug)]
-pub struct Loaded {
+pub struct BootPlan {
     /// Kernel and initrd.
-    pub payload: Payload,
-    /// IMAGE is a disk and not a kernel.
+    pub payload: BootPayload,
+    /// True if IMAGE is a disk, false if it is a kernel.
     pub is_disk: bool,
-    /// Words for the kernel's command line: of a disk those that lead to its root, of a unified kernel image its own.
+    /// Words for the kernel's command line: for a disk those that lead to its root, for a unified kernel
+    /// image those in the image.
     pub words: Option<String>,
-    /// One line on where the kernel came from, for the profile.
+    /// Origin of the kernel in one line, for the profile.
     pub origin: String,
-    /// What was chosen of a disk and why, in one line for people.
+    /// Choice made for a disk and its reason, in one line for the user.
     pub sentence: Option<String>,
-    /// The disk's init is systemd; `None` where that can't be told.
+    /// True if the disk's init is systemd; `None` if that is unknown.
     pub has_systemd: Option<bool>,
 }
 
-/// More than any header of a kernel, bytes.
+/// Bytes of a file in which a kernel's headers are searched: more than any of them has.
 const BEGINNING: usize = 1 << 20;
 
 const WANTED_IMAGE: &str = "a disk image (raw or qcow2) or a kernel (bzImage, vmlinux or unified image)";
 const WANTED_KERNEL: &str = "a kernel for x86-64 (bzImage, vmlinux or unified image)";
 const WANTED_INITRD: &str = "an initrd (a cpio archive, compressed or not)";
-/// What a disk has to be.
+/// Kinds of files that are usable as a disk, for messages.
 pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 
 /// Reads and checks everything that the request names.
-pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
+///
+/// # Errors
+/// A file is missing, damaged, of another kind than needed, or the disk has no kernel.
+pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
     let disk = open_disk(request.image)?;
     let content = sniff::content(&disk, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
-        Content::BzImage | Content::Elf | Content::Unified if disk.is_raw() => {
+        FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage if disk.is_raw() => {
             if let Some(kernel) = request.kernel {
                 return Err(ImageError::Foreign {
                     path: request.image.to_owned(),
@@ -233,9 +244,12 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                     advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
                 });
             }
-            let Parts { kernel, initrds, options } = read_kernel(request.image)?;
-            Ok(Loaded {
-                payload: Payload { kernel, initrd: given_initrd.or_else(|| initrd_check::joined(initrds)) },
+            let KernelParts { kernel, initrds, options } = read_kernel(request.image)?;
+            Ok(BootPlan {
+                payload: BootPayload {
+                    kernel,
+                    initrd: given_initrd.or_else(|| initrd_check::joined(initrds)),
+                },
                 is_disk: false,
                 words: options,
                 origin: request.image.display().to_string(),
@@ -243,37 +257,39 @@ pub fn load(request: Request<'_>) -> Result<Loaded, ImageError> {
                 has_systemd: Some(false),
             })
         }
-        Content::Foreign { found, advice } => {
+        FileContent::Foreign { found, advice } => {
             Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
         }
-        Content::Unknown | Content::BzImage | Content::Elf | Content::Unified => match request.kernel {
-            // Any disk will do where the kernel does not come from it.
-            Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
-            None => from_disk(&disk, given_initrd, request.image),
-        },
+        FileContent::Unknown | FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage => {
+            match request.kernel {
+                // With a kernel from elsewhere, a disk of any contents is usable.
+                Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
+                None => from_disk(&disk, given_initrd, request.image),
+            }
+        }
     }
 }
 
-/// Opens an image as what the guest is going to see.
-fn open_disk(path: &Path) -> Result<Part, ImageError> {
+/// Opens an image as the disk that the guest will see.
+fn open_disk(path: &Path) -> Result<DiskPart, ImageError> {
     let file = open("the image", path, WANTED_IMAGE)?;
     let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-    let format = Format::of(&file).map_err(read)?;
-    Part::whole(Contents::open(file, format, false, path)?).map_err(read)
+    let format = ImageFormat::from_file(&file).map_err(read)?;
+    DiskPart::whole(DiskContents::open(file, format, false, path)?).map_err(read)
 }
 
-/// A disk that another kernel boots: its root is the one that is told by what is on it.
+/// Loads a kernel from a file, and finds the root on the disk by the disk's contents.
 fn with_kernel(
-    disk: &Part,
+    disk: &DiskPart,
     kernel: &Path,
     initrd: Option<Vec<u8>>,
     image: &Path,
-) -> Result<Loaded, ImageError> {
+) -> Result<BootPlan, ImageError> {
     let parts = read_kernel(kernel)?;
     let payload =
-        Payload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
-    let survey = match Survey::of(disk, image) {
-        // A guest may make more of a damaged table, and --append can name the root.
+        BootPayload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
+    let survey = match DiskSurvey::from_disk(disk, image) {
+        // The guest may be able to read a damaged table, and --append can name the root.
         Err(ImageError::PartitionTable { .. }) => None,
         other => Some(other?),
     };
@@ -283,7 +299,7 @@ fn with_kernel(
     };
     let has_systemd = survey.as_ref().and_then(|survey| choice::has_systemd(survey, &words));
     let notes = survey.map(|survey| choice::root_notes(&survey, &words)).filter(|notes| !notes.is_empty());
-    Ok(Loaded {
+    Ok(BootPlan {
         payload,
         has_systemd,
         sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
@@ -293,16 +309,16 @@ fn with_kernel(
     })
 }
 
-/// A disk with a kernel of its own.
-fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result<Loaded, ImageError> {
-    let survey = Survey::of(disk, image)?;
+/// Loads the kernel and the initrd that are on the disk.
+fn from_disk(disk: &DiskPart, given_initrd: Option<Vec<u8>>, image: &Path) -> Result<BootPlan, ImageError> {
+    let survey = DiskSurvey::from_disk(disk, image)?;
     if survey.table.is_none() && survey.volumes.iter().all(|volume| volume.signature.is_none()) {
         return Err(no_disk(disk, image)?);
     }
     let choice = choice::choose(&survey, image)?;
-    Ok(Loaded {
+    Ok(BootPlan {
         has_systemd: choice::has_systemd(&survey, &choice.words),
-        payload: Payload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
+        payload: BootPayload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
         is_disk: true,
         words: Some(choice.words),
         origin: choice.origin,
@@ -310,13 +326,13 @@ fn from_disk(disk: &Part, given_initrd: Option<Vec<u8>>, image: &Path) -> Result
     })
 }
 
-/// Why a file without partitions and without any file system is none that could be booted.
-fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
+/// Returns the error for a file that has neither partitions nor a file system.
+fn no_disk(disk: &DiskPart, image: &Path) -> Result<ImageError, ImageError> {
     let read = |source| ImageError::Read { what: "the image", path: image.to_owned(), source };
-    // A kernel for another machine is told as such.
+    // A kernel for another architecture gets its own message.
     Ok(match vmm::check_kernel(&disk.beginning(BEGINNING).map_err(read)?) {
         Err(reason @ vmm::KernelError::Architecture(_)) => {
-            ImageError::Kernel { path: image.to_owned(), reason: reason.to_string() }
+            ImageError::Kernel { path: image.to_owned(), reason: reason.into() }
         }
         _ => ImageError::Foreign {
             path: image.to_owned(),
@@ -326,7 +342,7 @@ fn no_disk(disk: &Part, image: &Path) -> Result<ImageError, ImageError> {
     })
 }
 
-fn read_kernel(path: &Path) -> Result<Parts, ImageError> {
+fn read_kernel(path: &Path) -> Result<KernelParts, ImageError> {
     let file = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
     kernel::take_apart(file, path)
 }
@@ -337,19 +353,26 @@ fn read_initrd(path: &Path) -> Result<Vec<u8>, ImageError> {
     Ok(bytes)
 }
 
-/// Opens a file that has to be a regular file or a block device with something in it.
+/// Opens a regular file that is not empty, or a block device.
+///
+/// # Errors
+/// The path leads to another kind of file, the file is empty, or it cannot be opened.
 pub fn open(what: &'static str, path: &Path, wanted: &'static str) -> Result<File, ImageError> {
     use std::os::unix::fs::FileTypeExt;
     let fail = |source| ImageError::Read { what, path: path.to_owned(), source };
-    // Asked before opening: opening a fifo would wait for its writer.
+    // The check comes before the opening, because opening a pipe would wait for its writer.
     let metadata = std::fs::metadata(path).map_err(fail)?;
     let kind = metadata.file_type();
-    let found = match () {
-        () if kind.is_file() || kind.is_block_device() => None,
-        () if kind.is_dir() => Some("directory"),
-        () if kind.is_char_device() => Some("character device"),
-        () if kind.is_fifo() => Some("pipe"),
-        () => Some("socket"),
+    let found = if kind.is_file() || kind.is_block_device() {
+        None
+    } else if kind.is_dir() {
+        Some("directory")
+    } else if kind.is_char_device() {
+        Some("character device")
+    } else if kind.is_fifo() {
+        Some("pipe")
+    } else {
+        Some("socket")
     };
     if let Some(found) = found {
         return Err(ImageError::NotAFile { path: path.to_owned(), found, wanted });
@@ -381,7 +404,24 @@ fn read_all(what: &'static str, mut file: File, path: &Path) -> Result<Vec<u8>, 
 pub mod test_files {
     //! Files that tests need, made by code.
 
-    /// A fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI, chapters 4 and 5).
+    /// Returns a bzImage's set-up header with `payload` bytes of protected-mode code
+    /// (Documentation/arch/x86/boot.rst).
+    pub fn bzimage(payload: usize) -> Vec<u8> {
+        let setup_sectors = 1_u8;
+        let mut image = vec![0; 512 * (usize::from(setup_sectors) + 1) + payload];
+        image[0x1f1] = setup_sectors;
+        let paragraphs = u32::try_from(payload.div_ceil(16)).unwrap();
+        image[0x1f4..0x1f8].copy_from_slice(&paragraphs.to_le_bytes());
+        image[0x1fe..0x200].copy_from_slice(&[0x55, 0xaa]);
+        image[0x202..0x206].copy_from_slice(b"HdrS");
+        image[0x206..0x208].copy_from_slice(&0x020f_u16.to_le_bytes());
+        image[0x211] = 1;
+        image[0x236] = 1;
+        image
+    }
+
+    /// Returns a fixed ELF executable for x86-64 with one segment at this virtual address (System V ABI,
+    /// chapters 4 and 5).
     pub fn elf(address: u64) -> Vec<u8> {
         let mut file = b"\x7fELF\x02\x01\x01".to_vec();
         file.resize(16, 0);

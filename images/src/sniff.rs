@@ -1,57 +1,59 @@
-//! Tells what a file is by its first bytes.
+//! Kind of a file, by its first bytes.
 
 use std::path::Path;
 
 use super::ImageError;
-use super::boot::Unified;
-use super::contents::Part;
+use super::boot::UnifiedImage;
+use super::contents::DiskPart;
 
-/// How much is looked at: an ISO 9660 volume descriptor at 32 KiB is the farthest sign.
-const LOOK: usize = 0x9010;
+/// Bytes that are read: the farthest magic number is that of an ISO 9660 volume descriptor at 32 KiB.
+const HEAD_BYTES: usize = 0x9010;
 
-/// What a file is.
+/// Kind of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
-    /// A compressed x86 kernel with a set-up header.
+pub enum FileContent {
+    /// Compressed x86 kernel with a set-up header.
     BzImage,
-    /// An ELF file.
+    /// ELF file.
     Elf,
-    /// A PE file for x86-64 with a section `.linux`: a unified kernel image.
-    Unified,
-    /// Something known that can't be used.
+    /// Unified kernel image: a PE file for x86-64 with a section `.linux`.
+    UnifiedImage,
+    /// Known format that vprof cannot use.
     Foreign {
-        /// Like "a VMDK image".
+        /// Name of the format, like "a VMDK image".
         found: String,
-        /// What to do.
+        /// The cure.
         advice: String,
     },
-    /// None of these: a disk, or nothing.
+    /// Any other file: a disk, or unusable.
     Unknown,
 }
 
-/// Reads the beginning of a file, or of the disk in it, and tells what it is.
-pub fn content(disk: &Part, path: &Path) -> Result<Content, ImageError> {
-    let head = disk.beginning(LOOK).map_err(|source| ImageError::Read {
+/// Returns the kind of a file, or of the disk in it, by its beginning. `path` is for error messages.
+pub fn content(disk: &DiskPart, path: &Path) -> Result<FileContent, ImageError> {
+    let head = disk.beginning(HEAD_BYTES).map_err(|source| ImageError::Read {
         what: "the file",
         path: path.to_owned(),
         source,
     })?;
-    Ok(of(&head))
+    Ok(classify(&head))
 }
 
-fn of(head: &[u8]) -> Content {
+fn classify(head: &[u8]) -> FileContent {
     let at = |offset: usize, sign: &[u8]| head.get(offset..).is_some_and(|rest| rest.starts_with(sign));
-    let foreign =
-        |found: &str, advice: &str| Content::Foreign { found: found.to_owned(), advice: advice.to_owned() };
+    let foreign = |found: &str, advice: &str| FileContent::Foreign {
+        found: found.to_owned(),
+        advice: advice.to_owned(),
+    };
     // Documentation/arch/x86/boot.rst: boot_flag at 0x1fe, header "HdrS" at 0x202.
     if at(0x1fe, &[0x55, 0xaa]) && at(0x202, b"HdrS") {
-        return Content::BzImage;
+        return FileContent::BzImage;
     }
     if at(0, b"\x7fELF") {
-        return Content::Elf;
+        return FileContent::Elf;
     }
-    if Unified::is(head) {
-        return Content::Unified;
+    if UnifiedImage::is_unified(head) {
+        return FileContent::UnifiedImage;
     }
     const RAW: &str = "convert it with `qemu-img convert -O raw IN OUT`";
     const UNPACK: &str = "unpack it first";
@@ -75,7 +77,7 @@ fn of(head: &[u8]) -> Content {
             return foreign(found, advice);
         }
     }
-    Content::Unknown
+    FileContent::Unknown
 }
 
 #[cfg(test)]
@@ -89,17 +91,17 @@ mod tests {
     }
 
     #[test]
-    fn known_signs_are_told() {
-        assert_eq!(of(&testkit::bz_image(64)), Content::BzImage);
-        assert_eq!(of(&with(0, b"\x7fELF")), Content::Elf);
+    fn known_formats_are_recognized() {
+        assert_eq!(classify(&super::super::test_files::bzimage(64)), FileContent::BzImage);
+        assert_eq!(classify(&with(0, b"\x7fELF")), FileContent::Elf);
         let pe = super::super::boot::unified::tests::pe;
-        assert_eq!(of(&pe(&[(".linux", &[0; 0x10000])])), Content::Unified);
-        assert_eq!(of(&pe(&[(".text", b"a boot loader")])), Content::Unknown);
-        assert_eq!(of(&with(1080, &[0x53, 0xef])), Content::Unknown);
-        assert_eq!(of(&[0; 4096]), Content::Unknown);
-        assert_eq!(of(b"hello"), Content::Unknown);
-        let found = |bytes: &[u8]| match of(bytes) {
-            Content::Foreign { found, .. } => found,
+        assert_eq!(classify(&pe(&[(".linux", &[0; 0x10000])])), FileContent::UnifiedImage);
+        assert_eq!(classify(&pe(&[(".text", b"a boot loader")])), FileContent::Unknown);
+        assert_eq!(classify(&with(1080, &[0x53, 0xef])), FileContent::Unknown);
+        assert_eq!(classify(&[0; 4096]), FileContent::Unknown);
+        assert_eq!(classify(b"hello"), FileContent::Unknown);
+        let found = |bytes: &[u8]| match classify(bytes) {
+            FileContent::Foreign { found, .. } => found,
             other => panic!("{other:?}"),
         };
         assert_eq!(found(&with(0, b"KDMV")), "a VMDK image");

@@ -1,4 +1,4 @@
-//! Everything that a disk has, before anything is booted from it.
+//! Survey of a disk before a boot: its partitions, their file systems, and candidates for the root.
 
 use std::path::Path;
 
@@ -6,37 +6,40 @@ use text::clean::escaped;
 use text::units;
 
 use super::ImageError;
-use super::boot::{self, Entry};
-use super::contents::Part;
-use super::partition::{self, Kind, Partition, Table};
-use super::volume::Volume;
+use super::boot::{self, BootEntry};
+use super::contents::DiskPart;
+use super::partition::{self, DiskPartition, PartitionKind, PartitionTable, TableError};
+use super::volume::DiskVolume;
 
-/// A disk: its partitions, or the one volume that it is, and what they hold.
+/// Contents of a disk: its partitions and their volumes, or its only volume.
 #[derive(Debug)]
-pub struct Survey {
-    /// Its partition table; `None` for a disk that is one volume.
-    pub table: Option<Table>,
-    /// What each partition holds, in the table's order.
-    pub volumes: Vec<Volume>,
+pub struct DiskSurvey {
+    /// Partition table; `None` for a disk that is one volume.
+    pub table: Option<PartitionTable>,
+    /// Contents of each partition, in the table's order.
+    pub volumes: Vec<DiskVolume>,
 }
 
-impl Survey {
-    /// Looks at a disk; `path` is for what can go wrong.
-    pub fn of(disk: &Part, path: &Path) -> Result<Self, ImageError> {
-        let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-        let table = partition::read(disk)
-            .map_err(read)?
-            .map_err(|reason| ImageError::PartitionTable { path: path.to_owned(), reason })?;
+impl DiskSurvey {
+    /// Surveys a disk. `path` is for error messages.
+    ///
+    /// # Errors
+    /// The disk cannot be read, its partition table cannot be used, or a file system is cut off.
+    pub fn from_disk(disk: &DiskPart, path: &Path) -> Result<Self, ImageError> {
+        let table = partition::read(disk).map_err(|error| match error {
+            TableError::Read(source) => ImageError::Read { what: "the image", path: path.to_owned(), source },
+            TableError::Damaged(reason) => ImageError::PartitionTable { path: path.to_owned(), reason },
+        })?;
         let parts = match &table {
             Some(table) => table.partitions.iter().map(|p| disk.part(p.start, p.length)).collect(),
             None => vec![disk.clone()],
         };
-        let survey = Self { table, volumes: parts.into_iter().map(Volume::open).collect() };
+        let survey = Self { table, volumes: parts.into_iter().map(DiskVolume::open).collect() };
         survey.check_whole(path)?;
         Ok(survey)
     }
 
-    /// A file system that is longer than its place was cut off.
+    /// Checks that no file system is longer than its partition or the disk: such an image was cut off.
     fn check_whole(&self, path: &Path) -> Result<(), ImageError> {
         for (index, volume) in self.volumes.iter().enumerate() {
             let needed = volume.signature.as_ref().and_then(|signature| signature.length);
@@ -60,8 +63,8 @@ impl Survey {
         Ok(())
     }
 
-    /// The partition that a volume is in.
-    pub fn partition(&self, volume: usize) -> Option<&Partition> {
+    /// Returns the partition of a volume.
+    pub fn partition(&self, volume: usize) -> Option<&DiskPartition> {
         self.table.as_ref()?.partitions.get(volume)
     }
 
@@ -69,31 +72,31 @@ impl Survey {
         self.partition(volume).map(|partition| partition.number)
     }
 
-    /// Like `partition 2 (ext4)`.
+    /// Returns the place of a volume in words, like `partition 2 (ext4)`.
     pub fn place(&self, volume: usize) -> String {
-        let name = self.volumes.get(volume).and_then(Volume::name).unwrap_or("unknown contents");
+        let name = self.volumes.get(volume).and_then(DiskVolume::name).unwrap_or("unknown contents");
         match self.number(volume) {
             Some(number) => format!("partition {number} ({name})"),
             None => format!("the disk ({name})"),
         }
     }
 
-    /// What could be booted, the loader's own choice first.
-    pub fn entries(&self) -> Vec<Entry> {
+    /// Returns the kernels that could be booted, the loader's own choice first.
+    pub fn entries(&self) -> Vec<BootEntry> {
         boot::entries(&self.volumes)
     }
 
-    /// The volume that is the root most likely: by its partition's type, else by its files, else the largest that no
-    /// boot loader owns.
+    /// Returns the volume that is most likely the root: by its partition's type, else by its files, else the
+    /// largest that does not belong to a boot loader.
     pub fn root(&self) -> Option<usize> {
         let all = || 0..self.volumes.len();
-        let typed = |index: &usize| self.partition(*index).is_some_and(|p| p.kind == Kind::Root);
+        let typed = |index: &usize| self.partition(*index).is_some_and(|p| p.kind == PartitionKind::Root);
         let has_system = |index: &usize| {
-            let files = self.volumes.get(*index).and_then(Volume::readable);
+            let files = self.volumes.get(*index).and_then(DiskVolume::readable);
             files.is_some_and(|files| ROOT_FILES.iter().any(|path| files.is_file(path)))
         };
         let is_candidate = |index: &usize| {
-            let name = self.volumes.get(*index).and_then(Volume::name);
+            let name = self.volumes.get(*index).and_then(DiskVolume::name);
             name.is_some_and(|name| !matches!(name, "vfat" | "swap" | "LVM" | "Linux RAID"))
         };
         let length = |index: &usize| self.volumes.get(*index).and_then(|volume| volume.part.length());
@@ -101,7 +104,7 @@ impl Survey {
         all().find(typed).or_else(|| all().find(has_system)).or_else(largest)
     }
 
-    /// The volume that a `root=` word means, as far as it can be told.
+    /// Returns the volume that a `root=` word means, if it is on this disk.
     pub fn root_named(&self, value: &str) -> Option<usize> {
         let (key, id) = value.split_once('=').unwrap_or(("", value));
         let id = id.trim_matches('"');
@@ -122,7 +125,8 @@ impl Survey {
         }
     }
 
-    /// A `root=` word for a volume. A kernel without an initrd knows partitions, but no file system's id.
+    /// Returns a `root=` word for a volume. A kernel without an initrd finds a partition by its id, but not a
+    /// file system.
     pub fn root_word(&self, volume: usize, has_initrd: bool) -> String {
         let uuid = self.volumes.get(volume).and_then(|volume| volume.signature.as_ref()?.uuid.clone());
         match (self.partition(volume), uuid) {
@@ -132,9 +136,10 @@ impl Survey {
         }
     }
 
-    /// Why there may be no kernel to be seen: where was looked, and what can't be looked into.
-    pub fn looked(&self) -> String {
-        let places = |wanted: &dyn Fn(&Volume) -> bool| -> Vec<String> {
+    /// Returns the explanation for a missing kernel: the places that were searched, and those that could not
+    /// be.
+    pub fn search_report(&self) -> String {
+        let places = |wanted: &dyn Fn(&DiskVolume) -> bool| -> Vec<String> {
             (0..self.volumes.len())
                 .filter(|index| self.volumes.get(*index).is_some_and(wanted))
                 .map(|index| self.place(index))
@@ -156,10 +161,10 @@ impl Survey {
         }
         for (index, volume) in self.volumes.iter().enumerate() {
             if let Some(Err(reason)) = &volume.files {
-                text.push_str(&format!("; {}: {}", self.place(index), escaped(reason)));
+                text.push_str(&format!("; {}: {}", self.place(index), escaped(&reason.to_string())));
             }
         }
-        if let Some(damage) = self.table.as_ref().and_then(|table| table.damage.as_deref()) {
+        if let Some(damage) = self.table.as_ref().and_then(|table| table.damage.as_ref()) {
             text.push_str(&format!("; the partition table is damaged: {damage}"));
         }
         if self.volumes.iter().any(|volume| volume.signature.as_ref().is_some_and(|s| s.is_encrypted())) {
@@ -169,11 +174,11 @@ impl Survey {
     }
 }
 
-/// A root file system has one of these.
+/// Files of which a root file system has at least one.
 const ROOT_FILES: &[&str] =
     &["/usr/lib/os-release", "/etc/os-release", "/sbin/init", "/usr/lib/systemd/systemd"];
 
-/// The number in a name like `/dev/sda2` or `/dev/nvme0n1p2`.
+/// Returns the partition's number in a name like `/dev/sda2` or `/dev/nvme0n1p2`.
 fn partition_number(device: &str) -> Option<u32> {
     let name = device.strip_prefix("/dev/")?;
     if name.contains('/') {

@@ -5,7 +5,9 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use guest_images::{DemoOptions, Flavour, Progress, Series, guest_directory, portable_host, static_binary};
+use guest_images::{
+    DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host, static_binary,
+};
 
 use crate::deps;
 use crate::progress::Line;
@@ -18,10 +20,10 @@ const LOAD: &str = "demo-load";
 pub struct Options {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value_t)]
-    kernel: Series,
+    kernel: KernelSeries,
     /// Configuration of the guest's kernel: cloud, generic or rt
     #[arg(long, default_value_t)]
-    flavour: Flavour,
+    flavour: KernelFlavour,
     /// Seconds of the guest's load to profile
     #[arg(long, default_value_t = 20)]
     seconds: u32,

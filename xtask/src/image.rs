@@ -5,8 +5,8 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use guest_images::{
-    DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Series, corpus, debian, demo, kvm_host,
-    portable_host,
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, corpus, debian, demo,
+    kvm_host, portable_host,
 };
 
 use crate::deps;
@@ -32,10 +32,10 @@ pub enum Image {
 pub struct Demo {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value_t)]
-    kernel: Series,
+    kernel: KernelSeries,
     /// Configuration of the guest's kernel: cloud, generic or rt
     #[arg(long, default_value_t)]
-    flavour: Flavour,
+    flavour: KernelFlavour,
 }
 
 /// Which Debian image.

@@ -18,7 +18,7 @@ use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
 use host::vsock::{Listening, VsockError};
-use images::{self, ImageError, Loaded, Payload};
+use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
 use sampler::RecordingConfig;
@@ -85,7 +85,7 @@ pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
 /// Everything that is known before a host is chosen.
 struct Plan {
     spec: RunSpec,
-    payload: Payload,
+    payload: BootPayload,
     /// Held open, and with it locked, for the whole run.
     disks: Vec<File>,
     /// There for the whole run.
@@ -96,7 +96,7 @@ struct Plan {
 
 impl Plan {
     fn make(args: &RunArgs, mut waits: Vec<RunTrigger>) -> Result<Self, Error> {
-        let request = images::Request {
+        let request = images::BootRequest {
             image: &args.image,
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
@@ -150,7 +150,11 @@ impl Plan {
 
 /// Hands the command after `--`, if there is one, to the guest: by its initrd where that was made for it, else by what
 /// is returned.
-fn take_command(args: &RunArgs, loaded: &mut Loaded, seed: u64) -> Result<Option<GuestCommand>, ImageError> {
+fn take_command(
+    args: &RunArgs,
+    loaded: &mut BootPlan,
+    seed: u64,
+) -> Result<Option<GuestCommand>, ImageError> {
     let words = &args.command;
     if words.is_empty() {
         return Ok(None);

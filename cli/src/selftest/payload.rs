@@ -43,7 +43,7 @@ fn own_kernel() -> PathBuf {
 /// # Errors
 /// The running program cannot be read.
 pub fn make_initrd(load: &Load) -> Result<Vec<u8>, Error> {
-    let mut archive = cpio::Writer::append_to(Vec::new());
+    let mut archive = cpio::ArchiveWriter::append_to(Vec::new());
     for directory in ["dev", "proc", "vprof"] {
         archive.directory(directory);
     }

@@ -6,22 +6,22 @@ use std::io;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-/// Why a workload ended early.
+/// Reason for which a workload ended early.
 #[derive(Debug)]
 pub enum Error {
-    /// The command line was not understood.
+    /// The command line is wrong.
     Usage(String),
-    /// The kernel refused something.
+    /// A system call failed.
     System {
-        /// What was tried.
+        /// Description of the call.
         what: &'static str,
-        /// What the kernel said.
+        /// Error of the call.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// For `map_err`: what was tried, then what the kernel said about it.
+    /// Returns a function for `map_err` that adds the description of the call.
     pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { what, source: source.into() }
     }
@@ -38,23 +38,24 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The options of one call, each known to the program.
+/// Options of one command line, each known to the program.
 #[derive(Debug, Default)]
 pub struct Args {
     values: BTreeMap<String, String>,
 }
 
 impl Args {
-    /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option` flags.
+    /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option`
+    /// flags.
     ///
     /// # Errors
-    /// An unknown option, a missing value or a word that is no option.
+    /// An option is unknown, a value is missing, or a word is not an option.
     pub fn parse(known: &[&str], words: impl IntoIterator<Item = String>) -> Result<Self, Error> {
         let mut values = BTreeMap::new();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let Some(option) = word.strip_prefix("--") else {
-                return Err(Error::Usage(format!("{word} is no option")));
+                return Err(Error::Usage(format!("{word} is not an option")));
             };
             let (name, attached) = match option.split_once('=') {
                 Some((name, value)) => (name, Some(value.to_owned())),
@@ -74,20 +75,20 @@ impl Args {
         Ok(Self { values })
     }
 
-    /// Was the flag given?
+    /// Returns true if the flag was given.
     pub fn flag(&self, name: &str) -> bool {
         self.values.contains_key(name)
     }
 
-    /// The text given for an option.
+    /// Returns the text given for an option.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 
-    /// The number given for an option.
+    /// Returns the number given for an option.
     ///
     /// # Errors
-    /// What was given is no such number.
+    /// The text is not such a number.
     pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, Error> {
         let Some(text) = self.values.get(name) else {
             return Ok(None);
@@ -99,7 +100,8 @@ impl Args {
     }
 }
 
-/// Runs a workload and says on stderr what went wrong: exit code 2 for its use, 1 for anything else.
+/// Runs a workload and prints its error to stderr. The exit code is 2 for a wrong command line, 1 for other
+/// errors.
 pub fn main_with(usage: &str, known: &[&str], run: impl FnOnce(&Args) -> Result<(), Error>) -> ExitCode {
     match Args::parse(known, std::env::args().skip(1)).and_then(|args| run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,13 +134,13 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_told() {
-        for (words, told) in [
+    fn mistakes_are_reported() {
+        for (words, message) in [
             (&["--nam", "x"][..], "--nam is not known"),
             (&["--name"], "--name needs a value"),
-            (&["10"], "10 is no option"),
+            (&["10"], "10 is not an option"),
         ] {
-            assert_eq!(parse(words).unwrap_err().to_string(), told);
+            assert_eq!(parse(words).unwrap_err().to_string(), message);
         }
         let error = parse(&["--seconds", "ten"]).unwrap().number::<f64>("seconds").unwrap_err();
         assert_eq!(error.to_string(), "--seconds ten is not a number that fits");

@@ -1,4 +1,4 @@
-//! The clocks that workloads measure themselves by.
+//! Clocks with which workloads measure themselves.
 
 use std::time::Duration;
 
@@ -7,31 +7,32 @@ use nix::time::{ClockId, clock_gettime};
 use crate::Error;
 
 fn read(clock: ClockId) -> Duration {
-    // All of them exist in every Linux since 2.6, and none needs a right.
+    // All clocks exist in every Linux since 2.6, and none needs a privilege.
     clock_gettime(clock).map_or(Duration::ZERO, Duration::from)
 }
 
-/// CPU time of this process so far, user and kernel, as the scheduler counts it (exact, not by ticks).
+/// Returns the CPU time of this process so far, user and kernel, as the scheduler counts it (exact, not by
+/// ticks).
 pub fn process_cpu() -> Duration {
     read(ClockId::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// CPU time of the calling thread so far, counted like [`process_cpu`].
+/// Returns the CPU time of the calling thread so far, counted like [`process_cpu`].
 pub fn thread_cpu() -> Duration {
     read(ClockId::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Time since boot. Read through the vDSO: no system call.
+/// Returns the time since boot. The vDSO reads it without a system call.
 pub fn since_boot() -> Duration {
     read(ClockId::CLOCK_MONOTONIC)
 }
 
-/// The option `--seconds` as a length of time.
+/// Returns the option `--seconds` as a duration.
 ///
 /// # Errors
-/// Not a number, negative, or beyond what a clock can hold.
+/// The value is not a number, is negative, or is too large for a clock.
 pub fn seconds(args: &crate::Args, default: f64) -> Result<Duration, Error> {
     let given = args.number::<f64>("seconds")?.unwrap_or(default);
     Duration::try_from_secs_f64(given)
-        .map_err(|_| Error::Usage(format!("--seconds {given} is no length of time")))
+        .map_err(|_| Error::Usage(format!("--seconds {given} is not a duration")))
 }

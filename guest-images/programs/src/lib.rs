@@ -1,16 +1,16 @@
-//! What the programs inside guest images share with each other, with the recipes that put them there, and with the
-//! launcher that starts such an image.
+//! Paths, ports and names that the programs inside guest images share with each other, with the images'
+//! recipes, and with the launcher that starts such an image.
 //!
-//! | between | what |
+//! | between | shared |
 //! |---|---|
 //! | launcher and init | [`COMMAND_FILE`], written by [`encode_command`], read by [`decode_command`] |
-//! | init and launcher | [`COMMAND_PORT`], on which it arrives how long the command took, and [`EXIT_PORT`], for its exit status |
+//! | init and launcher | [`COMMAND_PORT`], for the command's duration, and [`EXIT_PORT`], for its exit status |
 //! | recipes and any init | [`LOAD_ORDER`], the kernel modules to load, one path a line |
 //! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
 
 mod args;
-mod books;
 mod clock;
+mod cpu_times;
 mod network;
 mod process;
 mod work;
@@ -19,25 +19,27 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 pub use args::{Args, Error, main_with};
-pub use books::{busy, told};
 pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
+pub use cpu_times::{busy, process_times};
 pub use network::raise_loopback;
 pub use process::{fork_child, pin, set_name, wait_for};
 pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
-/// Where init finds the command to run inside the initramfs: the arguments, each ended by a NUL.
+/// Path of init's command inside the initramfs. The file has the arguments, each ended by a NUL.
 pub const COMMAND_FILE: &str = "/vprof/command";
-/// List of kernel modules inside an initramfs: absolute paths, one a line, each after all that it needs.
+/// Path of the list of kernel modules inside an initramfs: absolute paths, one per line, each after its
+/// dependencies.
 pub const LOAD_ORDER: &str = "/lib/modules/load-order";
-/// I/O port that takes the exit status of the guest's command as one 32-bit write; the machine ends with it.
+/// I/O port for the exit status of the guest's command, one 32-bit write, which ends the machine.
 ///
-/// The same port that QEMU's `isa-debug-exit` is usually given, so images end under plain QEMU too.
+/// It is the usual port of QEMU's `isa-debug-exit`, so images end under plain QEMU too.
 pub const EXIT_PORT: u16 = 0xf4;
-/// I/O port that takes how long the command took, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores it.
+/// I/O port for the command's duration, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores
+/// it.
 pub const COMMAND_PORT: u16 = 0xf8;
-/// What init runs from the root disk when no command was given.
+/// Path of the program on the root disk that init runs without a command.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";
-/// Programs of many kinds and languages at once.
+/// Path of the script that runs programs of many kinds and languages at once.
 pub const MIXED_LOAD: &str = "/usr/bin/mixed-load";
 /// File name of PID 1 among this crate's binaries.
 pub const INIT: &str = "guest-init";
@@ -69,12 +71,12 @@ pub const WORKLOADS: &[&str] = &[
     "threads",
     "victim",
 ];
-/// The workload among them that keeps its line tables.
+/// Workload that keeps its line tables.
 pub const WITH_LINES: &str = "inlined";
 
-/// Bytes of [`COMMAND_FILE`] for a command and its arguments.
+/// Returns the bytes of [`COMMAND_FILE`] for a command and its arguments.
 ///
-/// A NUL cannot be part of an argument of a Linux program; one that is there anyway splits the argument.
+/// An argument of a Linux program cannot contain a NUL; a NUL in an argument here splits that argument.
 pub fn encode_command<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for argument in argv {
@@ -84,7 +86,7 @@ pub fn encode_command<S: AsRef<OsStr>>(argv: impl IntoIterator<Item = S>) -> Vec
     bytes
 }
 
-/// The command and its arguments in the bytes of a [`COMMAND_FILE`]; empty when there is none.
+/// Returns the command and its arguments in the bytes of a [`COMMAND_FILE`]; empty if there is no command.
 pub fn decode_command(bytes: &[u8]) -> Vec<OsString> {
     let bytes = bytes.strip_suffix(&[0]).unwrap_or(bytes);
     if bytes.is_empty() {

@@ -10,10 +10,10 @@ use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::Error;
 
-/// Gives the calling thread the name (`comm`) that profiles show.
+/// Sets the name (`comm`) of the calling thread, which profiles show.
 ///
 /// # Errors
-/// More than the 15 bytes that the kernel keeps (`TASK_COMM_LEN`), or a NUL in them.
+/// The name is longer than the kernel's limit of 15 bytes (`TASK_COMM_LEN`), or has a NUL.
 pub fn set_name(name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > 15 {
         return Err(Error::Usage(format!("the name \"{name}\" does not have 1 to 15 bytes")));
@@ -22,7 +22,7 @@ pub fn set_name(name: &str) -> Result<(), Error> {
     prctl::set_name(&name).map_err(Error::system("set the process name"))
 }
 
-/// Keeps the calling process on one CPU.
+/// Binds the calling process to one CPU.
 ///
 /// # Errors
 /// There is no such CPU.
@@ -35,9 +35,10 @@ pub fn pin(cpu: usize) -> Result<(), Error> {
 /// Runs `body` in a child process, which ends with exit code 0, or 1 after an error that it prints.
 ///
 /// # Errors
-/// No process could be made.
+/// The kernel cannot create a process.
 pub fn fork_child(body: impl FnOnce() -> Result<(), Error>) -> Result<Pid, Error> {
-    // SAFETY: workloads have a single thread, so the child's copy of every lock is free and it may run any code.
+    // SAFETY: workloads have a single thread, so the child's copy of every lock is free and it may run any
+    // code.
     match unsafe { fork() }.map_err(Error::system("fork"))? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {

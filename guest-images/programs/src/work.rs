@@ -5,16 +5,18 @@ use std::time::Duration;
 
 use crate::{process_cpu, since_boot, thread_cpu};
 
-/// Rounds of [`burn`] between two looks at a clock: about 20 us on a 3 GHz CPU, under 1 ms on an emulated one.
+/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, under 1 ms on an emulated
+/// one.
 const ROUNDS: u32 = 20_000;
 
-/// Some rounds of a xorshift generator, all in registers. Never inlined: it is the one hot function of its process.
+/// Computes some rounds of a xorshift generator, all in registers. Never inlined, because it is the only hot
+/// function of its process.
 #[inline(never)]
 pub fn burn(rounds: u32, seed: u64) -> u64 {
     burn_here(rounds, seed)
 }
 
-/// [`burn`] as a part of the calling function, whose own time it is then.
+/// Does the work of [`burn`] inlined, so that its time is own time of the calling function.
 #[inline(always)]
 pub fn burn_here(rounds: u32, seed: u64) -> u64 {
     let mut state = seed | 1;
@@ -36,8 +38,8 @@ pub fn burn_until_deadline(deadline: Duration) {
     black_box(state);
 }
 
-/// Work that a function does in turns, each turn until all of them together have taken a multiple of a slice of CPU
-/// time: what one turn takes too much the next one takes less.
+/// Work of a function in turns. Each turn lasts until all turns together have taken a multiple of a slice of
+/// CPU time, so that the next turn makes up for one that was too long.
 #[derive(Debug, Clone, Copy)]
 pub struct Turns {
     slice: Duration,
@@ -47,12 +49,12 @@ pub struct Turns {
 }
 
 impl Turns {
-    /// Turns of `slice` each.
+    /// Returns work in turns of `slice` each.
     pub fn new(slice: Duration) -> Self {
         Self { slice, due: Duration::ZERO, used: Duration::ZERO }
     }
 
-    /// One turn, by the clock of the calling thread. Its loop becomes a part of the calling function.
+    /// Works for one turn by the clock of the calling thread. The loop is inlined into the calling function.
     #[inline(always)]
     pub fn take(&mut self) {
         self.due += self.slice;
@@ -68,9 +70,9 @@ impl Turns {
     }
 }
 
-/// Works until this process has used `cpu_time` in all its life.
+/// Works until this process has used `cpu_time` since its start.
 ///
-/// That clock costs a system call a look, which is below 2 % of the work between two looks.
+/// Each reading of that clock is a system call, which costs less than 2 % of the work between two readings.
 pub fn burn_until_cpu(cpu_time: Duration) {
     let mut state = 1;
     while process_cpu() < cpu_time {

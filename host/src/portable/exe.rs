@@ -19,7 +19,7 @@ pub struct Program {
 
 impl Program {
     /// Adds it to an archive as `init`, with the libraries at their paths.
-    pub fn write(&self, archive: &mut cpio::Writer) {
+    pub fn write(&self, archive: &mut cpio::ArchiveWriter) {
         archive.file("init", 0o755, &self.bytes);
         let mut made = BTreeSet::new();
         for (path, content) in &self.libraries {

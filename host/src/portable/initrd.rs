@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::os::fd::OwnedFd;
 
-use images::contents::Format;
-use images::{Payload, cpio};
+use images::contents::ImageFormat;
+use images::{BootPayload, cpio};
 use vmm::DiskMode;
 
 use super::bundle::Bundle;
@@ -23,7 +23,7 @@ pub struct Initrd {
 }
 
 /// Makes the bundle's initial file system with this program and its job in it.
-pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd, PortableError> {
+pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &BootPayload) -> Result<Initrd, PortableError> {
     let modules = std::fs::read(&bundle.initrd)
         .map_err(|source| PortableError::Bundle { path: bundle.initrd.clone(), source })?;
     let program = exe::own()?;
@@ -32,7 +32,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
     // Formats and snapshots are QEMU's: its temporary file, not the inner host's memory, takes the writes.
     let inside = |(path, disk): (&String, &DiskSpec)| DiskSpec {
         path: path.into(),
-        format: Format::Raw,
+        format: ImageFormat::Raw,
         mode: if disk.mode == DiskMode::ReadOnly { DiskMode::ReadOnly } else { DiskMode::ReadWrite },
     };
     let job = Job {
@@ -48,7 +48,7 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &Payload) -> Result<Initrd
         devices: devices.iter().map(Into::into).collect(),
     };
     let job = serde_json::to_vec(&job).map_err(ProgramError::Job)?;
-    let mut archive = cpio::Writer::append_to(modules);
+    let mut archive = cpio::ArchiveWriter::append_to(modules);
     for directory in ["dev", "proc", "sys", "tmp", "vprof"] {
         archive.directory(directory);
     }

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use images::{ImageError, Payload};
+use images::{BootPayload, ImageError};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
@@ -171,7 +171,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
 
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InnerError::Runtime)?;
-    let payload = Payload { kernel, initrd };
+    let payload = BootPayload { kernel, initrd };
     let outcome = runtime.block_on(async {
         let run =
             guest::run(&job.run, disks, connected, payload, Box::new(PortSink(port.clone())), guest_side);

@@ -12,7 +12,7 @@ use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::time::{Instant, sleep_until};
 
-use images::Payload;
+use images::BootPayload;
 
 use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
@@ -68,7 +68,7 @@ impl<E: Into<PortableError>> From<E> for Broken {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    payload: Payload,
+    payload: BootPayload,
     mut link: Link,
     vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, CreateError>,

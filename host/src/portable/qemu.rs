@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use images::contents::Format;
+use images::contents::ImageFormat;
 use vmm::DiskMode;
 
 use crate::network::{Cable, mac_text};
@@ -183,10 +183,10 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
 }
 
 /// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.
-fn format_name(format: Format) -> &'static str {
+fn format_name(format: ImageFormat) -> &'static str {
     match format {
-        Format::Raw => "raw",
-        Format::Qcow2 => "qcow2",
+        ImageFormat::Raw => "raw",
+        ImageFormat::Qcow2 => "qcow2",
     }
 }
 
@@ -221,8 +221,8 @@ mod tests {
         let (a, b) = nix::unistd::pipe().unwrap();
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
         let disks = [
-            DiskSpec { path: "/x,y.img".into(), format: Format::Raw, mode: DiskMode::Snapshot },
-            DiskSpec { path: "/z.img".into(), format: Format::Qcow2, mode: DiskMode::ReadWrite },
+            DiskSpec { path: "/x,y.img".into(), format: ImageFormat::Raw, mode: DiskMode::Snapshot },
+            DiskSpec { path: "/z.img".into(), format: ImageFormat::Qcow2, mode: DiskMode::ReadWrite },
         ];
         let machine = Machine {
             qemu: &qemu,

@@ -1,26 +1,26 @@
-//! Entries of the boot loader specification (uapi-group.org), type 1: systemd-boot's, and those of Fedora's GRUB; and type 2:
-//! unified kernel images.
+//! Entries of the boot loader specification (uapi-group.org): type 1, of systemd-boot and of Fedora's GRUB,
+//! and type 2, unified kernel images.
 
 use std::cmp::Reverse;
 
-use super::grub::Environment;
+use super::grub::GrubEnvironment;
 use super::{
-    Entry, MAX_CONFIG, MAX_ENTRIES, MAX_INITRDS, Unified, bounded, config, find_file, readable, rooted,
-    version,
+    BootEntry, MAX_CONFIG, MAX_ENTRIES, MAX_INITRDS, UnifiedImage, bounded, config, find_file, readable,
+    rooted, version,
 };
 use crate::MAX_FILE;
-use crate::volume::{Files, Volume};
+use crate::volume::{DiskVolume, VolumeFiles};
 
-/// Where a volume has the loader's directory.
+/// Directories of the loader on a volume.
 const PLACES: &[&str] = &["/loader", "/boot/loader"];
-/// Where a volume has unified kernel images.
+/// Directory of unified kernel images on a volume.
 const UNIFIED: &str = "/EFI/Linux";
-/// Unified kernel images of a volume that are looked at, at most, the newest by their names: each is read.
+/// Most unified kernel images that are read of a volume: the newest by their names.
 const MAX_UNIFIED: usize = 16;
 
-/// An entry file's fields.
+/// Fields of an entry's file.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Fields {
+struct EntryFields {
     file: String,
     title: Option<String>,
     version: String,
@@ -32,8 +32,8 @@ struct Fields {
     unified: bool,
 }
 
-/// The entries in the order of the loader's menu, its default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+/// Returns the entries in the order of the loader's menu, its default first.
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
@@ -45,10 +45,10 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
             if let Some(wanted) =
                 config(files, &format!("{place}/loader.conf")).as_deref().and_then(default_pattern)
             {
-                // Stable: the order of the others stays.
+                // The sort is stable: the others keep their order.
                 entries.sort_by_key(|entry| !matches(&wanted, id(&entry.file)));
             }
-            let environment = Environment::of(files);
+            let environment = GrubEnvironment::from_volume(files);
             let made = entries.into_iter().filter_map(|entry| {
                 let source = match entry.unified {
                     true => "its place (unified kernel image)".to_owned(),
@@ -62,24 +62,24 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-fn read_all(files: &dyn Files, directory: &str) -> Vec<Fields> {
+fn read_all(files: &dyn VolumeFiles, directory: &str) -> Vec<EntryFields> {
     let names = files.names(directory).into_iter().filter(|name| name.ends_with(".conf")).take(MAX_ENTRIES);
     let read = |name: String| {
         let bytes = files.read(&format!("{directory}/{name}"), MAX_CONFIG).ok()?;
-        Some(Fields { file: name, ..parse(&String::from_utf8_lossy(&bytes)) })
+        Some(EntryFields { file: name, ..parse(&String::from_utf8_lossy(&bytes)) })
     };
     names.filter_map(read).filter(|entry| !entry.foreign && entry.linux.is_some()).collect()
 }
 
-fn read_unified(files: &dyn Files) -> Vec<Fields> {
+fn read_unified(files: &dyn VolumeFiles) -> Vec<EntryFields> {
     let mut names = files.names(UNIFIED);
     names.retain(|name| name.to_ascii_lowercase().ends_with(".efi"));
     names.sort_by(|a, b| version(b).cmp(&version(a)));
     let read = |name: String| {
         let path = format!("{UNIFIED}/{name}");
         let file = files.read(&path, MAX_FILE).ok()?;
-        let image = Unified::of(&file).ok()?;
-        Some(Fields {
+        let image = UnifiedImage::parse(&file).ok()?;
+        Some(EntryFields {
             file: name,
             title: image.title,
             version: image.version,
@@ -87,25 +87,26 @@ fn read_unified(files: &dyn Files) -> Vec<Fields> {
             linux: Some(path),
             options: image.options.into_iter().collect(),
             unified: true,
-            ..Fields::default()
+            ..EntryFields::default()
         })
     };
     names.into_iter().take(MAX_UNIFIED).filter_map(read).collect()
 }
 
-/// What loader.conf calls an entry by.
+/// Returns the id by which loader.conf names an entry.
 fn id(file: &str) -> &str {
     file.trim_end_matches(".conf").trim_end_matches(".efi")
 }
 
 fn make(
-    volumes: &[Volume],
+    volumes: &[DiskVolume],
     index: usize,
-    entry: Fields,
+    entry: EntryFields,
     source: String,
-    environment: &Environment,
-) -> Option<Entry> {
-    // Paths count from the root of the volume that has the entry; on a /boot inside of the root from there.
+    environment: &GrubEnvironment,
+) -> Option<BootEntry> {
+    // Paths are relative to the root of the volume that has the entry, or to its /boot if that is not a
+    // mount.
     let place = |path: &str| {
         let path = rooted(path);
         let volume = find_file(volumes, index, &path);
@@ -118,11 +119,11 @@ fn make(
     let options = entry.options.join(" ");
     let initrds = entry.initrds.iter().take(MAX_INITRDS).map(|path| environment.expand(path));
     let initrds = initrds.flat_map(|paths| paths.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
-    Some(Entry {
+    Some(BootEntry {
         volume,
         kernel,
         initrds: initrds.take(MAX_INITRDS).map(|path| place(&path).map_or(path, |(_, path)| path)).collect(),
-        // GRUB expands what stands in its files; what stands in an image's own section nobody does.
+        // GRUB expands variables in its files. No loader expands those in a section of an image.
         options: Some(if entry.unified { bounded(options) } else { environment.expand(&options) }),
         unified: entry.unified,
         title: entry.title,
@@ -130,9 +131,9 @@ fn make(
     })
 }
 
-/// Lines of `KEY VALUE`; keys that are not known are passed over.
-fn parse(text: &str) -> Fields {
-    let mut fields = Fields::default();
+/// Parses lines of `KEY VALUE`. Unknown keys are skipped.
+fn parse(text: &str) -> EntryFields {
+    let mut fields = EntryFields::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         let Some((key, value)) = line.split_once([' ', '\t']) else { continue };
         let value = value.trim().to_owned();
@@ -150,15 +151,16 @@ fn parse(text: &str) -> Fields {
     fields
 }
 
-/// The specification's order: entries with a sort key first, by it; then the newest version. One for rescue comes last.
-fn sort(entries: &mut [Fields]) {
+/// Sorts entries as the specification says: those with a sort key first, by that key, then by version, the
+/// newest first. An entry for rescue comes last.
+fn sort(entries: &mut [EntryFields]) {
     entries.sort_by(|a, b| {
-        let key = |entry: &Fields| {
+        let key = |entry: &EntryFields| {
             let rescue = entry.file.contains("rescue");
             (rescue, entry.sort_key.is_none(), entry.sort_key.clone())
         };
         key(a).cmp(&key(b)).then_with(|| {
-            let newest = |entry: &'_ Fields| -> String {
+            let newest = |entry: &'_ EntryFields| -> String {
                 if entry.version.is_empty() { entry.file.clone() } else { entry.version.clone() }
             };
             let (a, b) = (newest(a), newest(b));
@@ -167,14 +169,14 @@ fn sort(entries: &mut [Fields]) {
     });
 }
 
-/// The pattern that `default` in loader.conf gives; a name beginning with `@` stands for something else.
+/// Returns the pattern of `default` in loader.conf. A name that begins with `@` is not a pattern.
 fn default_pattern(text: &str) -> Option<String> {
     let line = text.lines().map(str::trim).rfind(|line| line.starts_with("default"))?;
     let pattern = id(line.strip_prefix("default")?.trim());
     (!pattern.is_empty() && !pattern.starts_with('@')).then(|| pattern.to_owned())
 }
 
-/// Compares a name with a pattern whose `*` stands for anything.
+/// Returns true if a name matches a pattern, in which `*` matches any text.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut pieces = pattern.split('*');
     let first = pieces.next().unwrap_or("");
@@ -188,7 +190,7 @@ fn matches(pattern: &str, name: &str) -> bool {
         last = Some(piece);
     }
     match last {
-        // No star: the whole name.
+        // A pattern without a star has to match the whole name.
         None => rest.is_empty(),
         Some(piece) => piece.is_empty() || name.ends_with(piece),
     }
@@ -215,11 +217,11 @@ mod tests {
 
     #[test]
     fn the_newest_comes_first_and_rescue_last() {
-        let entry = |file: &str, version: &str, key: Option<&str>| Fields {
+        let entry = |file: &str, version: &str, key: Option<&str>| EntryFields {
             file: file.to_owned(),
             version: version.to_owned(),
             sort_key: key.map(str::to_owned),
-            ..Fields::default()
+            ..EntryFields::default()
         };
         let mut entries = [
             entry("0-rescue-x.conf", "9.0", Some("a")),

@@ -1,14 +1,14 @@
-//! `extlinux.conf`, as syslinux, U-Boot and Debian's u-boot-menu have it.
+//! `extlinux.conf` of syslinux, U-Boot and Debian's u-boot-menu.
 
-use super::{Entry, MAX_ENTRIES, MAX_INITRDS, bounded, config, find_file, readable, rooted};
-use crate::volume::Volume;
+use super::{BootEntry, MAX_ENTRIES, MAX_INITRDS, bounded, config, find_file, readable, rooted};
+use crate::volume::DiskVolume;
 
-/// Where a volume has the file.
+/// Directories of the file on a volume.
 const PLACES: &[&str] = &["/boot/extlinux", "/extlinux", "/boot/syslinux", "/syslinux"];
 
-/// A label of the file.
+/// Entry of the file.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Label {
+struct MenuLabel {
     name: String,
     title: Option<String>,
     linux: Option<String>,
@@ -16,8 +16,8 @@ struct Label {
     append: String,
 }
 
-/// The entries in the order of the file, the default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+/// Returns the entries in the order of the file, the default first.
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
@@ -25,14 +25,14 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
             let Some(text) = config(files, &path) else { continue };
             let (mut labels, default) = parse(&text);
             labels.sort_by_key(|label| Some(&label.name) != default.as_ref());
-            // Paths without a slash at their beginning count from the file's own directory.
+            // Paths without a leading slash are relative to the directory of the file.
             let absolute = |file: &str| match file.strip_prefix('/') {
                 Some(_) => rooted(file),
                 None => format!("{place}/{}", file.trim_start_matches("./")),
             };
             found.extend(labels.into_iter().filter_map(|label| {
                 let kernel = absolute(&label.linux?);
-                Some(Entry {
+                Some(BootEntry {
                     volume: find_file(volumes, index, &kernel)?,
                     kernel,
                     initrds: label.initrds.iter().take(MAX_INITRDS).map(|file| absolute(file)).collect(),
@@ -47,9 +47,9 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-/// The labels, and the one that `default` names.
-fn parse(text: &str) -> (Vec<Label>, Option<String>) {
-    let mut labels: Vec<Label> = Vec::new();
+/// Returns the labels, and the name of the one that is the default.
+fn parse(text: &str) -> (Vec<MenuLabel>, Option<String>) {
+    let mut labels: Vec<MenuLabel> = Vec::new();
     let mut default = None;
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
         let (key, value) = line.split_once([' ', '\t']).unwrap_or((line, ""));
@@ -57,13 +57,13 @@ fn parse(text: &str) -> (Vec<Label>, Option<String>) {
         let room = labels.len() < MAX_ENTRIES;
         match (key.to_ascii_lowercase().as_str(), labels.last_mut()) {
             ("label", _) if room => {
-                labels.push(Label { name: value.to_owned(), ..Label::default() });
+                labels.push(MenuLabel { name: value.to_owned(), ..MenuLabel::default() });
             }
             ("default", _) => default = Some(value.to_owned()),
             ("linux" | "kernel", Some(label)) => label.linux = Some(value.to_owned()),
             ("initrd", Some(label)) => label.initrds = value.split(',').map(str::to_owned).collect(),
             ("append", Some(label)) => {
-                // An initrd may stand among the words of the command line, as in syslinux.
+                // syslinux allows an initrd among the words of the command line.
                 let (initrds, words): (Vec<&str>, Vec<&str>) =
                     value.split_whitespace().partition(|word| word.starts_with("initrd="));
                 let named = initrds.iter().filter_map(|word| word.strip_prefix("initrd="));

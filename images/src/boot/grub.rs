@@ -1,24 +1,25 @@
-//! `grub.cfg`, as far as Debian's, Ubuntu's and Fedora's `grub-mkconfig` write it: menu entries with a `linux` and an
-//! `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`. It is a language of its own; conditions
-//! are not evaluated, the first kernel of an entry counts.
+//! `grub.cfg` as the `grub-mkconfig` of Debian, Ubuntu and Fedora writes it: menu entries with a `linux` and
+//! an `initrd` line, in submenus or not, `set`, and the saved entry in `grubenv`.
+//!
+//! GRUB's language has conditions. They are not evaluated: the first kernel of an entry is taken.
 
 use std::collections::HashMap;
 
-use super::{Entry, MAX_ENTRIES, MAX_INITRDS, MAX_WORDS, bounded, config, find_file, readable, rooted};
-use crate::volume::{Files, Volume};
+use super::{BootEntry, MAX_ENTRIES, MAX_INITRDS, MAX_WORDS, bounded, config, find_file, readable, rooted};
+use crate::volume::{DiskVolume, VolumeFiles};
 
-/// Where a volume has GRUB's directory.
+/// Directories of GRUB on a volume.
 const PLACES: &[&str] = &["/boot/grub", "/boot/grub2", "/grub", "/grub2"];
-/// Submenus in submenus, at most.
+/// Most levels of submenus.
 const MAX_DEPTH: usize = 8;
 
-/// GRUB's saved variables (`grubenv`).
+/// Saved variables of GRUB (`grubenv`).
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Environment(HashMap<String, String>);
+pub struct GrubEnvironment(HashMap<String, String>);
 
-impl Environment {
-    /// Those of a volume; none if it has none.
-    pub fn of(files: &dyn Files) -> Self {
+impl GrubEnvironment {
+    /// Reads the saved variables of a volume; empty if it has none.
+    pub fn from_volume(files: &dyn VolumeFiles) -> Self {
         let text = PLACES.iter().find_map(|place| config(files, &format!("{place}/grubenv")));
         text.map_or_else(Self::default, |text| Self::parse(&text))
     }
@@ -29,8 +30,9 @@ impl Environment {
         Self(pairs.take(MAX_ENTRIES).map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
     }
 
-    /// Puts values for `$name` and `${name}`; what is not known becomes nothing. A value can be much longer than its
-    /// name: the text ends at [`MAX_WORDS`].
+    /// Replaces `$name` and `${name}` by their values. An unknown variable has an empty value.
+    ///
+    /// A value can be much longer than its name, so the result is cut at [`MAX_WORDS`].
     pub fn expand(&self, text: &str) -> String {
         let mut out = String::new();
         let mut rest = text;
@@ -53,10 +55,10 @@ impl Environment {
     }
 }
 
-/// A menu entry.
+/// Entry of the menu.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Item {
-    /// Positions from the outermost menu on.
+struct MenuItem {
+    /// Positions in the menus, the outermost first.
     position: Vec<usize>,
     titles: Vec<String>,
     ids: Vec<String>,
@@ -64,21 +66,21 @@ struct Item {
     initrd: Vec<String>,
 }
 
-/// What a grub.cfg says.
+/// Entries of a grub.cfg, and the values of `default`.
 #[derive(Debug, Default)]
-struct Menu {
-    items: Vec<Item>,
+struct GrubMenu {
+    items: Vec<MenuItem>,
     defaults: Vec<String>,
 }
 
-/// The entries in the order of the menu, the default first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+/// Returns the entries in the order of the menu, the default first.
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     let mut found = Vec::new();
     for (index, files) in readable(volumes) {
         for place in PLACES {
             let path = format!("{place}/grub.cfg");
             let Some(text) = config(files, &path) else { continue };
-            let environment = Environment::of(files);
+            let environment = GrubEnvironment::from_volume(files);
             let mut menu = parse(&text);
             let wanted = menu.chosen(&environment);
             menu.items.sort_by_key(|item| !wanted.as_ref().is_some_and(|wanted| item.is_called(wanted)));
@@ -90,8 +92,9 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-impl Item {
-    /// `default` names an entry by position, title or id, with `>` between the levels of submenus.
+impl MenuItem {
+    /// Returns true if `default` means this entry: by position, title or id, with `>` between the levels of
+    /// submenus.
     fn is_called(&self, wanted: &str) -> bool {
         let levels: Vec<&str> = wanted.split('>').collect();
         levels.len() == self.position.len()
@@ -105,11 +108,11 @@ impl Item {
 
     fn entry(
         self,
-        volumes: &[Volume],
+        volumes: &[DiskVolume],
         index: usize,
         source: &str,
-        environment: &Environment,
-    ) -> Option<Entry> {
+        environment: &GrubEnvironment,
+    ) -> Option<BootEntry> {
         let mut words = self.linux?.into_iter().map(|word| environment.expand(&word));
         let kernel = rooted(strip_device(&words.next()?));
         let mut options = String::new();
@@ -123,7 +126,7 @@ impl Item {
             options.push_str(&word);
         }
         let initrds = self.initrd.iter().take(MAX_INITRDS).map(|word| environment.expand(word));
-        Some(Entry {
+        Some(BootEntry {
             volume: find_file(volumes, index, &kernel)?,
             kernel,
             initrds: initrds
@@ -138,7 +141,7 @@ impl Item {
     }
 }
 
-/// `(hd0,gpt2)/vmlinuz` without the device.
+/// Removes the device of a path like `(hd0,gpt2)/vmlinuz`.
 fn strip_device(path: &str) -> &str {
     match path.strip_prefix('(').and_then(|rest| rest.split_once(')')) {
         Some((_, path)) => path,
@@ -146,9 +149,10 @@ fn strip_device(path: &str) -> &str {
     }
 }
 
-impl Menu {
-    /// What the last `set default=` that can be told gives: the saved entry where there is one.
-    fn chosen(&self, environment: &Environment) -> Option<String> {
+impl GrubMenu {
+    /// Returns the default entry: the saved entry if the menu uses it and there is one, else the value of the
+    /// last `set default=` without variables.
+    fn chosen(&self, environment: &GrubEnvironment) -> Option<String> {
         let saved = self.defaults.iter().any(|value| value.contains("saved_entry"));
         let saved =
             saved.then(|| environment.0.get("saved_entry")).flatten().filter(|entry| !entry.is_empty());
@@ -157,80 +161,107 @@ impl Menu {
     }
 }
 
-/// Reads the commands that matter. A block's end is a line that begins with `}`; `if` has no braces.
-fn parse(text: &str) -> Menu {
-    let mut menu = Menu::default();
-    // Of each open menu: how many entries it has had; titles and ids of the submenus themselves.
-    let mut counts = vec![0_usize];
-    let (mut titles, mut ids) = (Vec::new(), Vec::new());
-    let mut open: Option<Item> = None;
-    // Functions are blocks as well.
-    let mut skipped = 0_usize;
+/// Parses the commands that name kernels. A line that begins with `}` ends a block; `if` has no braces.
+fn parse(text: &str) -> GrubMenu {
+    let mut parser = MenuParser { counts: vec![0], ..MenuParser::default() };
     for line in text.lines() {
-        let words = words(line);
-        let Some(command) = words.first().map(String::as_str) else { continue };
-        let block = words.last().is_some_and(|word| word == "{");
+        parser.line(&words(line));
+    }
+    parser.menu
+}
+
+/// State of the parser of a grub.cfg.
+#[derive(Debug, Default)]
+struct MenuParser {
+    menu: GrubMenu,
+    /// Number of entries so far in each open menu, the outermost first.
+    counts: Vec<usize>,
+    /// Titles of the open submenus: `default` names an entry by its path through the menus.
+    titles: Vec<String>,
+    /// Ids of the open submenus.
+    ids: Vec<String>,
+    /// Entry whose block is open.
+    open: Option<MenuItem>,
+    /// Depth of the blocks that are not menus, like functions. Menus in them are ignored.
+    skipped: usize,
+}
+
+impl MenuParser {
+    /// Parses the words of one line.
+    fn line(&mut self, words: &[String]) {
+        let Some(command) = words.first().map(String::as_str) else { return };
+        let is_block = words.last().is_some_and(|word| word == "{");
         match command {
-            "}" if skipped > 0 => skipped -= 1,
-            "}" => match open.take() {
-                Some(item) if menu.items.len() < MAX_ENTRIES => menu.items.push(item),
-                Some(_) => {}
-                None if counts.len() > 1 => {
-                    counts.pop();
-                    titles.pop();
-                    ids.pop();
-                }
-                None => {}
-            },
-            "menuentry" | "submenu" if block && open.is_none() && skipped == 0 => {
-                let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(&words));
-                let mut position: Vec<usize> = counts.iter().map(|count| count.saturating_sub(1)).collect();
-                if let Some(last) = position.last_mut() {
-                    *last = counts.last().copied().unwrap_or(0);
-                }
-                if let Some(count) = counts.last_mut() {
-                    *count += 1;
-                }
-                if command == "menuentry" {
-                    let with = |outer: &[String], inner| outer.iter().cloned().chain([inner]).collect();
-                    let (titles, ids) = (with(&titles, title), with(&ids, id));
-                    open = Some(Item { position, titles, ids, ..Item::default() });
-                } else if counts.len() < MAX_DEPTH {
-                    titles.push(title);
-                    ids.push(id);
-                    counts.push(0);
-                } else {
-                    skipped += 1;
-                }
+            "}" => self.close_block(),
+            "menuentry" | "submenu" if is_block && self.open.is_none() && self.skipped == 0 => {
+                self.open_menu(command == "submenu", words);
             }
-            _ if block => skipped += 1,
+            _ if is_block => self.skipped += 1,
             "set" => {
                 let value = words.get(1).and_then(|word| word.strip_prefix("default="));
-                menu.defaults.extend(value.map(str::to_owned).filter(|_| menu.defaults.len() < MAX_ENTRIES));
+                let value = value.filter(|_| self.menu.defaults.len() < MAX_ENTRIES);
+                self.menu.defaults.extend(value.map(str::to_owned));
             }
             "linux" | "linuxefi" | "linux16" => {
-                if let Some(item) = &mut open {
+                if let Some(item) = &mut self.open {
                     item.linux.get_or_insert_with(|| words.get(1..).unwrap_or_default().to_vec());
                 }
             }
             "initrd" | "initrdefi" | "initrd16" => {
-                if let Some(item) = open.as_mut().filter(|item| item.initrd.is_empty()) {
+                if let Some(item) = self.open.as_mut().filter(|item| item.initrd.is_empty()) {
                     item.initrd = words.get(1..).unwrap_or_default().to_vec();
                 }
             }
             _ => {}
         }
     }
-    menu
+
+    /// Ends the innermost block. Entries cannot be nested, so that is the open entry, or else a submenu.
+    fn close_block(&mut self) {
+        if self.skipped > 0 {
+            self.skipped -= 1;
+        } else if let Some(item) = self.open.take() {
+            if self.menu.items.len() < MAX_ENTRIES {
+                self.menu.items.push(item);
+            }
+        } else if self.counts.len() > 1 {
+            self.counts.pop();
+            self.titles.pop();
+            self.ids.pop();
+        }
+    }
+
+    /// Begins an entry or a submenu with the words of its line.
+    fn open_menu(&mut self, is_submenu: bool, words: &[String]) {
+        let (title, id) = (words.get(1).cloned().unwrap_or_default(), id_of(words));
+        // An outer menu has counted the open submenu already, hence its position is one less than the count.
+        let mut position: Vec<usize> = self.counts.iter().map(|count| count.saturating_sub(1)).collect();
+        if let (Some(last), Some(count)) = (position.last_mut(), self.counts.last_mut()) {
+            *last = *count;
+            *count += 1;
+        }
+        if !is_submenu {
+            let with = |outer: &[String], inner| outer.iter().cloned().chain([inner]).collect();
+            let (titles, ids) = (with(&self.titles, title), with(&self.ids, id));
+            self.open = Some(MenuItem { position, titles, ids, ..MenuItem::default() });
+        } else if self.counts.len() < MAX_DEPTH {
+            self.titles.push(title);
+            self.ids.push(id);
+            self.counts.push(0);
+        } else {
+            self.skipped += 1;
+        }
+    }
 }
 
-/// The id of an entry: `--id ID` or `$menuentry_id_option ID`.
+/// Returns the id of an entry: `--id ID` or `$menuentry_id_option ID`.
 fn id_of(words: &[String]) -> String {
     let at = words.iter().position(|word| word == "--id" || word == "$menuentry_id_option");
     at.and_then(|at| words.get(at + 1)).cloned().unwrap_or_default()
 }
 
-/// A line's words: quotes of both kinds group, a backslash takes the next character as it is, `#` begins a comment.
+/// Splits a line into words. Quotes of both kinds group, a backslash makes the next character literal, and
+/// `#` begins a comment.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,14 +1,15 @@
-//! What a disk's own boot loader would boot.
+//! Kernels that a disk's boot loader would boot.
 //!
-//! | asked in this order | where |
+//! | searched in this order | files |
 //! |---|---|
-//! | boot loader specification | `loader/entries/*.conf` on any volume, or in `/boot`; unified kernel images `EFI/Linux/*.efi` |
+//! | boot loader specification | `loader/entries/*.conf` on any volume, or in `/boot` |
+//! | unified kernel images | `EFI/Linux/*.efi`, sorted among those entries |
 //! | GRUB | `grub.cfg` in `boot/grub`, `boot/grub2`, `grub`, `grub2` |
 //! | extlinux | `extlinux.conf` in `boot/extlinux`, `extlinux`, `boot/syslinux`, `syslinux` |
 //! | links and names | `/boot/vmlinuz`, `/vmlinuz`, the newest `/boot/vmlinuz-*` |
 //!
-//! These files come with the disk: they are bounded in size and number, understood as far as distributions write them,
-//! and anything else in them is passed over.
+//! These files are foreign input: their sizes and numbers are limited. They are parsed as far as
+//! distributions use their languages; everything else in them is skipped.
 
 mod bls;
 mod extlinux;
@@ -16,48 +17,48 @@ mod grub;
 mod plain;
 pub mod unified;
 
-use super::volume::{Files, Volume};
-pub use unified::Unified;
+use super::volume::{DiskVolume, VolumeFiles};
+pub use unified::{UnifiedError, UnifiedImage};
 
-/// A configuration file beyond this is not read, bytes.
+/// Largest configuration file that is read, bytes.
 const MAX_CONFIG: u64 = 1 << 20;
-/// Entries that are kept of one configuration, at most.
+/// Most entries that are kept of one configuration.
 const MAX_ENTRIES: usize = 256;
-
-/// Initrds of one entry, at most.
+/// Most initrds of one entry.
 const MAX_INITRDS: usize = 64;
-/// Length of the words of an entry, at most, bytes: Linux takes 2048 (COMMAND_LINE_SIZE of arch/x86).
+/// Longest words of an entry, bytes. Linux' limit is 2048 (COMMAND_LINE_SIZE of arch/x86).
 const MAX_WORDS: usize = 16 << 10;
 
-/// A kernel that could be booted.
+/// Kernel that could be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Entry {
+pub struct BootEntry {
     /// Index of the volume that has the kernel.
     pub volume: usize,
-    /// Its path there.
+    /// Path of the kernel on the volume.
     pub kernel: String,
-    /// The initrds' paths there, which the kernel gets one after the other.
+    /// Paths of the initrds on the volume, in the order in which the kernel gets them.
     pub initrds: Vec<String>,
-    /// Words for its command line; `None` where nothing tells them.
+    /// Words for the kernel's command line; `None` if no configuration has them.
     pub options: Option<String>,
-    /// The kernel is a unified image: initrd and options are in it.
+    /// True for a unified image, which contains initrd and options.
     pub unified: bool,
-    /// What it calls itself, if it does.
+    /// Title of the entry.
     pub title: Option<String>,
-    /// What named it: a file, or how it was found.
+    /// Origin of the entry: a file, or the way by which it was found.
     pub source: String,
 }
 
-/// One way to find entries.
-type Look = fn(&[Volume]) -> Vec<Entry>;
+/// Function that finds entries of one kind.
+type EntryFinder = fn(&[DiskVolume]) -> Vec<BootEntry>;
 
-/// Everything that could be booted, the boot loader's own choice first.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
-    let looks: [Look; 4] = [bls::entries, grub::entries, extlinux::entries, plain::entries];
-    let mut found: Vec<Entry> = Vec::new();
-    for entry in looks.iter().flat_map(|look| look(volumes)) {
-        let known = |known: &Entry| known.volume == entry.volume && known.kernel == entry.kernel;
-        // What is found by its name alone says less than a configuration that has it.
+/// Returns everything that could be booted, the boot loader's own choice first.
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
+    let finders: [EntryFinder; 4] = [bls::entries, grub::entries, extlinux::entries, plain::entries];
+    let mut found: Vec<BootEntry> = Vec::new();
+    for entry in finders.iter().flat_map(|find| find(volumes)) {
+        let known = |known: &BootEntry| known.volume == entry.volume && known.kernel == entry.kernel;
+        // An entry that was found by its name alone is useless next to a configuration that has the same
+        // kernel.
         if entry.options.is_some() || !found.iter().any(known) {
             found.push(entry);
         }
@@ -65,31 +66,31 @@ pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
     found
 }
 
-/// The volumes that can be read.
-fn readable(volumes: &[Volume]) -> impl Iterator<Item = (usize, &dyn Files)> {
+/// Returns the volumes that can be read, with their indexes.
+fn readable(volumes: &[DiskVolume]) -> impl Iterator<Item = (usize, &dyn VolumeFiles)> {
     volumes.iter().enumerate().filter_map(|(index, volume)| Some((index, volume.readable()?)))
 }
 
-/// A configuration file as text.
-fn config(files: &dyn Files, path: &str) -> Option<String> {
+/// Reads a configuration file as text.
+fn config(files: &dyn VolumeFiles, path: &str) -> Option<String> {
     let bytes = files.is_file(path).then(|| files.read(path, MAX_CONFIG).ok()).flatten()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Which volume has this file: the one that the configuration is on, else any other.
-fn find_file(volumes: &[Volume], first: usize, path: &str) -> Option<usize> {
+/// Returns the volume that has this file: `first`, which has the configuration, or else any other.
+fn find_file(volumes: &[DiskVolume], first: usize, path: &str) -> Option<usize> {
     let has = |index: &usize| {
-        volumes.get(*index).and_then(Volume::readable).is_some_and(|files| files.is_file(path))
+        volumes.get(*index).and_then(DiskVolume::readable).is_some_and(|files| files.is_file(path))
     };
     std::iter::once(first).chain(0..volumes.len()).find(has)
 }
 
-/// A version in an order that puts 6.12 after 6.1: numbers as numbers.
+/// Returns a key that sorts versions by their numbers: 6.12 comes after 6.1.
 fn version(name: &str) -> Vec<(u64, &str)> {
     name.split(|c: char| !c.is_ascii_alphanumeric()).map(|part| (part.parse().unwrap_or(0), part)).collect()
 }
 
-/// Cuts a text to what words of an entry may have.
+/// Cuts the words of an entry at [`MAX_WORDS`].
 fn bounded(mut text: String) -> String {
     if text.len() > MAX_WORDS {
         text.truncate(text.floor_char_boundary(MAX_WORDS));
@@ -97,7 +98,7 @@ fn bounded(mut text: String) -> String {
     text
 }
 
-/// A path from the volume's root, however it was written.
+/// Returns a path with exactly one leading slash.
 fn rooted(path: &str) -> String {
     format!("/{}", path.trim_start_matches('/'))
 }

@@ -1,30 +1,31 @@
-//! Kernels by the names that distributions give their files.
+//! Kernels found by the file names that distributions use.
 
-use super::{Entry, readable, version};
-use crate::volume::{Files, Volume};
+use super::{BootEntry, readable, version};
+use crate::volume::{DiskVolume, VolumeFiles};
 
-/// The kernel of each volume that links or names tell.
-pub fn entries(volumes: &[Volume]) -> Vec<Entry> {
+/// Returns the kernel of each volume that has one under a usual link or name.
+pub fn entries(volumes: &[DiskVolume]) -> Vec<BootEntry> {
     readable(volumes)
         .filter_map(|(volume, files)| {
             let (kernel, source) = kernel_path(files)?;
             let initrds = initrd_path(files, &kernel).into_iter().collect();
-            Some(Entry { volume, kernel, initrds, options: None, unified: false, title: None, source })
+            Some(BootEntry { volume, kernel, initrds, options: None, unified: false, title: None, source })
         })
         .collect()
 }
 
-/// The kernel's path with symbolic links resolved, since its name then carries the version; and what led to it.
-fn kernel_path(files: &dyn Files) -> Option<(String, String)> {
+/// Returns the kernel's path with symbolic links resolved, because the real name has the version, and the
+/// link or pattern by which the kernel was found.
+fn kernel_path(files: &dyn VolumeFiles) -> Option<(String, String)> {
     let named = ["/boot/vmlinuz", "/vmlinuz"].into_iter().map(str::to_owned).find(|path| files.is_file(path));
     match named {
         Some(link) => Some((files.resolved(link.clone()), link)),
-        // A volume that is mounted on /boot has its kernels at the top.
+        // A volume that is mounted at /boot has its kernels in its root directory.
         None => ["/boot", ""].into_iter().find_map(|directory| newest(files, directory)),
     }
 }
 
-fn newest(files: &dyn Files, directory: &str) -> Option<(String, String)> {
+fn newest(files: &dyn VolumeFiles, directory: &str) -> Option<(String, String)> {
     let names = files.names(if directory.is_empty() { "/" } else { directory });
     let kernels = names
         .into_iter()
@@ -36,8 +37,9 @@ fn newest(files: &dyn Files, directory: &str) -> Option<(String, String)> {
     Some((path, format!("the newest {directory}/vmlinuz-*")))
 }
 
-/// The initrd of the same version, under the names that distributions use, else the one the links name.
-fn initrd_path(files: &dyn Files, kernel: &str) -> Option<String> {
+/// Returns the initrd of the same version under a name that distributions use, or else the one of the usual
+/// links.
+fn initrd_path(files: &dyn VolumeFiles, kernel: &str) -> Option<String> {
     let (directory, name) = kernel.rsplit_once('/')?;
     let mut candidates = Vec::new();
     if let Some(version) = name.strip_prefix("vmlinuz-") {

@@ -1,13 +1,13 @@
-//! Entries of disks whose files are a table.
+//! Entries of disks whose files are in a table.
 
 use super::*;
 use crate::volume::table;
 
-fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> Volume {
+fn volume<T: AsRef<[u8]>>(files: &[(&str, T)]) -> DiskVolume {
     table::volume(files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.as_ref().to_vec())).collect())
 }
 
-fn first(volumes: &[Volume]) -> Entry {
+fn first(volumes: &[DiskVolume]) -> BootEntry {
     entries(volumes).into_iter().next().expect("an entry")
 }
 
@@ -57,7 +57,7 @@ fn fedoras_entries_on_a_boot_partition_with_grubs_variables() {
             "title Fedora\nversion 6.5\nlinux /vmlinuz-6.5\ninitrd /initramfs-6.5.img $tuned_initrd\noptions $kernelopts\n",
         ),
         ("/loader/entries/x-0-rescue.conf", "title Rescue\nversion 0-rescue\nlinux /vmlinuz-0-rescue\n"),
-        ("/grub2/grubenv", "# GRUB Environment Block\nkernelopts=root=UUID=2 ro\n"),
+        ("/grub2/grubenv", "# GRUB GrubEnvironment Block\nkernelopts=root=UUID=2 ro\n"),
         ("/grub2/grub.cfg", "blscfg\n"),
         ("/vmlinuz-6.5", ""),
         ("/vmlinuz-0-rescue", ""),
@@ -88,7 +88,7 @@ fn extlinux_counts_from_its_own_directory() {
 }
 
 #[test]
-fn names_tell_where_no_loader_does() {
+fn names_are_used_where_no_loader_has_entries() {
     let boot =
         volume(&[("/vmlinuz-6.1.0-9", ""), ("/vmlinuz-6.1.0-10", ""), ("/initramfs-6.1.0-10.img", "")]);
     let found = first(&[boot]);

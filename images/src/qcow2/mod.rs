@@ -1,9 +1,9 @@
 //! Disks in qcow2 files, by the crate imago.
 //!
-//! A qcow2 file may name other files: one that it takes its contents from (a backing file), one that holds its data.
-//! Such a name is chosen by whoever made the image and could be any file that the user can read, so an image that names
-//! one is refused. So is an image whose tables contradict each other ([`check`]): imago trusts them, and may recurse
-//! without an end.
+//! A qcow2 file may name other files: one with the contents of its unwritten clusters (a backing file), and
+//! one with its data. The author of the image chooses the name, and it could be any file that the user can
+//! read. Therefore an image that names another file is refused. An image whose tables contradict each other
+//! is refused as well ([`check`]): imago trusts them, and may recurse without an end.
 
 mod check;
 
@@ -18,10 +18,12 @@ use imago::qcow2::Qcow2;
 use imago::{FormatAccess, StorageOpenOptions};
 use vmm::DiskFormat;
 
-/// How a qcow2 file begins ("QFI", docs/interop/qcow2.txt of QEMU).
+pub use self::check::Qcow2Fault;
+
+/// First bytes of a qcow2 file ("QFI", docs/interop/qcow2.txt of QEMU).
 pub const MAGIC: &[u8] = b"QFI\xfb";
 
-/// An open qcow2 file. Clones share it, and see what the others write.
+/// Disk in an open qcow2 file. Clones share the file, and each sees the writes of the others.
 #[derive(Clone)]
 pub struct Qcow2Disk {
     disk: Arc<FormatAccess<ImagoFile>>,
@@ -33,37 +35,40 @@ impl fmt::Debug for Qcow2Disk {
     }
 }
 
-/// Why a qcow2 file can't be used.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refused {
-    /// It is damaged, or has something that is not known.
-    Unreadable(String),
-    /// It needs this file.
+/// Reason for which a qcow2 file cannot be used.
+#[derive(Debug)]
+pub enum Qcow2Error {
+    /// The file is damaged, or it uses an unsupported feature.
+    Unreadable(Qcow2Fault),
+    /// The file needs another file.
     NeedsFile {
-        /// What for, like "a backing file".
+        /// Purpose of the other file, like "a backing file".
         what: &'static str,
-        /// Its name in the image.
+        /// Name of the other file, as the image has it.
         name: String,
     },
 }
 
-/// Damage may be such that the reader gives up by a panic. It is an error like others; the message on standard error
-/// tells where.
+/// Calls imago, and turns its panic, by which it gives up on some damage, into an error. The panic's message
+/// on standard error has the place in imago.
 fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(read))
         .unwrap_or_else(|_| Err(io::Error::other("its tables contradict each other")))
 }
 
 impl Qcow2Disk {
-    /// Opens `file`, which is open for writing if `writable`; nothing else is opened.
-    pub fn open(file: File, writable: bool) -> Result<Self, Refused> {
-        let unreadable = |error: io::Error| Refused::Unreadable(error.to_string());
-        check::check(&file).map_err(Refused::Unreadable)?;
+    /// Opens `file`, which is open for writing if `writable`. No other file is opened.
+    ///
+    /// # Errors
+    /// The file is damaged, uses an unsupported feature, or needs another file.
+    pub fn open(file: File, writable: bool) -> Result<Self, Qcow2Error> {
+        let unreadable = |error: io::Error| Qcow2Error::Unreadable(Qcow2Fault::Open(error));
+        check::check(&file).map_err(Qcow2Error::Unreadable)?;
         let options = StorageOpenOptions::new().write(writable);
         let file = ImagoFile::from_open_file(file, options).map_err(unreadable)?;
         let mut image: Qcow2<ImagoFile> =
             guarded(|| Qcow2::open_image(file, writable)).map_err(unreadable)?;
-        let named = |what, name: Option<&String>| Refused::NeedsFile {
+        let named = |what, name: Option<&String>| Qcow2Error::NeedsFile {
             what,
             name: name.map_or_else(|| "which it does not name".to_owned(), Clone::clone),
         };
@@ -73,27 +78,27 @@ impl Qcow2Disk {
         if image.requires_external_data_file() {
             return Err(named("a data file", image.implicit_external_data_file()));
         }
-        // Both are settled: imago is not to look for any.
+        // Without these calls imago would open the files that the image names.
         image.set_backing(None);
         image.set_data_file(None);
         Ok(Self { disk: Arc::new(FormatAccess::new(image)) })
     }
 
-    /// Size of the disk, bytes.
+    /// Returns the size of the disk, bytes.
     pub fn size(&self) -> u64 {
         self.disk.size()
     }
 
     /// Fills `into` with the bytes of the disk at `offset`.
     pub fn read_exact_at(&self, into: &mut [u8], offset: u64) -> io::Result<()> {
-        // imago would fill up with zeros.
+        // imago would return zeros past the end of the disk.
         if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.size()) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         guarded(|| self.disk.read(into, offset))
     }
 
-    /// Makes what was written last.
+    /// Makes the completed writes durable.
     pub fn flush(&self) -> io::Result<()> {
         guarded(|| self.disk.flush().and_then(|()| self.disk.sync()))
     }
@@ -125,7 +130,7 @@ pub mod test_images {
 
     use super::*;
 
-    /// An empty disk of `bytes`; with a backing file of this name, which need not exist.
+    /// Creates an empty disk of `bytes`, with a backing file of this name, which need not exist.
     pub fn create(path: &std::path::Path, bytes: u64, backing: Option<&str>) {
         let file = File::options().read(true).write(true).create(true).truncate(true).open(path).unwrap();
         let file = ImagoFile::from_open_file(file, StorageOpenOptions::new().write(true)).unwrap();
@@ -137,7 +142,7 @@ pub mod test_images {
         builder.create().unwrap();
     }
 
-    /// A disk with these bytes from its start on.
+    /// Creates a disk that begins with these bytes.
     pub fn create_with(path: &std::path::Path, content: &[u8]) {
         create(path, content.len() as u64, None);
         let disk = Qcow2::<ImagoFile>::builder_path(path)
@@ -157,7 +162,7 @@ mod tests {
     use super::test_images::{create, create_with};
     use super::*;
 
-    fn open(path: &std::path::Path, writable: bool) -> Result<Qcow2Disk, Refused> {
+    fn open(path: &std::path::Path, writable: bool) -> Result<Qcow2Disk, Qcow2Error> {
         Qcow2Disk::open(File::options().read(true).write(writable).open(path).unwrap(), writable)
     }
 
@@ -189,13 +194,16 @@ mod tests {
         let path = directory.path().join("disk");
         create(&path, 1 << 20, Some("/etc/passwd"));
         let refused = open(&path, false).unwrap_err();
-        assert_eq!(refused, Refused::NeedsFile { what: "a backing file", name: "/etc/passwd".to_owned() });
+        assert!(
+            matches!(&refused, Qcow2Error::NeedsFile { what: "a backing file", name } if name == "/etc/passwd"),
+            "{refused:?}"
+        );
         // The bit for an external data file (incompatible features, byte 72 of the header on, bit 2).
         create(&path, 1 << 20, None);
         let mut bytes = std::fs::read(&path).unwrap();
         bytes[79] |= 4;
         std::fs::write(&path, bytes).unwrap();
-        assert!(matches!(open(&path, true).unwrap_err(), Refused::NeedsFile { what: "a data file", .. }));
+        assert!(matches!(open(&path, true).unwrap_err(), Qcow2Error::NeedsFile { what: "a data file", .. }));
     }
 
     #[test]
@@ -210,7 +218,7 @@ mod tests {
         version[7] = 9;
         for bytes in [&whole[..60], b"QFI\xfb", &encrypted, &version] {
             std::fs::write(&path, bytes).unwrap();
-            assert!(matches!(open(&path, false).unwrap_err(), Refused::Unreadable(_)), "{}", bytes.len());
+            assert!(matches!(open(&path, false).unwrap_err(), Qcow2Error::Unreadable(_)), "{}", bytes.len());
         }
     }
 

@@ -3,36 +3,37 @@
 use std::error::Error;
 
 use ext4_view::{Ext4, Ext4Read};
-use text::units;
 
-use super::{Files, MOST_NAMES};
-use crate::contents::Part;
+use super::{MOST_NAMES, VolumeError, VolumeFiles};
+use crate::contents::DiskPart;
 
-struct Reader(Part);
+/// Part of a disk as the source of ext4-view.
+struct PartReader(DiskPart);
 
-impl Ext4Read for Reader {
+impl Ext4Read for PartReader {
     fn read(&mut self, start: u64, dst: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
         self.0.read_exact_at(dst, start).map_err(Into::into)
     }
 }
 
-/// The file system in this part of a disk.
-pub fn load(part: &Part) -> Result<Ext4, String> {
-    Ext4::load(Box::new(Reader(part.clone()))).map_err(|error| error.to_string())
+/// Loads the file system in this part of a disk.
+pub fn load(part: &DiskPart) -> Result<Ext4, VolumeError> {
+    Ok(Ext4::load(Box::new(PartReader(part.clone())))?)
 }
 
-/// The same, for the volume's files.
-pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
+/// Loads the file system in this part of a disk as the files of a volume.
+pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
     Ok(Box::new(load(part)?))
 }
 
-impl Files for Ext4 {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let size = self.metadata(path).map_err(|e| format!("{path}: {e}"))?.len();
+impl VolumeFiles for Ext4 {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
+        // The size is checked first, because the reader allocates all of it.
+        let size = self.metadata(path).map_err(|error| VolumeError::in_file(path, error))?.len();
         if size > most {
-            return Err(format!("{path} is {} large", units::bytes(size)));
+            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
         }
-        Self::read(self, path).map_err(|e| format!("{path}: {e}"))
+        Self::read(self, path).map_err(|error| VolumeError::in_file(path, error))
     }
 
     fn is_file(&self, path: &str) -> bool {

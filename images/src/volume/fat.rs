@@ -1,7 +1,7 @@
 //! FAT, by the crate fatfs: EFI system partitions and boot partitions.
 //!
-//! fatfs follows chains of clusters wherever they lead. Each operation may therefore read only so often; a chain that
-//! bites its own tail ends there.
+//! fatfs follows chains of clusters without a check for circles. Therefore the number of reads of each
+//! operation is limited, and a circular chain ends at that limit.
 
 use std::cell::Cell;
 use std::fmt;
@@ -10,70 +10,71 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
 use fatfs::{FileSystem, FsOptions};
-use text::units;
 
-use super::{Files, MOST_NAMES};
-use crate::contents::Part;
+use super::{MOST_NAMES, VolumeError, VolumeFiles};
+use crate::contents::DiskPart;
 
-/// Reads of one operation, at most: a file of 2 GiB in clusters of 512 bytes takes about three reads for each.
+/// Most reads of one operation: a file of 2 GiB in clusters of 512 bytes takes about three reads for each
+/// cluster.
 const MOST_READS: u64 = 16 << 20;
-/// Reads of one operation on the smallest volume: paths and directories take some that are not clusters.
+/// Most reads of one operation on the smallest volume: paths and directories take some that are not clusters.
 const LEAST_READS: u64 = 64 << 10;
-/// Bytes that are read from the image at once.
+/// Bytes read from the image at once.
 const WINDOW: usize = 64 << 10;
-/// Stretches of the image that are remembered: the allocation table's, a directory's, a file's, and one to spare.
+/// Windows of the image that are kept: for the allocation table, a directory, a file, and one spare.
 const WINDOWS: usize = 4;
 
 /// Opens the file system.
-pub fn open(part: &Part) -> Result<Box<dyn Files>, String> {
-    // No file is larger than its volume: a chain that goes on for longer leads in a circle.
+pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
+    // No file is larger than its volume, so a longer chain is circular.
     let clusters = part.length().map_or(MOST_READS, |length| length / 512);
     let most = clusters.saturating_mul(4).saturating_add(LEAST_READS).min(MOST_READS);
     let reads = Rc::new(Cell::new(most));
-    let stream = Stream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
+    let stream = PartStream { part: part.clone(), at: 0, windows: Vec::new(), reads: Rc::clone(&reads) };
     let fs = guarded(|| FileSystem::new(stream, FsOptions::new()))?;
-    Ok(Box::new(Fat { fs, reads, most }))
+    Ok(Box::new(FatVolume { fs, reads, most }))
 }
 
-/// Damage may be such that the reader gives up by a panic. It is an error like others.
-fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+/// Calls the reader, and turns its panic, by which it gives up on some damage, into an error.
+fn guarded<T>(read: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
     match catch_unwind(AssertUnwindSafe(read)) {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("its tables contradict each other".to_owned()),
+        Ok(result) => Ok(result?),
+        Err(_) => Err(VolumeError::Contradiction),
     }
 }
 
-struct Fat {
-    fs: FileSystem<Stream>,
-    /// Reads that are left for the operation under way.
+/// FAT file system of a volume.
+struct FatVolume {
+    fs: FileSystem<PartStream>,
+    /// Reads left for the current operation.
     reads: Rc<Cell<u64>>,
-    /// Reads that an operation may take.
+    /// Most reads of an operation.
     most: u64,
 }
 
-impl fmt::Debug for Fat {
+impl fmt::Debug for FatVolume {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fat")
+        f.write_str("FatVolume")
     }
 }
 
-impl Fat {
-    fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, String> {
+impl FatVolume {
+    fn operation<T>(&self, act: impl FnOnce() -> io::Result<T>) -> Result<T, VolumeError> {
         self.reads.set(self.most);
         guarded(act)
     }
 }
 
-impl Files for Fat {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
+impl VolumeFiles for FatVolume {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
         let read = || {
             let mut bytes = Vec::new();
             self.fs.root_dir().open_file(path)?.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        let bytes = self.operation(read).map_err(|error| format!("{path}: {error}"))?;
+        let bytes = self.operation(read).map_err(|error| VolumeError::in_file(path, error))?;
         if bytes.len() as u64 > most {
-            return Err(format!("{path} is larger than {}", units::bytes(most)));
+            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
         }
         Ok(bytes)
     }
@@ -107,17 +108,17 @@ impl Files for Fat {
     }
 }
 
-/// The part as fatfs wants it: a stream, which refuses to be written.
-struct Stream {
-    part: Part,
+/// Part of a disk as the stream that fatfs needs. The stream refuses writes.
+struct PartStream {
+    part: DiskPart,
     at: u64,
-    /// Offsets and bytes, the last one used at the end.
+    /// Offsets and bytes, the most recently used at the end.
     windows: Vec<(u64, Vec<u8>)>,
     reads: Rc<Cell<u64>>,
 }
 
-impl Stream {
-    /// The bytes from `self.at` on, as far as they are in one window.
+impl PartStream {
+    /// Returns the bytes from `self.at` to the end of their window.
     fn here(&mut self) -> io::Result<&[u8]> {
         let start = self.at - self.at % WINDOW as u64;
         match self.windows.iter().position(|(offset, _)| *offset == start) {
@@ -140,7 +141,7 @@ impl Stream {
     }
 }
 
-impl Read for Stream {
+impl Read for PartStream {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match self.reads.get().checked_sub(1) {
             Some(left) => self.reads.set(left),
@@ -156,7 +157,7 @@ impl Read for Stream {
     }
 }
 
-impl Seek for Stream {
+impl Seek for PartStream {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let at = match to {
             SeekFrom::Start(at) => Some(at),
@@ -168,7 +169,7 @@ impl Seek for Stream {
     }
 }
 
-impl Write for Stream {
+impl Write for PartStream {
     fn write(&mut self, _: &[u8]) -> io::Result<usize> {
         Err(io::ErrorKind::PermissionDenied.into())
     }

@@ -2,19 +2,24 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io;
 use std::sync::Arc;
 
-use super::{Files, Volume};
-use crate::contents::{Contents, Part};
+use super::{DiskVolume, VolumeError, VolumeFiles};
+use crate::contents::{DiskContents, DiskPart};
 
-/// Files by path.
+/// Files of a volume by path.
 #[derive(Debug, Default)]
-struct Table(BTreeMap<String, Vec<u8>>);
+struct FileTable(BTreeMap<String, Vec<u8>>);
 
-impl Files for Table {
-    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, String> {
-        let bytes = self.0.get(path).ok_or("no such file")?;
-        if bytes.len() as u64 > most { Err("too large".to_owned()) } else { Ok(bytes.clone()) }
+impl VolumeFiles for FileTable {
+    fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
+        let missing = || VolumeError::in_file(path, io::Error::from(io::ErrorKind::NotFound));
+        let bytes = self.0.get(path).ok_or_else(missing)?;
+        if bytes.len() as u64 > most {
+            return Err(VolumeError::TooLarge { path: path.to_owned(), most });
+        }
+        Ok(bytes.clone())
     }
 
     fn is_file(&self, path: &str) -> bool {
@@ -32,13 +37,13 @@ impl Files for Table {
     }
 }
 
-/// A volume with these files, by path.
+/// Returns a volume with these files, by path.
 ///
 /// # Panics
-/// There is no /dev/null, which stands for its disk.
-pub fn volume(files: BTreeMap<String, Vec<u8>>) -> Volume {
-    let nothing = Contents::Raw(Arc::new(File::open("/dev/null").expect("/dev/null")));
-    let part = Part::whole(nothing).expect("a size");
-    let files: Box<dyn Files> = Box::new(Table(files));
-    Volume { part, signature: None, files: Some(Ok(files)) }
+/// /dev/null, which replaces the disk, does not exist.
+pub fn volume(files: BTreeMap<String, Vec<u8>>) -> DiskVolume {
+    let nothing = DiskContents::Raw(Arc::new(File::open("/dev/null").expect("/dev/null")));
+    let part = DiskPart::whole(nothing).expect("a size");
+    let files: Box<dyn VolumeFiles> = Box::new(FileTable(files));
+    DiskVolume { part, signature: None, files: Some(Ok(files)) }
 }

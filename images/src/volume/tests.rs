@@ -1,11 +1,11 @@
-//! File systems made by the tools that everybody makes them with, signs made by code, and both after damage.
+//! File systems made by their usual tools, magic numbers written by code, and both after damage.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use proptest::prelude::*;
 
-use super::signature::Signature;
+use super::signature::VolumeSignature;
 use super::*;
 use crate::contents::part_of;
 
@@ -18,11 +18,11 @@ fn with(signs: &[(usize, &[u8])]) -> Vec<u8> {
 }
 
 fn named(signs: &[(usize, &[u8])]) -> Option<&'static str> {
-    Signature::of(&part_of(&with(signs))).map(|signature| signature.name)
+    VolumeSignature::from_part(&part_of(&with(signs))).map(|signature| signature.name)
 }
 
 #[test]
-fn contents_are_told_by_their_signs() {
+fn contents_are_recognized_by_their_magic_numbers() {
     assert_eq!(named(&[]), None);
     assert_eq!(named(&[(1080, &[0x53, 0xef])]), Some("ext2"));
     assert_eq!(named(&[(1080, &[0x53, 0xef]), (1024 + 0x5c, &[4])]), Some("ext3"));
@@ -42,17 +42,21 @@ fn contents_are_told_by_their_signs() {
 #[test]
 fn ids_and_labels_are_as_blkid_shows_them() {
     let id: Vec<u8> = (1..=16).collect();
-    let of = |signs: &[(usize, &[u8])]| Signature::of(&part_of(&with(signs))).unwrap();
-    let xfs = of(&[(0, b"XFSB"), (32, &id), (108, b"data\0\0")]);
+    let recognized = |signs: &[(usize, &[u8])]| VolumeSignature::from_part(&part_of(&with(signs))).unwrap();
+    let xfs = recognized(&[(0, b"XFSB"), (32, &id), (108, b"data\0\0")]);
     assert_eq!(xfs.uuid.as_deref(), Some("01020304-0506-0708-090a-0b0c0d0e0f10"));
     assert_eq!(xfs.label.as_deref(), Some("data"));
-    let luks = of(&[(0, b"LUKS\xba\xbe\0\x02"), (168, b"6f1d2c3e-5a4b\0")]);
+    let luks = recognized(&[(0, b"LUKS\xba\xbe\0\x02"), (168, b"6f1d2c3e-5a4b\0")]);
     assert_eq!(luks.uuid.as_deref(), Some("6f1d2c3e-5a4b"));
     assert!(luks.is_encrypted());
-    let fat =
-        of(&[(510, &[0x55, 0xaa]), (82, b"FAT32   "), (67, &[0x66, 0x72, 0x70, 0x76]), (71, b"ESP        ")]);
+    let fat = recognized(&[
+        (510, &[0x55, 0xaa]),
+        (82, b"FAT32   "),
+        (67, &[0x66, 0x72, 0x70, 0x76]),
+        (71, b"ESP        "),
+    ]);
     assert_eq!((fat.uuid.as_deref(), fat.label.as_deref()), (Some("7670-7266"), Some("ESP")));
-    let dirty = of(&[(1080, &[0x53, 0xef]), (1024 + 0x60, &[0x44])]);
+    let dirty = recognized(&[(1080, &[0x53, 0xef]), (1024 + 0x60, &[0x44])]);
     assert!(dirty.dirty && dirty.uuid.is_none());
     assert_eq!(
         guid(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]),
@@ -70,7 +74,7 @@ fn tool(name: &str, arguments: &[&str], image: &Path) {
     assert!(made.expect("the tool is installed: cargo xtask deps").success(), "{name}");
 }
 
-/// A FAT32 file system with /EFI/BOOT/long name of a file.conf and some larger files.
+/// Returns a FAT32 file system with /EFI/BOOT/long name of a file.conf and some larger files.
 fn fat_image() -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let (image, files) = (directory.path().join("esp"), directory.path().join("EFI"));
@@ -86,7 +90,7 @@ fn fat_image() -> Vec<u8> {
 
 #[test]
 fn fat_is_read() {
-    let volume = Volume::open(part_of(&fat_image()));
+    let volume = DiskVolume::open(part_of(&fat_image()));
     assert_eq!(volume.name(), Some("vfat"));
     let files = volume.readable().unwrap();
     assert_eq!(files.names("/"), ["EFI"]);
@@ -94,13 +98,13 @@ fn fat_is_read() {
     assert_eq!(files.names("/efi/boot"), ["long name of a file.conf"]);
     assert_eq!(files.read("/EFI/BOOT/Long Name Of A File.conf", 100).unwrap(), b"hello");
     assert_eq!(files.read("/EFI/large", 1 << 20).unwrap(), [7; 100_000]);
-    assert!(files.read("/EFI/large", 99_999).unwrap_err().contains("larger than"));
+    assert!(files.read("/EFI/large", 99_999).unwrap_err().to_string().contains("larger than"));
     assert!(files.is_file("/EFI/large") && !files.is_file("/EFI") && !files.is_file("/none"));
     assert!(files.names("/none").is_empty());
 }
 
 #[test]
-fn a_directory_of_fat_that_bites_its_tail_ends() {
+fn a_circular_directory_of_fat_ends() {
     let mut image = fat_image();
     // Every cluster leads to the root directory's, 2, from which everything hangs.
     let word = |image: &[u8], at: usize| usize::from(image[at]) | usize::from(image[at + 1]) << 8;
@@ -108,11 +112,11 @@ fn a_directory_of_fat_that_bites_its_tail_ends() {
     for entry in image[reserved + 8..reserved + size].chunks_exact_mut(4) {
         entry.copy_from_slice(&2_u32.to_le_bytes());
     }
-    let volume = Volume::open(part_of(&image));
+    let volume = DiskVolume::open(part_of(&image));
     let files = volume.readable().unwrap();
     assert!(files.names("/").len() <= MOST_NAMES);
     assert!(!files.is_file("/nothing"));
-    // A file has its own length, whatever its clusters are.
+    // The length of a file does not depend on its clusters.
     assert!(files.read("/EFI/large", 1 << 30).is_ok_and(|bytes| bytes.len() == 100_000));
 }
 
@@ -120,7 +124,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn damage_to_fat_is_borne(changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 1..60)) {
+    fn damage_to_fat_is_tolerated(changes in proptest::collection::vec((any::<u32>(), any::<u8>()), 1..60)) {
         thread_local! {
             static WHOLE: Vec<u8> = fat_image();
         }
@@ -131,7 +135,7 @@ proptest! {
             let at = places[at as usize % 4] + at as usize / 4 % 1024;
             image[at] = byte;
         }
-        let volume = Volume::open(part_of(&image));
+        let volume = DiskVolume::open(part_of(&image));
         if let Some(files) = volume.readable() {
             prop_assert!(files.names("/EFI").len() <= MOST_NAMES);
             let _damaged = files.read("/EFI/large", 1 << 20);
@@ -140,13 +144,13 @@ proptest! {
     }
 
     #[test]
-    fn any_beginning_is_borne(mut bytes in proptest::collection::vec(any::<u8>(), 0..2000), sign in 0_usize..3) {
+    fn any_beginning_is_tolerated(mut bytes in proptest::collection::vec(any::<u8>(), 0..2000), sign in 0_usize..3) {
         let signs: [(usize, &[u8]); 3] = [(1080, &[0x53, 0xef]), (510, &[0x55, 0xaa]), (0, b"LUKS\xba\xbe")];
         let (at, sign) = signs[sign];
         if bytes.len() > at + sign.len() {
             bytes[at..at + sign.len()].copy_from_slice(sign);
         }
-        let volume = Volume::open(part_of(&bytes));
+        let volume = DiskVolume::open(part_of(&bytes));
         prop_assert!(volume.readable().is_none_or(|files| files.names("/").len() <= MOST_NAMES));
     }
 }

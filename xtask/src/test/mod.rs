@@ -11,7 +11,9 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use guest_images::{DebianOptions, DebianRelease, DemoOptions, FileFormat, Flavour, Progress, Series};
+use guest_images::{
+    DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress,
+};
 
 use self::outcome::{Outcome, Output};
 use self::programs::{Programs, TestProgram};
@@ -21,19 +23,19 @@ use crate::deps;
 use crate::progress::Line;
 
 /// The images that end-to-end tests boot.
-const IMAGES: &[(Series, Flavour)] = &[
-    (Series::V5_10, Flavour::Cloud),
-    (Series::V6_1, Flavour::Cloud),
-    (Series::V6_12, Flavour::Cloud),
-    (Series::Newest, Flavour::Cloud),
+const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
+    (KernelSeries::V5_10, KernelFlavour::Cloud),
+    (KernelSeries::V6_1, KernelFlavour::Cloud),
+    (KernelSeries::V6_12, KernelFlavour::Cloud),
+    (KernelSeries::Newest, KernelFlavour::Cloud),
 ];
 /// Those that only ignored ones boot.
-const MORE_IMAGES: &[(Series, Flavour)] = &[
-    (Series::V6_1, Flavour::Generic),
-    (Series::V6_1, Flavour::Rt),
-    (Series::V6_12, Flavour::Generic),
-    (Series::V6_12, Flavour::Rt),
-    (Series::Newest, Flavour::Rt),
+const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
+    (KernelSeries::V6_1, KernelFlavour::Generic),
+    (KernelSeries::V6_1, KernelFlavour::Rt),
+    (KernelSeries::V6_12, KernelFlavour::Generic),
+    (KernelSeries::V6_12, KernelFlavour::Rt),
+    (KernelSeries::Newest, KernelFlavour::Rt),
 ];
 /// Packages whose tests boot guests.
 const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];

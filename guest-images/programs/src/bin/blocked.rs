@@ -1,5 +1,6 @@
-//! `blocked`: many threads that wait and a few that work, the case that S. Liang, *Thread-Aware CPU Time Sampling* (1998),
-//! made a profiler for: who charges every thread at every tick charges mostly those that did not run.
+//! `blocked`: many threads that wait and a few that work, the case for which S. Liang, *Thread-Aware CPU Time
+//! Sampling* (1998), made a profiler: one that charges every thread at every tick charges mostly threads that
+//! did not run.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +16,10 @@ const USAGE: &str = "blocked [--seconds N] [--waiting N] [--working N]
 runs for N seconds (6) with N threads (16) that wait, half of them in one call and half waking every 250 ms to look
 around, and N (2) that work; prints the CPU time of each thread";
 
-/// How often those look around that do.
-const LOOK: Duration = Duration::from_millis(250);
+/// Period in which half of the waiting threads wake up.
+const POLL_PERIOD: Duration = Duration::from_millis(250);
 
-/// The end, for those that wait for it in one call.
+/// End of the program, for threads that wait for it in one call.
 #[derive(Default)]
 struct End {
     over: Mutex<bool>,
@@ -44,7 +45,7 @@ fn wait(index: usize, end: &End, over: &AtomicBool) -> Result<(String, Duration)
         end.wait();
     } else {
         while !over.load(Ordering::Relaxed) {
-            thread::sleep(LOOK);
+            thread::sleep(POLL_PERIOD);
         }
     }
     Ok((name, thread_cpu()))

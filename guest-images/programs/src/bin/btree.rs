@@ -1,10 +1,10 @@
-//! `btree`: the third program of section 3.1 and figure 8 of M. Moravan and M. Richey, *SLEEPY* (2005): three million
-//! operations on a B-tree, 20 % inserts of random keys and 80 % look-ups.
+//! `btree`: the third program of section 3.1 and figure 8 of M. Moravan and M. Richey, *SLEEPY* (2005): three
+//! million operations on a B-tree, 20 % inserts of random keys and 80 % look-ups.
 //!
-//! The functions are those that the paper names: look-ups go down in a loop, inserts recursively, nodes do not know
-//! their parents, `find_index` serves both, `find_child` and `get_parent_key` serve inserts alone. The paper saw about
-//! 50 % of the time in `find_index`, 20 % in `lookup`, 15 % in `find_child` and `get_parent_key` together, 10 % in
-//! `main`, and none in `insert` and `insert_recursive`.
+//! The functions are those of the paper: look-ups go down in a loop, inserts recursively, nodes do not know
+//! their parents, `find_index` serves both, `find_child` and `get_parent_key` serve inserts alone. The paper
+//! saw about 50 % of the time in `find_index`, 20 % in `lookup`, 15 % in `find_child` and `get_parent_key`
+//! together, 10 % in `main`, and none in `insert` and `insert_recursive`.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -15,18 +15,19 @@ const USAGE: &str = "btree [--operations N] [--seconds N]
 does N operations (3000000) on a B-tree once, or again and again for N seconds; prints their numbers, the tree's depth
 and the CPU time";
 
-/// The paper's number of operations.
+/// Number of operations in the paper.
 const OPERATIONS: u32 = 3_000_000;
-/// One operation of so many is an insert: 20 %.
+/// Operations per insert: 20 % are inserts.
 const INSERT_EVERY: u64 = 5;
-/// Keys of a full node; one more makes it split. So few, that look-ups spend some of their time between nodes.
+/// Keys of a full node; with one more it is split. There are few, so that look-ups spend some time between
+/// nodes.
 const FULL: usize = 6;
 
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "children keep their addresses, by which find_child knows them")]
 struct Node {
     keys: Vec<u64>,
-    /// None in a leaf, else one more than keys.
+    /// Children: none in a leaf, else one more than keys.
     children: Vec<Box<Node>>,
 }
 
@@ -36,7 +37,7 @@ struct Tree {
     keys: u64,
 }
 
-/// Index of the first key that is not less than `key`, by a linear search.
+/// Returns the index of the first key that is not less than `key`, by a linear search.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn find_index(node: &Node, key: u64) -> usize {
@@ -47,7 +48,7 @@ extern "C" fn find_index(node: &Node, key: u64) -> usize {
     index
 }
 
-/// Which child of `parent` `child` is: nodes do not know.
+/// Returns the index of `child` in `parent`, which nodes do not store.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn find_child(parent: &Node, child: usize) -> usize {
@@ -58,7 +59,7 @@ extern "C" fn find_child(parent: &Node, child: usize) -> usize {
     index
 }
 
-/// The key of `parent` after which its child `index` comes; 0 for the first.
+/// Returns the key of `parent` before its child `index`; 0 for the first child.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn get_parent_key(parent: &Node, index: usize) -> u64 {
@@ -85,7 +86,7 @@ extern "C" fn lookup(tree: &Tree, key: u64) -> bool {
     }
 }
 
-/// Adds the key below `node`; what the caller has to take in when the node has split.
+/// Adds the key below `node`. Returns the key and the node that the caller has to add if `node` was split.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> Option<Box<(u64, Box<Node>)>> {
@@ -100,7 +101,8 @@ extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> O
     };
     let address = (&raw const **child).addr();
     let risen = insert_recursive(child, key, added);
-    // As the paper's program does it: the place among the children is searched again, after every insert.
+    // The paper's program searches the place among the children again after every insert, and so does this
+    // one.
     let place = find_child(node, address);
     assert!(get_parent_key(node, place) <= key, "the tree is in order");
     if let Some(risen) = risen {
@@ -112,7 +114,7 @@ extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> O
     None
 }
 
-/// Halves a node that has too many keys: the middle one, and a new node with those above it.
+/// Splits a node with too many keys. Returns the middle key, and a new node with the keys above it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn split(node: &mut Node) -> Option<Box<(u64, Box<Node>)>> {
@@ -137,7 +139,7 @@ extern "C" fn insert(tree: &mut Tree, key: u64) {
     tree.keys += u64::from(added);
 }
 
-/// What was done.
+/// Counts of operations.
 #[derive(Default)]
 struct Counts {
     inserts: u64,
@@ -145,13 +147,13 @@ struct Counts {
     found: u64,
 }
 
-/// The paper's `main`: decides what to do and makes the random input.
+/// Does the work of the paper's `main`: chooses the operations and makes the random input.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..operations {
-        // xorshift64 (G. Marsaglia, 2003), stirred as long as a C library's generator takes.
+        // xorshift64 (G. Marsaglia, 2003), repeated to take as long as a C library's generator.
         for _ in 0..12 {
             state ^= state << 13;
             state ^= state >> 7;

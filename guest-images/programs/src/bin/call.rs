@@ -1,8 +1,9 @@
-//! `call`: the second program of section 3.1 and figure 7 of M. Moravan and M. Richey, *SLEEPY* (2005): an outer loop
-//! that adds the results of a procedure, which itself adds as many indices as the outer loop has come to.
+//! `call`: the second program of section 3.1 and figure 7 of M. Moravan and M. Richey, *SLEEPY* (2005): an
+//! outer loop that adds the results of a procedure, which itself adds as many indices as the outer loop has
+//! reached.
 //!
-//! With the paper's 100,000 outer iterations the inner loop runs five billion times: of the paper's 11,843 samples all
-//! but a handful lay in the inner procedure, which is called `loop` here as there.
+//! With the paper's 100,000 outer iterations the inner loop runs five billion times: of the paper's 11,843
+//! samples all but a handful were in the inner procedure, which is called `loop` here as there.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -13,10 +14,10 @@ const USAGE: &str = "call [--outer N] [--seconds N]
 calls the procedure loop N times (100000) once, or again and again for N seconds; prints how often the outer and the
 inner loop ran, and the CPU time";
 
-/// The paper's number of outer iterations.
+/// Number of outer iterations in the paper.
 const OUTER: u32 = 100_000;
 
-/// The sum of the numbers below `count`.
+/// Returns the sum of the numbers below `count`.
 #[unsafe(export_name = "loop")]
 #[inline(never)]
 extern "C" fn inner_loop(count: u32) -> u32 {
@@ -29,7 +30,7 @@ extern "C" fn inner_loop(count: u32) -> u32 {
     sum
 }
 
-/// The sum of the results for every number below `iterations`.
+/// Returns the sum of the results for every number below `iterations`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn outer_loop(iterations: u32) -> u32 {

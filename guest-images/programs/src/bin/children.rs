@@ -1,7 +1,8 @@
-//! `children`: a process that waits for children whose CPU time is known, and says what getrusage(RUSAGE_CHILDREN) returns.
+//! `children`: a process that waits for children whose CPU time is known, and prints the result of
+//! getrusage(RUSAGE_CHILDREN).
 //!
-//! One child has a child of its own, for which it waits; another leaves one behind, which is in nobody's sums but those
-//! of the process that inherits it.
+//! One child has a child, for which it waits. Another child exits before its own child, which then counts
+//! only in the sums of the process that inherits it.
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! `faults`: page faults of one kind, each of which reads the disk, and then many that do not.
 //!
-//! A file whose bytes are all the instruction RET is mapped. Its pages are executed, or read, or given to write(2), one
-//! after the other: first when none is in memory, then, in fresh mappings, when all are.
+//! The program maps a file whose bytes are all the instruction RET. It executes, reads, or writes by write(2)
+//! one page after the other: first when none is in memory, then, in fresh mappings, when all are.
 
 use std::fs::{self, File};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -22,7 +22,7 @@ faults read the disk";
 const PAGE: usize = 4096;
 const RET: u8 = 0xc3;
 
-/// How a page is touched.
+/// Way to touch a page.
 enum Kind {
     Text,
     Data,
@@ -45,7 +45,8 @@ impl Kind {
     fn touch(&self, at: NonNull<u8>) -> Result<(), Error> {
         match self {
             Self::Text => {
-                // SAFETY: a mapped page that may be executed and is all RET, which is a function that does nothing.
+                // SAFETY: the page is mapped, is executable and is all RET, which is a function that does
+                // nothing.
                 let function: extern "C" fn() = unsafe { std::mem::transmute(at.as_ptr()) };
                 function();
                 Ok(())
@@ -66,11 +67,11 @@ impl Kind {
     }
 }
 
-/// Maps the file and touches every page that is `stride` from the last.
+/// Maps the file and touches pages that are `stride` apart.
 fn pass(kind: &Kind, file: &File, pages: usize, stride: usize) -> Result<(), Error> {
     let size = NonZero::new(pages * PAGE).ok_or_else(|| Error::Usage("--pages 0: no page".into()))?;
     let protection = ProtFlags::PROT_READ | ProtFlags::PROT_EXEC;
-    // SAFETY: the kernel chooses where; nothing else is at the address.
+    // SAFETY: the kernel chooses the address; nothing else is there.
     let mapped = unsafe { mmap(None, size, protection, MapFlags::MAP_PRIVATE, file, 0) };
     let at = mapped.map_err(Error::system("map a file"))?;
     // SAFETY: the whole mapping.
@@ -80,18 +81,18 @@ fn pass(kind: &Kind, file: &File, pages: usize, stride: usize) -> Result<(), Err
         // SAFETY: within the mapping.
         kind.touch(unsafe { at.cast::<u8>().add(page * PAGE) })
     });
-    // SAFETY: the whole mapping, of which nothing is used any more.
+    // SAFETY: the whole mapping, which is no longer used.
     unsafe { munmap(at, size.get()) }.map_err(Error::system("unmap a file"))?;
     touched
 }
 
-/// Page faults with I/O of this process so far.
+/// Returns the number of page faults with I/O of this process so far.
 fn major_faults() -> Result<i64, Error> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
     Ok(usage.major_page_faults())
 }
 
-/// A file of RET of which no page is in memory.
+/// Creates a file of RET of which no page is in memory.
 fn prepare(path: &str, pages: usize) -> Result<File, Error> {
     fs::write(path, vec![RET; pages * PAGE]).map_err(Error::system("write a file"))?;
     let file = File::open(path).map_err(Error::system("open a file"))?;

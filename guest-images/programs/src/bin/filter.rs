@@ -1,4 +1,4 @@
-//! `filter`: sends itself datagrams through a BPF program that takes most of its time.
+//! `filter`: a process that sends itself datagrams through a BPF program, which takes most of its time.
 //!
 //! ```text
 //! sendto -> unix_dgram_sendmsg -> sk_filter_trim_cap -> the program
@@ -15,10 +15,10 @@ const USAGE: &str = "filter [--seconds N] [--classic]
 sends itself datagrams for N seconds (10) on a socket with a filter that runs thousands of instructions: a BPF program
 of the name filter, or with --classic one of the old instruction set; prints how many";
 
-/// Rounds of the program's loop.
+/// Rounds of the loop in the BPF program.
 const ROUNDS: i32 = 5000;
-/// Instructions of the old set that compute, without a loop. A socket's options may take 20 KiB by default
-/// (net.core.optmem_max), of which each instruction takes 8 bytes.
+/// Computing instructions of a program in the old set, which has no loops. By default the options of a socket
+/// are limited to 20 KiB (net.core.optmem_max), and each instruction has 8 bytes.
 const WORK: u16 = 2000;
 /// `BPF_PROG_LOAD` and `BPF_PROG_TYPE_SOCKET_FILTER` (include/uapi/linux/bpf.h).
 const PROG_LOAD: libc::c_int = 5;
@@ -35,7 +35,7 @@ struct Instruction {
     immediate: i32,
 }
 
-/// What `BPF_PROG_LOAD` takes of `union bpf_attr`, up to the program's name.
+/// Part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the program's name.
 #[repr(C)]
 #[derive(Debug)]
 struct Load {
@@ -51,19 +51,20 @@ struct Load {
     name: [u8; 16],
 }
 
-/// `mov`, `mul` and `add` of a constant, 64 bits wide; a load of 32 bits; a jump if less than a constant; `exit`.
+/// Opcodes: `mov`, `mul` and `add` of a 64-bit constant; a load of 32 bits; a jump if less than a constant;
+/// `exit`.
 const MOV: u8 = 0xb7;
 const MUL: u8 = 0x27;
 const ADD: u8 = 0x07;
 const LOAD: u8 = 0x61;
 const JUMP_LESS: u8 = 0xa5;
 const EXIT: u8 = 0x95;
-/// The same of the accumulator in the old instruction set, a load of the length, and `ret` of a constant.
+/// Opcodes of the old set: the same for the accumulator, a load of the length, and `ret` of a constant.
 const CLASSIC_LEN: u16 = 0x80;
 const CLASSIC_ADD: u16 = 0x04;
 const CLASSIC_MUL: u16 = 0x24;
 const CLASSIC_RET: u16 = 0x06;
-/// Bytes of a datagram that are let through.
+/// Bytes of a datagram that the filter accepts.
 const KEEP: i32 = 0x7fff;
 
 /// Loads the program and attaches it.
@@ -92,7 +93,8 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
         flags: 0,
         name: *b"filter\0\0\0\0\0\0\0\0\0\0",
     };
-    // SAFETY: the structure, the instructions and the license that it points to outlive the call, which copies them.
+    // SAFETY: the structure, the instructions and the license that it points to outlive the call, which
+    // copies them.
     let program = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
     if program < 0 {
         return Err(last_error("load a BPF program"));

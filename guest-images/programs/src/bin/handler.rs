@@ -1,7 +1,7 @@
 //! `handler`: a process that works only within a signal handler.
 //!
-//! The timer's next signal is asked for when the handler is done, so it interrupts `sigsuspend` each time: the kernel's
-//! signal frame lies between the handler and the system call.
+//! The timer's next signal is requested when the handler is done, so it interrupts `sigsuspend` each time:
+//! the kernel's signal frame is between the handler and the system call.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 const USAGE: &str = "handler [--seconds N]
 works for N seconds (10) in on_alarm, the handler of SIGALRM; prints the number of signals and the CPU time";
 
-/// Rounds of work of one signal: some milliseconds.
+/// Rounds of work per signal: some milliseconds.
 const ROUNDS: u32 = 2_000_000;
 
 static SIGNALS: AtomicU64 = AtomicU64::new(0);
@@ -23,11 +23,11 @@ extern "C" fn on_alarm(_: libc::c_int) {
     std::hint::black_box(burn_here(ROUNDS, 1));
 }
 
-/// Asks for one SIGALRM a millisecond from now.
+/// Requests one SIGALRM in a millisecond.
 fn ask() -> Result<(), Error> {
     let soon = libc::timeval { tv_sec: 0, tv_usec: 1000 };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: soon };
-    // SAFETY: `timer` is valid for the call, and the old value is not asked for.
+    // SAFETY: `timer` is valid for the call, and the old value is not requested.
     match unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) } {
         0 => Ok(()),
         _ => Err(Error::system("set the timer")(std::io::Error::last_os_error())),
@@ -38,7 +38,7 @@ fn ask() -> Result<(), Error> {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn wait_for_signal() {
-    // Fails always, with EINTR: a signal came and was handled.
+    // The call always fails with EINTR after a signal was handled.
     let _ = SigSet::empty().suspend();
     std::hint::black_box("wait_for_signal");
 }
@@ -48,7 +48,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let action = SigAction::new(SigHandler::Handler(on_alarm), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler counts in registers and in one atomic, and calls nothing.
     unsafe { sigaction(Signal::SIGALRM, &action) }.map_err(Error::system("handle SIGALRM"))?;
-    // Blocked but within `wait_for_signal`: a signal that came before it would be waited for in vain.
+    // The signal is blocked except in `wait_for_signal`, which would wait in vain after an earlier signal.
     SigSet::from(Signal::SIGALRM).thread_block().map_err(Error::system("block SIGALRM"))?;
     while since_boot() < deadline {
         ask()?;

@@ -1,16 +1,16 @@
-//! `hog`: takes the CPU but is never there when the scheduler's tick comes.
+//! `hog`: a process that uses the CPU but never runs at the scheduler's tick.
 //!
 //! The program of table 1 and the appendix of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU
-//! Utilization Estimation and Code Profiling* (USENIX Winter 1993), written anew for Linux:
+//! Utilization Estimation and Code Profiling* (USENIX Winter 1993), rewritten for Linux:
 //!
-//! 1. **Train.** A timer on the process' own CPU time (`ITIMER_VIRTUAL`) is looked at by the kernel only at a tick,
-//!    so its signal arrives right after one. The signal that came soonest after the last look at the clock tells the
-//!    phase of the ticks best.
+//! 1. **Train.** The kernel checks a timer on the process' CPU time (`ITIMER_VIRTUAL`) only at a tick, so its
+//!    signal arrives right after one. The signal that came soonest after the last reading of the clock
+//!    indicates the phase of the ticks best.
 //! 2. **Work** in user space until shortly before the next tick, **sleep** across it, again and again.
 //!
-//! Whoever counts at ticks sees an idle CPU: `/proc/stat` of a kernel with `CONFIG_TICK_CPU_ACCOUNTING` does. 4.3BSD's
-//! sleep lasted until the next tick but one, so the paper needed two hogs to take a whole CPU; Linux's high-resolution
-//! timers wake the hog right after the tick, and one is enough.
+//! A count at ticks sees an idle CPU, like `/proc/stat` of a kernel with `CONFIG_TICK_CPU_ACCOUNTING`. The
+//! sleep of 4.3BSD lasted until the next tick but one, so the paper needed two hogs for a whole CPU. Linux's
+//! high-resolution timers wake the hog right after the tick, and one is enough.
 
 use std::process::ExitCode;
 use std::ptr;
@@ -24,16 +24,16 @@ const USAGE: &str = "hog [--seconds N] [--hz N] [--guard-micros N] [--name NAME]
 uses the CPU between the ticks of a kernel with CONFIG_HZ=N (250) for N seconds (10), stops N us (400) before each
 tick and sleeps across it; prints what it used and what /proc/stat saw of it";
 
-/// Signals to look at while training.
+/// Signals to evaluate while training.
 const TRAINING_TICKS: u32 = 20;
-/// Rounds of work between two looks at the clock, about 1 us on a 3 GHz CPU.
+/// Rounds of work between two readings of the clock, about 1 us on a 3 GHz CPU.
 const ROUNDS: u32 = 1_000;
 
-/// The last look at the clock, ns since boot; the signal handler compares it with its own.
+/// Last reading of the clock, ns since boot; the signal handler compares it with its own.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
-/// Least distance so far between a look and the signal that followed it, ns.
+/// Least distance so far between a reading and the next signal, ns.
 static NEAREST: AtomicU64 = AtomicU64::new(u64::MAX);
-/// When that signal came, ns since boot.
+/// Time of that signal, ns since boot.
 static TICK: AtomicU64 = AtomicU64::new(0);
 /// Signals so far.
 static TICKS: AtomicU64 = AtomicU64::new(0);
@@ -53,21 +53,21 @@ extern "C" fn on_tick(_: libc::c_int) {
     TICKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Sends SIGVTALRM at every tick that this process is hit by, or stops that.
+/// Requests SIGVTALRM at every tick that hits this process, or stops the signals.
 fn virtual_timer(micros: i64) -> Result<(), Error> {
     let interval = libc::timeval { tv_sec: 0, tv_usec: micros };
     let timer = libc::itimerval { it_interval: interval, it_value: interval };
-    // SAFETY: the new value outlives the call, the old one is not asked for.
+    // SAFETY: the new value outlives the call, and the old one is not requested.
     let result = unsafe { libc::setitimer(libc::ITIMER_VIRTUAL, &raw const timer, ptr::null_mut()) };
     nix::errno::Errno::result(result).map(drop).map_err(Error::system("set a virtual timer"))
 }
 
-/// Where in the period of the tick the ticks lie, ns.
+/// Returns the phase of the ticks in their period, ns.
 fn train(period: u64) -> Result<u64, Error> {
     let action = SigAction::new(SigHandler::Handler(on_tick), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: the handler touches only atomics and reads a clock, both of which are safe in a signal handler.
     unsafe { sigaction(Signal::SIGVTALRM, &action) }.map_err(Error::system("handle SIGVTALRM"))?;
-    // Slept right before, so that no other process takes the CPU in the middle of the training.
+    // A sleep right before keeps other processes from taking the CPU in the middle of the training.
     std::thread::sleep(Duration::from_micros(1));
     virtual_timer(1)?;
     while TICKS.load(Ordering::Relaxed) < u64::from(TRAINING_TICKS) {
@@ -78,7 +78,7 @@ fn train(period: u64) -> Result<u64, Error> {
     Ok(TICK.load(Ordering::Relaxed) % period)
 }
 
-/// The first tick after `now`, ns since boot.
+/// Returns the first tick after `now`, ns since boot.
 fn next_tick(now: u64, period: u64, phase: u64) -> u64 {
     let since = (now + period - phase) % period;
     now + period - since
@@ -96,7 +96,7 @@ fn run(args: &Args) -> Result<(), Error> {
     if guard >= period / 2 {
         return Err(Error::Usage(format!("--guard-micros: a tick comes every {} us", period / 1000)));
     }
-    // The kernel may otherwise wake a sleeper 50 us late.
+    // By default the kernel may wake a sleeper 50 us late.
     nix::sys::prctl::set_timerslack(1).map_err(Error::system("ask for exact sleeps"))?;
     let phase = train(period)?;
 
@@ -111,7 +111,7 @@ fn run(args: &Args) -> Result<(), Error> {
             state = burn(ROUNDS, state);
             now = nanos(since_boot());
         }
-        // A quarter of the guard after the tick nothing of its handler is left to run.
+        // A quarter of the guard after the tick, its handler has finished.
         let wake = Duration::from_nanos(tick + guard / 4);
         std::thread::sleep(wake.saturating_sub(since_boot()));
         now = nanos(since_boot());

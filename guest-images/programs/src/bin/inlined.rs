@@ -1,4 +1,4 @@
-//! `inlined`: a function that is part of another one's code, which only line tables (DWARF) can tell apart.
+//! `inlined`: a function that is part of another one's code, distinguishable only by line tables (DWARF).
 //!
 //! ```text
 //! main -> outer [ mixed_in [ mixed_in_twice ] ]      in brackets: inlined
@@ -12,7 +12,7 @@ use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
 const USAGE: &str = "inlined [--seconds N]
 works for N seconds (10) in mixed_in_twice, inlined in mixed_in, inlined in outer; prints the CPU time";
 
-/// Rounds between two looks at the clock.
+/// Rounds between two readings of the clock.
 const ROUNDS: u32 = 20_000;
 
 #[inline(always)]

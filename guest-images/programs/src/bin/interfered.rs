@@ -1,10 +1,10 @@
-//! `interfered`: an infinite loop that writes down its CPU time four times a second, on a CPU that has to serve other
-//! people's packets for a while: figure 2 of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization
-//! Estimation and Code Profiling* (USENIX Winter 1993).
+//! `interfered`: an infinite loop that writes down its CPU time four times a second, on a CPU that has to
+//! serve other people's packets for a while: figure 2 of S. McCanne and C. Torek, *A Randomized Sampling
+//! Clock for CPU Utilization Estimation and Code Profiling* (USENIX Winter 1993).
 //!
-//! The paper's interrupts came from a network in promiscuous mode. Here a child on CPU 1 sends datagrams over the
-//! loopback device to a socket that nobody reads, and the kernel is told to receive them on CPU 0 (receive packet steering):
-//! an interrupt from CPU 1 raises the soft interrupt NET_RX there.
+//! The paper's interrupts came from a network in promiscuous mode. Here a child on CPU 1 sends datagrams over
+//! the loopback device to a socket that nobody reads, and the kernel is set to receive them on CPU 0 (receive
+//! packet steering): an interrupt from CPU 1 raises the soft interrupt NET_RX there.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,24 +14,25 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use guest_programs::{
-    Args, Error, burn, fork_child, main_with, pin, raise_loopback, seconds, set_name, since_boot, told,
-    wait_for,
+    Args, Error, burn, fork_child, main_with, pin, process_times, raise_loopback, seconds, set_name,
+    since_boot, wait_for,
 };
 
 const USAGE: &str = "interfered [--seconds N]
 loops on CPU 0 for N seconds (9); in the middle third a child on CPU 1 sends datagrams whose soft interrupts CPU 0
 serves; prints time, and user and system time by getrusage, every 250 ms, and how many datagrams were sent";
 
-/// Between two lines of the log.
+/// Time between two lines of the log.
 const EVERY: Duration = Duration::from_millis(250);
-/// Rounds of work between two looks at the clock, some 20 us on a 3 GHz CPU.
+/// Rounds of work between two readings of the clock, some 20 us on a 3 GHz CPU.
 const ROUNDS: u32 = 20_000;
-/// Datagrams between two looks at the clock.
+/// Datagrams between two readings of the clock.
 const BURST: u64 = 16;
-/// Which CPUs receive what the loopback device sends, a mask (Documentation/networking/scaling.rst, RPS).
+/// File with the mask of the CPUs that receive packets of the loopback device
+/// (Documentation/networking/scaling.rst, RPS).
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
-/// Sends datagrams to itself from one moment to another; how many.
+/// Sends datagrams to itself between two points in time, and returns their number.
 fn storm(from: Duration, to: Duration) -> Result<u64, Error> {
     raise_loopback()?;
     let socket = UdpSocket::bind("0.0.0.0:0").map_err(Error::system("make a socket"))?;
@@ -61,14 +62,14 @@ fn run(args: &Args) -> Result<(), Error> {
         Ok(())
     })?;
     pin(0)?;
-    let (user_before, system_before) = told()?;
+    let (user_before, system_before) = process_times()?;
     let mut text = String::new();
     let (mut due, mut state) = (start, 1);
     while due <= start + length {
         while since_boot() < due {
             state = burn(ROUNDS, state);
         }
-        let (user, system) = told()?;
+        let (user, system) = process_times()?;
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,

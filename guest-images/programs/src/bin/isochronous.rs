@@ -1,9 +1,9 @@
-//! `isochronous`: works for a moment at the start of every period, like the audio tool *vat* of figures 3 and 4 of S.
-//! McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization Estimation and Code Profiling* (USENIX Winter
-//! 1993), which processed a frame of sound every 22.5 ms.
+//! `isochronous`: works for a moment at the start of every period, like the audio tool *vat* of figures 3 and
+//! 4 of S. McCanne and C. Torek, *A Randomized Sampling Clock for CPU Utilization Estimation and Code
+//! Profiling* (USENIX Winter 1993), which processed a frame of sound every 22.5 ms.
 //!
-//! Its CPU time grows in a straight line. Who looks at a regular clock sees it at few points of its period only, and
-//! when the period is a multiple of the clock's, always at the same one.
+//! Its CPU time grows in a straight line. Samples at a regular clock hit only few points of its period, and
+//! always the same point if the period is a multiple of the clock's.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -19,12 +19,12 @@ since its start, the time that /proc/stat saw CPUs busy, and its own CPU time, a
 
 /// Rounds in one piece of work, about 1 us on a 3 GHz CPU.
 const ROUNDS: u32 = 1_000;
-/// Pieces between two looks at the clock, which is a system call.
+/// Pieces between two readings of the clock, which is a system call.
 const PIECES: u64 = 32;
-/// CPU time for which work is tried out.
+/// CPU time of a trial.
 const TRIAL: Duration = Duration::from_millis(100);
 
-/// One line of the log: time since the start, of `/proc/stat`, and CPU time.
+/// Line of the log: time since the start, of `/proc/stat`, and CPU time.
 type Line = (Duration, Duration, Duration);
 
 fn run(args: &Args) -> Result<(), Error> {
@@ -37,7 +37,7 @@ fn run(args: &Args) -> Result<(), Error> {
     }
     let every = Duration::from_millis(micros("log-millis", 100)?.into());
     let length = seconds(args, 10.0)?;
-    // The kernel may otherwise wake a sleeper 50 us late.
+    // By default the kernel may wake a sleeper 50 us late.
     nix::sys::prctl::set_timerslack(1).map_err(Error::system("ask for exact sleeps"))?;
 
     let (each, mut state) = work_of(work);
@@ -48,7 +48,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let (mut frame, mut due) = (Duration::ZERO, Duration::ZERO);
     while frame < length {
         std::thread::sleep((start + frame).saturating_sub(since_boot()));
-        // A frame takes what it takes, however late it begins.
+        // A frame does all its work, even if it begins late.
         for _ in 0..each {
             state = burn(ROUNDS, state);
         }
@@ -70,7 +70,7 @@ fn run(args: &Args) -> Result<(), Error> {
     Ok(())
 }
 
-/// How many pieces go into so much CPU time, as far as a trial tells, and what the work has come to.
+/// Returns the number of pieces per such CPU time, by a trial, and the result of the work.
 fn work_of(time: Duration) -> (u64, u64) {
     let (begin, mut state, mut count) = (process_cpu(), 1, 0);
     loop {

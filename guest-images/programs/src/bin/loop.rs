@@ -1,7 +1,8 @@
-//! `loop`: the first program of section 3.1 and figure 6 of M. Moravan and M. Richey, *SLEEPY* (2005): a `for` loop that
-//! adds its index to a running total a billion times.
+//! `loop`: the first program of section 3.1 and figure 6 of M. Moravan and M. Richey, *SLEEPY* (2005): a
+//! `for` loop that adds its index to a running total a billion times.
 //!
-//! All its time lies in a handful of instructions of one function, the loop between two jumps: the paper saw six.
+//! All its time is in a handful of instructions of one function, the loop between two jumps: the paper saw
+//! six.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -11,10 +12,11 @@ use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
 const USAGE: &str = "loop [--iterations N] [--seconds N]
 adds N numbers (1000000000) once, or again and again for N seconds; prints how many, and the CPU time";
 
-/// The paper's number of iterations.
+/// Number of iterations in the paper.
 const ITERATIONS: u64 = 1_000_000_000;
 
-/// The sum of the numbers below `iterations`. Index and total live in memory, as in a C program that was not optimised.
+/// Returns the sum of the numbers below `iterations`. Index and total are in memory, as in a C program
+/// without optimisation.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn sum_of_indices(iterations: u64) -> u64 {

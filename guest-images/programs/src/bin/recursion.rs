@@ -9,17 +9,17 @@ use guest_programs::{Args, Error, burn_here, main_with, seconds, since_boot, thr
 const USAGE: &str = "recursion [--depth N] [--seconds N]
 descend is N (60) times on the stack, for N seconds (10); prints the depth and the CPU time";
 
-/// Deeper would leave a main thread's 8 MiB of stack.
+/// Largest depth that fits into a main thread's 8 MiB of stack.
 const MAX_DEPTH: u32 = 50_000;
-/// Rounds of work between two looks at the clock.
+/// Rounds of work between two readings of the clock.
 const ROUNDS: u32 = 20_000;
 
-/// Calls itself until it is `depth` times on the stack, works there, and returns the number of calls below it.
+/// Calls itself until `depth` frames are on the stack, works there, and returns the number of calls below it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn descend(depth: u32, deadline_ns: u64) -> u32 {
     if depth > 1 {
-        // What follows the call keeps it from becoming a jump.
+        // The addition after the call keeps it from becoming a jump.
         return black_box(descend(black_box(depth - 1), deadline_ns)) + 1;
     }
     let deadline = Duration::from_nanos(deadline_ns);

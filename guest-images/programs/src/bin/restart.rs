@@ -1,4 +1,4 @@
-//! `restart`: starts the kernel of the disk anew without a reset of the machine (kexec).
+//! `restart`: a program that starts the kernel of the disk again without a reset of the machine (kexec).
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -19,7 +19,7 @@ fn run(_: &Args) -> Result<(), Error> {
     let (kernel, initrd) = (open("/boot/vmlinuz")?, open("/boot/initrd.img")?);
     let line = fs::read("/proc/cmdline").map_err(Error::system("read the command line"))?;
     let line = CString::new(line.trim_ascii()).map_err(Error::system("take the command line"))?;
-    // SAFETY: both descriptors are open, and `line` is as long as is said and ended by a NUL.
+    // SAFETY: both descriptors are open, and `line` has the given length and ends with a NUL.
     let loaded = unsafe {
         libc::syscall(
             libc::SYS_kexec_file_load,
@@ -31,7 +31,7 @@ fn run(_: &Args) -> Result<(), Error> {
         )
     };
     Errno::result(loaded).map_err(Error::system("load a kernel"))?;
-    // SAFETY: takes no pointer; does not return where it works.
+    // SAFETY: the call takes no pointer, and does not return if it succeeds.
     let started = unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
     Errno::result(started).map(drop).map_err(Error::system("start the kernel"))
 }

@@ -6,8 +6,8 @@
 //!               -> fifth   20 %
 //! ```
 //!
-//! Each function does its work itself, so its share is its own time (plus the system call with which it reads its
-//! clock, 1 to 2 %), and that of its callers is the sum of what they call. Shares hold after every round.
+//! Each function does its work itself, so its share is its own time, plus 1 to 2 % for the system call that
+//! reads its clock. The share of a caller is the sum of its callees. Shares hold after every round.
 
 use std::hint::black_box;
 use std::process::ExitCode;
@@ -19,7 +19,7 @@ const USAGE: &str = "shares [--seconds N] [--slice-millis N] [--name NAME] [--cp
 half, third and fifth take 50, 30 and 20 % of the CPU time for N seconds (10), in turns of 5, 3 and 2 times N ms (2);
 prints what each of them used";
 
-/// The three functions' turns.
+/// Turns of the three functions.
 struct Work {
     half: Turns,
     third: Turns,
@@ -52,7 +52,7 @@ extern "C" fn fifth(turns: &mut Turns) {
 #[inline(never)]
 extern "C" fn left(work: &mut Turns) {
     half(work);
-    // Something to come back for: a call at the end would be a jump, and this function on no stack.
+    // Work after the call: a call at the end would become a jump, and this function would be on no stack.
     black_box("left");
 }
 

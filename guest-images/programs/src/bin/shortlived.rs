@@ -12,7 +12,7 @@ const USAGE: &str = "shortlived [--count N] [--cpu-millis N] [--parallel N] [--n
 starts N processes (200) that each use N ms of CPU time (5), N of them at a time (1); with --exec each of them
 becomes the program spin before it takes the name";
 
-/// Where images hold the program that `--exec` runs.
+/// Path in images of the program that `--exec` runs.
 const SPIN: &str = "/usr/bin/spin";
 
 fn exec_spin(name: &str, cpu_millis: u64) -> Result<Infallible, Error> {

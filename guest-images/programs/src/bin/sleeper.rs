@@ -1,4 +1,4 @@
-//! `sleeper`: a process that is there but uses no CPU.
+//! `sleeper`: a process that uses no CPU.
 
 use std::process::ExitCode;
 

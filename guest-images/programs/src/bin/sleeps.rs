@@ -1,5 +1,5 @@
-//! `sleeps`: threads that wait for one thing each, a known part of the time: a futex, a pipe, poll, a socket, a disk. The
-//! rest of the time each sleeps by a timer.
+//! `sleeps`: threads that wait for one thing each, a known part of the time: a futex, a pipe, poll, a socket,
+//! a disk. The rest of the time each sleeps by a timer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
@@ -22,11 +22,11 @@ reads DEVICE (/dev/vda) instead, past the page cache; prints the time that each 
 /// Bytes of a read, and of the part of the device that is read again and again.
 const BLOCK: usize = 128 << 10;
 const PART: u64 = 64 << 20;
-/// Alignment of memory that a device is read into past the page cache: its largest usual block.
+/// Alignment of memory for reads that bypass the page cache: the largest usual block of a device.
 const ALIGNMENT: usize = 4096;
 
-/// A thread's thing to wait for.
-enum Thing {
+/// Object that a thread waits for.
+enum WaitObject {
     Futex,
     Pipe(PipeReader),
     Poll(PipeReader),
@@ -34,15 +34,15 @@ enum Thing {
     Disk(File, Duration),
 }
 
-/// What is told to all that wait.
+/// State shared by all waiting threads.
 #[derive(Default)]
-struct Shared {
+struct SharedState {
     rounds: Mutex<u64>,
     changed: Condvar,
     over: AtomicBool,
 }
 
-impl Shared {
+impl SharedState {
     fn wait(&self) {
         let round = self.rounds.lock().unwrap_or_else(PoisonError::into_inner);
         let before = *round;
@@ -56,7 +56,7 @@ impl Shared {
     }
 }
 
-impl Thing {
+impl WaitObject {
     fn name(&self) -> &'static str {
         match self {
             Self::Futex => "futex",
@@ -67,8 +67,8 @@ impl Thing {
         }
     }
 
-    /// Waits until it is woken, or for its time.
-    fn wait(&mut self, shared: &Shared) -> Result<(), Error> {
+    /// Waits for a wake-up, or for the given time.
+    fn wait(&mut self, shared: &SharedState) -> Result<(), Error> {
         let mut byte = [0];
         match self {
             Self::Futex => shared.wait(),
@@ -99,8 +99,12 @@ fn read_for(device: &File, length: Duration) -> Result<(), Error> {
     Ok(())
 }
 
-/// Name and time waited, of how much.
-fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static str, Duration), Error> {
+/// Waits for `thing`, in turns with sleeps of `pause`. Returns its name and the time waited.
+fn sleep(
+    mut thing: WaitObject,
+    pause: Duration,
+    shared: &SharedState,
+) -> Result<(&'static str, Duration), Error> {
     let name = thing.name();
     set_name(name)?;
     let mut waited = Duration::ZERO;
@@ -113,11 +117,13 @@ fn sleep(mut thing: Thing, pause: Duration, shared: &Shared) -> Result<(&'static
     Ok((name, waited))
 }
 
-/// Wakes all until `end`, and once more after that.
+/// Wakes all threads until `end`, and once more after that.
 fn wake(
-    (period, end): (Duration, Duration),
-    (mut pipes, mut socket): (Vec<PipeWriter>, UnixStream),
-    shared: &Shared,
+    period: Duration,
+    end: Duration,
+    mut pipes: Vec<PipeWriter>,
+    mut socket: UnixStream,
+    shared: &SharedState,
 ) -> Result<(), Error> {
     while !shared.over.load(Ordering::Relaxed) {
         thread::sleep(period);
@@ -128,7 +134,7 @@ fn wake(
         }
         socket.write_all(&[1]).map_err(Error::system("write to a socket"))?;
     }
-    // Whoever was not waiting for the last wake begins to wait after it.
+    // A thread that was not waiting for the last wake-up begins to wait after it.
     thread::sleep(period);
     shared.wake();
     Ok(())
@@ -146,17 +152,17 @@ fn run(args: &Args) -> Result<(), Error> {
     let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
     let device = device.map_err(Error::system("open the device"))?;
     let things = [
-        Thing::Futex,
-        Thing::Pipe(for_pipe),
-        Thing::Poll(for_poll),
-        Thing::Socket(socket),
-        Thing::Disk(device, period - pause),
+        WaitObject::Futex,
+        WaitObject::Pipe(for_pipe),
+        WaitObject::Poll(for_poll),
+        WaitObject::Socket(socket),
+        WaitObject::Disk(device, period - pause),
     ];
-    let shared = Shared::default();
+    let shared = SharedState::default();
     let waited = thread::scope(|scope| {
         let shared = &shared;
         let threads = things.map(|thing| scope.spawn(move || sleep(thing, pause, shared)));
-        let woken = wake((period, end), (vec![to_pipe, to_poll], to_socket), shared);
+        let woken = wake(period, end, vec![to_pipe, to_poll], to_socket, shared);
         let waited: Vec<_> = threads.into_iter().filter_map(|thread| thread.join().ok()).collect();
         woken.map(|()| waited)
     })?;

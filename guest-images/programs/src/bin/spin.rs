@@ -1,4 +1,4 @@
-//! `spin`: a process that does nothing but work in user space.
+//! `spin`: a process that only works in user space.
 
 use std::process::ExitCode;
 

@@ -1,12 +1,13 @@
 //! `split`: two processes that share one CPU in an exact, known ratio.
 //!
-//! They take turns by passing a token through pipes, so only one of them can run at any moment. In its n-th turn a
-//! process works until it has used n times its slice of CPU time in all its life, by the scheduler's own clock: what
-//! one turn takes too much the next one takes less, and everything that a process does is counted, from its first
-//! instruction on. The ratio holds after every full round, whatever else the guest does.
+//! The processes take turns by passing a token through pipes, so only one of them can run at any time. In its
+//! n-th turn a process works until it has used n times its slice of CPU time since its start, by the
+//! scheduler's clock. The next turn makes up for one that was too long, and everything that a process does is
+//! counted from its first instruction on. The ratio holds after every full round, independent of the guest's
+//! other work.
 //!
-//! That clock also runs while the host keeps the CPU to itself. Turns of so many rounds of work instead are in their ratio
-//! on a busy host, too, but for the little that passing the token takes.
+//! That clock also runs while the host uses the CPU for itself. Turns of a fixed number of rounds of work
+//! keep their ratio on a busy host, too, except for the small cost of passing the token.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::ExitCode;
@@ -19,7 +20,7 @@ const USAGE: &str = "split [--seconds N] [--ratio A:B] [--names NAME,NAME] [--sl
 two processes (alpha,beta) use CPU N (0) for N seconds (10) in the ratio A:B (3:1), taking turns of A and B times
 N ms (4), or N rounds of work; prints what each of them used";
 
-/// How much one turn is.
+/// Length of one turn.
 #[derive(Clone, Copy)]
 enum Slice {
     /// CPU time.
@@ -36,7 +37,7 @@ impl Slice {
         }
     }
 
-    /// Works for one more turn; `target` is the CPU time of all of them.
+    /// Works for one more turn; `target` is the CPU time of all turns.
     fn work(self, target: &mut Duration) {
         match self {
             Self::Time(time) => {
@@ -50,14 +51,14 @@ impl Slice {
     }
 }
 
-/// One of the two processes.
+/// State of one of the two processes.
 struct Share {
     name: String,
-    /// One turn.
+    /// Length of one turn.
     slice: Slice,
-    /// The token arrives here; the end of the file is the end of the game.
+    /// Pipe on which the token arrives; its end of file ends the process.
     turn: PipeReader,
-    /// The token goes out here.
+    /// Pipe on which the token is passed on.
     pass: PipeWriter,
 }
 

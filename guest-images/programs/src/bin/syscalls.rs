@@ -10,7 +10,7 @@ const USAGE: &str = "syscalls [--seconds N] [--call getppid|read] [--name NAME] 
 makes one system call after the other for N seconds (10): getppid, which is nothing but entry and exit, or read of
 64 KiB of /dev/zero, which is almost all kernel";
 
-/// Calls between two looks at the clock.
+/// Calls between two readings of the clock.
 const CALLS: u32 = 64;
 
 fn run(args: &Args) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! `threads`: one process with three named threads that share a CPU in the ratio 3:2:1.
 //!
-//! They take turns by a counter that says whose turn it is, and sleep while it is not theirs, so that the ratio holds
-//! after every round.
+//! The threads take turns by a shared variable with the index of the current one, and sleep in the turns of
+//! the others. The ratio holds after every round.
 
 use std::process::ExitCode;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -16,16 +16,16 @@ N ms (4); prints what each of them used";
 /// Name and share of each thread.
 const THREADS: [(&str, u32); 3] = [("three", 3), ("two", 2), ("one", 1)];
 
-/// Whose turn it is.
+/// Current turn.
 #[derive(Default)]
 struct Turn {
-    /// Index in [`THREADS`]; `None` when the time is over.
+    /// Index of the thread in [`THREADS`]; `None` after the end.
     whose: Mutex<Option<usize>>,
     changed: Condvar,
 }
 
 impl Turn {
-    /// Waits for the turn of thread `index`; `false` when there are no more.
+    /// Waits for the turn of thread `index`; `false` after the last turn.
     fn wait(&self, index: usize) -> bool {
         let whose = self.whose.lock().unwrap_or_else(PoisonError::into_inner);
         let others = |whose: &mut Option<usize>| whose.is_some_and(|whose| whose != index);
@@ -53,7 +53,7 @@ fn play(index: usize, slice: Duration, turn: &Turn, deadline: Duration) -> Resul
     while turn.wait(index) {
         thread_work(&mut turns);
         let next = (index + 1) % THREADS.len();
-        // Only the end of a round is an end.
+        // The program ends only at the end of a round.
         turn.pass((next != 0 || since_boot() < deadline).then_some(next));
     }
     Ok(turns.used)

@@ -1,4 +1,4 @@
-use images::contents::Format;
+use images::contents::ImageFormat;
 use vmm::DiskMode;
 
 use super::*;
@@ -13,7 +13,7 @@ impl Sink for Nowhere {
 }
 
 fn spec(disk: Option<DiskMode>) -> RunSpec {
-    let disk = disk.map(|mode| DiskSpec { path: "/x".into(), format: Format::Raw, mode });
+    let disk = disk.map(|mode| DiskSpec { path: "/x".into(), format: ImageFormat::Raw, mode });
     RunSpec {
         machine: MachineSpec {
             vcpus: 1,

@@ -1,4 +1,4 @@
-//! Runs the guest's command on the console.
+//! The guest's command on the console.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +16,7 @@ use nix::unistd::{Pid, getpid, setsid, tcsetpgrp};
 
 use crate::STATUS_SETUP;
 
-/// What every command finds in its environment.
+/// Environment of every command.
 const ENVIRONMENT: &[(&str, &str)] = &[
     ("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"),
     ("HOME", "/root"),
@@ -26,8 +26,8 @@ const ENVIRONMENT: &[(&str, &str)] = &[
     ("LANG", "C.UTF-8"),
 ];
 
-/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status, and how long it
-/// took.
+/// Runs the command to its end and reaps every process that dies meanwhile. Returns the exit status and the
+/// command's duration.
 pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     let mut words = argv.into_iter();
     let Some(program) = words.next() else {
@@ -37,7 +37,7 @@ pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     command.args(words).env_clear().envs(ENVIRONMENT.iter().copied());
     command.current_dir(if Path::new("/root").is_dir() { "/root" } else { "/" });
     if let Err(error) = on_terminal(&mut command) {
-        // The command still has the console that init itself has, only without job control.
+        // The command still has init's console, only without job control.
         eprintln!("guest-init: no terminal for the command: {error}");
     }
     let begun = Instant::now();
@@ -51,16 +51,17 @@ pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
     (status, begun.elapsed())
 }
 
-/// Gives the command the console's terminal and makes it its foreground process group, so that a shell has job control
-/// and Ctrl-C reaches the command.
+/// Gives the command the console's terminal and makes the command its foreground process group, so that a
+/// shell has job control and Ctrl-C reaches the command.
 ///
-/// Init itself leads the terminal's session. Were it the command, its end would hang up the terminal, and the kernel
-/// would throw away what was printed but not sent yet.
+/// Init is the leader of the terminal's session. If the command were the leader, its end would hang up the
+/// terminal, and the kernel would discard output that is not sent yet.
 fn on_terminal(command: &mut Command) -> io::Result<()> {
     let terminal = console_terminal()?;
-    // A terminal that cannot control a session still serves, only an interactive shell says that it has none.
+    // A terminal that cannot control a session is still usable; only an interactive shell reports a missing
+    // one.
     let controls = setsid().is_ok() && {
-        // SAFETY: the descriptor is open, and the request takes a number, no pointer.
+        // SAFETY: the descriptor is open, and the request takes a number, not a pointer.
         unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCSCTTY, 0) == 0 }
     };
     command.stdin(terminal.try_clone()?).stdout(terminal.try_clone()?).stderr(terminal);
@@ -68,26 +69,26 @@ fn on_terminal(command: &mut Command) -> io::Result<()> {
         command.process_group(0);
         // SAFETY: init has one thread, and the closure makes a few system calls and allocates nothing.
         unsafe { command.pre_exec(|| Ok(come_to_foreground()?)) };
-        // From now on init is in the background, where it would be stopped for using the terminal.
+        // Init is in the background from here on, and would be stopped for using the terminal.
         // SAFETY: no handler is set, the signal is only ignored.
         unsafe { signal(Signal::SIGTTOU, SigHandler::SigIgn) }?;
     }
     Ok(())
 }
 
-/// Makes the calling process' group the one in the foreground of the terminal on descriptor 0.
+/// Makes the group of the calling process the foreground group of the terminal on descriptor 0.
 fn come_to_foreground() -> nix::Result<()> {
-    // Init ignores it, programs expect the default.
+    // Init ignores the signal, but programs expect the default.
     // SAFETY: no handler is set.
     unsafe { signal(Signal::SIGTTOU, SigHandler::SigDfl) }?;
-    // A process in the background may take the foreground only if that signal is blocked or ignored.
+    // A background process can take the foreground only while that signal is blocked or ignored.
     let stop = SigSet::from(Signal::SIGTTOU);
     stop.thread_block()?;
     tcsetpgrp(io::stdin(), getpid())?;
     stop.thread_unblock()
 }
 
-/// The device behind `/dev/console`, which itself cannot control a session.
+/// Returns the terminal of `/dev/console`, which itself cannot control a session.
 fn console_terminal() -> io::Result<File> {
     let active = fs::read_to_string("/sys/class/tty/console/active")?;
     let name = active.split_whitespace().next_back().unwrap_or("console");

@@ -1,4 +1,4 @@
-//! Ends the guest in order: processes, console, disk, machine.
+//! End of the guest, in this order: processes, console, disk, machine.
 
 use std::arch::asm;
 use std::thread::sleep;
@@ -13,16 +13,16 @@ use nix::sys::termios::tcdrain;
 use nix::sys::wait::wait;
 use nix::unistd::Pid;
 
-/// Ends the guest. A command's status goes to the machine's exit port, and how long it took to the one for that; without
-/// a command, or without such ports, power goes off.
+/// Ends the guest. The command's status goes to the machine's exit port, and its duration to the port for
+/// that. Without a command, or without such ports, the machine powers off.
 pub fn end(command: Option<(u8, Duration)>) -> ! {
-    // Everyone but init itself; when nobody is left the kernel says ESRCH, which is fine.
+    // The signal goes to all processes but init. ESRCH means that there are none, which is fine.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
     while !matches!(wait(), Err(errno) if errno != Errno::EINTR) {}
-    // What was printed still sits in the serial port's queue; the machine would end before it is out.
+    // Output is still in the serial port's queue, and the machine could end before it is sent.
     let _ = tcdrain(std::io::stdout());
     nix::unistd::sync();
-    // Fails for an initramfs, which has nothing to lose.
+    // The call fails for an initramfs, which has no data to lose.
     let _ = mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, None::<&str>);
     if let Some((status, took)) = command {
         report(status, took);
@@ -34,7 +34,7 @@ pub fn end(command: Option<(u8, Duration)>) -> ! {
     }
 }
 
-/// Writes time and status to their ports. Returns where no machine listens there.
+/// Writes time and status to their ports. Returns only if the machine has no such ports.
 fn report(status: u8, took: Duration) {
     let ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
     let [upper, lower] =
@@ -49,8 +49,8 @@ fn write(port: u16, value: u32) {
     if unsafe { libc::ioperm(port.into(), 4, 1) } != 0 {
         return;
     }
-    // SAFETY: the four ports from `port` on were just permitted; a write there reaches a device of the machine or
-    // nothing at all, and touches no memory of this process.
+    // SAFETY: the four ports from `port` on were just permitted. A write there reaches a device of the
+    // machine or nothing, and does not touch this process' memory.
     unsafe {
         asm!("out dx, eax", in("dx") port, in("eax") value, options(nomem, nostack, preserves_flags));
     }

@@ -1,4 +1,4 @@
-//! Loads the kernel modules that the initramfs lists.
+//! Kernel modules of the initramfs.
 
 use std::fs::{self, File};
 
@@ -6,9 +6,9 @@ use guest_programs::LOAD_ORDER;
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 
-/// Loads every module of the list and returns what went wrong with any of them.
+/// Loads every module of the list and returns the failures.
 ///
-/// A guest may well run without a module that failed, so the others are tried in any case.
+/// A guest may run without a module that failed, so all others are tried in any case.
 pub fn load_all() -> Vec<String> {
     let list = match fs::read_to_string(LOAD_ORDER) {
         Ok(list) => list,
@@ -23,7 +23,7 @@ pub fn load_all() -> Vec<String> {
 fn load(path: &str) -> std::io::Result<()> {
     let module = File::open(path)?;
     match finit_module(&module, c"", ModuleInitFlags::empty()) {
-        // Built in or loaded before: what is wanted.
+        // The module is built in or already loaded, which is fine.
         Ok(()) | Err(Errno::EEXIST) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

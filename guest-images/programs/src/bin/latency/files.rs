@@ -1,4 +1,5 @@
-//! Files and mappings: lmbench's `lat_fs`, `lat_mmap`, `lat_sig prot`, `lat_pagefault`, `bw_file_rd` and `bw_mmap_rd`.
+//! Files and mappings: lmbench's `lat_fs`, `lat_mmap`, `lat_sig prot`, `lat_pagefault`, `bw_file_rd` and
+//! `bw_mmap_rd`.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -15,17 +16,17 @@ use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction
 
 use crate::measure::{CALLS, least, least_of, print, print_rate};
 
-/// Files that are made and deleted in one round.
+/// Files that are created and deleted in one round.
 const FILES: u32 = 50;
-/// Sizes of them in the usual table, KiB.
+/// Sizes of the files in the usual table, KiB.
 const SIZES: [usize; 4] = [0, 1, 4, 10];
-/// Bytes of the file that is mapped and read.
+/// Size of the file that is mapped and read, bytes.
 const SIZE: usize = 4 << 20;
 const PAGE: usize = 4096;
-/// `lat_mmap` touches a tenth of the file, 16 KiB apart times ten.
+/// Stride of `lat_mmap`, which touches a tenth of the file: 16 KiB times ten.
 const STRIDE: usize = 160 << 10;
 
-/// A directory that is gone in the end.
+/// Directory that is removed when dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -38,12 +39,12 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What is left of it does no harm.
+        // Remains of the directory do no harm.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// Makes files of a size and deletes them; the parts of the two apart.
+/// Creates files of a size and deletes them; measures both separately.
 fn make_and_delete(length: Duration, directory: &Path, kib: usize) -> Result<(), Error> {
     let content = vec![1; kib << 10];
     let paths: Vec<PathBuf> = (0..FILES).map(|n| directory.join(n.to_string())).collect();
@@ -76,48 +77,49 @@ fn make_and_delete(length: Duration, directory: &Path, kib: usize) -> Result<(),
 
 fn map(file: &File) -> Result<NonNull<libc::c_void>, Error> {
     let length = NonZero::new(SIZE).ok_or_else(|| Error::Usage("an empty mapping".into()))?;
-    // SAFETY: the kernel chooses where; nothing else is at the address.
+    // SAFETY: the kernel chooses the address; nothing else is there.
     let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0) };
     mapped.map_err(Error::system("map a file"))
 }
 
 fn unmap(at: NonNull<libc::c_void>) -> Result<(), Error> {
-    // SAFETY: a whole mapping of `map`, to which no reference is left.
+    // SAFETY: a whole mapping of `map`, without remaining references.
     unsafe { munmap(at, SIZE) }.map_err(Error::system("unmap a file"))
 }
 
 /// Reads a byte of each of the mapping's pages that are `stride` apart.
 fn touch(at: NonNull<libc::c_void>, stride: usize) {
     for offset in (0..SIZE).step_by(stride) {
-        // SAFETY: within the mapping, which may be read; a file of this size is behind it.
+        // SAFETY: within the readable mapping of a file of this size.
         std::hint::black_box(unsafe { at.cast::<u8>().add(offset).read_volatile() });
     }
 }
 
-/// Page faults without I/O of this process so far.
+/// Returns the number of page faults without I/O of this process so far.
 fn faults() -> Result<i64, Error> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
     Ok(usage.minor_page_faults())
 }
 
-/// The page whose protection is violated, and how often it still shall be.
+/// Page whose protection is violated, and the number of violations left.
 static PAGE_AT: AtomicPtr<libc::c_void> = AtomicPtr::new(std::ptr::null_mut());
 static LEFT: AtomicU32 = AtomicU32::new(0);
 
-/// Lets the write that was refused be tried again, in vain until the last time.
+/// Lets the refused write be tried again; only the last attempt succeeds.
 extern "C" fn on_fault(_: libc::c_int) {
     if LEFT.fetch_sub(1, Ordering::Relaxed) == 1
         && let Some(page) = NonNull::new(PAGE_AT.load(Ordering::Relaxed))
     {
-        // SAFETY: a page of its own, mapped for good. If this fails the next write ends the program by LEFT's wrap, late.
+        // SAFETY: a separate page that stays mapped. If this fails, the next write ends the program late,
+        // when LEFT wraps.
         let _ = unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE) };
     }
 }
 
-/// A write to a page that must not be written, with the signal and its handler.
+/// Measures a write to a read-only page, with the signal and its handler.
 fn protection_fault(length: Duration) -> Result<f64, Error> {
     let size = NonZero::new(PAGE).ok_or_else(|| Error::Usage("an empty mapping".into()))?;
-    // SAFETY: the kernel chooses where; nothing else is at the address.
+    // SAFETY: the kernel chooses the address; nothing else is there.
     let page = unsafe { mmap_anonymous(None, size, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) };
     let page = page.map_err(Error::system("map a page"))?;
     PAGE_AT.store(page.as_ptr(), Ordering::Relaxed);
@@ -128,16 +130,17 @@ fn protection_fault(length: Duration) -> Result<f64, Error> {
         // SAFETY: the mapping of one page.
         unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ) }.map_err(Error::system("protect a page"))?;
         LEFT.store(CALLS, Ordering::Relaxed);
-        // SAFETY: the page is mapped; that it may not be written is what is measured, and the handler sees to it.
+        // SAFETY: the page is mapped. The write to the read-only page is the subject of the measurement, and
+        // the handler deals with it.
         unsafe { page.cast::<u8>().write_volatile(1) };
         Ok(())
     })?;
-    // SAFETY: the handler that was there before.
+    // SAFETY: restores the previous handler.
     unsafe { sigaction(Signal::SIGSEGV, &before) }.map_err(Error::system("handle SIGSEGV"))?;
     Ok(round / f64::from(CALLS))
 }
 
-/// The sum of the words of a block, so that what was read is read from memory as well.
+/// Returns the sum of the words of a block, so that the bytes are read from memory as well.
 fn sum(block: &[u8]) -> u64 {
     block
         .chunks_exact(8)
@@ -177,7 +180,7 @@ pub fn measure(length: Duration) -> Result<(), Error> {
     print("mmap", mapping);
     print("protection_fault", protection_fault(length)?);
 
-    // The kernel maps some pages around each that is touched, so that faults are counted, not pages.
+    // The kernel maps some pages around each touched one, so faults are counted instead of pages.
     let (mut rounds, before) = (0.0, faults()?);
     let touched = least_of(length, || {
         let at = map(&file)?;

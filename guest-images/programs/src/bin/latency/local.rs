@@ -1,5 +1,5 @@
-//! Communication between two processes of one machine: lmbench's `lat_pipe`, `lat_unix`, `lat_udp`, `lat_tcp`,
-//! `lat_connect`, `bw_pipe`, `bw_unix` and `bw_tcp`.
+//! Communication between two processes of one machine: lmbench's `lat_pipe`, `lat_unix`, `lat_udp`,
+//! `lat_tcp`, `lat_connect`, `bw_pipe`, `bw_unix` and `bw_tcp`.
 
 use std::io::{Read, Write, pipe};
 use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
@@ -10,7 +10,7 @@ use guest_programs::{Error, fork_child, raise_loopback, wait_for};
 
 use crate::measure::{least, print, print_rate};
 
-/// Bytes of one write and one read of a stream whose rate is measured, and of one round.
+/// Bytes of one write and one read of a stream whose rate is measured, and bytes of one round.
 const PIECE: usize = 64 << 10;
 const ROUND: usize = 1 << 20;
 
@@ -31,7 +31,7 @@ fn echo(mut from: impl Read, mut to: impl Write) -> Result<(), Error> {
     Ok(())
 }
 
-/// A byte's way to another process and back.
+/// Measures the round trip of a byte to another process.
 fn there_and_back(length: Duration, mut to: impl Write, mut from: impl Read) -> Result<f64, Error> {
     let mut byte = [0];
     least(length, || {
@@ -40,13 +40,13 @@ fn there_and_back(length: Duration, mut to: impl Write, mut from: impl Read) -> 
     })
 }
 
-/// Writes until nobody reads.
+/// Writes until the reader is gone.
 fn pour(mut to: impl Write) {
     let piece = vec![1; PIECE];
     while to.write_all(&piece).is_ok() {}
 }
 
-/// The time for a megabyte from another process.
+/// Measures the time for a megabyte from another process.
 fn take(length: Duration, mut from: impl Read) -> Result<f64, Error> {
     let mut piece = vec![0; PIECE];
     least(length, || {
@@ -65,9 +65,11 @@ fn take(length: Duration, mut from: impl Read) -> Result<f64, Error> {
 fn over_pipes(length: Duration) -> Result<(), Error> {
     let make = || pipe().map_err(Error::system("make a pipe"));
     let ((there, to), (from, back)) = (make()?, make()?);
-    // The child has copies of all four ends: it closes those of the parent, lest it keep its own end from coming.
+    // The child has copies of all four ends. It closes those of the parent, which would keep it from seeing
+    // the end.
     let child = fork_child(|| {
-        // SAFETY: both are open in this process, and the parent's values are never dropped here: the child exits.
+        // SAFETY: both are open in this process, and the parent's values are never dropped here: the child
+        // exits.
         let closed = unsafe { [libc::close(raw(&to)), libc::close(raw(&from))] };
         if closed != [0, 0] {
             return Err(Error::system("close a pipe")(std::io::Error::last_os_error()));
@@ -124,7 +126,7 @@ fn over_udp(length: Duration) -> Result<(), Error> {
     there.connect(address(&here)?).map_err(Error::system("connect"))?;
     let child = fork_child(|| {
         let mut message = [0; 4];
-        // A message without bytes is the end.
+        // An empty message is the end.
         while reading(there.recv(&mut message))? > 0 {
             writing(there.send(&message))?;
         }
@@ -156,7 +158,7 @@ fn over_tcp(length: Duration) -> Result<(), Error> {
     drop(stream);
     wait_for(child)?;
 
-    // A connection on which a byte comes is the last.
+    // A byte on a connection marks the last one.
     let child = fork_child(|| {
         let mut byte = [0];
         while reading(accept()?.read(&mut byte))? == 0 {}

@@ -1,5 +1,5 @@
-//! `latency`: what system calls, processes, switches, files and local communication cost, measured as lmbench does
-//! (L. McVoy and C. Staelin, *lmbench: Portable Tools for Performance Analysis*, USENIX 1996).
+//! `latency`: costs of system calls, processes, switches, files and local communication, measured as lmbench
+//! does (L. McVoy and C. Staelin, *lmbench: Portable Tools for Performance Analysis*, USENIX 1996).
 //!
 //! Each measurement is a line: its name, its value, and the unit, `ns` or `MB/s` (10^6 bytes).
 
@@ -19,11 +19,11 @@ measures, each for N seconds (0.2) on one CPU, what is in the tables (processor,
 system calls and processes, select, switches in rings of N processes (2 to 96), files and mappings, local communication;
 prints each as NAME VALUE UNIT, the best of ten means";
 
-/// What can be measured, in order.
+/// Names of the measurements, in order.
 const TABLES: &str = "processor,select,switch,files,local";
 /// Rings of the usual tables.
 const RINGS: &str = "2,4,8,16,32,64,96";
-/// Ends at once, for measurements of how programs start.
+/// Measurement that ends at once, for measurements of program starts.
 const NOTHING: &str = "nothing";
 
 fn run(args: &Args) -> Result<(), Error> {

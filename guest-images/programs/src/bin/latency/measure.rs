@@ -1,16 +1,16 @@
-//! How long a round of something takes.
+//! Measurement of the duration of a round.
 
 use std::time::Duration;
 
 use guest_programs::{Error, since_boot};
 
-/// Parts that each measurement is divided into; the least of their means counts, as in lmbench, so that other activity
+/// Parts of each measurement. The least of their means is the result, as in lmbench, so that other activity
 /// disturbs it little.
 const PARTS: u32 = 10;
 /// Calls between two readings of the clock.
 pub const CALLS: u32 = 64;
 
-/// The mean length of one round, ns: the least of ten parts of `length`.
+/// Returns the mean duration of one round, ns: the least of ten parts of `length`.
 pub fn least(length: Duration, mut round: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     least_of(length, || {
         let start = since_boot();
@@ -19,7 +19,7 @@ pub fn least(length: Duration, mut round: impl FnMut() -> Result<(), Error>) -> 
     })
 }
 
-/// The same of rounds that measure themselves, since something before or after is no part of them.
+/// Does the same for rounds that measure themselves, because their preparation does not count.
 pub fn least_of(length: Duration, mut round: impl FnMut() -> Result<Duration, Error>) -> Result<f64, Error> {
     let mut least = f64::INFINITY;
     for _ in 0..PARTS {
@@ -34,7 +34,7 @@ pub fn least_of(length: Duration, mut round: impl FnMut() -> Result<Duration, Er
     Ok(least)
 }
 
-/// The mean length of one call of many in a round, ns.
+/// Returns the mean duration of one call of many in a round, ns.
 pub fn least_call(length: Duration, mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
     let round = least(length, || (0..CALLS).try_for_each(|_| call()))?;
     Ok(round / f64::from(CALLS))
@@ -45,7 +45,7 @@ pub fn print(name: &str, ns: f64) {
     println!("{name} {ns:.1} ns");
 }
 
-/// Prints the rate at which so many bytes go in a time.
+/// Prints the rate of so many bytes in a time.
 pub fn print_rate(name: &str, bytes: usize, ns: f64) {
     println!("{name} {:.2} MB/s", bytes as f64 * 1e3 / ns);
 }

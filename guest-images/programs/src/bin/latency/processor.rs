@@ -13,7 +13,7 @@ use nix::unistd::execv;
 use crate::NOTHING;
 use crate::measure::{least, least_call, print};
 
-/// A file that is there: the path has as many components as lmbench's `/usr/include/...`.
+/// Existing file whose path has as many components as lmbench's `/usr/include/...`.
 const FILE: &str = "/usr/bin/sh";
 
 extern "C" fn on_signal(_: libc::c_int) {}
@@ -24,7 +24,7 @@ fn handle() -> Result<(), Error> {
     unsafe { sigaction(Signal::SIGUSR1, &action) }.map(drop).map_err(Error::system("handle a signal"))
 }
 
-/// Starts a program in a child, which is waited for.
+/// Starts a program in a child and waits for the child.
 fn start(program: &CString, arguments: &[&CString]) -> Result<(), Error> {
     let child = fork_child(|| execv(program, arguments).map(drop).map_err(Error::system("start a program")))?;
     wait_for(child)

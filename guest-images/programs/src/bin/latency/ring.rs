@@ -1,8 +1,8 @@
 //! Switches between processes: lmbench's `lat_ctx`.
 //!
-//! A token goes round a ring of processes through pipes; each process sums an array of its own when it has it. What
-//! reading and writing the token and summing cost without a switch is measured in a single process, through as many
-//! pipes and arrays, and subtracted.
+//! A token goes round a ring of processes through pipes. Each process with the token sums its own array. The
+//! cost of reading and writing the token and of summing, without a switch, is measured in a single process
+//! with as many pipes and arrays, and subtracted.
 
 use std::cell::Cell;
 use std::hint::black_box;
@@ -32,7 +32,7 @@ fn send(mut pipe: &PipeWriter) -> Result<(), Error> {
     pipe.write_all(&[1; 4]).map_err(Error::system("write to a pipe"))
 }
 
-/// `false` at the end, when nobody writes any more.
+/// Reads the token; `false` at the end, when the writer is gone.
 fn receive(mut pipe: &PipeReader) -> Result<bool, Error> {
     let mut token = [0; 4];
     match pipe.read_exact(&mut token) {
@@ -42,7 +42,7 @@ fn receive(mut pipe: &PipeReader) -> Result<bool, Error> {
     }
 }
 
-/// Passing a token through a pipe and summing an array cost this without a switch, ns.
+/// Measures passing a token through a pipe and summing an array without a switch, ns.
 fn handing_over(count: usize, kib: usize, length: Duration) -> Result<f64, Error> {
     let (pipes, arrays) = (pipes(count)?, vec![array(kib); count]);
     let round = least(length, || {
@@ -56,11 +56,11 @@ fn handing_over(count: usize, kib: usize, length: Duration) -> Result<f64, Error
     Ok(round / count as f64)
 }
 
-/// Process `index` hands what comes from its pipe to the next one.
+/// Runs process `index`, which passes the token from its pipe to the next one.
 fn pass_on(pipes: Vec<(PipeReader, PipeWriter)>, index: usize, kib: usize) -> Result<(), Error> {
     let next = (index + 1) % pipes.len();
     let (mut from, mut to) = (None, None);
-    // All other ends are closed, so that the end of the first process is the end of all, one after the other.
+    // All other ends are closed, so that the exit of the first process ends all others, one after the other.
     for (at, (reader, writer)) in pipes.into_iter().enumerate() {
         if at == index {
             from = Some(reader);
@@ -78,9 +78,9 @@ fn pass_on(pipes: Vec<(PipeReader, PipeWriter)>, index: usize, kib: usize) -> Re
     Ok(())
 }
 
-/// A token's way from one process to the next in a ring takes this long, switch and all, ns.
+/// Measures the time of a token from one process to the next in a ring, with the switch, ns.
 fn ring(count: usize, kib: usize, length: Duration) -> Result<f64, Error> {
-    // A child takes what it inherits; the parent still has all of it then.
+    // Each child uses its inherited pipes, and the parent still has all of them.
     let pipes = Cell::new(pipes(count)?);
     let children: Vec<_> =
         (1..count).map(|index| fork_child(|| pass_on(pipes.take(), index, kib))).collect::<Result<_, _>>()?;

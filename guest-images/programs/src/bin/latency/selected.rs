@@ -1,4 +1,4 @@
-//! select: lmbench's `lat_select`. All descriptors are of one file, or of one connection.
+//! `select`: lmbench's `lat_select`. All descriptors are of one file, or of one connection.
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};

@@ -1,4 +1,4 @@
-//! What the kernel tells programs of the time that they and the CPUs have used.
+//! CPU times that the kernel reports to programs: their own, and those of all CPUs.
 
 use std::fs;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use nix::sys::time::TimeVal;
 
 use crate::Error;
 
-/// User and system time of this process as getrusage tells them.
+/// Returns user and system time of this process by getrusage.
 ///
 /// # Errors
 /// The kernel refuses, which no Linux does.
-pub fn told() -> Result<(Duration, Duration), Error> {
+pub fn process_times() -> Result<(Duration, Duration), Error> {
     let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
     Ok((duration(usage.user_time()), duration(usage.system_time())))
 }
@@ -22,7 +22,7 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_secs(u64::try_from(time.tv_sec()).unwrap_or(0)) + Duration::from_micros(micros)
 }
 
-/// Time that all CPUs together were not idle, by `/proc/stat`, which counts in units of 10 ms (`USER_HZ`).
+/// Returns the time that all CPUs together were not idle, by `/proc/stat`, whose unit is 10 ms (`USER_HZ`).
 pub fn busy() -> Option<Duration> {
     busy_of(&fs::read_to_string("/proc/stat").ok()?)
 }
@@ -49,9 +49,9 @@ mod tests {
     }
 
     #[test]
-    fn work_is_told() {
-        let (before, _) = told().unwrap();
+    fn work_is_reported() {
+        let (before, _) = process_times().unwrap();
         crate::burn_until_deadline(crate::since_boot() + Duration::from_millis(100));
-        assert!(told().unwrap().0 > before);
+        assert!(process_times().unwrap().0 > before);
     }
 }

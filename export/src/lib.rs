@@ -10,7 +10,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`write`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
+//! [`write()`] reads the chosen part of a profile as a [`Recording`] and hands it to the module of the format. All text of the
 //! guest goes through [`text::clean`] first. Nothing here knows a terminal or a file.
 
 mod bootchart;
@@ -126,7 +126,7 @@ pub fn write(
     Ok(out.flush()?)
 }
 
-/// Like [`write`], of what is read already.
+/// Like [`write()`], of what is read already.
 ///
 /// # Errors
 /// See [`ExportError`].

@@ -28,7 +28,7 @@ const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 /// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a
 /// whole-disk ext4.
 ///
-/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo), and
+/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo()), and
 /// needs a command.
 ///
 /// # Errors

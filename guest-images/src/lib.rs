@@ -10,11 +10,11 @@
 //!
 //! | recipe | product |
 //! |---|---|
-//! | [`demo`] | `target/guest/demo.img`: a small Debian with kernel and initrd, a whole-disk ext4 |
-//! | [`debian`] | `target/guest/debian.img`: an unmodified Debian with systemd, installed by Debian's own tools |
-//! | [`corpus`] | `target/guest/corpus-RELEASE.img`: a Debian with real programs that measure themselves |
-//! | [`portable_host`] | `target/guest/portable-host/`: kernel and modules of the emulated host with `/dev/kvm` |
-//! | [`kvm_host`] | `target/guest/kvm-host.img`: a small Debian with QEMU and KVM, in which other VMMs run guests |
+//! | [`demo()`] | `target/guest/demo.img`: a small Debian with kernel and initrd, a whole-disk ext4 |
+//! | [`debian()`] | `target/guest/debian.img`: an unmodified Debian with systemd, installed by Debian's own tools |
+//! | [`corpus()`] | `target/guest/corpus-RELEASE.img`: a Debian with real programs that measure themselves |
+//! | [`portable_host()`] | `target/guest/portable-host/`: kernel and modules of the emulated host with `/dev/kvm` |
+//! | [`kvm_host()`] | `target/guest/kvm-host.img`: a small Debian with QEMU and KVM, in which other VMMs run guests |
 //! | [`static_binary`] | a program of this workspace that runs as the only file of an initramfs |
 //!
 //! The disk of `debian` has partitions, that of `corpus` has none; its releases are bookworm and trixie. A

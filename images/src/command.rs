@@ -31,7 +31,7 @@ pub enum CommandError {
          `cargo xtask image demo`"
     )]
     ForeignInit,
-    /// The command is longer than [`MAX_LENGTH`].
+    /// The command is longer than `MAX_LENGTH`.
     #[error("the command after -- is longer than 128 KiB")]
     TooLong,
 }

@@ -45,7 +45,7 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
     wrapped(text, &moments, "  ", page.width);
     if scans.inconsistent > 0 {
         let torn = format!(
-            "{} of {} looks met a task that was just being switched: its state is unknown",
+            "{} of {} readings met a task that was being switched: its state is unknown",
             units::count(scans.inconsistent),
             units::count(scans.tasks)
         );
@@ -189,10 +189,10 @@ mod tests {
             "{text}"
         );
         assert!(
-            text.contains("98 moments at random, 10 a second asked for, 1 missed, 1.0 ms late"),
+            text.contains("98 scans at random times, 10 per second requested, 1 missed, 1.0 ms late"),
             "{text}"
         );
-        assert!(text.contains("3 of 4,900 looks"), "{text}");
+        assert!(text.contains("3 of 4,900 readings"), "{text}");
         let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();
         assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");

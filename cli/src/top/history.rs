@@ -8,7 +8,7 @@ use profile::live::Snapshot;
 /// Columns that are kept.
 const KEPT: usize = 600;
 
-/// The states of a vCPU, as [`profile::rows::States`] names them.
+/// The states of a vCPU, as [`profile::rows::Microstates`] names them.
 pub const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
 
 /// Parts of a time by state, in the order of [`STATES`]; all 0 where nothing is known.

@@ -121,7 +121,7 @@ fn functions(rows: &[FunctionShare]) -> Table {
 const TASK_STATES: [(&str, Column); 8] = [
     ("running", column("running", 8, 0)),
     ("interrupted", column("irq", 7, 5)),
-    ("runnable", column("runnable", 7, 1)),
+    ("runnable", column("runnable", 8, 1)),
     ("sleep", column("sleep", 7, 2)),
     ("disk", column("disk", 7, 3)),
     ("sampler", column("sampler", 8, 6)),

@@ -1,7 +1,7 @@
 //! One page that needs nothing else: `vprof export --format html` (docs/page.md).
 //!
 //! The page is a file of HTML with one style, one script and one block of data. [`facts`] gathers what the readers of
-//! [`sampler`] tell of the profile, [`tree`] and [`samples`] bring its samples into few bytes, [`block`] packs all of it. The
+//! `profile` tell of the profile, [`tree`] and [`samples`] bring its samples into few bytes, [`block`] packs all of it. The
 //! page unpacks the block, draws, and counts anew for each time that is picked in it.
 //!
 //! Names come from the guest, so nothing of them is ever HTML or script: they are in the block only, which is base64, and the

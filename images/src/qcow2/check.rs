@@ -59,7 +59,7 @@ pub enum Qcow2Fault {
     /// A part is at the place of another one.
     #[error("{0} is at the place of something else")]
     Overlap(&'static str),
-    /// A table has more than [`MAX_TABLE`] bytes.
+    /// A table has more than `MAX_TABLE` bytes.
     #[error("{0} is larger than 32 MiB")]
     TableSize(&'static str),
     /// The L1 table does not cover the disk.

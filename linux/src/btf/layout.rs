@@ -106,7 +106,7 @@ macro_rules! layout {
             /// Looks up the offsets.
             ///
             /// # Errors
-            /// [`Missing::NoField`]: the first member that the kernel lacks.
+            /// [`crate::Missing::NoField`]: the first member that the kernel lacks.
             pub(crate) fn new(btf: &$crate::btf::Btf<'_>) -> Result<Self, $crate::missing::Missing> {
                 Ok(Self { $( $field: layout!(@field btf, $type, [$($($path),+)?] $($value)?), )+ })
             }

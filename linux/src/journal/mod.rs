@@ -10,7 +10,7 @@
 //! [`Journal::read`] goes from object to object as far as the file has come, and continues there at the next
 //! call. All but the last object are complete, since systemd-journald writes one after the other; the last
 //! one is, if the header has its times. Nothing is known here of where the bytes come from. What they mean is
-//! in [`messages`].
+//! in `messages`.
 //!
 //! Source: the description "Journal File Format" of systemd (systemd.io/JOURNAL_FILE_FORMAT), of version 257.
 

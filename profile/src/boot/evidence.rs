@@ -42,7 +42,7 @@ pub struct Evidence {
     pub died: Option<bool>,
     /// Length of the run, s.
     pub duration_s: f64,
-    /// The last time that the guest came further ([`Wait::Still`](crate::conditions::Wait::Still)), s since the run's
+    /// The last time that the guest came further (`Wait::Still` of the sampler), s since the run's
     /// start.
     pub progress_s: f64,
     /// What each vCPU did in the last two seconds.

@@ -311,7 +311,7 @@ fn printed() -> Vec<Case> {
         ("change, six runs", Quantity::SixRuns),
         ("time in a boot", Quantity::Boot),
         ("rusage", Quantity::Rusage),
-        ("task state, sampled", Quantity::TaskState),
+        ("task state", Quantity::TaskState),
         ("user part, exact", Quantity::ExactPart),
     ] {
         for (run, length) in lengths {

@@ -1,5 +1,5 @@
 //! How many ticks one run of a state gets: sections 3.3 to 3.5 of the unbiasedness study, which says of a fixed clock that a run
-//! of R intervals gets [R] or [R] + 1 of them, and of the worst such R that "the probability of misestimating the mean
+//! of R intervals gets `[R]` or `[R]` + 1 of them, and of the worst such R that "the probability of misestimating the mean
 //! value by one more unit event is less than 0.0228".
 
 use rand::rngs::ChaCha8Rng;

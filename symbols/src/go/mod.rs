@@ -14,7 +14,7 @@
 //! 1.19 and 1.22.
 //!
 //! The table is the guest's: offsets are checked where they are used, and no look-up takes more than
-//! [`MAX_STEPS`] steps.
+//! `MAX_STEPS` steps.
 
 #[cfg(any(test, feature = "fixture"))]
 pub mod made_up;

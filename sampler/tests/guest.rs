@@ -59,7 +59,8 @@ impl Run {
         sregs.ss.dpl = cpl;
         let regs = kvm_regs { rip: at.0, rflags: 0x202, ..Default::default() };
         let now_ns = vmm::monotonic_ns();
-        // Due later: whatever else runs on this machine, the thread did not wait for a CPU when the tick was due.
+        // Due later: whatever else runs on this machine, the thread did not wait for a CPU when the tick was
+        // due.
         let due_ns = now_ns + 1_000_000_000;
         let moment =
             Moment { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };

@@ -1,4 +1,4 @@
-//! Measurements in a process of their own, whose peak of memory is that of nothing else.
+//! Measurements in separate processes, each with its own peak of memory.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::Context;
 
-/// Runs `bench WHAT PATH` and reads the numbers that [`tell`] printed, the peak of memory last.
+/// Runs `bench WHAT PATH` and reads the numbers that [`report`] printed, the peak of memory last.
 pub fn run<const N: usize>(what: &str, path: &Path) -> anyhow::Result<[u64; N]> {
     let output =
         Command::new(std::env::current_exe()?).args([OsStr::new(what), path.as_os_str()]).output()?;
@@ -17,8 +17,8 @@ pub fn run<const N: usize>(what: &str, path: &Path) -> anyhow::Result<[u64; N]> 
     numbers.try_into().map_err(|numbers| anyhow::anyhow!("{N} numbers expected: {numbers:?}"))
 }
 
-/// The other end of [`run`].
-pub fn tell(numbers: &[u64]) -> anyhow::Result<()> {
+/// Prints numbers for [`run`], and the peak of memory.
+pub fn report(numbers: &[u64]) -> anyhow::Result<()> {
     let status = fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find(|l| l.starts_with("VmHWM:")).context("no VmHWM in /proc/self/status")?;
     let kib: u64 = line.split_whitespace().nth(1).context("VmHWM has no value")?.parse()?;

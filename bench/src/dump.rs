@@ -1,5 +1,5 @@
-//! Moments of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and memory are
-//! saved.
+//! States of a real guest: the demo image runs under QEMU, is stopped in its kernel, and its registers and
+//! memory are saved.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use sampler::bench::Stopped;
+use sampler::bench::StoppedGuest;
 use symbols::elf::ReadAt;
 use symbols::names::{GuestFiles, OpenFiles};
 use vm_memory::{Bytes, GuestAddress};
@@ -20,26 +20,26 @@ use vprof_tests::Disk;
 
 /// Memory of the guest, bytes.
 pub const MEMORY: usize = 256 << 20;
-/// A guest takes some seconds to its command under emulation.
+/// Time that a guest may take to its command under emulation.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
-/// How long a moment in the kernel is waited for.
+/// Time to wait until the guest is in its kernel.
 const MOMENT_LIMIT: Duration = Duration::from_secs(60);
-/// Memory that a counting guest has for itself, bytes; nothing of what a sample reads lies there.
+/// Memory that a counting guest has for itself, bytes; a sample reads nothing there.
 const LOW: u64 = 4 << 20;
-/// A shell that calls itself 20 times writes files: deep stacks of both kinds.
+/// Command that makes deep stacks of both kinds: a shell that calls itself 20 times writes files.
 const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
                        echo begun; f 4";
 
 /// A guest under QEMU; ends with its scope.
-pub struct Guest {
-    _qemu: Ended,
-    monitor: Monitor,
+pub struct QemuGuest {
+    _qemu: KilledChild,
+    monitor: QemuMonitor,
     ram: PathBuf,
     image: PathBuf,
 }
 
-impl Guest {
-    /// Boots the demo image and waits until its command runs. Everything that is written goes to `directory`.
+impl QemuGuest {
+    /// Boots the demo image and waits until its command runs. All files are written to `directory`.
     pub fn boot(directory: &Path) -> anyhow::Result<Self> {
         let image = vprof_tests::images().join("demo.img");
         let [socket, console, ram, kernel, initrd] =
@@ -68,20 +68,20 @@ impl Guest {
             .stdin(Stdio::null())
             .spawn()
             .context("cannot start QEMU")?;
-        let qemu = Ended(child);
+        let qemu = KilledChild(child);
         let deadline = Instant::now() + BOOT_LIMIT;
         while !fs::read(&console).is_ok_and(|text| String::from_utf8_lossy(&text).contains("begun")) {
             anyhow::ensure!(Instant::now() < deadline, "the guest did not get as far as its command");
             std::thread::sleep(Duration::from_millis(100));
         }
-        let mut monitor = Monitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
+        let mut monitor = QemuMonitor(UnixStream::connect(&socket).context("cannot reach QEMU's monitor")?);
         monitor.0.set_read_timeout(Some(Duration::from_secs(30)))?;
         monitor.answer()?;
         Ok(Self { _qemu: qemu, monitor, ram, image })
     }
 
-    /// Stops the guest at a moment at which its kernel works for a program, saves it, and lets it go on.
-    pub fn stop(&mut self) -> anyhow::Result<Stopped> {
+    /// Stops the guest while its kernel works for a program, saves it, and lets it run again.
+    pub fn stop(&mut self) -> anyhow::Result<StoppedGuest> {
         let deadline = Instant::now() + MOMENT_LIMIT;
         loop {
             self.monitor.ask("stop")?;
@@ -92,7 +92,7 @@ impl Guest {
                 self.monitor.ask("cont")?;
                 let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), MEMORY)])?;
                 memory.write_slice(&fs::read(&self.ram)?, GuestAddress(0))?;
-                return Ok(Stopped { regs, sregs, memory });
+                return Ok(StoppedGuest { regs, sregs, memory });
             }
             anyhow::ensure!(Instant::now() < deadline, "the guest never works in its kernel");
             self.monitor.ask("cont")?;
@@ -100,14 +100,14 @@ impl Guest {
         }
     }
 
-    /// The files of its disk.
+    /// Returns the files of its disk.
     pub fn files(&self) -> OpenFiles {
         let image = self.image.clone();
-        Arc::new(move || Box::new(Files(image.clone())))
+        Arc::new(move || Box::new(ImageFiles(image.clone())))
     }
 }
 
-/// Copies a guest's memory but for what a counting guest has for itself.
+/// Copies a guest's memory, except for the part that a counting guest has for itself.
 pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
     let mut chunk = vec![0; 1 << 20];
     for at in (LOW..MEMORY as u64).step_by(chunk.len()) {
@@ -117,16 +117,16 @@ pub fn copy(from: &GuestMemoryMmap, to: &GuestMemoryMmap) {
 }
 
 /// The files of an image.
-struct Files(PathBuf);
+struct ImageFiles(PathBuf);
 
-impl GuestFiles for Files {
+impl GuestFiles for ImageFiles {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
         let bytes: Arc<[u8]> = Disk::open(&self.0).ok()?.read(path).ok()?.into();
         Some(Box::new(bytes))
     }
 }
 
-/// What `info registers` says.
+/// Parses the output of `info registers`.
 fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
     let get = |name: &str| value(text, name);
     let regs = kvm_regs {
@@ -161,7 +161,7 @@ fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
     Ok((regs, sregs))
 }
 
-/// The hexadecimal number behind `name`.
+/// Returns the hexadecimal number after `name`.
 fn value(text: &str, name: &str) -> anyhow::Result<u64> {
     let (_, rest) = text.split_once(name).with_context(|| format!("no {name} in QEMU's registers"))?;
     let digits: String = rest.chars().take_while(char::is_ascii_hexdigit).collect();
@@ -169,26 +169,26 @@ fn value(text: &str, name: &str) -> anyhow::Result<u64> {
 }
 
 /// A child that ends with its scope.
-struct Ended(Child);
+struct KilledChild(Child);
 
-impl Drop for Ended {
+impl Drop for KilledChild {
     fn drop(&mut self) {
-        // Both fail only if it is gone already, which is what is wanted.
+        // Both fail only if the child is gone already, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// QEMU's monitor for people.
-struct Monitor(UnixStream);
+/// QEMU's human monitor.
+struct QemuMonitor(UnixStream);
 
-impl Monitor {
+impl QemuMonitor {
     fn ask(&mut self, command: &str) -> anyhow::Result<String> {
         self.0.write_all(format!("{command}\n").as_bytes())?;
         self.answer()
     }
 
-    /// Everything up to the next prompt.
+    /// Reads everything up to the next prompt.
     fn answer(&mut self) -> anyhow::Result<String> {
         let mut text = Vec::new();
         let mut buffer = [0; 4096];

@@ -1,25 +1,25 @@
-//! What vprof does with a real guest's memory: finding its kernel, copying, walking and collecting stacks.
+//! Benchmarks on a real guest's memory: finding its kernel, copying, walking and collecting stacks.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linux::{FindStep, Kernel, ScanResult};
 use profile::ProfileWriter;
-use sampler::bench::{StackFigures, Stopped, stack_figures};
+use sampler::bench::{StackFigures, StoppedGuest, stack_figures};
 use vmm::x86::CR4_LA57;
 
-use crate::dump::Guest;
-use crate::table::{Row, median};
+use crate::dump::QemuGuest;
+use crate::table::{TableRow, median};
 
-/// Times that each step is measured.
+/// Number of measurements of each step.
 const ROUNDS: usize = 7;
-/// Walks over the list of tasks.
+/// Number of walks over the list of tasks.
 const WALKS: usize = 101;
-/// Moments whose stacks are measured.
+/// Number of guest states whose stacks are measured.
 const MOMENTS: usize = 12;
 
-/// Time to find the kernel image, to decode kallsyms, to index BTF.
-pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
+/// Measures the time to find the kernel image, to decode kallsyms, to index BTF.
+pub fn found(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
     let (memory, five_level) = (&stopped.memory, stopped.sregs.cr4 & CR4_LA57 != 0);
     let mut steps: [Vec<f64>; 3] = Default::default();
     let mut symbols = 0;
@@ -40,14 +40,14 @@ pub fn found(stopped: &Stopped) -> anyhow::Result<Row> {
     }
     let [image, kallsyms, btf] = steps.map(|values| median(&values));
     let total = image + kallsyms + btf;
-    Ok(Row::text("kernel found in a guest's memory, named and laid out", format!("{total:.0} ms"), "")
+    Ok(TableRow::text("kernel found in a guest's memory, named and laid out", format!("{total:.0} ms"), "")
         .detail(format!(
             "image {image:.2} ms, {symbols} symbols {kallsyms:.0} ms, BTF and offsets {btf:.0} ms"
         )))
 }
 
-/// What a scan costs: one walk over the list of tasks.
-pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
+/// Measures a scan: one walk over the list of tasks.
+pub fn task_scan(stopped: &StoppedGuest) -> anyhow::Result<TableRow> {
     let memory = &stopped.memory;
     let kernel = Kernel::find(memory, stopped.sregs.cr3, stopped.sregs.cr4 & CR4_LA57 != 0)?;
     let task_scan = kernel.task_list_reader(memory)?;
@@ -55,19 +55,22 @@ pub fn task_scan(stopped: &Stopped) -> anyhow::Result<Row> {
     for _ in 0..WALKS {
         let begin = Instant::now();
         tasks = 0;
-        let way = task_scan.walk(memory, |_| tasks += 1);
+        let result = task_scan.walk(memory, |_| tasks += 1);
         times.push(begin.elapsed().as_secs_f64() * 1e9);
-        anyhow::ensure!(way == ScanResult::Complete && tasks > 10, "{tasks} tasks in the guest: {way:?}");
+        anyhow::ensure!(
+            result == ScanResult::Complete && tasks > 10,
+            "{tasks} tasks in the guest: {result:?}"
+        );
     }
     let walk = median(&times);
-    Ok(Row::text("scan of all tasks, per task", format!("{:.0} ns", walk / f64::from(tasks)), "")
+    Ok(TableRow::text("scan of all tasks, per task", format!("{:.0} ns", walk / f64::from(tasks)), "")
         .detail(format!("{tasks} tasks in {:.0} us", walk / 1e3)))
 }
 
-/// Several moments of `guest`, and the one of them with the largest stacks.
-pub fn stacks(guest: &mut Guest, directory: &Path) -> anyhow::Result<(Vec<Row>, Stopped)> {
+/// Measures several states of `guest`; also returns the one with the largest stacks.
+pub fn stacks(guest: &mut QemuGuest, directory: &Path) -> anyhow::Result<(Vec<TableRow>, StoppedGuest)> {
     let mut figures: Vec<StackFigures> = Vec::new();
-    let mut largest: Option<(usize, Stopped)> = None;
+    let mut largest: Option<(usize, StoppedGuest)> = None;
     let files = guest.files();
     while figures.len() < MOMENTS {
         let stopped = guest.stop()?;
@@ -84,7 +87,7 @@ pub fn stacks(guest: &mut Guest, directory: &Path) -> anyhow::Result<(Vec<Row>, 
     Ok((rows(&figures), stopped))
 }
 
-fn rows(figures: &[StackFigures]) -> Vec<Row> {
+fn rows(figures: &[StackFigures]) -> Vec<TableRow> {
     let count = figures.len() as f64;
     let mean = |of: &dyn Fn(&StackFigures) -> f64| figures.iter().map(of).sum::<f64>() / count;
     let seconds = |of: fn(&StackFigures) -> Duration| mean(&|figures| of(figures).as_secs_f64());
@@ -99,15 +102,15 @@ fn rows(figures: &[StackFigures]) -> Vec<Row> {
         seconds(|f| f.collect.cpu),
     );
     let per_frame = |what: &str, time: f64, frames: f64| {
-        Row::text(what, format!("{:.0} ns a frame", time / frames * 1e9), "")
+        TableRow::text(what, format!("{:.0} ns a frame", time / frames * 1e9), "")
             .detail(format!("{:.2} us a stack", time * 1e6))
     };
     vec![
-        Row::text("serving a tick: task, stacks, ring", format!("{:.2} us", serve * 1e6), "")
+        TableRow::text("serving a tick: task, stacks, ring", format!("{:.2} us", serve * 1e6), "")
             .detail(format!("{stacks}, {:.1} KB copied; warm caches", bytes / 1e3)),
         per_frame("kernel stack, by ORC", kernel, kernel_frames),
         per_frame("user stack, by call frame information", user, user_frames),
-        Row::text(
+        TableRow::text(
             "collector and writer with stacks, one core",
             format!("{:.0} samples/s", 1.0 / collect),
             "",

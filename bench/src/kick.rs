@@ -1,8 +1,9 @@
-//! What a tick costs the guest: a sample against a bare kick that reads nothing, on a guest that only counts.
+//! Cost of a tick for the guest: a sample against a bare kick that reads nothing, on a guest that only
+//! counts.
 //!
-//! The guest runs at privilege level 3, which every KVM executes natively. In its memory lies that of a real guest, which
-//! was stopped in its kernel: what is sampled is that moment, task and stacks included. All variants take turns within
-//! one run, so that a noisy machine disturbs them alike.
+//! The guest runs at privilege level 3, which every KVM executes natively. Its memory holds that of a real
+//! guest, which was stopped in its kernel: each sample is of that state, task and stacks included. All
+//! variants take turns within one run, so that a noisy machine disturbs them alike.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,29 +13,29 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
-use sampler::bench::Stopped;
+use sampler::bench::StoppedGuest;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
 use crate::dump;
-use crate::table::{Row, median};
+use crate::table::{TableRow, median};
 
 /// `again: inc %rax; jmp again`: counts as fast as the processor can.
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
-/// Rounds; the median of them counts.
+/// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
-/// How long each variant runs in a round.
+/// Running time of each variant in a round.
 const TURN: Duration = Duration::from_millis(500);
 const SEED: u64 = 1;
-/// Frames of a stack, at most, as by default.
+/// Frames of a stack, at most: vprof's default.
 const DEPTH: usize = 127;
-/// Finding a kernel takes a tenth of a second.
+/// Time to wait until the kernel is found, which takes a tenth of a second.
 const FOUND_LIMIT: Duration = Duration::from_secs(20);
 
-/// Kicks at random intervals and reads nothing.
-struct Bare(Intervals);
+/// Observer that kicks at random intervals and reads nothing.
+struct BareKicks(Intervals);
 
-impl Observer for Bare {
+impl Observer for BareKicks {
     fn started(&mut self) -> Option<Duration> {
         Some(Duration::from_nanos(self.0.next_ns()))
     }
@@ -43,15 +44,15 @@ impl Observer for Bare {
     }
 }
 
-/// Serves every tick as if it had hit a real guest at the moment at which that one was stopped: with that guest's
+/// Observer that serves every tick as if it had hit a real guest in the stopped state: with that guest's
 /// registers, on its memory, which the counting guest carries along.
-struct AsStopped {
+struct StoppedGuestSampler {
     sampler: VcpuSampler,
     regs: kvm_regs,
     sregs: kvm_sregs,
 }
 
-impl Observer for AsStopped {
+impl Observer for StoppedGuestSampler {
     fn started(&mut self) -> Option<Duration> {
         self.sampler.started()
     }
@@ -71,14 +72,14 @@ impl Observer for AsStopped {
     }
 }
 
-/// Counts what it gets and drops it: the disk is measured elsewhere.
+/// Sink that counts the rows and drops them: the disk is measured elsewhere.
 #[derive(Debug, Default, Clone)]
-struct Nowhere {
+struct CountingSink {
     tasks: Arc<AtomicU64>,
     stacks: Arc<AtomicU64>,
 }
 
-impl Sink for Nowhere {
+impl Sink for CountingSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let count =
             |is: &dyn Fn(&SampleRow) -> bool| batch.samples.iter().filter(|row| is(row)).count() as u64;
@@ -88,8 +89,8 @@ impl Sink for Nowhere {
     }
 }
 
-/// Measures another observer from outside, from the moment on at which it is told to.
-struct Measured<O> {
+/// Wrapper that measures another observer from outside, once `measuring` is set.
+struct MeasuredObserver<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
     exited_ns: u64,
@@ -99,7 +100,7 @@ struct Measured<O> {
     last: (u64, u64),
 }
 
-impl<O> Measured<O> {
+impl<O> MeasuredObserver<O> {
     fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
         // Room for every tick of a turn: nothing is allocated while it runs.
         Self {
@@ -113,7 +114,7 @@ impl<O> Measured<O> {
         }
     }
 
-    /// Loops of the guest per second between the first and the last tick.
+    /// Returns the loops of the guest per second between the first and the last tick.
     fn speed(&self) -> f64 {
         let first = self.first.expect("ticks arrive");
         let (ns, loops) = (self.last.0 - first.0, self.last.1 - first.1);
@@ -121,13 +122,13 @@ impl<O> Measured<O> {
         loops as f64 / ns as f64 * 1e9
     }
 
-    /// The median time from an exit to the next entry, ns.
+    /// Returns the median time from an exit to the next entry, ns.
     fn gap(&self) -> f64 {
         median(&self.gaps_ns.iter().map(|&ns| ns as f64).collect::<Vec<_>>())
     }
 }
 
-impl<O: Observer> Observer for Measured<O> {
+impl<O: Observer> Observer for MeasuredObserver<O> {
     fn started(&mut self) -> Option<Duration> {
         self.inner.started()
     }
@@ -154,14 +155,15 @@ impl<O: Observer> Observer for Measured<O> {
     }
 }
 
-/// Runs the counting guest, measured from the end of `start` on.
-fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<O> {
+/// Runs the counting guest; measures from the end of `start` on.
+fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> MeasuredObserver<O> {
     let config = VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
-    let machine =
-        Machine::start(config, |_| Measured::new(inner.take().expect("one vCPU"), Arc::clone(&measuring)))
-            .unwrap_or_else(|error| panic!("the counting guest does not start: {error}"));
+    let machine = Machine::start(config, |_| {
+        MeasuredObserver::new(inner.take().expect("one vCPU"), Arc::clone(&measuring))
+    })
+    .unwrap_or_else(|error| panic!("the counting guest does not start: {error}"));
     start(machine.memory());
     measuring.store(true, Ordering::Relaxed);
     std::thread::sleep(TURN);
@@ -170,22 +172,26 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> Measured<
     ended.observers.remove(0)
 }
 
-fn bare(rate_hz: f64) -> Measured<Bare> {
-    turn(Bare(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
+fn bare(rate_hz: f64) -> MeasuredObserver<BareKicks> {
+    turn(BareKicks(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
 }
 
-/// Samples with the current task and, where `stack_depth` is not 0, with stacks.
-fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsStopped> {
+/// Measures samples with the current task and, if `stack_depth` is not 0, with stacks.
+fn sampled(
+    rate_hz: f64,
+    stack_depth: usize,
+    stopped: &StoppedGuest,
+) -> MeasuredObserver<StoppedGuestSampler> {
     let config = SessionConfig {
         vcpus: 1,
         recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
         meta: Vec::new(),
     };
-    let sink = Nowhere::default();
+    let sink = CountingSink::default();
     let (mut session, mut samplers) =
         Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
-    let inner = AsStopped { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
+    let inner = StoppedGuestSampler { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
     let measured = turn(inner, |memory| {
         dump::copy(&stopped.memory, &memory);
         session.start(memory).expect("the collector starts");
@@ -203,18 +209,18 @@ fn sampled(rate_hz: f64, stack_depth: usize, stopped: &Stopped) -> Measured<AsSt
     measured
 }
 
-/// Exit to re-entry, and the guest's slow-down at several rates.
+/// Measures exit to re-entry, and the guest's slow-down at several rates.
 ///
 /// # Errors
-/// Why there is no KVM to measure on.
-pub fn rows(stopped: &Stopped) -> Result<Vec<Row>, String> {
-    vmm::kvm_check::open().map_err(|error| error.to_string())?;
+/// Returns an error if there is no KVM to measure on.
+pub fn rows(stopped: &StoppedGuest) -> anyhow::Result<Vec<TableRow>> {
+    vmm::kvm_check::open()?;
     let mut rows = gaps(stopped);
     rows.extend([100.0, 1000.0, 5000.0].map(|rate_hz| slow_down(rate_hz, stopped)));
     Ok(rows)
 }
 
-fn gaps(stopped: &Stopped) -> Vec<Row> {
+fn gaps(stopped: &StoppedGuest) -> Vec<TableRow> {
     let (mut bare_ns, mut task_ns, mut stack_ns) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         bare_ns.push(bare(1000.0).gap());
@@ -224,7 +230,7 @@ fn gaps(stopped: &Stopped) -> Vec<Row> {
     let bare = median(&bare_ns);
     let row = |what: &str, budget: &str, sample: f64| {
         let what = format!("exit to re-entry: sample {what} / bare kick");
-        Row::ratio(&what, sample / bare, budget).detail(format!(
+        TableRow::ratio(&what, sample / bare, budget).detail(format!(
             "{:.2} us / {:.2} us",
             sample / 1000.0,
             bare / 1000.0
@@ -236,13 +242,14 @@ fn gaps(stopped: &Stopped) -> Vec<Row> {
     ]
 }
 
-fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
+fn slow_down(rate_hz: f64, stopped: &StoppedGuest) -> TableRow {
     let (mut ratios, mut kicked, mut seen) = (Vec::new(), Vec::new(), Vec::new());
     let with_stacks = || sampled(rate_hz, DEPTH, stopped).speed();
     for round in 0..ROUNDS {
-        // Ten ticks a second tell the speed and cost next to nothing.
+        // Ten ticks a second show the speed and cost next to nothing.
         let quiet = bare(10.0).speed();
-        // Neighbours in time are compared, and take turns in being first: a noisy machine drifts.
+        // Runs next to each other in time are compared, and take turns in being first: a noisy machine
+        // drifts.
         let (bare, sampled) = if round % 2 == 0 {
             (bare(rate_hz).speed(), with_stacks())
         } else {
@@ -254,7 +261,7 @@ fn slow_down(rate_hz: f64, stopped: &Stopped) -> Row {
         seen.push((1.0 - sampled / quiet) * 100.0);
     }
     let what = format!("guest's time at {rate_hz} Hz: sampled with stacks / bare kicks");
-    Row::ratio(&what, median(&ratios), "at most 1.1").detail(format!(
+    TableRow::ratio(&what, median(&ratios), "at most 1.1").detail(format!(
         "slow-down {:.1} % / {:.1} %",
         median(&seen),
         median(&kicked)

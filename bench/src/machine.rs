@@ -1,8 +1,8 @@
-//! What the measurements were made on.
+//! Description of the machine that was measured.
 
 use std::fs;
 
-/// One line: processor, CPUs, memory, kernel, KVM's kind.
+/// Returns one line: processor, CPUs, memory, kernel, KVM's kind.
 pub fn description() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let field = |text: &str, key: &str| {

@@ -1,18 +1,18 @@
-//! Measures vprof against its budgets, side by side in one run, and prints a table. Fails on a wrong answer only,
-//! never on a slow one.
+//! Measures vprof against its budgets, side by side in one run, and prints a table. Fails only on a wrong
+//! answer, never on a slow one.
 
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::bail;
 
-mod behind;
 mod child;
 mod dump;
 mod guest;
 mod kick;
 mod machine;
 mod names;
+mod pipeline;
 mod table;
 
 fn main() -> anyhow::Result<()> {
@@ -20,18 +20,18 @@ fn main() -> anyhow::Result<()> {
     if let [what, path] = arguments.as_slice() {
         let path = Path::new(path);
         return match what.to_str() {
-            Some("summary") => child::tell(&behind::summary(path)?),
-            Some("functions") => child::tell(&behind::functions(path)?),
-            Some("folded") => child::tell(&behind::folded(path)?),
-            Some("page") => child::tell(&behind::page(path)?),
-            Some("names") => child::tell(&names::measure(path)?),
+            Some("summary") => child::report(&pipeline::summary(path)?),
+            Some("functions") => child::report(&pipeline::functions(path)?),
+            Some("folded") => child::report(&pipeline::folded(path)?),
+            Some("page") => child::report(&pipeline::page(path)?),
+            Some("names") => child::report(&names::measure(path)?),
             _ => bail!("usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE"),
         };
     }
     eprintln!("measuring; leave the machine alone for a minute or two");
     let directory = tempfile::tempdir()?;
-    let mut running = dump::Guest::boot(directory.path())?;
-    let (of_stacks, stopped) = guest::stacks(&mut running, directory.path())?;
+    let mut running = dump::QemuGuest::boot(directory.path())?;
+    let (stack_rows, stopped) = guest::stacks(&mut running, directory.path())?;
     drop(running);
     let found = guest::found(&stopped)?;
     let task_scan = guest::task_scan(&stopped)?;
@@ -41,15 +41,15 @@ fn main() -> anyhow::Result<()> {
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }
     drop(stopped);
-    print(&of_stacks);
-    print(&behind::rows()?);
-    print(&[behind::memory(), found, task_scan]);
+    print(&stack_rows);
+    print(&pipeline::rows()?);
+    print(&[pipeline::memory(), found, task_scan]);
     print(&names::rows()?);
     Ok(())
 }
 
-/// Rows are printed as soon as they are known: a measurement that fails takes no other with it.
-fn print(rows: &[table::Row]) {
+/// Prints rows as soon as they are known: a measurement that fails takes no other with it.
+fn print(rows: &[table::TableRow]) {
     for row in rows {
         println!("{}", row.markdown());
     }

@@ -1,4 +1,4 @@
-//! Naming the code of large programs.
+//! Benchmarks of naming the code of large programs.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,14 @@ use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;
 
 use crate::child;
-use crate::table::Row;
+use crate::table::TableRow;
 
 /// Distinct addresses that are named.
 const ADDRESSES: usize = 100_000;
 
-/// The compiler's library, which has symbols only, and this program, which has lines and inlined functions.
-pub fn rows() -> anyhow::Result<Vec<Row>> {
+/// Measures the compiler's library, which has only symbols, and this program, which has lines and inlined
+/// functions.
+pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let mut rows = Vec::new();
     match compiler() {
         Some(path) => rows.push(row("a program with symbols", &path)?),
@@ -26,7 +27,7 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// `librustc_driver` of the toolchain in use.
+/// Returns `librustc_driver` of the toolchain in use.
 fn compiler() -> Option<PathBuf> {
     let output = Command::new("rustc").args(["--print", "sysroot"]).output().ok()?;
     let sysroot = String::from_utf8(output.stdout).ok()?;
@@ -38,11 +39,11 @@ fn compiler() -> Option<PathBuf> {
     })
 }
 
-fn row(what: &str, path: &Path) -> anyhow::Result<Row> {
+fn row(what: &str, path: &Path) -> anyhow::Result<TableRow> {
     let size = path.metadata()?.len();
     let [functions, read_ns, named_ns, frames, memory] = child::run("names", path)?;
     let what = format!("{what}, {} MB: naming {ADDRESSES} addresses", size / 1_000_000);
-    Ok(Row::text(&what, format!("{:.2} s", (read_ns + named_ns) as f64 / 1e9), "").detail(format!(
+    Ok(TableRow::text(&what, format!("{:.2} s", (read_ns + named_ns) as f64 / 1e9), "").detail(format!(
         "{functions} functions read in {:.2} s, {frames} frames in {:.2} s, {} MB at the peak",
         read_ns as f64 / 1e9,
         named_ns as f64 / 1e9,
@@ -50,7 +51,8 @@ fn row(what: &str, path: &Path) -> anyhow::Result<Row> {
     )))
 }
 
-/// In a process of its own: functions, time to read them (ns), time to name addresses (ns), their frames.
+/// Measures in a separate process: functions, time to read them (ns), time to name addresses (ns), their
+/// frames.
 pub fn measure(path: &Path) -> anyhow::Result<[u64; 4]> {
     let mut begin = Instant::now();
     let elf = ElfFile::open(Box::new(File::open(path)?))?;
@@ -72,7 +74,7 @@ pub fn measure(path: &Path) -> anyhow::Result<[u64; 4]> {
         frames += found as u64;
     }
     let took = begin.elapsed();
-    // A library may export but a part of its functions.
+    // A library may export only a part of its functions.
     anyhow::ensure!(named * 2 > ADDRESSES, "only {named} of {ADDRESSES} addresses have names");
     let ns = |time: std::time::Duration| u64::try_from(time.as_nanos());
     Ok([names.functions().len() as u64, ns(read)?, ns(took)?, frames])

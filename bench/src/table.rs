@@ -1,32 +1,32 @@
 //! The table that a benchmark prints.
 
-/// One line: what was measured, the figure, the budget, and what it is made of.
+/// One line: the measurement, the figure, the budget, and the figure's parts.
 #[derive(Debug)]
-pub struct Row {
+pub struct TableRow {
     what: String,
     figure: String,
     budget: String,
     detail: String,
 }
 
-impl Row {
-    /// A ratio of two measurements of the same run.
+impl TableRow {
+    /// Creates a row with a ratio of two measurements of the same run.
     pub fn ratio(what: &str, ratio: f64, budget: &str) -> Self {
         Self::text(what, format!("{ratio:.2} x"), budget)
     }
 
-    /// Any figure, with its unit.
+    /// Creates a row with any figure, with its unit.
     pub fn text(what: &str, figure: String, budget: &str) -> Self {
         Self { what: what.to_owned(), figure, budget: budget.to_owned(), detail: String::new() }
     }
 
-    /// What the figure is made of.
+    /// Sets the parts of the figure.
     pub fn detail(mut self, detail: String) -> Self {
         self.detail = detail;
         self
     }
 
-    /// As a line of a Markdown table.
+    /// Formats the row as a line of a Markdown table.
     pub fn markdown(&self) -> String {
         format!("| {} | {} | {} | {} |", self.what, self.figure, self.budget, self.detail)
     }
@@ -35,10 +35,10 @@ impl Row {
 /// The header of the table.
 pub const HEADER: &str = "| what | measured | budget | made of |\n|---|---|---|---|";
 
-/// The middle of the values; the mean of the two middle ones of an even number.
+/// Returns the middle of the values; the mean of the two middle ones of an even number.
 ///
 /// # Panics
-/// Without a value.
+/// Panics without a value.
 pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

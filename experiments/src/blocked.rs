@@ -3,9 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use profile::rusage::ThreadRusage;
 
-use crate::document::Section;
+use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, rusage, setting, value};
-use crate::table::{Table, seconds};
+use crate::table::{MarkdownTable, seconds};
 
 const SECONDS: f64 = 6.0;
 const WAITING: usize = 16;
@@ -27,7 +27,7 @@ hit. A loop of one instruction is not lost either, the case in which the paper's
 threads are charged the time that they used to start, to wake up, and to end.";
 
 /// Makes the section.
-pub fn run(_: usize) -> Result<Section> {
+pub fn run(_: usize) -> Result<DocumentSection> {
     let command = format!("blocked --seconds {SECONDS} --waiting {WAITING} --working {WORKING}");
     let run = boot(&["-F", "1000", "--depth", "0"], &command)?;
     let rusage = rusage(&run)?;
@@ -41,8 +41,13 @@ pub fn run(_: usize) -> Result<Section> {
         let used = used.filter(|used| !used.is_empty()).context("a thread printed no time")?;
         Ok(used.iter().sum())
     };
-    let mut table =
-        Table::new(&["threads", "their own clocks", "the guest's CPU accounting", "charging all", "vprof"]);
+    let mut table = MarkdownTable::new(&[
+        "threads",
+        "their own clocks",
+        "the guest's CPU accounting",
+        "charging all",
+        "vprof",
+    ]);
     for (name, start, count) in [
         ("`work-0`", "work-0", 1),
         ("`work-1`", "work-1", 1),
@@ -66,5 +71,5 @@ pub fn run(_: usize) -> Result<Section> {
         table.markdown(),
         setting(&rusage, 1)
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }

@@ -11,29 +11,29 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-/// What one experiment has to say.
+/// Results of one experiment.
 #[derive(Debug)]
-pub struct Section {
+pub struct DocumentSection {
     /// Markdown, from the heading on.
     pub text: String,
     /// File names, without `.svg`, and contents of its plots.
     pub plots: Vec<(&'static str, String)>,
 }
 
-/// `experiments.md` in a directory, and `experiments/*.svg` beside it.
+/// `experiments.md` in a directory, and `experiments/*.svg` next to it.
 #[derive(Debug)]
-pub struct Document {
+pub struct ExperimentDocument {
     directory: PathBuf,
 }
 
-impl Document {
-    /// The document in this directory.
+impl ExperimentDocument {
+    /// Returns the document in this directory.
     pub fn new(directory: PathBuf) -> Self {
         Self { directory }
     }
 
     /// Replaces the section of an experiment, or adds it at the end, and writes its plots.
-    pub fn put(&self, name: &str, section: &Section) -> Result<()> {
+    pub fn put(&self, name: &str, section: &DocumentSection) -> Result<()> {
         let plots = self.directory.join("experiments");
         fs::create_dir_all(&plots).with_context(|| format!("cannot make {}", plots.display()))?;
         for (plot, svg) in &section.plots {
@@ -48,7 +48,7 @@ impl Document {
     }
 }
 
-/// The document with this text between the marks of an experiment.
+/// Returns the document with this text between the marks of an experiment.
 fn with_section(document: &str, name: &str, text: &str) -> Result<String> {
     let begin = format!("<!-- experiment {name}: written by cargo xtask experiments {name} -->\n");
     let end = format!("<!-- end of experiment {name} -->\n");
@@ -88,8 +88,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("experiments.md");
         fs::write(&path, "# Head\n").unwrap();
-        let section = Section { text: "text".into(), plots: vec![("p", "<svg/>".into())] };
-        Document::new(directory.path().to_owned()).put("a", &section).unwrap();
+        let section = DocumentSection { text: "text".into(), plots: vec![("p", "<svg/>".into())] };
+        ExperimentDocument::new(directory.path().to_owned()).put("a", &section).unwrap();
         assert_eq!(fs::read_to_string(directory.path().join("experiments/p.svg")).unwrap(), "<svg/>");
         assert!(fs::read_to_string(path).unwrap().contains("\ntext\n"));
     }

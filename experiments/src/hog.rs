@@ -1,21 +1,21 @@
-//! Table 1 of McCanne and Torek: a program that is never there when the tick comes, beside one that counts.
+//! Table 1 of McCanne and Torek: a program that never runs when the tick comes, next to one that counts.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use vprof_tests::Run;
 
-use crate::document::Section;
-use crate::measured::{at, boot, growth, lines, process, rusage, setting, ticked, value};
-use crate::table::{Table, median};
+use crate::document::DocumentSection;
+use crate::measured::{boot, growth, lines, process, rusage, setting, ticked, value, value_at};
+use crate::table::{MarkdownTable, median};
 
-/// The victim alone, then beside the hog, which outlives it.
+/// The victim alone, then next to the hog, which outlives it.
 const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
-                      victim --rounds 400000000 --name beside --cpu 0; kill $!";
+                      victim --rounds 400000000 --name paired --cpu 0; kill $!";
 
-/// Names of the processes, and what the table calls them.
+/// Names of the processes, and their names in the table.
 const PROCESSES: [(&str, &str); 3] =
-    [("alone", "victim, alone"), ("beside", "victim, with hog"), ("hog", "hog")];
+    [("alone", "victim, alone"), ("paired", "victim, with hog"), ("hog", "hog")];
 
 const ABOUT: &str = "\
 `hog` detects when the ticks come, works in between and sleeps across them, so that no tick ever finds it. `victim` does
@@ -29,7 +29,7 @@ a fixed amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-The effect in the paper's table is gone on current Linux. The victim takes longer by the time that the hog takes, as
+The effect in the paper's table is absent on current Linux. The victim takes longer by the time that the hog takes, as
 under 4.4BSD, and not 80 times as long. The reason is that the scheduler uses exact run times. getrusage uses them too,
 so the hog is charged.
 
@@ -43,25 +43,25 @@ The emulated machine of the portable host serves ticks late, by up to millisecon
 sometimes. The guest cannot see the time that the vCPU waited for the host and the time that vprof itself took.
 getrusage exceeds vprof's time by these.";
 
-/// What is measured of a process, s: real time if it ended, and then until its books were last read getrusage, ticks, and
-/// vprof's time.
+/// Times of a process, s: real time if it ended, and until its CPU accounting was last read, getrusage,
+/// ticks, and vprof's time.
 type Times = [Option<f64>; 4];
 
 fn times(run: &Run, comm: &str, real: Option<f64>) -> Result<Times> {
     let rusage = rusage(run)?;
-    let books = process(&rusage, comm)?;
+    let accounting = process(&rusage, comm)?;
     let seconds = |ns: u64| Some(ns as f64 / 1e9);
     let grown = growth(run, &format!("v.comm = '{comm}' AND v.mode IN ('user', 'kernel')"))?;
     Ok([
         real,
-        seconds(books.reported_user_ns + books.reported_system_ns),
+        seconds(accounting.reported_user_ns + accounting.reported_system_ns),
         seconds(ticked(run, comm)?),
-        Some(at(&grown, books.read_s)),
+        Some(value_at(&grown, accounting.read_s)),
     ])
 }
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let mut all: BTreeMap<&str, Vec<Times>> = BTreeMap::new();
     let mut measured = String::new();
     for _ in 0..runs {
@@ -78,7 +78,7 @@ pub fn run(runs: usize) -> Result<Section> {
         measured = setting(&rusage(&run)?, runs);
     }
     let mut table =
-        Table::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks / vprof"]);
+        MarkdownTable::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks / vprof"]);
     for (comm, name) in PROCESSES {
         let times = all.get(comm).context("no run")?;
         let middle = |index: usize| -> Option<f64> {
@@ -102,5 +102,5 @@ pub fn run(runs: usize) -> Result<Section> {
          On current Linux, with the hog's times up to the end of the victim:\n\n{}\n{measured}\n\n{DISCUSSION}",
         table.markdown()
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }

@@ -3,10 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use vprof_tests::Run;
 
-use crate::document::Section;
-use crate::measured::{at, boot, growth, lines, printed_at, rusage, setting, since, value};
-use crate::plot::{Line, Plot};
-use crate::table::Table;
+use crate::document::DocumentSection;
+use crate::measured::{boot, growth, lines, printed_at, rusage, setting, since, value, value_at};
+use crate::plot::{LinePlot, PlotLine};
+use crate::table::MarkdownTable;
 
 /// Length of each third, s: quiet, storm, quiet.
 const THIRD: f64 = 3.0;
@@ -31,7 +31,7 @@ it, still behaves like SunOS, in two ways:
 vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit. The guest's CPU
 accounting also includes the time that the host takes away, because the guest cannot see it.";
 
-/// What the loop printed: (s, user s, system s).
+/// Parses the loop's output: (s, user s, system s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     let read = |line| {
         let number = |word| value(line, word).map(|ms| ms / 1e3);
@@ -44,7 +44,7 @@ fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
 }
 
 /// Makes the section.
-pub fn run(_: usize) -> Result<Section> {
+pub fn run(_: usize) -> Result<DocumentSection> {
     let command = format!("interfered --seconds {}", 3.0 * THIRD);
     // Stacks show which kernel code is the entry or the exit of an interrupt.
     let run = boot(&["-F", "1000", "--cpus", "2"], &command)?;
@@ -52,28 +52,28 @@ pub fn run(_: usize) -> Result<Section> {
     let sent = lines(&run, "storm").find_map(|line| value(line, "sent")).context("the storm sent nothing")?;
     let start = printed_at(&run, "interfered starts")?;
     let seen = |condition: &str| -> Result<_> { Ok(since(&growth(&run, condition)?, start, 3.0 * THIRD)) };
-    let told: Vec<_> = log.iter().map(|(time, user, system)| (*time, user + system)).collect();
+    let reported: Vec<_> = log.iter().map(|(time, user, system)| (*time, user + system)).collect();
     let told_system: Vec<_> = log.iter().map(|(time, _, system)| (*time, *system)).collect();
     let own = seen("v.comm = 'interfered' AND v.mode IN ('user', 'kernel')")?;
     let own_kernel = seen("v.comm = 'interfered' AND v.mode = 'kernel'")?;
     let hard = seen("v.comm = 'interfered' AND v.mode = 'hardirq'")?;
     let soft = seen("v.comm = 'interfered' AND v.mode = 'softirq'")?;
 
-    let mut table = Table::new(&["of the loop, in each 3 s", "quiet", "storm", "quiet again"]);
+    let mut table = MarkdownTable::new(&["of the loop, in each 3 s", "quiet", "storm", "quiet again"]);
     for (name, points) in [
-        ("getrusage: user and system", &told),
+        ("getrusage: user and system", &reported),
         ("getrusage: system", &told_system),
         ("vprof: its own code, user and kernel", &own),
         ("vprof: its own code, kernel", &own_kernel),
         ("vprof: hard interrupts that hit it", &hard),
         ("vprof: soft interrupts that hit it", &soft),
     ] {
-        let third = |n: f64| at(points, (n + 1.0) * THIRD) - at(points, n * THIRD);
+        let third = |n: f64| value_at(points, (n + 1.0) * THIRD) - value_at(points, n * THIRD);
         let cells = [0.0, 1.0, 2.0].map(|n| format!("{:.2} s", third(n)));
         table.row(std::iter::once(name.to_owned()).chain(cells));
     }
-    let line = |name: &str, points: Vec<_>| Line { name: name.to_owned(), points };
-    let plot = Plot {
+    let line = |name: &str, points: Vec<_>| PlotLine { name: name.to_owned(), points };
+    let plot = LinePlot {
         title: "System time of a loop that interrupts hit",
         x: "real time, s (storm from 3 to 6 s)",
         y: "CPU time, s",
@@ -91,5 +91,5 @@ pub fn run(_: usize) -> Result<Section> {
         table.markdown(),
         setting(&rusage(&run)?, 1),
     );
-    Ok(Section { text, plots: vec![("interference", plot.svg())] })
+    Ok(DocumentSection { text, plots: vec![("interference", plot.svg())] })
 }

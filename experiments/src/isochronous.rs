@@ -1,20 +1,20 @@
-//! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, seen by that clock.
+//! Figures 3 and 4 of McCanne and Torek: a program that works in step with a clock, sampled by that clock.
 
 use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
 use vprof_tests::{FRAMES_AT_TRIPWIRES, Run};
 
-use crate::document::Section;
+use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
-use crate::native::{self, Case as NativeCase, Shares};
-use crate::plot::{Line, Plot};
-use crate::table::{Table, median, more};
+use crate::native::{self, NativeCase, WorkShares};
+use crate::plot::{LinePlot, PlotLine};
+use crate::table::{MarkdownTable, median, more};
 
 /// Length of each run of the program, s.
 const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
-The audio tool *vat* processed a frame every 22.5 ms. Sampled by a clock of 10 ms it appeared at only four points of its
+The audio tool *vat* processed a frame every 22.5 ms. SampleMessage by a clock of 10 ms it appeared at only four points of its
 period. Its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each.
 
 `isochronous` does a piece of work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms. The latter is
@@ -51,40 +51,40 @@ Natively the interrupt of the tick stops the guest within microseconds, so the p
 With random intervals the error of the estimate does not exceed chance, at any rate. With a fixed clock in step with the
 program, the error depends on the phase between the two.";
 
-/// What is run: the program's options, vprof's, and words for both.
-struct Case {
+/// One case: the program's options, vprof's, and words for both.
+struct EmulatedCase {
     program: &'static str,
     clock: &'static [&'static str],
     name: &'static str,
     plot: Option<(&'static str, &'static str)>,
 }
 
-const CASES: [Case; 5] = [
-    Case {
+const CASES: [EmulatedCase; 5] = [
+    EmulatedCase {
         program: "--period-micros 22500 --work-micros 2250",
         clock: &["-F", "200"],
         name: "22.5 ms, vprof random, 200 Hz",
         plot: Some(("isochronous-22", "2.25 ms of work every 22.5 ms, ticks every 4 ms")),
     },
-    Case {
+    EmulatedCase {
         program: "--period-micros 24020 --work-micros 2000",
         clock: &["-F", "200"],
         name: "24.02 ms, vprof random, 200 Hz",
         plot: Some(("isochronous-24", "2 ms of work every 24.02 ms, ticks every 4 ms")),
     },
-    Case {
+    EmulatedCase {
         program: "--period-micros 22500 --work-micros 2250",
         clock: &["-F", "44.444444", "--clock", "fixed"],
         name: "22.5 ms, vprof fixed, 22.5 ms",
         plot: Some(("isochronous-fixed", "The same seen by vprof with a fixed clock of 22.5 ms")),
     },
-    Case {
+    EmulatedCase {
         program: "--period-micros 22500 --work-micros 2250",
         clock: &["-F", "44.444444"],
         name: "22.5 ms, vprof random, 22.5 ms on average",
         plot: None,
     },
-    Case {
+    EmulatedCase {
         program: "--period-micros 22500 --work-micros 2250",
         clock: &["-F", "1000"],
         name: "22.5 ms, vprof random, 1000 Hz",
@@ -104,7 +104,7 @@ const NATIVE_CASES: [(&str, NativeCase); 5] = [
     ("22.5 ms, fixed, 22.5 ms", NativeCase { rate_hz: 1e6 / 22_500.0, clock: ClockKind::Fixed, ..FAST }),
 ];
 
-/// What the program printed: (s, `/proc/stat` s, CPU s).
+/// Parses the program's output: (s, `/proc/stat` s, CPU s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     let read = |line| {
         let number = |word| value(line, word).map(|ms| ms / 1e3);
@@ -116,8 +116,8 @@ fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
     Ok(log)
 }
 
-/// How long the program had a CPU by exact mode, from its first switch to its end, s. What ticks, events and the switches for
-/// them took is no part of it.
+/// Returns the time on a CPU in exact mode, from the program's first switch to its end, s. The time that
+/// ticks, events and the switches for them took is not part of it.
 fn on_cpu(run: &Run) -> f64 {
     run.number(
         "SELECT coalesce(sum(ns), 0) / 1e9 FROM task_state t JOIN instance i ON i.id = t.instance \
@@ -125,9 +125,9 @@ fn on_cpu(run: &Run) -> f64 {
     )
 }
 
-/// What a case came to in all of its runs.
+/// Results of a case in all of its runs.
 #[derive(Debug, Default)]
-struct Sum {
+struct CaseSum {
     own: f64,
     stat: f64,
     exact: f64,
@@ -137,8 +137,9 @@ struct Sum {
     all: f64,
 }
 
-impl Sum {
-    /// How far chance takes the count of ticks, as a part of it: 1.96 standard deviations of independent ones.
+impl CaseSum {
+    /// Returns the effect of chance on the count of ticks, as a part of it: 1.96 standard deviations of
+    /// independent ticks.
     fn chance(&self) -> f64 {
         chance(self.met / self.all, self.all)
     }
@@ -158,22 +159,23 @@ impl Sum {
     }
 }
 
-/// 1.96 standard deviations of the count of `ticks` independent ones that meet a state with this share, as a part of the count.
+/// Returns 1.96 standard deviations of the count of `ticks` independent ones that meet a state with this
+/// share, as a part of the count.
 fn chance(share: f64, ticks: f64) -> f64 {
     1.96 * ((1.0 - share) / (share * ticks)).sqrt()
 }
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let headings =
         ["period and clock", "its own clock", "`/proc/stat`", "off by", "exact", "vprof", "off by", "chance"];
-    let mut table = Table::new(&headings);
+    let mut table = MarkdownTable::new(&headings);
     let (mut plots, mut images) = (Vec::new(), String::new());
     let (mut measured, mut late) = (String::new(), Vec::new());
     let met = format!("v.comm = 'isochronous' AND s.frame NOT IN ({FRAMES_AT_TRIPWIRES})");
     for case in CASES {
         let options = [case.clock, &["--depth", "0", "--exact"]].concat();
-        let mut sum = Sum::default();
+        let mut sum = CaseSum::default();
         for number in 0..runs {
             let run = boot(&options, &format!("isochronous --seconds {LENGTH} {}", case.program))?;
             let log = log(&run)?;
@@ -193,14 +195,14 @@ pub fn run(runs: usize) -> Result<Section> {
             measured = setting(&rusage(&run)?, 1);
             late.push(lateness(&run)?);
             if let (0, Some((file, title))) = (number, case.plot) {
-                let line = |name: &str, points| Line { name: name.to_owned(), points };
+                let line = |name: &str, points| PlotLine { name: name.to_owned(), points };
                 let seen = since(&grown, start, length);
                 let lines = vec![
                     line("/proc/stat, by ticks", ticked),
                     line("its own clock", exact),
                     line("vprof", seen),
                 ];
-                plots.push((file, Plot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
+                plots.push((file, LinePlot { title, x: "real time, s", y: "CPU time, s", lines }.svg()));
                 images.push_str(&format!("![{title}](experiments/{file}.svg)\n\n"));
             }
         }
@@ -215,22 +217,29 @@ pub fn run(runs: usize) -> Result<Section> {
         median(&late).unwrap_or_default(),
         natively(runs)?
     );
-    Ok(Section { text, plots })
+    Ok(DocumentSection { text, plots })
 }
 
-/// The same on this machine's own KVM, as a paragraph with its table.
+/// Runs the same on this machine's own KVM; returns a paragraph with its table.
 fn natively(runs: usize) -> Result<String> {
     if let Err(error) = vmm::kvm_check::open() {
         return Ok(format!("Not measured natively: {error}.\n"));
     }
-    let mut table =
-        Table::new(&["period and clock", "ticks", "worked", "vprof", "off by", "chance", "of the runs"]);
+    let mut table = MarkdownTable::new(&[
+        "period and clock",
+        "ticks",
+        "worked",
+        "vprof",
+        "off by",
+        "chance",
+        "of the runs",
+    ]);
     for (name, case) in NATIVE_CASES {
         let mut shares = Vec::new();
         for seed in 1..=runs as u64 {
             shares.push(case.run(seed)?);
         }
-        let mean = |of: &dyn Fn(&Shares) -> f64| shares.iter().map(of).sum::<f64>() / shares.len() as f64;
+        let mean = |of: &dyn Fn(&WorkShares) -> f64| shares.iter().map(of).sum::<f64>() / shares.len() as f64;
         let ticks: u64 = shares.iter().map(|run| run.ticks).sum();
         let (own, sampled) = (mean(&|run| run.own), mean(&|run| run.sampled));
         let off: Vec<f64> = shares.iter().map(|run| run.sampled / run.own - 1.0).collect();

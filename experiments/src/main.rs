@@ -1,4 +1,4 @@
-//! Boots guests for the experiments of the papers that vprof comes from, and writes what they gave into
+//! Boots guests for the experiments of the papers that vprof comes from, and writes the results into
 //! docs/experiments.md, each into the section between its own marks.
 //!
 //! Called by `cargo xtask experiments`: `experiments DIRECTORY RUNS NAME...`, the directory being `docs`.
@@ -19,12 +19,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use document::{Document, Section};
+use document::{DocumentSection, ExperimentDocument};
 
-/// An experiment: its name, and what makes its section from a number of runs.
-type Experiment = (&'static str, fn(usize) -> Result<Section>);
+/// An experiment: its name, and the function that makes its section from a number of runs.
+type Experiment = (&'static str, fn(usize) -> Result<DocumentSection>);
 
-/// In the order of the document.
+/// All experiments, in the order of the document.
 const EXPERIMENTS: [Experiment; 6] = [
     ("hog", hog::run),
     ("interference", interference::run),
@@ -40,7 +40,7 @@ fn main() -> Result<ExitCode> {
         bail!("usage: experiments DIRECTORY RUNS [NAME...]");
     };
     let runs = runs.parse().ok().filter(|runs| *runs > 0).context("the number of runs is not positive")?;
-    let document = Document::new(PathBuf::from(directory));
+    let document = ExperimentDocument::new(PathBuf::from(directory));
     let mut failed = false;
     for (name, run) in chosen(names)? {
         eprintln!("experiment {name} ...");
@@ -56,7 +56,7 @@ fn main() -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The experiments of these names, all where none is given, in the document's order.
+/// Returns the experiments of these names, in the document's order; all if no name is given.
 fn chosen(names: &[String]) -> Result<Vec<Experiment>> {
     if let Some(name) = names.iter().find(|name| EXPERIMENTS.iter().all(|(known, _)| known != name)) {
         let known = EXPERIMENTS.map(|(name, _)| name).join(", ");

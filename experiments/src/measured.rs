@@ -1,4 +1,4 @@
-//! What a guest printed, and where its time went by the samples.
+//! Output of a guest, and its time by the samples.
 
 use anyhow::{Context, Result, ensure};
 use profile::rusage::{ProcessRusage, Rusage};
@@ -14,19 +14,19 @@ pub fn boot(options: &[&str], script: &str) -> Result<Run> {
     Ok(run)
 }
 
-/// The guest's books and the truth.
+/// The guest's CPU accounting and the measured times.
 pub fn rusage(run: &Run) -> Result<Rusage> {
     let profile = Profile::open(run.profile())?;
     Ok(Rusage::read(&profile)?)
 }
 
-/// The books of the process of this name.
+/// Returns the CPU accounting of the process of this name.
 pub fn process<'a>(rusage: &'a Rusage, comm: &str) -> Result<&'a ProcessRusage> {
     let found = rusage.processes.iter().find(|process| process.comm == comm);
-    found.with_context(|| format!("the profile holds no books of {comm}"))
+    found.with_context(|| format!("the profile has no CPU accounting of {comm}"))
 }
 
-/// `utime` and `stime` of a process together, which only ticks add to, ns.
+/// Returns `utime` and `stime` of a process together, which only ticks add to, ns.
 pub fn ticked(run: &Run, comm: &str) -> Result<u64> {
     let sql = format!(
         "SELECT tick_user_ns + tick_system_ns FROM rusage JOIN instance ON id = instance WHERE comm = '{comm}' AND NOT first"
@@ -36,19 +36,19 @@ pub fn ticked(run: &Run, comm: &str) -> Result<u64> {
     value.with_context(|| format!("the profile holds no ticks of {comm}"))
 }
 
-/// The number that follows a word in a line.
+/// Returns the number that follows a word in a line.
 pub fn value(line: &str, word: &str) -> Option<f64> {
     let mut words = line.split_whitespace();
     words.find(|found| *found == word)?;
     words.next()?.trim_end_matches(',').parse().ok()
 }
 
-/// The lines of the console that start with a word.
+/// Returns the lines of the console that start with a word.
 pub fn lines<'a>(run: &'a Run, start: &'a str) -> impl Iterator<Item = &'a str> {
     run.stdout.lines().map(str::trim).filter(move |line| line.split_whitespace().next() == Some(start))
 }
 
-/// When a program began to print this, s since the run's start.
+/// Returns the time at which a program began to print this, s since the run's start.
 pub fn printed_at(run: &Run, text: &str) -> Result<f64> {
     let rows = run.query("SELECT time_ns, CAST(bytes AS TEXT) FROM console ORDER BY id");
     let pieces: Vec<_> = rows.iter().filter_map(|row| Some((row[0].as_f64()?, row[1].as_str()?))).collect();
@@ -56,7 +56,7 @@ pub fn printed_at(run: &Run, text: &str) -> Result<f64> {
     Ok(ns / 1e9)
 }
 
-/// The time of the piece in which a text begins that may go on in the next ones.
+/// Returns the time of the piece in which a text begins that may continue in the next ones.
 fn first_piece(pieces: &[(f64, &str)], text: &str) -> Option<f64> {
     let all: String = pieces.iter().map(|(_, piece)| *piece).collect();
     let position = all.find(text)?;
@@ -68,40 +68,43 @@ fn first_piece(pieces: &[(f64, &str)], text: &str) -> Option<f64> {
     pieces.iter().find(holds).map(|(time, _)| *time)
 }
 
-/// How the time of what meets a condition on `v_samples` grows on vCPU 0: points (s since the run's start, s).
+/// Returns the growth of the time that meets a condition on `v_samples`, on vCPU 0: points (s since the run's
+/// start, s).
 ///
-/// In each stretch of the vCPU's state clock it is the share of the samples in the guest, of the time in the guest: by stretches,
-/// because an emulated host does not serve as many ticks in a second of one kind as of another.
+/// In each interval of the vCPU's state clock, it is the share of the samples in the guest, of the time in
+/// the guest. It is computed by intervals because an emulated host does not serve as many ticks in a second
+/// of one kind as of another.
 pub fn growth(run: &Run, condition: &str) -> Result<Vec<(f64, f64)>> {
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(0.0);
     let samples = run.query(&format!(
         "SELECT s.time_ns, coalesce({condition}, 0) FROM v_samples v JOIN sample s ON s.id = v.id \
          WHERE s.vcpu = 0 AND s.vcpu_state = 'guest' ORDER BY s.time_ns"
     ));
-    let stretches = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
-    ensure!(!samples.is_empty() && !stretches.is_empty(), "the profile holds no samples of vCPU 0");
+    let intervals = run.query("SELECT time_ns, guest_ns FROM microstate WHERE vcpu = 0 ORDER BY time_ns");
+    ensure!(!samples.is_empty() && !intervals.is_empty(), "the profile holds no samples of vCPU 0");
     let samples: Vec<_> = samples.iter().map(|row| (number(&row[0]), number(&row[1]) > 0.0)).collect();
-    let stretches: Vec<_> = stretches.iter().map(|row| (number(&row[0]), number(&row[1]))).collect();
-    Ok(grow(&samples, &stretches))
+    let intervals: Vec<_> = intervals.iter().map(|row| (number(&row[0]), number(&row[1]))).collect();
+    Ok(grow(&samples, &intervals))
 }
 
-/// Fewer samples than this say little of a stretch: it is taken together with the next ones.
+/// Samples that an interval must have: it is merged with the next ones if it has fewer.
 const ENOUGH: usize = 20;
 
-/// See [`growth`]: samples (ns, met), stretches (end in ns, guest time in ns), both in order of time.
-fn grow(samples: &[(f64, bool)], stretches: &[(f64, f64)]) -> Vec<(f64, f64)> {
+/// Computes [`growth`] from samples (ns, met) and intervals (end in ns, guest time in ns), both in order of
+/// time.
+fn grow(samples: &[(f64, bool)], intervals: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let (mut rest, mut sum, mut waiting) = (samples, 0.0, 0);
-    let mut points = Vec::with_capacity(stretches.len());
-    for (index, (end, _)) in stretches.iter().enumerate() {
+    let mut points = Vec::with_capacity(intervals.len());
+    for (index, (end, _)) in intervals.iter().enumerate() {
         let (here, later) = rest.split_at(rest.partition_point(|(time, _)| time <= end));
-        let last = index + 1 == stretches.len();
+        let last = index + 1 == intervals.len();
         if here.len() < ENOUGH && !last {
             continue;
         }
         rest = later;
         let met = here.iter().filter(|(_, met)| *met).count();
         let share = met as f64 / here.len().max(1) as f64;
-        for (end, guest) in &stretches[waiting..=index] {
+        for (end, guest) in &intervals[waiting..=index] {
             sum += guest * share;
             points.push((end / 1e9, sum / 1e9));
         }
@@ -110,31 +113,31 @@ fn grow(samples: &[(f64, bool)], stretches: &[(f64, f64)]) -> Vec<(f64, f64)> {
     points
 }
 
-/// The part of a growth between two moments, from zero.
+/// Returns the part of a growth between two times, from zero.
 pub fn since(points: &[(f64, f64)], from: f64, length: f64) -> Vec<(f64, f64)> {
-    let base = at(points, from);
+    let base = value_at(points, from);
     let inside = points.iter().filter(|(time, _)| (from..=from + length).contains(time));
     std::iter::once((0.0, 0.0)).chain(inside.map(|(time, value)| (time - from, value - base))).collect()
 }
 
-/// The value of a growth at a moment: that of the last point not after it.
-pub fn at(points: &[(f64, f64)], moment: f64) -> f64 {
+/// Returns the value of a growth at a time: that of the last point not after it.
+pub fn value_at(points: &[(f64, f64)], moment: f64) -> f64 {
     points.iter().rev().find(|(time, _)| *time <= moment).map_or(0.0, |(_, value)| *value)
 }
 
-/// The last value of a growth.
+/// Returns the last value of a growth.
 pub fn end(points: &[(f64, f64)]) -> f64 {
     points.last().map_or(0.0, |(_, value)| *value)
 }
 
-/// How late ticks that fell into the guest were served: the middle one, us.
+/// Returns the median delay of ticks that fell into the guest, us.
 pub fn lateness(run: &Run) -> Result<f64> {
     let rows = run.query("SELECT late_ns / 1e3 FROM sample WHERE vcpu_state IN ('guest', 'waiting')");
     let late: Vec<f64> = rows.iter().filter_map(|row| row.first()?.as_f64()).collect();
     median(&late).context("no tick fell into the guest")
 }
 
-/// Where, on what and how often was measured, as a sentence.
+/// Describes the host, the machine and the number of runs, as a sentence.
 pub fn setting(rusage: &Rusage, runs: usize) -> String {
     let host = match rusage.host.as_str() {
         "portable" => "on the portable host, an emulated machine whose times are not those of a real one",
@@ -144,7 +147,7 @@ pub fn setting(rusage: &Rusage, runs: usize) -> String {
     format!("Measured {host}.\nLinux {kernel} in the guest; {}.{}", count_of_runs(runs), load())
 }
 
-/// How busy the machine was with this and with other things, where it tells.
+/// Describes the machine's load by this and by other things, if the machine counts it.
 fn load() -> String {
     let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let cpus = std::thread::available_parallelism();
@@ -178,9 +181,9 @@ mod tests {
     }
 
     #[test]
-    fn time_grows_by_the_share_of_each_stretch() {
+    fn time_grows_by_the_share_of_each_interval() {
         let half = (0..ENOUGH).map(|n| (1e9, n % 2 == 0));
-        // Too few alone, enough together with those of the stretch after.
+        // Too few alone, enough together with those of the next interval.
         let whole = [(2.5e9, true)].into_iter().chain((0..ENOUGH).map(|_| (3.5e9, true)));
         let samples: Vec<_> = half.chain(whole).collect();
         let points = grow(&samples, &[(2e9, 2e9), (3e9, 0.5e9), (4e9, 1e9), (5e9, 7e9)]);

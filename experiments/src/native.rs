@@ -1,5 +1,5 @@
-//! A program in step with the clock, on this machine's own KVM: a few bytes of code at privilege level 3, which every KVM
-//! executes natively, that keep their own account of when they ran.
+//! A program in step with the clock, on this machine's own KVM: a few bytes of code at privilege level 3,
+//! which every KVM executes natively, and which count their own running time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,14 @@ use profile::{Batch, Sink, SinkError};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
 
-/// How long the program runs for each clock and run, s.
+/// Running time of the program for each clock and run, s.
 pub const LENGTH: u64 = 30;
-/// How long its clock is compared with the host's.
+/// Time for which its clock is compared with the host's, s.
 const PILOT: Duration = Duration::from_secs(1);
 
-/// Works in the first part of each period, and rests in the other; both are loops that read the time-stamp counter. What has
-/// gone by since the last reading is added to R12 (work) or R13 (rest), unless it is so much that the program did not run.
+/// Program that works in the first part of each period, and rests in the other; both are loops that read the
+/// time-stamp counter. The time since the last reading is added to R12 (work) or R13 (rest), unless it is so
+/// long that the program did not run.
 ///
 /// ```text
 ///       movabs $PERIOD, %r9; movabs $WORK, %r10
@@ -39,42 +40,43 @@ const CODE: &[u8] = &[
     0xc3, 0x48, 0x81, 0xf9, 0xdc, 0x05, 0x00, 0x00, 0x73, 0x03, 0x49, 0x01, 0xcd, 0x4c, 0x29, 0xc0, 0x4c,
     0x39, 0xc8, 0x72, 0xda, 0x4d, 0x01, 0xc8, 0xeb, 0xaf,
 ];
-/// Where the immediate operands and the loops are in [`CODE`].
+/// Offsets of the immediate operands and the loops in [`CODE`].
 const PERIOD: usize = 2;
 const WORK: usize = 12;
 const LOOP_OF_WORK: std::ops::Range<u64> = FLAT_ENTRY + 0x23..FLAT_ENTRY + 0x49;
 
 /// A program and the clock that samples it.
 #[derive(Debug, Clone, Copy)]
-pub struct Case {
+pub struct NativeCase {
     /// Length of a period, us.
     pub period_us: u64,
     /// Work in each, us.
     pub work_us: u64,
     /// Mean rate, Hz.
     pub rate_hz: f64,
-    /// How intervals are drawn.
+    /// Distribution of the intervals.
     pub clock: ClockKind,
 }
 
-/// What one run gave.
+/// Results of one run.
 #[derive(Debug, Clone, Copy)]
-pub struct Shares {
+pub struct WorkShares {
     /// Part of the program's time that it worked, by its own account.
     pub own: f64,
     /// The same by the ticks that fell into the guest.
     pub sampled: f64,
-    /// How many ticks that were.
+    /// Number of those ticks.
     pub ticks: u64,
 }
 
-impl Case {
+impl NativeCase {
     /// Runs it on this machine's KVM.
     ///
     /// # Errors
+    /// Returns an error if there is no KVM, or the machine does not run.
     /// There is no KVM, or the machine does not run.
-    pub fn run(&self, seed: u64) -> Result<Shares> {
-        // Any times do for the pilot, which only tells how fast the counter counts.
+    pub fn run(&self, seed: u64) -> Result<WorkShares> {
+        // The pilot only measures the counter's frequency, so its times do not matter.
         let pilot = run(self, (1 << 20, 1 << 10), seed, PILOT)?.1;
         let per_us = pilot.counts_per_us();
         let counts = |us: u64| us * per_us;
@@ -83,25 +85,25 @@ impl Case {
         let (work, rest) = account.worked_and_rested();
         let (met, ticks) = counted.met();
         ensure!(ticks > 0, "no tick fell into the guest");
-        Ok(Shares { own: work as f64 / (work + rest) as f64, sampled: met as f64 / ticks as f64, ticks })
+        Ok(WorkShares { own: work as f64 / (work + rest) as f64, sampled: met as f64 / ticks as f64, ticks })
     }
 }
 
-/// The frames of samples that fell into the guest.
+/// Frames of samples that fell into the guest.
 #[derive(Debug, Default)]
-struct Frames {
+struct GuestFrames {
     /// Addresses of instructions, by frame.
     addresses: HashMap<u32, u64>,
-    /// One of each sample.
+    /// Frame of each sample.
     samples: Vec<u32>,
 }
 
-/// A sink that keeps them.
+/// A sink that keeps these frames.
 #[derive(Debug, Default, Clone)]
-struct Counted(Arc<Mutex<Frames>>);
+struct FrameSink(Arc<Mutex<GuestFrames>>);
 
-impl Counted {
-    /// Ticks that met the work, and all.
+impl FrameSink {
+    /// Returns the ticks that met the work, and all.
     fn met(&self) -> (u64, u64) {
         let counted = self.0.lock().expect("no thread panics with it");
         let is_work = |frame: &&u32| counted.addresses.get(frame).is_some_and(|at| LOOP_OF_WORK.contains(at));
@@ -109,7 +111,7 @@ impl Counted {
     }
 }
 
-impl Sink for Counted {
+impl Sink for FrameSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         let mut counted = self.0.lock().expect("no thread panics with it");
         counted.addresses.extend(batch.frames.iter().map(|frame| (frame.id, frame.address)));
@@ -119,22 +121,22 @@ impl Sink for Counted {
     }
 }
 
-/// What the program's registers said at the first and at the last tick.
+/// The program's registers at the first and at the last tick.
 #[derive(Debug, Clone, Copy, Default)]
-struct Account {
-    first: Option<Reading>,
-    last: Reading,
+struct WorkAccount {
+    first: Option<RegisterReading>,
+    last: RegisterReading,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Reading {
+struct RegisterReading {
     time_ns: u64,
     counter: u64,
     worked: u64,
     rested: u64,
 }
 
-impl Account {
+impl WorkAccount {
     fn counts_per_us(&self) -> u64 {
         let first = self.first.unwrap_or_default();
         (self.last.counter - first.counter) * 1_000 / (self.last.time_ns - first.time_ns).max(1)
@@ -146,13 +148,13 @@ impl Account {
     }
 }
 
-/// The product's own sampler, and a look at the program's registers at each tick.
-struct Observed {
+/// The product's own sampler, which also reads the program's registers at each tick.
+struct ObservedSampler {
     sampler: VcpuSampler,
-    account: Account,
+    account: WorkAccount,
 }
 
-impl Observer for Observed {
+impl Observer for ObservedSampler {
     fn started(&mut self) -> Option<Duration> {
         self.sampler.started()
     }
@@ -165,8 +167,8 @@ impl Observer for Observed {
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         let regs = tick.regs;
         self.account.last =
-            Reading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
-        // The counter has been read by then.
+            RegisterReading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
+        // The program has read the counter by then.
         if regs.rbx > 0 {
             self.account.first.get_or_insert(self.account.last);
         }
@@ -178,7 +180,12 @@ impl Observer for Observed {
 }
 
 /// Runs the program with this period and this work, in counts of the time-stamp counter.
-fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> Result<(Counted, Account)> {
+fn run(
+    case: &NativeCase,
+    (period, work): (u64, u64),
+    seed: u64,
+    length: Duration,
+) -> Result<(FrameSink, WorkAccount)> {
     let mut code = CODE.to_vec();
     code[PERIOD..PERIOD + 8].copy_from_slice(&period.to_le_bytes());
     code[WORK..WORK + 8].copy_from_slice(&work.to_le_bytes());
@@ -192,12 +199,14 @@ fn run(case: &Case, (period, work): (u64, u64), seed: u64, length: Duration) -> 
         },
         meta: Vec::new(),
     };
-    let counted = Counted::default();
+    let counted = FrameSink::default();
     let (mut session, mut samplers) =
         Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
     let machine = VmConfig::flat(code);
-    let machine =
-        Machine::start(machine, |_| Observed { sampler: samplers.remove(0), account: Account::default() })?;
+    let machine = Machine::start(machine, |_| ObservedSampler {
+        sampler: samplers.remove(0),
+        account: WorkAccount::default(),
+    })?;
     session.start(machine.memory())?;
     std::thread::sleep(length);
     machine.stop();

@@ -1,12 +1,12 @@
-//! Figure 9 of SLEEPY: what profiling costs three programs.
+//! Figure 9 of SLEEPY: the cost of profiling three programs.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 
-use crate::document::Section;
+use crate::document::DocumentSection;
 use crate::measured::{boot, rusage, setting, value};
-use crate::table::{Table, median, more, scatter};
+use crate::table::{MarkdownTable, median, more, scatter};
 
 /// Programs with fixed work: name, command, and the paper's three times in s.
 const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
@@ -15,7 +15,7 @@ const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
     ("btree", "btree --operations 1200000", [63.732_426, 63.181_360, 67.768_769]),
 ];
 
-/// Without sampling as far as the options allow, samples alone, and samples with stacks.
+/// Settings: no sampling as far as the options allow, samples alone, and samples with stacks.
 const SETTINGS: [(&str, &[&str]); 3] = [
     ("control", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("samples", &["-F", "1000", "--depth", "0"]),
@@ -37,7 +37,7 @@ cost of a sample on KVM. Times are the programs' own CPU times. They continue wh
 guest cannot see this.";
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let script: Vec<String> = PROGRAMS.iter().map(|(_, command, _)| (*command).to_owned()).collect();
     let mut times: BTreeMap<(&str, &str), Vec<f64>> = BTreeMap::new();
     let mut measured = String::new();
@@ -53,7 +53,7 @@ pub fn run(runs: usize) -> Result<Section> {
             measured = setting(&rusage(&run)?, runs);
         }
     }
-    let mut table = Table::new(&["program", "", "control", "samples", "", "samples and stacks", ""]);
+    let mut table = MarkdownTable::new(&["program", "", "control", "samples", "", "samples and stacks", ""]);
     for (name, _, paper) in PROGRAMS {
         let [control, samples, written] = paper;
         let row = |who: &str, control: f64, samples: f64, written: f64| {
@@ -78,5 +78,5 @@ pub fn run(runs: usize) -> Result<Section> {
         table.markdown(),
         scatter(times.values())
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }

@@ -11,12 +11,12 @@ const TOP: f64 = 34.0;
 const BOTTOM: f64 = 78.0;
 /// Colours that differ in brightness too, and stand out from white as well as from black.
 const COLOURS: [&str; 4] = ["#d1495b", "#2f81c7", "#3f9b5f", "#9a6fd0"];
-/// Different strokes, for those who do not tell the colours apart.
+/// Different strokes, for readers who do not distinguish the colours.
 const STROKES: [&str; 4] = ["", "6 3", "2 3", "9 3 2 3"];
 
 /// One line of a plot.
 #[derive(Debug, Clone)]
-pub struct Line {
+pub struct PlotLine {
     /// Its name in the legend.
     pub name: String,
     /// In the order of x.
@@ -25,25 +25,25 @@ pub struct Line {
 
 /// A plot.
 #[derive(Debug)]
-pub struct Plot<'a> {
-    /// What is shown.
+pub struct LinePlot<'a> {
+    /// Title.
     pub title: &'a str,
     /// Name and unit of the horizontal axis.
     pub x: &'a str,
     /// Name and unit of the vertical axis.
     pub y: &'a str,
     /// At most four.
-    pub lines: Vec<Line>,
+    pub lines: Vec<PlotLine>,
 }
 
-impl Plot<'_> {
-    /// The file.
+impl LinePlot<'_> {
+    /// Returns the file.
     pub fn svg(&self) -> String {
         let top_of = |part: fn(&(f64, f64)) -> f64| {
             let points = self.lines.iter().flat_map(|line| &line.points);
             points.map(part).fold(0.0, f64::max)
         };
-        let (x, y) = (Axis::up_to(top_of(|p| p.0)), Axis::up_to(top_of(|p| p.1)));
+        let (x, y) = (PlotAxis::up_to(top_of(|p| p.0)), PlotAxis::up_to(top_of(|p| p.1)));
         let at_x = |value: f64| LEFT + value / x.end * (WIDTH - LEFT - RIGHT);
         let at_y = |value: f64| HEIGHT - BOTTOM - value / y.end * (HEIGHT - TOP - BOTTOM);
         let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
@@ -98,7 +98,7 @@ impl Plot<'_> {
         &self,
         svg: &mut String,
         index: usize,
-        line: &Line,
+        line: &PlotLine,
         at_x: &dyn Fn(f64) -> f64,
         at_y: &dyn Fn(f64) -> f64,
     ) {
@@ -123,13 +123,13 @@ impl Plot<'_> {
     }
 }
 
-/// From zero to a round number.
-struct Axis {
+/// Returns the axis from zero to a round number.
+struct PlotAxis {
     end: f64,
     step: f64,
 }
 
-impl Axis {
+impl PlotAxis {
     fn up_to(greatest: f64) -> Self {
         let greatest = if greatest > 0.0 { greatest } else { 1.0 };
         let power = 10f64.powf((greatest / 5.0).log10().floor());
@@ -144,7 +144,7 @@ impl Axis {
             .collect()
     }
 
-    /// With as many digits as the step needs.
+    /// Formats a value with as many digits as the step needs.
     fn label(&self, value: f64) -> String {
         let digits = if self.step >= 1.0 {
             0
@@ -168,17 +168,19 @@ mod tests {
     #[test]
     fn axes_end_at_round_numbers() {
         for (greatest, end, marks) in [(9.3, 10.0, 6), (1.0, 1.0, 6), (0.43, 0.5, 6), (250.0, 250.0, 6)] {
-            let axis = Axis::up_to(greatest);
+            let axis = PlotAxis::up_to(greatest);
             assert!((axis.end - end).abs() < 1e-9, "{greatest}: {}", axis.end);
             assert_eq!(axis.marks().len(), marks, "{greatest}");
         }
-        assert!((Axis::up_to(0.0).end - 1.0).abs() < 1e-9);
+        assert!((PlotAxis::up_to(0.0).end - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn every_line_is_drawn_within_the_picture() {
-        let line = |name: &str, top: f64| Line { name: name.into(), points: vec![(0.0, 0.0), (9.0, top)] };
-        let plot = Plot { title: "a < b", x: "x", y: "y", lines: vec![line("one", 5.0), line("two", 3.0)] };
+        let line =
+            |name: &str, top: f64| PlotLine { name: name.into(), points: vec![(0.0, 0.0), (9.0, top)] };
+        let plot =
+            LinePlot { title: "a < b", x: "x", y: "y", lines: vec![line("one", 5.0), line("two", 3.0)] };
         let svg = plot.svg();
         assert_eq!(svg.matches("<polyline").count(), 4, "{svg}");
         assert!(svg.contains("a &lt; b") && svg.contains("one") && svg.contains("two"));

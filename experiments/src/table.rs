@@ -2,13 +2,13 @@
 
 /// A Markdown table.
 #[derive(Debug)]
-pub struct Table {
+pub struct MarkdownTable {
     text: String,
     columns: usize,
 }
 
-impl Table {
-    /// A table with these headings.
+impl MarkdownTable {
+    /// Creates a table with these headings.
     pub fn new(headings: &[&str]) -> Self {
         let mut table = Self { text: String::new(), columns: headings.len() };
         table.row(headings.iter().map(ToString::to_string));
@@ -20,20 +20,21 @@ impl Table {
     /// Adds a row.
     ///
     /// # Panics
-    /// It has another number of cells than the headings.
+    /// Panics if the row has another number of cells than the headings.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let cells: Vec<String> = cells.into_iter().collect();
         assert_eq!(cells.len(), self.columns, "{cells:?}");
         self.text.push_str(&format!("| {} |\n", cells.join(" | ")));
     }
 
-    /// As text, with a newline after each line.
+    /// Returns the text, with a newline after each line.
     pub fn markdown(self) -> String {
         self.text
     }
 }
 
-/// The middle of the values; the mean of the two middle ones of an even number; `None` without a value.
+/// Returns the middle of the values; the mean of the two middle ones of an even number; `None` without a
+/// value.
 pub fn median(values: &[f64]) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -45,7 +46,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// The standard deviation of values, as a part of their mean; `None` of fewer than two.
+/// Returns the standard deviation of values, as a part of their mean; `None` of fewer than two.
 pub fn deviation(values: &[f64]) -> Option<f64> {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count;
@@ -53,7 +54,7 @@ pub fn deviation(values: &[f64]) -> Option<f64> {
     (values.len() > 1 && mean > 0.0).then(|| (squares / (count - 1.0)).sqrt() / mean)
 }
 
-/// How far values of the same thing lie apart at most, as a sentence.
+/// Describes the largest distance between values of the same thing, as a sentence.
 pub fn scatter<'a>(groups: impl IntoIterator<Item = &'a Vec<f64>>) -> String {
     let apart = |values: &Vec<f64>| {
         let least = values.iter().copied().fold(f64::INFINITY, f64::min);
@@ -68,17 +69,17 @@ pub fn scatter<'a>(groups: impl IntoIterator<Item = &'a Vec<f64>>) -> String {
     }
 }
 
-/// Seconds of a number of nanoseconds, with two digits.
+/// Formats nanoseconds as seconds, with two digits.
 pub fn seconds(ns: u64) -> String {
     format!("{:.2} s", ns as f64 / 1e9)
 }
 
-/// How much more `value` is than `base`, in percent.
+/// Formats the excess of `value` over `base`, in percent.
 pub fn more(value: f64, base: f64) -> String {
     format!("{:+.1} %", (value / base - 1.0) * 100.0)
 }
 
-/// "one run", "medians of 5 runs".
+/// Formats the number of runs: "one run", "medians of 5 runs".
 pub fn count_of_runs(runs: usize) -> String {
     if runs == 1 { "one run".to_owned() } else { format!("medians of {runs} runs") }
 }
@@ -89,7 +90,7 @@ mod tests {
 
     #[test]
     fn tables_are_markdown() {
-        let mut table = Table::new(&["what", "how much"]);
+        let mut table = MarkdownTable::new(&["what", "how much"]);
         table.row([String::from("a"), seconds(1_234_000_000)]);
         assert_eq!(table.markdown(), "| what | how much |\n|---|---|\n| a | 1.23 s |\n");
     }

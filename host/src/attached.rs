@@ -26,11 +26,11 @@ fn tell(session: &Session, events: Vec<AttachEvent>) {
                     PauseCause::Signal => STOPPED,
                 };
                 session.event("paused", why);
-                session.stands(Some(why));
+                session.set_stopped(Some(why));
             }
             AttachEvent::Resumed => {
                 session.event("paused", "the virtual machine runs on");
-                session.stands(None);
+                session.set_stopped(None);
             }
             AttachEvent::Plugged(number) => session.event(
                 "missing",

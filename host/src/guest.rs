@@ -161,7 +161,7 @@ pub async fn run(
     let mut observers = observers.into_iter();
     let mut machine =
         Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
-    session.attach(&mut machine);
+    session.bind(&mut machine);
     if let Err(error) = session.start(machine.memory()) {
         machine.stop();
         machine.wait(Some(STOP_LIMIT))?;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use sampler::Status;
+use sampler::SessionStatus;
 use tokio::sync::{mpsc, watch};
 
 use crate::protocol::Control;
@@ -51,7 +51,7 @@ pub enum Phase {
     /// Before the guest: what is being done.
     Preparing(String),
     /// The guest runs.
-    Running(Status),
+    Running(SessionStatus),
 }
 
 /// Makes both sides.

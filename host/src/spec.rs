@@ -7,8 +7,8 @@ use std::time::Duration;
 use attach::AttachmentEnd;
 use images::ImageError;
 use images::contents::{DiskContents, ImageFormat};
-use sampler::conditions::Wait;
-use sampler::{RecordingConfig, Totals};
+use sampler::conditions::RunTrigger;
+use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, MachineEnd};
 
@@ -27,7 +27,7 @@ pub struct RunSpec {
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Conditions that are waited for from the start on.
-    pub waits: Vec<Wait>,
+    pub waits: Vec<RunTrigger>,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -70,7 +70,7 @@ pub struct Outcome {
     /// How the guest ended.
     pub end: GuestEnd,
     /// What was recorded.
-    pub totals: Totals,
+    pub totals: SessionTotals,
     /// How often the portable host had to be started anew.
     pub host_restarts: u32,
 }

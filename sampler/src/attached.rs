@@ -1,152 +1,20 @@
-//! The observer of a vCPU that runs in another VMM: the same sample, and a clock that rests on the host's scheduler.
+//! Observer of a vCPU that runs in another VMM: the same sample, and a clock based on the host's scheduler
+//! ([`crate::microstate`]).
 //!
-//! Behind a GDB stub there are no threads at all: stops are exact, and everything else is by ticks.
-//!
-//! A thread that is looked at from outside has no entries and exits to stamp. The scheduler's books say exactly how long it
-//! ran, waited and was blocked; what it did in the time that it ran, and what it was blocked in, the ticks tell:
-//!
-//! ```text
-//!  wall ─┬─ waiting                          exact
-//!        ├─ ran      ─┬─ guest, halted, vmm  by ticks        [`Seen`]
-//!        └─ blocked  ─┬─ sampler             the stops
-//!                     ├─ paused              from the tick that finds it so to the one that does not
-//!                     └─ halted, vmm         by ticks
-//! ```
+//! Behind a GDB stub there are no threads: stops are exact, and all other times are by ticks.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use attach::StopMemory;
 use vmm::{MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
-use crate::microstate::clock::{Place, Places};
-use crate::microstate::host::{ThreadReader, ThreadTimes, schedstat_of};
+use crate::microstate::clock::ThreadState;
+use crate::microstate::foreign::TickFinding;
+use crate::microstate::host::{ThreadReader, schedstat_of};
 use crate::vcpu::VcpuSampler;
 use profile::clock::TickHold;
-use profile::rows::Microstates;
 
-/// What ticks of an attached vCPU have found its thread at.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sight {
-    /// On a CPU, in the guest.
-    Guest,
-    /// On a CPU, polling for a wake-up of the halted guest.
-    Polling,
-    /// On a CPU, in the VMM.
-    Vmm,
-    /// Blocked, the guest being halted.
-    Halted,
-    /// Blocked in the VMM.
-    VmmBlocked,
-}
-
-/// How many ticks have found what. Written by the thread that ticks, read by the collector.
-#[derive(Debug, Default)]
-pub(crate) struct Seen([AtomicU64; 5]);
-
-impl Seen {
-    pub(crate) fn note(&self, what: Sight) {
-        self.0[what as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Ticks that have found one of these.
-    fn sum(&self, of: &[Sight]) -> u64 {
-        of.iter().map(|sight| self.0[*sight as usize].load(Ordering::Relaxed)).sum()
-    }
-
-    /// `ns` times the part of `what` among the ticks that have found one of `all`; 0 without any.
-    fn part(&self, ns: u64, what: Sight, all: &[Sight]) -> u64 {
-        let count = |sight: Sight| u128::from(self.0[sight as usize].load(Ordering::Relaxed));
-        let of: u128 = all.iter().map(|sight| count(*sight)).sum();
-        if of == 0 {
-            return 0;
-        }
-        u64::try_from(u128::from(ns) * count(what) / of).unwrap_or(ns)
-    }
-}
-
-/// All that ticks have found. Without the scheduler's books, ticks divide all time and not only that on a CPU.
-const ALL: [Sight; 5] = [Sight::Guest, Sight::Polling, Sight::Vmm, Sight::Halted, Sight::VmmBlocked];
-/// What of it a thread is on a CPU for.
-const ON_CPU: [Sight; 3] = [Sight::Guest, Sight::Polling, Sight::Vmm];
-
-/// What ticks divide the guest's time from: all of a thread's sights where the scheduler says nothing.
-fn divided(times: Option<ThreadTimes>) -> &'static [Sight] {
-    if times.is_some() { &ON_CPU } else { &ALL }
-}
-
-/// Relative standard error of the time in the guest that [`split`] makes of the same: it is a part of an exact time, and how
-/// large a part only ticks tell. What KVM says it `polled` for is not theirs.
-pub(crate) fn guest_error(
-    states: &Microstates,
-    times: Option<ThreadTimes>,
-    seen: &Seen,
-    polled: Option<u64>,
-) -> f64 {
-    let all = divided(times);
-    let away: Vec<Sight> = all
-        .iter()
-        .copied()
-        .filter(|sight| *sight != Sight::Guest && (polled.is_none() || *sight != Sight::Polling))
-        .collect();
-    let (all, away) = (seen.sum(all), seen.sum(&away));
-    if all == 0 || away == 0 || states.guest == 0 {
-        return 0.0;
-    }
-    let part = away as f64 / all as f64;
-    let divided_ns = match times {
-        Some(times) => times.run_ns as f64,
-        None => states.guest.saturating_add(states.halted).saturating_add(states.vmm) as f64,
-    };
-    divided_ns * (part * (1.0 - part) / all as f64).sqrt() / states.guest as f64
-}
-
-/// Where the time of an attached vCPU's thread went: exact by the scheduler's books, split by what ticks have seen. KVM
-/// tells how long it `polled` where it tells anything.
-pub(crate) fn split(
-    places: &Places,
-    times: Option<ThreadTimes>,
-    seen: &Seen,
-    polled: Option<u64>,
-) -> Microstates {
-    let wall = places.wall();
-    let on = divided(times);
-    // Without books ticks divide all of it but the stops.
-    let run_ns = wall.saturating_sub(places.sampler).saturating_sub(places.paused);
-    let with_books = times.is_some();
-    let times = times.unwrap_or(ThreadTimes { run_ns, waited_ns: 0 });
-    let ran = times.run_ns.min(wall);
-    let waiting = times.waited_ns.min(wall - ran);
-    let blocked = wall - ran - waiting;
-    let sampler = places.sampler.min(blocked);
-    let paused = places.paused.min(blocked - sampler);
-    let asleep = blocked - sampler - paused;
-    let part = |sight| seen.part(ran, sight, on);
-    let vmm_on = part(Sight::Vmm);
-    let polling = polled.unwrap_or_else(|| part(Sight::Polling)).min(ran - vmm_on);
-    let vmm_off = match with_books {
-        true => seen.part(asleep, Sight::VmmBlocked, &[Sight::Halted, Sight::VmmBlocked]),
-        false => part(Sight::VmmBlocked).min(ran - vmm_on - polling),
-    };
-    let (ran, asleep) = match with_books {
-        true => (ran, asleep - vmm_off),
-        false => {
-            let halted = part(Sight::Halted).min(ran - vmm_on - polling - vmm_off);
-            (ran - vmm_off - halted, asleep + halted)
-        }
-    };
-    Microstates {
-        guest: ran - vmm_on - polling,
-        halted: asleep + polling,
-        waiting,
-        kvm: 0,
-        vmm: vmm_on + vmm_off,
-        sampler,
-        paused,
-    }
-}
-
-/// The thread of a vCPU that has none: of no process, and without a number.
+/// Thread of a vCPU without one: in no process, and without a number.
 const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
 
 /// Observer of a foreign vCPU.
@@ -167,7 +35,7 @@ impl Observer<StopMemory> for AttachedSampler {
         self.0.attached_to((thread != NOBODY.thread).then(|| schedstat_of(process, thread)));
         let clock = &self.0.published().clock;
         clock.start_of(process, thread, now_ns, times);
-        clock.change(Place::Run, now_ns);
+        clock.change(ThreadState::Run, now_ns);
     }
 
     fn started(&mut self) -> Option<Duration> {
@@ -191,9 +59,9 @@ impl Observer<StopMemory> for AttachedSampler {
             activity
         });
         self.0.published().seen.note(match (halted, tick.blocked) {
-            (_, true) => Sight::Halted,
-            (true, false) => Sight::Polling,
-            (false, false) => Sight::Guest,
+            (_, true) => TickFinding::Halted,
+            (true, false) => TickFinding::Polling,
+            (false, false) => TickFinding::Guest,
         });
         next
     }
@@ -201,8 +69,8 @@ impl Observer<StopMemory> for AttachedSampler {
     fn missed(&mut self, reason: MissReason, due_ns: u64, now_ns: u64) -> Option<Duration> {
         self.0.published().clock.pause(reason == MissReason::Paused, now_ns);
         match reason {
-            MissReason::InVmm => self.0.published().seen.note(Sight::Vmm),
-            MissReason::BlockedInVmm => self.0.published().seen.note(Sight::VmmBlocked),
+            MissReason::InVmm => self.0.published().seen.note(TickFinding::Vmm),
+            MissReason::BlockedInVmm => self.0.published().seen.note(TickFinding::VmmBlocked),
             MissReason::Paused | MissReason::NotRun | MissReason::Traced => {}
         }
         self.0.next_after(due_ns, TickHold::since(now_ns))
@@ -210,82 +78,13 @@ impl Observer<StopMemory> for AttachedSampler {
 
     fn suspended(&mut self, from_ns: u64, to_ns: u64) {
         let clock = &self.0.published().clock;
-        clock.change(Place::Sampler, from_ns);
-        clock.change(Place::Run, to_ns);
+        clock.change(ThreadState::Sampler, from_ns);
+        clock.change(ThreadState::Run, to_ns);
     }
 
     fn stopped(&mut self) {
         let clock = &self.0.published().clock;
         let times = clock.reader().and_then(|reader| reader.read());
         clock.end(monotonic_ns(), times);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn seen(counts: [u64; 5]) -> Seen {
-        Seen(counts.map(AtomicU64::new))
-    }
-
-    #[test]
-    fn books_are_exact_and_ticks_split_them() {
-        let places = Places { run: 980, sampler: 20, ..Places::default() };
-        let times = Some(ThreadTimes { run_ns: 400, waited_ns: 80 });
-        // 1,000 of wall, 520 blocked, of which 20 in stops.
-        let split = split(&places, times, &seen([60, 20, 20, 40, 10]), None);
-        assert_eq!((split.guest, split.vmm, split.halted), (240, 80 + 100, 400 + 80));
-        assert_eq!((split.waiting, split.sampler, split.wall()), (80, 20, 1_000));
-        let bare = super::split(&places, None, &seen([60, 20, 20, 40, 10]), None);
-        // 980 by 150 sights: 60 of the guest, 20 + 40 of halts, 20 + 10 of the VMM.
-        assert_eq!((bare.guest, bare.halted, bare.vmm, bare.sampler), (394, 391, 195, 20), "without books");
-        let told = super::split(&places, times, &seen([60, 20, 20, 40, 10]), Some(100));
-        assert_eq!((told.guest, told.halted, told.wall()), (220, 500, 1_000));
-        let held = Places { run: 680, paused: 300, ..places };
-        let held = super::split(&held, times, &seen([60, 20, 20, 40, 10]), None);
-        assert_eq!((held.paused, held.vmm, held.halted, held.wall()), (300, 80 + 40, 160 + 80, 1_000));
-    }
-
-    /// By the spread of many divisions: so many ticks, each of which finds the VMM by this chance.
-    #[test]
-    fn the_error_of_the_guests_time_is_that_of_its_division() {
-        use rand::rngs::ChaCha8Rng;
-        use rand::{RngExt, SeedableRng};
-        let mut random = ChaCha8Rng::seed_from_u64(5);
-        let places = Places { run: 1_000_000_000, ..Places::default() };
-        let times = Some(ThreadTimes { run_ns: 800_000_000, waited_ns: 0 });
-        for (vmm, books) in [(0.3, true), (0.05, true), (0.3, false)] {
-            let times = times.filter(|_| books);
-            let (mut squares, mut told) = (0.0, 0.0);
-            for _ in 0..1_000 {
-                let found = (0..500).filter(|_| random.random::<f64>() < vmm).count() as u64;
-                let seen = seen([500 - found, 0, found, 0, 0]);
-                let states = split(&places, times, &seen, None);
-                let truth = times.map_or(1e9, |times| times.run_ns as f64) * (1.0 - vmm);
-                squares += (states.guest as f64 / truth - 1.0).powi(2) / 1_000.0;
-                told += guest_error(&states, times, &seen, None).powi(2) / 1_000.0;
-            }
-            let ratio = (squares / told).sqrt();
-            assert!((0.93..1.07).contains(&ratio), "{vmm} {books}: {ratio}");
-        }
-        assert!(guest_error(&Microstates::default(), times, &seen([0; 5]), None) <= 0.0);
-    }
-
-    proptest! {
-        /// Whatever the books and ticks say, the states add up to the wall time.
-        #[test]
-        fn states_add_up(
-            run in 0_u64..1 << 50, sampler in 0_u64..1 << 50, paused in 0_u64..1 << 50, ran in any::<u64>(),
-            waited in any::<u64>(),
-            counts in prop::array::uniform5(0_u64..1 << 50), polled in prop::option::of(any::<u64>()),
-        ) {
-            let places = Places { run, sampler, paused, ..Places::default() };
-            let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
-            let states = split(&places, times, &seen(counts), polled);
-            prop_assert_eq!(states.wall(), run + sampler + paused);
-        }
     }
 }

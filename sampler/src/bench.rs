@@ -9,32 +9,32 @@ use linux::{CurrentContext, IrqContext, Missing, TaskSnapshot};
 use vmm::{GuestMemoryMmap, TickContext};
 
 use crate::VcpuSampler;
-use crate::capacity::Capacity;
-use crate::collector::resolver::Resolver;
-use crate::record::Record;
+use crate::capacity::QueueCapacity;
+use crate::record::SampleRecord;
+use crate::resolve::resolver::SampleResolver;
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};
-pub use stopped::{StackFigures, Stopped, stack_figures};
+pub use stopped::{StackFigures, StoppedGuest, stack_figures};
 use vmm::monotonic_ns;
 
-/// What something took.
+/// Cost of a measured operation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Time on the wall.
+pub struct MeasuredCost {
+    /// Elapsed time.
     pub wall: Duration,
-    /// Time of this thread on a processor: the figure to compare where other programs run too.
+    /// CPU time of this thread: the figure to compare when other programs run, too.
     pub cpu: Duration,
 }
 
-/// Runs `what` and measures it.
-pub fn measured<T>(what: impl FnOnce() -> T) -> (Cost, T) {
+/// Runs `what` and measures its cost.
+pub fn measured<T>(what: impl FnOnce() -> T) -> (MeasuredCost, T) {
     let (wall, cpu) = (Instant::now(), thread_cpu());
     let value = what();
-    (Cost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)
+    (MeasuredCost { wall: wall.elapsed(), cpu: thread_cpu().saturating_sub(cpu) }, value)
 }
 
-/// CLOCK_THREAD_CPUTIME_ID.
+/// Returns the thread's CPU time (CLOCK_THREAD_CPUTIME_ID).
 fn thread_cpu() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a valid timespec that outlives the call; the clock exists on every Linux.
@@ -45,26 +45,26 @@ fn thread_cpu() -> Duration {
 /// Samples per batch, as in a run at a high rate.
 const BATCH: u64 = 8_192;
 
-/// Why a measurement has no result.
+/// Reasons why a measurement has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum BenchError {
-    /// The sink did not take a batch.
+    /// The sink has rejected a batch.
     #[error(transparent)]
     Write(#[from] SinkError),
-    /// The guest's kernel is not understood.
+    /// The guest's kernel cannot be read.
     #[error("the guest is not understood: {0}")]
     Missing(#[from] Missing),
-    /// Samples of the guest are not all that they could be.
+    /// Samples of the guest are incomplete.
     #[error("the guest is not understood: {0}")]
     NotRead(String),
-    /// A sample came without its stack.
+    /// A sample has no stack.
     #[error("a sample has no stack")]
     NoStack,
 }
 
-/// The `n`th record of a made-up run: 2 vCPUs, 64 processes, half user code with 20,000 addresses, half kernel code with
-/// 2,000 addresses, a tenth of that in interrupts.
-fn record(n: u64) -> Record {
+/// Returns the `n`th record of a made-up run: 2 vCPUs, 64 processes, half user code with 20,000 addresses,
+/// half kernel code with 2,000 addresses, a tenth of that in interrupts.
+fn record(n: u64) -> SampleRecord {
     // A fixed permutation of 32 bits (Knuth's multiplicative hash): spread out, and the same in every run.
     let spread = n.wrapping_mul(2_654_435_761) & 0xffff_ffff;
     let slot = (spread >> 16) % 64;
@@ -83,7 +83,7 @@ fn record(n: u64) -> Record {
         comm,
         kernel_thread: false,
     };
-    Record {
+    SampleRecord {
         time_ns: n * 500_000,
         late_ns: 20_000 + spread % 50_000,
         rip: if user { 0x55_0000_0000 + spread % 20_000 } else { 0xffff_ffff_8100_0000 + spread % 2_000 },
@@ -104,17 +104,17 @@ fn record(n: u64) -> Record {
     }
 }
 
-/// Sends `samples` made-up samples through the resolver to `sink`, on this thread, as the collector does. `change` may change
-/// each row, by its number, before it is written.
+/// Sends `samples` made-up samples through the resolver to `sink`, on this thread, as the collector does.
+/// `change` may change each row, by its number, before the row is written.
 ///
 /// # Errors
-/// The sink does not take a batch.
+/// Returns the sink's error.
 pub fn collect_samples(
     sink: &mut dyn Sink,
     samples: u64,
     mut change: impl FnMut(u64, &mut SampleRow),
 ) -> Result<(), SinkError> {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     for n in 0..samples {
         resolver.sample(u8::from(n % 4 > 1), &record(n), None, &mut batch);
@@ -129,14 +129,18 @@ pub fn collect_samples(
     sink.write(&batch)
 }
 
-/// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without the reading of the
-/// current task.
-pub fn serve_ticks(ticks: u32) -> Cost {
+/// Serves `ticks` ticks of one vCPU on made-up registers and empty memory: the record path without reading
+/// the current task.
+pub fn serve_ticks(ticks: u32) -> MeasuredCost {
     let intervals = Intervals::new(ClockKind::Uniform, 1_000.0, 1, 0);
-    let (mut sampler, mut ends, _) =
-        VcpuSampler::new(0, intervals, Capacity { ring: 1_024, pool: 1, reserve: 0 }, Default::default());
+    let (mut sampler, mut ends, _) = VcpuSampler::new(
+        0,
+        intervals,
+        QueueCapacity { ring: 1_024, pool: 1, reserve: 0 },
+        Default::default(),
+    );
     let Ok(memory) = GuestMemoryMmap::<()>::from_ranges(&[(vm_memory::GuestAddress(0), 0x1000)]) else {
-        return Cost::default();
+        return MeasuredCost::default();
     };
     let (regs, sregs) = (kvm_regs::default(), kvm_sregs::default());
     let serve = || {

@@ -1,24 +1,25 @@
-//! Room for the samples of one vCPU between its thread and the collector, by the sampling rate and within bounds of memory.
+//! Capacity of the queues between a vCPU's thread and the collector: by the sampling rate, within bounds of
+//! memory.
 
 use std::mem::size_of;
 
 use linux::StackCopy;
 
-use crate::record::Sampled;
+use crate::record::SampleMessage;
 
-/// A ring holds at least this many seconds of samples, as far as memory allows: longer than a disk stalls.
+/// Seconds of samples that a ring holds at least, as far as memory allows: longer than a disk stalls.
 const RING_SECONDS: f64 = 4.0;
-/// All rings together take at most this many bytes.
+/// Bytes of all rings together, at most.
 const RINGS_BYTES: usize = 16 << 20;
-/// A pool holds the stacks of this many seconds, as far as memory allows: some rounds of the collector. All of it is used in
-/// turn, so that all of it takes memory.
+/// Seconds of stacks that a pool holds, as far as memory allows: some rounds of the collector. The buffers
+/// are used in turn, so all of them take memory.
 const POOL_SECONDS: f64 = 0.03;
-/// All pools together take at most this many bytes.
+/// Bytes of all pools together, at most.
 const POOLS_BYTES: usize = 16 << 20;
-/// Boxes for stacks beside the pool, which a collector that is held up needs: together room for at most this many bytes,
-/// which takes memory only while stacks are in it.
+/// Bytes of all reserves together, at most: buffers for a collector that is late. A reserve takes memory only
+/// while it holds stacks.
 const RESERVES_BYTES: usize = 128 << 20;
-/// With its reserve a pool holds the stacks of this many seconds, as far as memory allows.
+/// Seconds of stacks that a pool and its reserve hold, as far as memory allows.
 const RESERVE_SECONDS: f64 = 2.0;
 /// The smallest pool, stacks.
 const POOL_LEAST: usize = 8;
@@ -27,7 +28,7 @@ const RING_LEAST: usize = 256;
 
 /// Sizes of the queues of one vCPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Capacity {
+pub(crate) struct QueueCapacity {
     /// Records in the ring.
     pub ring: usize,
     /// Stacks in the pool.
@@ -36,11 +37,12 @@ pub(crate) struct Capacity {
     pub reserve: usize,
 }
 
-impl Capacity {
-    /// For a mean rate in Hz and at most `depth` frames of a stack.
+impl QueueCapacity {
+    /// Returns the sizes for a mean rate in Hz and stacks of at most `depth` frames.
     pub fn new(rate_hz: f64, vcpus: u8, depth: usize) -> Self {
         let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
-        let ring = samples(rate_hz, RING_SECONDS).clamp(RING_LEAST, share(RINGS_BYTES, size_of::<Sampled>()));
+        let ring =
+            samples(rate_hz, RING_SECONDS).clamp(RING_LEAST, share(RINGS_BYTES, size_of::<SampleMessage>()));
         if depth == 0 {
             return Self { ring, pool: 1, reserve: 0 };
         }
@@ -51,7 +53,7 @@ impl Capacity {
     }
 }
 
-/// Samples in so many seconds.
+/// Returns the number of samples in this many seconds.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -67,16 +69,18 @@ mod tests {
 
     #[test]
     fn rings_hold_seconds_and_stay_within_memory() {
-        assert_eq!(Capacity::new(1_000.0, 2, 0).ring, 4_000);
+        assert_eq!(QueueCapacity::new(1_000.0, 2, 0).ring, 4_000);
         for rate in [f64::NAN, -1.0, 0.0, 1.0] {
-            assert_eq!(Capacity::new(rate, 1, 127).ring, RING_LEAST);
+            assert_eq!(QueueCapacity::new(rate, 1, 127).ring, RING_LEAST);
         }
         for vcpus in [0, 1, 64, 255] {
-            let Capacity { ring, pool, reserve } = Capacity::new(f64::INFINITY, vcpus, 127);
+            let QueueCapacity { ring, pool, reserve } = QueueCapacity::new(f64::INFINITY, vcpus, 127);
             assert!(pool >= POOL_LEAST);
             assert!(vcpus > 32 || pool * StackCopy::BYTES * usize::from(vcpus) <= POOLS_BYTES);
             assert!(reserve * StackCopy::BYTES * usize::from(vcpus) <= RESERVES_BYTES);
-            assert!(ring >= RING_LEAST && ring * size_of::<Sampled>() * usize::from(vcpus) <= RINGS_BYTES);
+            assert!(
+                ring >= RING_LEAST && ring * size_of::<SampleMessage>() * usize::from(vcpus) <= RINGS_BYTES
+            );
         }
     }
 }

@@ -1,8 +1,9 @@
-//! Ways in to parsers that are reached only through a running guest, for the fuzz targets.
+//! Entry points to parsers that are otherwise reached only through a running guest, for the fuzz targets.
 
-use crate::collector::PerfMap;
+use crate::resolve::PerfMap;
 
-/// Reads `text` as a `/tmp/perf-PID.map` and looks `addresses` up in it; the name and the range of each that is found.
+/// Parses `text` as a `/tmp/perf-PID.map` and looks `addresses` up in it. Returns the range and the name of
+/// each function that is found.
 pub fn perf_map(text: &[u8], addresses: &[u64]) -> Vec<(u64, u64, String)> {
     let map = PerfMap::parse(text);
     assert!(map.memory() <= 32 << 20, "names of a map are bounded");

@@ -1,19 +1,20 @@
-//! What the guest's CLOCK_MONOTONIC is by the host's.
+//! Bounds of the guest's CLOCK_MONOTONIC, measured on the host's clock.
 //!
-//! A guest's kernel has its clock in memory as its last tick has left it. Two readings, each between two moments of the
-//! host's clock, bound the difference of the clocks from both sides:
+//! A guest's kernel keeps its clock in memory, as of its last tick. Two readings, each between two times of
+//! the host's clock, bound the difference of the clocks from both sides:
 //!
 //! ```text
 //! host    before1 ─ reading 1 ─ after1 ...... before2 ─ reading 2 ─ after2
 //! guest                            └─ a tick ─┘  at m + less than a tick's length
 //!         host - guest <= after2 - m                    the tick was before the reading's end
-//!         host - guest >= before1 - m - tick            and after the first reading's begin, which had not seen it
+//!         host - guest >= before1 - m - tick            and after the start of the first reading, which had
+//! not seen it
 //! ```
 
 use linux::GuestClock;
 
-/// How much faster or slower than the host's the guest's clock may be, as one part of so many: the most that NTP corrects
-/// a clock by is 500 ppm (`MAXFREQ`, include/linux/timex.h).
+/// Divisor of the time for the most that the guest's clock drifts from the host's: NTP corrects a clock by at
+/// most 500 ppm (`MAXFREQ`, include/linux/timex.h).
 const DRIFT: u64 = 2_000;
 
 /// Bounds of the host's clock minus the guest's, ns.
@@ -21,13 +22,13 @@ const DRIFT: u64 = 2_000;
 pub(crate) struct ClockBounds {
     low: Option<i64>,
     high: Option<i64>,
-    /// The last reading: when it began by the host's clock, and what it was.
+    /// The last reading: its start on the host's clock, and its value, ns.
     last: Option<(u64, u64)>,
     noted_ns: u64,
 }
 
 impl ClockBounds {
-    /// A reading between two moments of the host's monotonic clock, ns.
+    /// Adds a reading between two times of the host's monotonic clock, ns.
     pub(crate) fn note(&mut self, (before_ns, after_ns): (u64, u64), clock: GuestClock) {
         let high = difference(after_ns, clock.monotonic_ns);
         let low =
@@ -40,25 +41,25 @@ impl ClockBounds {
         self.low = wider_low.into_iter().chain(low).max();
         self.high = wider_high.into_iter().chain([high]).min();
         if self.low.zip(self.high).is_some_and(|(low, high)| low > high) {
-            // Not the clock it was: the guest slept, or another kernel runs.
+            // The clock has jumped: the guest slept, or another kernel runs.
             (self.low, self.high) = (low.filter(|&low| low <= high), Some(high));
         }
         self.last = Some((before_ns, clock.monotonic_ns));
         self.noted_ns = after_ns;
     }
 
-    /// Both bounds are there.
+    /// Returns true if both bounds are known.
     pub(crate) fn is_known(&self) -> bool {
         self.low.is_some() && self.high.is_some()
     }
 
-    /// They are as near to each other as they will come with such a tick.
+    /// Returns true if the bounds are as narrow as they get with ticks of this length.
     pub(crate) fn is_narrow(&self, tick_ns: u64) -> bool {
         let width = self.low.zip(self.high).map(|(low, high)| high.saturating_sub(low));
         width.is_some_and(|width| width <= signed(tick_ns.saturating_add(tick_ns / 4)))
     }
 
-    /// A moment of the guest's clock by the host's, ns, and how far from it the true one may be.
+    /// Converts a time of the guest's clock to the host's, ns; also returns the largest error, ns.
     pub(crate) fn to_host(self, monotonic_ns: u64) -> Option<(u64, u64)> {
         let (low, high) = self.low.zip(self.high)?;
         let half = high.saturating_sub(low).max(0) / 2;
@@ -84,20 +85,21 @@ mod tests {
 
     const TICK: u64 = 4_000_000;
 
-    /// A guest whose clock began at `zero` of the host's and is fast by so many ppm.
+    /// A guest whose clock began at `zero` of the host's and is fast by this many ppm.
     #[derive(Debug, Clone, Copy)]
-    struct Guest {
+    struct SimulatedClock {
         zero: u64,
         ppm: i64,
     }
 
-    impl Guest {
+    impl SimulatedClock {
         fn monotonic(self, host_ns: u64) -> u64 {
             let ns = signed(host_ns - self.zero);
             (ns + ns / 1_000_000 * self.ppm).cast_unsigned()
         }
 
-        /// At the last of its ticks, of which the first `late` ns after a whole one, and one in `ticks` happens.
+        /// Reads the clock of a guest whose first tick is `late` ns after a whole one, and of whose ticks one
+        /// in `ticks` happens.
         fn at_tick(self, host_ns: u64, late: u64, ticks: u64) -> GuestClock {
             let now = self.monotonic(host_ns);
             let done = now.saturating_sub(late) / (TICK * ticks) * (TICK * ticks);
@@ -111,7 +113,7 @@ mod tests {
             zero in 0_u64..1 << 40, ppm in -490_i64..490, late in 0..TICK, ticks in 1_u64..4,
             pauses in proptest::collection::vec(100_000_u64..900_000_000, 1..40), reading in 0_u64..300_000,
         ) {
-            let guest = Guest { zero, ppm };
+            let guest = SimulatedClock { zero, ppm };
             let (mut bounds, mut now) = (ClockBounds::default(), zero + 1_000_000_000);
             for pause in pauses {
                 for _ in 0..8 {
@@ -122,7 +124,7 @@ mod tests {
                 now += pause;
             }
             if let Some((host_ns, within_ns)) = bounds.to_host(guest.monotonic(now)) {
-                // The clock runs on since the last reading.
+                // The clock has run since the last reading.
                 let slack = (now - bounds.noted_ns) / DRIFT + 1_000;
                 prop_assert!(host_ns.abs_diff(now) <= within_ns + slack, "{host_ns} {now} {within_ns}");
             }
@@ -131,7 +133,7 @@ mod tests {
 
     #[test]
     fn some_ticks_make_it_known_to_a_tick_and_a_half() {
-        let guest = Guest { zero: 5_000, ppm: 20 };
+        let guest = SimulatedClock { zero: 5_000, ppm: 20 };
         let mut bounds = ClockBounds::default();
         assert_eq!(bounds.to_host(7), None);
         for n in 0..16 {

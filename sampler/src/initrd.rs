@@ -1,12 +1,12 @@
-//! The programs of the initrd that a guest was booted with, unpacked when one is first wanted.
+//! Programs of the initrd that a guest was booted with, unpacked when the first of them is wanted.
 //!
 //! ```text
 //! keep: packed bytes ──▶ temporary file     (before the guest runs)
 //! first wanted: a thread unpacks ──▶ temporary file of programs, their paths and places in memory
 //! ```
 //!
-//! Both files have no name and go with the process. The thread that walks stacks must not stand still for long, so
-//! whoever wants a file waits for a limited time, and then does without.
+//! Both files have no name and go with the process. The thread that walks stacks must not stop for long, so
+//! it waits for a file for a limited time and then continues without it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Seek, Write};
@@ -18,31 +18,31 @@ use std::time::{Duration, Instant};
 use images::initrd;
 use symbols::elf::ReadAt;
 
-/// Bytes that are written at once.
+/// Bytes per write.
 const BLOCK: usize = 256 << 10;
 
 /// An initrd whose programs can be read. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Initrd(Arc<Shared>);
+pub struct Initrd(Arc<SharedInitrd>);
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedInitrd {
+    state: Mutex<UnpackState>,
     unpacked: Condvar,
 }
 
-/// How far it is.
+/// Progress of the unpacking.
 #[derive(Debug)]
-enum State {
+enum UnpackState {
     Packed(File),
     Unpacking,
-    Unpacked(Arc<Programs>),
-    /// It has no programs that can be read.
+    Unpacked(Arc<ProgramIndex>),
+    /// The initrd has no programs that can be read.
     Nothing,
 }
 
 #[derive(Debug)]
-struct Programs {
+struct ProgramIndex {
     index: initrd::Initrd,
     file: File,
 }
@@ -51,30 +51,33 @@ impl Initrd {
     /// Keeps an initrd, as the guest's loader puts it into memory, in a temporary file.
     ///
     /// # Errors
-    /// There is no room for it.
+    /// Returns an error if there is no room for the file.
     pub fn keep(packed: &[u8]) -> io::Result<Self> {
         let mut file = tempfile::tempfile()?;
         file.write_all(packed)?;
         file.rewind()?;
-        Ok(Self(Arc::new(Shared { state: Mutex::new(State::Packed(file)), unpacked: Condvar::new() })))
+        Ok(Self(Arc::new(SharedInitrd {
+            state: Mutex::new(UnpackState::Packed(file)),
+            unpacked: Condvar::new(),
+        })))
     }
 
-    /// The program or library at `path`, an absolute path, if it is known before `patience` is used up; what was waited
-    /// is taken from it.
+    /// Opens the program or library at `path`, an absolute path, if the file is known before `patience` is
+    /// used up. Subtracts the time waited from `patience`.
     pub(crate) fn open(&self, path: &str, patience: &mut Duration) -> Option<Box<dyn ReadAt>> {
         let programs = self.programs(patience)?;
         let bytes = programs.index.find(path)?;
-        Some(Box::new(Program { programs, bytes }))
+        Some(Box::new(InitrdProgram { programs, bytes }))
     }
 
-    fn programs(&self, patience: &mut Duration) -> Option<Arc<Programs>> {
+    fn programs(&self, patience: &mut Duration) -> Option<Arc<ProgramIndex>> {
         let start = Instant::now();
         let mut state = self.start();
         loop {
             match &*state {
-                State::Unpacked(programs) => return Some(Arc::clone(programs)),
-                State::Nothing => return None,
-                State::Packed(_) | State::Unpacking => {}
+                UnpackState::Unpacked(programs) => return Some(Arc::clone(programs)),
+                UnpackState::Nothing => return None,
+                UnpackState::Packed(_) | UnpackState::Unpacking => {}
             }
             let left = patience.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -83,50 +86,50 @@ impl Initrd {
             }
             let waited = self.0.unpacked.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if !matches!(*state, State::Unpacking) {
+            if !matches!(*state, UnpackState::Unpacking) {
                 *patience = patience.saturating_sub(start.elapsed());
             }
         }
     }
 
-    /// Starts to unpack, if nobody has yet.
-    fn start(&self) -> MutexGuard<'_, State> {
+    /// Starts the unpacking, unless it was started before.
+    fn start(&self) -> MutexGuard<'_, UnpackState> {
         let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if let State::Packed(_) = *state
-            && let State::Packed(packed) = std::mem::replace(&mut *state, State::Unpacking)
+        if let UnpackState::Packed(_) = *state
+            && let UnpackState::Packed(packed) = std::mem::replace(&mut *state, UnpackState::Unpacking)
         {
             let shared = Arc::clone(&self.0);
             let thread = std::thread::Builder::new().name("initrd".to_owned());
             let started = thread.spawn(move || {
                 let programs = unpack(packed);
-                *shared.state.lock().unwrap_or_else(PoisonError::into_inner) =
-                    programs.map_or(State::Nothing, |programs| State::Unpacked(Arc::new(programs)));
+                *shared.state.lock().unwrap_or_else(PoisonError::into_inner) = programs
+                    .map_or(UnpackState::Nothing, |programs| UnpackState::Unpacked(Arc::new(programs)));
                 shared.unpacked.notify_all();
             });
             if started.is_err() {
-                *state = State::Nothing;
+                *state = UnpackState::Nothing;
             }
         }
         state
     }
 }
 
-/// Reads all of it; `None` where there is no room or no program.
-fn unpack(packed: File) -> Option<Programs> {
+/// Unpacks all programs; `None` if there is no room or no program.
+fn unpack(packed: File) -> Option<ProgramIndex> {
     let mut writer = BufWriter::with_capacity(BLOCK, tempfile::tempfile().ok()?);
     let index = initrd::Initrd::read(BufReader::new(packed), &mut writer);
     let file = writer.into_inner().ok()?;
     let any = index.paths().next().is_some();
-    any.then_some(Programs { index, file })
+    any.then_some(ProgramIndex { index, file })
 }
 
 /// One file of an initrd.
-struct Program {
-    programs: Arc<Programs>,
+struct InitrdProgram {
+    programs: Arc<ProgramIndex>,
     bytes: Range<u64>,
 }
 
-impl ReadAt for Program {
+impl ReadAt for InitrdProgram {
     fn len(&self) -> u64 {
         self.bytes.end - self.bytes.start
     }
@@ -185,7 +188,7 @@ mod tests {
 
     #[test]
     fn without_patience_nothing_is_waited_for() {
-        let shared = Shared { state: Mutex::new(State::Unpacking), unpacked: Condvar::new() };
+        let shared = SharedInitrd { state: Mutex::new(UnpackState::Unpacking), unpacked: Condvar::new() };
         let initrd = Initrd(Arc::new(shared));
         let mut patience = Duration::from_millis(1);
         assert!(initrd.open("/init", &mut patience).is_none());

@@ -1,30 +1,35 @@
-//! Samples vCPUs: the randomized clock, the per-vCPU record path, the collector, the profile file and the estimates.
+//! Sampling of vCPUs: the randomized clock, the per-vCPU record path, and the collector that writes the
+//! profile's rows.
 
 mod attached;
 #[cfg(feature = "bench")]
 pub mod bench;
-mod boxes;
+mod buffer_pool;
 mod capacity;
 mod collector;
 pub mod conditions;
+mod console;
 pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod guest_clock;
 mod initrd;
+mod kexec;
 mod memory;
 pub mod microstate;
-mod pace;
-mod presence;
 pub mod record;
+mod resolve;
+mod sampling_rate;
 pub mod session;
+mod shared;
 mod task_scan;
+mod task_state;
 mod vcpu;
 
 pub use attached::AttachedSampler;
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
 pub use session::{
-    Precision, RateOutOfRange, RecordingConfig, Session, SessionConfig, Status, Totals, VcpuSampler,
-    checked_rate,
+    PrecisionStatus, RateOutOfRange, RecordingConfig, Session, SessionConfig, SessionStatus, SessionTotals,
+    VcpuSampler, checked_rate,
 };

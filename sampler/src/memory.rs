@@ -1,4 +1,4 @@
-//! The memory of a guest, whoever runs it.
+//! Memory of a guest of this process, of another process, or of a GDB stub.
 
 use std::sync::Arc;
 
@@ -10,16 +10,16 @@ use vmm::GuestMemoryMmap;
 /// Guest physical memory. Cheap to clone.
 #[derive(Debug, Clone)]
 pub enum GuestMemory {
-    /// Of a machine of this process.
+    /// Memory of a machine of this process.
     Own(GuestMemoryMmap),
-    /// Of another VMM's.
+    /// Memory of another process's machine.
     Foreign(ForeignMemory),
-    /// Through a GDB stub.
+    /// Memory that a GDB stub reads.
     Stub(StubMemory),
 }
 
 impl GuestMemory {
-    /// The guest's kernel, where it was found already.
+    /// Returns the guest's kernel if it is already found.
     pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
         match self {
             Self::Own(_) | Self::Stub(_) => None,

@@ -1,12 +1,14 @@
-//! What is read at one tick, on the vCPU's own thread while the guest CPU stands still.
+//! Reads one sample at a tick, on the vCPU's own thread while the guest CPU is stopped.
 //!
-//! Everything here runs between two KVM_RUNs: no lock, no allocation, and no system call but the question for KVM's
-//! run state where the guest has most likely executed HLT.
+//! Everything here runs between two KVM_RUNs: no lock, no allocation, and no system call. The exception is
+//! the query of KVM's run state, made only where the guest has most likely executed HLT.
+
+use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{
-    AddressSpace, CurrentContext, CurrentReader, PhysAddr, PhysicalMemory, StackCopy, StackReader,
-    StackSample, VirtAddr,
+    AddressSpace, CurrentContext, CurrentReader, KernelIdentity, PhysAddr, PhysicalMemory, StackCopy,
+    StackReader, StackSample, VirtAddr,
 };
 use symbols::Registers;
 use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
@@ -17,32 +19,40 @@ use profile::rows::VcpuState;
 /// Kernel addresses are the upper half, whatever the number of page table levels.
 pub(crate) const KERNEL_HALF: u64 = 1 << 63;
 
-/// Reads what belongs to a sample out of the guest's kernel, once that was found.
+/// Readers of the parts of a sample that are in the guest's kernel, set once the kernel is found.
 #[derive(Debug)]
-pub struct Readers {
-    /// The current task of each vCPU.
+pub struct GuestReaders {
+    /// Reader of the current task of each vCPU.
     pub current: CurrentReader,
-    /// Its stacks, and the bytes of user stack to copy; `None` when no stacks are wanted or they cannot be found.
+    /// Reader of the task's stacks, and the bytes of user stack to copy. `None` without call stacks: not
+    /// wanted, or the kernel's stacks cannot be found.
     pub stacks: Option<(StackReader, usize)>,
 }
 
-/// A sample with its stacks, as it travels through the ring.
+/// Cells that the finder sets once it knows the kernel, and that the vCPUs' threads read. Clones share them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct GuestCells {
+    pub readers: Arc<OnceLock<GuestReaders>>,
+    pub identity: Arc<OnceLock<KernelIdentity>>,
+}
+
+/// A sample with its stacks, as the ring carries it.
 #[derive(Debug, Default)]
-pub struct Sampled {
-    /// What was read.
-    pub record: Record,
-    /// Copied stacks. The box belongs to the vCPU's pool, to which it goes back.
+pub struct SampleMessage {
+    /// The sample.
+    pub record: SampleRecord,
+    /// Copied stacks. The buffer belongs to the vCPU's pool and returns there.
     pub stack: Option<Box<StackCopy>>,
-    /// Stacks were wanted, but all boxes of the pool were under way.
+    /// Stacks were wanted, but all buffers of the pool were in use.
     pub stack_missed: bool,
 }
 
-/// One sample as it travels through the ring: fixed size, nothing resolved.
+/// One sample as the ring carries it: fixed size, nothing resolved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Record {
+pub struct SampleRecord {
     /// When the tick was served, CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// How late the tick was served, ns.
+    /// Delay from the due time to the serving of the tick, ns.
     pub late_ns: u64,
     /// Linear address of the next instruction.
     pub rip: u64,
@@ -54,44 +64,44 @@ pub struct Record {
     pub cpl: u8,
     /// RFLAGS.IF.
     pub interrupts_on: bool,
-    /// In long mode with paging: CR3 may lead to a 64-bit kernel.
+    /// Long mode with paging is on: CR3 may lead to a 64-bit kernel.
     pub long_mode: bool,
     /// CR4.LA57: five levels of page tables.
     pub five_level: bool,
-    /// Executed HLT, or was not started yet.
+    /// The vCPU has executed HLT, or was not started yet.
     pub halted: bool,
-    /// What the vCPU was in when the tick came.
+    /// State of the vCPU when the tick came.
     pub vcpu_state: VcpuState,
-    /// Current task and preempt count; `None` when they could not be read.
+    /// Current task and preempt count; `None` if they could not be read.
     pub current: Option<CurrentContext>,
-    /// Whether the page tables mapped the kernel that was found; `None` where that was not looked at.
+    /// True if the page tables mapped the kernel that was found; `None` if that was not checked.
     pub kernel_mapped: Option<bool>,
 }
 
-impl Record {
-    /// Whether the instruction lies where the code of a 64-bit kernel does.
+impl SampleRecord {
+    /// Returns true if the instruction is in the upper half, where a 64-bit kernel's code is.
     pub(crate) fn in_64_bit_kernel(&self) -> bool {
         self.long_mode && self.rip & KERNEL_HALF != 0
     }
 }
 
-/// Reads one sample. `current` reads the running task where that is possible yet; `activity` asks KVM for the run
-/// state, which costs a system call and is therefore called only where the guest most likely idles.
-pub fn take<M: PhysicalMemory>(
-    moment: &TickContext<'_, M>,
+/// Reads one sample. `current` reads the running task, once the kernel is found. `activity` queries the run
+/// state from KVM. The query costs a system call, so it runs only where the guest most likely idles.
+pub fn read_record<M: PhysicalMemory>(
+    context: &TickContext<'_, M>,
     current: impl FnOnce(&M) -> Option<CurrentContext>,
     activity: impl FnOnce() -> Option<Activity>,
-) -> Record {
-    let (regs, sregs) = (moment.regs, moment.sregs);
+) -> SampleRecord {
+    let (regs, sregs) = (context.regs, context.sregs);
     // The DPL of SS is the privilege level (Intel SDM vol. 3, 5.5).
     let cpl = sregs.ss.dpl & 3;
     let long_mode = sregs.efer & EFER_LMA != 0 && sregs.cr0 & CR0_PG != 0;
     let halted = cpl == 0
-        && may_be_halted(regs, sregs, moment.memory)
+        && may_be_halted(regs, sregs, context.memory)
         && matches!(activity(), Some(Activity::Halted | Activity::NotStarted));
-    Record {
-        time_ns: moment.now_ns,
-        late_ns: moment.now_ns.saturating_sub(moment.due_ns),
+    SampleRecord {
+        time_ns: context.now_ns,
+        late_ns: context.now_ns.saturating_sub(context.due_ns),
         rip: linear(sregs, regs.rip),
         rsp: regs.rsp,
         cr3: sregs.cr3,
@@ -101,34 +111,34 @@ pub fn take<M: PhysicalMemory>(
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
         vcpu_state: VcpuState::Guest,
-        current: current(moment.memory),
+        current: current(context.memory),
         kernel_mapped: None,
     }
 }
 
-/// Copies the stacks of the sample that `record` was made of.
+/// Copies the stacks of the sample from which `record` was read.
 pub fn copy_stacks<M: PhysicalMemory>(
     (reader, user_bytes): (&StackReader, usize),
     vcpu: usize,
-    moment: &TickContext<'_, M>,
-    record: &Record,
+    context: &TickContext<'_, M>,
+    record: &SampleRecord,
     into: &mut StackCopy,
 ) {
     let task = record.current.and_then(|current| current.task);
     let sample = StackSample {
-        registers: &registers(moment.regs),
+        registers: &registers(context.regs),
         cpl: record.cpl,
         cr3: record.cr3,
-        cr2: moment.sregs.cr2,
+        cr2: context.sregs.cr2,
         five_level: record.five_level,
         task: task.map(|task| task.task),
         kernel_thread: task.is_none_or(|task| task.kernel_thread),
         user_bytes,
     };
-    reader.copy(moment.memory, vcpu, &sample, into);
+    reader.copy(context.memory, vcpu, &sample, into);
 }
 
-/// In the order of DWARF's numbers.
+/// Returns the registers in the order of DWARF's numbers.
 fn registers(regs: &kvm_regs) -> Registers {
     Registers {
         gpr: [
@@ -139,7 +149,7 @@ fn registers(regs: &kvm_regs) -> Registers {
     }
 }
 
-/// The linear address of `ip`: 64-bit code has no segment base, anything older has one and 32 bits.
+/// Returns the linear address of `ip`: 64-bit code has no segment base, older code has a base and 32 bits.
 fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
     if sregs.efer & EFER_LMA != 0 && sregs.cs.l != 0 {
         ip
@@ -148,8 +158,9 @@ fn linear(sregs: &kvm_sregs, ip: u64) -> u64 {
     }
 }
 
-/// Whether KVM is worth asking: KVM leaves RIP behind the HLT that it has executed, a vCPU that waits for INIT or SIPI
-/// stands at the reset vector, and a byte that cannot be read says nothing either way.
+/// Returns true if the run state is worth a query. KVM leaves RIP after the HLT that it has executed, and a
+/// vCPU that waits for INIT or SIPI is at the reset vector. A byte that cannot be read decides nothing, so it
+/// counts as HLT.
 fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemory) -> bool {
     if is_at_reset(regs, sregs) {
         return true;
@@ -162,7 +173,7 @@ fn may_be_halted(regs: &kvm_regs, sregs: &kvm_sregs, memory: &impl PhysicalMemor
     }
 }
 
-/// Where the linear address lies in physical memory, as the page tables of this vCPU say.
+/// Translates a linear address by the page tables of this vCPU.
 fn translate(sregs: &kvm_sregs, memory: &impl PhysicalMemory, linear: u64) -> Option<PhysAddr> {
     if sregs.cr0 & CR0_PG == 0 {
         return Some(PhysAddr(linear));
@@ -210,12 +221,12 @@ mod tests {
         memory: &GuestMemoryMmap,
         state: &(kvm_regs, kvm_sregs),
         activity: Option<Activity>,
-    ) -> (Record, u32) {
+    ) -> (SampleRecord, u32) {
         let asked = Cell::new(0);
-        let moment =
+        let context =
             TickContext { due_ns: 100, now_ns: 130, in_run: true, regs: &state.0, sregs: &state.1, memory };
-        let record = take(
-            &moment,
+        let record = read_record(
+            &context,
             |_| None,
             || {
                 asked.set(asked.get() + 1);
@@ -245,16 +256,16 @@ mod tests {
         let behind = long_mode(0, CODE + 0x11);
         assert_eq!(
             sample(&memory, &behind, Some(Activity::Halted)),
-            (Record { halted: true, ..at(CODE + 0x11) }, 1)
+            (SampleRecord { halted: true, ..record_at(CODE + 0x11) }, 1)
         );
-        assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (at(CODE + 0x11), 1));
-        assert_eq!(sample(&memory, &behind, None), (at(CODE + 0x11), 1));
+        assert_eq!(sample(&memory, &behind, Some(Activity::Running)), (record_at(CODE + 0x11), 1));
+        assert_eq!(sample(&memory, &behind, None), (record_at(CODE + 0x11), 1));
         let elsewhere = long_mode(0, CODE + 0x10);
-        assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (at(CODE + 0x10), 0));
+        assert_eq!(sample(&memory, &elsewhere, Some(Activity::Halted)), (record_at(CODE + 0x10), 0));
     }
 
-    fn at(rip: u64) -> Record {
-        Record {
+    fn record_at(rip: u64) -> SampleRecord {
+        SampleRecord {
             time_ns: 130,
             late_ns: 30,
             rip,

@@ -1,4 +1,4 @@
-//! The observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
+//! Observer of one vCPU: draws the intervals, records the samples, keeps the vCPU's clock.
 //!
 //! A state change reads the clock once (Chubb), so the times are exact:
 //!
@@ -9,99 +9,44 @@
 
 use std::fmt;
 use std::fs::File;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{KernelIdentity, PhysicalMemory, ProbeEvent, StackCopy};
+use linux::{PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use vmm::{Activity, CounterSum, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
+use vmm::{Activity, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
 
-use crate::attached::Seen;
-use crate::boxes::{Boxes, Returns, boxes};
-use crate::capacity::Capacity;
-use crate::exact::record::Recorder;
-use crate::microstate::clock::{Place, StateClock};
-use crate::microstate::exits::ExitTable;
+use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
+use crate::capacity::QueueCapacity;
+use crate::exact::record::EventRecorder;
+use crate::kexec::KernelCheck;
+use crate::microstate::clock::ThreadState;
 use crate::microstate::host::{own_cpu_time, own_times};
+use crate::microstate::stats::VcpuStats;
 use crate::microstate::wait::WaitDetector;
-use crate::pace::Pace;
-use crate::presence::Look;
-use crate::record::{self, Readers, Record, Sampled};
+use crate::record::{self, GuestCells, GuestReaders, SampleMessage, SampleRecord};
 use profile::clock::{Intervals, TickHold};
-use profile::rows::Microstates;
-use profile::rows::{VcpuRow, VcpuState};
+use profile::rows::VcpuState;
 
-/// A tick that is served this late has met a process that the host had stopped (SIGSTOP), which is no wait by the books of the
-/// host's scheduler, ns.
+/// Delay of a tick that means that the host had stopped the process (SIGSTOP), ns. The host's scheduler does
+/// not count such a stop as a wait.
 const STOPPED_NS: u64 = 500_000_000;
 
-/// What a vCPU's thread publishes for the collector. Each field has one writer and stands for itself, so relaxed
-/// stores suffice; a cache line of its own keeps the vCPUs from disturbing each other.
+/// Meter of the cost to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time. The time
+/// that KVM polls for a wake-up meanwhile counts as halted, so it is left out. Clock and counter are read
+/// only while the vCPU idles.
 #[derive(Debug, Default)]
-#[repr(align(128))]
-pub(crate) struct Published {
-    samples: AtomicU64,
-    lost: AtomicU64,
-    exit_count: AtomicU64,
-    /// Time in KVM_RUN on a CPU while the guest was halted, without polling, ns.
-    kvm_ns: AtomicU64,
-    /// How fast it is sampled.
-    pub pace: Pace,
-    /// Where the thread's time goes.
-    pub clock: StateClock,
-    /// What it served.
-    pub exits: ExitTable,
-    /// What ticks have found, where the thread is another process'.
-    pub seen: Seen,
-    /// For how long KVM has polled for a wake-up of the halted guest, where it counts that.
-    pub polls: OnceLock<CounterSum>,
-}
-
-impl Published {
-    pub(crate) fn row(&self, id: u8, states: Microstates) -> VcpuRow {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        VcpuRow {
-            id,
-            samples: load(&self.samples),
-            lost: load(&self.lost),
-            exits: load(&self.exit_count),
-            states,
-        }
-    }
-
-    pub(crate) fn kvm_ns(&self) -> u64 {
-        self.kvm_ns.load(Ordering::Relaxed)
-    }
-
-    /// Samples recorded, and lost.
-    pub(crate) fn samples(&self) -> (u64, u64) {
-        (self.samples.load(Ordering::Relaxed), self.lost.load(Ordering::Relaxed))
-    }
-
-    fn add(counter: &AtomicU64) {
-        Self::add_ns(counter, 1);
-    }
-
-    fn add_ns(counter: &AtomicU64, ns: u64) {
-        counter.store(counter.load(Ordering::Relaxed).wrapping_add(ns), Ordering::Relaxed);
-    }
-}
-
-/// Measures what it costs to enter and leave KVM_RUN with a halted guest, by the thread's own CPU time, without the time that
-/// KVM polls for a wake-up meanwhile, which counts as halted. Clock and counter are read only while the vCPU idles.
-#[derive(Debug, Default)]
-struct Idle {
+struct IdleCost {
     /// The registers of the halted vCPU at the last tick.
     regs: Option<kvm_regs>,
-    /// At the last entry: for how long KVM had polled, and the thread's CPU time, ns.
+    /// At the last entry: time that KVM had polled, and the thread's CPU time, ns.
     entered: Option<(u64, u64)>,
-    /// What the last KVM_RUN has taken of the CPU time, ns.
+    /// CPU time of the last KVM_RUN, ns.
     spent: Option<u64>,
 }
 
-impl Idle {
+impl IdleCost {
     fn entering(&mut self, polled: impl FnOnce() -> Option<u64>) {
         self.entered = self.regs.and_then(|_| Some((polled().unwrap_or(0), own_cpu_time()?)));
     }
@@ -116,8 +61,8 @@ impl Idle {
         }
     }
 
-    /// A tick found the vCPU halted with these registers, or not halted. The time that the last KVM_RUN took if the
-    /// vCPU has not run in it: all its registers are what they were at the tick before.
+    /// Notes a tick that found the vCPU halted with these registers, or not halted. Returns the cost of the
+    /// last KVM_RUN if the vCPU has not run in it: all its registers are those of the tick before.
     fn ticked(&mut self, halted: Option<&kvm_regs>) -> Option<u64> {
         let before = std::mem::replace(&mut self.regs, halted.copied());
         let spent = self.spent.take();
@@ -125,44 +70,44 @@ impl Idle {
     }
 }
 
-/// How often a vCPU that is not sampled looks whether it is to be sampled again.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Time between two checks of the rate while sampling is off.
+const RATE_CHECK: Duration = Duration::from_millis(50);
 
-/// The collector's ends of what it shares with a vCPU.
+/// The collector's ends of the ring and the pool that it shares with a vCPU.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub(crate) struct RingEnds {
     /// Samples come out here.
-    pub samples: Consumer<Sampled>,
-    /// Boxes for stacks go back here.
-    pub boxes: Returns,
+    pub samples: Consumer<SampleMessage>,
+    /// Stack buffers go back here.
+    pub buffers: BufferReturns,
 }
 
-/// The observer of one vCPU.
+/// Observer of one vCPU.
 pub struct VcpuSampler {
     intervals: Option<Intervals>,
-    /// Not sampled at present.
+    /// Sampling is off.
     off: bool,
-    ring: Producer<Sampled>,
-    /// Boxes for stacks, given back by the collector.
-    boxes: Boxes,
-    /// A box that was taken but not sent.
+    ring: Producer<SampleMessage>,
+    /// Stack buffers, given back by the collector.
+    buffers: BufferPool,
+    /// A buffer that was taken but not sent.
     spare: Option<Box<StackCopy>>,
-    readers: Arc<OnceLock<Readers>>,
-    look: Look,
+    readers: Arc<OnceLock<GuestReaders>>,
+    kernel_check: KernelCheck,
     vcpu: usize,
-    published: Arc<Published>,
-    /// The end of the last KVM_RUN, CLOCK_MONOTONIC ns.
+    published: Arc<VcpuStats>,
+    /// End of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
-    /// Whether the thread had a CPU of the host when a tick was due.
+    /// Detector of ticks that were due while the thread waited for a CPU of the host.
     wait: WaitDetector,
-    /// When the last exact event was shown, and the entry after it, CLOCK_MONOTONIC ns: the sampler's time, in which the clock
-    /// runs on.
+    /// Start of the last exact event, and the entry after it, CLOCK_MONOTONIC ns: the sampler's time, in
+    /// which the clock runs.
     event: Option<(u64, u64)>,
-    /// There is no thread: how late a tick comes says nothing.
+    /// There is no thread, so the delay of a tick has no meaning.
     threadless: bool,
-    idle: Idle,
-    /// Exact mode, where it is wanted.
-    recorder: Option<Recorder>,
+    idle: IdleCost,
+    /// Exact mode, if it is on.
+    recorder: Option<EventRecorder>,
 }
 
 impl fmt::Debug for VcpuSampler {
@@ -172,117 +117,122 @@ impl fmt::Debug for VcpuSampler {
 }
 
 impl VcpuSampler {
-    /// The observer of vCPU `vcpu`, the other ends of its ring of samples and of its pool of boxes for their stacks, and what
-    /// it publishes.
+    /// Creates the observer of vCPU `vcpu`, the other ends of its ring of samples and of its pool of stack
+    /// buffers, and its statistics.
     pub(crate) fn new(
         vcpu: u8,
         intervals: Option<Intervals>,
-        capacity: Capacity,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
-    ) -> (Self, Ends, Arc<Published>) {
+        capacity: QueueCapacity,
+        cells: GuestCells,
+    ) -> (Self, RingEnds, Arc<VcpuStats>) {
         let (ring, samples) = RingBuffer::new(capacity.ring);
-        let (boxes, returns) = boxes(capacity.pool, capacity.reserve);
-        let ends = Ends { samples, boxes: returns };
-        let published = Arc::new(Published::default());
+        let (buffers, returns) = buffer_pool(capacity.pool, capacity.reserve);
+        let ends = RingEnds { samples, buffers: returns };
+        let published = Arc::new(VcpuStats::default());
         published.pace.start(intervals.as_ref().map_or(0.0, Intervals::rate_hz));
         let sampler = Self {
             intervals,
             off: false,
             ring,
-            boxes,
+            buffers,
             spare: None,
-            readers,
-            look: Look::new(place),
+            readers: cells.readers,
+            kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
             exited_ns: 0,
             wait: WaitDetector::default(),
             event: None,
             threadless: false,
-            idle: Idle::default(),
+            idle: IdleCost::default(),
             recorder: None,
         };
         (sampler, ends, published)
     }
 
-    /// Serves one tick: what [`Observer::ticked`] does, with the tick's parts given one by one so that it runs on any
-    /// registers and memory. Never allocates. Returns how long the guest is to run until the next tick.
+    /// Serves one tick: the body of [`Observer::ticked`], with the tick's parts as arguments so that it runs
+    /// on any registers and memory. Never allocates. Returns how long the guest runs until the next tick.
     ///
-    /// The clock stands still while a tick keeps the guest from running, and goes on while anything else does, whenever ticks
-    /// are served ([`Intervals::next_after`]).
+    /// The clock is stopped while a tick keeps the guest from running, and runs during anything else,
+    /// whenever ticks are served ([`Intervals::next_after`]).
     pub fn serve<M: PhysicalMemory>(
         &mut self,
-        moment: &TickContext<'_, M>,
+        context: &TickContext<'_, M>,
         activity: impl FnOnce() -> Option<Activity>,
     ) -> Option<Duration> {
-        if let Some(next) = self.pass_while_off(moment.now_ns) {
+        // While sampling is off, a tick only checks the rate and is not a sample.
+        if let Some(next) = self.pass_while_off(context.now_ns) {
             return Some(next);
         }
-        // A tick that was due while an event was served is of nothing that the clock of states tells.
-        if !moment.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&moment.due_ns)) {
-            return self.next_after(moment.due_ns, TickHold::since(moment.now_ns));
+        // The clock of states shows nothing of a tick that was due while an event was served.
+        if !context.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&context.due_ns)) {
+            return self.next_after(context.due_ns, TickHold::since(context.now_ns));
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
-        let mut record = record::take(moment, |memory| readers?.current.read(memory, vcpu), activity);
-        let wait = self.wait.waited_at(moment.due_ns, moment.now_ns);
+        let mut record = record::read_record(context, |memory| readers?.current.read(memory, vcpu), activity);
+        let wait = self.wait.waited_at(context.due_ns, context.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
-        record.vcpu_state = vcpu_state(&record, moment.in_run, wait.is_some() || stopped);
+        record.vcpu_state = vcpu_state(&record, context.in_run, wait.is_some() || stopped);
         let held = match (record.vcpu_state, wait) {
-            // The vCPU's own timer interrupts the guest at once: what comes late is the thread's way out of KVM.
-            (VcpuState::Guest, _) if self.wait.is_own() => TickHold::since(moment.due_ns),
+            // The vCPU's own timer interrupts the guest at once: a delay is that of the thread's way out of
+            // KVM.
+            (VcpuState::Guest, _) if self.wait.is_own() => TickHold::since(context.due_ns),
             (VcpuState::Waiting, Some(held)) if !stopped => held,
-            _ => TickHold::since(moment.now_ns),
+            _ => TickHold::since(context.now_ns),
         };
         if let (VcpuState::Guest, Some(recorder), Some(intervals)) =
             (record.vcpu_state, &mut self.recorder, &self.intervals)
         {
-            recorder.sampled(moment.regs.rip, intervals.mean_ns());
+            recorder.sampled(context.regs.rip, intervals.mean_ns());
         }
-        record.kernel_mapped = self.look.at(&record, moment.memory);
-        if let Some(ns) = self.idle.ticked(record.halted.then_some(moment.regs)) {
-            Published::add_ns(&self.published.kvm_ns, ns);
+        // Checked while the vCPU is stopped: later the page tables may belong to another process.
+        record.kernel_mapped = self.kernel_check.check(&record, context.memory);
+        if let Some(ns) = self.idle.ticked(record.halted.then_some(context.regs)) {
+            VcpuStats::add_ns(&self.published.kvm_ns, ns);
         }
-        let mut sampled = Sampled { record, ..Sampled::default() };
+        let mut sampled = SampleMessage { record, ..SampleMessage::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
             && !record.halted
         {
-            sampled.stack = self.spare.take().or_else(|| self.boxes.take());
+            sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
-                Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, moment, &record, stack),
+                Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, context, &record, stack),
                 None => sampled.stack_missed = true,
             }
         }
+        // The vCPU never waits for the collector: a sample without room is lost and counted.
         match self.ring.push(sampled) {
             Ok(()) => {
-                Published::add(&self.published.samples);
+                VcpuStats::add(&self.published.samples);
             }
             Err(PushError::Full(sampled)) => {
                 self.spare = sampled.stack;
-                Published::add(&self.published.lost);
+                VcpuStats::add(&self.published.lost);
             }
         }
-        self.next_after(moment.due_ns, held)
+        self.next_after(context.due_ns, held)
     }
 }
 
 impl VcpuSampler {
-    /// [`Intervals::next_after`], or the time until the vCPU is looked at again.
+    /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: TickHold) -> Option<Duration> {
         if self.off {
-            return Some(LOOK_AGAIN);
+            return Some(RATE_CHECK);
         }
         let intervals = self.intervals.as_mut()?;
         Some(Duration::from_nanos(intervals.next_after(due_ns, held)))
     }
 
-    /// The time to the first tick.
+    /// Returns the time to the first tick.
     pub(crate) fn first_interval(&mut self) -> Option<Duration> {
         self.intervals.as_mut().map(|intervals| Duration::from_nanos(intervals.first_ns()))
     }
 
-    /// Takes up another rate. The time to the next tick where this one is no sample: looking whether to go on is not random.
+    /// Adopts another rate. Returns the time to the next tick if this one is not a sample: a check of the
+    /// rate is not random.
     pub(crate) fn pass_while_off(&mut self, now_ns: u64) -> Option<Duration> {
         let was_off = self.off;
         if let (Some(rate), Some(intervals)) = (self.published.pace.take(now_ns), &mut self.intervals) {
@@ -292,37 +242,37 @@ impl VcpuSampler {
         was_off.then(|| self.next_alone())
     }
 
-    pub(crate) fn published(&self) -> &Published {
+    pub(crate) fn published(&self) -> &VcpuStats {
         &self.published
     }
 
-    /// The vCPU's thread, if it has one, is another process', with these books of the scheduler.
+    /// Attaches to a vCPU whose thread, if it has one, is another process', with these scheduler statistics.
     pub(crate) fn attached_to(&mut self, schedstat: Option<Option<File>>) {
         self.threadless = schedstat.is_none();
         self.wait = WaitDetector::foreign(schedstat.flatten());
     }
 
-    /// The thread, another process', is about to be stopped for a tick.
+    /// Notes that the thread, another process', is about to be stopped for a tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         self.wait.ask(now_ns);
     }
 
-    /// The time to the next tick, counted from now.
+    /// Returns the time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {
             Some(intervals) if !self.off => Duration::from_nanos(intervals.first_ns()),
-            _ => LOOK_AGAIN,
+            _ => RATE_CHECK,
         }
     }
 
-    /// Events are to be recorded, too.
-    pub(crate) fn record_events(&mut self, recorder: Recorder) {
+    /// Turns on the recording of events.
+    pub(crate) fn record_events(&mut self, recorder: EventRecorder) {
         self.recorder = Some(recorder);
     }
 }
 
-/// What the vCPU was in when the tick came, by the same entries and exits as the clock of states.
-fn vcpu_state(record: &Record, in_run: bool, waited: bool) -> VcpuState {
+/// Returns the state of the vCPU at the tick, by the same entries and exits as the clock of states.
+fn vcpu_state(record: &SampleRecord, in_run: bool, waited: bool) -> VcpuState {
     if record.halted {
         VcpuState::Halted
     } else if !in_run {
@@ -344,7 +294,7 @@ impl Observer for VcpuSampler {
 
     fn entering(&mut self, now_ns: u64) {
         self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
-        self.published.clock.change(Place::Run, now_ns);
+        self.published.clock.change(ThreadState::Run, now_ns);
         if let Some((_, to_ns @ u64::MAX)) = &mut self.event {
             *to_ns = now_ns;
         }
@@ -357,13 +307,13 @@ impl Observer for VcpuSampler {
 
     fn exited(&mut self, exit: Exit, now_ns: u64) {
         self.exited_ns = now_ns;
-        let place = if exit == Exit::Interrupted { Place::Sampler } else { Place::Vmm };
-        self.published.clock.change(place, now_ns);
+        let state = if exit == Exit::Interrupted { ThreadState::Sampler } else { ThreadState::Vmm };
+        self.published.clock.change(state, now_ns);
         self.published.exits.begin(exit);
         if let (Exit::Interrupted, Some(recorder)) = (exit, &mut self.recorder) {
             recorder.interrupted(now_ns);
         }
-        Published::add(&self.published.exit_count);
+        VcpuStats::add(&self.published.exit_count);
         let polls = self.published.polls.get();
         self.idle.exited(exit, || polls?.read());
     }
@@ -373,7 +323,7 @@ impl Observer for VcpuSampler {
     }
 
     fn probe_hit(&mut self, hit: &ProbeHit<'_>) -> ProbeVerdict {
-        self.published.clock.change(Place::Sampler, hit.now_ns);
+        self.published.clock.change(ThreadState::Sampler, hit.now_ns);
         self.event = Some((hit.now_ns, u64::MAX));
         let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(hit.kind)) else {
             return ProbeVerdict::Keep;
@@ -386,8 +336,8 @@ impl Observer for VcpuSampler {
     }
 
     fn suspended(&mut self, from_ns: u64, to_ns: u64) {
-        self.published.clock.change(Place::Paused, from_ns);
-        self.published.clock.change(Place::Sampler, to_ns);
+        self.published.clock.change(ThreadState::Paused, from_ns);
+        self.published.clock.change(ThreadState::Sampler, to_ns);
     }
 
     fn stopped(&mut self) {
@@ -404,12 +354,13 @@ mod tests {
 
     use super::*;
     use profile::clock::ClockKind;
+    use profile::rows::Microstates;
 
-    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<Sampled>, Arc<Published>) {
+    fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<SampleMessage>, Arc<VcpuStats>) {
         let (sampler, ends, counters) = VcpuSampler::new(
             2,
             Intervals::new(kind, 0.1, 1, 2),
-            Capacity { ring: slots, pool: 1, reserve: 0 },
+            QueueCapacity { ring: slots, pool: 1, reserve: 0 },
             Default::default(),
         );
         (sampler, ends.samples, counters)
@@ -452,14 +403,14 @@ mod tests {
         assert_eq!(sampler.started(), Some(seconds(10)));
         let now = monotonic_ns();
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(seconds(10)));
-        // What is later than that was stopped by a signal, and the time has gone by.
+        // A longer delay is that of a stop by a signal, during which the time has passed.
         let now = monotonic_ns();
         let left = tick(&mut sampler, now - 4_000_000_000, now).expect("ticks");
         assert!(left <= seconds(6) && left > seconds(5), "{left:?}");
-        // A tick later than a whole interval: the one that has passed meanwhile is passed over.
+        // The delay is longer than an interval: the tick that was due meanwhile is left out.
         let now = monotonic_ns();
         assert_eq!(tick(&mut sampler, now - 11_000_000_000, now), Some(seconds(9)));
-        // As well while an exit was served.
+        // Likewise while an exit was served.
         assert_eq!(tick_in(false, &mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
         // Nothing is known of a thread of another process.
         sampler.attached_to(Some(None));
@@ -476,10 +427,10 @@ mod tests {
         sampler.exited(Exit::Io { port: 0x3f8, write: true }, ms(3));
         sampler.entering(ms(4));
         sampler.exited(Exit::Interrupted, ms(9));
-        // While the port was served, and in KVM_RUN, be it the one before that.
+        // One tick while the port was served, one in KVM_RUN, also in an earlier one.
         tick_in(false, &mut sampler, ms(4) - 1, ms(4));
         tick(&mut sampler, ms(3), ms(4));
-        // By the scheduler's books it did not wait, however late the tick came.
+        // By the scheduler's statistics the thread did not wait, despite the delay.
         tick(&mut sampler, ms(5), ms(9));
         sampler.entering(ms(11));
         let (_, places) = published.clock.read(|| ms(20)).expect("started");
@@ -489,7 +440,7 @@ mod tests {
         let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");
         assert_eq!((port.count, port.total_ns), (1, 1_000_000));
         assert_eq!(published.row(2, Microstates::default()).exits, 2);
-        // The host had stopped the process, which is no wait by the scheduler's books.
+        // The host had stopped the process, which the scheduler's statistics do not count as a wait.
         tick(&mut sampler, ms(12), ms(512));
         let vcpu_state: Vec<_> =
             std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.vcpu_state).collect();
@@ -508,7 +459,7 @@ mod tests {
         for due in [9, 10, 29, 30] {
             assert!(tick_in(false, &mut sampler, start + due, start + 40).is_some());
         }
-        // One that came once the guest ran is.
+        // A tick that came once the guest ran is a sample.
         tick(&mut sampler, start + 20, start + 40);
         let times: Vec<_> = std::iter::from_fn(|| ring.pop().ok()).map(|s| s.record.late_ns).collect();
         assert_eq!(times, [31, 10, 20]);
@@ -516,9 +467,9 @@ mod tests {
 
     #[test]
     fn a_halted_vcpu_that_has_not_run_costs_kvms_time_only() {
-        let mut idle = Idle::default();
+        let mut idle = IdleCost::default();
         let halted = kvm_regs { rip: 7, ..Default::default() };
-        // What KVM has polled for when it is left, ns: none of it when it is entered.
+        // Time that KVM has polled when it is left, ns; 0 when it is entered.
         let mut polled = 0;
         let mut round = |regs: Option<&kvm_regs>, exit| {
             idle.entering(|| Some(1_000));
@@ -531,7 +482,7 @@ mod tests {
         let interrupted = Exit::Interrupted;
         assert_eq!(round(Some(&halted), interrupted), None, "it may have run before");
         assert_eq!(round(Some(&halted), interrupted), Some(0), "it was polled for all the time");
-        let mut idle = Idle::default();
+        let mut idle = IdleCost::default();
         let mut round = |regs: Option<&kvm_regs>, exit| {
             idle.entering(|| None);
             let busy = Instant::now();
@@ -554,9 +505,9 @@ mod tests {
         sampler.started();
         let at = |ms: u64| 1_000_000_000_000 + ms * 1_000_000;
         published.pace.want(0.0);
-        // The tick that finds it out was a random one.
-        assert_eq!(tick(&mut sampler, at(0), at(0)), Some(LOOK_AGAIN));
-        assert_eq!(tick(&mut sampler, at(50), at(50)), Some(LOOK_AGAIN));
+        // The tick that finds the new rate was a random one.
+        assert_eq!(tick(&mut sampler, at(0), at(0)), Some(RATE_CHECK));
+        assert_eq!(tick(&mut sampler, at(50), at(50)), Some(RATE_CHECK));
         published.pace.want(4.0);
         assert_eq!(tick(&mut sampler, at(100), at(100)), Some(Duration::from_millis(250)));
         assert_eq!(tick(&mut sampler, at(350), at(350)), Some(Duration::from_millis(250)));
@@ -568,7 +519,7 @@ mod tests {
     #[test]
     fn without_a_rate_there_are_no_ticks() {
         let (mut sampler, _ring, _) =
-            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, Default::default());
+            VcpuSampler::new(0, None, QueueCapacity { ring: 1, pool: 1, reserve: 0 }, Default::default());
         assert_eq!(sampler.started(), None);
     }
 }

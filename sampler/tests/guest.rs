@@ -1,4 +1,5 @@
-//! From ticks on a synthetic guest's memory to names in a report: observer, finder, collector, profile and report.
+//! From ticks on a synthetic guest's memory to names in a report: observer, finder, collector, profile and
+//! report.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ struct Run {
 }
 
 impl Run {
-    /// The made-up guest has no stacks.
+    /// Returns a session; the made-up guest has no stacks.
     fn start(guest: &Guest, path: &Path) -> Self {
         Self::start_with(guest, path, 0)
     }
@@ -57,14 +58,15 @@ impl Run {
         sregs.ss.dpl = cpl;
         let regs = kvm_regs { rip: at.0, rflags: 0x202, ..Default::default() };
         let now_ns = vmm::monotonic_ns();
-        // Due later: whatever else runs on this machine, the thread did not wait for a CPU when the tick was due.
+        // Due later: whatever else runs on this machine, the thread did not wait for a CPU when the tick was
+        // due.
         let due_ns = now_ns + 1_000_000_000;
         let moment =
             TickContext { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
         self.samplers[vcpu].serve(&moment, || Some(activity));
     }
 
-    /// Ticks in the kernel until `found`.
+    /// Serves ticks in the kernel until `found`.
     fn until(&mut self, at: VirtAddr, found: impl Fn(&Self) -> bool) {
         let begin = Instant::now();
         while !found(self) {
@@ -76,7 +78,7 @@ impl Run {
         }
     }
 
-    /// Until samples with their task arrive in the profile, which is read while it is written.
+    /// Serves ticks until samples with their task arrive in the profile, which is read while it is written.
     fn until_tasks(&mut self, path: &Path, at: VirtAddr) {
         self.until(at, |_| {
             let profile = Profile::open(path).expect("a profile that is being written");
@@ -141,7 +143,7 @@ fn names_come_out_of_memory() {
         assert!((sum - 1.0).abs() < 1e-9, "{sum}");
         let user = |comm: &str| report.functions.iter().find(|f| f.module.as_deref() == Some(comm));
         assert!(user("init").is_some() && user("many").is_some(), "one address in two processes");
-        // Scans list what was never hit.
+        // Scans list tasks that were never hit.
         let listed =
             Profile::open(&path).expect("a profile").query("SELECT comm, kernel_thread FROM instance");
         let listed = format!("{:?}", listed.expect("an answer").rows);
@@ -194,7 +196,7 @@ fn idleness_is_told_from_work() {
     run.until_tasks(&path, guest.text(0x1404));
     for _ in 0..10 {
         run.tick(0, 0, guest.text(0x2001), Activity::Running);
-        // Nothing is mapped there, so KVM is asked.
+        // The address is not mapped, so KVM is asked.
         run.tick(1, 0, VirtAddr(0xffff_ffff_0000_0000), Activity::Halted);
     }
     let report = run.end(&path);
@@ -226,15 +228,15 @@ fn what_a_kernel_lacks_is_told() {
     assert!(report.processes.iter().all(|p| p.pid == 0 && p.comm.starts_with('[')));
 }
 
-/// A sink that holds up whoever writes while the lock is held.
-struct Held {
+/// A sink that blocks its writer while the lock is held.
+struct TickHold {
     lock: Arc<Mutex<()>>,
-    /// Somebody is held up, or was.
+    /// A writer is blocked, or was.
     held_up: Arc<AtomicBool>,
     writer: ProfileWriter,
 }
 
-impl Sink for Held {
+impl Sink for TickHold {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         if self.lock.try_lock().is_err() {
             self.held_up.store(true, Ordering::Release);
@@ -262,7 +264,7 @@ fn a_collector_that_is_held_up_for_half_a_second_costs_no_stack() {
     let lock = Arc::new(Mutex::new(()));
     let writer = ProfileWriter::create(&path, false).expect("a new profile");
     let held_up = Arc::new(AtomicBool::new(false));
-    let held = Held { lock: Arc::clone(&lock), held_up: Arc::clone(&held_up), writer };
+    let held = TickHold { lock: Arc::clone(&lock), held_up: Arc::clone(&held_up), writer };
     let mut run = Run::start_into(&guest, Box::new(held), (VCPUS, 127));
     let stacks = |profile: &Profile| {
         let row = profile.query("SELECT count(stack) FROM sample").expect("an answer").rows.swap_remove(0);

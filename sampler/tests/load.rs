@@ -1,5 +1,5 @@
-//! Competing load on the CPU of a vCPU: ticks come late, or find the vCPU's thread without a CPU, and the shares stay what
-//! they are. The guest runs at privilege level 3, which every KVM executes natively.
+//! Competing load on the CPU of a vCPU: ticks come late, or find the vCPU's thread without a CPU, and the
+//! shares stay right. The guest runs at privilege level 3, which every KVM executes natively.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Exit, Machine, Observer, Tick, VmConfig};
 
-/// Where the two loops begin: at the same place of a cache line, so that their rounds take the same time.
+/// Offsets of the two loops: at the same place of a cache line, so that their rounds take the same time.
 const LONG: usize = 0x40;
 const SHORT: usize = 0x80;
 /// Rounds of the short loop, a few hundredths of a millisecond; the long one has three times as many.
@@ -64,8 +64,8 @@ impl Observer for Pinned {
     }
 }
 
-/// What a run says: ticks in the long loop, all ticks in the guest, ticks that fell when the thread had no CPU, and the
-/// part of the time in which it had none.
+/// Results of a run: ticks in the long loop, all ticks in the guest, ticks without a CPU, and the part of the
+/// time without a CPU.
 #[derive(Debug)]
 struct Seen {
     long: f64,
@@ -86,7 +86,7 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| Pinned(samplers.next().expect("one vCPU"))).expect("a machine");
-    session.attach(&mut machine);
+    session.bind(&mut machine);
     session.start(machine.memory()).expect("room");
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -133,7 +133,8 @@ impl Seen {
         self.long / self.all
     }
 
-    /// Variance of the share; the loops take turns many times an interval, so samples are independent.
+    /// Returns the variance of the share; the loops take turns many times an interval, so samples are
+    /// independent.
     fn variance(&self) -> f64 {
         TRUTH * (1.0 - TRUTH) / self.all
     }
@@ -152,10 +153,10 @@ fn load_on_the_cpu_changes_no_share() {
     assert!(quiet.all > 1_000.0 && loaded.all > 300.0, "{quiet:?} {loaded:?}");
     // Two spinning threads leave a third of the CPU.
     assert!(loaded.waiting > 0.3 && loaded.waiting > quiet.waiting + 0.1, "{quiet:?} {loaded:?}");
-    assert!(loaded.fell_waiting > 20.0, "ticks vcpu_state while the thread had no CPU: {loaded:?}");
+    assert!(loaded.fell_waiting > 20.0, "ticks while the thread had no CPU: {loaded:?}");
     for seen in [&quiet, &loaded] {
         let errors = (seen.share() - TRUTH) / seen.variance().sqrt();
-        assert!(errors.abs() < 4.0, "{errors:.1} standard errors from the truth: {seen:?}");
+        assert!(errors.abs() < 4.0, "{errors:.1} standard errors from the true share: {seen:?}");
     }
     let apart = (loaded.share() - quiet.share()) / (loaded.variance() + quiet.variance()).sqrt();
     assert!(apart.abs() < 3.3, "{apart:.1} standard errors apart: {quiet:?} {loaded:?}");

@@ -1,4 +1,4 @@
-//! The record path's promise, held by a counting allocator: a tick never allocates.
+//! The record path's promise, checked by a counting allocator: a tick never allocates.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -46,7 +46,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Counts the samples whose task was read.
+/// Sink that counts the samples whose task was read.
 #[derive(Default, Clone)]
 struct Named(Arc<AtomicUsize>);
 

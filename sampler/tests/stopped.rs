@@ -1,5 +1,5 @@
-//! A run that the host stops for a while (SIGSTOP) and lets go on (SIGCONT): a machine on this host's KVM with a few bytes of
-//! code at CPL 3 as the guest, which every KVM runs.
+//! A run that the host stops for a while (SIGSTOP) and continues (SIGCONT): a machine on this host's KVM with
+//! a few bytes of code at CPL 3 as the guest, which every KVM runs.
 //!
 //! The run is this test's own binary, started again with `RUN` set.
 
@@ -15,13 +15,13 @@ use sampler::{RecordingConfig, Session, SessionConfig};
 use vmm::{Machine, VmConfig, kvm_check};
 
 const RUN: &str = "VPROF_TEST_STOPPED";
-/// How long the guest runs, and how much of that it is stopped, s.
+/// Running time of the guest, and the part of it in which it is stopped, s.
 const SECONDS: u64 = 6;
 const STOPPED: u64 = 2;
 /// `1: jmp 1b`
 const SPIN: &[u8] = &[0xeb, 0xfe];
 
-/// Runs a guest whose first vCPU spins and whose second is never started, and says when it does.
+/// Runs a guest whose first vCPU spins and whose second is never started; prints a line when it runs.
 fn run(path: &Path) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     let config = SessionConfig {
@@ -34,7 +34,7 @@ fn run(path: &Path) -> ! {
     let mut samplers = samplers.into_iter();
     let mut machine =
         Machine::start(machine, |_| samplers.next().expect("one for each vCPU")).expect("a machine");
-    session.attach(&mut machine);
+    session.bind(&mut machine);
     session.start(machine.memory()).expect("a disk with room");
     println!("it runs");
     machine.wait(Some(Duration::from_secs(SECONDS))).expect("vCPUs that end");
@@ -44,7 +44,7 @@ fn run(path: &Path) -> ! {
 
 fn signal(child: &Child, signal: i32) {
     let pid = i32::try_from(child.id()).expect("a pid");
-    // SAFETY: kill takes no pointers; the child is not waited for yet, so that its id is its own.
+    // SAFETY: kill takes no pointers; the child is not waited for yet, so its id is not used again.
     assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "{}", std::io::Error::last_os_error());
 }
 
@@ -90,7 +90,7 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
         let run_ns =
             integers(&profile, "SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'duration_ns'")[0];
         assert!((wall - run_ns).abs() < run_ns / 20, "vCPU {vcpu}: {wall} ns of {run_ns}");
-        // What is not waited for a stop is waited for a CPU of a busy host.
+        // The rest of the waiting time is that of a busy host's CPU.
         assert!(waiting > stopped_ns * 9 / 10, "vCPU {vcpu} waited {waiting} ns, stopped for {stopped_ns}");
     }
     let told = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");

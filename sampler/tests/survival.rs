@@ -20,7 +20,7 @@ const WRITER: &str = "VPROF_TEST_WRITER";
 /// Ticks per second that a writer serves.
 const RATE: u64 = 2_000;
 
-/// Runs a session whose `n`th sample has n as its address, and tells on stdout how far it is.
+/// Runs a session whose `n`th sample has n as its address; prints its progress on stdout.
 fn write_until_killed(path: &Path, flood: bool) -> ! {
     let writer = ProfileWriter::create(path, false).expect("a new profile");
     #[expect(clippy::cast_precision_loss, reason = "a small number")]
@@ -81,7 +81,8 @@ fn integer(profile: &Profile, sql: &str) -> u64 {
     }
 }
 
-/// Starts a writer, kills it `after` its first sample, and checks that everything older than a second is there.
+/// Starts a writer, kills it `after` its first sample, and checks that everything older than a second is in
+/// the profile.
 fn kill_once(path: &Path, after: Duration) {
     let mut child = start("killed_at_any_moment", path, |_| {});
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -120,7 +121,7 @@ fn killed_at_any_moment() {
         write_until_killed(&PathBuf::from(path), false);
     }
     let directory = tempfile::tempdir().expect("a directory");
-    // 20 moments, spread over the 200 ms of a batch and beyond; four writers at a time.
+    // 20 times, spread over the 200 ms of a batch and beyond; four writers at once.
     let moments: Vec<u64> = (0..20).map(|n| 1_010 + n * 73 % 900).collect();
     for (round, group) in moments.chunks(4).enumerate() {
         std::thread::scope(|scope| {
@@ -132,13 +133,13 @@ fn killed_at_any_moment() {
     }
 }
 
-/// What a writer says that ends by itself.
+/// Returns the output of a writer that ends by itself.
 fn ended(mut child: Child) -> String {
     let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
     let said = lines
         .map_while(Result::ok)
         .find(|line| line.contains("failed "))
-        .expect("the writer tells its failure");
+        .expect("the writer reports its failure");
     assert_eq!(child.wait().expect("an ended child").code(), Some(7));
     said
 }
@@ -178,7 +179,7 @@ fn a_file_that_may_not_grow() {
     check_failed(&ended(child), &path);
 }
 
-/// A file system of 4 MiB of its own, where this machine lets us mount one.
+/// A separate file system of 4 MiB, if this machine lets us mount one.
 #[test]
 fn a_full_disk() {
     if let Some(path) = env::var_os(WRITER) {

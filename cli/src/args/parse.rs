@@ -317,8 +317,8 @@ mod tests {
         assert_eq!("process-end:gzip".parse::<Condition>().unwrap().to_string(), "process-end:gzip");
         for (wrong, said) in [
             ("gzip", "write it like"),
-            ("proces:gzip", "is no kind of condition"),
-            ("process:", "what?"),
+            ("proces:gzip", "unknown kind of condition"),
+            ("process:", "needs a value"),
             ("time:0", "more than 0"),
             ("console:a(b", "at character 2: unclosed group"),
         ] {

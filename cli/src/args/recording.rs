@@ -7,7 +7,7 @@ use clap::Args;
 use host::protocol::Then;
 use profile::ClockKind;
 use sampler::RecordingConfig;
-use sampler::conditions::{Condition, Wait};
+use sampler::conditions::{Condition, RunTrigger};
 use text::parse::positive_time;
 
 use super::DebugArgs;
@@ -108,10 +108,10 @@ impl RecordingArgs {
     }
 
     /// What is waited for from the start on; `otherwise` is what follows where nothing is said of it.
-    pub fn waits(&self, otherwise: Then) -> Vec<Wait> {
-        let start = self.start_when.clone().map(Wait::Start);
+    pub fn waits(&self, otherwise: Then) -> Vec<RunTrigger> {
+        let start = self.start_when.clone().map(RunTrigger::Start);
         let end = self.then.unwrap_or(otherwise) == Then::End;
-        let stop = self.stop_when.clone().map(|when| Wait::Stop { when, end });
+        let stop = self.stop_when.clone().map(|when| RunTrigger::Stop { when, end });
         start.into_iter().chain(stop).collect()
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use host::choice::HostChoice;
 use host::protocol::Then;
-use sampler::conditions::Wait;
+use sampler::conditions::RunTrigger;
 use text::parse::positive_time;
 
 use super::parse::{NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock};
@@ -152,7 +152,7 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// What the run waits for from its start on.
-    pub fn waits(&self) -> Vec<Wait> {
+    pub fn waits(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
         self.recording.waits(if self.command.is_empty() { Then::End } else { Then::GoOn })
     }

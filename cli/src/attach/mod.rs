@@ -168,7 +168,7 @@ async fn profile(
     };
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
-    session.count_by(plan.counters);
+    session.set_counters(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     if let Some((kind, note)) = &plan.note {
         session.event(kind, note);

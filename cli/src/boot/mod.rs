@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use host::spec::GuestEnd;
 use profile::Profile;
 use profile::boot::{Boot, Evidence, PHASES};
-use sampler::conditions::{Condition, Wait};
+use sampler::conditions::{Condition, RunTrigger};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{BootArgs, RunArgs};
@@ -182,8 +182,8 @@ fn walls(boots: &[Attempt], phase: &str) -> Vec<f64> {
 /// One boot, with as many resets in between as are allowed.
 fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
     let (until, waited) = (args.until(), args.waited());
-    let mut waits = vec![Wait::Still(args.hang_after)];
-    waits.extend(waited.clone().map(Wait::Until));
+    let mut waits = vec![RunTrigger::Still(args.hang_after)];
+    waits.extend(waited.clone().map(RunTrigger::Until));
     let places = symbolize::named_places(&run.recording.debug)?;
     let mut reboots = 0;
     loop {

@@ -22,7 +22,7 @@ use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
 use sampler::RecordingConfig;
-use sampler::conditions::{Condition, Wait};
+use sampler::conditions::{Condition, RunTrigger};
 use vmm::{DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
@@ -54,7 +54,7 @@ fn one(args: &RunArgs) -> Result<One, Error> {
 }
 
 /// Runs a guest once, waiting for `waits`, and records it.
-pub fn once(args: &RunArgs, waits: Vec<Wait>) -> Result<Recorded, Error> {
+pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let mut plan = Plan::make(args, waits)?;
     let streams = streams(args, plan.spec.command.is_some())?;
@@ -95,7 +95,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn make(args: &RunArgs, mut waits: Vec<Wait>) -> Result<Self, Error> {
+    fn make(args: &RunArgs, mut waits: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
             kernel: args.kernel.as_deref(),
@@ -105,11 +105,11 @@ impl Plan {
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
         let until = waits.iter().find_map(|wait| match wait {
-            Wait::Until(condition) => Some(("until".to_owned(), condition.to_string())),
+            RunTrigger::Until(condition) => Some(("until".to_owned(), condition.to_string())),
             _ => None,
         });
         if command.is_some() {
-            waits.push(Wait::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
+            waits.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
         let disks: Vec<DiskSpec> = image_disk

@@ -11,7 +11,7 @@ use host::control::server::{self, Server};
 use host::link::{ConsolePump, Link, Phase, Watcher, link};
 use host::spec::Outcome;
 use profile::{estimate, live};
-use sampler::Precision;
+use sampler::PrecisionStatus;
 use symbols::names::DebugFiles;
 use text::message::Reason;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -387,7 +387,7 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
 }
 
 /// What was reached instead of the precision that was asked for.
-fn missed(wanted: f64, found: Option<&Precision>) -> Option<String> {
+fn missed(wanted: f64, found: Option<&PrecisionStatus>) -> Option<String> {
     let wanted = format!("{} %", wanted * 100.0);
     let Some(found) = found else {
         return Some(format!(
@@ -416,7 +416,7 @@ mod tests {
     #[test]
     fn what_was_not_reached_is_told() {
         let share = estimate::share(300, 1_000);
-        let found = |reached| Precision {
+        let found = |reached| PrecisionStatus {
             wanted: 0.01,
             name: "g\x1bzip".to_owned(),
             process: true,

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use host::link::Phase;
-use sampler::Status;
+use sampler::SessionStatus;
 use text::clean::escaped;
 use text::units;
 
@@ -198,7 +198,7 @@ fn line(phase: &Phase) -> String {
     }
 }
 
-fn running(status: &Status) -> String {
+fn running(status: &SessionStatus) -> String {
     let mut line = format!(
         "{}  {}  {}  {} lost",
         units::clock(status.elapsed),
@@ -206,7 +206,7 @@ fn running(status: &Status) -> String {
         units::rate(status.rate_hz),
         units::count(status.lost),
     );
-    if let Some(why) = &status.standing {
+    if let Some(why) = &status.stopped {
         line.push_str(&format!("  {why}"));
         return line;
     }
@@ -226,7 +226,7 @@ mod tests {
 
     #[test]
     fn the_line_tells_time_rate_samples_lost_and_top() {
-        let mut status = Status {
+        let mut status = SessionStatus {
             sampling: true,
             wanted_hz: 1_000.0,
             elapsed: Duration::from_secs(75),
@@ -235,7 +235,7 @@ mod tests {
             rate_hz: 998.7,
             top: Some(("gzip\x1b[2J".to_owned(), 0.934)),
             kernel: Some("6.1.0".to_owned()),
-            standing: None,
+            stopped: None,
         };
         assert_eq!(running(&status), "1:15  74,123 samples  999 Hz  2 lost  top: gzip\\x1b[2J 93.4 %");
         status.top = None;

@@ -1,5 +1,5 @@
-//! Chubb's tables of lmbench: system calls, processes, switches, files and communication, with and without what
-//! measures them.
+//! Chubb's tables of lmbench: system calls, processes, switches, files and communication, with and without a
+//! measuring program.
 
 mod paper;
 
@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Context, Result, ensure};
 use vprof_tests::Run;
 
-use crate::document::Section;
+use crate::document::DocumentSection;
 use crate::measured::{boot, rusage, setting};
-use crate::table::{Table, deviation, median, more};
-use paper::{PaperTable, TABLES, Unit};
+use crate::table::{MarkdownTable, deviation, median, more};
+use paper::{PaperTable, TABLES, TableUnit};
 
-/// Off as far as the options allow, sampling, and exact.
+/// Settings: off as far as the options allow, sampling, and exact.
 const SETTINGS: [(&str, &[&str]); 3] = [
     ("off", &["-F", "0.1", "--depth", "0", "--task-rate", "0"]),
     ("sampling", &["-F", "1000"]),
-    // The kernel is looked for at ticks, so exact mode needs some.
+    // The kernel is found at ticks, so exact mode needs some.
     ("exact", &["-F", "20", "--depth", "0", "--exact", "--task-rate", "0"]),
 ];
 /// Each measurement takes a tenth of a second.
@@ -51,7 +51,7 @@ price of changing nothing in the guest's kernel, and it is high where exits are 
 too, of a task that runs. Other system calls, `select`, faults and cached files do not pass a probe, and a difference
 within the scatter is not significant.";
 
-/// What one run printed, in the units of the tables.
+/// Output of one run, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
     let printed: HashMap<&str, f64> = run
         .stdout
@@ -65,7 +65,7 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
     for table in &TABLES {
         for (key, ..) in table.rows {
             let value = printed.get(key).with_context(|| format!("{key} was not printed"))?;
-            let value = if table.unit == Unit::Us { value / 1e3 } else { *value };
+            let value = if table.unit == TableUnit::Us { value / 1e3 } else { *value };
             ensure!(value > 0.0, "{key} is {value}");
             values.insert((*key).to_owned(), value);
         }
@@ -73,20 +73,30 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
     Ok(values)
 }
 
-/// Values of all runs by what was measured and the setting.
+/// Values of all runs by measurement and setting.
 type Values = BTreeMap<(String, &'static str), Vec<f64>>;
 
-fn table(of: &PaperTable, values: &Values) -> Result<String> {
-    let mut table =
-        Table::new(&["", "Chubb: without", "with", "", "vprof: off", "s.d.", "sampling", "", "exact", ""]);
-    for (key, label, without, with) in of.rows {
+fn table(paper: &PaperTable, values: &Values) -> Result<String> {
+    let mut table = MarkdownTable::new(&[
+        "",
+        "Chubb: without",
+        "with",
+        "",
+        "vprof: off",
+        "s.d.",
+        "sampling",
+        "",
+        "exact",
+        "",
+    ]);
+    for (key, label, without, with) in paper.rows {
         let of_setting = |name| values.get(&((*key).to_owned(), name)).map_or(&[][..], Vec::as_slice);
         let middle = |name| median(of_setting(name)).context("nothing was measured");
         let [off, sampling, exact] = SETTINGS.map(|(name, _)| middle(name));
         let (off, sampling, exact) = (off?, sampling?, exact?);
-        let cell = |value: f64| match of.unit {
-            Unit::Us => format!("{} us", digits(value)),
-            Unit::Rate => format!("{} MB/s", digits(value)),
+        let cell = |value: f64| match paper.unit {
+            TableUnit::Us => format!("{} us", digits(value)),
+            TableUnit::Rate => format!("{} MB/s", digits(value)),
         };
         table.row([
             (*label).to_owned(),
@@ -101,10 +111,10 @@ fn table(of: &PaperTable, values: &Values) -> Result<String> {
             more(exact, off),
         ]);
     }
-    Ok(format!("### {}\n\n{}", of.title, table.markdown()))
+    Ok(format!("### {}\n\n{}", paper.title, table.markdown()))
 }
 
-/// A number with three digits that count.
+/// Formats a number with three significant digits.
 fn digits(value: f64) -> String {
     let decimals = match value {
         _ if value < 10.0 => 2,
@@ -114,7 +124,7 @@ fn digits(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// How well measurements repeat, as a sentence.
+/// Describes how well measurements repeat, as a sentence.
 fn repeatability(values: &Values) -> String {
     let mut parts: Vec<f64> = values.values().filter_map(|values| deviation(values)).collect();
     parts.sort_by(f64::total_cmp);
@@ -131,7 +141,7 @@ fn repeatability(values: &Values) -> String {
 }
 
 /// Makes the section.
-pub fn run(runs: usize) -> Result<Section> {
+pub fn run(runs: usize) -> Result<DocumentSection> {
     let mut values = Values::new();
     let mut measured = String::new();
     for _ in 0..runs {
@@ -150,13 +160,13 @@ pub fn run(runs: usize) -> Result<Section> {
             measured = setting(&rusage(&run)?, runs);
         }
     }
-    let tables = TABLES.iter().map(|of| table(of, &values)).collect::<Result<Vec<_>>>()?;
+    let tables = TABLES.iter().map(|paper| table(paper, &values)).collect::<Result<Vec<_>>>()?;
     let text = format!(
         "## The cost of system calls, processes and switches\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured}\nOff is a tick every 10 s on average, sampling is 1000 Hz with stacks.\n{}\n\n{DISCUSSION}",
         tables.join("\n"),
         repeatability(&values)
     );
-    Ok(Section { text, plots: Vec::new() })
+    Ok(DocumentSection { text, plots: Vec::new() })
 }
 
 #[cfg(test)]
@@ -180,16 +190,16 @@ mod tests {
     #[test]
     fn a_table_has_the_middle_of_the_runs_and_how_they_repeat() {
         const ROWS: &[paper::PaperRow] = &[("a", "A", 2.0, 2.2)];
-        let of = PaperTable { title: "T", unit: Unit::Us, rows: ROWS };
+        let paper = PaperTable { title: "T", unit: TableUnit::Us, rows: ROWS };
         let mut values = Values::new();
         for (name, runs) in [("off", [9.0, 10.0, 11.0]), ("sampling", [20.0; 3]), ("exact", [5.0; 3])] {
             values.insert(("a".to_owned(), name), runs.to_vec());
         }
         let row =
             "| A | 2.00 us | 2.20 us | +10.0 % | 10.0 us | 10 % | 20.0 us | +100.0 % | 5.00 us | -50.0 % |";
-        let text = table(&of, &values).unwrap();
+        let text = table(&paper, &values).unwrap();
         assert!(text.starts_with("### T\n") && text.contains(row), "{text}");
         assert!(repeatability(&values).contains("0 % of their mean at the median, 10 % at\nmost"));
-        assert!(table(&of, &Values::new()).is_err());
+        assert!(table(&paper, &Values::new()).is_err());
     }
 }

@@ -1,8 +1,9 @@
-//! The figures of the paper: lmbench 2.0 of 2.5.72 and of 2.5.72msa, the kernels of an IA64 machine with two processors.
+//! The figures of the paper: lmbench 2.0 of 2.5.72 and of 2.5.72msa, the kernels of an IA64 machine with two
+//! processors.
 
 /// Unit of a table's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
+pub enum TableUnit {
     /// Less is better; `latency` prints ns.
     Us,
     /// 10^6 bytes per second; more is better.
@@ -13,22 +14,22 @@ pub enum Unit {
 #[derive(Debug)]
 pub struct PaperTable {
     pub title: &'static str,
-    pub unit: Unit,
+    pub unit: TableUnit,
     pub rows: &'static [PaperRow],
 }
 
-/// A measurement of the paper's: what `latency` calls it, what the document calls it, without and with micro-state
+/// A measurement of the paper: its name in `latency`, its name in the document, without and with micro-state
 /// accounting, in the table's unit.
 pub type PaperRow = (&'static str, &'static str, f64, f64);
 
 /// All tables whose measurements have a meaning under emulation.
 pub const TABLES: [PaperTable; 6] = [
-    PaperTable { title: "Processor, processes", unit: Unit::Us, rows: PROCESSOR },
-    PaperTable { title: "select", unit: Unit::Us, rows: SELECT },
-    PaperTable { title: "Context switches", unit: Unit::Us, rows: SWITCHES },
-    PaperTable { title: "Files and virtual memory", unit: Unit::Us, rows: FILES },
-    PaperTable { title: "Local communication", unit: Unit::Us, rows: LOCAL },
-    PaperTable { title: "Local bandwidths", unit: Unit::Rate, rows: RATES },
+    PaperTable { title: "Processor, processes", unit: TableUnit::Us, rows: PROCESSOR },
+    PaperTable { title: "select", unit: TableUnit::Us, rows: SELECT },
+    PaperTable { title: "Context switches", unit: TableUnit::Us, rows: SWITCHES },
+    PaperTable { title: "Files and virtual memory", unit: TableUnit::Us, rows: FILES },
+    PaperTable { title: "Local communication", unit: TableUnit::Us, rows: LOCAL },
+    PaperTable { title: "Local bandwidths", unit: TableUnit::Rate, rows: RATES },
 ];
 
 const PROCESSOR: &[PaperRow] = &[

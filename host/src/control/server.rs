@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use profile::live;
 use profile::live::View;
-use sampler::conditions::{BadCondition, Condition, Wait};
+use sampler::conditions::{BadCondition, Condition, RunTrigger};
 use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
@@ -204,7 +204,7 @@ impl Served {
     fn about(&self) -> About {
         let phase = self.run.phase.borrow().clone();
         let (preparing, status) = match phase {
-            Phase::Preparing(what) => (Some(what), sampler::Status::default()),
+            Phase::Preparing(what) => (Some(what), sampler::SessionStatus::default()),
             Phase::Running(status) => (None, status),
         };
         About {
@@ -219,7 +219,7 @@ impl Served {
             samples: status.samples,
             lost: status.lost,
             kernel: status.kernel,
-            standing: status.standing,
+            standing: status.stopped,
         }
     }
 
@@ -240,11 +240,11 @@ impl Served {
             Request::Start { when: None } => self.steer(Control::Sampling(true)),
             Request::Stop { when: None, .. } => self.steer(Control::Sampling(false)),
             Request::Start { when: Some(when) } => {
-                self.steer(Control::Wait(Wait::Start(when.parse::<Condition>()?)))
+                self.steer(Control::Wait(RunTrigger::Start(when.parse::<Condition>()?)))
             }
             Request::Stop { when: Some(when), then } => {
                 let end = then == Some(Then::End);
-                self.steer(Control::Wait(Wait::Stop { when: when.parse()?, end }))
+                self.steer(Control::Wait(RunTrigger::Stop { when: when.parse()?, end }))
             }
             Request::Rate { hz } => self.steer(Control::Rate(hz)),
             Request::Mark { text } => self.steer(Control::Mark(text)),

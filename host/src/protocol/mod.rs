@@ -11,7 +11,7 @@ pub mod control;
 pub mod frame;
 pub mod portable;
 
-use sampler::conditions::Wait;
+use sampler::conditions::RunTrigger;
 use serde::{Deserialize, Serialize};
 
 pub use control::{About, Reply, Request, RequestError, Then, read_reply, read_request};
@@ -24,7 +24,7 @@ pub enum Control {
     /// Sample, or do not.
     Sampling(bool),
     /// Wait for something.
-    Wait(Wait),
+    Wait(RunTrigger),
     /// Mean ticks per second and vCPU.
     Rate(f64),
     /// A row of table `event`.

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use profile::Batch;
-use sampler::Status;
+use sampler::SessionStatus;
 use serde::{Deserialize, Serialize};
 
 use super::Control;
@@ -55,7 +55,7 @@ pub enum FromHost {
     /// Output of a command that does not go to the console.
     Output(Vec<u8>),
     /// Where sampling stands; sent about four times a second.
-    Status(Status),
+    Status(SessionStatus),
     /// The guest has ended, all batches are sent and all disks are written.
     End(Outcome),
     /// The run failed; one sentence.

@@ -1,31 +1,31 @@
-//! What the stack of a sample costs, on the memory of a real guest that was stopped.
+//! Cost of the stack of a sample, on the memory of a real guest that was stopped.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, KernelUnwinder, StackCopy, StackReader};
 use vmm::{GuestMemoryMmap, TickContext, monotonic_ns};
 
-use super::{BATCH, BenchError, Cost, measured};
+use super::{BATCH, BenchError, MeasuredCost, measured};
 use crate::VcpuSampler;
-use crate::capacity::Capacity;
-use crate::collector::finder::{Guest, LinuxGuest};
-use crate::collector::frames::Names;
-use crate::collector::resolver::Resolver;
-use crate::collector::walker::{Owner, Source, Step, Walker};
-use crate::record::{Readers, Record, Sampled};
-use crate::vcpu::Ends;
+use crate::capacity::QueueCapacity;
+use crate::collector::finder::{GuestKernel, LinuxGuest};
+use crate::record::{GuestCells, SampleMessage, SampleRecord};
+use crate::resolve::frames::KernelNames;
+use crate::resolve::resolver::SampleResolver;
+use crate::resolve::walker::{GuestSource, StackOwner, StackStep, StackWalker};
+use crate::vcpu::RingEnds;
 use profile::rows::{Batch, Sink};
 use symbols::names::OpenFiles;
 
-/// Frames of a stack, at most, as by default.
+/// Frames of a stack, at most: vprof's default.
 const DEPTH: usize = 127;
-/// Times that each step is repeated, to be timed.
+/// Number of repetitions of each timed step.
 const ROUNDS: u32 = 5_000;
 
-/// The first vCPU of a guest at one moment.
+/// The first vCPU of a stopped guest.
 #[derive(Debug, Clone)]
-pub struct Stopped {
+pub struct StoppedGuest {
     /// General registers.
     pub regs: kvm_regs,
     /// Segment and control registers.
@@ -34,28 +34,28 @@ pub struct Stopped {
     pub memory: GuestMemoryMmap,
 }
 
-/// What one stack is and costs.
+/// Size and cost of one stack.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StackFigures {
-    /// Bytes that were copied.
+    /// Bytes that are copied.
     pub bytes: usize,
     /// Frames of the kernel.
     pub kernel_frames: u32,
     /// Frames of the program.
     pub user_frames: u32,
-    /// Frames are missing.
+    /// True if frames are missing.
     pub broken: bool,
-    /// IrqContext one tick: current task, copy of the stacks, ring.
-    pub serve: Cost,
-    /// Walking the kernel's part.
-    pub kernel: Cost,
-    /// Walking the program's part.
-    pub user: Cost,
-    /// Collector and writer, for the whole sample.
-    pub collect: Cost,
+    /// Cost of serving one tick: current task, copy of the stacks, ring.
+    pub serve: MeasuredCost,
+    /// Cost of walking the kernel's part.
+    pub kernel: MeasuredCost,
+    /// Cost of walking the program's part.
+    pub user: MeasuredCost,
+    /// Cost of the whole sample in collector and writer.
+    pub collect: MeasuredCost,
 }
 
-impl Stopped {
+impl StoppedGuest {
     fn moment(&self) -> TickContext<'_, GuestMemoryMmap> {
         let now_ns = monotonic_ns();
         TickContext {
@@ -69,60 +69,59 @@ impl Stopped {
     }
 }
 
-/// What the collector has of a guest.
-struct Known {
+/// State of the collector for a guest.
+struct FoundGuest {
     kernel: Arc<Kernel>,
     unwinder: Arc<KernelUnwinder>,
-    names: Arc<dyn Names>,
+    names: Arc<dyn KernelNames>,
     sampler: VcpuSampler,
-    ends: Ends,
+    ends: RingEnds,
 }
 
-impl Known {
-    fn find(stopped: &Stopped) -> Result<Self, BenchError> {
-        let readers: Arc<OnceLock<Readers>> = Arc::default();
-        let place = Arc::default();
-        let wanted = (1, Some(StackReader::USER_BYTES));
-        let mut guest = LinuxGuest::new(
-            stopped.memory.clone().into(),
-            (Arc::clone(&readers), Arc::clone(&place)),
-            wanted,
-        );
-        let record = crate::record::take(&stopped.moment(), |_| None, || None);
+impl FoundGuest {
+    fn find(stopped: &StoppedGuest) -> Result<Self, BenchError> {
+        let cells = GuestCells::default();
+        let mut guest =
+            LinuxGuest::new(stopped.memory.clone().into(), cells.clone(), 1, Some(StackReader::USER_BYTES));
+        let record = crate::record::read_record(&stopped.moment(), |_| None, || None);
         let found = guest.find(record.cr3, record.five_level)?;
         if let Some(reason) = guest.publish_reader()?.into_iter().next() {
             return Err(BenchError::NotRead(reason));
         }
         let code = guest.code()?.unwrap_or(found.code);
         let (sampler, ends, _) =
-            VcpuSampler::new(0, None, Capacity { ring: 1, pool: 1, reserve: 0 }, (readers, place));
+            VcpuSampler::new(0, None, QueueCapacity { ring: 1, pool: 1, reserve: 0 }, cells);
         let (Some(kernel), Some(unwinder)) = (code.kernel, code.unwinder) else {
             return Err(BenchError::NoStack);
         };
         Ok(Self { kernel, unwinder, names: code.names, sampler, ends })
     }
 
-    /// One tick; its stack's box goes back to the pool with [`Known::give_back`].
-    fn tick(&mut self, stopped: &Stopped) -> Result<(Record, Box<StackCopy>), BenchError> {
+    /// Serves one tick. The caller returns the stack's buffer to the pool with [`FoundGuest::give_back`].
+    fn tick(&mut self, stopped: &StoppedGuest) -> Result<(SampleRecord, Box<StackCopy>), BenchError> {
         self.sampler.serve(&stopped.moment(), || None);
         match self.ends.samples.pop() {
-            Ok(Sampled { record, stack: Some(stack), .. }) => Ok((record, stack)),
+            Ok(SampleMessage { record, stack: Some(stack), .. }) => Ok((record, stack)),
             _ => Err(BenchError::NoStack),
         }
     }
 
     fn give_back(&mut self, stack: Box<StackCopy>) {
-        self.ends.boxes.give_back(stack);
+        self.ends.buffers.give_back(stack);
     }
 
-    fn walker(&self, stopped: &Stopped, files: &OpenFiles) -> Walker {
+    fn walker(&self, stopped: &StoppedGuest, files: &OpenFiles) -> StackWalker {
         let (kernel, unwinder) = (Arc::clone(&self.kernel), Arc::clone(&self.unwinder));
-        Walker::new(Some(unwinder), Source::new(kernel, stopped.memory.clone().into(), files()), DEPTH)
+        StackWalker::new(
+            Some(unwinder),
+            GuestSource::new(kernel, stopped.memory.clone().into(), files()),
+            DEPTH,
+        )
     }
 }
 
-/// The mean of one of [`ROUNDS`] rounds, and what the last one gave.
-fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T), BenchError> {
+/// Returns the mean cost of [`ROUNDS`] rounds, and the last round's result.
+fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(MeasuredCost, T), BenchError> {
     let mut last = round()?;
     let (cost, done) = measured(|| -> Result<(), BenchError> {
         for _ in 0..ROUNDS {
@@ -131,19 +130,19 @@ fn mean<T>(mut round: impl FnMut() -> Result<T, BenchError>) -> Result<(Cost, T)
         Ok(())
     });
     done?;
-    Ok((Cost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
+    Ok((MeasuredCost { wall: cost.wall / ROUNDS, cpu: cost.cpu / ROUNDS }, last))
 }
 
-/// Serves, walks and collects one and the same sample again and again; rows of the profile go to `sink`.
+/// Serves, walks and collects the same sample again and again; writes rows of the profile to `sink`.
 ///
 /// # Errors
-/// The guest has no kernel that is understood, the sample no stack, or the sink failed.
+/// Returns an error if the guest's kernel cannot be read, the sample has no stack, or the sink fails.
 pub fn stack_figures(
-    stopped: &Stopped,
+    stopped: &StoppedGuest,
     files: &OpenFiles,
     sink: &mut dyn Sink,
 ) -> Result<StackFigures, BenchError> {
-    let mut known = Known::find(stopped)?;
+    let mut known = FoundGuest::find(stopped)?;
     let mut figures = StackFigures::default();
     (figures.serve, ()) = mean(|| {
         let (_, stack) = known.tick(stopped)?;
@@ -158,7 +157,7 @@ pub fn stack_figures(
         Ok(frames)
     })?;
     let task = record.current.and_then(|current| current.task);
-    let owner = task.map(|task| Owner { instance: 1, task });
+    let owner = task.map(|task| StackOwner { instance: 1, task });
     let (mut walker, mut steps, mut batch) = (known.walker(stopped, files), Vec::new(), Batch::default());
     let (whole, ()) = mean(|| {
         steps.clear();
@@ -166,10 +165,10 @@ pub fn stack_figures(
         walker.walk(&stack, owner, &mut steps, &mut batch);
         Ok(())
     })?;
-    let user = |step: &&Step| matches!(step, Step::User { .. });
+    let user = |step: &&StackStep| matches!(step, StackStep::User { .. });
     figures.user_frames = u32::try_from(steps.iter().filter(user).count()).unwrap_or(u32::MAX);
-    figures.broken = steps.iter().any(|step| matches!(step, Step::Reason { .. }));
-    figures.user = Cost {
+    figures.broken = steps.iter().any(|step| matches!(step, StackStep::Reason { .. }));
+    figures.user = MeasuredCost {
         wall: whole.wall.saturating_sub(figures.kernel.wall),
         cpu: whole.cpu.saturating_sub(figures.kernel.cpu),
     };
@@ -177,14 +176,14 @@ pub fn stack_figures(
     Ok(figures)
 }
 
-/// Resolver and writer, as in the collector's thread, for one of many equal samples.
+/// Measures resolver and writer, as in the collector's thread, for one of many equal samples.
 fn collect(
-    known: &Known,
-    walker: Walker,
-    (record, stack): (&Record, &StackCopy),
+    known: &FoundGuest,
+    walker: StackWalker,
+    (record, stack): (&SampleRecord, &StackCopy),
     sink: &mut dyn Sink,
-) -> Result<Cost, BenchError> {
-    let (mut resolver, mut batch) = (Resolver::new(record.time_ns), Batch::default());
+) -> Result<MeasuredCost, BenchError> {
+    let (mut resolver, mut batch) = (SampleResolver::new(record.time_ns), Batch::default());
     resolver.kernel_found(Arc::clone(&known.names), Some(walker), &mut batch);
     let mut record = *record;
     let (cost, ()) = mean(|| {

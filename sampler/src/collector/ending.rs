@@ -1,28 +1,31 @@
-//! How the collector ends.
+//! The end of the collector.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use vmm::monotonic_ns;
 
-use super::aim::Aim;
-use super::namer::Wish;
-use super::news::take_name;
+use super::finder_events::take_name;
+use super::namer::NameRequest;
+use super::precision::PrecisionTarget;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
-use crate::session::{Ending, Totals};
+use crate::shared::{SessionEnding, SessionTotals};
 
-/// How long the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
+/// Time that the finder may take to end: its longest step, reading a kernel's symbols, takes about a second.
 const FINDER_LIMIT: Duration = Duration::from_secs(10);
-/// How long naming may go on after the end of a run.
+/// Time that naming may take after the end of a run.
 const NAMER_LIMIT: Duration = Duration::from_secs(60);
 
 impl Collector {
-    /// Drains everything, lets the finder end, writes the last rows and closes the sink.
-    pub(crate) fn close(mut self) -> Totals {
+    /// Drains everything, ends the finder, writes the last rows and closes the sink.
+    pub(crate) fn close(mut self) -> SessionTotals {
         let ended_ns = monotonic_ns();
         self.collect();
+        // The finder reads once more after the stop, and samples may name what it finds, so rings and events
+        // are drained again.
         self.end_finder();
         self.collect();
+        // These still use the resolver, so they end before the namer does.
         if let Some(exact) = &mut self.exact {
             exact.close(&mut self.resolver, &mut self.batch);
         }
@@ -31,10 +34,10 @@ impl Collector {
         }
         self.resolver.name_made(true, &mut self.batch);
         self.end_namer();
-        let Ending { meta, complete } = self.shared.ending();
+        let SessionEnding { meta, complete } = self.shared.ending();
         self.flush();
         if self.totals.lost > 0 {
-            self.event("lost", format!("{} samples were lost in all", self.totals.lost));
+            self.event("lost", format!("{} samples were lost in total", self.totals.lost));
         }
         let (doing, longest) = self.steps.longest();
         if self.stacks_missed > 0 {
@@ -44,15 +47,16 @@ impl Collector {
             self.event(
                 "missing",
                 format!(
-                    "{missed} {samples} no stack: the collector did not keep up; it took up to {longest:.1} s at once \
-                     for {doing}"
+                    "{missed} {samples} no stack: the collector did not keep up; its longest step took \
+                     {longest:.1} s: {doing}"
                 ),
             );
         }
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
+        // Read last, so that the rows cover the time up to the end.
         self.read_meters(true);
         self.totals.seen = self.gate.seen;
-        self.totals.precision = self.aim.as_ref().and_then(Aim::look);
+        self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
@@ -62,6 +66,7 @@ impl Collector {
         if complete {
             last.meta.push(("complete".to_owned(), "1".to_owned()));
         }
+        // The end is written in one batch: a profile is complete, or it lacks the whole end.
         if self.totals.sink_error.is_none()
             && let Err(error) = self.sink.write(&last).and_then(|()| self.sink.finish())
         {
@@ -76,12 +81,14 @@ impl Collector {
         finder.wanted.stop();
         let until = Instant::now() + FINDER_LIMIT;
         loop {
-            match finder.news.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(news) => self.hear(news),
-                Err(RecvTimeoutError::Disconnected) => return self.bury(finder),
+            match finder.events.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(event) => self.handle(event),
+                Err(RecvTimeoutError::Disconnected) => return self.join_finder(finder),
                 Err(RecvTimeoutError::Timeout) => {
-                    return self
-                        .event("missing", format!("the thread finder did not end within {FINDER_LIMIT:?}"));
+                    return self.event(
+                        "missing",
+                        format!("the reader of the guest's kernel did not end within {FINDER_LIMIT:?}"),
+                    );
                 }
             }
         }
@@ -93,7 +100,7 @@ impl Collector {
         self.resolver.code(&mut self.batch);
         let Some(NamerHandle { wanted, named, thread }) = self.namer.take() else { return };
         for (file, address) in self.resolver.hot_programs() {
-            drop(wanted.send(Wish::Code(file, address)));
+            drop(wanted.send(NameRequest::Code(file, address)));
         }
         drop(wanted);
         let until = Instant::now() + NAMER_LIMIT;
@@ -106,7 +113,7 @@ impl Collector {
                 }
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            // Whoever reads the rows takes long silence for a collector that hangs.
+            // A reader of the rows takes a long silence for a collector that hangs.
             if self.flushed.elapsed() >= FLUSH_PERIOD {
                 self.flush();
             }

@@ -1,25 +1,15 @@
-//! The collector: drains the rings, resolves, and hands batches to the sink.
+//! The collector: drains the rings, resolves samples, and hands batches to the sink.
 
-pub(crate) mod aim;
-pub(crate) mod console;
+mod counters;
 mod ending;
-mod entry;
 pub(crate) mod finder;
-pub(crate) mod frames;
-mod hot;
-pub(crate) mod identity;
-mod interrupts;
-mod ledger;
-pub(crate) mod mode;
+mod finder_events;
 mod namer;
-mod news;
-pub(crate) mod resolver;
-mod stacks;
+pub(crate) mod precision;
 mod stall;
 mod standstill;
 mod steps;
 mod waiting;
-pub(crate) mod walker;
 
 use std::fmt;
 use std::fs::File;
@@ -29,51 +19,45 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{
-    Counters, GuestMemoryMmap, InjectionCount, Injections, Machine, Observer, ProbeSet, Region, monotonic_ns,
-};
+use vmm::{Counters, GuestMemoryMmap, Machine, Observer, ProbeSet, monotonic_ns};
 
-use crate::conditions::Gate;
-use crate::exact::watch::Watch;
+use crate::conditions::SamplingGate;
+use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
+use crate::kexec::KexecDetector;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
-use crate::microstate::meter::Meter;
-use crate::presence::Presence;
-use crate::record::{Readers, Sampled};
-use crate::session::{Shared, Totals};
+use crate::record::{GuestReaders, SampleMessage};
+use crate::resolve::resolver::SampleResolver;
+use crate::shared::{SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
-use crate::vcpu::Ends;
-use aim::Aim;
-use finder::{News, Wanted};
-use namer::{Named, Wish};
-use profile::estimate::guest_error_key;
-use profile::rows::{Batch, EventRow, HARDIRQ_BITS, InjectedRow, Sink};
-use resolver::Resolver;
+use crate::vcpu::RingEnds;
+use counters::VcpuCounters;
+use finder::{FinderEvent, FinderRequests};
+use namer::{NameRequest, NameResult};
+use precision::PrecisionTarget;
+use profile::rows::{Batch, EventRow, HARDIRQ_BITS, Sink};
 use stall::{STALL, StallReports};
-use standstill::{STANDSTILL, Standstill};
-use steps::{Step, Steps};
+use standstill::{STANDSTILL, StandstillDetector};
+use steps::{RoundStep, StepTimes};
 use symbols::names::OpenFiles;
-#[cfg(feature = "fuzz")]
-pub(crate) use walker::PerfMap;
 
-/// How often the rings are drained: a process that has ended meanwhile can't be asked for its mappings any more.
+/// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
+/// read.
 const PERIOD: Duration = Duration::from_millis(10);
-/// A batch is written at least this often: a killed run loses at most this and one period.
+/// Longest time between two writes of a batch: a killed run loses at most this and one period.
 const FLUSH_PERIOD: Duration = Duration::from_millis(200);
-/// A batch of this many samples is written at once.
+/// Samples at which a batch is written at once.
 const FLUSH_SAMPLES: usize = 8_192;
-/// The window of the live line.
+/// Window of the live line.
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// How often exits and KVM's counters are told.
-const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
-/// A pause between two rounds that was longer than wanted by this much, and in which the thread did not wait for a CPU,
-/// means that the process was stopped (SIGSTOP).
+/// Excess of a pause between two rounds that means that the process was stopped (SIGSTOP), unless the thread
+/// waited for a CPU.
 const STOPPED: Duration = Duration::from_millis(500);
 
-/// What stacks are walked in.
-struct Guest {
+/// The guest in which stacks are walked.
+struct StackInputs {
     memory: GuestMemory,
     files: OpenFiles,
     initrd: Option<Initrd>,
@@ -83,65 +67,59 @@ struct Guest {
 /// The namer's thread as the collector sees it.
 #[derive(Debug)]
 struct NamerHandle {
-    wanted: Sender<Wish>,
-    named: Receiver<Named>,
+    wanted: Sender<NameRequest>,
+    named: Receiver<NameResult>,
     thread: JoinHandle<()>,
 }
 
 /// The finder's thread as the collector sees it.
 #[derive(Debug)]
 pub(crate) struct FinderHandle {
-    pub wanted: Arc<Wanted>,
-    pub news: Receiver<News>,
+    pub wanted: Arc<FinderRequests>,
+    pub events: Receiver<FinderEvent>,
     pub thread: Option<JoinHandle<()>>,
 }
 
 impl Drop for FinderHandle {
-    /// Whatever becomes of the collector, the finder does not outlive it for long.
+    /// Stops the finder: it must not outlive the collector for long, whatever happens to the collector.
     fn drop(&mut self) {
         self.wanted.stop();
     }
 }
 
-/// Everything the collector's thread owns.
+/// Everything that the collector's thread owns.
 pub(crate) struct Collector {
-    shared: Arc<Shared>,
-    rings: Vec<Ends>,
+    shared: Arc<SharedState>,
+    rings: Vec<RingEnds>,
     sink: Box<dyn Sink>,
     finder: Option<FinderHandle>,
-    presence: Presence,
-    readers: Arc<OnceLock<Readers>>,
+    kexec: KexecDetector,
+    readers: Arc<OnceLock<GuestReaders>>,
     memory: Option<GuestMemory>,
-    guest: Option<Guest>,
+    stack_inputs: Option<StackInputs>,
     namer: Option<NamerHandle>,
-    /// Samples whose stacks were not copied: all boxes were under way.
+    /// Samples whose stacks were not copied: all buffers were in use.
     stacks_missed: u64,
-    meters: Vec<Meter>,
-    regions: Vec<Region>,
-    injections: Injections,
-    exit_rows: u32,
-    counted: Instant,
-    resolver: Resolver,
-    /// Whether samples are kept, and what is waited for.
-    gate: Gate,
-    /// Samples of each vCPU that were not kept.
-    passed_over: Vec<u64>,
+    counters: VcpuCounters,
+    resolver: SampleResolver,
+    /// The gate that keeps or drops samples.
+    gate: SamplingGate,
     stalls: StallReports,
-    standstill: Standstill,
-    steps: Steps,
-    /// The precision that is to be reached.
-    aim: Option<Aim>,
-    /// Exact mode, where it is wanted.
-    exact: Option<Watch>,
+    standstill: StandstillDetector,
+    steps: StepTimes,
+    /// The precision target of the run.
+    precision: Option<PrecisionTarget>,
+    /// Exact mode, if it is on.
+    exact: Option<EventMerger>,
     /// Task-state sampling, if it is on.
     task_states: Option<TaskStateCollector>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
-    lost_told: bool,
+    lost_reported: bool,
     /// The run ends when the guest starts another kernel.
     pub(crate) ends_with_kernel: bool,
-    totals: Totals,
+    totals: SessionTotals,
 }
 
 impl fmt::Debug for Collector {
@@ -152,50 +130,45 @@ impl fmt::Debug for Collector {
 
 impl Collector {
     pub(crate) fn new(
-        shared: Arc<Shared>,
-        (rings, readers): (Vec<Ends>, Arc<OnceLock<Readers>>),
+        shared: Arc<SharedState>,
+        rings: Vec<RingEnds>,
+        readers: Arc<OnceLock<GuestReaders>>,
         sink: Box<dyn Sink>,
         meta: Vec<(String, String)>,
     ) -> Self {
-        let resolver = Resolver::new(shared.zero_ns);
+        let resolver = SampleResolver::new(shared.zero_ns);
         let now = Instant::now();
-        let meters = shared.meters();
-        let passed_over = vec![0; rings.len()];
+        let counters = VcpuCounters::new(shared.stats());
         Self {
             shared,
             rings,
             sink,
             finder: None,
-            presence: Presence::default(),
+            kexec: KexecDetector::default(),
             readers,
             memory: None,
-            guest: None,
+            stack_inputs: None,
             namer: None,
             stacks_missed: 0,
-            meters,
-            regions: Vec::new(),
-            injections: Injections::default(),
-            exit_rows: 0,
-            counted: now,
+            counters,
             resolver,
-            gate: Gate::default(),
-            passed_over,
+            gate: SamplingGate::default(),
             stalls: StallReports::default(),
-            standstill: Standstill::default(),
-            steps: Steps::default(),
-            aim: None,
+            standstill: StandstillDetector::default(),
+            steps: StepTimes::default(),
+            precision: None,
             exact: None,
             task_states: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
-            lost_told: false,
+            lost_reported: false,
             ends_with_kernel: false,
-            totals: Totals::default(),
+            totals: SessionTotals::default(),
         }
     }
 
-    /// Writes what is there, so that a sink that cannot be written to is known before the guest runs.
+    /// Writes the first rows, so that a sink that cannot be written to is known before the guest runs.
     pub(crate) fn begin(&mut self) -> Result<(), profile::SinkError> {
         self.take_waits(Some(0));
         self.flush();
@@ -205,74 +178,71 @@ impl Collector {
         }
     }
 
-    pub(crate) fn attach(&mut self, finder: FinderHandle) {
+    pub(crate) fn set_finder(&mut self, finder: FinderHandle) {
         self.finder = Some(finder);
     }
 
-    /// The machine whose vCPUs these are.
-    pub(crate) fn meter<O: Observer>(&mut self, machine: &mut Machine<O>) {
-        self.regions = machine.regions().to_vec();
-        self.injections = machine.injections();
-        self.count_by(machine.take_counters());
+    /// Sets the machine whose vCPUs these are.
+    pub(crate) fn bind_counters<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        self.counters.bind(machine);
     }
 
-    /// KVM's counters of the vCPUs.
-    pub(crate) fn count_by(&mut self, counters: Vec<Option<Counters>>) {
-        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
-            meter.attach(kvm);
-        }
+    /// Sets KVM's counters of the vCPUs.
+    pub(crate) fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
+        self.counters.set_kvm_counters(counters);
     }
 
-    /// A precision is to be reached.
-    pub(crate) fn aim_at(&mut self, aim: Aim) {
-        self.aim = Some(aim);
+    /// Sets the precision target.
+    pub(crate) fn set_precision_target(&mut self, precision: PrecisionTarget) {
+        self.precision = Some(precision);
     }
 
-    /// Events are to be watched, too.
-    pub(crate) fn watch(&mut self, exact: Watch) {
+    /// Turns exact mode on.
+    pub(crate) fn set_exact(&mut self, exact: EventMerger) {
         self.exact = Some(exact);
     }
 
     /// Turns task-state sampling on.
-    pub(crate) fn scan_tasks(&mut self, task_states: TaskStateCollector) {
+    pub(crate) fn set_task_states(&mut self, task_states: TaskStateCollector) {
         self.task_states = Some(task_states);
     }
 
-    /// The machine whose events these are.
-    pub(crate) fn trip(&mut self, tripwires: ProbeSet, memory: GuestMemoryMmap) {
+    /// Sets the machine in which exact mode sets its probes.
+    pub(crate) fn bind_probes(&mut self, probes: ProbeSet, memory: GuestMemoryMmap) {
         if let Some(exact) = &mut self.exact {
-            exact.attach(tripwires, memory);
+            exact.set_machine(probes, memory);
         }
     }
 
-    /// The guest to be read; stacks of at most `depth` frames are to be walked in it.
-    pub(crate) fn look_at(
+    /// Sets the guest to read; its stacks are walked up to `depth` frames.
+    pub(crate) fn set_guest(
         &mut self,
         memory: GuestMemory,
-        (files, initrd): (OpenFiles, Option<Initrd>),
+        files: OpenFiles,
+        initrd: Option<Initrd>,
         depth: usize,
     ) {
         self.memory = Some(memory.clone());
-        self.guest = Some(Guest { memory, files, initrd, depth });
+        self.stack_inputs = Some(StackInputs { memory, files, initrd, depth });
     }
 
-    /// The collector's thread: runs until the session ends.
-    pub(crate) fn run(mut self) -> Totals {
-        let books = own_schedstat();
+    /// Runs on the collector's thread until the session ends.
+    pub(crate) fn run(mut self) -> SessionTotals {
+        let schedstat = own_schedstat();
         while !self.shared.stop.load(Ordering::Acquire) {
             self.collect();
             if self.flushed.elapsed() >= FLUSH_PERIOD || self.shared.flush.swap(false, Ordering::AcqRel) {
                 self.flush();
             }
-            self.rest(books.as_ref());
+            self.rest(schedstat.as_ref());
         }
         self.close()
     }
 
-    /// Waits for the next round, and notices when the host had stopped the whole process meanwhile: the clocks of the
-    /// scheduler do not tell that from a halted guest. `books` are those of this thread.
-    fn rest(&mut self, books: Option<&File>) {
-        let waited = || books.and_then(waited).unwrap_or(0);
+    /// Waits for the next round, and notes when the host had stopped the whole process meanwhile: the
+    /// scheduler's clocks cannot distinguish that from a halted guest. `schedstat` is that of this thread.
+    fn rest(&mut self, schedstat: Option<&File>) {
+        let waited = || schedstat.and_then(waited).unwrap_or(0);
         let (before, waited_before) = (monotonic_ns(), waited());
         thread::park_timeout(PERIOD);
         let gap = Duration::from_nanos(monotonic_ns().saturating_sub(before));
@@ -284,34 +254,17 @@ impl Collector {
         if stopped >= STOPPED {
             self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
             let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
-            self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
+            self.counters.stopped(ns);
         }
     }
 
     /// Reads the clocks of all vCPUs into the batch.
     fn read_meters(&mut self, ended: bool) {
-        self.batch.vcpus.clear();
-        for meter in &mut self.meters {
-            let (mut row, window) = meter.read(self.shared.zero_ns);
-            let passed_over = self.passed_over.get(usize::from(row.id)).copied().unwrap_or(0);
-            row.samples = row.samples.saturating_sub(passed_over);
-            if let Some(error) = meter.guest_error() {
-                self.batch.meta.push((guest_error_key(row.id), error.to_string()));
-            }
-            self.batch.vcpus.push(row);
-            self.batch.microstates.extend(window);
+        self.counters.read_clocks(self.shared.zero_ns, &mut self.batch);
+        if let Some(precision) = &mut self.precision {
+            precision.add_clocks(&self.batch, ended);
         }
-        if let Some(aim) = &mut self.aim {
-            aim.clocks(&self.batch, ended);
-        }
-        if ended || self.counted.elapsed() >= COUNTERS_PERIOD {
-            self.counted = Instant::now();
-            for meter in &mut self.meters {
-                self.batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
-                self.batch.kvm_counters.append(&mut meter.counters());
-            }
-            let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
-            self.batch.injected = self.injections.read().into_iter().map(row).collect();
+        if self.counters.read_counts(ended, &mut self.batch) {
             let bits = self.readers.get().and_then(|readers| readers.current.hardirq_bits());
             self.batch.meta.extend(bits.map(|bits| (HARDIRQ_BITS.to_owned(), bits.to_string())));
             self.gate.counted(&self.batch);
@@ -321,22 +274,24 @@ impl Collector {
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
         self.take_waits(None);
-        for meter in &mut self.meters {
-            let pace = meter.pace(self.shared.zero_ns);
-            // While samples are not kept none is taken, as far as the profile goes.
-            self.batch.rates.extend(pace.filter(|_| !self.gate.is_closed()));
-        }
-        // News first: what it says was so before the samples that are drained now.
+        // While samples are dropped, the profile shows a rate of 0.
+        let changed = self.counters.changed_rates(self.shared.zero_ns);
+        self.batch.rates.extend(changed.filter(|_| !self.gate.is_closed()));
+        // Finder events first: they describe a time before the samples that are drained now.
         let began = Instant::now();
-        self.hear_finder();
-        let mut began = self.steps.note(Step::News, began);
+        self.take_finder_events();
+        let mut began = self.steps.note(RoundStep::Finder, began);
         for vcpu in 0..self.rings.len() {
-            // No more than stands there now: a ring that fills as fast as it is drained must not starve the others.
+            // No more samples than there are now: a ring that fills as fast as it is drained must not starve
+            // the others.
             for _ in 0..self.rings[vcpu].samples.slots() {
-                let Ok(Sampled { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop() else {
+                let Ok(SampleMessage { mut record, stack, stack_missed }) = self.rings[vcpu].samples.pop()
+                else {
                     break;
                 };
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
+                // After a kexec the task of a record is read from memory of the old kernel: only the position
+                // is kept.
                 let known = self.trusts(vcpu, &record);
                 record.current = record.current.filter(|_| known);
                 let task = record.current.and_then(|current| current.task);
@@ -349,29 +304,32 @@ impl Collector {
                     let stack = stack.as_deref().filter(|_| known);
                     self.resolver.sample(id, &record, stack, &mut self.batch);
                     self.stacks_missed += u64::from(stack_missed);
-                    if let (Some(aim), Some(sample)) = (&mut self.aim, self.batch.samples.last()) {
-                        aim.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
+                    if let (Some(precision), Some(sample)) = (&mut self.precision, self.batch.samples.last())
+                    {
+                        precision.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
                     }
                 }
                 if let Some(stack) = stack {
-                    self.rings[vcpu].boxes.give_back(stack);
+                    self.rings[vcpu].buffers.give_back(stack);
                 }
-                began = self.steps.note(Step::Samples, began);
+                began = self.steps.note(RoundStep::Samples, began);
                 if self.batch.samples.len() >= FLUSH_SAMPLES {
                     self.flush();
                     began = Instant::now();
                 }
             }
         }
+        // After the samples: events wait for their turn anyway, but a full sample ring loses samples.
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
         }
         if let Some(task_states) = &mut self.task_states {
             task_states.step(&mut self.resolver, &mut self.batch);
         }
-        self.steps.note(Step::Events, began);
+        self.steps.note(RoundStep::Events, began);
         self.ask_finder();
         self.ask_namer();
+        // Console rows and events come last: a condition that they meet moves the gate for the next round.
         let known = self.batch.console.len();
         let dropped = self.shared.console.take(&mut self.batch.console);
         let reports = self.stalls.in_rows(self.batch.console.get(known..).unwrap_or_default());
@@ -396,8 +354,13 @@ impl Collector {
             return;
         }
         self.window_began = Instant::now();
-        // Before the first process is on top a guest boots.
-        if self.aim.as_ref().and_then(Aim::look).is_some_and(|found| found.reached && found.process) {
+        // The guest boots until a process has the largest share.
+        if self
+            .precision
+            .as_ref()
+            .and_then(PrecisionTarget::largest_share)
+            .is_some_and(|found| found.reached && found.process)
+        {
             self.shared.precise.store(true, Ordering::Release);
         }
         let window = self.resolver.take_window();
@@ -408,31 +371,35 @@ impl Collector {
         status.top = window.top();
     }
 
-    /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay drained.
+    /// Writes the batch. After the sink's first failure rows are only dropped, so that the rings stay
+    /// drained.
     pub(crate) fn flush(&mut self) {
         self.flushed = Instant::now();
         self.read_meters(false);
         let began = Instant::now();
         self.resolver.read_hit(&mut self.batch);
-        let began = self.steps.note(Step::Books, began);
+        let began = self.steps.note(RoundStep::Accounting, began);
         self.resolver.name_made(false, &mut self.batch);
-        self.steps.note(Step::Maps, began);
+        self.steps.note(RoundStep::Maps, began);
         if let Some(exact) = &mut self.exact {
             exact.flush(&mut self.resolver, &mut self.batch);
         }
         if let Some(task_states) = &self.task_states {
             task_states.flush(&mut self.batch);
-            let still = self.standstill.look(self.meters.len(), &self.batch.microstates, task_states.ready());
-            if let Some((who, took_ns)) = still {
+            let found =
+                self.standstill.check(self.counters.vcpus(), &self.batch.microstates, task_states.ready());
+            if let Some((who, took_ns)) = found {
                 let name = self.resolver.thread_name(who);
                 self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));
             }
         }
+        // Reported once during the run; the end reports the total.
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
-        if lost > 0 && !std::mem::replace(&mut self.lost_told, true) {
-            self.event("lost", "samples are lost: the collector does not keep up with the rate".to_owned());
+        if lost > 0 && !std::mem::replace(&mut self.lost_reported, true) {
+            self.event("lost", "samples are lost: the collector cannot keep up; lower the rate".to_owned());
         }
         self.totals.lost = lost;
+        // Written with each batch: a killed run has no end that could write it.
         let duration = monotonic_ns().saturating_sub(self.shared.zero_ns);
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
         let progress = self.gate.progress_ns().map(|ns| ("progress_ns".to_owned(), ns.to_string()));
@@ -443,9 +410,9 @@ impl Collector {
                 Ok(()) => self.totals.samples += self.batch.samples.len() as u64,
                 Err(error) => self.fail(error.0),
             }
-            self.steps.note(Step::Write, began);
+            self.steps.note(RoundStep::Write, began);
         }
-        self.gate.look(&self.batch);
+        self.gate.scan(&self.batch);
         self.gate.forget_rows();
         self.batch.clear();
     }

@@ -1,5 +1,5 @@
-//! Names user code, on a thread of its own: reading the symbols of a large program takes long, and stacks must be walked
-//! meanwhile.
+//! Naming of user code, on its own thread: reading the symbols of a large program takes long, and stacks must
+//! be walked meanwhile.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,38 +12,32 @@ use symbols::names::{
     DebugFiles, DebugInfoLimit, DebugQuery, FunctionStarts, GuestFiles, SourceLines, Symbolizer,
 };
 
-use super::hot::MAX_BYTES;
-use super::walker::{FileEntry, Source};
+use crate::resolve::hot::MAX_BYTES;
+use crate::resolve::resolver::UnnamedFrame;
+use crate::resolve::walker::{FileEntry, GuestSource};
 use profile::naming::{name_frame, named_by, shared_with};
 use profile::rows::{CodeRow, CodeSource, FileRow, FrameRow, InlinedRow};
 use text::clean;
 
-/// Files whose symbols are held at once, at most.
-const HELD: usize = 32;
-/// Bytes that the symbols of all files but the last may take together; those used longest ago are given up, and read again
-/// when they are asked for. Those of the largest libraries of language runtimes take 6 to 12 MB.
-const HELD_BYTES: i64 = 24 << 20;
-/// Wishes that are put in the order of their files at once, at most.
+/// Files whose symbols are loaded at once, at most.
+const LOADED: usize = 32;
+/// Bytes of the symbols of all files but the last, at most. Those used longest ago are dropped, and read
+/// again on request. Those of the largest libraries of language runtimes take 6 to 12 MB.
+const LOADED_BYTES: i64 = 24 << 20;
+/// Requests that are sorted by file at once, at most.
 const AT_ONCE: usize = 8_192;
 
-/// A frame that wants a name.
+/// Requests to the namer.
 #[derive(Debug)]
-pub(crate) struct Nameless {
-    pub row: FrameRow,
-    pub file: Arc<FileEntry>,
-}
-
-/// What is wanted of the namer.
-#[derive(Debug)]
-pub(crate) enum Wish {
+pub(crate) enum NameRequest {
     /// A name.
-    Name(Nameless),
+    Name(UnnamedFrame),
     /// The code of the function that covers an address of a file.
     Code(Arc<FileEntry>, u64),
 }
 
-impl Wish {
-    /// The file that it is about.
+impl NameRequest {
+    /// Returns the file of the request.
     fn file(&self) -> &FileEntry {
         match self {
             Self::Name(nameless) => &nameless.file,
@@ -52,9 +46,9 @@ impl Wish {
     }
 }
 
-/// What a wish brings.
+/// Results of the namer.
 #[derive(Debug)]
-pub(crate) enum Named {
+pub(crate) enum NameResult {
     /// A frame and the functions that are inlined there.
     Frame(FrameRow, Vec<InlinedRow>),
     /// A file whose symbols were read.
@@ -63,21 +57,21 @@ pub(crate) enum Named {
     Code(CodeRow),
 }
 
-/// What names a file's code.
-struct Held {
+/// Symbols of a file.
+struct LoadedSymbols {
     symbols: Symbolizer,
-    /// What it is called in `file.named_by`.
+    /// Their source, as in `file.named_by`.
     by: String,
-    /// When it was asked last.
+    /// Time of the last request, in requests.
     used: u64,
-    /// Memory that it takes, bytes.
+    /// Memory of the symbols, bytes.
     bytes: i64,
-    /// It was told why it does not name all that it could.
-    told: bool,
+    /// The reason why naming has stopped was reported.
+    reported: bool,
 }
 
-impl Held {
-    /// What names the file, and why it does so no longer.
+impl LoadedSymbols {
+    /// Returns the source of the file's names, and the reason why naming has stopped.
     fn named_by(&self) -> String {
         match self.stopped() {
             Some(why) => format!("{}; {why}", self.by),
@@ -90,57 +84,57 @@ impl Held {
     }
 }
 
-/// The namer's thread.
-pub(crate) struct Namer {
-    source: Source,
+/// The namer, on its own thread.
+pub(crate) struct CodeNamer {
+    source: GuestSource,
     debug: DebugFiles,
-    held: HashMap<u32, Option<Held>>,
+    loaded: HashMap<u32, Option<LoadedSymbols>>,
     clock: u64,
 }
 
-impl fmt::Debug for Namer {
+impl fmt::Debug for CodeNamer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Namer").field("held", &self.held.len()).finish_non_exhaustive()
+        f.debug_struct("Namer").field("loaded", &self.loaded.len()).finish_non_exhaustive()
     }
 }
 
-impl Namer {
-    /// `guest` opens debug files in the guest.
-    pub(crate) fn new(source: Source, guest: Box<dyn GuestFiles>) -> Self {
-        Self { source, debug: DebugFiles::new().with_guest(guest), held: HashMap::new(), clock: 0 }
+impl CodeNamer {
+    /// Creates a namer; `guest` opens debug files in the guest.
+    pub(crate) fn new(source: GuestSource, guest: Box<dyn GuestFiles>) -> Self {
+        Self { source, debug: DebugFiles::new().with_guest(guest), loaded: HashMap::new(), clock: 0 }
     }
 
-    /// Names what comes until all senders are gone.
-    pub(crate) fn run(mut self, wanted: &Receiver<Wish>, named: &Sender<Named>) {
+    /// Serves requests until all senders are gone.
+    pub(crate) fn run(mut self, wanted: &Receiver<NameRequest>, named: &Sender<NameResult>) {
         self.source.prepare();
         while let Ok(first) = wanted.recv() {
-            let mut wishes: Vec<Wish> =
+            let mut requests: Vec<NameRequest> =
                 std::iter::once(first).chain(wanted.try_iter().take(AT_ONCE)).collect();
-            // So that symbols that were given up are read once for all that have come meanwhile.
-            wishes.sort_by_key(|wish| wish.file().id());
-            for wish in wishes {
+            // Sorted so that dropped symbols are read once for all requests that have come meanwhile.
+            requests.sort_by_key(|request| request.file().id());
+            for request in requests {
                 // The receiver is gone only when the session was dropped.
-                if self.answer(wish, named).is_some_and(|answer| named.send(answer).is_err()) {
+                if self.answer(request, named).is_some_and(|answer| named.send(answer).is_err()) {
                     return;
                 }
             }
         }
     }
 
-    fn answer(&mut self, wish: Wish, named: &Sender<Named>) -> Option<Named> {
-        match wish {
-            Wish::Name(nameless) => {
+    fn answer(&mut self, request: NameRequest, named: &Sender<NameResult>) -> Option<NameResult> {
+        match request {
+            NameRequest::Name(nameless) => {
                 let (row, inlined) = self.name(nameless, named);
-                Some(Named::Frame(row, inlined))
+                Some(NameResult::Frame(row, inlined))
             }
-            Wish::Code(file, address) => self.code(&file, address, named).map(Named::Code),
+            NameRequest::Code(file, address) => self.code(&file, address, named).map(NameResult::Code),
         }
     }
 
     fn name(
         &mut self,
-        Nameless { row, file }: Nameless,
-        named: &Sender<Named>,
+        UnnamedFrame { row, file }: UnnamedFrame,
+        named: &Sender<NameResult>,
     ) -> (FrameRow, Vec<InlinedRow>) {
         let starts = |address| file.function_start(address);
         let module = clean::printable(file.name());
@@ -151,18 +145,19 @@ impl Namer {
         (row, inlined)
     }
 
-    /// Takes down what was parsed of a file since the thread had allocated `before`, and tells why no more will be.
-    fn account(&mut self, file: &FileEntry, before: i64, named: &Sender<Named>) {
-        let Some(Some(held)) = self.held.get_mut(&file.id()) else { return };
-        held.bytes = held.bytes.saturating_add(allocated().saturating_sub(before).max(0));
-        if !held.told && held.stopped().is_some() {
-            held.told = true;
+    /// Adds the memory that was parsed of a file since the thread had allocated `before`. Reports a stop of
+    /// naming.
+    fn account(&mut self, file: &FileEntry, before: i64, named: &Sender<NameResult>) {
+        let Some(Some(loaded)) = self.loaded.get_mut(&file.id()) else { return };
+        loaded.bytes = loaded.bytes.saturating_add(allocated().saturating_sub(before).max(0));
+        if !loaded.reported && loaded.stopped().is_some() {
+            loaded.reported = true;
             // See `run` for a receiver that is gone.
-            drop(named.send(Named::File(file.row(Some(held.named_by())))));
+            drop(named.send(NameResult::File(file.row(Some(loaded.named_by())))));
         }
     }
 
-    fn code(&mut self, file: &Arc<FileEntry>, address: u64, named: &Sender<Named>) -> Option<CodeRow> {
+    fn code(&mut self, file: &Arc<FileEntry>, address: u64, named: &Sender<NameResult>) -> Option<CodeRow> {
         let range = file.function_range(address);
         let starts = |address| file.function_start(address);
         let symbol = self.symbols(file, named).and_then(|symbols| symbols.find(address, &starts));
@@ -175,41 +170,42 @@ impl Namer {
         Some(CodeRow { start, file: Some(file.id()), module: None, bytes, read: CodeSource::File })
     }
 
-    fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<Named>) -> Option<&Symbolizer> {
+    fn symbols(&mut self, file: &Arc<FileEntry>, named: &Sender<NameResult>) -> Option<&Symbolizer> {
         self.clock += 1;
-        if !self.held.contains_key(&file.id()) {
+        if !self.loaded.contains_key(&file.id()) {
             self.make_room();
             let before = allocated();
-            let held = self.read(file).map(|(symbols, by)| {
+            let loaded = self.read(file).map(|(symbols, by)| {
                 let bytes = allocated().saturating_sub(before);
-                let mut held = Held { symbols, by, used: 0, bytes, told: false };
-                held.told = held.stopped().is_some();
-                held
+                let mut loaded = LoadedSymbols { symbols, by, used: 0, bytes, reported: false };
+                loaded.reported = loaded.stopped().is_some();
+                loaded
             });
             // See `run` for a receiver that is gone.
-            drop(named.send(Named::File(file.row(held.as_ref().map(Held::named_by)))));
-            self.held.insert(file.id(), held);
+            drop(named.send(NameResult::File(file.row(loaded.as_ref().map(LoadedSymbols::named_by)))));
+            self.loaded.insert(file.id(), loaded);
         }
-        let held = self.held.get_mut(&file.id())?.as_mut()?;
-        held.used = self.clock;
-        Some(&held.symbols)
+        let loaded = self.loaded.get_mut(&file.id())?.as_mut()?;
+        loaded.used = self.clock;
+        Some(&loaded.symbols)
     }
 
-    /// Bytes that the symbols of all files take.
+    /// Returns the bytes of the symbols of all files.
     fn bytes(&self) -> i64 {
-        self.held.values().flatten().map(|held| held.bytes).sum()
+        self.loaded.values().flatten().map(|loaded| loaded.bytes).sum()
     }
 
-    /// Gives up what was asked for longest ago, until there is room for another file.
+    /// Drops the symbols that were requested longest ago, until there is room for another file.
     fn make_room(&mut self) {
-        while self.held.len() >= HELD || self.bytes() > HELD_BYTES {
-            let oldest = self.held.iter().min_by_key(|(_, held)| held.as_ref().map_or(0, |held| held.used));
+        while self.loaded.len() >= LOADED || self.bytes() > LOADED_BYTES {
+            let oldest =
+                self.loaded.iter().min_by_key(|(_, loaded)| loaded.as_ref().map_or(0, |loaded| loaded.used));
             let Some(oldest) = oldest.map(|(&id, _)| id) else { return };
-            self.held.remove(&oldest);
+            self.loaded.remove(&oldest);
         }
     }
 
-    /// The symbols of a file, and what they come from.
+    /// Reads the symbols of a file; also returns their source.
     fn read(&self, file: &FileEntry) -> Option<(Symbolizer, String)> {
         let (reader, _) = file.open(&self.source).ok()?;
         let elf = ElfFile::open(reader).ok()?;
@@ -227,7 +223,7 @@ impl Namer {
     }
 }
 
-/// What of its own names a file's functions.
+/// Returns the section that names a file's functions.
 fn own_symbols(elf: &ElfFile, symbols: &Symbolizer) -> &'static str {
     if symbols.go().is_some() && !elf.has_section(".symtab") {
         return ".gopclntab";
@@ -246,20 +242,20 @@ mod tests {
     use vm_memory::{Bytes, GuestAddress};
     use vmm::GuestMemoryMmap;
 
-    use super::super::walker::Files;
     use super::*;
+    use crate::resolve::walker::FileTable;
     use symbols::names::no_files;
 
     #[global_allocator]
     static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-    fn namer() -> Namer {
+    fn namer() -> CodeNamer {
         let guest = Config::new(Style::V6_12).build();
         let bytes = &guest.memory.0;
         let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), bytes.len())]).expect("memory");
         memory.write_slice(bytes, GuestAddress(0)).expect("inside");
         let kernel = Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel");
-        Namer::new(Source::new(Arc::new(kernel), memory.into(), no_files()()), no_files()())
+        CodeNamer::new(GuestSource::new(Arc::new(kernel), memory.into(), no_files()()), no_files()())
     }
 
     const FUNCTIONS: u32 = 40_000;
@@ -304,35 +300,35 @@ mod tests {
     }
 
     #[test]
-    fn symbols_of_many_large_programs_take_bounded_memory_and_are_read_once_for_a_row_of_wishes() {
+    fn symbols_of_many_large_programs_take_bounded_memory_and_are_read_once_for_a_row_of_requests() {
         const PROGRAMS: u64 = 24;
         let program = program();
-        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let (mut files, mut rows) = (FileTable::default(), Vec::new());
         let programs: Vec<_> = (0..PROGRAMS)
             .map(|n| files.vdso([&program[..], &n.to_le_bytes()].concat().into(), &mut rows))
             .collect();
         let mut namer = namer();
         let (to_tell, named) = mpsc::channel();
-        let wish = |file: &Arc<FileEntry>| {
+        let request = |file: &Arc<FileEntry>| {
             let row = FrameRow { address: 5 * SIZE + 1, file: Some(file.id()), ..FrameRow::default() };
-            Wish::Name(Nameless { row, file: Arc::clone(file) })
+            NameRequest::Name(UnnamedFrame { row, file: Arc::clone(file) })
         };
         let mut largest = 0;
         for program in &programs {
             let before = namer.bytes();
-            assert!(before <= HELD_BYTES + largest, "{before} bytes");
-            namer.answer(wish(program), &to_tell);
-            largest = largest.max(namer.held[&program.id()].as_ref().expect("symbols").bytes);
+            assert!(before <= LOADED_BYTES + largest, "{before} bytes");
+            namer.answer(request(program), &to_tell);
+            largest = largest.max(namer.loaded[&program.id()].as_ref().expect("symbols").bytes);
         }
-        assert!(largest * i64::try_from(PROGRAMS).expect("few") > 2 * HELD_BYTES, "{largest} bytes each");
-        assert!(namer.held.len() < programs.len(), "some were given up");
+        assert!(largest * i64::try_from(PROGRAMS).expect("few") > 2 * LOADED_BYTES, "{largest} bytes each");
+        assert!(namer.loaded.len() < programs.len(), "some were given up");
 
         // All programs in turn, three times: one file row for each that was read again.
         drop(named);
         let (wanted, to_name) = mpsc::channel();
         let (to_tell, named) = mpsc::channel();
         for program in programs.iter().cycle().take(3 * programs.len()) {
-            wanted.send(wish(program)).expect("a receiver");
+            wanted.send(request(program)).expect("a receiver");
         }
         drop(wanted);
         namer.run(&to_name, &to_tell);
@@ -340,9 +336,9 @@ mod tests {
         let (mut frames, mut read) = (0, 0);
         for answer in named {
             match answer {
-                Named::Frame(row, _) => frames += u64::from(row.symbol.is_some()),
-                Named::File(_) => read += 1,
-                Named::Code(_) => {}
+                NameResult::Frame(row, _) => frames += u64::from(row.symbol.is_some()),
+                NameResult::File(_) => read += 1,
+                NameResult::Code(_) => {}
             }
         }
         assert_eq!(frames, 3 * PROGRAMS);

@@ -1,13 +1,13 @@
-//! Stalls that the guest's kernel reports on its console: a CPU or a thread that did not get on for many seconds, be it by a
-//! timer that the host has lost.
+//! Stalls that the guest's kernel reports on its console: a CPU or a thread made no progress for many
+//! seconds, perhaps because the host has lost a timer.
 
 use profile::rows::ConsoleRow;
 use text::clean::{printable, without_escape_sequences};
 
 /// Kind of the profile's events that hold such reports.
 pub(crate) const STALL: &str = "stall";
-/// What the kernel's detectors print (Linux 5.10 to 6.12: kernel/rcu/tree_stall.h, kernel/watchdog.c,
-/// kernel/hung_task.c), each with the word that the line begins with after its time.
+/// Messages of the kernel's detectors (Linux 5.10 to 6.12: kernel/rcu/tree_stall.h, kernel/watchdog.c,
+/// kernel/hung_task.c), each with the word that begins the line after its time.
 const REPORTS: [(&str, &str); 5] = [
     ("rcu:", "detected stall"),
     ("rcu:", "kthread starved for"),
@@ -15,10 +15,10 @@ const REPORTS: [(&str, &str); 5] = [
     ("", "hard LOCKUP on cpu"),
     ("INFO:", "blocked for more than"),
 ];
-/// Reports that are kept: a guest may print as many as it likes.
+/// Reports that are kept: a guest may print any number of them.
 const MOST: usize = 16;
 
-/// Finds reports of stalls in what a guest prints.
+/// Finder of stall reports in a guest's output.
 #[derive(Debug, Default)]
 pub(super) struct StallReports {
     /// The end of a line that is not complete yet.
@@ -27,7 +27,7 @@ pub(super) struct StallReports {
 }
 
 impl StallReports {
-    /// The reports in these rows: each its row's time and its line, as a person may read it.
+    /// Returns the reports in these rows: each its row's time and its line, printable.
     pub(super) fn in_rows(&mut self, rows: &[ConsoleRow]) -> Vec<(u64, String)> {
         let mut reports = Vec::new();
         for row in rows {
@@ -46,12 +46,12 @@ impl StallReports {
     }
 }
 
-/// Bytes of a line that are looked at.
+/// Bytes of a line that are checked.
 const LINE: usize = 1024;
 
-/// Whether a line of the console is such a report.
+/// Returns true if a line of the console is such a report.
 fn is_report(line: &str) -> bool {
-    // A time in brackets, where the kernel prints one.
+    // A time in brackets, if the kernel prints one.
     let line = line.trim_start();
     let line = match line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((time, rest)) if time.trim().parse::<f64>().is_ok() => rest.trim_start(),

@@ -2,14 +2,15 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
-use linux::{CurrentContext, IrqContext, TaskSnapshot};
+use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use testkit::eventually;
 use vm_memory::GuestAddress;
 use vmm::{GuestMemoryMmap, Observer, TickContext};
 
-use super::frames::tests::Fake;
 use super::*;
-use crate::record::Record;
+use crate::record::SampleRecord;
+use crate::resolve::frames;
+use crate::resolve::frames::tests::FakeNames;
 use crate::session::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use profile::rows::{Mode, SinkError};
 use symbols::names::no_files;
@@ -22,9 +23,9 @@ fn task(pid: i32, name: &str) -> TaskSnapshot {
     TaskSnapshot { pid, tid: pid, start_ns: 7, process_comm: comm, comm, ..Default::default() }
 }
 
-fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Record {
+fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> SampleRecord {
     let current = task.map(|task| CurrentContext { serving, task: Some(task), ..Default::default() });
-    Record {
+    SampleRecord {
         time_ns: 1_500,
         late_ns: 9,
         rip,
@@ -38,12 +39,12 @@ fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Re
 
 #[test]
 fn a_run_is_resolved() {
-    let mut resolver = Resolver::new(1_000);
+    let mut resolver = SampleResolver::new(1_000);
     let mut batch = Batch::default();
     let gzip = task(5, "gzip");
     resolver.sample(0, &hit(0, 0x1234, IrqContext::Task, None), None, &mut batch);
     resolver.sample(0, &hit(0, 0x77, IrqContext::Task, None), None, &mut batch);
-    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.kernel_found(Arc::new(FakeNames::default()), None, &mut batch);
     resolver.sample(1, &hit(3, 0x40_0000, IrqContext::Task, Some(gzip)), None, &mut batch);
     resolver.sample(1, &hit(0, 0x1240, IrqContext::HardIrq, Some(gzip)), None, &mut batch);
     resolver.sample(0, &hit(0, 0x1240, IrqContext::Task, Some(task(0, "swapper/0"))), None, &mut batch);
@@ -74,32 +75,32 @@ fn a_run_is_resolved() {
     assert_eq!((window.samples(), window.top()), (5, Some(("gzip".to_owned(), 0.25))));
 }
 
-/// Names of an interrupt's entry at 0x1000, of what all entries share at 0x1100, of other code from there on.
+/// Names of an interrupt's entry at 0x1000, of the common entry code at 0x1100, of other code from there on.
 #[derive(Debug)]
 struct EntryNames;
 
-impl frames::Names for EntryNames {
-    fn name(&self, address: u64) -> Option<frames::Name> {
-        let symbol = match address >> 8 {
+impl frames::KernelNames for EntryNames {
+    fn name(&self, address: VirtAddr) -> Option<frames::KernelName> {
+        let symbol = match address.0 >> 8 {
             0x10 => "asm_sysvec_call_function_single",
             0x11 => "error_entry",
             _ => "do_idle",
         };
-        Some(frames::Name { symbol: Some(symbol.to_owned()), module: None, offset: address & 0xff })
+        Some(frames::KernelName { symbol: Some(symbol.to_owned()), module: None, offset: address.0 & 0xff })
     }
 
-    fn in_image(&self, _: u64) -> bool {
+    fn in_image(&self, _: VirtAddr) -> bool {
         true
     }
 }
 
 #[test]
 fn entry_of_an_interrupt_is_not_the_tasks() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     resolver.kernel_found(Arc::new(EntryNames), None, &mut batch);
     let (gzip, idle) = (task(5, "gzip"), task(0, "swapper/0"));
-    let mut mode = |record: Record| {
+    let mut mode = |record: SampleRecord| {
         resolver.sample(0, &record, None, &mut batch);
         batch.samples.last().map(|sample| sample.mode)
     };
@@ -114,7 +115,7 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
     );
     assert_eq!(mode(hit(0, 0x1210, IrqContext::SoftIrq, Some(gzip))), Some(Mode::SoftIrq));
     assert_eq!(mode(hit(3, 0x1010, IrqContext::Task, Some(gzip))), Some(Mode::User));
-    let halted = Record { halted: true, ..hit(0, 0x1010, IrqContext::Task, Some(idle)) };
+    let halted = SampleRecord { halted: true, ..hit(0, 0x1010, IrqContext::Task, Some(idle)) };
     assert_eq!(mode(halted), Some(Mode::Idle));
     assert_eq!(
         mode(hit(0, 0x1010, IrqContext::Task, None)),
@@ -125,27 +126,27 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
 
 #[test]
 fn kernel_code_gives_candidates_and_unknown_code_a_request() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     let high = 0xff11_0000_8100_0000;
     resolver.sample(0, &hit(3, high, IrqContext::Task, None), None, &mut batch);
     resolver.sample(0, &hit(0, 0x1000, IrqContext::Task, None), None, &mut batch);
     resolver.sample(
         0,
-        &Record { long_mode: false, ..hit(0, high, IrqContext::Task, None) },
+        &SampleRecord { long_mode: false, ..hit(0, high, IrqContext::Task, None) },
         None,
         &mut batch,
     );
     assert_eq!(resolver.candidate, None);
     resolver.sample(
         0,
-        &Record { five_level: true, ..hit(0, high + 1, IrqContext::Task, None) },
+        &SampleRecord { five_level: true, ..hit(0, high + 1, IrqContext::Task, None) },
         None,
         &mut batch,
     );
     assert_eq!(resolver.candidate.take(), Some((0x1000, true)));
     assert!(!resolver.unknown_code, "without a kernel every address is unknown");
-    resolver.kernel_found(Arc::new(Fake::default()), None, &mut batch);
+    resolver.kernel_found(Arc::new(FakeNames::default()), None, &mut batch);
     resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
     assert!(std::mem::take(&mut resolver.unknown_code));
     resolver.sample(0, &hit(0, high + 2, IrqContext::Task, None), None, &mut batch);
@@ -154,7 +155,7 @@ fn kernel_code_gives_candidates_and_unknown_code_a_request() {
 
 #[test]
 fn tasks_without_samples_are_listed() {
-    let mut resolver = Resolver::new(0);
+    let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();
     resolver.list(&[task(0, "swapper/0"), task(1, "init"), task(7, "half gone")], &mut batch);
     assert!(batch.instances.is_empty(), "what was seen once may be half gone");
@@ -167,14 +168,14 @@ fn tasks_without_samples_are_listed() {
 
 /// Keeps all batches; fails from the given write on.
 #[derive(Clone)]
-struct Memory {
+struct MemorySink {
     batches: Arc<Mutex<Vec<Batch>>>,
     fails_at: usize,
     writes: Arc<AtomicUsize>,
     finished: Arc<AtomicUsize>,
 }
 
-impl Memory {
+impl MemorySink {
     fn new(fails_at: usize) -> Self {
         Self { batches: Arc::default(), fails_at, writes: Arc::default(), finished: Arc::default() }
     }
@@ -191,7 +192,7 @@ impl Memory {
     }
 }
 
-impl Sink for Memory {
+impl Sink for MemorySink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         if self.writes.fetch_add(1, Ordering::SeqCst) >= self.fails_at {
             return Err(SinkError("no room for rows".to_owned()));
@@ -205,7 +206,7 @@ impl Sink for Memory {
     }
 }
 
-fn session(sink: &Memory, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
+fn session(sink: &MemorySink, vcpus: u8) -> (Session, Vec<VcpuSampler>) {
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     let config = SessionConfig {
         vcpus,
@@ -226,9 +227,9 @@ fn ticks(sampler: &mut VcpuSampler, count: u64) {
     for n in 0..count {
         let now_ns = monotonic_ns();
         let regs = kvm_regs { rip: n, ..Default::default() };
-        let moment =
+        let context =
             TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
-        sampler.serve(&moment, || None);
+        sampler.serve(&context, || None);
     }
 }
 
@@ -238,7 +239,7 @@ fn value<'a>(batch: &'a Batch, key: &str) -> Option<&'a str> {
 
 #[test]
 fn a_session_writes_everything() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, mut samplers) = session(&sink, 2);
     session.start(guest()).expect("starts");
     assert!(session.start(guest()).is_err(), "only once");
@@ -271,15 +272,15 @@ fn a_session_writes_everything() {
     assert!(duration > 1_000_000_000);
     assert_eq!(all.console[0].bytes, b"hello\n");
     let kinds: Vec<_> = all.events.iter().map(|event| event.kind.as_str()).collect();
-    assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is told once");
+    assert_eq!(kinds, ["note", "missing"], "the guest has no kernel, and that is reported once");
     assert_eq!(sink.finished.load(Ordering::SeqCst), 1);
-    // Written while the run went on, not at its end only.
+    // Written during the run, not only at its end.
     assert!(sink.writes.load(Ordering::SeqCst) >= 4);
 }
 
 #[test]
 fn a_failing_sink_ends_writing_but_not_draining() {
-    let sink = Memory::new(1);
+    let sink = MemorySink::new(1);
     let (mut session, mut samplers) = session(&sink, 1);
     session.start(guest()).expect("the first write succeeds");
     samplers[0].started();
@@ -300,15 +301,15 @@ fn a_failing_sink_ends_writing_but_not_draining() {
 
 #[test]
 fn a_sink_that_fails_at_once_stops_the_start() {
-    let sink = Memory::new(0);
+    let sink = MemorySink::new(0);
     let (mut session, _samplers) = session(&sink, 1);
     assert_eq!(session.start(guest()).expect_err("no room").0, "no room for rows");
     assert!(session.failed());
 }
 
 #[test]
-fn lost_samples_are_told() {
-    let sink = Memory::new(usize::MAX);
+fn lost_samples_are_reported() {
+    let sink = MemorySink::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     ticks(&mut samplers[0], 5_000);
     let totals = session.finish(Vec::new());
@@ -319,9 +320,9 @@ fn lost_samples_are_told() {
 }
 
 #[test]
-fn a_run_that_its_kernel_takes_along_ends_with_that() {
+fn a_run_that_depends_on_its_kernel_ends_with_it() {
     for ends_with_kernel in [false, true] {
-        let (session, _samplers) = session(&Memory::new(usize::MAX), 1);
+        let (session, _samplers) = session(&MemorySink::new(usize::MAX), 1);
         let mut collector = session.into_parts();
         collector.ends_with_kernel = ends_with_kernel;
         collector.kernel_gone();
@@ -331,8 +332,8 @@ fn a_run_that_its_kernel_takes_along_ends_with_that() {
 }
 
 #[test]
-fn samples_without_a_stack_are_told() {
-    let sink = Memory::new(usize::MAX);
+fn samples_without_a_stack_are_reported() {
+    let sink = MemorySink::new(usize::MAX);
     let (session, _samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
     collector.stacks_missed = 821;
@@ -347,7 +348,7 @@ fn samples_without_a_stack_are_told() {
 
 #[test]
 fn a_dropped_session_ends_incomplete() {
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, mut samplers) = session(&sink, 1);
     session.start(guest()).expect("starts");
     ticks(&mut samplers[0], 10);
@@ -357,17 +358,17 @@ fn a_dropped_session_ends_incomplete() {
 }
 
 #[test]
-fn a_finder_that_panics_is_told_and_sampling_goes_on() {
-    let sink = Memory::new(usize::MAX);
+fn a_finder_that_panics_is_reported_and_sampling_continues() {
+    let sink = MemorySink::new(usize::MAX);
     let (session, mut samplers) = session(&sink, 1);
     let mut collector = session.into_parts();
-    let (sender, news) = std::sync::mpsc::channel();
-    let wanted = Arc::new(Wanted::default());
+    let (sender, events) = std::sync::mpsc::channel();
+    let wanted = Arc::new(FinderRequests::default());
     let thread = thread::spawn(move || {
-        let _sender: std::sync::mpsc::Sender<News> = sender;
+        let _sender: std::sync::mpsc::Sender<FinderEvent> = sender;
         panic!("a bug in reading the guest (this panic belongs to the test)");
     });
-    collector.attach(FinderHandle { wanted, news, thread: Some(thread) });
+    collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
     ticks(&mut samplers[0], 3);
     while collector.finder.is_some() {
         collector.collect();
@@ -382,7 +383,7 @@ fn a_finder_that_panics_is_told_and_sampling_goes_on() {
 #[test]
 fn a_stall_on_the_console_is_an_event() {
     use std::io::Write;
-    let sink = Memory::new(usize::MAX);
+    let sink = MemorySink::new(usize::MAX);
     let (mut session, _samplers) = session(&sink, 1);
     session.start(guest()).expect("starts");
     let line = b"[    9.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:\n";

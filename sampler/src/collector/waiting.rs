@@ -1,26 +1,26 @@
-//! What the collector does about what is waited for.
+//! Reactions of the collector to awaited conditions.
 
 use std::sync::atomic::Ordering;
 
 use vmm::monotonic_ns;
 
 use super::Collector;
-use crate::conditions::{Action, Condition};
-use crate::record::Record;
-use crate::session::Ask;
+use crate::conditions::{Condition, GateAction};
+use crate::record::SampleRecord;
+use crate::shared::GateCommand;
 
 impl Collector {
-    /// Begins to wait for what was asked for, as of `at_ns` since the run's start, or as of now.
+    /// Takes the session's commands, as of `at_ns` since the run's start, or as of now.
     pub(super) fn take_waits(&mut self, at_ns: Option<u64>) {
-        for ask in self.shared.waits() {
+        for command in self.shared.commands() {
             let now_ns = at_ns.unwrap_or_else(|| self.now_ns());
-            match ask {
-                Ask::Wait(wait) => {
+            match command {
+                GateCommand::Await(wait) => {
                     if self.gate.arm(wait, now_ns) {
                         self.close_at(now_ns);
                     }
                 }
-                Ask::Open => {
+                GateCommand::Open => {
                     if self.gate.open(now_ns) {
                         self.open_at(now_ns);
                     }
@@ -29,63 +29,61 @@ impl Collector {
         }
     }
 
-    /// Looks at what has come, and does what follows.
+    /// Checks the conditions, and reacts to those that are met.
     pub(super) fn wait(&mut self) {
-        self.gate.look(&self.batch);
+        self.gate.scan(&self.batch);
         let now_ns = self.now_ns();
         for action in self.gate.decide(now_ns) {
             match action {
-                Action::Open(condition) => {
+                GateAction::Open(condition) => {
                     self.open_at(now_ns);
                     self.saw(&condition, "sampling begins");
                 }
-                Action::Close(condition, end) => {
+                GateAction::Close(condition, end) => {
                     self.close_at(now_ns);
-                    // No ticks from now on: nobody waits for the next samples.
-                    self.shared.pace(0.0);
+                    // No ticks from now on: the next samples are not wanted.
+                    self.shared.set_rate(0.0);
                     self.saw(&condition, "sampling ends");
                     self.shared.reached.fetch_or(end, Ordering::AcqRel);
                 }
-                Action::End(condition) => {
+                GateAction::End(condition) => {
                     self.saw(&condition, "the run ends");
                     self.shared.reached.store(true, Ordering::Release);
                 }
-                Action::Panicked => {
+                GateAction::Panicked => {
                     self.event("panic", "the guest's kernel has panicked: the run ends".to_owned());
                     self.shared.reached.store(true, Ordering::Release);
                 }
-                Action::Still(still) => {
+                GateAction::Still(still) => {
                     self.event(
                         "still",
-                        format!("the guest has come no further for {still:.1?}: the run ends"),
+                        format!("the guest has made no progress for {still:.1?}: the run ends"),
                     );
                     self.shared.reached.store(true, Ordering::Release);
                 }
             }
         }
         if let Some(finder) = &self.finder {
-            finder.wanted.sights(self.gate.needs_tasks());
+            finder.wanted.task_lists(self.gate.needs_tasks());
         }
     }
 
-    /// A sample that is not kept.
-    pub(super) fn pass_over(&mut self, vcpu: usize, record: &Record) {
+    /// Drops a sample.
+    pub(super) fn pass_over(&mut self, vcpu: usize, record: &SampleRecord) {
         self.resolver.pass_over(record);
-        if let Some(count) = self.passed_over.get_mut(vcpu) {
-            *count += 1;
-        }
+        self.counters.pass_over(vcpu);
         self.shared.passed_over.fetch_add(1, Ordering::Relaxed);
     }
 
     fn open_at(&mut self, time_ns: u64) {
-        self.batch.rates.extend(self.meters.iter().map(|meter| meter.pace_from(time_ns)));
+        self.batch.rates.extend(self.counters.rate_rows(time_ns));
         let mut status = self.shared.status();
         status.sampling = true;
-        self.shared.pace(status.wanted_hz);
+        self.shared.set_rate(status.wanted_hz);
     }
 
     fn close_at(&mut self, time_ns: u64) {
-        let rows = self.meters.iter().map(|meter| meter.pace_from(time_ns));
+        let rows = self.counters.rate_rows(time_ns);
         self.batch.rates.extend(rows.map(|row| profile::rows::RateRow { rate_hz: 0.0, ..row }));
         self.shared.status().sampling = false;
     }

@@ -1,81 +1,82 @@
-//! Whether samples are kept, and what is waited for.
+//! The gate that keeps or drops samples, and the conditions that move it.
 
 use std::time::Duration;
 
 use linux::TaskSnapshot;
 
-use super::{Condition, Going, Seen, Trigger, Wait};
+use super::{Condition, ConditionState, ConditionTimes, ProgressDetector, RunTrigger};
 use profile::rows::{Batch, ConsoleRow};
 use text::clean;
 
-/// A line of the console is looked at up to here, bytes.
+/// Bytes of a console line that are checked, at most.
 const LINE: usize = 4 << 10;
 
-/// What is to be done.
+/// Reactions to conditions that were met.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum GateAction {
     /// Samples count from now on.
     Open(Condition),
-    /// They do no more; the run ends, if true.
+    /// Samples no longer count; the run ends if the flag is true.
     Close(Condition, bool),
-    /// The run ends.
+    /// The run ends: the condition was met.
     End(Condition),
-    /// The run ends: the guest has come no further for so long.
+    /// The run ends: the guest has made no progress for this long.
     Still(Duration),
-    /// The run ends: the kernel has panicked and does nothing any more.
+    /// The run ends: the kernel has panicked and does nothing more.
     Panicked,
 }
 
-/// Rows of a batch that were looked at.
+/// Numbers of the batch's rows that were already scanned.
 #[derive(Debug, Default)]
-struct Looked {
+struct ScannedRows {
     console: usize,
     events: usize,
     cgroups: usize,
     units: usize,
 }
 
-/// What is waited for, and what was seen.
+/// Awaited conditions, and the times at which conditions were met.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct SamplingGate {
     closed: bool,
-    start: Option<Trigger>,
-    stop: Option<(Trigger, bool)>,
-    until: Option<Trigger>,
-    /// Whether the guest comes further, where that is watched.
-    going: Option<Going>,
+    start: Option<ConditionState>,
+    stop: Option<(ConditionState, bool)>,
+    until: Option<ConditionState>,
+    /// Progress of the guest, if it is watched.
+    progress: Option<ProgressDetector>,
     line: Vec<u8>,
-    looked: Looked,
-    pub(crate) seen: Seen,
+    scanned: ScannedRows,
+    pub(crate) seen: ConditionTimes,
 }
 
-impl Gate {
-    /// Samples are not kept.
+impl SamplingGate {
+    /// Returns true while samples are dropped.
     pub(crate) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Waits for something. True where samples are no more kept until then. A condition that cannot be waited for was
-    /// refused before, and is none here.
-    pub(crate) fn arm(&mut self, wait: Wait, now_ns: u64) -> bool {
-        let trigger = |condition| Trigger::new(condition).ok();
+    /// Awaits a condition. Returns true if samples are dropped from now until then. Ignores a condition that
+    /// does not compile: [`Condition::check`] rejects it before.
+    pub(crate) fn arm(&mut self, wait: RunTrigger, now_ns: u64) -> bool {
+        let trigger = |condition| ConditionState::new(condition).ok();
         match wait {
-            Wait::Start(when) => {
+            RunTrigger::Start(when) => {
                 self.start = trigger(when);
                 let closes = self.start.is_some() && !self.closed;
                 self.closed |= closes;
                 return closes;
             }
-            Wait::Stop { when, end } => {
+            RunTrigger::Stop { when, end } => {
                 self.stop = trigger(when).map(|trigger| (trigger.counting_from(now_ns), end));
             }
-            Wait::Until(when) => self.until = trigger(when),
-            Wait::Still(limit) => self.going = Some(Going::new(limit, now_ns)),
+            RunTrigger::Until(when) => self.until = trigger(when),
+            RunTrigger::Still(limit) => self.progress = Some(ProgressDetector::new(limit, now_ns)),
         }
         false
     }
 
-    /// Somebody wants samples now: nothing has to happen before. True where there were none.
+    /// Opens the gate on a user's request, without waiting for the start condition. Returns true if it was
+    /// closed.
     pub(crate) fn open(&mut self, now_ns: u64) -> bool {
         self.start = None;
         if let Some((trigger, _)) = &mut self.stop {
@@ -84,31 +85,31 @@ impl Gate {
         std::mem::replace(&mut self.closed, false)
     }
 
-    /// All tasks have to be listed often.
+    /// Returns true if all tasks have to be listed often.
     pub(crate) fn needs_tasks(&self) -> bool {
         let stop = self.stop.as_ref().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         let waits = self.start.iter().chain(stop).chain(&self.until);
-        self.going.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
+        self.progress.is_some() || waits.into_iter().any(|trigger| trigger.condition.needs_tasks())
     }
 
-    /// Those whose time has come: the end of sampling is waited for once it has begun.
-    fn triggers(&mut self) -> impl Iterator<Item = &mut Trigger> {
+    /// Returns the triggers that are active: the end of sampling is awaited only once sampling has begun.
+    fn triggers(&mut self) -> impl Iterator<Item = &mut ConditionState> {
         let stop = self.stop.as_mut().map(|(trigger, _)| trigger).filter(|_| !self.closed);
         self.start.iter_mut().chain(stop).chain(&mut self.until)
     }
 
-    /// A task ran.
+    /// Notes a task that ran.
     pub(crate) fn task(&mut self, task: &TaskSnapshot) {
-        if let Some(going) = &mut self.going {
-            going.task(task);
+        if let Some(progress) = &mut self.progress {
+            progress.task(task);
         }
         self.triggers().for_each(|trigger| trigger.task(&task.process_comm));
     }
 
-    /// All tasks that exist.
+    /// Notes all tasks that exist.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot]) {
-        if let Some(going) = &mut self.going {
-            tasks.iter().for_each(|task| going.task(task));
+        if let Some(progress) = &mut self.progress {
+            tasks.iter().for_each(|task| progress.task(task));
         }
         for trigger in self.triggers() {
             tasks.iter().for_each(|task| trigger.task(&task.process_comm));
@@ -116,22 +117,22 @@ impl Gate {
         }
     }
 
-    /// Looks at the rows of `batch` that are new since the last call.
-    pub(crate) fn look(&mut self, batch: &Batch) {
-        let now = Looked {
+    /// Scans the rows of `batch` that are new since the last call.
+    pub(crate) fn scan(&mut self, batch: &Batch) {
+        let now = ScannedRows {
             console: batch.console.len(),
             events: batch.events.len(),
             cgroups: batch.cgroups.len(),
             units: batch.unit_events.len(),
         };
-        let Looked { console, events, cgroups, units } = std::mem::replace(&mut self.looked, now);
-        if let Some(going) = &mut self.going {
-            going.rows(
+        let ScannedRows { console, events, cgroups, units } = std::mem::replace(&mut self.scanned, now);
+        if let Some(progress) = &mut self.progress {
+            progress.rows(
                 batch.console.get(console..).unwrap_or_default(),
                 batch.events.get(events..).unwrap_or_default(),
             );
         }
-        if self.start.is_none() && self.stop.is_none() && self.until.is_none() && self.going.is_none() {
+        if self.start.is_none() && self.stop.is_none() && self.until.is_none() && self.progress.is_none() {
             return;
         }
         for row in batch.console.get(console..).unwrap_or_default() {
@@ -144,28 +145,28 @@ impl Gate {
         }
         let units = batch.unit_events.get(units..).unwrap_or_default();
         if units.iter().any(|unit| unit.step == "finished") {
-            self.triggers().for_each(Trigger::started);
+            self.triggers().for_each(ConditionState::started);
         }
         for group in batch.cgroups.get(cgroups..).unwrap_or_default() {
             self.triggers().for_each(|trigger| trigger.cgroup(&group.path));
         }
     }
 
-    /// Exits and interrupts of `batch` were counted.
+    /// Notes the counts of exits and interrupts in `batch`.
     pub(crate) fn counted(&mut self, batch: &Batch) {
-        if let Some(going) = &mut self.going {
-            going.counted(batch);
+        if let Some(progress) = &mut self.progress {
+            progress.counted(batch);
         }
     }
 
-    /// The last sign that the guest came further, ns since the run's start, where that is watched.
+    /// Returns the time of the guest's last progress, ns since the run's start, if progress is watched.
     pub(crate) fn progress_ns(&self) -> Option<u64> {
-        self.going.as_ref().map(|going| going.last_ns)
+        self.progress.as_ref().map(|progress| progress.last_ns)
     }
 
-    /// The batch was written: the next one has other rows.
+    /// Forgets the scanned rows of a batch that was written: the next one has other rows.
     pub(crate) fn forget_rows(&mut self) {
-        self.looked = Looked::default();
+        self.scanned = ScannedRows::default();
     }
 
     fn console(&mut self, row: &ConsoleRow) {
@@ -175,8 +176,8 @@ impl Gate {
             let line = clean::without_escape_sequences(&String::from_utf8_lossy(&self.line));
             let line = line.trim_end_matches(['\r', '\n']).to_owned();
             self.triggers().for_each(|trigger| trigger.line(&line));
-            if let Some(going) = &mut self.going {
-                going.line(&line);
+            if let Some(progress) = &mut self.progress {
+                progress.line(&line);
             }
             if part.ends_with(b"\n") {
                 self.line.clear();
@@ -184,32 +185,32 @@ impl Gate {
         }
     }
 
-    /// What has to be done at `now_ns` since the run's start.
-    pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<Action> {
+    /// Returns the reactions that are due at `now_ns` since the run's start.
+    pub(crate) fn decide(&mut self, now_ns: u64) -> Vec<GateAction> {
         let mut actions = Vec::new();
         if let Some(met) = self.start.take_if(|trigger| trigger.is_met(now_ns)) {
             self.seen.start_ns = Some(now_ns);
             self.open(now_ns);
-            actions.push(Action::Open(met.condition));
+            actions.push(GateAction::Open(met.condition));
         } else if !self.closed
             && let Some((met, end)) = self.stop.take_if(|(trigger, _)| trigger.is_met(now_ns))
         {
             self.seen.stop_ns = Some(now_ns);
             self.closed = true;
-            actions.push(Action::Close(met.condition, end));
+            actions.push(GateAction::Close(met.condition, end));
         }
         if let Some(met) = self.until.take_if(|trigger| trigger.is_met(now_ns)) {
             self.seen.until_ns = Some(now_ns);
-            actions.push(Action::End(met.condition));
+            actions.push(GateAction::End(met.condition));
         }
-        if let Some(still) = self.going.as_mut().and_then(|going| going.still(now_ns))
+        if let Some(still) = self.progress.as_mut().and_then(|progress| progress.still(now_ns))
             && self.seen.until_ns.is_none()
         {
             self.seen.still_ns = Some(now_ns);
-            actions.push(Action::Still(still));
+            actions.push(GateAction::Still(still));
         }
-        if self.going.as_mut().is_some_and(Going::take_panic) {
-            actions.push(Action::Panicked);
+        if self.progress.as_mut().is_some_and(ProgressDetector::take_panic) {
+            actions.push(GateAction::Panicked);
         }
         actions
     }

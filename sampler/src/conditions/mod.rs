@@ -1,14 +1,15 @@
 //! Conditions that a run waits for: to begin or to end sampling, or to end itself.
 //!
 //! ```text
-//!  armed ──▶ [`Gate`] ◀── console, marks, tasks, control groups, as the collector gets them
+//!  armed ──▶ [`SamplingGate`] ◀── console, marks, tasks, control groups, as the collector gets them
 //!              └── closed: samples are taken, but none is kept; the time counts as not sampled
 //! ```
 //!
-//! The collector looks every 10 ms. Tasks are listed every 20 ms while a process or a unit is waited for.
+//! The collector evaluates conditions every 10 ms. It lists tasks every 20 ms while a process or a unit is
+//! awaited.
 
 mod gate;
-mod going;
+mod progress;
 mod trigger;
 
 use std::fmt;
@@ -17,93 +18,95 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use gate::{Action, Gate};
-pub(crate) use going::Going;
-pub(crate) use trigger::Trigger;
+pub(crate) use gate::{GateAction, SamplingGate};
+pub(crate) use progress::ProgressDetector;
+pub(crate) use trigger::ConditionState;
 
 /// Bytes of a pattern, at most.
 const LONGEST_PATTERN: usize = 1_000;
 /// Bytes that a compiled pattern may take.
 const LARGEST_PATTERN: usize = 1 << 20;
 
-/// Something that a guest comes to.
+/// A condition on the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Condition {
-    /// A line of the console, also one that is not finished, has a match of this regular expression; escape sequences are
-    /// taken out before.
+    /// A line of the console, finished or not, has a match of this regular expression. Escape sequences are
+    /// removed before.
     Console(String),
     /// A process has this name (`comm`, of which the guest keeps 15 bytes).
     Process(String),
-    /// A process of this name was there, and there is none any more.
+    /// A process with this name existed, and all of them have ended.
     ProcessEnd(String),
     /// A mark with this text was put into the profile through the control socket.
     Mark(String),
-    /// So much time has passed: of the run, and for the end of sampling since it began.
+    /// This much time has passed: since the run's start, or for the end of sampling, since sampling began.
     Time(Duration),
     /// A systemd unit: a process is in a control group of this name.
     Unit(String),
-    /// systemd says that the boot is over ("Startup finished"): the default target and all that it wants are there.
+    /// systemd reports the end of the boot ("Startup finished"): the default target and all units that it
+    /// wants are active.
     Started,
 }
 
 /// A regular expression that does not compile.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPattern {
-    /// It is none.
-    #[error("the regular expression is wrong at character {at}: {why}")]
+    /// The text is not a regular expression.
+    #[error("invalid regular expression at character {at}: {why}")]
     Syntax {
-        /// The place, from 1.
+        /// Character of the error, from 1.
         at: usize,
-        /// What is wrong there.
+        /// The error at that character.
         why: String,
     },
-    /// It would take too much memory.
+    /// The compiled expression would take too much memory.
     #[error("the regular expression is too large")]
     TooLarge,
 }
 
 impl Condition {
-    /// Whether the condition can be waited for.
+    /// Checks that the condition can be awaited.
     ///
     /// # Errors
-    /// Its regular expression does not compile.
+    /// Returns an error if the regular expression does not compile.
     pub fn check(&self) -> Result<(), BadPattern> {
-        Trigger::new(self.clone()).map(drop)
+        ConditionState::new(self.clone()).map(drop)
     }
 
-    /// Whether all tasks have to be listed to see it.
+    /// Returns true if the condition needs a list of all tasks.
     pub(crate) fn needs_tasks(&self) -> bool {
         matches!(self, Self::Process(_) | Self::ProcessEnd(_) | Self::Unit(_) | Self::Started)
     }
 }
 
-/// Fault of a condition as it was written.
+/// Reasons why a text is not a condition.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadCondition {
-    /// It does not look like a condition.
+    /// The text does not have the form of a condition.
     #[error("{ADVICE}")]
     Malformed,
-    /// Its kind is not known.
-    #[error("{:?} is no kind of condition: {ADVICE}", text::clean::escaped(.0))]
+    /// The kind is not known.
+    #[error("unknown kind of condition {:?}: {ADVICE}", text::clean::escaped(.0))]
     UnknownKind(String),
-    /// Nothing follows its kind.
-    #[error("{0}: what?")]
+    /// Nothing follows the kind.
+    #[error("{0}: needs a value: {ADVICE}")]
     Empty(String),
-    /// Its time is none.
+    /// The time cannot be parsed.
     #[error(transparent)]
     Time(#[from] text::parse::TimeError),
-    /// Its regular expression does not compile.
+    /// The regular expression does not compile.
     #[error(transparent)]
     Pattern(#[from] BadPattern),
 }
 
+/// Forms of a condition, for messages.
 const ADVICE: &str =
     "write it like console:REGEX, process:NAME, process-end:NAME, mark:TEXT, unit:NAME, started or time:5s";
 
 impl FromStr for Condition {
     type Err = BadCondition;
 
-    /// Parses what `--start-when` and `--stop-when` accept, and checks it.
+    /// Parses and checks an argument of `--start-when` or `--stop-when`.
     fn from_str(text: &str) -> Result<Self, BadCondition> {
         if text == profile::boot::STARTED {
             return Ok(Self::Started);
@@ -126,7 +129,7 @@ impl FromStr for Condition {
 }
 
 impl fmt::Display for Condition {
-    /// As it is written on a command line.
+    /// Writes the condition as on a command line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Console(pattern) => write!(f, "console:{pattern}"),
@@ -140,37 +143,37 @@ impl fmt::Display for Condition {
     }
 }
 
-/// What is to be waited for.
+/// A condition together with the reaction to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Wait {
-    /// Sampling is off until then.
+pub enum RunTrigger {
+    /// Sampling is off until the condition is met.
     Start(Condition),
-    /// Sampling ends then, once it has begun; the run as well, if `end`.
+    /// Sampling ends when the condition is met after sampling has begun; the run also ends if `end` is true.
     Stop {
-        /// When.
+        /// The condition.
         when: Condition,
-        /// The run ends, too.
+        /// True if the run ends, too.
         end: bool,
     },
-    /// The run ends then; it was successful.
+    /// The run ends successfully when the condition is met.
     Until(Condition),
-    /// The guest has come no further for so long: neither console output nor a new process, nor an answer of its disk,
-    /// nor output of its command, nor an exit of a new kind. The run ends then; it was no success. Without a time it is
-    /// only noted when the guest last came further (`progress_ns` in `meta`). Tasks are listed as often as if a process was
-    /// waited for, so that each is in the profile soon.
+    /// The run fails when the guest has made no progress for this long: neither console output nor a new
+    /// process, nor an answer of its disk, nor output of its command, nor an exit of a new kind. Without a
+    /// time, the run only notes the last progress (`progress_ns` in `meta`). Tasks are listed as often as if
+    /// a process was awaited, so that each is in the profile soon.
     Still(Option<Duration>),
 }
 
-/// When what was waited for was seen, ns since the run's start.
+/// Times at which conditions were met, ns since the run's start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
-    /// The last [`Wait::Start`].
+pub struct ConditionTimes {
+    /// The last [`RunTrigger::Start`].
     pub start_ns: Option<u64>,
-    /// The last [`Wait::Stop`].
+    /// The last [`RunTrigger::Stop`].
     pub stop_ns: Option<u64>,
-    /// [`Wait::Until`].
+    /// [`RunTrigger::Until`].
     pub until_ns: Option<u64>,
-    /// [`Wait::Still`].
+    /// [`RunTrigger::Still`].
     pub still_ns: Option<u64>,
 }
 

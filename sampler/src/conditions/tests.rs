@@ -15,9 +15,9 @@ fn named(name: &str) -> TaskSnapshot {
     task
 }
 
-fn started_by(condition: Condition) -> Gate {
-    let mut gate = Gate::default();
-    assert!(gate.arm(Wait::Start(condition), 0) && gate.is_closed());
+fn started_by(condition: Condition) -> SamplingGate {
+    let mut gate = SamplingGate::default();
+    assert!(gate.arm(RunTrigger::Start(condition), 0) && gate.is_closed());
     gate
 }
 
@@ -26,50 +26,53 @@ fn a_line_is_seen_whole_or_unfinished_and_without_colours() {
     for parts in [&["noise\n", "\x1b[1mwarm\x1b[0m up"][..], &["wa", "rm up: "], &["warm up done\r\n"]] {
         let when = Condition::Console("^warm up".to_owned());
         let mut gate = started_by(when.clone());
-        gate.look(&batch(&["lukewarm up\n"]));
+        gate.scan(&batch(&["lukewarm up\n"]));
         assert!(gate.decide(1).is_empty());
         gate.forget_rows();
-        gate.look(&batch(parts));
-        assert_eq!(gate.decide(2), [Action::Open(when)], "{parts:?}");
+        gate.scan(&batch(parts));
+        assert_eq!(gate.decide(2), [GateAction::Open(when)], "{parts:?}");
         assert!(!gate.is_closed() && gate.seen.start_ns == Some(2));
     }
 }
 
 #[test]
 fn a_boot_is_over_when_systemd_says_so_of_all_of_it() {
-    let mut gate = Gate::default();
-    gate.arm(Wait::Until(Condition::Started), 0);
+    let mut gate = SamplingGate::default();
+    gate.arm(RunTrigger::Until(Condition::Started), 0);
     assert!(gate.needs_tasks());
     let row = |step: &str| UnitEventRow { step: step.to_owned(), ..UnitEventRow::default() };
     let mut rows = Batch { unit_events: vec![row("started")], ..Batch::default() };
-    gate.look(&rows);
+    gate.scan(&rows);
     assert!(gate.decide(1).is_empty());
     rows.unit_events.push(row("finished"));
-    gate.look(&rows);
-    assert_eq!(gate.decide(2), [Action::End(Condition::Started)]);
+    gate.scan(&rows);
+    assert_eq!(gate.decide(2), [GateAction::End(Condition::Started)]);
 }
 
 #[test]
-fn a_row_is_looked_at_once() {
+fn a_row_is_scanned_once() {
     let mut gate = started_by(Condition::Console("abab".to_owned()));
     let mut rows = batch(&["ab"]);
-    gate.look(&rows);
-    gate.look(&rows);
+    gate.scan(&rows);
+    gate.scan(&rows);
     assert!(gate.decide(0).is_empty());
     rows.console.push(ConsoleRow { time_ns: 0, bytes: b"ab".to_vec() });
-    gate.look(&rows);
+    gate.scan(&rows);
     assert_eq!(gate.decide(0).len(), 1);
 }
 
 #[test]
 fn a_process_is_there_when_it_has_the_name_and_gone_when_two_lists_say_so() {
     let mut gate = started_by(Condition::Process("a-name-of-many-bytes".to_owned()));
-    gate.arm(Wait::Stop { when: Condition::ProcessEnd("a-name-of-many-bytes".to_owned()), end: true }, 0);
+    gate.arm(
+        RunTrigger::Stop { when: Condition::ProcessEnd("a-name-of-many-bytes".to_owned()), end: true },
+        0,
+    );
     assert!(gate.needs_tasks());
     gate.list(&[named("sh")]);
     assert!(gate.decide(1).is_empty());
     gate.task(&named("a-name-of-many-"));
-    assert!(matches!(gate.decide(2)[..], [Action::Open(_)]));
+    assert!(matches!(gate.decide(2)[..], [GateAction::Open(_)]));
     for (tasks, ends) in [
         (vec![], false),
         (vec![], false),
@@ -80,7 +83,7 @@ fn a_process_is_there_when_it_has_the_name_and_gone_when_two_lists_say_so() {
         (vec![], true),
     ] {
         gate.list(&tasks);
-        assert_eq!(matches!(gate.decide(3)[..], [Action::Close(_, true)]), ends);
+        assert_eq!(matches!(gate.decide(3)[..], [GateAction::Close(_, true)]), ends);
     }
     assert!(gate.is_closed() && !gate.needs_tasks());
 }
@@ -88,29 +91,32 @@ fn a_process_is_there_when_it_has_the_name_and_gone_when_two_lists_say_so() {
 #[test]
 fn the_end_is_waited_for_once_sampling_has_begun() {
     let mut gate = started_by(Condition::Time(Duration::from_nanos(100)));
-    gate.arm(Wait::Stop { when: Condition::Time(Duration::from_nanos(50)), end: false }, 0);
+    gate.arm(RunTrigger::Stop { when: Condition::Time(Duration::from_nanos(50)), end: false }, 0);
     assert!(gate.decide(99).is_empty());
-    assert!(matches!(gate.decide(120)[..], [Action::Open(_)]));
+    assert!(matches!(gate.decide(120)[..], [GateAction::Open(_)]));
     assert!(gate.decide(169).is_empty());
-    assert!(matches!(gate.decide(170)[..], [Action::Close(_, false)]));
+    assert!(matches!(gate.decide(170)[..], [GateAction::Close(_, false)]));
 }
 
 #[test]
 fn marks_and_units_are_seen_and_somebody_may_open_before() {
     let mut gate = started_by(Condition::Mark("go".to_owned()));
-    gate.arm(Wait::Until(Condition::Unit("nginx.service".to_owned())), 0);
+    gate.arm(RunTrigger::Until(Condition::Unit("nginx.service".to_owned())), 0);
     let event =
         |kind: &str, text: &str| EventRow { time_ns: 0, kind: kind.to_owned(), text: text.to_owned() };
     let group = |path: &str| CgroupRow { id: 1, path: path.to_owned(), unit: None, container: None };
     let mut rows = Batch { events: vec![event("kernel", "go"), event("mark", "gone")], ..Batch::default() };
     rows.cgroups = vec![group("/system.slice/nginx.services")];
-    gate.look(&rows);
+    gate.scan(&rows);
     assert!(gate.decide(1).is_empty());
     rows.events.push(event("mark", "go"));
     rows.cgroups.push(group("/system.slice/nginx.service/worker"));
-    gate.look(&rows);
-    assert!(matches!(gate.decide(2)[..], [Action::Open(_), Action::End(_)]));
-    assert_eq!(gate.seen, Seen { start_ns: Some(2), stop_ns: None, until_ns: Some(2), still_ns: None });
+    gate.scan(&rows);
+    assert!(matches!(gate.decide(2)[..], [GateAction::Open(_), GateAction::End(_)]));
+    assert_eq!(
+        gate.seen,
+        ConditionTimes { start_ns: Some(2), stop_ns: None, until_ns: Some(2), still_ns: None }
+    );
     let mut gate = started_by(Condition::Mark("go".to_owned()));
     assert!(gate.open(5) && !gate.open(6) && !gate.is_closed());
 }
@@ -119,8 +125,8 @@ fn marks_and_units_are_seen_and_somebody_may_open_before() {
 fn a_pattern_that_does_not_compile_is_refused_with_the_place() {
     let error =
         |pattern: &str| Condition::Console(pattern.to_owned()).check().expect_err(pattern).to_string();
-    assert_eq!(error("é(ab"), "the regular expression is wrong at character 2: unclosed group");
-    assert_eq!(error("ab)"), "the regular expression is wrong at character 3: unopened group");
+    assert_eq!(error("é(ab"), "invalid regular expression at character 2: unclosed group");
+    assert_eq!(error("ab)"), "invalid regular expression at character 3: unopened group");
     assert!(error("((a{1000}){1000}){1000}").contains("too large"));
     assert!(error(&"a".repeat(1_001)).contains("too large"));
     assert!(Condition::Console("^login: $".to_owned()).check().is_ok());
@@ -128,18 +134,18 @@ fn a_pattern_that_does_not_compile_is_refused_with_the_place() {
 
 #[test]
 fn a_panic_in_which_the_kernel_stays_ends_the_run() {
-    let mut gate = Gate::default();
-    gate.arm(Wait::Still(None), 0);
-    gate.look(&batch(&["[    1.0] Kernel panic - not syncing: no init\n", "---[ end Kernel panic - not"]));
+    let mut gate = SamplingGate::default();
+    gate.arm(RunTrigger::Still(None), 0);
+    gate.scan(&batch(&["[    1.0] Kernel panic - not syncing: no init\n", "---[ end Kernel panic - not"]));
     assert!(gate.decide(1).is_empty());
     gate.forget_rows();
-    gate.look(&batch(&[" syncing: no init ]---"]));
-    assert_eq!(gate.decide(2), [Action::Panicked]);
+    gate.scan(&batch(&[" syncing: no init ]---"]));
+    assert_eq!(gate.decide(2), [GateAction::Panicked]);
     assert!(gate.decide(3).is_empty());
 }
 
 #[test]
-fn a_guest_goes_on_by_output_processes_disks_and_new_kinds_of_exits() {
+fn a_guest_progresses_by_output_processes_disks_and_new_kinds_of_exits() {
     let exit = |id, device: &str| ExitRow {
         id,
         reason: "port write".to_owned(),
@@ -148,18 +154,18 @@ fn a_guest_goes_on_by_output_processes_disks_and_new_kinds_of_exits() {
     };
     let disk = |count| vec![InjectedRow { device: "disk 0".to_owned(), vector: None, count }];
     let event = EventRow { time_ns: 0, kind: "stopped".to_owned(), text: String::new() };
-    let mut gate = Gate::default();
-    gate.arm(Wait::Still(Some(Duration::from_nanos(10))), 0);
+    let mut gate = SamplingGate::default();
+    gate.arm(RunTrigger::Still(Some(Duration::from_nanos(10))), 0);
     assert!(gate.needs_tasks());
     let task = |start_ns, kernel_thread, name| TaskSnapshot { start_ns, kernel_thread, ..named(name) };
     gate.task(&task(5, false, "sh"));
-    type Sign<'a> = &'a dyn Fn(&mut Gate);
+    type Sign<'a> = &'a dyn Fn(&mut SamplingGate);
     let signs: [(&str, Sign<'_>, bool); 12] = [
         ("first process", &|_| {}, true),
-        ("console", &|gate| gate.look(&batch(&["."])), true),
+        ("console", &|gate| gate.scan(&batch(&["."])), true),
         (
             "vprof was stopped",
-            &|gate| gate.look(&Batch { events: vec![event.clone()], ..Batch::default() }),
+            &|gate| gate.scan(&Batch { events: vec![event.clone()], ..Batch::default() }),
             true,
         ),
         ("process", &|gate| gate.list(&[task(5, false, "sh"), task(6, false, "cp")]), true),
@@ -181,26 +187,26 @@ fn a_guest_goes_on_by_output_processes_disks_and_new_kinds_of_exits() {
         ("nothing", &|_| {}, false),
     ];
     let (mut now_ns, mut last_ns) = (0, 0);
-    for (what, sign, goes_on) in signs {
+    for (what, sign, progresses) in signs {
         now_ns += 2;
         sign(&mut gate);
         gate.forget_rows();
         assert!(gate.decide(now_ns).is_empty(), "{what}");
-        last_ns = if goes_on { now_ns } else { last_ns };
+        last_ns = if progresses { now_ns } else { last_ns };
         assert_eq!(gate.progress_ns(), Some(last_ns), "{what}");
     }
     assert!(gate.decide(last_ns + 9).is_empty());
-    assert_eq!(gate.decide(last_ns + 10), [Action::Still(Duration::from_nanos(10))]);
+    assert_eq!(gate.decide(last_ns + 10), [GateAction::Still(Duration::from_nanos(10))]);
     assert!(gate.decide(last_ns + 99).is_empty() && gate.seen.still_ns == Some(last_ns + 10));
 }
 
 proptest! {
     #[test]
-    fn any_output_is_looked_at_within_bounds(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..30)) {
+    fn any_output_is_scanned_within_bounds(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..30)) {
         let mut gate = started_by(Condition::Console("never\u{10ffff}never".to_owned()));
         for bytes in chunks {
             let rows = Batch { console: vec![ConsoleRow { time_ns: 0, bytes }], ..Batch::default() };
-            gate.look(&rows);
+            gate.scan(&rows);
             gate.forget_rows();
         }
         prop_assert!(gate.decide(0).is_empty());

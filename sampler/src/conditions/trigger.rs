@@ -1,4 +1,4 @@
-//! One condition, and what was seen of it so far.
+//! State of one condition.
 
 use regex::Regex;
 
@@ -7,21 +7,21 @@ use super::{BadPattern, Condition, LARGEST_PATTERN, LONGEST_PATTERN};
 /// Bytes of a name that the guest keeps (`TASK_COMM_LEN`, include/linux/sched.h, 6.12, less its NUL).
 const COMM: usize = 15;
 
-/// A condition that is waited for.
+/// An awaited condition.
 #[derive(Debug)]
-pub(crate) struct Trigger {
+pub(crate) struct ConditionState {
     pub condition: Condition,
     pattern: Option<Regex>,
-    /// When it was armed, or what it counts from began, ns since the run's start.
+    /// Time of arming, or the start of the period that the condition counts, ns since the run's start.
     pub since_ns: u64,
-    /// The process was there.
+    /// The process existed.
     was_there: bool,
-    /// Lists in a row without it.
+    /// Task lists in a row without the process.
     absent: u8,
     met: bool,
 }
 
-impl Trigger {
+impl ConditionState {
     pub(crate) fn new(condition: Condition) -> Result<Self, BadPattern> {
         let pattern = match &condition {
             Condition::Console(pattern) => Some(compile(pattern)?),
@@ -30,12 +30,12 @@ impl Trigger {
         Ok(Self { condition, pattern, since_ns: 0, was_there: false, absent: 0, met: false })
     }
 
-    /// The same, counted from this moment, ns since the run's start.
+    /// Returns the condition counted from this time, ns since the run's start.
     pub(crate) fn counting_from(self, since_ns: u64) -> Self {
         Self { since_ns, ..self }
     }
 
-    /// It was seen, or is so now, at `now_ns` since the run's start.
+    /// Returns true if the condition is met at `now_ns` since the run's start, or was met before.
     pub(crate) fn is_met(&self, now_ns: u64) -> bool {
         let due = match self.condition {
             Condition::Time(time) => u128::from(now_ns.saturating_sub(self.since_ns)) >= time.as_nanos(),
@@ -44,17 +44,17 @@ impl Trigger {
         self.met || due
     }
 
-    /// A line of the console as far as it has come, without escape sequences.
+    /// Notes a line of the console, complete or not, without escape sequences.
     pub(crate) fn line(&mut self, line: &str) {
         self.met |= self.pattern.as_ref().is_some_and(|pattern| pattern.is_match(line));
     }
 
-    /// A mark was made.
+    /// Notes a mark.
     pub(crate) fn mark(&mut self, text: &str) {
         self.met |= matches!(&self.condition, Condition::Mark(wanted) if wanted == text);
     }
 
-    /// A process of this name is there.
+    /// Notes that a process with this name exists.
     pub(crate) fn task(&mut self, comm: &[u8; 16]) {
         match &self.condition {
             Condition::Process(name) => self.met |= is_named(comm, name),
@@ -63,8 +63,8 @@ impl Trigger {
         }
     }
 
-    /// All tasks were told by [`Self::task`], with `there` of the wanted name among them. They are read while the guest
-    /// runs, so that two lists have to agree on an end.
+    /// Notes the end of a task list whose tasks [`Self::task`] got; `there` is true if one has the awaited
+    /// name. Tasks are read while the guest runs, so two lists have to agree on an end.
     pub(crate) fn listed(&mut self, there: bool) {
         if self.was_there && matches!(self.condition, Condition::ProcessEnd(_)) {
             self.absent = if there { 0 } else { self.absent.saturating_add(1) };
@@ -72,17 +72,17 @@ impl Trigger {
         }
     }
 
-    /// Whether a task of this name is what the condition speaks of.
+    /// Returns true if the condition is about a task of this name.
     pub(crate) fn speaks_of(&self, comm: &[u8; 16]) -> bool {
         matches!(&self.condition, Condition::Process(name) | Condition::ProcessEnd(name) if is_named(comm, name))
     }
 
-    /// systemd says that the boot is over.
+    /// Notes that systemd reports the end of the boot.
     pub(crate) fn started(&mut self) {
         self.met |= self.condition == Condition::Started;
     }
 
-    /// A control group has a process.
+    /// Notes a control group that has a process.
     pub(crate) fn cgroup(&mut self, path: &str) {
         if let Condition::Unit(unit) = &self.condition {
             self.met |= path.split('/').any(|part| part == unit);

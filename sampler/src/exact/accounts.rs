@@ -1,4 +1,4 @@
-//! What every task did at every moment: one clock per task, which is always in exactly one state (Chubb).
+//! Accounts of every task's states: one clock per task, which is always in exactly one state (Chubb).
 //!
 //! ```text
 //!   new ──▶ queue ──switch to──▶ running ──interrupt──▶ interrupted
@@ -8,43 +8,46 @@
 //!             └─── sleep, disk, stopped ◀┘
 //! ```
 //!
-//! What vprof itself takes of a CPU's time, for ticks, events and the switches to the host for these, is no time of `running`
-//! or `interrupted` but of `sampler`.
+//! Time that vprof itself takes from a CPU (for ticks, events, and the switches to the host for these) is not
+//! time of `running` or `interrupted` but of `sampler`.
 //!
-//! Knows no guest, no thread and no profile: times and tasks come in, sums go out.
+//! The module knows neither guest, thread nor profile: times and tasks come in, sums go out.
 
 use std::collections::HashMap;
 
 use profile::rows::TaskState;
 
-use super::state::{Doing, Handled, Left, Life, Source, Sum, TaskId, Waker, Who};
+use crate::task_state::{
+    HandlerTimes, InterruptSource, SwitchOutcome, TaskActivity, TaskId, TaskKey, TaskLife, TimeSum,
+    WakeSource,
+};
 
-/// Tasks that are followed, at most; more are counted.
+/// Tasks that are followed, at most; events about others are counted.
 const TASKS: usize = 1 << 17;
 
 #[derive(Debug, Clone, Copy)]
-struct Task {
-    who: Who,
-    doing: Doing,
+struct FollowedTask {
+    who: TaskKey,
+    doing: TaskActivity,
     since_ns: u64,
     from_ns: u64,
-    /// Nothing will be left of it once it has switched for the last time.
+    /// The task ends with its next switch.
     released: bool,
-    /// It was charged since the sums were last taken.
+    /// The task was charged since the sums were last taken.
     charged: bool,
-    /// What vprof has taken of its time on a CPU, and is not charged yet.
+    /// Time on a CPU that vprof has taken from the task, not charged yet.
     served_ns: u64,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct Cpu {
-    /// `None`: idle, or not known yet.
+struct CpuState {
+    /// Current task; `None`: idle, or not known yet.
     current: Option<u64>,
-    /// Since when it is idle.
+    /// Start of the idle period.
     idle_since: Option<u64>,
-    /// Since when it serves an interrupt, and whose.
-    interrupted: Option<(u64, Source)>,
-    /// What vprof has taken of its time, in all, and of that within the interrupt.
+    /// Start of the interrupt that is being served, and its source.
+    interrupted: Option<(u64, InterruptSource)>,
+    /// Time that vprof has taken in total, and within the interrupt.
     served_ns: Option<u64>,
     interrupt_served_ns: u64,
     idle_ns: u64,
@@ -52,42 +55,42 @@ struct Cpu {
 
 /// Sums since they were last taken.
 #[derive(Debug, Default)]
-pub(crate) struct Sums {
-    pub states: HashMap<(Who, Doing), Sum>,
-    pub wakeups: HashMap<(Waker, Who), u64>,
+pub(crate) struct TaskSums {
+    pub states: HashMap<(TaskKey, TaskActivity), TimeSum>,
+    pub wakeups: HashMap<(WakeSource, TaskKey), u64>,
     /// Hard interrupts by CPU and interrupted task.
-    pub interrupts: HashMap<(usize, Who), Sum>,
-    /// The same by CPU and what raised them.
-    pub sources: HashMap<(usize, Source), Handled>,
-    pub lives: Vec<Life>,
+    pub interrupts: HashMap<(usize, TaskKey), TimeSum>,
+    /// Hard interrupts by CPU and source.
+    pub sources: HashMap<(usize, InterruptSource), HandlerTimes>,
+    pub lives: Vec<TaskLife>,
 }
 
 /// The accounts of all tasks.
 #[derive(Debug, Default)]
-pub(crate) struct Accounts {
-    tasks: HashMap<u64, Task>,
-    cpus: Vec<Cpu>,
-    sums: Sums,
-    /// Tasks that ran although they were asleep: their wake was not seen.
+pub(crate) struct TaskAccounts {
+    tasks: HashMap<u64, FollowedTask>,
+    cpus: Vec<CpuState>,
+    sums: TaskSums,
+    /// Tasks that ran although they were asleep: their wake-up was missed.
     pub unseen_wakes: u64,
-    /// Events about more tasks than are followed.
+    /// Events about tasks beyond the limit.
     pub untracked: u64,
 }
 
-impl Accounts {
+impl TaskAccounts {
     pub(crate) fn new(cpus: usize) -> Self {
-        Self { cpus: vec![Cpu::default(); cpus], ..Self::default() }
+        Self { cpus: vec![CpuState::default(); cpus], ..Self::default() }
     }
 
-    /// A task that exists when following begins.
-    pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: Doing) {
+    /// Notes a task that exists when following begins.
+    pub(crate) fn exists(&mut self, time_ns: u64, task: TaskId, doing: TaskActivity) {
         self.enter(time_ns, task, doing);
     }
 
-    /// What a CPU runs when following begins.
+    /// Notes what a CPU runs when following begins.
     pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
         if let Some(task) = task {
-            self.enter(time_ns, task, Doing::plain(TaskState::Running));
+            self.enter(time_ns, task, TaskActivity::plain(TaskState::Running));
         }
         if let Some(cpu) = self.cpus.get_mut(cpu) {
             cpu.current = task.map(|task| task.address);
@@ -95,7 +98,7 @@ impl Accounts {
         }
     }
 
-    /// What vprof has taken of a CPU's time so far, in all: known with each event, before the event itself.
+    /// Notes the total time that vprof has taken from a CPU. Each event reports it, before the event itself.
     pub(crate) fn served(&mut self, cpu: usize, in_all_ns: u64) {
         let current = self.current(cpu);
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
@@ -110,44 +113,46 @@ impl Accounts {
         }
     }
 
-    /// A CPU has switched. Idle tasks are `None`.
+    /// Notes a switch on a CPU. Idle tasks are `None`.
     pub(crate) fn switch(
         &mut self,
         time_ns: u64,
         cpu: usize,
-        previous: Option<(TaskId, Left)>,
+        previous: Option<(TaskId, SwitchOutcome)>,
         next: Option<TaskId>,
     ) {
         self.interrupt_end(time_ns, cpu);
         let before = self.cpus.get(cpu).and_then(|cpu| cpu.current);
-        // A switch between was lost: whoever ran before does so no more.
+        // A switch in between was lost: the earlier task no longer runs.
         if let Some(before) = before.filter(|&before| previous.is_none_or(|(id, _)| id.address != before))
             && let Some(task) = self.tasks.get(&before).copied()
             && task.doing.state.is_on_cpu()
         {
             let id = TaskId { address: before, who: task.who };
-            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Unknown));
         }
+        // The previous task leaves before the next one enters: both may be the same task.
         match previous {
-            Some((id, Left::In(doing))) => {
+            Some((id, SwitchOutcome::In(doing))) => {
                 self.enter(time_ns, id, doing);
                 let released = self.tasks.get(&id.address).is_some_and(|task| task.released);
                 if released && doing.state == TaskState::Zombie {
                     self.end(time_ns, id.address);
                 }
             }
-            Some((id, Left::Gone)) => {
-                self.enter(time_ns, id, Doing::plain(TaskState::Zombie));
+            Some((id, SwitchOutcome::Gone)) => {
+                self.enter(time_ns, id, TaskActivity::plain(TaskState::Zombie));
                 self.end(time_ns, id.address);
             }
             None => {}
         }
+        // A task that runs was awake, so a sleep without a wake-up means that the wake-up was missed.
         if let Some(next) = next {
-            let asleep = |task: &Task| {
+            let asleep = |task: &FollowedTask| {
                 matches!(task.doing.state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
             };
             self.unseen_wakes += u64::from(self.tasks.get(&next.address).is_some_and(asleep));
-            self.enter(time_ns, next, Doing::plain(TaskState::Running));
+            self.enter(time_ns, next, TaskActivity::plain(TaskState::Running));
         }
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
         cpu.current = next.map(|next| next.address);
@@ -155,70 +160,70 @@ impl Accounts {
         cpu.idle_since = if next.is_none() { Some(time_ns) } else { None };
     }
 
-    /// Somebody on `cpu` wakes a task.
-    pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<Waker>, woken: TaskId) {
+    /// Notes a wake-up of a task on `cpu`.
+    pub(crate) fn wake(&mut self, time_ns: u64, cpu: usize, by: Option<WakeSource>, woken: TaskId) {
         let current = self.cpus.get(cpu).and_then(|cpu| self.tasks.get(&cpu.current?));
-        let by = by.unwrap_or(Waker::Task(current.map_or(Who::default(), |task| task.who)));
+        let by = by.unwrap_or(WakeSource::Task(current.map_or(TaskKey::default(), |task| task.who)));
         *self.sums.wakeups.entry((by, woken.who)).or_default() += 1;
         match self.tasks.get(&woken.address).map(|task| task.doing.state) {
-            // On its way to sleep: the switch from it tells what became of that.
+            // The task is on its way to sleep: the switch from it shows its state.
             Some(TaskState::Running | TaskState::Interrupted | TaskState::Runnable | TaskState::Zombie) => {}
-            _ => self.enter(time_ns, woken, Doing::plain(TaskState::Runnable)),
+            _ => self.enter(time_ns, woken, TaskActivity::plain(TaskState::Runnable)),
         }
     }
 
-    /// A new task waits for its first CPU.
+    /// Notes a new task that waits for its first CPU.
     pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
         self.end(time_ns, task.address);
-        self.enter(time_ns, task, Doing::plain(TaskState::Runnable));
+        self.enter(time_ns, task, TaskActivity::plain(TaskState::Runnable));
     }
 
-    /// Nobody waits for the task any more.
+    /// Notes that no process waits for the task any longer.
     pub(crate) fn release(&mut self, time_ns: u64, address: u64) {
         match self.tasks.get_mut(&address) {
             Some(task) if task.doing.state == TaskState::Zombie => self.end(time_ns, address),
-            // It is still on its way to its last switch.
+            // The task is still on its way to its last switch.
             Some(task) => task.released = true,
             None => {}
         }
     }
 
-    /// What a CPU runs; `None` while it is idle.
-    pub(crate) fn runs_on(&self, cpu: usize) -> Option<Who> {
+    /// Returns the task that a CPU runs; `None` while the CPU is idle.
+    pub(crate) fn runs_on(&self, cpu: usize) -> Option<TaskKey> {
         self.current(cpu).map(|(id, _)| id.who)
     }
 
-    /// A CPU begins to serve a hard interrupt.
-    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: Source) {
+    /// Notes that a CPU begins to serve a hard interrupt.
+    pub(crate) fn interrupt_begin(&mut self, time_ns: u64, cpu: usize, source: InterruptSource) {
         self.interrupt_end(time_ns, cpu);
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         at.interrupted = Some((time_ns, source));
         at.interrupt_served_ns = 0;
         if let Some((id, TaskState::Running)) = self.current(cpu) {
-            self.enter(time_ns, id, Doing::plain(TaskState::Interrupted));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Interrupted));
         }
     }
 
-    /// It is this vector's.
+    /// Notes the vector of the interrupt that is being served.
     pub(crate) fn interrupt_vector(&mut self, cpu: usize, vector: u8) {
         if let Some((_, source)) = self.cpus.get_mut(cpu).and_then(|cpu| cpu.interrupted.as_mut()) {
-            *source = Source::Vector(vector);
+            *source = InterruptSource::Vector(vector);
         }
     }
 
-    /// A CPU has served a hard interrupt.
+    /// Notes that a CPU has served a hard interrupt.
     pub(crate) fn interrupt_end(&mut self, time_ns: u64, cpu: usize) {
         let Some(at) = self.cpus.get_mut(cpu) else { return };
         let Some((since_ns, source)) = at.interrupted.take() else { return };
         let served_ns = at.interrupt_served_ns;
         let current = self.current(cpu);
-        let who = current.map_or(Who::default(), |(id, _)| id.who);
+        let who = current.map_or(TaskKey::default(), |(id, _)| id.who);
         let ns = time_ns.saturating_sub(since_ns).saturating_sub(served_ns);
         self.sums.interrupts.entry((cpu, who)).or_default().add(ns);
-        let one = Handled { sum: Sum { ns, count: 1 }, max_ns: ns };
+        let one = HandlerTimes { sum: TimeSum { ns, count: 1 }, max_ns: ns };
         self.sums.sources.entry((cpu, source)).or_default().add(&one);
         if let Some((id, TaskState::Interrupted)) = current {
-            self.enter(time_ns, id, Doing::plain(TaskState::Running));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Running));
         }
     }
 
@@ -228,12 +233,12 @@ impl Accounts {
         Some((TaskId { address, who: task.who }, task.doing.state))
     }
 
-    /// Events were lost: what anybody does is not known until their next event.
+    /// Notes that events were lost: the state of every task is unknown until its next event.
     pub(crate) fn lose(&mut self, time_ns: u64) {
         let tasks: Vec<TaskId> =
             self.tasks.iter().map(|(&address, task)| TaskId { address, who: task.who }).collect();
         for id in tasks {
-            self.enter(time_ns, id, Doing::plain(TaskState::Unknown));
+            self.enter(time_ns, id, TaskActivity::plain(TaskState::Unknown));
         }
         for cpu in &mut self.cpus {
             cpu.charge_idle(time_ns);
@@ -241,7 +246,7 @@ impl Accounts {
         }
     }
 
-    /// Charges everybody up to this moment, so that the sums are complete.
+    /// Charges all tasks up to this time, so that the sums are complete.
     pub(crate) fn settle(&mut self, time_ns: u64) {
         for task in self.tasks.values_mut() {
             charge(task, time_ns, &mut self.sums);
@@ -249,26 +254,27 @@ impl Accounts {
         self.cpus.iter_mut().for_each(|cpu| cpu.charge_idle(time_ns));
     }
 
-    /// The sums since the last call, and up to when those tasks have lived that are in them.
-    pub(crate) fn take(&mut self) -> Sums {
+    /// Takes the sums since the last call, with the lifetimes of the tasks in them.
+    pub(crate) fn take(&mut self) -> TaskSums {
         let mut sums = std::mem::take(&mut self.sums);
         for task in self.tasks.values_mut().filter(|task| task.charged) {
             task.charged = false;
-            let Task { who, from_ns, since_ns, .. } = *task;
-            sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: false });
+            let FollowedTask { who, from_ns, since_ns, .. } = *task;
+            sums.lives.push(TaskLife { who, from_ns, to_ns: since_ns, ended: false });
         }
         sums
     }
 
-    /// Time in which the CPU had nothing to run, interrupts included, ns.
+    /// Returns the time in which the CPU had nothing to run, interrupts included, ns.
     pub(crate) fn idle_ns(&self, cpu: usize) -> u64 {
         self.cpus.get(cpu).map_or(0, |cpu| cpu.idle_ns)
     }
 
-    /// The task is in this state from now on.
-    fn enter(&mut self, time_ns: u64, id: TaskId, doing: Doing) {
+    /// Changes the state of a task.
+    fn enter(&mut self, time_ns: u64, id: TaskId, doing: TaskActivity) {
         if self.tasks.get(&id.address).is_some_and(|task| task.who != id.who) {
-            // An exec of another thread than the first gives it the first one's ids; or its end was not seen.
+            // An exec of another thread than the first gives it the first one's ids; or the end of the task
+            // was missed.
             self.end(time_ns, id.address);
         }
         if let Some(task) = self.tasks.get_mut(&id.address) {
@@ -278,7 +284,7 @@ impl Accounts {
                 task.served_ns = 0;
             }
         } else if self.tasks.len() < TASKS {
-            let task = Task {
+            let task = FollowedTask {
                 who: id.who,
                 doing,
                 since_ns: time_ns,
@@ -298,12 +304,12 @@ impl Accounts {
     fn end(&mut self, time_ns: u64, address: u64) {
         let Some(mut task) = self.tasks.remove(&address) else { return };
         charge(&mut task, time_ns, &mut self.sums);
-        let Task { who, from_ns, since_ns, .. } = task;
-        self.sums.lives.push(Life { who, from_ns, to_ns: since_ns, ended: true });
+        let FollowedTask { who, from_ns, since_ns, .. } = task;
+        self.sums.lives.push(TaskLife { who, from_ns, to_ns: since_ns, ended: true });
     }
 }
 
-impl Cpu {
+impl CpuState {
     fn charge_idle(&mut self, time_ns: u64) {
         if let Some(since_ns) = &mut self.idle_since {
             self.idle_ns += time_ns.saturating_sub(*since_ns);
@@ -312,16 +318,16 @@ impl Cpu {
     }
 }
 
-/// Gives the time since the last change to the state that the task is in. Events of different CPUs may come a little out of
-/// order; no time counts twice then.
-fn charge(task: &mut Task, time_ns: u64, sums: &mut Sums) {
+/// Charges the time since the last change to the task's state. Events of different CPUs may come slightly out
+/// of order; no time counts twice then.
+fn charge(task: &mut FollowedTask, time_ns: u64, sums: &mut TaskSums) {
     let spent = time_ns.saturating_sub(task.since_ns);
     task.since_ns = time_ns.max(task.since_ns);
     task.charged = true;
-    // What was served before the last settling may be told only now.
+    // Time served before the last settlement may be reported only now.
     let served = if task.doing.state.is_on_cpu() { task.served_ns.min(spent) } else { 0 };
     task.served_ns -= served;
-    for (doing, ns) in [(task.doing, spent - served), (Doing::plain(TaskState::Sampler), served)] {
+    for (doing, ns) in [(task.doing, spent - served), (TaskActivity::plain(TaskState::Sampler), served)] {
         if ns > 0 {
             sums.states.entry((task.who, doing)).or_default().ns += ns;
         }

@@ -1,19 +1,19 @@
-//! Exact mode: every switch, wake, start and end of a task, and every hard interrupt, as an event instead of a sample.
+//! Exact mode: every switch, wake-up, start and end of a task, and every hard interrupt, as an event instead
+//! of a sample.
 //!
 //! ```text
-//!  guest calls finish_task_switch, try_to_wake_up, ...    (tripwires, crate `vmm`)
-//!    └▶ vCPU thread: Recorder, a record of fixed size and the sleeper's stack ──ring──┐
-//!                                                                                     ▼
-//!                              collector: Watch merges all vCPUs by time ──▶ Accounts ──▶ rows
+//! guest calls finish_task_switch, try_to_wake_up, ...    (probes, crate `vmm`)
+//!   └▶ vCPU thread: EventRecorder, a record of fixed size and the sleeper's stack ──ring──┐
+//!                                                                                         ▼
+//!                         collector: EventMerger merges all vCPUs by time ──▶ TaskAccounts ──▶ rows
 //! ```
 //!
-//! From the events follows what every task did at every moment: microstates after Chubb (*Micro-State Accounting for
-//! Linux*, 2003) and Solaris, none of which is sampled. The states of a task add up to its life.
+//! The events give the state of every task at every time: microstates after Chubb (*Micro-State Accounting
+//! for Linux*, 2003) and Solaris, none of which is sampled. The states of a task add up to its lifetime.
 
 pub(crate) mod accounts;
+pub(crate) mod merger;
+mod probes;
 pub(crate) mod record;
 mod rows;
-mod setting;
-pub(crate) mod state;
 mod task;
-pub(crate) mod watch;

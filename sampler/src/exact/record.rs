@@ -1,4 +1,5 @@
-//! What is read at one trip, on the vCPU's own thread between two KVM_RUNs: no lock, no allocation, no system call.
+//! Recorder of exact events, on the vCPU's own thread between two KVM_RUNs: no lock, no allocation, no system
+//! call.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -10,55 +11,57 @@ use linux::{
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
-use crate::record::Readers;
+use crate::record::GuestReaders;
 
-/// Events that one vCPU's ring holds: a third of a second of 50,000 a second.
+/// Events per vCPU's ring: a third of a second at 50,000 events a second.
 const RING: usize = 16_384;
-/// All rings together take at most this many bytes.
+/// Bytes of all rings together, at most.
 const RINGS_BYTES: usize = 16 << 20;
-/// Stacks in one vCPU's pool: two rounds of the collector at 20,000 sleeps a second.
+/// Stacks per vCPU's pool: two rounds of the collector at 20,000 sleeps a second.
 const POOL: usize = 384;
-/// All pools together take at most this many bytes.
+/// Bytes of all pools together, at most.
 const POOLS_BYTES: usize = 12 << 20;
 /// Bytes of a sleeper's stacks that are copied. The kernel's takes one or two KiB.
 pub(crate) const STACK_BYTES: usize = 24 << 10;
-/// Of these the user stack's, at most: programs' stacks rarely take more.
+/// Bytes of the user stack among these, at most: programs' stacks rarely take more.
 pub(crate) const USER_BYTES: usize = 16 << 10;
 
-/// Reads what belongs to an event, once the sites are known.
+/// Readers of the parts of an event, set once the sites are known.
 #[derive(Debug)]
 pub(crate) struct EventReaders {
     pub sites: ProbeSites,
     pub states: SchedStateReader,
-    /// `None` where the kernel's books cannot be read.
-    pub books: Option<ExitAccountingReader>,
+    /// `None` if the kernel's CPU accounting cannot be read.
+    pub accounting: Option<ExitAccountingReader>,
 }
 
 /// One event: fixed size, nothing resolved.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TripRecord {
+pub(crate) struct EventRecord {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// Time that vprof has taken of this vCPU before, ns: measured for ticks and events, and estimated for the switches
-    /// between guest and host that events cost ([`Recorder::sampled`]).
+    /// Time that vprof has taken from this vCPU before, ns: measured for ticks and events, and estimated for
+    /// the switches between guest and host that events cost ([`EventRecorder::sampled`]).
     pub served_ns: u64,
     pub event: ProbeEvent,
-    /// What the CPU serves when it wakes a task; else, and where it was not read, [`IrqContext::Task`].
+    /// Context of the CPU when it wakes a task. Otherwise, and if it could not be read, [`IrqContext::Task`].
     pub serving: IrqContext,
     /// The task that a switch has led to.
     pub next: Option<TaskSnapshot>,
     /// The task that the event is about.
     pub task: Option<SchedState>,
-    /// Where a handler that begins was called from; the vector of a device; else, and where it could not be read, 0.
+    /// Return address of a handler that begins, or the vector of a device. Otherwise, and if it could not be
+    /// read, 0.
     pub number: u64,
-    /// What the process has come to whose last task this is.
-    pub books: Option<ExitAccounting>,
-    /// When the first event was lost since the one before in the ring, CLOCK_MONOTONIC ns; 0 if none was.
+    /// Final CPU accounting of the process whose last task this is.
+    pub accounting: Option<ExitAccounting>,
+    /// Time of the first event that was lost since the previous one in the ring, CLOCK_MONOTONIC ns; 0 if
+    /// none was.
     pub lost_ns: u64,
 }
 
-impl TripRecord {
-    fn new((time_ns, served_ns): (u64, u64), event: ProbeEvent) -> Self {
+impl EventRecord {
+    fn new(time_ns: u64, served_ns: u64, event: ProbeEvent) -> Self {
         Self {
             time_ns,
             served_ns,
@@ -67,42 +70,44 @@ impl TripRecord {
             next: None,
             task: None,
             number: 0,
-            books: None,
+            accounting: None,
             lost_ns: 0,
         }
     }
 }
 
-/// An event as it travels through the ring.
+/// An event as the ring carries it.
 #[derive(Debug)]
-pub(crate) struct Tripped {
-    pub record: TripRecord,
-    /// The stack that the task sleeps in. The box belongs to the vCPU's pool.
+pub(crate) struct EventMessage {
+    pub record: EventRecord,
+    /// The stack of the sleeping task. The buffer belongs to the vCPU's pool.
     pub stack: Option<Box<StackCopy>>,
 }
 
-/// What a vCPU's thread publishes. Each field has one writer and stands for itself, so relaxed stores suffice.
+/// Counters that a vCPU's thread publishes. Each field has one writer and is independent, so relaxed stores
+/// suffice.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(crate) struct TripCounters {
-    /// Trips, guards included.
+pub(crate) struct EventCounters {
+    /// Probe exits, guards included.
     pub trips: AtomicU64,
-    /// Trips whose record found no room.
+    /// Events whose record found no room in the ring.
     pub lost: AtomicU64,
-    /// When the first one was lost since the last that was not, CLOCK_MONOTONIC ns; 0 if none was. What the ring holds when this
-    /// is set is older.
+    /// Time of the first event lost since the last one that was not, CLOCK_MONOTONIC ns; 0 if none was. The
+    /// ring's events are older when this is set.
     pub losing_ns: AtomicU64,
-    /// The time of the event that is being recorded, CLOCK_MONOTONIC ns; 0 between events, when all are in the ring.
+    /// Time of the event that is being recorded, CLOCK_MONOTONIC ns; 0 between events, when all are in the
+    /// ring.
     pub serving_ns: AtomicU64,
-    /// Switches among the trips.
+    /// Switches among the events.
     pub switches: AtomicU64,
-    /// Sleeps without a stack, since all boxes were under way.
+    /// Sleeps without a stack: all buffers were in use.
     pub stacks_missed: AtomicU64,
-    /// From exits to entries, ns.
+    /// Time from exits to entries, ns.
     pub cost_ns: AtomicU64,
-    /// Samples that fell between guest and host for a trip.
+    /// Samples that fell between guest and host for a probe.
     pub switching: AtomicU64,
-    /// What they stand for, ns: each for the mean time between two ticks.
+    /// Time that these samples represent, ns: the mean time between two ticks each.
     pub switching_ns: AtomicU64,
 }
 
@@ -110,62 +115,63 @@ fn add(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }
 
-/// The collector's ends.
+/// The collector's ends of a recorder's ring and pool.
 #[derive(Debug)]
-pub(crate) struct TripEnds {
+pub(crate) struct EventRingEnds {
     /// Events come out here.
-    pub events: Consumer<Tripped>,
-    /// Boxes go back here.
+    pub events: Consumer<EventMessage>,
+    /// Buffers go back here.
     pub pool: Producer<Box<StackCopy>>,
-    pub counters: Arc<TripCounters>,
+    pub counters: Arc<EventCounters>,
 }
 
-/// The switches between guest and host for the events of one kind.
+/// Cost of the switches between guest and host for the events of one kind.
 #[derive(Debug, Clone, Copy, Default)]
-struct Switching {
-    /// What the samples in them stand for, ns.
+struct SwitchCost {
+    /// Time that the samples in them represent, ns.
     ns: u64,
-    /// How many events there were.
+    /// Number of events.
     trips: u64,
 }
 
-/// Records the events of one vCPU.
-pub(crate) struct Recorder {
+/// Recorder of the events of one vCPU.
+pub(crate) struct EventRecorder {
     vcpu: usize,
-    ring: Producer<Tripped>,
+    ring: Producer<EventMessage>,
     pool: Consumer<Box<StackCopy>>,
     spare: Option<Box<StackCopy>>,
-    readers: Arc<OnceLock<Readers>>,
+    readers: Arc<OnceLock<GuestReaders>>,
     events: Arc<OnceLock<EventReaders>>,
-    counters: Arc<TripCounters>,
-    /// When KVM_RUN returned for what is being served, and whether that is a trip.
+    counters: Arc<EventCounters>,
+    /// Time at which KVM_RUN returned for what is being served, and true if that is a probe.
     since: Option<(u64, bool)>,
-    /// See [`TripRecord::served_ns`].
+    /// See [`EventRecord::served_ns`].
     served_ns: u64,
     /// By the number of the event.
-    switching: [Switching; ProbeEvent::COUNT],
-    /// See [`TripCounters::losing_ns`].
+    switching: [SwitchCost; ProbeEvent::COUNT],
+    /// See [`EventCounters::losing_ns`].
     losing_ns: u64,
 }
 
-impl Recorder {
-    /// The recorder of vCPU `vcpu` of `vcpus`, and the collector's ends of it.
+impl EventRecorder {
+    /// Creates the recorder of vCPU `vcpu` of `vcpus`, and the collector's ends.
     pub(crate) fn new(
-        (vcpu, vcpus): (u8, u8),
-        readers: Arc<OnceLock<Readers>>,
+        vcpu: u8,
+        vcpus: u8,
+        readers: Arc<OnceLock<GuestReaders>>,
         events: Arc<OnceLock<EventReaders>>,
-    ) -> (Self, TripEnds) {
+    ) -> (Self, EventRingEnds) {
         let share = |bytes: usize, each: usize| bytes / each / usize::from(vcpus.max(1));
-        let slots = RING.min(share(RINGS_BYTES, size_of::<Tripped>()));
-        let boxes = POOL.min(share(POOLS_BYTES, STACK_BYTES)).max(8);
+        let slots = RING.min(share(RINGS_BYTES, size_of::<EventMessage>()));
+        let buffers = POOL.min(share(POOLS_BYTES, STACK_BYTES)).max(8);
         let (ring, out) = RingBuffer::new(slots);
-        let (mut giver, pool) = RingBuffer::new(boxes);
-        for _ in 0..boxes {
-            // The ring has as many slots.
+        let (mut giver, pool) = RingBuffer::new(buffers);
+        for _ in 0..buffers {
+            // The ring has as many slots as the pool has buffers.
             drop(giver.push(Box::new(StackCopy::with_room(STACK_BYTES))));
         }
-        let counters = Arc::new(TripCounters::default());
-        let ends = TripEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
+        let counters = Arc::new(EventCounters::default());
+        let ends = EventRingEnds { events: out, pool: giver, counters: Arc::clone(&counters) };
         let vcpu = usize::from(vcpu);
         let recorder = Self {
             vcpu,
@@ -177,20 +183,20 @@ impl Recorder {
             counters,
             since: None,
             served_ns: 0,
-            switching: [Switching::default(); ProbeEvent::COUNT],
+            switching: [SwitchCost::default(); ProbeEvent::COUNT],
             losing_ns: 0,
         };
         (recorder, ends)
     }
 
-    /// KVM_RUN has returned at `now_ns` for a tick, or for another signal.
+    /// Notes that KVM_RUN has returned at `now_ns` for a tick, or for another signal.
     pub(crate) fn interrupted(&mut self, now_ns: u64) {
         self.since = Some((now_ns, false));
     }
 
-    /// A sample in the guest's own time was at `rip`, one every `mean_ns` in the mean. The guest stands at a tripwire for as
-    /// long as the switch to the host and back takes: no clock of the host's sees that time, but samples fall in it as
-    /// often as it is long.
+    /// Notes a sample in the guest's own time at `rip`, with `mean_ns` between two samples on average. The
+    /// guest is stopped at a probe while the CPU switches to the host and back. No clock of the host sees
+    /// that time, but samples fall in it in proportion to its length.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
         let event = self.events.get().and_then(|events| events.sites.event_at(VirtAddr(rip)));
         let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
@@ -201,8 +207,8 @@ impl Recorder {
         }
     }
 
-    /// Serves a trip at `now_ns`. True when all tripwires must go before the guest goes on: it is about to look at its own
-    /// text, or to change it.
+    /// Records an event at `now_ns`. Returns true if all probes must be removed before the guest continues:
+    /// it is about to read or change its own code.
     pub(crate) fn serve<M: PhysicalMemory>(
         &mut self,
         event: ProbeEvent,
@@ -225,10 +231,10 @@ impl Recorder {
     ) -> bool {
         self.since = Some((now_ns, true));
         add(&self.counters.trips, 1);
-        // Set before any tripwire was.
-        let Some(EventReaders { sites, states, books }) = self.events.get() else { return false };
-        let mut record = TripRecord::new((now_ns, self.served_ns), event);
-        // The way back into the guest follows, and the way out for the next one: both are the next record's.
+        // Set before any probe was.
+        let Some(EventReaders { sites, states, accounting }) = self.events.get() else { return false };
+        let mut record = EventRecord::new(now_ns, self.served_ns, event);
+        // The way back into the guest, and the way out for the next event, belong to the next record.
         if let Some(switching) = self.switching.get_mut(usize::from(event.number())) {
             switching.trips = switching.trips.saturating_add(1);
             self.served_ns = self.served_ns.wrapping_add(switching.ns / switching.trips);
@@ -247,6 +253,8 @@ impl Recorder {
             }
             ProbeEvent::Wake => {
                 record.task = states.read(memory, regs.rdi);
+                // The second argument of try_to_wake_up is the mask of states that the call wakes: other
+                // calls do nothing, so they are not recorded.
                 let [a, b, c, d, ..] = regs.rsi.to_le_bytes();
                 if record.task.is_some_and(|task| !task.is_woken_by(u32::from_le_bytes([a, b, c, d]))) {
                     return false;
@@ -257,8 +265,11 @@ impl Recorder {
             ProbeEvent::New => record.task = states.read(memory, regs.rdi),
             ProbeEvent::Release => {
                 record.task = states.read(memory, regs.rdi);
+                // The accounting of a process is complete when its leader is released, which is the last
+                // task.
                 let leader = record.task.filter(|task| task.task.tid == task.task.pid);
-                record.books = leader.and(books.as_ref()).and_then(|books| books.read(memory, regs.rdi));
+                record.accounting =
+                    leader.and(accounting.as_ref()).and_then(|reader| reader.read(memory, regs.rdi));
             }
             ProbeEvent::InterruptBegin => {
                 record.number = states.return_address(memory, VirtAddr(regs.rsp)).map_or(0, |at| at.0)
@@ -266,17 +277,17 @@ impl Recorder {
             ProbeEvent::Vector => record.number = regs.rsi,
             ProbeEvent::InterruptEnd => {}
         }
-        self.push(Tripped { record, stack });
+        self.push(EventMessage { record, stack });
         false
     }
 
-    fn push(&mut self, mut tripped: Tripped) {
-        let now_ns = tripped.record.time_ns;
-        tripped.record.lost_ns = self.losing_ns;
-        let losing_ns = match self.ring.push(tripped) {
+    fn push(&mut self, mut message: EventMessage) {
+        let now_ns = message.record.time_ns;
+        message.record.lost_ns = self.losing_ns;
+        let losing_ns = match self.ring.push(message) {
             Ok(()) => 0,
-            Err(PushError::Full(tripped)) => {
-                self.spare = tripped.stack.or(self.spare.take());
+            Err(PushError::Full(message)) => {
+                self.spare = message.stack.or(self.spare.take());
                 add(&self.counters.lost, 1);
                 if self.losing_ns == 0 { now_ns } else { self.losing_ns }
             }
@@ -286,7 +297,7 @@ impl Recorder {
         }
     }
 
-    /// The stack that `task` sleeps in, if it does.
+    /// Copies the stack of `task` if the task sleeps.
     fn sleeping<M: PhysicalMemory>(&mut self, task: &SchedState, memory: &M) -> Option<Box<StackCopy>> {
         if !matches!(
             task.run_state(),
@@ -307,7 +318,7 @@ impl Recorder {
         Some(stack)
     }
 
-    /// KVM_RUN is entered at `now_ns`.
+    /// Notes that KVM_RUN is entered at `now_ns`.
     pub(crate) fn entering(&mut self, now_ns: u64) {
         if let Some((since_ns, is_trip)) = self.since.take() {
             let ns = now_ns.saturating_sub(since_ns);

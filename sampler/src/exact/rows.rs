@@ -2,20 +2,20 @@
 
 use std::collections::HashMap;
 
-use super::accounts::Sums;
-use super::state::{Handled, Source, Waker, Who};
-use crate::collector::resolver::Resolver;
+use super::accounts::TaskSums;
+use crate::resolve::resolver::SampleResolver;
+use crate::task_state::{HandlerTimes, InterruptSource, TaskKey, WakeSource};
 use profile::rows::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
 
-/// Sources that wait for their names, at most: addresses of callers are the guest's word.
+/// Unnamed sources, at most: the guest chooses the addresses of callers.
 const WAITING: usize = 4_096;
 
 fn vcpu_id(vcpu: usize) -> u8 {
     u8::try_from(vcpu).unwrap_or(u8::MAX)
 }
 
-/// Rows of all that is named already; times are told from `zero_ns`, CLOCK_MONOTONIC.
-pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
+/// Adds rows of all sums that need no name; times count from `zero_ns`, CLOCK_MONOTONIC.
+pub(super) fn push(sums: &TaskSums, zero_ns: u64, batch: &mut Batch) {
     batch.task_states.extend(sums.states.iter().map(|((who, doing), sum)| TaskStateRow {
         instance: who.instance,
         tid: who.tid,
@@ -34,9 +34,9 @@ pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
     }));
     batch.wakeups.extend(sums.wakeups.iter().map(|((waker, woken), &count)| {
         let (by, waker) = match waker {
-            Waker::Task(who) => ("task", *who),
-            Waker::Hard => ("hard", Who::default()),
-            Waker::Soft => ("soft", Who::default()),
+            WakeSource::Task(who) => ("task", *who),
+            WakeSource::Hard => ("hard", TaskKey::default()),
+            WakeSource::Soft => ("soft", TaskKey::default()),
         };
         WakeupRow {
             by: by.to_owned(),
@@ -56,25 +56,25 @@ pub(super) fn push(sums: &Sums, zero_ns: u64, batch: &mut Batch) {
     }));
 }
 
-/// Times of interrupts that wait for their names: which device has a vector is read every few seconds.
+/// Times of interrupts that have no name yet: the device of a vector is read every few seconds.
 #[derive(Debug, Default)]
-pub(super) struct Sources(HashMap<(usize, Source), Handled>);
+pub(super) struct UnnamedSources(HashMap<(usize, InterruptSource), HandlerTimes>);
 
-impl Sources {
-    pub(super) fn add(&mut self, more: HashMap<(usize, Source), Handled>) {
+impl UnnamedSources {
+    pub(super) fn add(&mut self, more: HashMap<(usize, InterruptSource), HandlerTimes>) {
         for (key, handled) in more {
             let (vcpu, _) = key;
             let has_room = self.0.len() < WAITING || self.0.contains_key(&key);
-            let key = if has_room { key } else { (vcpu, Source::Unknown) };
+            let key = if has_room { key } else { (vcpu, InterruptSource::Unknown) };
             self.0.entry(key).or_default().add(&handled);
         }
     }
 
-    /// Rows of those that have a name, and of all others if this is the `last` chance.
-    pub(super) fn push(&mut self, last: bool, resolver: &mut Resolver, batch: &mut Batch) {
+    /// Adds rows of the sources that have a name, and of all others if this is the `last` call.
+    pub(super) fn push(&mut self, last: bool, resolver: &mut SampleResolver, batch: &mut Batch) {
         self.0.retain(|&(vcpu, source), handled| {
             let Some(interrupt) = resolver.source(vcpu, source, last, batch) else { return true };
-            let vector = if let Source::Vector(vector) = source { vector } else { 0 };
+            let vector = if let InterruptSource::Vector(vector) = source { vector } else { 0 };
             batch.interrupt_sources.push(InterruptSourceRow {
                 vcpu: vcpu_id(vcpu),
                 interrupt,
@@ -91,16 +91,17 @@ impl Sources {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exact::state::Sum;
+    use crate::task_state::TimeSum;
 
     #[test]
     fn what_waits_for_names_is_bounded_and_nothing_is_lost() {
-        let (mut sources, mut resolver, mut batch) = (Sources::default(), Resolver::new(0), Batch::default());
-        let one = Handled { sum: Sum { ns: 3, count: 1 }, max_ns: 3 };
+        let (mut sources, mut resolver, mut batch) =
+            (UnnamedSources::default(), SampleResolver::new(0), Batch::default());
+        let one = HandlerTimes { sum: TimeSum { ns: 3, count: 1 }, max_ns: 3 };
         for address in 0..2 * WAITING as u64 {
-            sources.add(HashMap::from([((1, Source::Entry(address)), one)]));
+            sources.add(HashMap::from([((1, InterruptSource::Entry(address)), one)]));
         }
-        sources.add(HashMap::from([((0, Source::Vector(35)), one)]));
+        sources.add(HashMap::from([((0, InterruptSource::Vector(35)), one)]));
         assert!(sources.0.len() <= WAITING + 2);
         sources.push(false, &mut resolver, &mut batch);
         assert!(batch.interrupt_sources.is_empty(), "nothing has a name yet");

@@ -1,35 +1,35 @@
-//! From tasks as they are read to tasks as the accounts know them.
+//! Conversion of tasks as read from memory to tasks of the accounts.
 
 use linux::{RunState, SchedState, TaskSnapshot};
 
-use super::state::{Doing, Left, TaskId, Who};
-use crate::collector::resolver::Resolver;
+use crate::resolve::resolver::SampleResolver;
+use crate::task_state::{SwitchOutcome, TaskActivity, TaskId, TaskKey};
 use profile::rows::Batch;
 use profile::rows::{TaskState, WaitReason};
 
-/// The task as the accounts name it; `None` for an idle task.
-pub(super) fn who(
+/// Returns the identity of the task; `None` for an idle task.
+pub(super) fn task_id(
     task: &TaskSnapshot,
     time_ns: u64,
-    resolver: &mut Resolver,
+    resolver: &mut SampleResolver,
     batch: &mut Batch,
 ) -> Option<TaskId> {
     if task.pid == 0 {
         return None;
     }
     let instance = resolver.task(task, time_ns, batch);
-    Some(TaskId { address: task.task, who: Who { instance, tid: task.tid } })
+    Some(TaskId { address: task.task, who: TaskKey { instance, tid: task.tid } })
 }
 
-/// What became of a task that does not run any more.
-pub(super) fn left(task: &SchedState, wait_reason: WaitReason, stack: u32) -> Left {
+/// Returns the state of a task that no longer runs.
+pub(super) fn outcome(task: &SchedState, wait_reason: WaitReason, stack: u32) -> SwitchOutcome {
     let state = match task.run_state() {
-        RunState::Gone => return Left::Gone,
-        RunState::Runnable => return Left::In(Doing::plain(TaskState::Runnable)),
-        RunState::Zombie => return Left::In(Doing::plain(TaskState::Zombie)),
+        RunState::Gone => return SwitchOutcome::Gone,
+        RunState::Runnable => return SwitchOutcome::In(TaskActivity::plain(TaskState::Runnable)),
+        RunState::Zombie => return SwitchOutcome::In(TaskActivity::plain(TaskState::Zombie)),
         RunState::Interruptible => TaskState::Sleep,
         RunState::Uninterruptible => TaskState::Disk,
         RunState::Stopped => TaskState::Stopped,
     };
-    Left::In(Doing { state, wait_reason, stack })
+    SwitchOutcome::In(TaskActivity { state, wait_reason, stack })
 }

@@ -1,56 +1,56 @@
-//! The clock of one vCPU's thread: one time stamp per change of state, the time goes to the state that is left.
+//! Clock of one vCPU's thread: one time stamp per change of state; the time goes to the state that ends.
 //!
-//! The thread writes, the collector reads, nobody waits. A version number tells a reader that a change was under way
-//! (a sequence lock with one writer, which never retries).
+//! The thread writes, the collector reads, and neither waits. A version number shows a reader that a change
+//! was in progress (a sequence lock with one writer, which never retries).
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
 use super::host::{ThreadReader, ThreadTimes};
 
-/// What a vCPU's thread does, as it knows by itself.
+/// Activity of a vCPU's thread, as the thread itself knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum ThreadState {
     /// In KVM_RUN.
     Run,
-    /// IrqContext an exit.
+    /// Serving an exit.
     Vmm,
     /// Reading a sample.
     Sampler,
-    /// Held.
+    /// Held: the vCPU is paused.
     Paused,
 }
 
-impl Place {
+impl ThreadState {
     const ALL: [Self; 4] = [Self::Run, Self::Vmm, Self::Sampler, Self::Paused];
 }
 
-/// Times of the thread since its start, ns.
+/// Times in each state since the thread's start, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct StateTimes {
     pub run: u64,
     pub vmm: u64,
     pub sampler: u64,
     pub paused: u64,
 }
 
-impl Places {
+impl StateTimes {
     pub(crate) fn wall(&self) -> u64 {
         [self.vmm, self.sampler, self.paused].iter().fold(self.run, |sum, ns| sum.saturating_add(*ns))
     }
 }
 
-/// The clock; a cache line of its own keeps the vCPUs from disturbing each other.
+/// Clock of the thread's states. Its own cache line keeps the vCPUs from disturbing each other.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct StateClock {
-    /// Odd while a change is under way; 0 before the start.
+    /// Odd while a change is in progress; 0 before the start.
     version: AtomicU64,
-    place: AtomicU64,
+    state: AtomicU64,
     since_ns: AtomicU64,
-    ns: [AtomicU64; Place::ALL.len()],
+    ns: [AtomicU64; ThreadState::ALL.len()],
     ended: AtomicU64,
     thread: AtomicI32,
-    /// The process that the thread belongs to; 0 for this one.
+    /// Process that the thread belongs to; 0 for this one.
     process: AtomicI32,
     /// The thread's times when its clock started.
     first: [AtomicU64; 2],
@@ -58,17 +58,17 @@ pub(crate) struct StateClock {
     last: [AtomicU64; 2],
 }
 
-/// How often a reader tries again while a change is under way; a change takes a few ns.
+/// Number of times that a reader retries during a change, which takes a few ns.
 const TRIES: usize = 1_000;
 
 impl StateClock {
-    /// Starts in the VMM. Called once, on the vCPU's thread.
+    /// Starts the clock in state `Vmm`. Called once, on the vCPU's thread.
     pub(crate) fn start(&self, now_ns: u64, times: Option<ThreadTimes>) {
         // SAFETY: has no preconditions.
         self.start_of(0, unsafe { libc::gettid() }, now_ns, times);
     }
 
-    /// The same for a thread of another process.
+    /// Starts the clock of a thread of another process.
     pub(crate) fn start_of(&self, process: i32, thread: i32, now_ns: u64, times: Option<ThreadTimes>) {
         self.process.store(process, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
@@ -76,50 +76,51 @@ impl StateClock {
         self.first[0].store(run_ns, Ordering::Relaxed);
         self.first[1].store(waited_ns, Ordering::Relaxed);
         self.since_ns.store(now_ns, Ordering::Relaxed);
-        self.place.store(Place::Vmm as u64, Ordering::Relaxed);
+        self.state.store(ThreadState::Vmm as u64, Ordering::Relaxed);
         self.version.store(2, Ordering::Release);
     }
 
-    /// From now on the thread is there. Only the vCPU's thread calls this.
-    pub(crate) fn change(&self, to: Place, now_ns: u64) {
+    /// Changes the state at `now_ns`. Only the vCPU's thread calls this.
+    pub(crate) fn change(&self, to: ThreadState, now_ns: u64) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
         let since_ns = self.since_ns.load(Ordering::Relaxed);
-        let left = self.place.load(Ordering::Relaxed);
+        let left = self.state.load(Ordering::Relaxed);
         if let Some(ns) = usize::try_from(left).ok().and_then(|left| self.ns.get(left)) {
             let spent = now_ns.saturating_sub(since_ns);
             ns.store(ns.load(Ordering::Relaxed).wrapping_add(spent), Ordering::Relaxed);
         }
-        self.place.store(to as u64, Ordering::Relaxed);
+        self.state.store(to as u64, Ordering::Relaxed);
         // A stamp that is older than the last one must not count time twice.
         self.since_ns.store(now_ns.max(since_ns), Ordering::Relaxed);
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// From now on the thread is held, or not any more; nothing where that is so already. Only the vCPU's thread calls this.
+    /// Enters or leaves the paused state, unless the thread is there already. Only the vCPU's thread calls
+    /// this.
     pub(crate) fn pause(&self, held: bool, now_ns: u64) {
-        if held != (self.place.load(Ordering::Relaxed) == Place::Paused as u64) {
-            self.change(if held { Place::Paused } else { Place::Run }, now_ns);
+        if held != (self.state.load(Ordering::Relaxed) == ThreadState::Paused as u64) {
+            self.change(if held { ThreadState::Paused } else { ThreadState::Run }, now_ns);
         }
     }
 
-    /// The thread ends: time stands still from now on.
+    /// Ends the clock with the thread: time stops.
     pub(crate) fn end(&self, now_ns: u64, times: Option<ThreadTimes>) {
         if let Some(ThreadTimes { run_ns, waited_ns }) = times {
             self.last[0].store(run_ns, Ordering::Relaxed);
             self.last[1].store(waited_ns, Ordering::Relaxed);
         }
-        self.change(Place::Vmm, now_ns);
+        self.change(ThreadState::Vmm, now_ns);
         self.ended.store(1, Ordering::Release);
     }
 
-    /// The thread belongs to another process.
+    /// Returns true if the thread belongs to another process.
     pub(crate) fn is_foreign(&self) -> bool {
         self.process.load(Ordering::Relaxed) != 0
     }
 
-    /// A reader of the thread's times, once it has started.
+    /// Returns a reader of the thread's times, once the thread has started.
     pub(crate) fn reader(&self) -> Option<ThreadReader> {
         let thread = Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)?;
         match self.process.load(Ordering::Relaxed) {
@@ -128,7 +129,7 @@ impl StateClock {
         }
     }
 
-    /// The thread's times when its clock started.
+    /// Returns the thread's times when its clock started.
     pub(crate) fn first(&self) -> ThreadTimes {
         ThreadTimes {
             run_ns: self.first[0].load(Ordering::Relaxed),
@@ -136,7 +137,7 @@ impl StateClock {
         }
     }
 
-    /// The thread's times when it ended, once it has.
+    /// Returns the thread's times when it ended, once it has ended.
     pub(crate) fn last(&self) -> Option<ThreadTimes> {
         let ended = self.ended.load(Ordering::Acquire) != 0;
         ended.then(|| ThreadTimes {
@@ -145,28 +146,28 @@ impl StateClock {
         })
     }
 
-    /// The time now, or that of the thread's end, and the times up to it. `None` before its start, and where the thread
-    /// was stopped by the host in the middle of a change. `now` reads the clock: within the look itself, so that a
-    /// reader who loses its CPU on the way does not mix two moments.
-    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, Places)> {
+    /// Returns the time now (or of the thread's end), and the times in each state until then. `None` before
+    /// the thread's start, and if the host stopped the thread in the middle of a change. `now` reads the
+    /// clock inside of the retry loop, so that a reader that loses its CPU does not mix two times.
+    pub(crate) fn read(&self, now: impl Fn() -> u64) -> Option<(u64, StateTimes)> {
         for _ in 0..TRIES {
             let version = self.version.load(Ordering::Acquire);
             if version == 0 {
                 return None;
             }
-            let mut ns = Place::ALL.map(|place| self.ns[place as usize].load(Ordering::Relaxed));
-            let place = self.place.load(Ordering::Relaxed);
+            let mut ns = ThreadState::ALL.map(|state| self.ns[state as usize].load(Ordering::Relaxed));
+            let state = self.state.load(Ordering::Relaxed);
             let since_ns = self.since_ns.load(Ordering::Relaxed);
             let ended = self.ended.load(Ordering::Relaxed) != 0;
             let until_ns = if ended { since_ns } else { now().max(since_ns) };
             fence(Ordering::Acquire);
             if version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version {
-                let present = usize::try_from(place).ok().and_then(|place| ns.get_mut(place));
+                let present = usize::try_from(state).ok().and_then(|state| ns.get_mut(state));
                 if let Some(ns) = present {
                     *ns = ns.saturating_add(until_ns - since_ns);
                 }
                 let [run, vmm, sampler, paused] = ns;
-                return Some((until_ns, Places { run, vmm, sampler, paused }));
+                return Some((until_ns, StateTimes { run, vmm, sampler, paused }));
             }
             std::hint::spin_loop();
         }
@@ -186,14 +187,14 @@ mod tests {
         let clock = StateClock::default();
         assert_eq!(clock.read(|| 5), None);
         clock.start(100, None);
-        clock.change(Place::Run, 110);
-        clock.change(Place::Sampler, 150);
-        clock.change(Place::Paused, 153);
-        clock.change(Place::Run, 160);
-        assert_eq!(clock.read(|| 170), Some((170, Places { run: 50, vmm: 10, sampler: 3, paused: 7 })));
+        clock.change(ThreadState::Run, 110);
+        clock.change(ThreadState::Sampler, 150);
+        clock.change(ThreadState::Paused, 153);
+        clock.change(ThreadState::Run, 160);
+        assert_eq!(clock.read(|| 170), Some((170, StateTimes { run: 50, vmm: 10, sampler: 3, paused: 7 })));
         assert_eq!(clock.last(), None);
         clock.end(200, Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
-        let end = Places { run: 80, vmm: 10, sampler: 3, paused: 7 };
+        let end = StateTimes { run: 80, vmm: 10, sampler: 3, paused: 7 };
         assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
         assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
     }
@@ -202,10 +203,10 @@ mod tests {
     fn a_stamp_that_goes_backwards_adds_nothing() {
         let clock = StateClock::default();
         clock.start(100, None);
-        clock.change(Place::Run, 200);
-        clock.change(Place::Vmm, 150);
-        clock.change(Place::Run, 210);
-        assert_eq!(clock.read(|| 300).map(|(_, places)| places.wall()), Some(200));
+        clock.change(ThreadState::Run, 200);
+        clock.change(ThreadState::Vmm, 150);
+        clock.change(ThreadState::Run, 210);
+        assert_eq!(clock.read(|| 300).map(|(_, times)| times.wall()), Some(200));
     }
 
     /// However reader and writer meet, the sum is the time that has passed.
@@ -218,17 +219,17 @@ mod tests {
         let writer = std::thread::spawn(move || {
             let mut now = 0;
             while !stop.load(Ordering::Relaxed) {
-                for place in Place::ALL {
+                for state in ThreadState::ALL {
                     now += 7;
-                    writing.change(place, now);
+                    writing.change(state, now);
                 }
             }
         });
         let mut seen = 0;
         while seen < 20_000 {
             // At a time before the last change nothing is added to what was counted.
-            if let Some((until_ns, places)) = clock.read(|| 0) {
-                assert_eq!(places.wall(), until_ns, "{places:?}");
+            if let Some((until_ns, times)) = clock.read(|| 0) {
+                assert_eq!(times.wall(), until_ns, "{times:?}");
                 seen += 1;
             }
         }

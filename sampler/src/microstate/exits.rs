@@ -6,16 +6,16 @@ use vmm::Exit;
 
 use profile::histogram::Histogram;
 
-/// Reasons and addresses that are told apart; what comes later shares one row per reason. Booting Linux uses about 90.
+/// Distinct pairs of reason and address; later ones share one row per reason. Booting Linux uses about 90.
 const SLOTS: usize = 192;
-/// How many places are looked at for a key.
+/// Slots that are probed for a key, at most.
 const PROBES: usize = 32;
 /// Address of the row that later addresses of a reason share.
 const OTHERS: u64 = (1 << 56) - 1;
 
-/// What an exit is, in one number: the reason's code in the highest byte, below it the address.
+/// Key of an exit in one number: the reason's code in the highest byte, the address below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Key(u64);
+pub(crate) struct ExitKey(u64);
 
 /// Codes of reasons; 0 marks an empty slot.
 const PORT_READ: u64 = 1;
@@ -27,7 +27,7 @@ const HALT: u64 = 6;
 const SHUTDOWN: u64 = 7;
 const OTHER: u64 = 8;
 
-impl Key {
+impl ExitKey {
     fn new(exit: Exit) -> Self {
         let (code, address) = match exit {
             Exit::Io { port, write: false } => (PORT_READ, port.into()),
@@ -42,7 +42,7 @@ impl Key {
         Self(code << 56 | address & OTHERS)
     }
 
-    /// The row that later addresses of the same reason share.
+    /// Returns the key of the row that later addresses of the same reason share.
     fn others(self) -> Self {
         Self(self.0 | OTHERS)
     }
@@ -51,12 +51,12 @@ impl Key {
         self.0 >> 56
     }
 
-    /// The key as one number.
+    /// Returns the key as one number.
     pub(crate) fn number(self) -> u64 {
         self.0
     }
 
-    /// Name of the reason.
+    /// Returns the name of the reason.
     pub(crate) fn reason(self) -> &'static str {
         match self.code() {
             PORT_READ => "port read",
@@ -70,15 +70,15 @@ impl Key {
         }
     }
 
-    /// Port, or guest physical address, or the number of another reason. `None` where the reason has none, and for
-    /// what came after the table was full.
+    /// Returns the port, the guest physical address, or the number of another reason. `None` if the reason
+    /// has no address, and for the row that later addresses share.
     pub(crate) fn address(self) -> Option<u64> {
         let address = self.0 & OTHERS;
         let has = !matches!(self.code(), INTERRUPTED | HALT | SHUTDOWN) && address != OTHERS;
         has.then_some(address)
     }
 
-    /// Which addresses these are: ports (true) or memory.
+    /// Returns the address space of the key: ports or memory.
     pub(crate) fn space(self) -> Option<vmm::Space> {
         match self.code() {
             PORT_READ | PORT_WRITE => Some(vmm::Space::Ports),
@@ -87,15 +87,15 @@ impl Key {
         }
     }
 
-    /// Where to look first: the product spreads neighbouring addresses.
-    fn place(self) -> usize {
+    /// Returns the first slot to probe: the product spreads neighbouring addresses.
+    fn first_slot(self) -> usize {
         let spread = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
         usize::try_from(spread).unwrap_or(0) % SLOTS
     }
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct ExitSlot {
     key: AtomicU64,
     count: AtomicU64,
     total_ns: AtomicU64,
@@ -106,7 +106,7 @@ struct Slot {
 /// One row as the collector reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ExitCount {
-    pub key: Key,
+    pub key: ExitKey,
     pub count: u64,
     pub total_ns: u64,
     pub max_ns: u64,
@@ -116,27 +116,27 @@ pub(crate) struct ExitCount {
 /// The table of one vCPU.
 #[derive(Debug)]
 pub(crate) struct ExitTable {
-    slots: Box<[Slot]>,
-    /// The slot of the exit that is being served; [`SLOTS`] for none.
+    slots: Box<[ExitSlot]>,
+    /// Slot of the exit that is being served; `u32::MAX` for none.
     open: AtomicU32,
 }
 
 impl Default for ExitTable {
     fn default() -> Self {
-        Self { slots: (0..SLOTS).map(|_| Slot::default()).collect(), open: AtomicU32::new(u32::MAX) }
+        Self { slots: (0..SLOTS).map(|_| ExitSlot::default()).collect(), open: AtomicU32::new(u32::MAX) }
     }
 }
 
 impl ExitTable {
-    /// The exit begins to be served. Only the vCPU's thread calls this.
+    /// Starts an exit. Only the vCPU's thread calls this.
     pub(crate) fn begin(&self, exit: Exit) {
-        let key = Key::new(exit);
+        let key = ExitKey::new(exit);
         let slot = self.find(key).or_else(|| self.find(key.others()));
         let index = slot.and_then(|index| u32::try_from(index).ok()).unwrap_or(u32::MAX);
         self.open.store(index, Ordering::Relaxed);
     }
 
-    /// It took that long. Only the vCPU's thread calls this.
+    /// Ends the exit, which took `ns`. Only the vCPU's thread calls this.
     pub(crate) fn end(&self, ns: u64) {
         let open = self.open.swap(u32::MAX, Ordering::Relaxed);
         let Some(slot) = usize::try_from(open).ok().and_then(|open| self.slots.get(open)) else { return };
@@ -149,11 +149,11 @@ impl ExitTable {
         add(&slot.count, 1);
     }
 
-    /// The key's slot, taken if there is none yet.
-    fn find(&self, key: Key) -> Option<usize> {
-        // One in eight places stays free for the rows that all later addresses share.
+    /// Returns the key's slot; takes a free one if the key is new.
+    fn find(&self, key: ExitKey) -> Option<usize> {
+        // One in eight slots stays free for the rows that all later addresses share.
         let shared = key.0 & OTHERS == OTHERS;
-        (0..PROBES).map(|step| (key.place() + step) % SLOTS).find(|index| {
+        (0..PROBES).map(|step| (key.first_slot() + step) % SLOTS).find(|index| {
             let slot = &self.slots[*index].key;
             let found = slot.load(Ordering::Relaxed);
             if found == 0 && (shared || index % 8 != 0) {
@@ -164,13 +164,13 @@ impl ExitTable {
         })
     }
 
-    /// All rows with a count.
+    /// Returns all rows with a count.
     pub(crate) fn read(&self) -> Vec<ExitCount> {
-        let read = |slot: &Slot| {
+        let read = |slot: &ExitSlot| {
             let load = |number: &AtomicU64| number.load(Ordering::Relaxed);
             let count = load(&slot.count);
             (count > 0).then(|| ExitCount {
-                key: Key(load(&slot.key)),
+                key: ExitKey(load(&slot.key)),
                 count,
                 total_ns: load(&slot.total_ns),
                 max_ns: load(&slot.max_ns),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_and_addresses_are_told_apart() {
+    fn reasons_and_addresses_are_distinguished() {
         let table = ExitTable::default();
         let port = |port, write| Exit::Io { port, write };
         for ns in [1_000, 3_000] {
@@ -200,7 +200,7 @@ mod tests {
         serve(&table, port(0x3f8, false), 500);
         serve(&table, Exit::Mmio { address: vmm::GuestAddress(0xc000_0014), write: true }, 2_000);
         serve(&table, Exit::Halt, 10);
-        // What was never begun does not count.
+        // An end without a start does not count.
         table.end(1_000_000);
         let mut rows = table.read();
         rows.sort_by_key(|row| row.key.0);

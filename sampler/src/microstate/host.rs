@@ -1,4 +1,4 @@
-//! What the host's scheduler tells of a vCPU's thread.
+//! CPU times of a vCPU's thread, by the host's scheduler.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,65 +12,65 @@ pub(crate) struct ThreadTimes {
     pub waited_ns: u64,
 }
 
-/// Reads the times of one thread, again and again.
+/// Reader of the times of one thread, for repeated use.
 #[derive(Debug)]
 pub(crate) struct ThreadReader {
-    /// Its clock; `None` for a thread of another process.
+    /// CPU clock of the thread; `None` for a thread of another process.
     clock: Option<libc::clockid_t>,
     schedstat: File,
 }
 
 impl ThreadReader {
-    /// For a thread of this process. `None` where the host keeps no such books (`CONFIG_SCHED_INFO`).
+    /// Opens the reader of a thread of this process. `None` if the host does not count (`CONFIG_SCHED_INFO`).
     pub(crate) fn new(thread: i32) -> Option<Self> {
         let schedstat = File::open(format!("/proc/self/task/{thread}/schedstat")).ok()?;
-        // MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED) of include/linux/posix-timers_types.h (Linux 6.12): unlike the
-        // first number of schedstat it is right to the moment while the thread runs.
+        // MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED) of include/linux/posix-timers_types.h (Linux 6.12):
+        // unlike the first number of schedstat, the clock is up to date while the thread runs.
         Some(Self { clock: Some((!thread << 3) | 6), schedstat })
     }
 
-    /// For a thread of another process, whose time on a CPU is told as of the last tick of the host's scheduler, or the
-    /// last time that it left a CPU.
+    /// Opens the reader of a thread of another process. Its CPU time is as of the last tick of the host's
+    /// scheduler, or of the last time that the thread left a CPU.
     pub(crate) fn of(process: i32, thread: i32) -> Option<Self> {
         Some(Self { clock: None, schedstat: schedstat_of(process, thread)? })
     }
 
-    /// The times now; `None` once the thread is gone.
+    /// Reads the times; `None` once the thread is gone.
     pub(crate) fn read(&self) -> Option<ThreadTimes> {
-        // Time waited first: what is run between the two readings is at least counted as run.
+        // The time waited first: what runs between the two readings then counts at least as run.
         let ThreadTimes { run_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
         let run_ns = self.clock.map_or(Some(run_ns), cpu_time)?;
         Some(ThreadTimes { run_ns, waited_ns })
     }
 }
 
-/// The times of the calling thread.
+/// Returns the times of the calling thread.
 pub(crate) fn own_times() -> Option<ThreadTimes> {
     Some(ThreadTimes { waited_ns: waited(&own_schedstat()?)?, run_ns: own_cpu_time()? })
 }
 
-/// The scheduler's books of the calling thread, for [`waited`].
+/// Opens the scheduler's statistics of the calling thread, for [`waited`].
 pub(crate) fn own_schedstat() -> Option<File> {
     File::open("/proc/thread-self/schedstat").ok()
 }
 
-/// The scheduler's books of a thread of another process, for [`waited`].
+/// Opens the scheduler's statistics of a thread of another process, for [`waited`].
 pub(crate) fn schedstat_of(process: i32, thread: i32) -> Option<File> {
     File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok()
 }
 
-/// Time of the calling thread on a CPU, ns.
+/// Returns the CPU time of the calling thread, ns.
 pub(crate) fn own_cpu_time() -> Option<u64> {
     cpu_time(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Time waited so far, ns. Allocates nothing.
+/// Reads the time waited so far, ns. Allocates nothing.
 pub(crate) fn waited(schedstat: &File) -> Option<u64> {
     times_as_of_update(schedstat).map(|times| times.waited_ns)
 }
 
-/// The first two numbers of schedstat (Documentation/scheduler/sched-stats.rst: time spent on the CPU, and waiting on a run
-/// queue, ns). The first is as of the scheduler's last update. Allocates nothing.
+/// Reads the first two numbers of schedstat, ns (Documentation/scheduler/sched-stats.rst: time spent on the
+/// CPU, and waiting on a run queue). The first is as of the scheduler's last update. Allocates nothing.
 pub(crate) fn times_as_of_update(schedstat: &File) -> Option<ThreadTimes> {
     let mut text = [0; 96];
     let length = schedstat.read_at(&mut text, 0).ok()?;
@@ -79,16 +79,16 @@ pub(crate) fn times_as_of_update(schedstat: &File) -> Option<ThreadTimes> {
     Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
 }
 
-/// What a thread has been through.
+/// Counts of a thread's switches and page faults.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ThreadCounts {
-    /// How often it has left a CPU, to block or to wait.
+    /// Times that the thread has left a CPU, to block or to wait.
     pub switches: u64,
-    /// How often it has waited for a page of memory to be read, the guest's as well as its own.
+    /// Times that the thread has waited for a page of memory to be read, the guest's or its own.
     pub faults: u64,
 }
 
-/// The counts of the calling thread (getrusage(2), RUSAGE_THREAD). 0 where the host does not count.
+/// Returns the counts of the calling thread (getrusage(2), RUSAGE_THREAD); 0 if the host does not count.
 pub(crate) fn own_counts() -> ThreadCounts {
     // SAFETY: rusage is plain data for which all zeroes is a valid value.
     let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
@@ -124,9 +124,9 @@ mod tests {
     fn running_counts_and_sleeping_does_not() {
         // SAFETY: has no preconditions.
         let thread = unsafe { libc::gettid() };
-        let reader = ThreadReader::new(thread).expect("this host keeps the books");
+        let reader = ThreadReader::new(thread).expect("this host counts the times");
         let clock = || own_cpu_time().expect("this host has the clock");
-        // (What the reader says has run, the same by a clock that is read around it.)
+        // Returns the CPU time by the reader, between two bounds by a clock that is read around it.
         let between = |work: &dyn Fn()| {
             let (outer, before) = (clock(), reader.read().expect("alive"));
             let inner = clock();

@@ -1,141 +1,141 @@
-//! Reads the clocks of one vCPU and makes rows of them, on the collector's thread.
+//! Reader of the clocks of one vCPU, which makes rows of them, on the collector's thread.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
-use super::clock::Places;
-use super::exits::{ExitCount, Key};
+use super::clock::StateTimes;
+use super::exits::{ExitCount, ExitKey};
+use super::foreign;
 use super::host::{ThreadReader, ThreadTimes};
-use crate::attached;
-use crate::vcpu::Published;
+use super::stats::VcpuStats;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 
-/// KVM's times of halts that ended while it still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux 6.12). The
-/// thread runs then, but the guest does not.
+/// KVM's times of halts that ended while KVM still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux
+/// 6.12). The thread runs then, but the guest does not.
 const POLLED: [&str; 2] = ["halt_poll_success_ns", "halt_poll_fail_ns"];
 
 /// The meter of one vCPU.
 #[derive(Debug)]
-pub(crate) struct Meter {
+pub(crate) struct VcpuMeter {
     vcpu: u8,
-    published: Arc<Published>,
+    stats: Arc<VcpuStats>,
     thread: Option<ThreadReader>,
     kvm: Option<KvmCounters>,
     /// Time for which the host had stopped the whole process, ns.
     stopped_ns: u64,
-    /// What was told so far.
-    told: Microstates,
+    /// States that were reported so far.
+    reported: Microstates,
     exits: HashMap<u64, (u32, u64)>,
     counters: Vec<u64>,
-    /// The sampling rate that was told.
+    /// Sampling rate that was last reported.
     rate_hz: f64,
-    /// Relative standard error of the time in the guest of an attached vCPU.
+    /// Relative standard error of the guest time of an attached vCPU.
     guest_error: f64,
 }
 
-impl Meter {
-    pub(crate) fn new(vcpu: u8, published: Arc<Published>) -> Self {
+impl VcpuMeter {
+    pub(crate) fn new(vcpu: u8, stats: Arc<VcpuStats>) -> Self {
         Self {
             vcpu,
-            rate_hz: published.pace.in_force().0,
-            published,
+            rate_hz: stats.pace.in_force().0,
+            stats,
             thread: None,
             kvm: None,
             stopped_ns: 0,
-            told: Microstates::default(),
+            reported: Microstates::default(),
             exits: HashMap::new(),
             counters: Vec::new(),
             guest_error: 0.0,
         }
     }
 
-    /// KVM's counters of this vCPU.
-    pub(crate) fn attach(&mut self, kvm: Option<KvmCounters>) {
+    /// Sets KVM's counters of this vCPU.
+    pub(crate) fn set_kvm_counters(&mut self, kvm: Option<KvmCounters>) {
         if let Some(polls) = kvm.as_ref().and_then(|kvm| kvm.sum_of(&POLLED)) {
-            // Set once: a vCPU has its counters for life.
-            drop(self.published.polls.set(polls));
+            // Set once: a vCPU keeps its counters.
+            drop(self.stats.polls.set(polls));
         }
         self.kvm = kvm;
     }
 
-    /// The whole process stood still for that long.
+    /// Notes that the host had stopped the whole process for `ns`.
     pub(crate) fn stopped(&mut self, ns: u64) {
         self.stopped_ns = self.stopped_ns.saturating_add(ns);
     }
 
-    /// Adds what has passed since the last call: the vCPU's row, and one of the states up to now. `zero_ns` is the start
-    /// of the profile, CLOCK_MONOTONIC.
+    /// Returns the vCPU's row, and a row of the time in each state since the last call. `zero_ns` is the
+    /// start of the profile, CLOCK_MONOTONIC.
     pub(crate) fn read(&mut self, zero_ns: u64) -> (VcpuRow, Option<MicrostateRow>) {
         let mut window = None;
-        if let Some((until_ns, places)) = self.published.clock.read(monotonic_ns) {
+        if let Some((until_ns, places)) = self.stats.clock.read(monotonic_ns) {
             let target = self.states(&places);
-            let before = self.told;
-            self.told = advance(&before, &target);
-            let states = self.told.since(&before);
+            let before = self.reported;
+            self.reported = advance(&before, &target);
+            let states = self.reported.since(&before);
             let time_ns = until_ns.saturating_sub(zero_ns);
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
-        (self.published.row(self.vcpu, self.told), window)
+        (self.stats.row(self.vcpu, self.reported), window)
     }
 
-    /// Relative standard error of the time in the guest up to now; `None` where that is exact.
+    /// Returns the relative standard error of the guest time up to now; `None` if the time is exact.
     pub(crate) fn guest_error(&self) -> Option<f64> {
         Some(self.guest_error).filter(|error| *error > 0.0)
     }
 
-    /// The sampling rate, if it has changed since the last call.
-    pub(crate) fn pace(&mut self, zero_ns: u64) -> Option<RateRow> {
-        let (rate_hz, since_ns) = self.published.pace.in_force();
+    /// Returns the sampling rate if it has changed since the last call.
+    pub(crate) fn changed_rate(&mut self, zero_ns: u64) -> Option<RateRow> {
+        let (rate_hz, since_ns) = self.stats.pace.in_force();
         let changed = std::mem::replace(&mut self.rate_hz, rate_hz).to_bits() != rate_hz.to_bits();
         changed.then(|| RateRow { vcpu: self.vcpu, time_ns: since_ns.saturating_sub(zero_ns), rate_hz })
     }
 
-    /// The sampling rate that is in force, as a row from this moment on, ns since the run's start.
-    pub(crate) fn pace_from(&self, time_ns: u64) -> RateRow {
+    /// Returns the sampling rate in force as a row from this time on, ns since the run's start.
+    pub(crate) fn rate_row(&self, time_ns: u64) -> RateRow {
         RateRow { vcpu: self.vcpu, time_ns, rate_hz: self.rate_hz }
     }
 
     fn thread(&mut self) -> Option<&ThreadReader> {
         if self.thread.is_none() {
-            self.thread = self.published.clock.reader();
+            self.thread = self.stats.clock.reader();
         }
         self.thread.as_ref()
     }
 
-    /// Where the time went, by all clocks.
-    fn states(&mut self, places: &Places) -> Microstates {
-        let first = self.published.clock.first();
+    /// Returns the times in each state, by all clocks.
+    fn states(&mut self, places: &StateTimes) -> Microstates {
+        let first = self.stats.clock.first();
         let times = self.times().map(|now| ThreadTimes {
             run_ns: now.run_ns.saturating_sub(first.run_ns),
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
-        if self.published.clock.is_foreign() {
+        if self.stats.clock.is_foreign() {
             let polled = self.kvm.is_some().then(|| self.polled());
-            let states = attached::split(places, times, &self.published.seen, polled);
-            self.guest_error = attached::guest_error(&states, times, &self.published.seen, polled);
+            let states = foreign::split(places, times, &self.stats.seen, polled);
+            self.guest_error = foreign::guest_error(&states, times, &self.stats.seen, polled);
             return states;
         }
         let inside =
-            Inside { kvm_ns: self.published.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
+            RunParts { kvm_ns: self.stats.kvm_ns(), polled_ns: self.polled(), stopped_ns: self.stopped_ns };
         split(places, times, inside)
     }
 
     fn times(&mut self) -> Option<ThreadTimes> {
-        if let Some(last) = self.published.clock.last() {
+        if let Some(last) = self.stats.clock.last() {
             return Some(last);
         }
         self.thread()?.read()
     }
 
-    /// Time in which KVM polled for the wake-up of a halted guest, ns.
+    /// Reads the time in which KVM polled for the wake-up of a halted guest, ns.
     fn polled(&mut self) -> u64 {
         let Some(kvm) = &mut self.kvm else { return 0 };
         let places = POLLED.map(|name| kvm.list().iter().position(|counter| counter.name == name));
-        // Counters of a vCPU that is gone keep their last values.
+        // The last values stay when the counters of an ended vCPU cannot be read.
         if let Ok(values) = kvm.read() {
             self.counters.clear();
             self.counters.extend(values);
@@ -143,23 +143,23 @@ impl Meter {
         places.into_iter().flatten().filter_map(|place| self.counters.get(place)).sum()
     }
 
-    /// Exits whose counts have changed since the last call. `next` numbers new ones.
+    /// Returns the exits whose counts have changed since the last call. `next` numbers new ones.
     pub(crate) fn exits(&mut self, regions: &[Region], next: &mut u32) -> Vec<ExitRow> {
         let mut rows = Vec::new();
-        for exit in self.published.exits.read() {
-            let (id, told) = self.exits.entry(exit.key.number()).or_insert_with(|| {
+        for exit in self.stats.exits.read() {
+            let (id, reported) = self.exits.entry(exit.key.number()).or_insert_with(|| {
                 *next += 1;
                 (*next, 0)
             });
-            if *told != exit.count {
-                *told = exit.count;
+            if *reported != exit.count {
+                *reported = exit.count;
                 rows.push(exit_row(*id, self.vcpu, exit, regions));
             }
         }
         rows
     }
 
-    /// KVM's counters as they stand.
+    /// Returns KVM's counters as last read.
     pub(crate) fn counters(&self) -> Vec<KvmCounterRow> {
         let Some(kvm) = &self.kvm else { return Vec::new() };
         let rows = kvm.list().iter().zip(&self.counters).map(|(counter, value)| KvmCounterRow {
@@ -172,9 +172,9 @@ impl Meter {
     }
 }
 
-/// What else is known of the time in KVM_RUN, ns.
+/// Further times within KVM_RUN, ns.
 #[derive(Debug, Clone, Copy, Default)]
-struct Inside {
+struct RunParts {
     /// On a CPU while the guest was halted, without polling.
     kvm_ns: u64,
     /// Polling for a wake-up of the halted guest.
@@ -183,11 +183,11 @@ struct Inside {
     stopped_ns: u64,
 }
 
-/// Splits the time in KVM_RUN by what the host's scheduler tells of the thread. Blocked is what is neither run nor
-/// waited, and a vCPU's thread blocks in KVM_RUN or where it is held. Where the scheduler's books are missing,
-/// everything in KVM_RUN counts for the guest.
-fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microstates {
-    let Places { run, vmm, sampler, paused } = *places;
+/// Splits the time in KVM_RUN by the host's scheduler statistics of the thread. Blocked is the time that the
+/// thread neither ran nor waited; a vCPU's thread blocks in KVM_RUN or where it is held. Without statistics,
+/// all time in KVM_RUN counts for the guest.
+fn split(places: &StateTimes, times: Option<ThreadTimes>, inside: RunParts) -> Microstates {
+    let StateTimes { run, vmm, sampler, paused } = *places;
     let Some(times) = times else {
         return Microstates { guest: run, vmm, sampler, paused, ..Microstates::default() };
     };
@@ -200,18 +200,18 @@ fn split(places: &Places, times: Option<ThreadTimes>, inside: Inside) -> Microst
     Microstates { guest: run - halted - waiting - kvm, halted, waiting, kvm, vmm, sampler, paused }
 }
 
-/// The next states to tell: no state loses what was told of it, and the sum is that of `target`. The scheduler books a
-/// wait only when it is over, so that a later reading may take back a little; it is made up for at the next one.
-fn advance(told: &Microstates, target: &Microstates) -> Microstates {
-    let mut more = target.since(told);
-    let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(told.wall()));
-    // Only what happens in KVM_RUN is ever revised; the guest's part is the remainder and so gives way first.
+/// Returns the next states to report: no state shrinks, and the sum is that of `target`. The scheduler counts
+/// a wait only when the wait ends, so a later reading may take back a little; the next one makes up for it.
+fn advance(reported: &Microstates, target: &Microstates) -> Microstates {
+    let mut more = target.since(reported);
+    let mut excess = more.wall().saturating_sub(target.wall().saturating_sub(reported.wall()));
+    // Only times within KVM_RUN are ever revised. The guest's time is the remainder, so it is cut first.
     for state in [&mut more.guest, &mut more.waiting, &mut more.halted, &mut more.kvm] {
         let cut = excess.min(*state);
         *state -= cut;
         excess -= cut;
     }
-    told.plus(&more)
+    reported.plus(&more)
 }
 
 fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
@@ -231,8 +231,8 @@ fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
     }
 }
 
-/// The device that answers there.
-fn device(key: Key, regions: &[Region]) -> Option<&str> {
+/// Returns the name of the device at the key's address.
+fn device(key: ExitKey, regions: &[Region]) -> Option<&str> {
     let (space, address) = (key.space()?, key.address()?);
     let here = |region: &&Region| region.space == space && (region.first..=region.last).contains(&address);
     regions.iter().find(here).map(|region| region.name.as_str())
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn blocked_is_halted_and_the_rest_is_the_guests() {
-        let places = Places { run: 900, vmm: 60, sampler: 30, paused: 10 };
+        let places = StateTimes { run: 900, vmm: 60, sampler: 30, paused: 10 };
         let all = |guest, halted, waiting| Microstates {
             guest,
             halted,
@@ -260,7 +260,7 @@ mod tests {
             sampler: 30,
             paused: 10,
         };
-        let inside = |kvm_ns, polled_ns, stopped_ns| Inside { kvm_ns, polled_ns, stopped_ns };
+        let inside = |kvm_ns, polled_ns, stopped_ns| RunParts { kvm_ns, polled_ns, stopped_ns };
         // 1,000 of wall, 450 run, 40 waited, so 510 blocked, of which 10 held.
         assert_eq!(split(&places, times(450, 40), inside(0, 0, 0)), all(360, 500, 40));
         assert_eq!(
@@ -276,35 +276,35 @@ mod tests {
         assert_eq!(
             split(&places, times(450, 40), inside(100, 30, 0)),
             Microstates { guest: 230, halted: 530, waiting: 40, kvm: 100, vmm: 60, sampler: 30, paused: 10 },
-            "what is polled for in other runs is no part of what ticks cost"
+            "what is polled for in other runs is not part of what ticks cost"
         );
         assert_eq!(split(&places, None, inside(3, 7, 0)), all(900, 0, 0));
-        // Books that claim more than there was.
+        // Statistics that claim more than there was.
         assert_eq!(split(&places, times(u64::MAX, u64::MAX), inside(u64::MAX, u64::MAX, 0)), all(0, 900, 0));
         assert_eq!(split(&places, times(0, 2_000), inside(9, 0, 0)), all(0, 0, 900));
     }
 
     proptest! {
-        /// What was told never shrinks, and the sum is always the wall time.
+        /// Reported times never shrink, and the sum is always the wall time.
         #[test]
         fn told_states_only_grow_and_add_up(
             steps in prop::collection::vec((0_u64..1_000, 0_u64..1_000, 0_u64..1_000, 0_u64..90), 1..40),
         ) {
-            let (mut told, mut wall) = (Microstates::default(), 0);
+            let (mut reported, mut wall) = (Microstates::default(), 0);
             for (run, halted, waiting, vmm) in steps {
                 wall += run + vmm;
-                let in_run = wall - told.vmm - vmm;
+                let in_run = wall - reported.vmm - vmm;
                 let halted = (halted * 20).min(in_run);
                 let waiting = (waiting * 20).min(in_run - halted);
                 let target = Microstates {
-                    guest: in_run - halted - waiting, halted, waiting, vmm: told.vmm + vmm, ..Microstates::default()
+                    guest: in_run - halted - waiting, halted, waiting, vmm: reported.vmm + vmm, ..Microstates::default()
                 };
-                let next = advance(&told, &target);
+                let next = advance(&reported, &target);
                 prop_assert_eq!(next.wall(), wall);
-                for ((_, before), (_, after)) in told.named().iter().zip(next.named()) {
-                    prop_assert!(after >= *before, "{:?} {:?}", told, next);
+                for ((_, before), (_, after)) in reported.named().iter().zip(next.named()) {
+                    prop_assert!(after >= *before, "{:?} {:?}", reported, next);
                 }
-                told = next;
+                reported = next;
             }
         }
     }

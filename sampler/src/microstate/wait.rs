@@ -1,11 +1,12 @@
-//! Whether a vCPU's thread waited for a CPU of the host when a tick was due.
+//! Detection of ticks that were due while a vCPU's thread waited for a CPU of the host.
 //!
-//! A tick that was due in such a wait is served at the instruction where the thread had lost its CPU. It says nothing about
-//! the guest, whose time does not hold the wait, however short the wait was.
+//! A tick that was due in such a wait is served at the instruction where the thread had lost its CPU. The
+//! tick shows nothing about the guest, whose time does not include the wait, however short the wait was.
 //!
-//! The scheduler brings `se.sum_exec_runtime` of a thread up to date when the thread arrives on a CPU, and seldom again
-//! before it leaves (kernel/sched/fair.c, Linux 6.12: `set_next_entity`, `update_curr`). The first number of schedstat shows
-//! that field as it is; the thread's CPU clock shows it brought up to now. The difference is the time since the last update:
+//! The scheduler updates `se.sum_exec_runtime` of a thread when the thread arrives on a CPU, and seldom again
+//! before it leaves (kernel/sched/fair.c, Linux 6.12: `set_next_entity`, `update_curr`). The first number of
+//! schedstat shows that field as it is; the thread's CPU clock shows its value now. The difference is the
+//! time since the last update:
 //!
 //! ```text
 //!        due          update (arrival)    exit  now
@@ -13,10 +14,11 @@
 //!         └──── gap ───────┘└── CPU clock - sum ─┘
 //! ```
 //!
-//! Without a gap the thread has been on a CPU from `due` on. With one it has waited, if the time that it has waited since
-//! the tick before accounts for the gap: an update by the scheduler's own tick may fall between `due` and the exit, too.
-//! A thread that has had a page read from a disk meanwhile was blocked in the gap, which no time waited accounts for: a guest
-//! whose memory is swapped out would else be seen where it touches it, for as long as that takes.
+//! Without a gap, the thread has been on a CPU since `due`. With a gap, the thread has waited if its time
+//! waited since the last tick accounts for the gap: an update by the scheduler's own tick may also fall
+//! between `due` and the exit. A thread that has read a page from a disk was blocked in the gap, which no
+//! time waited accounts for. Without this rule, a guest whose memory is swapped out would be sampled where it
+//! touches that memory, for the length of the read.
 
 use std::fs::File;
 
@@ -26,13 +28,13 @@ use super::host::{
 use profile::clock::{TickHold, fell_into_wait};
 use vmm::monotonic_ns;
 
-/// How a tick finds out whether it was due in a wait.
+/// Detector of ticks that were due in a wait.
 #[derive(Debug, Default)]
 pub(crate) enum WaitDetector {
-    /// There is no thread, or its host keeps no books of waits.
+    /// There is no thread, or the host does not count its waits.
     #[default]
     Unknown,
-    /// The calling thread's own.
+    /// The calling thread.
     Own(OwnThread),
     /// The thread of another process.
     Foreign(ForeignThread),
@@ -43,7 +45,7 @@ pub(crate) enum WaitDetector {
 pub(crate) struct OwnThread {
     schedstat: File,
     counts: ThreadCounts,
-    /// How long it had waited, ns.
+    /// Time waited, ns.
     waited_ns: u64,
 }
 
@@ -51,12 +53,12 @@ pub(crate) struct OwnThread {
 #[derive(Debug)]
 pub(crate) struct ForeignThread {
     schedstat: File,
-    /// How long it had waited when it was asked to stop, and when that was, ns.
+    /// Time waited when the thread was asked to stop, and the time of the request, ns.
     asked: Option<(u64, u64)>,
 }
 
 impl WaitDetector {
-    /// For the calling thread.
+    /// Creates a detector for the calling thread.
     pub(crate) fn own() -> Self {
         own_schedstat().map_or(Self::Unknown, |schedstat| {
             let waited_ns = waited(&schedstat).unwrap_or(0);
@@ -64,25 +66,27 @@ impl WaitDetector {
         })
     }
 
-    /// Whether this is of the calling thread, and waits are known.
+    /// Returns true if the detector is for the calling thread, and its waits are known.
     pub(crate) fn is_own(&self) -> bool {
         matches!(self, Self::Own(_))
     }
 
-    /// For the thread with these books of the scheduler, if it has any.
+    /// Creates a detector for the thread with these scheduler statistics, if any.
     pub(crate) fn foreign(schedstat: Option<File>) -> Self {
         schedstat.map_or(Self::Unknown, |schedstat| Self::Foreign(ForeignThread { schedstat, asked: None }))
     }
 
-    /// A thread of another process is about to be stopped, at `now_ns`. What it waits from then on belongs to the tick.
+    /// Notes that a thread of another process is about to be stopped, at `now_ns`. Its waits from then on
+    /// belong to the tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         if let Self::Foreign(thread) = self {
             thread.asked = waited(&thread.schedstat).map(|waited_ns| (waited_ns, now_ns));
         }
     }
 
-    /// What the clock makes of the wait, if the thread waited at `due_ns`; it stopped at `stopped_ns`, both CLOCK_MONOTONIC ns.
-    /// To be called at every tick: what it reads is also what the next tick is compared with.
+    /// Returns the pause of the clock if the thread waited at `due_ns`. The thread stopped at `stopped_ns`;
+    /// both are CLOCK_MONOTONIC ns. Has to be called at every tick: the next tick is compared with the values
+    /// read here.
     pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
         match self {
             Self::Unknown => None,
@@ -96,32 +100,34 @@ impl OwnThread {
     fn waited_at(&mut self, due_ns: u64) -> Option<TickHold> {
         let counts = own_counts();
         let before = std::mem::replace(&mut self.counts, counts);
-        // It has not left its CPU since the last tick.
+        // The thread has not left its CPU since the last tick.
         if before.switches == counts.switches {
             return None;
         }
-        // This order: reading the clock brings the other two up to date.
+        // This order: reading the clock updates the other two.
         let ThreadTimes { run_ns: updated_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
         let ran_ns = own_cpu_time()?;
         let since_update_ns = ran_ns.saturating_sub(updated_ns);
         let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
         let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
         let faulted = before.faults != counts.faults;
-        fell_off_cpu((arrived_ns, due_ns), waited_ns, faulted).then(|| TickHold::since(arrived_ns))
+        fell_off_cpu(arrived_ns, due_ns, waited_ns, faulted).then(|| TickHold::since(arrived_ns))
     }
 }
 
-/// Whether a thread that has arrived on a CPU later than `due_ns` had none then: it waited, or it `faulted`.
-fn fell_off_cpu((arrived_ns, due_ns): (u64, u64), waited_ns: u64, faulted: bool) -> bool {
+/// Returns true if a thread that has arrived on a CPU after `due_ns` had none then: it waited, or it
+/// `faulted`.
+fn fell_off_cpu(arrived_ns: u64, due_ns: u64, waited_ns: u64, faulted: bool) -> bool {
     fell_into_wait(arrived_ns, due_ns, waited_ns) || faulted && arrived_ns > due_ns
 }
 
 impl ForeignThread {
-    /// A thread that waits when it is asked to stop does so when it has a CPU again; its time waited grows by then.
+    /// Returns the pause if the thread waited when it was asked to stop. Such a thread stops when it has a
+    /// CPU again, and its time waited has grown by then.
     fn waited(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
         let (before_ns, asked_ns) = self.asked.take()?;
         let waited_ns = waited(&self.schedstat)?.saturating_sub(before_ns);
-        // One that is due now would be asked for as much later as this one was, when the thread runs again.
+        // A tick due now would be requested with the same delay as this one, when the thread runs again.
         let passed_ns = stopped_ns.saturating_sub(asked_ns.saturating_sub(due_ns));
         let held = TickHold { passed_ns, stood_ns: stopped_ns };
         fell_into_wait(stopped_ns, asked_ns, waited_ns).then_some(held)
@@ -139,7 +145,7 @@ mod tests {
 
     use super::*;
 
-    /// Puts the calling thread on the first CPU that it may use.
+    /// Pins the calling thread to the first CPU that it may use.
     fn pin() {
         let allowed = sched_getaffinity(Pid::from_raw(0)).expect("an affinity");
         let cpu = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap_or(false)).expect("a CPU");
@@ -148,11 +154,11 @@ mod tests {
         sched_setaffinity(Pid::from_raw(0), &one).expect("an allowed CPU");
     }
 
-    /// Ticks that are due at random moments of a thread which shares its CPU with another one. Between two readings of the
-    /// clock the thread either runs for well under 20 us or waits; in a virtual machine its CPU may also be stolen, which no
-    /// book of waits holds.
+    /// Ticks are due at random times of a thread which shares its CPU with another one. Between two readings
+    /// of the clock the thread either runs for well under 20 us or waits. In a virtual machine its CPU may
+    /// also be stolen, which no count of waits includes.
     #[test]
-    fn waits_are_told_from_running_whatever_their_length() {
+    fn waits_and_running_are_distinguished_whatever_their_length() {
         let stop = Arc::new(AtomicBool::new(false));
         let rival = {
             let stop = Arc::clone(&stop);
@@ -185,14 +191,14 @@ mod tests {
                             running += 1;
                             right_running += u32::from(!waited);
                         }
-                        // An interrupt of the host's, or a wait.
+                        // An interrupt of the host, or a wait.
                         20_000..100_000 => {}
                         _ => {
                             in_waits += 1;
                             right_in_waits += u32::from(waited);
                         }
                     }
-                    // 0.7 to 1.3 ms, in steps that are in no relation to the rival's.
+                    // 0.7 to 1.3 ms, in steps unrelated to the rival's.
                     due_ns = monotonic_ns() + 700_000 + (now_ns / 7) % 600_000;
                 }
                 before_ns = now_ns;
@@ -217,9 +223,9 @@ mod tests {
 
     #[test]
     fn a_gap_after_a_page_was_read_is_no_time_on_a_cpu() {
-        assert!(fell_off_cpu((150, 100), 0, true));
-        assert!(!fell_off_cpu((150, 100), 0, false));
-        assert!(!fell_off_cpu((90, 100), 0, true), "read before the tick was due");
+        assert!(fell_off_cpu(150, 100, 0, true));
+        assert!(!fell_off_cpu(150, 100, 0, false));
+        assert!(!fell_off_cpu(90, 100, 0, true), "read before the tick was due");
     }
 
     #[test]

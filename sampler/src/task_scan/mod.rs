@@ -1,14 +1,16 @@
-//! The lists: what every task of the guest is doing at random scans, read from guest memory while the guest runs. It
-//! estimates what exact mode measures, on any kernel whose tasks can be read, and costs the vCPUs nothing.
+//! Task-state sampling: scans of all tasks of the guest at random times, read from guest memory while the
+//! guest runs. It estimates what exact mode measures, on any kernel whose tasks can be read, and costs the
+//! vCPUs nothing.
 //!
 //! ```text
-//!  thread "lists": waits for a random scan, walks the list of tasks (crate `symbols`)
-//!    └─ what has changed since the scan before, and the stacks of new sleeps ──channel──┐
-//!                                                                                         ▼
-//!                                              collector: TaskStateCollector, one row for each change
+//! thread "scanner": waits for a random time, walks the list of tasks (crate `linux`)
+//!   └─ changes since the last scan, and the stacks of new sleeps ─────────channel──────┐
+//!                                                                                       ▼
+//!                                            collector: TaskStateCollector, one row for each change
 //! ```
 //!
-//! What is written grows with the changes, not with the tasks: a guest of 100,000 tasks that sleep costs 100,000 rows once.
+//! The rows grow with the changes, not with the tasks: a guest of 100,000 sleeping tasks costs 100,000 rows
+//! once.
 
 mod collector;
 mod scanner;
@@ -18,85 +20,85 @@ use std::time::Duration;
 
 use linux::{StackCopy, TaskSnapshot};
 
-use crate::record::Readers;
+use crate::record::GuestReaders;
 use profile::rows::TaskState;
 
 pub(crate) use collector::TaskStateCollector;
 
-/// What a lists is to be like.
+/// Configuration of the task scanner.
 #[derive(Debug, Clone)]
-pub(crate) struct Plan {
+pub(crate) struct ScanConfig {
     /// Mean scans per second, a positive number.
     pub hz: f64,
-    /// Seed of the scans.
+    /// Seed of the scan times.
     pub seed: u64,
     /// Number of vCPUs.
     pub vcpus: u8,
-    /// Copiers of stacks, once they are there.
-    pub readers: Arc<OnceLock<Readers>>,
+    /// Copiers of stacks, once they are available.
+    pub readers: Arc<OnceLock<GuestReaders>>,
     /// CLOCK_MONOTONIC ns at the start of the run.
     pub zero_ns: u64,
 }
 
-/// The most of one CPU that the lists may take, as a part: in a guest of many tasks scans become fewer.
+/// Part of one CPU that the scanner may use: in a guest of many tasks, scans become fewer.
 const MOST_COST: f64 = 0.02;
-/// TaskScans are at most this many doublings of the mean interval apart.
+/// Doublings of the mean interval between scans, at most.
 const MAX_BACKOFF: u8 = 7;
 
-/// What the thread tells the collector.
+/// Events that the scanner sends to the collector.
 #[derive(Debug)]
 pub(crate) enum ScanEvent {
-    /// The lists begins, at this scan (CLOCK_MONOTONIC ns).
+    /// The first scan will follow this time (CLOCK_MONOTONIC ns).
     Begins(u64),
     /// One scan.
     TaskScan(TaskScan),
-    /// It is not possible, or ends here: why.
+    /// Scans are not possible, or end here, for this reason.
     Missing(String),
 }
 
-/// What has changed between two scans.
+/// Changes between two scans.
 #[derive(Debug)]
 pub(crate) struct TaskScan {
-    /// When, CLOCK_MONOTONIC ns.
+    /// Time of the scan, CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// How late it came.
+    /// Delay of the scan.
     pub late: Duration,
-    /// The mean interval before it was the plan's times 2 to the power of this.
+    /// Back-off: the mean interval before this scan was the configured one times 2 to the power of this.
     pub backoff: u8,
-    pub changes: Vec<Change>,
-    /// What the lists has cost and met since it began.
-    pub bill: ScanCost,
+    pub changes: Vec<TaskChange>,
+    /// Cost of all scans so far.
+    pub cost: ScanCost,
 }
 
-/// What the lists has cost and met.
+/// Cost of the scans, and counts of what they met.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ScanCost {
-    /// CPU time of its thread, ns.
+    /// CPU time of the scanner's thread, ns.
     pub cost_ns: u64,
-    /// Tasks that were looked at.
-    pub looks: u64,
-    /// Tasks that were switched while they were read, again and again.
-    pub torn: u64,
-    /// TaskScans that do not count: the list of tasks changed under the walk, again and again.
+    /// Tasks that were read.
+    pub tasks: u64,
+    /// Inconsistent reads: tasks that were switched during every attempt to read them.
+    pub inconsistent: u64,
+    /// Scans that do not count: the list of tasks changed during each walk.
     pub missed: u64,
-    /// TaskScans at which there were more tasks, or more new ones, than are told of.
-    pub full: u64,
+    /// Scans that found more tasks, or more new ones, than are reported.
+    pub truncated: u64,
 }
 
-/// A task that does something else than at the scan before.
+/// A task whose state changed since the previous scan.
 #[derive(Debug)]
-pub(crate) struct Change {
+pub(crate) struct TaskChange {
     pub task: TaskSnapshot,
-    /// `None`: it is there no more.
-    pub seen: Option<Seen>,
+    /// State of the task; `None`: the task has exited.
+    pub seen: Option<TaskSighting>,
 }
 
-/// What a task is doing.
+/// State of a task at a scan.
 #[derive(Debug)]
-pub(crate) struct Seen {
+pub(crate) struct TaskSighting {
     pub state: TaskState,
-    /// It sleeps where it did at the scan before: what for is known.
+    /// True if the task is in the same sleep as at the last scan: its wait reason is known.
     pub same_sleep: bool,
-    /// What it sleeps in, where that is new and could be copied.
+    /// Stack of a new sleep, if it could be copied.
     pub stack: Option<Box<StackCopy>>,
 }

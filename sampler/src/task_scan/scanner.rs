@@ -1,4 +1,4 @@
-//! The lists' own thread: no vCPU waits for it.
+//! The task scanner, on its own thread so that no vCPU waits for it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,88 +12,98 @@ use linux::{
 };
 use vmm::monotonic_ns;
 
-use super::{Change, MAX_BACKOFF, MOST_COST, Plan, ScanCost, ScanEvent, Seen, TaskScan};
+use super::{MAX_BACKOFF, MOST_COST, ScanConfig, ScanCost, ScanEvent, TaskChange, TaskScan, TaskSighting};
 use crate::exact::record::STACK_BYTES;
 use crate::microstate::host::own_cpu_time;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::TaskState;
 
-/// The stream of intervals: behind those of all vCPUs.
+/// Stream of the random intervals: after those of all vCPUs.
 const STREAM: u8 = u8::MAX;
-/// How often it is tried whether the guest's tasks can be read by now.
+/// Time between two attempts to read the guest's tasks at the start.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Walks at one scan, at most: a list that changes under each of them makes the scan a missed one.
+/// Walks per scan, at most: a list that changes during each of them makes a missed scan.
 const WALKS: usize = 3;
-/// Sights of a task whose stack is copied, at most: one that moves on each time is torn.
-const SIGHTS: usize = 3;
-/// Stacks that are copied at one scan, at most: 2 MiB. What others sleep for is read at the next scans.
+/// Reads of a task whose stack is copied, at most: a task that changes each time has an inconsistent read.
+const READS: usize = 3;
+/// Stacks that are copied per scan, at most: 2 MiB. The other tasks' wait reasons are read at the next scans.
 const STACKS: usize = 256;
 
-/// New tasks that are told of at one scan, at most: the collector reads who each of them is, while samples wait. The
-/// others follow at the next scans.
+/// New tasks that are reported per scan, at most: the collector reads the process of each, while samples
+/// wait. The other tasks follow at the next scans.
 const NEW: usize = 4096;
 
-/// What is remembered of a task from one scan to the next.
+/// A task as remembered from one scan to the next.
 #[derive(Debug)]
-struct Known {
+struct KnownTask {
     task: TaskSnapshot,
     state: TaskState,
     switches: u64,
     saved_sp: u64,
-    /// What it sleeps for was told.
-    told: bool,
-    /// Number of the walk that saw it last.
+    /// The wait reason of its sleep was reported.
+    reason_reported: bool,
+    /// Number of the walk that saw the task last.
     seen: u64,
 }
 
-/// A task on the way over the list.
+/// A task found during a walk.
 #[derive(Debug)]
-struct Found {
-    sight: TaskObservation,
+struct FoundTask {
+    observation: TaskObservation,
     state: TaskState,
     stack: Option<Box<StackCopy>>,
 }
 
-/// Takes the lists.
+/// The scanner of tasks.
 pub(super) struct TaskScanner<M> {
-    plan: Plan,
+    plan: ScanConfig,
     kernel: Arc<Kernel>,
     memory: M,
     stop: Arc<AtomicBool>,
-    told: SyncSender<ScanEvent>,
-    known: HashMap<u64, Known>,
+    sender: SyncSender<ScanEvent>,
+    known: HashMap<u64, KnownTask>,
     walks: u64,
-    bill: ScanCost,
+    cost: ScanCost,
 }
 
 impl<M: PhysicalMemory> TaskScanner<M> {
     pub(super) fn new(
-        plan: Plan,
-        (kernel, memory): (Arc<Kernel>, M),
+        plan: ScanConfig,
+        kernel: Arc<Kernel>,
+        memory: M,
         stop: Arc<AtomicBool>,
-        told: SyncSender<ScanEvent>,
+        sender: SyncSender<ScanEvent>,
     ) -> Self {
-        Self { plan, kernel, memory, stop, told, known: HashMap::new(), walks: 0, bill: ScanCost::default() }
+        Self {
+            plan,
+            kernel,
+            memory,
+            stop,
+            sender,
+            known: HashMap::new(),
+            walks: 0,
+            cost: ScanCost::default(),
+        }
     }
 
-    /// Runs until it is stopped, or nobody listens any more.
+    /// Runs until it is stopped, or the receiver is gone.
     pub(super) fn run(mut self) {
-        let Some(lists) = self.begin() else { return };
+        let Some(reader) = self.begin() else { return };
         let plan = &self.plan;
         let Some(mut intervals) = Intervals::new(ClockKind::Uniform, plan.hz, plan.seed, STREAM) else {
             return;
         };
         let from_ns = monotonic_ns();
-        if self.told.send(ScanEvent::Begins(from_ns)).is_err() {
+        if self.sender.send(ScanEvent::Begins(from_ns)).is_err() {
             return;
         }
-        let mut pace = Pace::new(self.plan.hz);
+        let mut pace = ScanBackoff::new(self.plan.hz);
         let mut before_ns = None;
         loop {
             let backoff = pace.backoff;
             intervals.set_rate(self.plan.hz / f64::from(1_u32 << backoff));
-            // TaskScans are due at the sums of the intervals, whenever they come: lateness depends on what the guest does, and
-            // must not move the clock. Those that are overdue already are left out.
+            // Scans are due at the sums of the intervals, however late they come: lateness depends on the
+            // guest's activity, and must not move the clock. Overdue scans are left out.
             let due_ns = match before_ns {
                 Some(before_ns) => intervals.next_due(before_ns, monotonic_ns()),
                 None => from_ns.saturating_add(intervals.first_ns()),
@@ -103,18 +113,18 @@ impl<M: PhysicalMemory> TaskScanner<M> {
                 return;
             }
             let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
-            let changes = self.scan(&lists);
+            let changes = self.scan(&reader);
             let cost = own_cpu_time().unwrap_or(0).saturating_sub(before);
             pace.note(cost);
-            self.bill.cost_ns += cost;
+            self.cost.cost_ns += cost;
             let Some(changes) = changes else {
-                self.bill.missed += 1;
+                self.cost.missed += 1;
                 continue;
             };
             let late = Duration::from_nanos(time_ns.saturating_sub(due_ns));
-            let scan = TaskScan { time_ns, late, backoff, changes, bill: self.bill };
-            // The collector takes several a round; while it does not, scans come later.
-            if self.told.send(ScanEvent::TaskScan(scan)).is_err() {
+            let scan = TaskScan { time_ns, late, backoff, changes, cost: self.cost };
+            // The collector takes several scans per round; if it stops, scans come later.
+            if self.sender.send(ScanEvent::TaskScan(scan)).is_err() {
                 return;
             }
         }
@@ -126,14 +136,14 @@ impl<M: PhysicalMemory> TaskScanner<M> {
             if self.stop.load(Ordering::Acquire) {
                 return None;
             }
-            // Published once the kernel has set up what the vCPUs run, which is when there are tasks.
+            // Published once the kernel has set up the vCPUs' current tasks, which is when tasks exist.
             if self.plan.readers.get().is_some() {
                 match self.kernel.task_list_reader(&self.memory) {
-                    Ok(lists) => return Some(lists),
+                    Ok(reader) => return Some(reader),
                     Err(reason) if reason.may_come() => {}
                     Err(reason) => {
-                        // Nobody listens only when the run is over.
-                        drop(self.told.send(ScanEvent::Missing(reason.to_string())));
+                        // The receiver is gone only when the run is over.
+                        drop(self.sender.send(ScanEvent::Missing(reason.to_string())));
                         return None;
                     }
                 }
@@ -142,7 +152,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         }
     }
 
-    /// Waits until `due_ns`; false when the lists ends before.
+    /// Waits until `due_ns`; returns false if the scanner is stopped before.
     fn wait(&self, due_ns: u64) -> bool {
         loop {
             if self.stop.load(Ordering::Acquire) {
@@ -156,18 +166,18 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         }
     }
 
-    /// What has changed by now; `None` where the list of tasks could not be followed to its end.
-    fn scan(&mut self, lists: &TaskListReader) -> Option<Vec<Change>> {
+    /// Returns the changes up to now; `None` if no walk reached the end of the list of tasks.
+    fn scan(&mut self, reader: &TaskListReader) -> Option<Vec<TaskChange>> {
         let mut found = Vec::with_capacity(self.known.len());
         for _ in 0..WALKS {
             found.clear();
-            let (mut stacks, mut looks) = (STACKS, 0);
-            let way = lists.walk(&self.memory, |sight| {
-                looks += 1;
-                found.extend(self.look(lists, sight, &mut stacks));
+            let (mut stacks, mut tasks) = (STACKS, 0);
+            let way = reader.walk(&self.memory, |observation| {
+                tasks += 1;
+                found.extend(self.observe(reader, observation, &mut stacks));
             });
-            self.bill.looks += looks;
-            self.bill.full += u64::from(way == ScanResult::Truncated);
+            self.cost.tasks += tasks;
+            self.cost.truncated += u64::from(way == ScanResult::Truncated);
             if way != ScanResult::Inconsistent {
                 return Some(self.compare(found));
             }
@@ -175,70 +185,86 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         None
     }
 
-    /// What a task is doing, with the stack of a sleep that is new; `None` for one that does not live.
-    fn look(&self, lists: &TaskListReader, sight: &TaskObservation, stacks: &mut usize) -> Option<Found> {
-        let mut sight = *sight;
-        for _ in 0..SIGHTS {
-            let state = state(&sight, self.runs(&sight))?;
-            let task = sight.state.task;
-            let known = self.known.get(&task.task).is_some_and(|known| known.told && known.sleeps_as(&sight));
+    /// Returns the state of a task, with the stack of a new sleep; `None` for a dead task.
+    fn observe(
+        &self,
+        tasks: &TaskListReader,
+        observation: &TaskObservation,
+        stacks: &mut usize,
+    ) -> Option<FoundTask> {
+        let mut observation = *observation;
+        for _ in 0..READS {
+            let state = state(&observation, self.runs(&observation))?;
+            let task = observation.state.task;
+            let known = self
+                .known
+                .get(&task.task)
+                .is_some_and(|known| known.reason_reported && known.sleeps_as(&observation));
             let reader = self.plan.readers.get().and_then(|readers| readers.stacks.as_ref());
             let Some((reader, _)) = reader.filter(|_| sleeps(state) && !known && *stacks > 0) else {
-                return Some(Found { sight, state, stack: None });
+                return Some(FoundTask { observation, state, stack: None });
             };
             *stacks -= 1;
             let mut copy = StackCopy::with_room(STACK_BYTES);
             let copied = reader.copy_sleeping(&self.memory, task.sleeping(), 0, &mut copy);
-            let after = lists.read(&self.memory, task.task)?;
-            if same_sleep(&sight, &after) && !self.runs(&after) {
-                return Some(Found { sight, state, stack: copied.map(|()| Box::new(copy)) });
+            let after = tasks.read(&self.memory, task.task)?;
+            if same_sleep(&observation, &after) && !self.runs(&after) {
+                return Some(FoundTask { observation, state, stack: copied.map(|()| Box::new(copy)) });
             }
-            sight = after;
+            observation = after;
         }
-        Some(Found { sight, state: TaskState::Unknown, stack: None })
+        Some(FoundTask { observation, state: TaskState::Unknown, stack: None })
     }
 
-    /// Whether the task is what a CPU runs. One that is just being switched from is so no more, but keeps its `on_cpu`
-    /// until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
-    fn runs(&self, sight: &TaskObservation) -> bool {
-        let Some(readers) = self.plan.readers.get().filter(|_| sight.on_cpu) else { return false };
+    /// Returns true if a CPU runs the task. A task being switched out is no longer current, but its `on_cpu`
+    /// stays set until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
+    fn runs(&self, observation: &TaskObservation) -> bool {
+        let Some(readers) = self.plan.readers.get().filter(|_| observation.on_cpu) else { return false };
         let current = |cpu| readers.current.read(&self.memory, usize::from(cpu))?.task;
-        (0..self.plan.vcpus).any(|cpu| current(cpu).is_some_and(|task| task.task == sight.state.task.task))
+        (0..self.plan.vcpus)
+            .any(|cpu| current(cpu).is_some_and(|task| task.task == observation.state.task.task))
     }
 
-    /// Remembers what was found, and tells what is different from the scan before.
-    fn compare(&mut self, found: Vec<Found>) -> Vec<Change> {
+    /// Remembers the tasks of a walk, and returns the differences from the last scan.
+    fn compare(&mut self, found: Vec<FoundTask>) -> Vec<TaskChange> {
         self.walks += 1;
         let (mut changes, mut new) = (Vec::new(), 0);
-        for Found { sight, state, stack } in found {
-            if !self.known.contains_key(&sight.state.task.task) {
+        for FoundTask { observation, state, stack } in found {
+            if !self.known.contains_key(&observation.state.task.task) {
                 new += 1;
                 if new > NEW {
                     continue;
                 }
             }
-            self.bill.torn += u64::from(state == TaskState::Unknown);
-            let task = sight.state.task;
+            self.cost.inconsistent += u64::from(state == TaskState::Unknown);
+            let task = observation.state.task;
+            // An address is used again by another task: the earlier one has exited.
             let before = self.known.get(&task.task);
             if let Some(other) = before.filter(|known| !is_same(&known.task, &task)) {
-                changes.push(Change { task: other.task, seen: None });
+                changes.push(TaskChange { task: other.task, seen: None });
             }
             let before = before.filter(|known| is_same(&known.task, &task));
-            let same_sleep = before.is_some_and(|known| known.sleeps_as(&sight) && known.state == state);
+            let same_sleep =
+                before.is_some_and(|known| known.sleeps_as(&observation) && known.state == state);
             let same = before.is_some_and(|known| known.state == state && known.task == task);
-            let told = stack.is_some() || same_sleep && before.is_some_and(|known| known.told);
+            let reason_reported =
+                stack.is_some() || same_sleep && before.is_some_and(|known| known.reason_reported);
             if !same || sleeps(state) && !same_sleep || stack.is_some() {
-                changes.push(Change { task, seen: Some(Seen { state, same_sleep, stack }) });
+                changes.push(TaskChange { task, seen: Some(TaskSighting { state, same_sleep, stack }) });
             }
-            let TaskObservation { switches, saved_sp, .. } = sight;
-            self.known.insert(task.task, Known { task, state, switches, saved_sp, told, seen: self.walks });
+            let TaskObservation { switches, saved_sp, .. } = observation;
+            self.known.insert(
+                task.task,
+                KnownTask { task, state, switches, saved_sp, reason_reported, seen: self.walks },
+            );
         }
-        self.bill.full += u64::from(new > NEW);
+        self.cost.truncated += u64::from(new > NEW);
+        // Tasks that this walk did not see have exited.
         let walk = self.walks;
         self.known.retain(|_, known| {
             let here = known.seen == walk;
             if !here {
-                changes.push(Change { task: known.task, seen: None });
+                changes.push(TaskChange { task: known.task, seen: None });
             }
             here
         });
@@ -246,35 +272,36 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     }
 }
 
-impl Known {
-    /// Whether a task that sleeps has not run since.
-    fn sleeps_as(&self, sight: &TaskObservation) -> bool {
-        self.switches == sight.switches && self.saved_sp == sight.saved_sp
+impl KnownTask {
+    /// Returns true if a sleeping task has not run since.
+    fn sleeps_as(&self, observation: &TaskObservation) -> bool {
+        self.switches == observation.switches && self.saved_sp == observation.saved_sp
     }
 }
 
-/// Whether both are the same thread, under whatever name.
+/// Returns true if both are the same thread, under any name.
 fn is_same(a: &TaskSnapshot, b: &TaskSnapshot) -> bool {
     (a.pid, a.tid, a.start_ns) == (b.pid, b.tid, b.start_ns)
 }
 
-/// Whether a task that was seen asleep has not been switched in between.
+/// Returns true if a sleeping task was not switched in between.
 fn same_sleep(before: &TaskObservation, after: &TaskObservation) -> bool {
     let same = |of: fn(&TaskObservation) -> (u64, u64, u32)| of(before) == of(after);
-    same(|sight| (sight.switches, sight.saved_sp, sight.state.state)) && !after.inconsistent
+    same(|observation| (observation.switches, observation.saved_sp, observation.state.state))
+        && !after.inconsistent
 }
 
 fn sleeps(state: TaskState) -> bool {
     matches!(state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
 }
 
-/// What a task is doing; `None` for one that does not live any more.
-fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
-    Some(match sight.state.run_state() {
+/// Returns the state of a task; `None` for a dead one.
+fn state(observation: &TaskObservation, runs: bool) -> Option<TaskState> {
+    Some(match observation.state.run_state() {
         RunState::Gone => return None,
-        _ if sight.inconsistent => TaskState::Unknown,
+        _ if observation.inconsistent => TaskState::Unknown,
         _ if runs => TaskState::Running,
-        _ if sight.state.is_new() => TaskState::Runnable,
+        _ if observation.state.is_new() => TaskState::Runnable,
         RunState::Runnable => TaskState::Runnable,
         RunState::Interruptible => TaskState::Sleep,
         RunState::Uninterruptible => TaskState::Disk,
@@ -283,17 +310,17 @@ fn state(sight: &TaskObservation, runs: bool) -> Option<TaskState> {
     })
 }
 
-/// How far apart scans are, so that the lists stays cheap.
+/// Back-off of the scans: spreads them so that the scanner stays cheap.
 #[derive(Debug)]
-struct Pace {
-    /// What a scan may cost at the plan's rate, ns.
+struct ScanBackoff {
+    /// Time that a scan may cost at the configured rate, ns.
     budget: f64,
-    /// What scans cost lately, ns.
+    /// Recent cost of a scan, ns.
     cost: f64,
     backoff: u8,
 }
 
-impl Pace {
+impl ScanBackoff {
     fn new(hz: f64) -> Self {
         Self { budget: 1e9 / hz * MOST_COST, cost: 0.0, backoff: 0 }
     }

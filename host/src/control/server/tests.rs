@@ -33,7 +33,8 @@ impl Stage {
         let socket = place.path().join("run.sock");
         let (control_sender, control) = mpsc::channel(4);
         let (stop_sender, stop) = watch::channel(false);
-        let status = sampler::Status { samples: 7, sampling: true, wanted_hz: 99.0, ..Default::default() };
+        let status =
+            sampler::SessionStatus { samples: 7, sampling: true, wanted_hz: 99.0, ..Default::default() };
         let (phase, phase_receiver) = watch::channel(Phase::Running(status));
         let tables = live::SharedTables::default();
         let run = Run {

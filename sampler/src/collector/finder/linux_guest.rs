@@ -1,22 +1,21 @@
-//! The guest that is looked at in earnest: a Linux in a machine's memory.
+//! The reader of a real guest: a Linux in a machine's memory.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::{
-    GeneratedCode, InterruptTables, Kernel, KernelIdentity, KernelUnwinder, Missing, Modules, TaskSnapshot,
-    VirtAddr,
+    GeneratedCode, InterruptTables, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
 };
 use vmm::monotonic_ns;
 
-use super::units::UnitWatch;
-use super::{Code, Found, Guest, Listed, Trouble, UnitNews};
-use crate::collector::frames::{Name, Names};
-use crate::collector::ledger::AllBooks;
+use super::units::JournalFollower;
+use super::{FoundKernel, GuestKernel, KernelCode, KernelTrouble, TaskListing, UnitError, UnitEvents};
 use crate::memory::GuestMemory;
-use crate::record::Readers;
+use crate::record::{GuestCells, GuestReaders};
+use crate::resolve::accounting::AccountingSnapshot;
+use crate::resolve::frames::{KernelName, KernelNames};
 
-/// A kernel that uses fewer CPUs than there are vCPUs is believed after this long.
+/// Time after which a kernel that uses fewer CPUs than there are vCPUs is accepted.
 const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 
 /// A Linux guest in a machine's memory.
@@ -26,36 +25,30 @@ pub(crate) struct LinuxGuest {
     kernel: Option<Arc<Kernel>>,
     modules: Arc<Modules>,
     generated: Arc<GeneratedCode>,
-    readers: Arc<OnceLock<Readers>>,
-    place: Arc<OnceLock<KernelIdentity>>,
+    cells: GuestCells,
     vcpus: u8,
     /// Bytes of user stack to copy; `None` for no stacks at all.
     user_bytes: Option<usize>,
     unwinder: Option<Arc<KernelUnwinder>>,
     interrupts: Option<InterruptTables>,
     partial_since: Option<Instant>,
-    units: UnitWatch,
+    units: JournalFollower,
 }
 
 impl LinuxGuest {
-    pub(crate) fn new(
-        memory: GuestMemory,
-        (readers, place): (Arc<OnceLock<Readers>>, Arc<OnceLock<KernelIdentity>>),
-        (vcpus, user_bytes): (u8, Option<usize>),
-    ) -> Self {
+    pub(crate) fn new(memory: GuestMemory, cells: GuestCells, vcpus: u8, user_bytes: Option<usize>) -> Self {
         Self {
             memory,
             kernel: None,
             modules: Arc::default(),
             generated: Arc::default(),
-            readers,
-            place,
+            cells,
             vcpus,
             user_bytes,
             unwinder: None,
             interrupts: None,
             partial_since: None,
-            units: UnitWatch::default(),
+            units: JournalFollower::default(),
         }
     }
 
@@ -63,9 +56,14 @@ impl LinuxGuest {
         self.kernel.as_ref().ok_or(Missing::NoKernelImage)
     }
 
-    /// The kernel's code with other modules, if they have changed, and with this generated code; unwind tables only where
-    /// stacks are wanted.
-    fn code_with(&mut self, kernel: Arc<Kernel>, modules: Option<Modules>, generated: GeneratedCode) -> Code {
+    /// Returns the kernel's code with other modules, if they have changed, and with this generated code;
+    /// unwind tables only if stacks are wanted.
+    fn code_with(
+        &mut self,
+        kernel: Arc<Kernel>,
+        modules: Option<Modules>,
+        generated: GeneratedCode,
+    ) -> KernelCode {
         let same_modules = modules.is_none();
         if let Some(modules) = modules {
             self.modules = Arc::new(modules);
@@ -82,7 +80,7 @@ impl LinuxGuest {
             }));
         }
         let (modules, generated) = (Arc::clone(&self.modules), Arc::clone(&self.generated));
-        Code {
+        KernelCode {
             unwinder: self.unwinder.clone(),
             kernel: Some(Arc::clone(&kernel)),
             names: Arc::new(LinuxNames { kernel, modules, generated }),
@@ -90,8 +88,8 @@ impl LinuxGuest {
     }
 }
 
-impl Guest for LinuxGuest {
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+impl GuestKernel for LinuxGuest {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         let kernel = match self.memory.kernel() {
             Some(kernel) => Arc::clone(kernel),
             None => Arc::new(Kernel::find(&self.memory, cr3, five_level)?),
@@ -99,9 +97,9 @@ impl Guest for LinuxGuest {
         self.kernel = Some(Arc::clone(&kernel));
         if let Some(place) = kernel.identity() {
             // Set once: there is no second kernel.
-            let _ = self.place.set(place);
+            let _ = self.cells.identity.set(place);
         }
-        Ok(Found {
+        Ok(FoundKernel {
             release: kernel.release().map(text::clean::printable),
             symbols: kernel.symbol_count(),
             missing: kernel.missing().to_vec(),
@@ -111,8 +109,8 @@ impl Guest for LinuxGuest {
 
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let reader = self.kernel()?.current_reader(&self.memory)?;
-        // The reader is final, so one that knows but some vCPUs waits: the kernel may be setting up the others at this
-        // very moment. Or it was told to leave them alone.
+        // The reader is final, so one that knows only some vCPUs waits: the kernel may be setting up the
+        // others at this very time. Or its command line excludes them.
         let all = (0..self.vcpus).all(|vcpu| reader.read(&self.memory, usize::from(vcpu)).is_some());
         if !all && self.partial_since.get_or_insert_with(Instant::now).elapsed() < PARTIAL_PATIENCE {
             return Err(Missing::PerCpuNotReady);
@@ -134,11 +132,11 @@ impl Guest for LinuxGuest {
             }
         };
         // Set once: a second reader of the same kernel would be the same.
-        drop(self.readers.set(Readers { current: reader, stacks }));
+        drop(self.cells.readers.set(GuestReaders { current: reader, stacks }));
         Ok(missing)
     }
 
-    fn code(&mut self) -> Result<Option<Code>, Missing> {
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
         let kernel = Arc::clone(self.kernel()?);
         let modules = kernel.other_modules(&self.memory, &self.modules)?;
         let generated = kernel.generated_code(&self.memory);
@@ -161,21 +159,21 @@ impl Guest for LinuxGuest {
     }
 
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
-        // Told by the registers that a stack leads to.
+        // System calls show in the registers that a stack leads to.
         if self.user_bytes.is_none() { Ok(Vec::new()) } else { self.kernel()?.system_calls(&self.memory) }
     }
 
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         self.kernel()?.tasks(&self.memory)
     }
 
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
-        let kernel = self.kernel.as_ref().ok_or("no kernel was found")?;
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
+        let kernel = self.kernel.as_ref().ok_or(UnitError::NoKernel)?;
         self.units.read(kernel, &self.memory, journald)
     }
 
-    fn trouble(&mut self) -> Trouble {
-        let Ok(kernel) = self.kernel() else { return Trouble::default() };
+    fn trouble(&mut self) -> KernelTrouble {
+        let Ok(kernel) = self.kernel() else { return KernelTrouble::default() };
         let read = |name: &str, bytes: &mut [u8]| {
             let at = kernel.address_of(name)?;
             kernel.address_space().read(&self.memory, at, bytes)
@@ -183,28 +181,28 @@ impl Guest for LinuxGuest {
         let (mut cpu, mut taint) = ([0; 4], [0; 8]);
         let panicked = read("panic_cpu", &mut cpu).map(|()| i32::from_le_bytes(cpu) != PANIC_CPU_INVALID);
         let taint = read("tainted_mask", &mut taint).map(|()| u64::from_le_bytes(taint));
-        Trouble {
+        KernelTrouble {
             panicked,
             died: taint.map(|taint| taint & TAINT_DIE != 0),
             warned: taint.map(|taint| taint & TAINT_WARN != 0),
         }
     }
 
-    fn tasks(&mut self) -> Result<Listed, Missing> {
+    fn tasks(&mut self) -> Result<TaskListing, Missing> {
         let kernel = self.kernel()?;
         let read_ns = monotonic_ns();
         let processes = match kernel.process_cpu_times(&self.memory) {
             Ok(processes) => processes,
-            Err(reason) => return Ok(Listed { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
+            Err(reason) => return Ok(TaskListing { tasks: kernel.tasks(&self.memory)?, books: Err(reason) }),
         };
         let threads = processes.iter().flat_map(|process| &process.threads);
         let tasks = threads.map(|thread| thread.task).collect();
         let cpus = kernel.cpu_stats(&self.memory);
-        Ok(Listed { tasks, books: cpus.map(|cpus| AllBooks { read_ns, cpus, processes }) })
+        Ok(TaskListing { tasks, books: cpus.map(|cpus| AccountingSnapshot { read_ns, cpus, processes }) })
     }
 }
 
-/// No CPU is in `panic` (include/linux/panic.h, Linux 6.12).
+/// Value of `panic_cpu` without a CPU in `panic` (include/linux/panic.h, Linux 6.12).
 const PANIC_CPU_INVALID: i32 = -1;
 /// Bits of `tainted_mask` (include/linux/panic.h, Linux 6.12: TAINT_DIE 7, TAINT_WARN 9).
 const TAINT_DIE: u64 = 1 << 7;
@@ -217,23 +215,22 @@ struct LinuxNames {
     generated: Arc<GeneratedCode>,
 }
 
-impl Names for LinuxNames {
-    fn name(&self, address: u64) -> Option<Name> {
-        let at = VirtAddr(address);
+impl KernelNames for LinuxNames {
+    fn name(&self, address: VirtAddr) -> Option<KernelName> {
         let found = if self.in_image(address) {
-            self.kernel.symbol_at(at)
+            self.kernel.symbol_at(address)
         } else {
-            self.modules.symbol_at(at).or_else(|| self.generated.symbol_at(at))
+            self.modules.symbol_at(address).or_else(|| self.generated.symbol_at(address))
         }?;
-        Some(Name {
+        Some(KernelName {
             symbol: Some(found.name).filter(|name| !name.is_empty()).map(str::to_owned),
             module: found.module.map(str::to_owned),
             offset: found.offset,
         })
     }
 
-    fn in_image(&self, address: u64) -> bool {
+    fn in_image(&self, address: VirtAddr) -> bool {
         let (start, end) = self.kernel.image();
-        (start.0..end.0).contains(&address)
+        (start.0..end.0).contains(&address.0)
     }
 }

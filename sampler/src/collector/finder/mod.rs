@@ -1,12 +1,13 @@
-//! Finds and follows the guest's kernel, on a thread of its own: reading a kernel's symbols can take a second on a slow
-//! host, and the rings must be drained meanwhile.
+//! Finds and follows the guest's kernel, on its own thread: reading a kernel's symbols can take a second on a
+//! slow host, and the rings must be drained meanwhile.
 //!
 //! ```text
-//!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on request,
-//!                                                         tasks every second
+//!   searching ──find──> no reader ──publish──> following: modules and generated code every 3 s or on
+//!                                                         request, tasks every second
 //! ```
 //!
-//! Everything is retried with growing pauses, since the guest is only just booting. What keeps failing is told once.
+//! Everything is retried with growing pauses, since the guest is only just booting. A lasting failure is
+//! reported once.
 
 mod linux_guest;
 mod units;
@@ -18,88 +19,90 @@ use std::time::{Duration, Instant};
 
 use linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
-use super::frames::Names;
-use super::ledger::AllBooks;
+use crate::resolve::accounting::AccountingSnapshot;
+use crate::resolve::frames::KernelNames;
 pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
-pub(crate) use units::UnitNews;
+pub(crate) use units::{UnitError, UnitEvents};
 
-/// Pauses between attempts grow from the first to the second, while what is missing may still come.
+/// Pauses between attempts grow from the first to the second, while the missing part may still appear.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LAST_PAUSE: Duration = Duration::from_millis(200);
-/// What may still come but fails for this long is told to the user: longer than an emulated guest with a slow early
-/// boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3 s).
+/// Time after which a failure that may still end is reported to the user: longer than an emulated guest with
+/// a slow early boot takes from its first kernel code to its per-CPU areas (a PREEMPT_RT kernel took over 3
+/// s).
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What will not come is told at once, and tried again at this period only.
+/// Time between attempts after a final failure, which is reported at once.
 const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
-/// Modules and generated code are read again at this period, and on request at most this often.
+/// Time between readings of modules and generated code, and the shortest such time on request.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
 const MODULES_AT_MOST: Duration = Duration::from_millis(50);
-/// Tasks that no sample hits are still listed, at this period.
+/// Time between lists of all tasks, which include those that no sample hits.
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
-/// While somebody waits for a task they are listed at this period, or so rarely that it takes a tenth of a CPU at most.
-const SIGHT_PERIOD: Duration = Duration::from_millis(20);
-const SIGHT_COST: u32 = 10;
-/// The journal of a guest that comes up is read at this period, or so rarely that it takes a tenth of a CPU at most.
+/// Time between lists while a task is awaited, and the factor of their cost that bounds them to a tenth of a
+/// CPU.
+const LIST_PERIOD: Duration = Duration::from_millis(20);
+const LIST_COST: u32 = 10;
+/// Time between readings of a booting guest's journal, bounded to a tenth of a CPU like the lists.
 const UNITS_PERIOD: Duration = Duration::from_millis(50);
 
-/// What the finder tells the collector.
+/// Events that the finder sends to the collector.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum FinderEvent {
     /// The kernel was found.
-    Kernel(Found),
+    Kernel(FoundKernel),
     /// Other modules are loaded than before, or other code has been generated.
-    Code(Code),
+    Code(KernelCode),
     /// Interrupts have other handlers than before.
     Interrupts(InterruptTables),
     /// Names of system calls by number.
     SystemCalls(Vec<Option<String>>),
     /// The tasks that exist.
     Tasks(Vec<TaskSnapshot>),
-    /// The tasks that exist, for whoever waits for one.
-    Sight(Vec<TaskSnapshot>),
-    /// What the guest keeps of the time of its processes and CPUs.
-    Books(AllBooks),
-    /// What systemd says of its units.
-    Units(UnitNews),
-    /// Why that is not known, one sentence.
-    NoUnits(String),
-    /// What the kernel notes of its own failures.
-    Trouble(Trouble),
+    /// The tasks that exist, read often because a task is awaited.
+    List(Vec<TaskSnapshot>),
+    /// The guest's accounting of the CPU time of its processes and CPUs.
+    Books(AccountingSnapshot),
+    /// systemd's messages about its units.
+    Units(UnitEvents),
+    /// Reason why these messages are not known.
+    NoUnits(UnitError),
+    /// The kernel's own record of its failures.
+    Trouble(KernelTrouble),
     /// Something cannot be read.
     Missing(String),
 }
 
-/// The code of the kernel with its modules and what it has generated.
+/// The code of the kernel with its modules and its generated code.
 #[derive(Debug)]
-pub(crate) struct Code {
-    pub names: Arc<dyn Names>,
+pub(crate) struct KernelCode {
+    pub names: Arc<dyn KernelNames>,
     pub kernel: Option<Arc<Kernel>>,
     pub unwinder: Option<Arc<KernelUnwinder>>,
 }
 
 /// A kernel that was found.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundKernel {
     pub release: Option<String>,
     pub symbols: usize,
     pub missing: Vec<Missing>,
-    pub code: Code,
+    pub code: KernelCode,
 }
 
-/// What a kernel notes of its own failures.
+/// A kernel's own record of its failures.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Trouble {
+pub(crate) struct KernelTrouble {
     /// A CPU has called `panic`.
     pub panicked: Option<bool>,
-    /// There was an oops.
+    /// The kernel had an oops.
     pub died: Option<bool>,
-    /// There was a warning.
+    /// The kernel printed a warning.
     pub warned: Option<bool>,
 }
 
-impl Trouble {
-    /// Rows of `meta`.
+impl KernelTrouble {
+    /// Returns the rows of `meta`.
     pub(crate) fn meta(self) -> impl Iterator<Item = (&'static str, String)> {
         let rows =
             [("kernel_panicked", self.panicked), ("kernel_died", self.died), ("kernel_warned", self.warned)];
@@ -107,103 +110,105 @@ impl Trouble {
     }
 }
 
-/// All tasks, and the guest's books of their CPU time.
+/// All tasks, and the guest's accounting of their CPU time.
 #[derive(Debug)]
-pub(crate) struct Listed {
+pub(crate) struct TaskListing {
     pub tasks: Vec<TaskSnapshot>,
-    pub books: Result<AllBooks, Missing>,
+    pub books: Result<AccountingSnapshot, Missing>,
 }
 
-/// A guest whose kernel can be looked for.
-pub(crate) trait Guest: Send + 'static {
-    /// Looks for the kernel through these page tables.
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing>;
-    /// Hands the reader of current tasks to the vCPUs; returns what it cannot read, each with the reason.
+/// A guest in which a kernel can be found.
+pub(crate) trait GuestKernel: Send + 'static {
+    /// Finds the kernel through these page tables.
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing>;
+    /// Hands the reader of current tasks to the vCPUs. Returns the parts that it cannot read, each with the
+    /// reason.
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing>;
-    /// The code with what is loaded and generated now; `None` when that is the same as before.
-    fn code(&mut self) -> Result<Option<Code>, Missing>;
-    /// Handlers of interrupts; `None` when they are the same as before.
+    /// Returns the code with the present modules and generated code; `None` if nothing has changed.
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing>;
+    /// Returns the handlers of interrupts; `None` if nothing has changed.
     fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing>;
-    /// Names of system calls by number.
+    /// Returns the names of system calls by number.
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing>;
-    /// All tasks, by one walk over their list.
-    fn tasks(&mut self) -> Result<Listed, Missing>;
-    /// All tasks, and nothing else.
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
-    /// What systemd has said of its units since the last call; `journald` are the processes that may write its journal. Or
-    /// why that cannot be read, one sentence.
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String>;
-    /// What the kernel notes of its own failures, as far as that can be read.
-    fn trouble(&mut self) -> Trouble;
+    /// Lists all tasks with their CPU accounting, by one walk.
+    fn tasks(&mut self) -> Result<TaskListing, Missing>;
+    /// Lists all tasks, and nothing else.
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing>;
+    /// Returns systemd's messages about its units since the last call; `journald` are the processes that may
+    /// write its journal. The error is the reason why the messages cannot be read.
+    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError>;
+    /// Returns the kernel's own record of its failures, as far as it can be read.
+    fn trouble(&mut self) -> KernelTrouble;
 }
 
 #[derive(Debug, Default)]
-struct Wishes {
+struct PendingRequests {
     candidate: Option<(u64, bool)>,
     modules: bool,
-    sights: bool,
+    task_lists: bool,
     stop: bool,
 }
 
-/// What the collector wants of the finder.
+/// Requests of the collector to the finder.
 #[derive(Debug, Default)]
-pub(crate) struct Wanted {
-    wishes: Mutex<Wishes>,
+pub(crate) struct FinderRequests {
+    requests: Mutex<PendingRequests>,
     bell: Condvar,
 }
 
-impl Wanted {
-    fn lock(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+impl FinderRequests {
+    fn lock(&self) -> MutexGuard<'_, PendingRequests> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A CR3 (and CR4.LA57) under which kernel code ran.
+    /// Passes a CR3 (and CR4.LA57) under which kernel code ran.
     pub(crate) fn candidate(&self, cr3: u64, five_level: bool) {
         if self.lock().candidate.replace((cr3, five_level)).is_none() {
             self.bell.notify_one();
         }
     }
 
-    /// An address outside of the kernel image, of all known modules and of all known generated code was met.
+    /// Requests modules: an address outside of the kernel image, all known modules and all known generated
+    /// code was met.
     pub(crate) fn modules(&self) {
         if !std::mem::replace(&mut self.lock().modules, true) {
             self.bell.notify_one();
         }
     }
 
-    /// Whether somebody waits for a task.
-    pub(crate) fn sights(&self, wanted: bool) {
-        if std::mem::replace(&mut self.lock().sights, wanted) != wanted {
+    /// Requests frequent lists of tasks, or no longer.
+    pub(crate) fn task_lists(&self, wanted: bool) {
+        if std::mem::replace(&mut self.lock().task_lists, wanted) != wanted {
             self.bell.notify_one();
         }
     }
 
-    /// The run is over.
+    /// Stops the finder: the run is over.
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
         self.bell.notify_one();
     }
 
-    /// Waits until the run is over, a candidate is there (if one is `needed`), modules are asked for (if they are
-    /// `ready`), or `until`; at most `LAST_PAUSE`.
+    /// Waits until the run is over, a candidate arrives (if one is `needed`), modules are requested (if they
+    /// are `ready`), or `until`; at most `LAST_PAUSE`.
     fn wait(&self, needed: bool, ready: bool, until: Instant) {
         let limit = until.saturating_duration_since(Instant::now()).min(LAST_PAUSE);
-        let pending = |wishes: &mut Wishes| {
-            !(wishes.stop || needed && wishes.candidate.is_some() || ready && wishes.modules)
+        let pending = |requests: &mut PendingRequests| {
+            !(requests.stop || needed && requests.candidate.is_some() || ready && requests.modules)
         };
         drop(self.bell.wait_timeout_while(self.lock(), limit, pending));
     }
 }
 
-/// One thing that is done again and again.
+/// A task of the finder that is repeated.
 #[derive(Debug)]
-struct Job {
+struct RetryJob {
     next: Instant,
     pause: Duration,
     failing: Option<(Instant, Missing)>,
 }
 
-impl Job {
+impl RetryJob {
     fn new() -> Self {
         Self { next: Instant::now(), pause: FIRST_PAUSE, failing: None }
     }
@@ -231,8 +236,8 @@ impl Job {
     }
 }
 
-impl Units {
-    /// All tasks that exist.
+impl UnitFollower {
+    /// Notes all tasks that exist.
     fn meet(&mut self, tasks: &[TaskSnapshot]) {
         if self.wanted {
             self.journald.clear();
@@ -245,68 +250,68 @@ impl Units {
 
 /// The finder's thread.
 #[derive(Debug)]
-pub(crate) struct Finder<G> {
+pub(crate) struct KernelFinder<G> {
     guest: G,
-    wanted: Arc<Wanted>,
-    news: Sender<News>,
-    told: HashSet<String>,
+    wanted: Arc<FinderRequests>,
+    sender: Sender<FinderEvent>,
+    reported: HashSet<String>,
     found: bool,
     published: bool,
-    find: Job,
-    reader: Job,
-    modules: Job,
+    find: RetryJob,
+    reader: RetryJob,
+    modules: RetryJob,
     modules_read: Instant,
-    tasks: Job,
-    sight: Job,
-    units: Units,
+    tasks: RetryJob,
+    list: RetryJob,
+    units: UnitFollower,
 }
 
-/// How the messages of systemd are followed.
+/// State of following systemd's messages.
 #[derive(Debug)]
-struct Units {
-    /// They are wanted, and the boot is not over.
+struct UnitFollower {
+    /// Messages are wanted, and the boot is not over.
     wanted: bool,
     /// Processes that may write the journal, as of the last list of tasks.
     journald: Vec<TaskSnapshot>,
     next: Instant,
-    /// There were some.
+    /// Messages were found.
     seen: bool,
-    /// Why there are none, as it was last told.
-    told: Option<String>,
+    /// Reason for missing messages that was last reported.
+    reported: Option<UnitError>,
 }
 
-impl<G: Guest> Finder<G> {
-    pub(crate) fn new(guest: G, wanted: Arc<Wanted>, news: Sender<News>) -> Self {
+impl<G: GuestKernel> KernelFinder<G> {
+    pub(crate) fn new(guest: G, wanted: Arc<FinderRequests>, sender: Sender<FinderEvent>) -> Self {
         Self {
             guest,
             wanted,
-            news,
-            told: HashSet::new(),
+            sender,
+            reported: HashSet::new(),
             found: false,
             published: false,
-            find: Job::new(),
-            reader: Job::new(),
-            modules: Job::new(),
+            find: RetryJob::new(),
+            reader: RetryJob::new(),
+            modules: RetryJob::new(),
             modules_read: Instant::now(),
-            tasks: Job::new(),
-            sight: Job::new(),
-            units: Units {
+            tasks: RetryJob::new(),
+            list: RetryJob::new(),
+            units: UnitFollower {
                 wanted: false,
                 journald: Vec::new(),
                 next: Instant::now(),
                 seen: false,
-                told: None,
+                reported: None,
             },
         }
     }
 
-    /// Reads what systemd says of its units, too.
+    /// Turns the reading of systemd's messages on.
     pub(crate) fn follow_units(mut self, wanted: bool) -> Self {
         self.units.wanted = wanted;
         self
     }
 
-    /// Runs until [`Wanted::stop`]; then reads once more what the end of the run may have brought.
+    /// Runs until [`FinderRequests::stop`]; then reads once more what the end of the run may have brought.
     pub(crate) fn run(mut self) {
         loop {
             let stop = self.wanted.lock().stop;
@@ -316,31 +321,31 @@ impl<G: Guest> Finder<G> {
             } else {
                 self.search(stop);
             }
-            self.complain(stop);
+            self.report_failures(stop);
             if stop {
                 if self.found {
                     let trouble = self.guest.trouble();
-                    self.tell(News::Trouble(trouble));
+                    self.send(FinderEvent::Trouble(trouble));
                 }
                 return;
             }
             let (needed, until) = self.next();
             let again = self.modules_read + MODULES_AT_MOST;
             let ready = self.found && Instant::now() >= again;
-            // Asked for again at once, modules are read as soon as that may be.
+            // Modules that are requested again at once are read as soon as the shortest time has passed.
             let until = if self.found && !ready { until.min(again) } else { until };
             self.wanted.wait(needed, ready, until);
         }
     }
 
-    /// Whether only a candidate is waited for, and the moment at which something is due anyway.
+    /// Returns true if only a candidate is awaited, and the time at which something is due anyway.
     fn next(&self) -> (bool, Instant) {
         if !self.found {
             return (self.find.due(), self.find.next.max(Instant::now() + FIRST_PAUSE));
         }
         let mut next = self.modules.next.min(self.tasks.next);
-        if self.wanted.lock().sights {
-            next = next.min(self.sight.next);
+        if self.wanted.lock().task_lists {
+            next = next.min(self.list.next);
         }
         if self.units.wanted && !self.units.journald.is_empty() {
             next = next.min(self.units.next);
@@ -359,13 +364,13 @@ impl<G: Guest> Finder<G> {
         if let Some(mut found) = self.find.note(result, Duration::ZERO) {
             self.found = true;
             let missing = std::mem::take(&mut found.missing);
-            self.tell(News::Kernel(found));
+            self.send(FinderEvent::Kernel(found));
             match self.guest.system_calls() {
-                Ok(names) => self.tell(News::SystemCalls(names)),
-                Err(reason) => self.tell_missing(&reason),
+                Ok(names) => self.send(FinderEvent::SystemCalls(names)),
+                Err(reason) => self.report_missing(&reason),
             }
             for reason in missing {
-                self.tell_missing(&reason);
+                self.report_missing(&reason);
             }
             self.follow(stop);
         }
@@ -377,7 +382,7 @@ impl<G: Guest> Finder<G> {
             if let Some(missing) = self.reader.note(result, Duration::ZERO) {
                 self.published = true;
                 for text in missing {
-                    self.tell_text(text);
+                    self.report_text(text);
                 }
             }
         }
@@ -387,68 +392,70 @@ impl<G: Guest> Finder<G> {
             self.modules_read = Instant::now();
             let result = self.guest.code();
             if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
-                self.tell(News::Code(code));
+                self.send(FinderEvent::Code(code));
             }
-            // Who handles an interrupt is a nicety: a reason that it cannot be told is not worth a word.
+            // Handlers of interrupts are optional: a reason why they cannot be read is not worth a message.
             if let Ok(Some(interrupts)) = self.guest.interrupts() {
-                self.tell(News::Interrupts(interrupts));
+                self.send(FinderEvent::Interrupts(interrupts));
             }
         }
-        if !stop && self.sight.due() && self.wanted.lock().sights {
+        if !stop && self.list.due() && self.wanted.lock().task_lists {
             let begun = Instant::now();
-            let result = self.guest.sight();
-            let period = SIGHT_PERIOD.max(begun.elapsed() * SIGHT_COST);
-            if let Some(tasks) = self.sight.note(result, period) {
+            let result = self.guest.list();
+            let period = LIST_PERIOD.max(begun.elapsed() * LIST_COST);
+            if let Some(tasks) = self.list.note(result, period) {
                 self.units.meet(&tasks);
-                self.tell(News::Sight(tasks));
+                self.send(FinderEvent::List(tasks));
             }
         }
         if stop || self.tasks.due() {
             let result = self.guest.tasks();
-            if let Some(Listed { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
+            if let Some(TaskListing { tasks, books }) = self.tasks.note(result, TASKS_PERIOD) {
                 self.units.meet(&tasks);
-                self.tell(News::Tasks(tasks));
+                self.send(FinderEvent::Tasks(tasks));
                 match books {
-                    Ok(books) => self.tell(News::Books(books)),
+                    Ok(books) => self.send(FinderEvent::Books(books)),
                     // The per-CPU areas are set up in a moment.
                     Err(reason) if reason.may_come() && !stop => {}
-                    Err(reason) => self.tell_text(format!("no CPU time as the guest keeps it: {reason}")),
+                    Err(reason) => {
+                        self.report_text(format!("cannot read the guest's CPU accounting: {reason}"))
+                    }
                 }
             }
         }
     }
 
-    /// Reads what systemd has said of its units.
+    /// Reads systemd's messages about its units.
     fn follow_journal(&mut self, stop: bool) {
         if !self.units.wanted || !stop && Instant::now() < self.units.next {
             return;
         }
         let begun = Instant::now();
         let read = if self.units.journald.is_empty() {
-            Err("no process systemd-journald was seen".to_owned())
+            Err(UnitError::NotRunning)
         } else {
             self.guest.units(&self.units.journald)
         };
-        self.units.next = begun + UNITS_PERIOD.max(begun.elapsed() * SIGHT_COST);
+        self.units.next = begun + UNITS_PERIOD.max(begun.elapsed() * LIST_COST);
         let reason = match read {
-            Ok(news) if !news.rows.is_empty() => {
+            Ok(events) if !events.rows.is_empty() => {
                 self.units.seen = true;
-                // The boot is over: what starts later is no part of it.
-                self.units.wanted = news.startup.is_none();
-                return self.tell(News::Units(news));
+                // The boot is over: units that start later are not part of it.
+                self.units.wanted = events.startup.is_none();
+                return self.send(FinderEvent::Units(events));
             }
-            Ok(_) => "systemd's journal has no message about a unit".to_owned(),
+            Ok(_) => UnitError::NoMessage,
             Err(reason) => reason,
         };
-        // What was read stays, also when systemd-journald ends.
-        if !self.units.seen && self.units.told.as_ref() != Some(&reason) {
-            self.units.told = Some(reason.clone());
-            self.tell(News::NoUnits(reason));
+        // Messages that were read stay, also when systemd-journald ends.
+        if !self.units.seen && self.units.reported.as_ref() != Some(&reason) {
+            self.units.reported = Some(reason.clone());
+            self.send(FinderEvent::NoUnits(reason));
         }
     }
 
-    /// Tells what has failed for long, or until the end of the run.
-    fn complain(&mut self, stop: bool) {
+    /// Reports what has failed for long, or until the end of the run.
+    fn report_failures(&mut self, stop: bool) {
         let mut reasons = Vec::new();
         for job in [&self.reader, &self.modules, &self.tasks] {
             if let Some((since, reason)) = &job.failing
@@ -461,28 +468,28 @@ impl<G: Guest> Finder<G> {
             match self.find.failing.take() {
                 Some((_, reason)) => reasons.push(reason),
                 None => {
-                    self.tell_text("no kernel was found: no code of a 64-bit kernel was sampled".to_owned())
+                    self.report_text("no kernel was found: no code of a 64-bit kernel was sampled".to_owned())
                 }
             }
         }
         for reason in reasons {
-            self.tell_missing(&reason);
+            self.report_missing(&reason);
         }
     }
 
-    fn tell_missing(&mut self, reason: &Missing) {
-        self.tell_text(reason.to_string());
+    fn report_missing(&mut self, reason: &Missing) {
+        self.report_text(reason.to_string());
     }
 
-    fn tell_text(&mut self, text: String) {
-        if self.told.insert(text.clone()) {
-            self.tell(News::Missing(text));
+    fn report_text(&mut self, text: String) {
+        if self.reported.insert(text.clone()) {
+            self.send(FinderEvent::Missing(text));
         }
     }
 
-    fn tell(&self, news: News) {
-        // The collector is gone only when the session was dropped; then nobody is left to be told.
-        drop(self.news.send(news));
+    fn send(&self, event: FinderEvent) {
+        // The collector is gone only when the session was dropped; then there is no receiver.
+        drop(self.sender.send(event));
     }
 }
 

@@ -3,14 +3,14 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
 use super::*;
-use crate::collector::frames::tests::Fake;
+use crate::resolve::frames::tests::FakeNames;
 use testkit::eventually;
 
 const SOON: Duration = Duration::from_secs(10);
 
 /// Fails `find` and `publish_reader` the given number of times.
 #[derive(Debug, Default)]
-struct Scripted {
+struct ScriptedGuest {
     find_fails: usize,
     reader_fails: usize,
     finds: Arc<AtomicUsize>,
@@ -18,26 +18,26 @@ struct Scripted {
     module_reads: Arc<AtomicUsize>,
 }
 
-fn code(names: Fake) -> Code {
-    Code { names: Arc::new(names), kernel: None, unwinder: None }
+fn code(names: FakeNames) -> KernelCode {
+    KernelCode { names: Arc::new(names), kernel: None, unwinder: None }
 }
 
-impl Guest for Scripted {
-    fn find(&mut self, cr3: u64, five_level: bool) -> Result<Found, Missing> {
+impl GuestKernel for ScriptedGuest {
+    fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
         if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
             return Err(Missing::NoKernelImage);
         }
         let release = Some("6.1.0".to_owned());
-        Ok(Found { release, symbols: 3, missing: Vec::new(), code: code(Fake::default()) })
+        Ok(FoundKernel { release, symbols: 3, missing: Vec::new(), code: code(FakeNames::default()) })
     }
     fn publish_reader(&mut self) -> Result<Vec<String>, Missing> {
         let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
         if failed { Err(Missing::NoKernelImage) } else { Ok(Vec::new()) }
     }
-    fn code(&mut self) -> Result<Option<Code>, Missing> {
+    fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
-        Ok(first.then(|| code(Fake { module: Some("ext4") })))
+        Ok(first.then(|| code(FakeNames { module: Some("ext4") })))
     }
     fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         Ok(None)
@@ -45,42 +45,42 @@ impl Guest for Scripted {
     fn system_calls(&mut self) -> Result<Vec<Option<String>>, Missing> {
         Ok(vec![Some("read".to_owned())])
     }
-    fn sight(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
+    fn list(&mut self) -> Result<Vec<TaskSnapshot>, Missing> {
         Ok(vec![TaskSnapshot::default()])
     }
-    fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitNews, String> {
-        Err(format!("{} to ask", journald.len()))
+    fn units(&mut self, _: &[TaskSnapshot]) -> Result<UnitEvents, UnitError> {
+        Err(UnitError::NoJournal)
     }
-    fn trouble(&mut self) -> Trouble {
-        Trouble { died: Some(false), ..Trouble::default() }
+    fn trouble(&mut self) -> KernelTrouble {
+        KernelTrouble { died: Some(false), ..KernelTrouble::default() }
     }
-    fn tasks(&mut self) -> Result<Listed, Missing> {
-        let books = Ok(AllBooks { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
-        Ok(Listed { tasks: vec![TaskSnapshot::default()], books })
+    fn tasks(&mut self) -> Result<TaskListing, Missing> {
+        let books = Ok(AccountingSnapshot { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
+        Ok(TaskListing { tasks: vec![TaskSnapshot::default()], books })
     }
 }
 
-fn start(guest: Scripted) -> (Arc<Wanted>, Receiver<News>, JoinHandle<()>) {
-    let wanted = Arc::new(Wanted::default());
+fn start(guest: ScriptedGuest) -> (Arc<FinderRequests>, Receiver<FinderEvent>, JoinHandle<()>) {
+    let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = Finder::new(guest, Arc::clone(&wanted), sender);
+    let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender);
     (wanted, news, std::thread::spawn(move || finder.run()))
 }
 
-fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<String> {
+fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandle<()>) -> Vec<String> {
     wanted.stop();
     let kinds = news.iter().map(|news| match news {
-        News::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
-        News::Code(_) => "names".to_owned(),
-        News::Interrupts(_) => "interrupts".to_owned(),
-        News::SystemCalls(names) => format!("{} system calls", names.len()),
-        News::Tasks(tasks) => format!("{} tasks", tasks.len()),
-        News::Books(_) => "books".to_owned(),
-        News::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
-        News::Units(news) => format!("{} units", news.rows.len()),
-        News::NoUnits(reason) => reason,
-        News::Sight(_) => "sight".to_owned(),
-        News::Missing(text) => text,
+        FinderEvent::Kernel(found) => format!("kernel {}", found.release.unwrap_or_default()),
+        FinderEvent::Code(_) => "names".to_owned(),
+        FinderEvent::Interrupts(_) => "interrupts".to_owned(),
+        FinderEvent::SystemCalls(names) => format!("{} system calls", names.len()),
+        FinderEvent::Tasks(tasks) => format!("{} tasks", tasks.len()),
+        FinderEvent::Books(_) => "books".to_owned(),
+        FinderEvent::Trouble(trouble) => format!("{} of trouble", trouble.meta().count()),
+        FinderEvent::Units(news) => format!("{} units", news.rows.len()),
+        FinderEvent::NoUnits(reason) => reason.to_string(),
+        FinderEvent::List(_) => "list".to_owned(),
+        FinderEvent::Missing(text) => text,
     });
     let kinds = kinds.collect();
     thread.join().expect("the finder ends by itself");
@@ -89,19 +89,19 @@ fn rest(wanted: &Wanted, news: &Receiver<News>, thread: JoinHandle<()>) -> Vec<S
 
 #[test]
 fn finds_after_failures_then_follows() {
-    let guest = Scripted { find_fails: 3, reader_fails: 2, ..Default::default() };
+    let guest = ScriptedGuest { find_fails: 3, reader_fails: 2, ..Default::default() };
     let (finds, reads) = (Arc::clone(&guest.finds), Arc::clone(&guest.reads));
     let (wanted, news, thread) = start(guest);
     let begin = Instant::now();
     let found = eventually("kernel", SOON, || {
         wanted.candidate(0x1000, true);
         match news.try_recv() {
-            Ok(News::Kernel(found)) => Some(found),
+            Ok(FinderEvent::Kernel(found)) => Some(found),
             _ => None,
         }
     });
     assert_eq!((found.release.as_deref(), finds.load(Ordering::SeqCst)), (Some("6.1.0"), 4));
-    // Pauses of 5, 10 and 20 ms lie between the attempts.
+    // Pauses of 5, 10 and 20 ms are between the attempts.
     assert!(begin.elapsed() >= Duration::from_millis(35));
     eventually("third reading", SOON, || (reads.load(Ordering::SeqCst) >= 3).then_some(()));
     let kinds = rest(&wanted, &news, thread);
@@ -112,54 +112,54 @@ fn finds_after_failures_then_follows() {
 }
 
 #[test]
-fn why_nothing_is_known_of_units_is_told_once() {
-    let wanted = Arc::new(Wanted::default());
+fn why_nothing_is_known_of_units_is_reported_once() {
+    let wanted = Arc::new(FinderRequests::default());
     let (sender, news) = channel();
-    let finder = Finder::new(Scripted::default(), Arc::clone(&wanted), sender).follow_units(true);
+    let finder = KernelFinder::new(ScriptedGuest::default(), Arc::clone(&wanted), sender).follow_units(true);
     wanted.candidate(0x1000, true);
     let thread = std::thread::spawn(move || finder.run());
     std::thread::sleep(Duration::from_millis(150));
-    let told = rest(&wanted, &news, thread);
-    let reasons = told.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
-    assert_eq!(reasons.count(), 1, "{told:?}");
+    let reported = rest(&wanted, &news, thread);
+    let reasons = reported.iter().filter(|text| text.as_str() == "no process systemd-journald was seen");
+    assert_eq!(reasons.count(), 1, "{reported:?}");
 }
 
 #[test]
 fn tasks_are_listed_often_while_somebody_waits_for_one() {
-    let (wanted, news, thread) = start(Scripted::default());
-    wanted.sights(true);
+    let (wanted, news, thread) = start(ScriptedGuest::default());
+    wanted.task_lists(true);
     wanted.candidate(0x1000, true);
-    let mut sights = 0;
-    while sights < 3 {
+    let mut lists = 0;
+    while lists < 3 {
         let news = news.recv_timeout(Duration::from_secs(10)).expect("news");
-        sights += usize::from(matches!(news, News::Sight(_)));
+        lists += usize::from(matches!(news, FinderEvent::List(_)));
     }
     rest(&wanted, &news, thread);
 }
 
 #[test]
 fn the_last_candidate_is_tried_at_the_end() {
-    let (wanted, news, thread) = start(Scripted::default());
+    let (wanted, news, thread) = start(ScriptedGuest::default());
     wanted.candidate(0x1fff, true);
     assert_eq!(rest(&wanted, &news, thread)[0], "kernel 6.1.0");
 }
 
 #[test]
-fn what_was_never_found_is_told_once() {
-    let (wanted, news, thread) = start(Scripted { find_fails: usize::MAX, ..Default::default() });
+fn what_was_never_found_is_reported_once() {
+    let (wanted, news, thread) = start(ScriptedGuest { find_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(30));
     wanted.candidate(0x1000, true);
     assert_eq!(rest(&wanted, &news, thread), [Missing::NoKernelImage.to_string()]);
 
-    let (wanted, news, thread) = start(Scripted::default());
+    let (wanted, news, thread) = start(ScriptedGuest::default());
     let kinds = rest(&wanted, &news, thread);
     assert_eq!(kinds, ["no kernel was found: no code of a 64-bit kernel was sampled"]);
 }
 
 #[test]
-fn a_reader_that_never_comes_is_told_at_the_end() {
-    let (wanted, news, thread) = start(Scripted { reader_fails: usize::MAX, ..Default::default() });
+fn a_reader_that_never_comes_is_reported_at_the_end() {
+    let (wanted, news, thread) = start(ScriptedGuest { reader_fails: usize::MAX, ..Default::default() });
     wanted.candidate(0x1000, true);
     std::thread::sleep(Duration::from_millis(50));
     let kinds = rest(&wanted, &news, thread);
@@ -168,7 +168,7 @@ fn a_reader_that_never_comes_is_told_at_the_end() {
 
 #[test]
 fn modules_are_read_on_request_but_not_too_often() {
-    let guest = Scripted::default();
+    let guest = ScriptedGuest::default();
     let reads = Arc::clone(&guest.module_reads);
     let (wanted, news, thread) = start(guest);
     wanted.candidate(0x1000, true);
@@ -189,12 +189,12 @@ fn generated_code_is_named_from_when_it_is_there() {
     use vm_memory::{Bytes, GuestAddress};
 
     let mut guest = Config::new(Style::V6_12).build();
-    let program = guest.generated(PROGRAM.0) + 8;
+    let start = guest.generated(PROGRAM.0);
+    let program = linux::VirtAddr(start + 8);
     let size = guest.memory.0.len();
     let memory = vmm::GuestMemoryMmap::from_ranges(&[(GuestAddress(0), size)]).expect("memory");
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
-    let places = (Arc::default(), Arc::default());
-    let mut linux = LinuxGuest::new(memory.clone().into(), places, (2, Some(0)));
+    let mut linux = LinuxGuest::new(memory.clone().into(), crate::record::GuestCells::default(), 2, Some(0));
     let found = linux.find(guest.cr3, guest.five_level).expect("a kernel");
     assert_eq!(found.code.names.name(program), None, "lists are read with the modules");
     let code = linux.code().expect("modules").expect("others than before");
@@ -202,8 +202,8 @@ fn generated_code_is_named_from_when_it_is_there() {
     assert_eq!((name.symbol.as_deref(), name.offset), (Some("bpf_prog_6deef7357e7b4530_fixture"), 8));
     assert!(linux.code().expect("modules").is_none(), "nothing has changed");
     let unwinder = code.unwinder.expect("stacks are wanted");
-    // Of the modules nothing is changed: what is known of them is kept.
-    guest.set_program(b"bpf_prog_other\0", program - 8, program + 8);
+    // The modules have not changed: their tables are kept.
+    guest.set_program(b"bpf_prog_other\0", start, start + 16);
     memory.write_slice(&guest.memory.0, GuestAddress(0)).expect("as much memory");
     let code = linux.code().expect("modules").expect("another program");
     assert_eq!(code.names.name(program).and_then(|name| name.symbol), Some("bpf_prog_other".to_owned()));

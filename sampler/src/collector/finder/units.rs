@@ -1,15 +1,18 @@
-//! What systemd says of its units, out of the journal that systemd-journald has mapped.
+//! systemd's messages about its units, out of the journal that systemd-journald has mapped.
 //!
 //! ```text
-//! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal ── page cache ── messages
+//! tasks ── systemd-journal, a child of process 1 ── its mappings ── .../system.journal
+//!       ── page cache ── messages
 //! ```
 //!
-//! Early in a boot the journal is in /run, later its messages are copied to /var, where there is one. Messages have the
-//! guest's CLOCK_MONOTONIC; [`ClockBounds`] says what that is by the host's.
+//! Early in a boot the journal is in /run; later its messages are copied to /var, if there is one. Messages
+//! have the guest's CLOCK_MONOTONIC; [`ClockBounds`] converts it to the host's.
 
 use std::time::{Duration, Instant};
 
-use linux::journal::{Journal, JournalBytes, StartupTimes, UnitMessage, UnitMessages, UnitStep};
+use linux::journal::{
+    Journal, JournalBytes, JournalError, StartupTimes, UnitMessage, UnitMessages, UnitStep,
+};
 use linux::{FileRef, Kernel, MappingKind, Missing, PageCache, TaskSnapshot};
 use vmm::monotonic_ns;
 
@@ -19,28 +22,54 @@ use profile::rows::UnitEventRow;
 
 /// `comm` of systemd-journald: 15 bytes and a NUL.
 pub(super) const JOURNALD: &[u8; 16] = b"systemd-journal\0";
-/// Processes of that name that are looked at: containers have their own.
+/// Processes of that name that are checked, at most: containers have their own.
 const MOST_CANDIDATES: usize = 64;
-/// How often it is asked which files it has mapped.
+/// Time between readings of the files that journald has mapped.
 const FILES_PERIOD: Duration = Duration::from_millis(500);
-/// Journals that are followed, at most; each has a place in memory.
+/// Journals that are followed, at most; each takes memory.
 const MOST_FILES: usize = 16;
 /// Readings of the clock in a row, and the pause between them: some ticks of the guest's.
 const READINGS: usize = 16;
 const READING_PAUSE: Duration = Duration::from_micros(700);
 
-/// What has come.
+/// Messages since the last call.
 #[derive(Debug, Default)]
-pub(crate) struct UnitNews {
+pub(crate) struct UnitEvents {
     /// Rows whose times are the host's monotonic clock, ns.
     pub rows: Vec<UnitEventRow>,
-    /// The boot is over, as systemd says.
+    /// systemd's report that the boot is over.
     pub startup: Option<StartupTimes>,
 }
 
-/// Follows the journal of a guest.
+/// Reasons why systemd's messages cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum UnitError {
+    /// The finder has no kernel yet.
+    #[error("no kernel was found")]
+    NoKernel,
+    /// No task has the name of systemd-journald.
+    #[error("no process systemd-journald was seen")]
+    NotRunning,
+    /// Tasks have the name, but none is the system's journald.
+    #[error("no child of process 1 is systemd-journald")]
+    NotTheSystems,
+    /// systemd-journald has not mapped a journal.
+    #[error("systemd-journald has no journal open")]
+    NoJournal,
+    /// The journal has no message about a unit.
+    #[error("systemd's journal has no message about a unit")]
+    NoMessage,
+    /// The journal cannot be parsed.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// The kernel's data cannot be read.
+    #[error(transparent)]
+    Kernel(#[from] Missing),
+}
+
+/// Follower of a guest's journal.
 #[derive(Debug, Default)]
-pub(super) struct UnitWatch {
+pub(super) struct JournalFollower {
     messages: Option<UnitMessages>,
     files: Vec<(FileRef, Journal)>,
     files_read: Option<Instant>,
@@ -49,54 +78,53 @@ pub(super) struct UnitWatch {
     waiting: Vec<UnitMessage>,
 }
 
-impl UnitWatch {
-    /// Reads what has come since the last call. `tasks` are processes that may be systemd-journald.
+impl JournalFollower {
+    /// Reads the messages since the last call. `tasks` are processes that may be systemd-journald.
     ///
     /// # Errors
-    /// Why nothing can be read, one sentence.
+    /// Returns the reason why nothing can be read.
     pub(super) fn read(
         &mut self,
         kernel: &Kernel,
         memory: &GuestMemory,
         tasks: &[TaskSnapshot],
-    ) -> Result<UnitNews, String> {
+    ) -> Result<UnitEvents, UnitError> {
         self.find_files(kernel, memory, tasks)?;
         if self.messages.is_none() {
-            let boot_id = kernel.boot_id(memory).map_err(|missing| missing.to_string())?;
-            self.messages = Some(UnitMessages::new(boot_id));
+            self.messages = Some(UnitMessages::new(kernel.boot_id(memory)?));
         }
-        let cache = PageCache::new(kernel, memory).map_err(|missing| missing.to_string())?;
+        let cache = PageCache::new(kernel, memory)?;
         let mut failed = None;
         if let Some(messages) = &mut self.messages {
             for (file, journal) in &mut self.files {
-                match messages.read(journal, &Cached { cache: &cache, memory, file }) {
-                    Ok(mut news) => self.waiting.append(&mut news),
-                    Err(error) => failed = Some(error.to_string()),
+                match messages.read(journal, &CachedFile { cache: &cache, memory, file }) {
+                    Ok(mut messages) => self.waiting.append(&mut messages),
+                    Err(error) => failed = Some(error),
                 }
             }
         }
-        self.read_clock(kernel, memory).map_err(|missing| missing.to_string())?;
-        let news = self.place();
+        self.read_clock(kernel, memory)?;
+        let events = self.take_placed();
         match failed {
-            Some(failed) if news.rows.is_empty() => Err(failed),
-            _ => Ok(news),
+            Some(failed) if events.rows.is_empty() => Err(failed.into()),
+            _ => Ok(events),
         }
     }
 
-    /// Which journals systemd-journald has mapped; those that it had before stay as far as they were read.
+    /// Finds the journals that systemd-journald has mapped; known ones keep their reading position.
     fn find_files(
         &mut self,
         kernel: &Kernel,
         memory: &GuestMemory,
         tasks: &[TaskSnapshot],
-    ) -> Result<(), String> {
+    ) -> Result<(), UnitError> {
         if self.files_read.is_some_and(|read| read.elapsed() < FILES_PERIOD) {
             return Ok(());
         }
         let is_the_systems = |task: &&TaskSnapshot| matches!(kernel.process(memory, task.task).parent, Ok(1));
         let journald = tasks.iter().take(MOST_CANDIDATES).find(is_the_systems);
-        let journald = journald.ok_or("no child of process 1 is systemd-journald")?;
-        let mappings = kernel.mappings(memory, journald.task).map_err(|missing| missing.to_string())?;
+        let journald = journald.ok_or(UnitError::NotTheSystems)?;
+        let mappings = kernel.mappings(memory, journald.task)?;
         let mut known = std::mem::take(&mut self.files);
         for mapping in mappings {
             let MappingKind::File(file) = mapping.kind else { continue };
@@ -109,10 +137,10 @@ impl UnitWatch {
             self.files.push((FileRef::clone(&file), state.unwrap_or_default()));
         }
         self.files_read = Some(Instant::now());
-        if self.files.is_empty() { Err("systemd-journald has no journal open".to_owned()) } else { Ok(()) }
+        if self.files.is_empty() { Err(UnitError::NoJournal) } else { Ok(()) }
     }
 
-    /// Reads the guest's clock: some times in a row while it is not known to a tick.
+    /// Reads the guest's clock: several times in a row while it is not known to a tick.
     fn read_clock(&mut self, kernel: &Kernel, memory: &GuestMemory) -> Result<(), Missing> {
         for n in 0..READINGS {
             if n > 0 {
@@ -128,11 +156,11 @@ impl UnitWatch {
         Ok(())
     }
 
-    /// The messages that wait, by the host's clock.
-    fn place(&mut self) -> UnitNews {
-        let mut news = UnitNews::default();
+    /// Takes the waiting messages, with times on the host's clock.
+    fn take_placed(&mut self) -> UnitEvents {
+        let mut events = UnitEvents::default();
         if !self.clock.is_known() {
-            return news;
+            return events;
         }
         for message in self.waiting.drain(..) {
             let Some((time_ns, within_ns)) = self.clock.to_host(message.monotonic_ns) else { continue };
@@ -141,26 +169,26 @@ impl UnitWatch {
                 UnitStep::Started(unit) => ("started", Some(unit), None),
                 UnitStep::Failed(unit, result) => ("failed", Some(unit), Some(result)),
                 UnitStep::Finished(startup) => {
-                    news.startup = Some(startup);
+                    events.startup = Some(startup);
                     ("finished", None, None)
                 }
             };
             let (step, guest_ns) = (step.to_owned(), message.monotonic_ns);
             let within_ns = (!message.by_log).then_some(within_ns);
-            news.rows.push(UnitEventRow { time_ns, guest_ns, within_ns, step, unit, result });
+            events.rows.push(UnitEventRow { time_ns, guest_ns, within_ns, step, unit, result });
         }
-        news
+        events
     }
 }
 
 /// A file in the page cache.
-struct Cached<'a> {
+struct CachedFile<'a> {
     cache: &'a PageCache<'a>,
     memory: &'a GuestMemory,
     file: &'a FileRef,
 }
 
-impl JournalBytes for Cached<'_> {
+impl JournalBytes for CachedFile<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         self.cache.read(self.memory, self.file, offset, into)
     }

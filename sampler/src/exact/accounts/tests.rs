@@ -7,29 +7,29 @@ use profile::rows::WaitReason;
 
 fn task(number: u64) -> TaskId {
     let tid = i32::try_from(number).unwrap();
-    TaskId { address: 0x1000 + number, who: Who { instance: 1, tid } }
+    TaskId { address: 0x1000 + number, who: TaskKey { instance: 1, tid } }
 }
 
-fn doing(state: TaskState) -> Left {
-    Left::In(Doing::plain(state))
+fn doing(state: TaskState) -> SwitchOutcome {
+    SwitchOutcome::In(TaskActivity::plain(state))
 }
 
-fn ns(sums: &Sums, number: u64, state: TaskState) -> u64 {
-    let mine = |((who, doing), sum): (&(Who, Doing), &Sum)| {
+fn ns(sums: &TaskSums, number: u64, state: TaskState) -> u64 {
+    let mine = |((who, doing), sum): (&(TaskKey, TaskActivity), &TimeSum)| {
         (*who == task(number).who && doing.state == state).then_some(sum.ns)
     };
     sums.states.iter().filter_map(mine).sum()
 }
 
 #[test]
-fn a_life_from_its_start_to_its_release() {
-    let mut a = Accounts::new(1);
+fn a_task_from_its_start_to_its_release() {
+    let mut a = TaskAccounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.starts(100, task(2));
     a.switch(150, 0, Some((task(1), doing(TaskState::Sleep))), Some(task(2)));
-    a.interrupt_begin(200, 0, Source::Entry(7));
+    a.interrupt_begin(200, 0, InterruptSource::Entry(7));
     a.interrupt_vector(0, 35);
-    a.wake(210, 0, Some(Waker::Hard), task(1));
+    a.wake(210, 0, Some(WakeSource::Hard), task(1));
     a.interrupt_end(230, 0);
     a.switch(300, 0, Some((task(2), doing(TaskState::Zombie))), Some(task(1)));
     a.release(340, task(2).address);
@@ -39,86 +39,89 @@ fn a_life_from_its_start_to_its_release() {
     let of = |number| TaskState::ALL.map(|state| ns(&sums, number, state));
     assert_eq!(of(2), [120, 30, 0, 50, 0, 0, 0, 40, 0]);
     assert_eq!(of(1), [250, 0, 0, 90, 60, 100, 0, 0, 0]);
-    assert_eq!(sums.wakeups, HashMap::from([((Waker::Hard, task(1).who), 1)]));
-    assert_eq!(sums.interrupts, HashMap::from([((0, task(2).who), Sum { ns: 30, count: 1 })]));
-    let handled = Handled { sum: Sum { ns: 30, count: 1 }, max_ns: 30 };
-    assert_eq!(sums.sources, HashMap::from([((0, Source::Vector(35)), handled)]));
+    assert_eq!(sums.wakeups, HashMap::from([((WakeSource::Hard, task(1).who), 1)]));
+    assert_eq!(sums.interrupts, HashMap::from([((0, task(2).who), TimeSum { ns: 30, count: 1 })]));
+    let handled = HandlerTimes { sum: TimeSum { ns: 30, count: 1 }, max_ns: 30 };
+    assert_eq!(sums.sources, HashMap::from([((0, InterruptSource::Vector(35)), handled)]));
     assert_eq!(a.idle_ns(0), 100);
-    let ended = Life { who: task(2).who, from_ns: 100, to_ns: 340, ended: true };
+    let ended = TaskLife { who: task(2).who, from_ns: 100, to_ns: 340, ended: true };
     assert!(sums.lives.contains(&ended), "{:?}", sums.lives);
 }
 
 #[test]
-fn what_vprof_takes_is_no_time_of_the_guests() {
-    let mut a = Accounts::new(1);
+fn what_vprof_takes_is_not_time_of_the_guest() {
+    let mut a = TaskAccounts::new(1);
     a.runs(0, 0, Some(task(1)));
-    // Before the first event nothing is known of it.
+    // Before the first event nothing is known of vprof's time.
     a.served(0, 1_000);
-    a.interrupt_begin(100, 0, Source::Entry(7));
+    a.interrupt_begin(100, 0, InterruptSource::Entry(7));
     a.served(0, 1_015);
     a.interrupt_end(130, 0);
-    // A settling comes before the event that tells what was served before it.
+    // A settlement comes before the event that reports the time served before it.
     a.settle(150);
     a.served(0, 1_045);
     a.switch(200, 0, Some((task(1), doing(TaskState::Sleep))), None);
     a.served(0, 1_055);
-    a.wake(250, 0, Some(Waker::Hard), task(1));
+    a.wake(250, 0, Some(WakeSource::Hard), task(1));
     a.switch(300, 0, None, Some(task(1)));
     a.settle(400);
     let sums = a.take();
     let of = TaskState::ALL.map(|state| ns(&sums, 1, state));
     assert_eq!(of, [100 + 20 + 20 + 100, 15, 45, 50, 50, 0, 0, 0, 0]);
-    assert_eq!(sums.interrupts, HashMap::from([((0, task(1).who), Sum { ns: 15, count: 1 })]));
+    assert_eq!(sums.interrupts, HashMap::from([((0, task(1).who), TimeSum { ns: 15, count: 1 })]));
 }
 
 #[test]
 fn a_thread_that_is_released_before_its_last_switch_ends_there() {
-    let mut a = Accounts::new(1);
+    let mut a = TaskAccounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.release(10, task(1).address);
     a.switch(30, 0, Some((task(1), doing(TaskState::Zombie))), None);
     let lives = a.take().lives;
-    assert_eq!(lives, [Life { who: task(1).who, from_ns: 0, to_ns: 30, ended: true }]);
+    assert_eq!(lives, [TaskLife { who: task(1).who, from_ns: 0, to_ns: 30, ended: true }]);
 }
 
 #[test]
 fn a_wake_on_the_way_to_sleep_leaves_the_word_to_the_switch() {
-    let mut a = Accounts::new(1);
+    let mut a = TaskAccounts::new(1);
     a.runs(0, 0, Some(task(1)));
     a.wake(10, 0, None, task(1));
     a.switch(20, 0, Some((task(1), doing(TaskState::Runnable))), Some(task(2)));
     a.settle(50);
     let sums = a.take();
     assert_eq!((ns(&sums, 1, TaskState::Running), ns(&sums, 1, TaskState::Runnable)), (20, 30));
-    assert_eq!(sums.wakeups, HashMap::from([((Waker::Task(task(1).who), task(1).who), 1)]));
+    assert_eq!(sums.wakeups, HashMap::from([((WakeSource::Task(task(1).who), task(1).who), 1)]));
     assert_eq!(a.unseen_wakes, 0);
 }
 
 #[test]
-fn interrupts_are_told_by_what_raised_them() {
-    let mut a = Accounts::new(1);
+fn interrupts_are_counted_by_their_source() {
+    let mut a = TaskAccounts::new(1);
     for (begin, length, source, vector) in [
-        (100, 10, Source::Entry(1), None),
-        (200, 30, Source::Entry(1), None),
-        (300, 7, Source::Entry(2), Some(40)),
-        (400, 8, Source::Unknown, Some(40)),
+        (100, 10, InterruptSource::Entry(1), None),
+        (200, 30, InterruptSource::Entry(1), None),
+        (300, 7, InterruptSource::Entry(2), Some(40)),
+        (400, 8, InterruptSource::Unknown, Some(40)),
     ] {
         a.interrupt_begin(begin, 0, source);
         vector.into_iter().for_each(|vector| a.interrupt_vector(0, vector));
         a.interrupt_end(begin + length, 0);
     }
-    // A vector without a handler's beginning tells nothing.
+    // A vector without a handler's start is ignored.
     a.interrupt_vector(0, 41);
-    let handled = |ns, count, max_ns| Handled { sum: Sum { ns, count }, max_ns };
-    let wanted = [((0, Source::Entry(1)), handled(40, 2, 30)), ((0, Source::Vector(40)), handled(15, 2, 8))];
+    let handled = |ns, count, max_ns| HandlerTimes { sum: TimeSum { ns, count }, max_ns };
+    let wanted = [
+        ((0, InterruptSource::Entry(1)), handled(40, 2, 30)),
+        ((0, InterruptSource::Vector(40)), handled(15, 2, 8)),
+    ];
     assert_eq!(a.take().sources, HashMap::from(wanted));
 }
 
 #[test]
 fn what_is_lost_is_unknown_until_it_is_seen_again() {
-    let mut a = Accounts::new(2);
+    let mut a = TaskAccounts::new(2);
     a.runs(0, 0, Some(task(1)));
-    a.exists(0, task(2), Doing::plain(TaskState::Sleep));
+    a.exists(0, task(2), TaskActivity::plain(TaskState::Sleep));
     a.lose(10);
     a.switch(30, 1, None, Some(task(2)));
     // A switch from a task that this CPU was not seen to run.
@@ -131,7 +134,7 @@ fn what_is_lost_is_unknown_until_it_is_seen_again() {
 }
 
 #[derive(Debug, Clone)]
-enum Step {
+enum AccountStep {
     Switch(usize, u64, u8, Option<u64>),
     Wake(usize, u64),
     Starts(u64),
@@ -142,57 +145,58 @@ enum Step {
     Settle,
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = AccountStep> {
     let (cpu, number) = (0usize..3, 0u64..6);
     prop_oneof![
         6 => (cpu.clone(), number.clone(), 0u8..7, proptest::option::of(number.clone()))
-            .prop_map(|(cpu, from, left, to)| Step::Switch(cpu, from, left, to)),
-        3 => (cpu.clone(), number.clone()).prop_map(|(cpu, n)| Step::Wake(cpu, n)),
-        1 => number.clone().prop_map(Step::Starts),
-        1 => number.prop_map(Step::Release),
-        2 => cpu.clone().prop_map(Step::Begin),
-        2 => cpu.prop_map(Step::End),
-        1 => Just(Step::Lose),
-        1 => Just(Step::Settle),
+            .prop_map(|(cpu, from, left, to)| AccountStep::Switch(cpu, from, left, to)),
+        3 => (cpu.clone(), number.clone()).prop_map(|(cpu, n)| AccountStep::Wake(cpu, n)),
+        1 => number.clone().prop_map(AccountStep::Starts),
+        1 => number.prop_map(AccountStep::Release),
+        2 => cpu.clone().prop_map(AccountStep::Begin),
+        2 => cpu.prop_map(AccountStep::End),
+        1 => Just(AccountStep::Lose),
+        1 => Just(AccountStep::Settle),
     ]
 }
 
 proptest! {
-    /// Whatever comes, in whatever order: the states of each life add up to its length, and nothing panics.
+    /// Whatever events come, in any order: the states of each task add up to its lifetime, and nothing
+    /// panics.
     #[test]
-    fn states_add_up_to_lives(steps in prop::collection::vec((step(), -5i64..40), 0..200)) {
-        let mut a = Accounts::new(2);
+    fn states_add_up_to_lifetimes(steps in prop::collection::vec((step(), -5i64..40), 0..200)) {
+        let mut a = TaskAccounts::new(2);
         let (mut now, mut latest) = (1_000i64, 1_000);
-        let mut spent: BTreeMap<Who, u64> = BTreeMap::new();
-        let mut lived: BTreeMap<Who, u64> = BTreeMap::new();
-        let mut open: BTreeMap<Who, u64> = BTreeMap::new();
+        let mut spent: BTreeMap<TaskKey, u64> = BTreeMap::new();
+        let mut lived: BTreeMap<TaskKey, u64> = BTreeMap::new();
+        let mut open: BTreeMap<TaskKey, u64> = BTreeMap::new();
         for (step, by) in steps {
             now = (now + by).max(0);
             latest = latest.max(now);
             let t = u64::try_from(now).unwrap();
             match step {
-                Step::Switch(cpu, from, left, to) => {
+                AccountStep::Switch(cpu, from, left, to) => {
                     let left = match left {
-                        0 => Left::Gone,
+                        0 => SwitchOutcome::Gone,
                         1 => doing(TaskState::Runnable),
                         2 => doing(TaskState::Zombie),
                         3 => doing(TaskState::Disk),
                         4 => doing(TaskState::Stopped),
-                        _ => Left::In(Doing { state: TaskState::Sleep, wait_reason: WaitReason::Pipe, stack: 7 }),
+                        _ => SwitchOutcome::In(TaskActivity { state: TaskState::Sleep, wait_reason: WaitReason::Pipe, stack: 7 }),
                     };
                     a.switch(t, cpu, Some((task(from), left)), to.map(task));
                 }
-                Step::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
-                Step::Starts(n) => a.starts(t, task(n)),
-                Step::Release(n) => a.release(t, task(n).address),
-                Step::Begin(cpu) => a.interrupt_begin(t, cpu, Source::Entry(t)),
-                Step::End(cpu) => a.interrupt_end(t, cpu),
-                Step::Lose => a.lose(t),
-                Step::Settle => a.settle(t),
+                AccountStep::Wake(cpu, n) => a.wake(t, cpu, None, task(n)),
+                AccountStep::Starts(n) => a.starts(t, task(n)),
+                AccountStep::Release(n) => a.release(t, task(n).address),
+                AccountStep::Begin(cpu) => a.interrupt_begin(t, cpu, InterruptSource::Entry(t)),
+                AccountStep::End(cpu) => a.interrupt_end(t, cpu),
+                AccountStep::Lose => a.lose(t),
+                AccountStep::Settle => a.settle(t),
             }
             gather(a.take(), &mut spent, &mut lived, &mut open);
-            // Also in between, so that a run that is cut short has sums that fit.
-            let sum = |map: &BTreeMap<Who, u64>| map.values().sum::<u64>();
+            // Also in between, so that a run that is cut short has consistent sums.
+            let sum = |map: &BTreeMap<TaskKey, u64>| map.values().sum::<u64>();
             prop_assert_eq!(sum(&spent), sum(&lived) + sum(&open));
         }
         a.settle(u64::try_from(latest).unwrap());
@@ -205,12 +209,13 @@ proptest! {
     }
 }
 
-/// Adds what the states got, and the lengths of lives: those that have ended, and of each open one the last word.
+/// Adds the times in each state, and the lifetimes: those of ended tasks, and the last ones of each live
+/// task.
 fn gather(
-    sums: Sums,
-    spent: &mut BTreeMap<Who, u64>,
-    lived: &mut BTreeMap<Who, u64>,
-    open: &mut BTreeMap<Who, u64>,
+    sums: TaskSums,
+    spent: &mut BTreeMap<TaskKey, u64>,
+    lived: &mut BTreeMap<TaskKey, u64>,
+    open: &mut BTreeMap<TaskKey, u64>,
 ) {
     for ((who, _), sum) in sums.states {
         if sum.ns > 0 {

@@ -3,18 +3,18 @@ use linux::{FlatMemory, IrqContext, Kernel};
 
 use super::*;
 
-/// A recorder of vCPU 1 in a guest whose sites are known.
-fn recorder() -> (Guest, Recorder, TripEnds) {
+/// Creates a recorder of vCPU 1 in a guest whose sites are known.
+fn recorder() -> (Guest, EventRecorder, EventRingEnds) {
     let guest = Guest::traceable(Style::V6_12);
     let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
     let (readers, events) = (Arc::new(OnceLock::new()), Arc::new(OnceLock::new()));
     let current = kernel.current_reader(&guest.memory).expect("a reader");
-    readers.set(Readers { current, stacks: None }).expect("once");
+    readers.set(GuestReaders { current, stacks: None }).expect("once");
     let sites = kernel.probe_sites(&guest.memory).expect("sites");
     let states = kernel.sched_state_reader(&guest.memory).expect("states");
-    let books = Some(kernel.exit_accounting_reader(&guest.memory).expect("books"));
-    events.set(EventReaders { sites, states, books }).expect("once");
-    let (recorder, ends) = Recorder::new((1, 2), readers, events);
+    let accounting = Some(kernel.exit_accounting_reader(&guest.memory).expect("books"));
+    events.set(EventReaders { sites, states, accounting }).expect("once");
+    let (recorder, ends) = EventRecorder::new(1, 2, readers, events);
     (guest, recorder, ends)
 }
 
@@ -27,13 +27,13 @@ fn count(counter: &AtomicU64) -> u64 {
 }
 
 #[test]
-fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
+fn a_switch_shows_both_tasks_and_a_wake_only_what_it_wakes() {
     let (mut guest, mut recorder, mut ends) = recorder();
     let (init, many) = (guest.task(1).unwrap(), guest.task(100).unwrap());
     guest.set_state(1, [1, 0, 0]);
     guest.set_state(100, [0, 0, 1]);
     assert!(!recorder.serve(ProbeEvent::Switch, 10, &call(init, 0, 0), &guest.memory));
-    // Wakes of interruptible and uninterruptible tasks: one is, one runs.
+    // Wake-ups of interruptible and uninterruptible tasks: one sleeps, one runs.
     assert!(!recorder.serve(ProbeEvent::Wake, 20, &call(init, 3, 0), &guest.memory));
     assert!(!recorder.serve(ProbeEvent::Wake, 30, &call(many, 3, 0), &guest.memory));
     assert!(!recorder.serve(ProbeEvent::InterruptBegin, 40, &call(0, 0, 0), &guest.memory));
@@ -51,11 +51,11 @@ fn a_switch_tells_both_tasks_and_a_wake_only_what_it_wakes() {
     recorder.entering(60);
     assert!(!recorder.serve(ProbeEvent::InterruptEnd, 70, &call(0, 0, 0), &guest.memory));
     assert_eq!(ends.events.pop().unwrap().record.served_ns, 5 + 10);
-    assert_eq!(count(&ends.counters.cost_ns), 5, "a tick is no trip");
+    assert_eq!(count(&ends.counters.cost_ns), 5, "a tick is not an event");
 }
 
 #[test]
-fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
+fn samples_at_a_probe_are_what_its_switches_to_the_host_cost() {
     let (guest, mut recorder, mut ends) = recorder();
     let site = guest.text(0x5100).0;
     let mut served = || {
@@ -63,7 +63,7 @@ fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
         ends.events.pop().unwrap().record.served_ns
     };
     assert_eq!([served(), served()], [0, 0]);
-    // Neither what follows the tripwire nor another function is one.
+    // Neither the code after the probe nor another function counts.
     for rip in [site + 6, site - 1, guest.text(0x5300).0] {
         recorder.sampled(rip, 1_000);
     }
@@ -76,26 +76,31 @@ fn samples_at_a_tripwire_are_what_its_switches_to_the_host_cost() {
         assert!(!recorder.serve(event, 1, &call(0, 0, 0), &guest.memory));
         ends.events.pop().unwrap().record.served_ns
     };
-    // 3,000 ns over three trips, then over four: each pays the mean, after its own record. Those of another kind pay nothing.
+    // 3,000 ns over three events, then over four: each pays the mean, after its own record. Events of another
+    // kind pay nothing.
     assert_eq!([ProbeEvent::InterruptEnd; 3].map(&mut served), [0, 1_000, 1_750]);
     assert_eq!([ProbeEvent::Vector; 2].map(&mut served), [2_350; 2]);
 }
 
 #[test]
-fn the_last_task_of_a_process_brings_its_books() {
+fn the_last_task_of_a_process_brings_its_accounting() {
     let (mut guest, mut recorder, mut ends) = recorder();
     guest.set_times(100, [30, 10, 50, 3, 1, 7]);
     guest.set_ended_times(100, [10, 10, 20, 4, 5], [0, 0]);
     for tid in [102, 100] {
         recorder.serve(ProbeEvent::Release, 1, &call(guest.task(tid).unwrap(), 0, 0), &guest.memory);
     }
-    let books: Vec<_> = std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record.books).collect();
+    let accounting: Vec<_> =
+        std::iter::from_fn(|| ends.events.pop().ok()).map(|t| t.record.accounting).collect();
     let runtimes = [None, Some(70)];
-    assert_eq!([books[0], books[1]].map(|books| books.map(|books| books.time.runtime_ns)), runtimes);
+    assert_eq!(
+        [accounting[0], accounting[1]].map(|ended| ended.map(|ended| ended.time.runtime_ns)),
+        runtimes
+    );
 }
 
 #[test]
-fn an_interrupt_tells_its_entry_and_a_devices_its_vector() {
+fn an_interrupt_shows_its_entry_and_a_devices_its_vector() {
     let (mut guest, mut recorder, mut ends) = recorder();
     let (stack, entry) = (guest.text(0x5280).0, guest.text(0x5004).0);
     guest.put_text(0x5280, &entry.to_le_bytes());
@@ -107,7 +112,7 @@ fn an_interrupt_tells_its_entry_and_a_devices_its_vector() {
 }
 
 #[test]
-fn whoever_would_see_a_sites_bytes_takes_the_tripwires_away() {
+fn a_reader_of_a_sites_bytes_removes_the_probes() {
     let (mut guest, mut recorder, mut ends) = recorder();
     let site = guest.text(0x5040).0;
     assert!(recorder.serve(ProbeEvent::Patch, 1, &call(0, site + 1, 0), &guest.memory));
@@ -118,7 +123,7 @@ fn whoever_would_see_a_sites_bytes_takes_the_tripwires_away() {
     guest.set_tracers(0x5040, 1);
     assert!(recorder.serve(ProbeEvent::Trace, 3, &call(0, 0, 0), &guest.memory));
     assert!(recorder.serve(ProbeEvent::Core, 4, &call(0, 0, 0), &guest.memory));
-    assert!(ends.events.pop().is_err(), "guards are no events");
+    assert!(ends.events.pop().is_err(), "guards are not events");
 }
 
 #[test]
@@ -137,8 +142,8 @@ fn a_full_ring_counts_and_hostile_registers_do_no_harm() {
             recorder.serve(event, 1, &call(rdi, 0, 0), &FlatMemory([0_u8; 64]));
         }
     }
-    while let Ok(tripped) = ends.events.pop() {
-        assert_eq!(tripped.record.task, None);
+    while let Ok(message) = ends.events.pop() {
+        assert_eq!(message.record.task, None);
     }
     for _ in 0..2 * RING {
         recorder.serve(ProbeEvent::InterruptEnd, 1, &call(0, 0, 0), &guest.memory);

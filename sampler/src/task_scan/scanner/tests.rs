@@ -5,22 +5,22 @@ use linux::FlatMemory;
 use linux::fixture::{Config, Guest, Style};
 
 use super::*;
-use crate::record::Readers;
+use crate::record::GuestReaders;
 
-/// A scanner of a made-up guest's lists, and who listens to it.
+/// Creates a scanner of a made-up guest's tasks, and the receiver of its events.
 fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, Receiver<ScanEvent>) {
     let memory = guest.memory.clone();
     let kernel = Arc::new(Kernel::find(&memory, guest.cr3, guest.five_level).expect("a kernel"));
     let readers = Arc::new(OnceLock::new());
     let current = kernel.current_reader(&memory).expect("a reader");
-    drop(readers.set(Readers { current, stacks: None }));
-    let plan = Plan { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
-    let lists = kernel.task_list_reader(&memory).expect("a lists");
-    let (told, heard) = sync_channel(64);
-    (TaskScanner::new(plan, (kernel, memory), Arc::default(), told), lists, heard)
+    drop(readers.set(GuestReaders { current, stacks: None }));
+    let plan = ScanConfig { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
+    let reader = kernel.task_list_reader(&memory).expect("a reader");
+    let (sender, receiver) = sync_channel(64);
+    (TaskScanner::new(plan, kernel, memory, Arc::default(), sender), reader, receiver)
 }
 
-fn states(changes: &[Change]) -> Vec<(i32, Option<TaskState>)> {
+fn states(changes: &[TaskChange]) -> Vec<(i32, Option<TaskState>)> {
     let mut list: Vec<_> =
         changes.iter().map(|change| (change.task.tid, change.seen.as_ref().map(|seen| seen.state))).collect();
     list.sort_unstable();
@@ -28,31 +28,31 @@ fn states(changes: &[Change]) -> Vec<(i32, Option<TaskState>)> {
 }
 
 #[test]
-fn only_changes_are_told() {
+fn only_changes_are_reported() {
     let mut guest = Config::new(Style::V6_12).build();
     guest.set_state(101, [1, 0, 0]);
-    let (mut scanner, lists, _heard) = scanner(&guest);
-    let first = states(&scanner.scan(&lists).expect("a whole way"));
+    let (mut scanner, reader, _receiver) = scanner(&guest);
+    let first = states(&scanner.scan(&reader).expect("a whole way"));
     assert!(first.len() > 4 && first.contains(&(101, Some(TaskState::Sleep))), "{first:?}");
-    let again = scanner.scan(&lists).expect("a whole way");
+    let again = scanner.scan(&reader).expect("a whole way");
     assert!(again.is_empty(), "{:?}", states(&again));
     guest.set_state(101, [2, 0, 0]);
-    // Thread 102 is what vCPU 1 runs; another one has left its CPU, but not yet its stack.
+    // Thread 102 is what vCPU 1 runs; thread 103 has left its CPU, but not yet its stack.
     guest.set_place(102, true, 0);
     guest.set_place(103, true, 0);
     guest.set_state(103, [1, 0, 0]);
     guest.set_state(1, [0x80, 0x20, 0]);
     scanner.memory = guest.memory.clone();
-    let changed = states(&scanner.scan(&lists).expect("a whole way"));
+    let changed = states(&scanner.scan(&reader).expect("a whole way"));
     for (tid, state) in
         [(101, TaskState::Disk), (1, TaskState::Zombie), (102, TaskState::Running), (103, TaskState::Sleep)]
     {
         assert!(changed.contains(&(tid, Some(state))), "{tid}: {changed:?}");
     }
-    // Another sleep in the same state is a change: what it is for is to be looked at.
+    // Another sleep in the same state is a change: its wait reason has to be read.
     guest.set_times(101, [0, 0, 0, 1, 0, 0]);
     scanner.memory = guest.memory.clone();
-    let slept = scanner.scan(&lists).expect("a whole way");
+    let slept = scanner.scan(&reader).expect("a whole way");
     assert_eq!(states(&slept), [(101, Some(TaskState::Disk))]);
     assert!(slept.iter().all(|change| change.seen.as_ref().is_some_and(|seen| !seen.same_sleep)));
 }
@@ -60,28 +60,28 @@ fn only_changes_are_told() {
 #[test]
 fn who_is_not_seen_any_more_is_gone() {
     let mut guest = Config::new(Style::V6_1).build();
-    let (mut scanner, lists, _heard) = scanner(&guest);
-    assert!(scanner.scan(&lists).expect("a whole way").len() > 4);
+    let (mut scanner, reader, _receiver) = scanner(&guest);
+    assert!(scanner.scan(&reader).expect("a whole way").len() > 4);
     guest.set_state(102, [0x80, 0x10, 0]);
     scanner.memory = guest.memory.clone();
-    assert_eq!(states(&scanner.scan(&lists).expect("a whole way")), [(102, None)]);
+    assert_eq!(states(&scanner.scan(&reader).expect("a whole way")), [(102, None)]);
     scanner.memory = FlatMemory(vec![0; 4096]);
-    assert!(scanner.scan(&lists).is_none(), "a list that cannot be followed says nothing of anybody");
+    assert!(scanner.scan(&reader).is_none(), "a list that cannot be followed says nothing of anybody");
     assert!(!scanner.known.is_empty());
 }
 
 #[test]
-fn the_thread_tells_moments_until_it_is_stopped() {
+fn the_thread_reports_scans_until_it_is_stopped() {
     let guest = Config::new(Style::V6_15).build();
-    let (scanner, _, heard) = scanner(&guest);
+    let (scanner, _, receiver) = scanner(&guest);
     let stop = Arc::clone(&scanner.stop);
     let thread = thread::spawn(move || scanner.run());
-    let Ok(ScanEvent::Begins(from_ns)) = heard.recv() else { panic!("it does not begin") };
+    let Ok(ScanEvent::Begins(from_ns)) = receiver.recv() else { panic!("it does not begin") };
     let mut due_before_ns = from_ns;
     for n in 0..5 {
-        let Ok(ScanEvent::TaskScan(scan)) = heard.recv() else { panic!("no scan {n}") };
+        let Ok(ScanEvent::TaskScan(scan)) = receiver.recv() else { panic!("no scan {n}") };
         let due_ns = scan.time_ns - u64::try_from(scan.late.as_nanos()).expect("not that late");
-        // The first one may come at once: the lists begins at any scan of an interval.
+        // The first scan may come at once: sampling starts at any time of an interval.
         let least = if n == 0 { 0 } else { 1_000_000 };
         assert!(due_ns >= due_before_ns + least, "half a mean interval at least");
         assert_eq!(scan.changes.is_empty(), n > 0);
@@ -89,7 +89,7 @@ fn the_thread_tells_moments_until_it_is_stopped() {
     }
     stop.store(true, Ordering::Release);
     thread.thread().unpark();
-    drop(heard);
+    drop(receiver);
     thread.join().expect("it ends by itself");
 }
 
@@ -98,16 +98,16 @@ fn a_kernel_without_types_is_a_reason() {
     let mut config = Config::new(Style::V6_1);
     config.btf = false;
     let (guest, typed) = (config.build(), Config::new(Style::V6_1).build());
-    let (mut scanner, _, heard) = scanner(&typed);
+    let (mut scanner, _, receiver) = scanner(&typed);
     scanner.memory = guest.memory.clone();
     scanner.kernel = Arc::new(Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel"));
     scanner.run();
-    assert!(matches!(heard.recv(), Ok(ScanEvent::Missing(reason)) if reason.contains("BTF")));
+    assert!(matches!(receiver.recv(), Ok(ScanEvent::Missing(reason)) if reason.contains("BTF")));
 }
 
 #[test]
 fn scans_that_cost_much_are_made_less_often() {
-    let mut pace = Pace::new(10.0);
+    let mut pace = ScanBackoff::new(10.0);
     for _ in 0..100 {
         pace.note(1_000_000);
     }

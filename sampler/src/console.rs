@@ -7,14 +7,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use profile::rows::ConsoleRow;
 use vmm::monotonic_ns;
 
-/// The most bytes that wait for the collector, which fetches them every 20 ms. Beyond that the oldest are dropped
-/// and counted: the guest is never held up by its own output.
+/// Bytes that wait for the collector, at most, which takes them every 10 ms. Beyond that the oldest are
+/// dropped and counted: the guest never waits for its own output.
 const WAITING: usize = 1 << 20;
-/// A row ends with a line, or at this many bytes.
+/// Bytes of a row, at most; it also ends with a line.
 const ROW: usize = 1024;
 
 #[derive(Debug, Default)]
-struct Queue {
+struct QueuedRows {
     rows: VecDeque<ConsoleRow>,
     bytes: usize,
     dropped: u64,
@@ -23,7 +23,7 @@ struct Queue {
 /// The bounded queue between the console and the collector. Its lock is held only to move a few bytes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ConsoleQueue {
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Mutex<QueuedRows>>,
     zero_ns: u64,
 }
 
@@ -32,11 +32,11 @@ impl ConsoleQueue {
         Self { queue: Arc::default(), zero_ns }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
+    fn lock(&self) -> MutexGuard<'_, QueuedRows> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what has arrived, and how many bytes were dropped in all.
+    /// Moves the rows that have arrived into `rows`. Returns the bytes dropped in total.
     pub(crate) fn take(&self, rows: &mut Vec<ConsoleRow>) -> u64 {
         let mut queue = self.lock();
         let taken = std::mem::take(&mut queue.rows);

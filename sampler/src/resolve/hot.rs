@@ -1,4 +1,4 @@
-//! The code of the functions that were hit most, kept in the profile for `vprof annotate`: the kernel's as it was
+//! The code of the functions that were hit most, kept in the profile for `vprof annotate`: the kernel's as
 //! patched at run time, and programs' without their files.
 
 use std::cmp::Reverse;
@@ -7,28 +7,28 @@ use std::sync::Arc;
 
 use linux::VirtAddr;
 
-use super::frames::Names;
-use super::walker::{FileEntry, Source};
+use super::frames::KernelNames;
+use super::walker::{FileEntry, GuestSource};
 use profile::rows::{CodeRow, CodeSource};
 
 /// Functions of the kernel whose code is kept, and functions of programs, at most.
 const KEPT: usize = 256;
 /// Bytes of one function, at most.
-pub(super) const MAX_BYTES: u64 = 64 << 10;
-/// Functions of the kernel start at multiples of this (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
+pub(crate) const MAX_BYTES: u64 = 64 << 10;
+/// Alignment of the kernel's functions (`CONFIG_FUNCTION_ALIGNMENT`, 16 on x86-64 distributions).
 const ALIGNMENT: u64 = 16;
 /// Addresses that are counted, at most; beyond that new ones are left out.
 const COUNTED: usize = 1 << 18;
 
-/// How often addresses were hit.
+/// Counts of hits by address.
 #[derive(Debug, Default)]
-pub(super) struct Hot {
+pub(super) struct HitCounts {
     kernel: HashMap<u64, u64>,
     /// By file row id and address in the file.
     files: HashMap<(u32, u64), (Arc<FileEntry>, u64)>,
 }
 
-impl Hot {
+impl HitCounts {
     /// Counts a hit of kernel code.
     pub(super) fn kernel(&mut self, address: u64) {
         if self.kernel.len() < COUNTED || self.kernel.contains_key(&address) {
@@ -44,18 +44,18 @@ impl Hot {
         }
     }
 
-    /// The code of the kernel's functions that were hit most.
-    pub(super) fn kernel_code(&self, source: &Source, names: &dyn Names) -> Vec<CodeRow> {
+    /// Returns the code of the kernel's functions that were hit most.
+    pub(super) fn kernel_code(&self, source: &GuestSource, names: &dyn KernelNames) -> Vec<CodeRow> {
         let mut functions: HashMap<u64, u64> = HashMap::new();
         for (&address, &count) in &self.kernel {
-            if let Some(name) = names.name(address).filter(|name| name.symbol.is_some()) {
+            if let Some(name) = names.name(VirtAddr(address)).filter(|name| name.symbol.is_some()) {
                 *functions.entry(address.wrapping_sub(name.offset)).or_default() += count;
             }
         }
         most(functions).into_iter().filter_map(|start| kernel_function(start, source, names)).collect()
     }
 
-    /// Where programs were hit most.
+    /// Returns the files and addresses of the programs' functions that were hit most.
     pub(super) fn programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
         let mut functions: HashMap<(u32, u64), (Arc<FileEntry>, u64, u64)> = HashMap::new();
         for (&(id, address), (file, count)) in &self.files {
@@ -68,18 +68,20 @@ impl Hot {
     }
 }
 
-/// The keys with the highest counts.
+/// Returns the keys with the highest counts.
 fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
     let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
     counts.sort_by_key(|&(key, count)| (Reverse(count), key));
     counts.into_iter().take(KEPT).map(|(key, _)| key).collect()
 }
 
-/// The code of the function at `start`, up to where another one starts.
-fn kernel_function(start: u64, source: &Source, names: &dyn Names) -> Option<CodeRow> {
-    let own = names.name(start)?;
+/// Returns the code of the function at `start`, up to where another one starts.
+fn kernel_function(start: u64, source: &GuestSource, names: &dyn KernelNames) -> Option<CodeRow> {
+    let own = names.name(VirtAddr(start))?;
     let same = |at: &u64| {
-        names.name(*at).is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)
+        names
+            .name(VirtAddr(*at))
+            .is_some_and(|name| name.symbol == own.symbol && at.wrapping_sub(name.offset) == start)
     };
     let steps =
         (1..=MAX_BYTES / ALIGNMENT).map(|step| start.saturating_add(step * ALIGNMENT) & !(ALIGNMENT - 1));

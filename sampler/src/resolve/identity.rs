@@ -1,40 +1,42 @@
-//! Which life of which process a task belongs to.
+//! Instances: the process that a task belongs to, distinguished from later ones with the same pid.
 //!
-//! An instance is identified by pid and start time of the thread group's leader: a reused pid has another start time,
-//! a forked child another pid, and threads share their leader's. An exec keeps both and changes the name; the instance
-//! then gets the new name with a new number. Numbers count per name and are never given twice.
+//! An instance is identified by pid and start time of the thread group's leader: a reused pid has another
+//! start time, a forked child another pid, and threads share their leader's. An exec keeps both and changes
+//! the name; the instance then gets the new name with a new number. Numbers count per name and are never
+//! given twice.
 
 use std::collections::HashMap;
 
 use linux::TaskSnapshot;
 
-use super::walker::Walker;
+use super::walker::StackWalker;
 use profile::rows::{Batch, CgroupRow, InstanceRow, ThreadRow};
 use text::clean;
 
-/// How many instances are remembered at once. Beyond that the longest unseen half is forgotten; one of those that
-/// shows up again then counts as a new instance. A guest that forks endlessly must not exhaust the host's memory.
+/// Instances that are remembered at once. Beyond that the half that was not seen for longest is forgotten; a
+/// forgotten instance that shows up again counts as a new one. A guest that forks endlessly must not exhaust
+/// the host's memory.
 const REMEMBERED: usize = 65_536;
-/// How many program names have counters of their own. Names beyond share one counter, whose numbers are unique too.
+/// Program names with separate counters. Names beyond share one counter, whose numbers are unique, too.
 const NAMES: usize = 65_536;
 
 #[derive(Debug)]
-struct Known {
+struct KnownInstance {
     id: u32,
     comm: [u8; 16],
     kernel_thread: bool,
     number: u32,
-    /// When the name was last seen, CLOCK_MONOTONIC ns.
+    /// Time at which the name was last seen, CLOCK_MONOTONIC ns.
     named_ns: u64,
     seen: u64,
-    /// Whether it was seen in user code under this name: before that its exec may be under way.
+    /// The instance was seen in user code under this name: before that, its exec may be in progress.
     ran: bool,
-    details: Details,
+    details: ProcessDetails,
 }
 
-/// What is read of a process besides its name.
+/// Data of a process besides its name.
 #[derive(Debug, Clone, Default)]
-struct Details {
+struct ProcessDetails {
     parent_pid: Option<i32>,
     command: Option<String>,
     exe: Option<u32>,
@@ -43,8 +45,8 @@ struct Details {
 
 /// All instances seen so far.
 #[derive(Debug, Default)]
-pub(crate) struct Identities {
-    known: HashMap<(i32, u64), Known>,
+pub(crate) struct InstanceTable {
+    known: HashMap<(i32, u64), KnownInstance>,
     next_number: HashMap<[u8; 16], u32>,
     given: u32,
     shared_number: u32,
@@ -52,11 +54,12 @@ pub(crate) struct Identities {
     cgroups: HashMap<String, u32>,
 }
 
-impl Identities {
-    /// The instance of `task`, which was read at `read_ns`. True, and a row in `rows`, when it is new or has got another
-    /// name.
+impl InstanceTable {
+    /// Returns the instance of `task`, which was read at `read_ns`. Also returns true, and adds a row to
+    /// `rows`, if the instance is new or has another name.
     ///
-    /// Sights come in order per vCPU, but not across vCPUs: an older one must not bring back the name before an exec.
+    /// Readings come in order per vCPU, but not across vCPUs: an older one must not bring back the name
+    /// before an exec.
     pub(crate) fn resolve(
         &mut self,
         task: &TaskSnapshot,
@@ -74,6 +77,7 @@ impl Identities {
             if known.comm == task.process_comm && known.kernel_thread == task.kernel_thread {
                 return (known.id, false);
             }
+            // An exec changes the name; the first process also turns from a kernel thread into a program.
             known.kernel_thread = task.kernel_thread;
             if known.comm != task.process_comm {
                 known.comm = task.process_comm;
@@ -83,11 +87,12 @@ impl Identities {
             rows.push(row(task, known));
             return (known.id, true);
         }
+        // Half at once, so that the cost is spread over many new instances.
         if self.known.len() >= REMEMBERED {
             self.forget_half();
         }
         self.given = self.given.saturating_add(1);
-        let known = Known {
+        let known = KnownInstance {
             id: self.given,
             comm: task.process_comm,
             kernel_thread: task.kernel_thread,
@@ -95,26 +100,27 @@ impl Identities {
             named_ns: read_ns,
             seen: self.clock,
             ran: false,
-            details: Details::default(),
+            details: ProcessDetails::default(),
         };
         rows.push(row(task, &known));
         self.known.insert(key, known);
         (self.given, true)
     }
 
-    /// Notes that `task` was seen in user code; true for the first time under its name. An exec changes the name before it
-    /// sets the command line (`begin_new_exec`, `create_elf_tables`), so what was read until now may be of neither program.
+    /// Notes that `task` was seen in user code; returns true for the first time under its name. An exec
+    /// changes the name before it sets the command line (`begin_new_exec`, `create_elf_tables`), so data read
+    /// until now may be of either program.
     pub(crate) fn runs(&mut self, task: &TaskSnapshot) -> bool {
         let known = self.known.get_mut(&(task.pid, task.start_ns));
         known.is_some_and(|known| known.comm == task.process_comm && !std::mem::replace(&mut known.ran, true))
     }
 
-    /// Reads who the process of `task` is, by `walker`.
-    pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut Walker, batch: &mut Batch) {
+    /// Reads the data of the process of `task` with `walker`.
+    pub(crate) fn describe(&mut self, task: &TaskSnapshot, walker: &mut StackWalker, batch: &mut Batch) {
         let process = walker.source().kernel.process(&walker.source().memory, task.task);
         let cgroup = process.cgroup.ok().map(|path| self.cgroup(&path, &mut batch.cgroups));
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
-        known.details = Details {
+        known.details = ProcessDetails {
             parent_pid: process.parent.ok(),
             command: process.argv.ok().and_then(|argv| command(&argv)),
             exe: process.exe.ok().map(|file| walker.file(&file, batch)),
@@ -123,7 +129,7 @@ impl Identities {
         batch.instances.push(row(task, known));
     }
 
-    /// Takes over the command line that the process of `task` has now.
+    /// Sets the present command line of the process of `task`.
     pub(crate) fn retitle(&mut self, task: &TaskSnapshot, argv: &[String], rows: &mut Vec<InstanceRow>) {
         let Some(known) = self.known.get_mut(&(task.pid, task.start_ns)) else { return };
         let command = command(argv);
@@ -133,12 +139,13 @@ impl Identities {
         }
     }
 
-    /// The row of a control group.
+    /// Returns the row id of a control group.
     fn cgroup(&mut self, path: &str, rows: &mut Vec<CgroupRow>) -> u32 {
         if let Some(&id) = self.cgroups.get(path) {
             return id;
         }
-        // Beyond that they share the last row: a guest that makes groups endlessly must not exhaust the host's memory.
+        // Beyond that they share the last row: a guest that makes groups endlessly must not exhaust the
+        // host's memory.
         let id = u32::try_from(self.cgroups.len() + 1).unwrap_or(u32::MAX);
         if self.cgroups.len() >= REMEMBERED {
             return id;
@@ -170,13 +177,14 @@ fn next_number(own: &mut HashMap<[u8; 16], u32>, shared: &mut u32, comm: [u8; 16
     number
 }
 
-/// A command line. Who has written a title over it has filled the rest with NULs or blanks.
+/// Returns the command line. A process that has written a title over it has filled the rest with NULs or
+/// blanks.
 fn command(argv: &[String]) -> Option<String> {
     let line = argv.join(" ").trim_end_matches(' ').to_owned();
     (!line.is_empty()).then_some(line)
 }
 
-fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
+fn row(task: &TaskSnapshot, known: &KnownInstance) -> InstanceRow {
     InstanceRow {
         id: known.id,
         pid: task.pid,
@@ -193,12 +201,12 @@ fn row(task: &TaskSnapshot, known: &Known) -> InstanceRow {
 
 /// Names of threads.
 #[derive(Debug, Default)]
-pub(crate) struct Threads {
+pub(crate) struct ThreadNames {
     known: HashMap<(u32, i32), [u8; 16]>,
 }
 
-impl Threads {
-    /// Notes the name of a thread; a row goes to `rows` when it is new.
+impl ThreadNames {
+    /// Notes the name of a thread; adds a row to `rows` if it is new.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot, rows: &mut Vec<ThreadRow>) {
         let key = (instance, task.tid);
         if self.known.get(&key) == Some(&task.comm) {
@@ -211,7 +219,7 @@ impl Threads {
         rows.push(ThreadRow { instance, tid: task.tid, comm: clean::comm(&task.comm) });
     }
 
-    /// The name of a thread, printable; empty where it is not known any more.
+    /// Returns the name of a thread, printable; empty if it is no longer known.
     pub(crate) fn name(&self, instance: u32, tid: i32) -> String {
         self.known.get(&(instance, tid)).map_or_else(String::new, clean::comm)
     }
@@ -233,7 +241,7 @@ mod tests {
 
     #[test]
     fn threads_share_and_reused_pids_do_not() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let first = identities.resolve(&task(10, 10, 500, "gzip"), 0, &mut rows).0;
         assert_eq!(identities.resolve(&task(10, 11, 500, "gzip"), 0, &mut rows).0, first);
         let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows).0;
@@ -243,18 +251,18 @@ mod tests {
 
     #[test]
     fn exec_renames_and_fork_makes_another() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         identities.resolve(&task(1, 1, 5, "sh"), 0, &mut rows);
         let child = identities.resolve(&task(2, 2, 9, "sh"), 0, &mut rows).0;
         assert_eq!(identities.resolve(&task(2, 2, 9, "gzip"), 0, &mut rows).0, child);
         identities.resolve(&task(3, 3, 12, "sh"), 0, &mut rows);
-        let told = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
-        assert_eq!(names(&rows), told);
+        let reported = [(1, "sh#0".into()), (2, "sh#1".into()), (2, "gzip#0".into()), (3, "sh#2".into())];
+        assert_eq!(names(&rows), reported);
     }
 
     #[test]
     fn a_title_takes_the_place_of_the_command_line() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let (backend, other) = (task(2, 2, 9, "postgres"), task(2, 2, 9, "sh"));
         let words = |line: &str| line.split('|').map(str::to_owned).collect::<Vec<_>>();
         identities.retitle(&backend, &words("postgres"), &mut rows);
@@ -265,13 +273,13 @@ mod tests {
             identities.retitle(&backend, &words(line), &mut rows);
         }
         identities.retitle(&other, &words("sh"), &mut rows);
-        let told: Vec<_> = rows.iter().map(|row| (row.id, row.command.as_deref())).collect();
-        assert_eq!(told, [(1, Some("postgres -D /data")), (1, Some("postgres: walwriter"))]);
+        let reported: Vec<_> = rows.iter().map(|row| (row.id, row.command.as_deref())).collect();
+        assert_eq!(reported, [(1, Some("postgres -D /data")), (1, Some("postgres: walwriter"))]);
     }
 
     #[test]
     fn user_code_is_new_once_under_each_name() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let (before, after) = (task(2, 2, 9, "sh"), task(2, 2, 9, "gzip"));
         assert!(!identities.runs(&before), "not known yet");
         identities.resolve(&before, 0, &mut rows);
@@ -283,7 +291,7 @@ mod tests {
 
     #[test]
     fn an_older_sight_from_another_vcpu_brings_no_name_back() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         identities.resolve(&task(2, 2, 9, "gzip"), 200, &mut rows);
         identities.resolve(&task(2, 2, 9, "sh"), 150, &mut rows);
         identities.resolve(&task(2, 2, 9, "gzip"), 250, &mut rows);
@@ -292,7 +300,7 @@ mod tests {
 
     #[test]
     fn many_lives_of_one_name_are_many_instances() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         for n in 0..200 {
             identities.resolve(
                 &task(100 + n % 7, 100, u64::try_from(n).expect("positive"), "true"),
@@ -307,19 +315,19 @@ mod tests {
 
     #[test]
     fn a_kernel_thread_becomes_a_program() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let mut init = task(1, 1, 0, "init");
         init.kernel_thread = true;
         identities.resolve(&init, 0, &mut rows);
         init.kernel_thread = false;
         identities.resolve(&init, 0, &mut rows);
-        let told: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
-        assert_eq!(told, [(1, 0, true), (1, 0, false)]);
+        let reported: Vec<_> = rows.iter().map(|r| (r.id, r.number, r.kernel_thread)).collect();
+        assert_eq!(reported, [(1, 0, true), (1, 0, false)]);
     }
 
     #[test]
     fn a_fork_bomb_is_bounded_and_numbers_stay_unique() {
-        let (mut identities, mut rows) = (Identities::default(), Vec::new());
+        let (mut identities, mut rows) = (InstanceTable::default(), Vec::new());
         let mut given = std::collections::HashSet::new();
         for n in 0..200_000_i32 {
             // A new name every time, so the names' counters fill up as well; the last names come twice.

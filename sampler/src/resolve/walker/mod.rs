@@ -1,4 +1,5 @@
-//! From copied stacks to frames: the kernel's by its ORC tables, the program's by the tables of its files.
+//! Walker from copied stacks to frames: the kernel's by its ORC tables, the program's by the tables of its
+//! files.
 //!
 //! ```text
 //!  registers + kernel stack ── KernelUnwinder ──▶ kernel frames, user registers
@@ -8,7 +9,7 @@
 //!                                              └─▶ PerfMaps: names of code in memory without a file
 //! ```
 //!
-//! Where frames are missing a reason stands in their place.
+//! A reason replaces missing frames.
 
 mod files;
 mod maps;
@@ -21,31 +22,31 @@ use std::sync::Arc;
 use linux::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
 use symbols::cfi::{AddressKind as At, UserEnd, UserUnwinder};
 
-pub(crate) use files::{FileEntry, Files};
-pub(crate) use maps::Late;
+pub(crate) use files::{FileEntry, FileTable};
+pub(crate) use maps::LateNames;
 use maps::PerfMaps;
+pub(crate) use perfmap::JitSymbol;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use perfmap::PerfMap;
-pub(crate) use perfmap::Symbol;
 use profile::rows::Batch;
-pub(crate) use source::Source;
-use spaces::{Place, Spaces};
+pub(crate) use source::GuestSource;
+use spaces::{CodePlace, ProcessSpaces};
 
 /// One step of a stack.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
+pub(crate) enum StackStep {
     /// Code of the kernel.
     Kernel { address: u64, call: bool },
-    /// Code of a process, by address in its file where it has one; `made` is the function, where the process has made
-    /// it itself and tells so.
-    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool, made: Option<Symbol> },
-    /// Frames are missing or doubtful; whose, and why.
-    Reason { of: ReasonOf, why: String },
+    /// Code of a process, by address in its file if it has one. `made` is the function, if the process has
+    /// made the code and named it.
+    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool, made: Option<JitSymbol> },
+    /// Frames are missing or doubtful: the part of the stack, and the reason.
+    Reason { of: ReasonSubject, why: String },
 }
 
-/// What a reason is about.
+/// Part of a stack that a reason is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum ReasonOf {
+pub(crate) enum ReasonSubject {
     /// Kernel frames are missing.
     Kernel,
     /// User frames are missing.
@@ -54,8 +55,8 @@ pub(crate) enum ReasonOf {
     Doubt,
 }
 
-impl ReasonOf {
-    /// As module in table `frame`.
+impl ReasonSubject {
+    /// Returns the module in table `frame`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -65,109 +66,112 @@ impl ReasonOf {
     }
 }
 
-/// Why a stack has no user frames in the moment in which it is no longer the current task's.
+/// Reason for missing user frames while the stack is no longer the current task's.
 const NEXT_TASK: &str = "the kernel is switching: stack of the next task";
 
 /// The system calls execve and execveat (Linux, arch/x86/entry/syscalls/syscall_64.tbl).
 const EXEC: [u32; 2] = [59, 322];
 
-/// Whose stack it is.
+/// Owner of a stack.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Owner {
+pub(crate) struct StackOwner {
     pub instance: u32,
     pub task: TaskSnapshot,
 }
 
-/// What a walk has found besides the steps.
+/// Results of a walk besides the steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Walked {
+pub(crate) struct WalkResult {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
     /// The kernel's stack was followed to where the kernel was entered from user mode.
     pub from_user: bool,
 }
 
-/// Walks the stacks of one guest.
+/// Walker of the stacks of one guest.
 #[derive(Debug)]
-pub(crate) struct Walker {
-    /// `None` where no stacks are wanted: who processes are is read all the same.
+pub(crate) struct StackWalker {
+    /// `None` if stacks are not wanted: the processes' data is read all the same.
     unwinder: Option<Arc<KernelUnwinder>>,
     users: UserUnwinder,
-    source: Source,
-    spaces: Spaces,
+    source: GuestSource,
+    spaces: ProcessSpaces,
     maps: PerfMaps,
-    files: Files,
+    files: FileTable,
     depth: usize,
 }
 
-impl Walker {
-    /// A walker for stacks of at most `depth` frames.
-    pub(crate) fn new(unwinder: Option<Arc<KernelUnwinder>>, source: Source, depth: usize) -> Self {
+impl StackWalker {
+    /// Creates a walker for stacks of at most `depth` frames.
+    pub(crate) fn new(unwinder: Option<Arc<KernelUnwinder>>, source: GuestSource, depth: usize) -> Self {
         Self {
             unwinder,
             users: UserUnwinder::new(),
             source,
-            spaces: Spaces::default(),
+            spaces: ProcessSpaces::default(),
             maps: PerfMaps::default(),
-            files: Files::default(),
+            files: FileTable::default(),
             depth,
         }
     }
 
-    /// Other modules are loaded, or other code is generated.
+    /// Sets the unwinder for other modules or other generated code.
     pub(crate) fn unwinder_changed(&mut self, unwinder: Arc<KernelUnwinder>) {
         self.unwinder = Some(unwinder);
     }
 
-    /// Where the walker reads the guest from.
-    pub(crate) fn source(&self) -> &Source {
+    /// Returns the source that the walker reads the guest from.
+    pub(crate) fn source(&self) -> &GuestSource {
         &self.source
     }
 
-    /// The entry of a file that is known by other means, such as the program of a process.
+    /// Returns the row id of a file that is known by other means, such as the program of a process.
     pub(crate) fn file(&mut self, file: &linux::FileRef, batch: &mut Batch) -> u32 {
         self.files.entry(file, &mut batch.files).id()
     }
 
-    /// What there is to say of code that a process has made, and that had no name when it was hit; `last` at the end of a run.
-    pub(crate) fn late(&mut self, instance: u32, last: bool) -> Late<'_> {
+    /// Returns the names for code that a process has made, and that had none when it was hit; `last` is true
+    /// at the end of a run.
+    pub(crate) fn late(&mut self, instance: u32, last: bool) -> LateNames<'_> {
         self.maps.late(instance, last, &self.source)
     }
 
-    /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and mappings.
+    /// Walks the stack in `copy`; `steps` get the frames, innermost first, and `batch` the rows of files and
+    /// mappings.
     pub(crate) fn walk(
         &mut self,
         copy: &StackCopy,
-        owner: Option<Owner>,
-        steps: &mut Vec<Step>,
+        owner: Option<StackOwner>,
+        steps: &mut Vec<StackStep>,
         batch: &mut Batch,
-    ) -> Walked {
-        let Some(unwinder) = &self.unwinder else { return Walked::default() };
+    ) -> WalkResult {
+        let Some(unwinder) = &self.unwinder else { return WalkResult::default() };
         let end = unwinder.walk_copy(copy, self.depth, |frame| {
-            steps.push(Step::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
+            steps.push(StackStep::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
         });
         let user = match end {
             WalkEnd::User(user) => Some(user),
             WalkEnd::Complete => None,
             WalkEnd::Broken(why) => {
-                steps.push(Step::Reason { of: ReasonOf::Kernel, why: why.to_string() });
+                steps.push(StackStep::Reason { of: ReasonSubject::Kernel, why: why.to_string() });
                 copy.task_pt_regs()
             }
         };
-        let walked = Walked { syscall: None, from_user: matches!(end, WalkEnd::User(_)) };
+        let walked = WalkResult { syscall: None, from_user: matches!(end, WalkEnd::User(_)) };
         let Some(user) = user else { return walked };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
             let Some(root) = copy.user_root() else {
-                steps.push(Step::Reason { of: ReasonOf::User, why: NEXT_TASK.to_owned() });
+                steps.push(StackStep::Reason { of: ReasonSubject::User, why: NEXT_TASK.to_owned() });
                 return walked;
             };
             self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
-        Walked { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
+        WalkResult { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
     }
 
-    /// Where in the entry code of the kernel it was returned to last, if the stack is left by code that all entries share.
+    /// Returns the last return address in the kernel's entry code, if the stack is left by code that all
+    /// entries share.
     pub(crate) fn returned_to(&self, copy: &StackCopy) -> Option<u64> {
         self.unwinder.as_ref()?.returned_to(copy).map(|address| address.0)
     }
@@ -176,13 +180,14 @@ impl Walker {
         &mut self,
         user: &UserRegisters,
         copy: &StackCopy,
-        owner: (&Owner, u64),
+        owner: (&StackOwner, u64),
         limit: usize,
-        steps: &mut Vec<Step>,
+        steps: &mut Vec<StackStep>,
         batch: &mut Batch,
     ) {
-        let space = self.spaces.of(owner, user.registers.rip, &self.source, &mut self.files, batch);
-        // What exec has replaced has no stack any more, nor has a process that ends; the saved registers are still its.
+        let space = self.spaces.get(owner, user.registers.rip, &self.source, &mut self.files, batch);
+        // A program that exec has replaced, or a process that ends, no longer has a stack; its saved
+        // registers remain.
         let replaced = user.system_call().is_some_and(|number| EXEC.contains(&number))
             && space.lacks(user.registers.rip);
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
@@ -192,27 +197,28 @@ impl Walker {
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
             doubt = doubt.or(frame.doubt);
-            // What a signal interrupted has a trampoline before it, which called nothing and begins where it is returned to.
+            // A signal's trampoline precedes the code that the signal interrupted. It called nothing, and
+            // begins at its return address.
             if frame.place == At::Exact
-                && let Some(Step::User { call, .. }) = steps.last_mut()
+                && let Some(StackStep::User { call, .. }) = steps.last_mut()
             {
                 *call = false;
             }
             let lookup = frame.lookup_address();
-            let Place { address, file, anonymous } = space.place(lookup, frame.address);
+            let CodePlace { address, file, anonymous } = space.place(lookup, frame.address);
             let made = if anonymous { self.maps.find(owner, lookup, &self.source).cloned() } else { None };
-            steps.push(Step::User { address, call: frame.place == At::Return, file, anonymous, made });
+            steps.push(StackStep::User { address, call: frame.place == At::Return, file, anonymous, made });
         });
         let reason = match end {
-            UserEnd::Complete => doubt.map(|doubt| (ReasonOf::Doubt, doubt.to_string())),
+            UserEnd::Complete => doubt.map(|doubt| (ReasonSubject::Doubt, doubt.to_string())),
             UserEnd::Broken(why) => {
                 let why = space
                     .missing()
                     .map_or_else(|| why.to_string(), |missing| format!("mappings not read: {missing}"));
-                Some((ReasonOf::User, why))
+                Some((ReasonSubject::User, why))
             }
         };
-        steps.extend(reason.map(|(of, why)| Step::Reason { of, why }));
+        steps.extend(reason.map(|(of, why)| StackStep::Reason { of, why }));
         self.files.take_loaded(&mut batch.files);
     }
 }

@@ -1,27 +1,29 @@
-//! What a sample hit: user code, a task in the kernel, an interrupt, idleness or a kernel that is still starting.
+//! Mode of a sample: user code, a task in the kernel, an interrupt, idleness or a kernel that is still
+//! starting.
 
 use linux::IrqContext;
 
-use super::entry::{self, Part};
-use crate::record::Record;
+use super::entry::{self, CodeOwner};
+use crate::record::SampleRecord;
 use profile::rows::Mode;
 
-/// Classifies samples in the order in which they were drained.
+/// Classifier of samples in the order in which they were drained.
 #[derive(Debug, Default)]
-pub(crate) struct Classifier {
+pub(crate) struct ModeClassifier {
     seen_tasks: bool,
 }
 
-impl Classifier {
-    /// A task with a pid was seen outside of samples: the kernel has set up its tasks.
+impl ModeClassifier {
+    /// Notes that a task with a pid was seen outside of samples: the kernel has set up its tasks.
     pub(crate) fn tasks_exist(&mut self) {
         self.seen_tasks = true;
     }
 
-    /// Where `record` hit. CPL 3 is user code whatever the counts say: they may be stale in the moment of entry.
-    /// Until the first program or task has been seen, kernel code that belongs to no task is the kernel booting; so
-    /// is the very first task, which has pid 0 and becomes the idle task only at the end of the kernel's start.
-    pub(crate) fn classify(&mut self, record: &Record) -> Mode {
+    /// Returns the mode of `record`. CPL 3 is user code even if the counts disagree: they may be stale at the
+    /// time of entry. Until the first program or task is seen, kernel code that belongs to no task is the
+    /// kernel booting; so is the very first task, which has pid 0 and becomes the idle task only at the end
+    /// of the kernel's start.
+    pub(crate) fn classify(&mut self, record: &SampleRecord) -> Mode {
         let task = record.current.and_then(|current| current.task);
         if record.cpl == 3 {
             self.seen_tasks = true;
@@ -47,12 +49,13 @@ impl Classifier {
     }
 }
 
-/// The mode of a sample of the kernel that the preempt count puts into `mode`, by the functions at its top: [`entry::interrupt`].
+/// Corrects the mode of a kernel sample, which the preempt count puts into `mode`, by the functions at its
+/// top: [`entry::interrupt`].
 pub(crate) fn refined(
     mode: Mode,
-    record: &Record,
-    functions: impl Iterator<Item = Part>,
-    returned: impl FnOnce() -> Option<Part>,
+    record: &SampleRecord,
+    functions: impl Iterator<Item = CodeOwner>,
+    returned: impl FnOnce() -> Option<CodeOwner>,
 ) -> Mode {
     let counted = matches!(mode, Mode::User | Mode::HardIrq | Mode::Nmi);
     if counted || record.halted || record.current.is_none() {
@@ -67,9 +70,9 @@ mod tests {
 
     use super::*;
 
-    fn record(cpl: u8, serving: IrqContext, pid: Option<i32>) -> Record {
+    fn record(cpl: u8, serving: IrqContext, pid: Option<i32>) -> SampleRecord {
         let task = pid.map(|pid| TaskSnapshot { pid, tid: pid, ..Default::default() });
-        Record {
+        SampleRecord {
             cpl,
             current: Some(CurrentContext { serving, task, ..Default::default() }),
             ..Default::default()
@@ -78,7 +81,7 @@ mod tests {
 
     #[test]
     fn what_is_served_is_the_mode() {
-        let mut classifier = Classifier::default();
+        let mut classifier = ModeClassifier::default();
         let mut mode = |serving| classifier.classify(&record(0, serving, Some(7)));
         assert_eq!(mode(IrqContext::Task), Mode::Kernel);
         assert_eq!(mode(IrqContext::SoftIrq), Mode::SoftIrq);
@@ -88,32 +91,35 @@ mod tests {
 
     #[test]
     fn cpl_3_is_user_whatever_the_counts_say() {
-        assert_eq!(Classifier::default().classify(&record(3, IrqContext::Nmi, Some(0))), Mode::User);
-        assert_eq!(Classifier::default().classify(&Record { cpl: 3, ..Default::default() }), Mode::User);
+        assert_eq!(ModeClassifier::default().classify(&record(3, IrqContext::Nmi, Some(0))), Mode::User);
+        assert_eq!(
+            ModeClassifier::default().classify(&SampleRecord { cpl: 3, ..Default::default() }),
+            Mode::User
+        );
     }
 
     #[test]
     fn idle_is_halted_or_the_idle_task_outside_of_interrupts() {
-        let mut classifier = Classifier::default();
+        let mut classifier = ModeClassifier::default();
         classifier.tasks_exist();
         assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Idle);
         assert_eq!(classifier.classify(&record(0, IrqContext::HardIrq, Some(0))), Mode::HardIrq);
-        let halted = Record { halted: true, ..Default::default() };
-        assert_eq!(Classifier::default().classify(&halted), Mode::Idle);
+        let halted = SampleRecord { halted: true, ..Default::default() };
+        assert_eq!(ModeClassifier::default().classify(&halted), Mode::Idle);
     }
 
     #[test]
     fn boot_ends_with_the_first_task() {
-        let mut classifier = Classifier::default();
-        let nothing = Record::default();
+        let mut classifier = ModeClassifier::default();
+        let nothing = SampleRecord::default();
         assert_eq!(classifier.classify(&nothing), Mode::Boot);
         assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Boot);
         assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(1))), Mode::Kernel);
         assert_eq!(classifier.classify(&nothing), Mode::Unknown);
         assert_eq!(classifier.classify(&record(0, IrqContext::Task, Some(0))), Mode::Idle);
-        let mut without_kernel = Classifier::default();
+        let mut without_kernel = ModeClassifier::default();
         assert_eq!(without_kernel.classify(&nothing), Mode::Boot);
-        without_kernel.classify(&Record { cpl: 3, ..nothing });
+        without_kernel.classify(&SampleRecord { cpl: 3, ..nothing });
         assert_eq!(without_kernel.classify(&nothing), Mode::Unknown);
         assert_eq!(
             without_kernel.classify(&record(0, IrqContext::Task, None)),

@@ -1,10 +1,10 @@
-//! The text in which a program names the code that it makes at run time.
+//! Parser of the text in which a program names the code that it makes at run time.
 //!
 //! ```text
 //! START SIZE NAME      hexadecimal addresses without 0x; the name is the rest of the line
 //! ```
 //!
-//! Programs append to it, and use memory again: of lines that overlap the last one holds.
+//! Programs append to the file, and use memory again: of overlapping lines, the last one holds.
 //! Source: tools/perf/Documentation/jit-interface.txt of Linux 6.1.
 
 use std::collections::BTreeMap;
@@ -16,33 +16,33 @@ use text::clean;
 const MAX_SYMBOLS: usize = 200_000;
 /// Bytes of all their names, at most: the last ones'.
 const MAX_NAMES: usize = 16 << 20;
-/// Bytes that a function takes besides its name, about: its place, and the head of the name.
+/// Bytes of a function besides its name, about: its range, and the head of the name.
 const ENTRY: usize = 64;
 
 /// A function that a program has made.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(crate) struct Symbol {
+pub(crate) struct JitSymbol {
     /// First address.
     pub start: u64,
-    /// First address behind it.
+    /// First address after it.
     pub end: u64,
-    /// Printable.
+    /// Printable name.
     pub name: Arc<str>,
 }
 
 /// The functions of one process, by address.
 #[derive(Debug, Default)]
 pub(crate) struct PerfMap {
-    symbols: Vec<Symbol>,
+    symbols: Vec<JitSymbol>,
     names: usize,
 }
 
 impl PerfMap {
-    /// Reads the lines of `text` that are well formed. One without its end of line is still being written, one with
-    /// NUL bytes lies in part on a page that could not be read: they are left out.
+    /// Parses the well-formed lines of `text`. A line without its end is still being written, and a line with
+    /// NUL bytes is in part on a page that could not be read: both are left out.
     pub(crate) fn parse(text: &[u8]) -> Self {
         let whole = text.iter().rposition(|&byte| byte == b'\n').and_then(|end| text.get(..end));
-        let (mut symbols, mut later, mut names) = (Vec::new(), Taken::default(), 0);
+        let (mut symbols, mut later, mut names) = (Vec::new(), TakenRanges::default(), 0);
         for line in whole.unwrap_or_default().rsplit(|&byte| byte == b'\n') {
             let Some(symbol) = symbol(line) else { continue };
             if !later.take(symbol.start, symbol.end) {
@@ -58,24 +58,24 @@ impl PerfMap {
         Self { symbols, names: names.min(MAX_NAMES) }
     }
 
-    /// The function that covers `address`.
-    pub(crate) fn find(&self, address: u64) -> Option<&Symbol> {
+    /// Returns the function that covers `address`.
+    pub(crate) fn find(&self, address: u64) -> Option<&JitSymbol> {
         let after = self.symbols.partition_point(|symbol| symbol.start <= address);
         self.symbols.get(after.checked_sub(1)?).filter(|symbol| address < symbol.end)
     }
 
-    /// Bytes that it takes, about.
+    /// Returns the bytes of the map, about.
     pub(crate) fn memory(&self) -> usize {
         self.symbols.len() * ENTRY + self.names
     }
 }
 
-/// Memory that lines further down tell of: disjoint ranges, by start. It has at most as many as there are functions.
+/// Memory that later lines cover: disjoint ranges, by start. There are at most as many as functions.
 #[derive(Debug, Default)]
-struct Taken(BTreeMap<u64, u64>);
+struct TakenRanges(BTreeMap<u64, u64>);
 
-impl Taken {
-    /// Adds a range; true if nothing of it was taken before.
+impl TakenRanges {
+    /// Adds a range; returns true if no part of it was covered before.
     fn take(&mut self, start: u64, end: u64) -> bool {
         let mut union = (start, end);
         let mut free = true;
@@ -91,8 +91,8 @@ impl Taken {
     }
 }
 
-/// What a line tells, if it is one.
-fn symbol(line: &[u8]) -> Option<Symbol> {
+/// Parses a line; `None` if it is malformed.
+fn symbol(line: &[u8]) -> Option<JitSymbol> {
     if line.contains(&0) {
         return None;
     }
@@ -102,10 +102,10 @@ fn symbol(line: &[u8]) -> Option<Symbol> {
         return None;
     }
     let name = clean::printable(&String::from_utf8_lossy(name)).into();
-    Some(Symbol { start, end: start.checked_add(size)?, name })
+    Some(JitSymbol { start, end: start.checked_add(size)?, name })
 }
 
-/// A number of 1 to 16 hexadecimal digits; some programs do write `0x`.
+/// Parses a number of 1 to 16 hexadecimal digits; some programs do write `0x`.
 fn hex(digits: &[u8]) -> Option<u64> {
     let digits = digits.strip_prefix(b"0x").unwrap_or(digits);
     if !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -143,7 +143,7 @@ mod tests {
             "1000 100 old\n1080 10 new\n2000 10 first\n2000 10 second\n3000 10 inside\n2ff0 100 around\n";
         let found = names(map, &[0x1000, 0x1080, 0x2008, 0x3008]);
         assert_eq!(found, [None, is(0x1080, "new"), is(0x2000, "second"), is(0x2ff0, "around")]);
-        // What was overwritten in part has still overwritten what was there before.
+        // A function that was overwritten in part has still overwritten the earlier ones.
         let found = names("1000 10 a\n1008 10 b\n1010 10 c\n", &[0x1000, 0x1008, 0x1010]);
         assert_eq!(found, [None, None, is(0x1010, "c")]);
     }
@@ -209,7 +209,7 @@ mod tests {
                     prop_assert_eq!(Some((found.start, &*found.name)), last.map(|line| (line.0, &*line.2)));
                 }
             }
-            // What overlaps nothing is always found.
+            // A line without overlaps is always found.
             for (i, line) in lines.iter().enumerate() {
                 let apart = |other: &(u64, u64, String)| other.0 + other.1 <= line.0 || line.0 + line.1 <= other.0;
                 if lines.iter().enumerate().all(|(j, other)| i == j || apart(other)) {

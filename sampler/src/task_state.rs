@@ -1,77 +1,78 @@
-//! What tasks can be in, and how they and interrupts are called.
+//! States of tasks, and keys of tasks and interrupts: plain data that exact mode and task-state sampling
+//! share.
 
 use profile::rows::{TaskState, WaitReason};
 
-/// A state, and in what it is spent.
+/// State of a task, with its wait reason and stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct Doing {
+pub(crate) struct TaskActivity {
     pub state: TaskState,
     pub wait_reason: WaitReason,
     /// Stack row id of a sleep; 0 for none.
     pub stack: u32,
 }
 
-impl Doing {
+impl TaskActivity {
     pub(crate) fn plain(state: TaskState) -> Self {
         Self { state, ..Self::default() }
     }
 }
 
-/// A task as the sums name it: instance row id (0 for idle tasks) and thread id.
+/// Key of a task in sums: instance row id (0 for idle tasks) and thread id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) struct Who {
+pub(crate) struct TaskKey {
     pub instance: u32,
     pub tid: i32,
 }
 
-/// A task as events name it. An address is used again once its task is gone, hence the rest.
+/// Identity of a task in events. An address is used again once its task is gone, hence the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct TaskId {
-    /// Of its task_struct.
+    /// Address of the task_struct.
     pub address: u64,
-    pub who: Who,
+    pub who: TaskKey,
 }
 
-/// Who wakes somebody.
+/// Source of a wake-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Waker {
+pub(crate) enum WakeSource {
     /// A task, or the idle task.
-    Task(Who),
-    /// A hard interrupt, an NMI included.
+    Task(TaskKey),
+    /// A hard interrupt, or an NMI.
     Hard,
     /// A soft interrupt.
     Soft,
 }
 
-/// What became of the task that was switched from.
+/// State of a task after a switch from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Left {
-    /// It is in this state now.
-    In(Doing),
-    /// It has ended, and nobody waits for it.
+pub(crate) enum SwitchOutcome {
+    /// The task is in this state now.
+    In(TaskActivity),
+    /// The task has ended, and no process waits for it.
     Gone,
 }
 
-/// Time, and how often.
+/// Sum of times, and their count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Sum {
+pub(crate) struct TimeSum {
     pub ns: u64,
     pub count: u64,
 }
 
-/// From when to when a task was followed.
+/// Period in which a task was followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Life {
-    pub who: Who,
+pub(crate) struct TaskLife {
+    pub who: TaskKey,
     pub from_ns: u64,
     pub to_ns: u64,
     pub ended: bool,
 }
 
-/// What raised a hard interrupt, as far as its handler's beginning tells.
+/// Source of a hard interrupt, as far as its handler's start shows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub(crate) enum Source {
-    /// Not known.
+pub(crate) enum InterruptSource {
+    /// The handler's start was not seen.
     #[default]
     Unknown,
     /// The vector whose entry function the handler was called from: an address in it.
@@ -82,20 +83,20 @@ pub(crate) enum Source {
 
 /// Times of handlers of hard interrupts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Handled {
-    pub sum: Sum,
+pub(crate) struct HandlerTimes {
+    pub sum: TimeSum,
     /// The longest, ns.
     pub max_ns: u64,
 }
 
-impl Sum {
+impl TimeSum {
     pub(crate) fn add(&mut self, ns: u64) {
         self.ns += ns;
         self.count += 1;
     }
 }
 
-impl Handled {
+impl HandlerTimes {
     pub(crate) fn add(&mut self, other: &Self) {
         self.sum.ns += other.sum.ns;
         self.sum.count += other.sum.count;

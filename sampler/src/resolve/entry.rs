@@ -1,7 +1,7 @@
-//! Which code of the kernel's entry and exit belongs to an interrupt.
+//! Code of the kernel's entry and exit that belongs to an interrupt.
 //!
-//! The preempt count knows a hard interrupt from `irq_enter_rcu` to `irq_exit_rcu` only. Before and after, the functions between
-//! the sample and the registers of the interrupted code show it:
+//! The preempt count shows a hard interrupt from `irq_enter_rcu` to `irq_exit_rcu` only. Before and after,
+//! the functions between the sample and the registers of the interrupted code show it:
 //!
 //! ```text
 //!                                      preempt count
@@ -10,22 +10,22 @@
 //!   irq_enter_rcu ... irq_exit_rcu     hard interrupt
 //!     __do_softirq                     soft interrupt
 //!   irqentry_exit                          -          exit: the interrupt's
-//!     schedule, signals, task work         -          the task's, which goes on to run or gives its CPU away
+//!     schedule, signals, task work         -          the task's, which runs on or gives its CPU away
 //!   error_return ... iretq                 -          shared by all ways out: by what returned to it
 //! ```
 //!
-//! Sources: arch/x86/entry/entry_64.S, arch/x86/include/asm/idtentry.h and kernel/entry/common.c of Linux 5.10, 6.1, 6.12 and
-//! 7.3.
+//! Sources: arch/x86/entry/entry_64.S, arch/x86/include/asm/idtentry.h and kernel/entry/common.c of Linux
+//! 5.10, 6.1, 6.12 and 7.3.
 
 use super::interrupts::{is_hard_entry, is_soft_entry};
 use profile::rows::Mode;
 
-/// What hard interrupts call before and after their handlers (kernel/softirq.c).
+/// Functions that hard interrupts call before and after their handlers (kernel/softirq.c).
 const AROUND_HANDLERS: [&str; 5] =
     ["irq_enter_rcu", "irq_exit_rcu", "__irq_exit_rcu", "irq_enter", "irq_exit"];
-/// Entry of non-maskable interrupts.
+/// Entry functions of non-maskable interrupts.
 const NMI_ENTRIES: [&str; 3] = ["asm_exc_nmi", "exc_nmi", "fred_exc_nmi"];
-/// What the kernel does for a task before it runs on, whatever it was entered by.
+/// Work of the kernel for a task before the task runs on, after any entry.
 const TASK_WORK: [&str; 7] = [
     "schedule",
     "__schedule",
@@ -35,7 +35,7 @@ const TASK_WORK: [&str; 7] = [
     "task_work_run",
     "switch_fpu_return",
 ];
-/// Looks whether there is such work, and calls it (until 6.8; inlined since).
+/// Function that checks for such work and calls it (until 6.8; inlined since).
 const WORK_CALLER: &str = "exit_to_user_mode_prepare";
 /// Labels in the code that restores the registers.
 const WAYS_OUT: [&str; 8] = [
@@ -49,10 +49,10 @@ const WAYS_OUT: [&str; 8] = [
     "paranoid_exit",
 ];
 
-/// What a function of the kernel says of the code that it is part of.
+/// Owner of the code that a function of the kernel is part of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Part {
-    /// Nothing.
+pub(crate) enum CodeOwner {
+    /// The function shows no owner.
     #[default]
     Other,
     /// A hard interrupt.
@@ -63,15 +63,15 @@ pub(crate) enum Part {
     SoftIrq,
     /// The task.
     Task,
-    /// The task, where it calls something.
+    /// The task, if the function has called another.
     WorkCaller,
-    /// What has returned to it.
+    /// The entry that has returned to it.
     WayOut,
 }
 
-impl Part {
-    /// By the function's symbol.
-    pub(crate) fn of(symbol: &str) -> Self {
+impl CodeOwner {
+    /// Returns the owner by the function's symbol.
+    pub(crate) fn from_symbol(symbol: &str) -> Self {
         if is_hard_entry(symbol) || AROUND_HANDLERS.contains(&symbol) {
             Self::HardIrq
         } else if NMI_ENTRIES.contains(&symbol) {
@@ -90,22 +90,23 @@ impl Part {
     }
 }
 
-/// The interrupt that code belongs to which the preempt count does not show as one's: by the functions that were called since
-/// registers were last saved, innermost first, and, in code that restores them, what has returned to it.
+/// Returns the interrupt that code belongs to although the preempt count does not show it. `functions` were
+/// called since registers were last saved, innermost first. `returned` is the function that returned to code
+/// which restores registers.
 pub(crate) fn interrupt(
-    functions: impl Iterator<Item = Part>,
-    returned: impl FnOnce() -> Option<Part>,
+    functions: impl Iterator<Item = CodeOwner>,
+    returned: impl FnOnce() -> Option<CodeOwner>,
 ) -> Option<Mode> {
     let mode = |part| match part {
-        Part::HardIrq => Some(Mode::HardIrq),
-        Part::Nmi => Some(Mode::Nmi),
+        CodeOwner::HardIrq => Some(Mode::HardIrq),
+        CodeOwner::Nmi => Some(Mode::Nmi),
         _ => None,
     };
     for (depth, part) in functions.enumerate() {
         match part {
-            Part::WayOut if depth == 0 => return mode(returned()?),
-            Part::WorkCaller if depth == 0 => {}
-            Part::Other => {}
+            CodeOwner::WayOut if depth == 0 => return mode(returned()?),
+            CodeOwner::WorkCaller if depth == 0 => {}
+            CodeOwner::Other => {}
             part => return mode(part),
         }
     }
@@ -116,9 +117,9 @@ pub(crate) fn interrupt(
 mod tests {
     use super::*;
 
-    /// By names, innermost first.
+    /// Classifies functions by their names, innermost first.
     fn by(functions: &[&str]) -> Option<Mode> {
-        interrupt(functions.iter().map(|symbol| Part::of(symbol)), || None)
+        interrupt(functions.iter().map(|symbol| CodeOwner::from_symbol(symbol)), || None)
     }
 
     #[test]
@@ -132,7 +133,7 @@ mod tests {
             hard
         );
         assert_eq!(by(&["irqentry_exit", "fred_sysvec_reboot", "fred_entry_from_user"]), hard);
-        // Linux 5.10 looks for the task's work in a function of its own.
+        // Linux 5.10 checks for the task's work in a separate function.
         assert_eq!(by(&["exit_to_user_mode_prepare", "irqentry_exit", "sysvec_reboot"]), hard);
         assert_eq!(by(&["irq_exit_rcu"]), hard, "all that is known without a stack");
         assert_eq!(by(&["exc_nmi", "asm_exc_nmi"]), Some(Mode::Nmi));
@@ -168,8 +169,8 @@ mod tests {
     #[test]
     fn the_way_out_belongs_to_what_has_returned() {
         let out = |returned: Option<&str>| {
-            let part = returned.map(Part::of);
-            interrupt([Part::of("native_irq_return_iret")].into_iter(), || part)
+            let part = returned.map(CodeOwner::from_symbol);
+            interrupt([CodeOwner::from_symbol("native_irq_return_iret")].into_iter(), || part)
         };
         assert_eq!(out(Some("asm_sysvec_reschedule_ipi")), Some(Mode::HardIrq));
         assert_eq!(out(Some("asm_exc_nmi")), Some(Mode::Nmi));

@@ -4,18 +4,18 @@ use std::collections::HashMap;
 
 use profile::rows::StackRow;
 
-/// How many stacks are remembered at once. Beyond that all are forgotten and get new rows.
+/// Stacks that are remembered at once. Beyond that all are forgotten and get new rows.
 const REMEMBERED: usize = 1 << 20;
 
 /// All stacks that are remembered.
 #[derive(Debug, Default)]
-pub(crate) struct Stacks {
+pub(crate) struct StackTable {
     known: HashMap<(u32, u32), u32>,
     given: u32,
 }
 
-impl Stacks {
-    /// The row of the stack of these frames, outermost first; `None` without frames.
+impl StackTable {
+    /// Returns the row id of the stack of these frames, outermost first; `None` without frames.
     pub(crate) fn intern(
         &mut self,
         frames: impl Iterator<Item = u32>,
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn equal_beginnings_are_stored_once() {
-        let (mut stacks, mut rows) = (Stacks::default(), Vec::new());
+        let (mut stacks, mut rows) = (StackTable::default(), Vec::new());
         let mut intern = |frames: &[u32]| stacks.intern(frames.iter().copied(), &mut rows);
         assert_eq!(intern(&[]), None);
         let (first, second) = (intern(&[5, 6, 7]), intern(&[5, 6, 8]));

@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::FileRef;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfFile, ElfSection, ElfSegment, ReadAt};
+use symbols::elf::{ElfError, ElfFile, ElfSection, ElfSegment, ReadAt};
 use symbols::go::GoTable;
 
-use super::source::Source;
+use super::source::{FileUnavailable, GuestSource};
 use profile::rows::FileRow;
 use text::clean;
 
@@ -19,29 +19,40 @@ const REMEMBERED: usize = 4096;
 const MAX_TABLES: usize = 32 << 20;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
-/// The name of the kernel's own small library.
+/// Name of the kernel's own small library.
 const VDSO: &str = "[vdso]";
 
-/// What identifies a file as long as a guest runs.
+/// Identity of a file while a guest runs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct FileKey {
     device: (u32, u32),
     inode: u64,
     size: u64,
     modified: Option<(i64, u32)>,
 }
 
-/// What was read of a file.
+/// Reasons why a file was not read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum FileError {
+    /// No source has the file.
+    #[error(transparent)]
+    Unavailable(#[from] FileUnavailable),
+    /// The file is not a program or library.
+    #[error(transparent)]
+    Elf(#[from] ElfError),
+}
+
+/// Contents of a file that stacks need.
 #[derive(Debug)]
-pub(crate) struct Loaded {
+pub(crate) struct LoadedFile {
     pub cfi: Option<CfiTable>,
     segments: Vec<ElfSegment>,
     build_id: Option<String>,
-    /// Where it was read from, or why not.
-    read_from: Result<&'static str, String>,
+    /// Source of the file, or the reason why it was not read.
+    read_from: Result<&'static str, FileError>,
 }
 
-impl Loaded {
+impl LoadedFile {
     pub(super) fn was_read(&self) -> bool {
         self.read_from.is_ok()
     }
@@ -49,7 +60,7 @@ impl Loaded {
 
 /// Bytes of a file: by reference, or the vDSO's own.
 #[derive(Debug)]
-enum Content {
+enum FileContent {
     File(FileRef),
     Vdso(Arc<[u8]>),
 }
@@ -58,47 +69,50 @@ enum Content {
 #[derive(Debug)]
 pub(crate) struct FileEntry {
     id: u32,
-    content: Content,
-    loaded: OnceLock<Loaded>,
-    /// Its row has to be written again.
+    content: FileContent,
+    loaded: OnceLock<LoadedFile>,
+    /// The row has to be written again.
     changed: AtomicBool,
-    /// No name leads to it any more.
+    /// The file was removed.
     deleted: AtomicBool,
 }
 
 impl FileEntry {
-    /// Row id.
+    /// Returns the row id.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }
 
-    /// The file's name without its directories.
+    /// Returns the file's name without its directories.
     pub(crate) fn name(&self) -> &str {
         let path = self.path();
         path.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(path)
     }
 
-    /// Path in the guest.
+    /// Returns the path in the guest.
     pub(crate) fn path(&self) -> &str {
         match &self.content {
-            Content::File(file) => &file.path,
-            Content::Vdso(_) => VDSO,
+            FileContent::File(file) => &file.path,
+            FileContent::Vdso(_) => VDSO,
         }
     }
 
-    /// Its bytes and where they are.
-    pub(crate) fn open(&self, source: &Source) -> Result<(Box<dyn ReadAt>, &'static str), &'static str> {
+    /// Opens the file; also returns its source.
+    pub(crate) fn open(
+        &self,
+        source: &GuestSource,
+    ) -> Result<(Box<dyn ReadAt>, &'static str), FileUnavailable> {
         match &self.content {
-            Content::File(file) => source.open(file),
-            Content::Vdso(bytes) => Ok((Box::new(Arc::clone(bytes)), "guest memory")),
+            FileContent::File(file) => source.open(file),
+            FileContent::Vdso(bytes) => Ok((Box::new(Arc::clone(bytes)), "guest memory")),
         }
     }
 
-    /// What stands in it, read at the first call.
-    pub(super) fn load(&self, source: &Source, room: &Room) -> &Loaded {
+    /// Returns the file's contents, read at the first call.
+    pub(super) fn load(&self, source: &GuestSource, room: &TableRoom) -> &LoadedFile {
         self.loaded.get_or_init(|| {
             self.changed.store(true, Ordering::Relaxed);
-            self.read(source, room).unwrap_or_else(|why| Loaded {
+            self.read(source, room).unwrap_or_else(|why| LoadedFile {
                 cfi: None,
                 segments: Vec::new(),
                 build_id: None,
@@ -107,9 +121,9 @@ impl FileEntry {
         })
     }
 
-    fn read(&self, source: &Source, room: &Room) -> Result<Loaded, String> {
+    fn read(&self, source: &GuestSource, room: &TableRoom) -> Result<LoadedFile, FileError> {
         let (reader, place) = self.open(source)?;
-        let elf = ElfFile::open(reader).map_err(|error| error.to_string())?;
+        let elf = ElfFile::open(reader)?;
         let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
         let start = |name| elf.section_range(name).map(|(start, _)| start);
         let cfi = CfiTable::parse(CfiSections {
@@ -120,7 +134,7 @@ impl FileEntry {
             got: start(".got"),
             go: GoTable::read(&elf),
         });
-        Ok(Loaded {
+        Ok(LoadedFile {
             cfi: cfi.ok().filter(|table| room.take(table.memory())),
             segments: elf.segments().to_vec(),
             build_id: elf.build_id().map(ToString::to_string),
@@ -128,17 +142,18 @@ impl FileEntry {
         })
     }
 
-    /// Start of the function that covers `address` of the file, by its unwind tables, and the address behind it.
+    /// Returns the start of the function that covers `address` of the file, by its unwind tables, and the
+    /// address after it.
     pub(crate) fn function_range(&self, address: u64) -> Option<(u64, u64)> {
         self.loaded.get()?.cfi.as_ref()?.function_start(address)
     }
 
-    /// Start of the function that covers `address` of the file, by its unwind tables.
+    /// Returns the start of the function that covers `address` of the file, by its unwind tables.
     pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
         self.function_range(address).map(|(start, _)| start)
     }
 
-    /// The address in the file of what is mapped, executable, at `offset` of it; the offset itself where that is not
+    /// Returns the file's address of the executable byte mapped at `offset`; the offset itself if that is not
     /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
     pub(super) fn address_of(&self, offset: u64) -> u64 {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
@@ -150,7 +165,7 @@ impl FileEntry {
         segment.map_or(offset, |segment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset)))
     }
 
-    /// Its row; `named_by` as far as it is known.
+    /// Returns the row; `named_by` as far as it is known.
     pub(crate) fn row(&self, named_by: Option<String>) -> FileRow {
         let loaded = self.loaded.get();
         let mut row = FileRow {
@@ -164,7 +179,7 @@ impl FileEntry {
             named_by,
             ..FileRow::default()
         };
-        if let Content::File(file) = &self.content {
+        if let FileContent::File(file) = &self.content {
             row.device = file.device.0 << 20 | file.device.1;
             row.inode = file.inode;
             row.filesystem = clean::printable(&file.filesystem);
@@ -176,9 +191,9 @@ impl FileEntry {
 
 /// Room that is left for unwind tables, bytes.
 #[derive(Debug)]
-pub(super) struct Room(Mutex<usize>);
+pub(super) struct TableRoom(Mutex<usize>);
 
-impl Room {
+impl TableRoom {
     fn take(&self, bytes: usize) -> bool {
         let mut left = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let rest = left.checked_sub(bytes);
@@ -189,30 +204,31 @@ impl Room {
 
 /// All files that are known.
 #[derive(Debug)]
-pub(crate) struct Files {
-    known: HashMap<Key, Arc<FileEntry>>,
+pub(crate) struct FileTable {
+    known: HashMap<FileKey, Arc<FileEntry>>,
     vdsos: HashMap<Arc<[u8]>, Arc<FileEntry>>,
     unread: Vec<Arc<FileEntry>>,
     given: u32,
-    pub(super) room: Room,
+    pub(super) room: TableRoom,
 }
 
-impl Default for Files {
+impl Default for FileTable {
     fn default() -> Self {
         Self {
             known: HashMap::new(),
             vdsos: HashMap::new(),
             unread: Vec::new(),
             given: 0,
-            room: Room(Mutex::new(MAX_TABLES)),
+            room: TableRoom(Mutex::new(MAX_TABLES)),
         }
     }
 }
 
-impl Files {
-    /// The entry of `file`; a row goes to `rows` when it is new.
+impl FileTable {
+    /// Returns the entry of `file`; adds a row to `rows` if it is new.
     pub(crate) fn entry(&mut self, file: &FileRef, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
-        let key = Key { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
+        let key =
+            FileKey { device: file.device, inode: file.inode, size: file.size, modified: file.modified };
         if let Some(entry) = self.known.get(&key) {
             // Files are removed while they run: by upgrades, above all.
             if file.deleted && !entry.deleted.swap(true, Ordering::Relaxed) {
@@ -222,14 +238,14 @@ impl Files {
         }
         if self.known.len() >= REMEMBERED {
             self.known.clear();
-            self.room = Room(Mutex::new(MAX_TABLES));
+            self.room = TableRoom(Mutex::new(MAX_TABLES));
         }
-        let entry = self.add(Content::File(file.clone()), rows);
+        let entry = self.add(FileContent::File(file.clone()), rows);
         self.known.insert(key, Arc::clone(&entry));
         entry
     }
 
-    /// The entry of a vDSO.
+    /// Returns the entry of a vDSO.
     pub(crate) fn vdso(&mut self, bytes: Arc<[u8]>, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         if let Some(entry) = self.vdsos.get(&bytes) {
             return Arc::clone(entry);
@@ -237,14 +253,14 @@ impl Files {
         if self.vdsos.len() >= REMEMBERED {
             self.vdsos.clear();
         }
-        let entry = self.add(Content::Vdso(Arc::clone(&bytes)), rows);
+        let entry = self.add(FileContent::Vdso(Arc::clone(&bytes)), rows);
         self.vdsos.insert(bytes, Arc::clone(&entry));
         entry
     }
 
-    fn add(&mut self, content: Content, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
+    fn add(&mut self, content: FileContent, rows: &mut Vec<FileRow>) -> Arc<FileEntry> {
         self.given = self.given.saturating_add(1);
-        let deleted = matches!(&content, Content::File(file) if file.deleted);
+        let deleted = matches!(&content, FileContent::File(file) if file.deleted);
         let entry = Arc::new(FileEntry {
             id: self.given,
             content,
@@ -257,7 +273,7 @@ impl Files {
         entry
     }
 
-    /// Rows of files that were read since the last call.
+    /// Adds the rows of files that were read since the last call.
     pub(super) fn take_loaded(&mut self, rows: &mut Vec<FileRow>) {
         self.unread.retain(|entry| {
             let read = entry.changed.swap(false, Ordering::Relaxed);
@@ -274,7 +290,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_is_removed_while_it_runs_is_told_once_more() {
+    fn a_file_that_is_removed_while_it_runs_is_reported_once_more() {
         let file = FileRef {
             path: "/bin/program".to_owned(),
             raw_path: b"/bin/program".to_vec(),
@@ -287,7 +303,7 @@ mod tests {
             address_space: 0,
             stacked: None,
         };
-        let (mut files, mut rows) = (Files::default(), Vec::new());
+        let (mut files, mut rows) = (FileTable::default(), Vec::new());
         let entry = files.entry(&file, &mut rows);
         let removed = FileRef { deleted: true, ..file };
         for _ in 0..2 {

@@ -1,41 +1,43 @@
-//! From samples to rows: identity, stack and mode of each sample. Knows no threads and no clock.
+//! Resolver from samples to rows: identity, stack and mode of each sample. It knows neither threads nor a
+//! clock.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use linux::{ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot};
+use linux::{
+    ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot, VirtAddr,
+};
 
-use super::entry::Part;
-use super::frames::{Frames, Names};
-use super::hot::Hot;
-use super::identity::{Identities, Threads};
+use super::accounting::{AccountingPoller, AccountingSnapshot, process_rows};
+use super::entry::CodeOwner;
+use super::frames::{FrameTable, KernelNames};
+use super::hot::HitCounts;
+use super::identity::{InstanceTable, ThreadNames};
 use super::interrupts::InterruptNames;
-use super::ledger::{AllBooks, Ledger, process_rows};
-use super::mode::{Classifier, refined};
-use super::namer::Nameless;
-use super::stacks::Stacks;
-use super::walker::{FileEntry, Owner, Step, Walker};
-use crate::exact::state::{Source, Who};
-use crate::record::{KERNEL_HALF, Record};
+use super::mode::{ModeClassifier, refined};
+use super::stacks::StackTable;
+use super::walker::{FileEntry, StackOwner, StackStep, StackWalker};
+use crate::record::{KERNEL_HALF, SampleRecord};
+use crate::task_state::{InterruptSource, TaskKey};
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
 use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
 
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
-pub(crate) struct Window {
+pub(crate) struct SampleWindow {
     samples: u64,
     busy: u64,
     processes: HashMap<u32, (u64, [u8; 16])>,
 }
 
-impl Window {
-    /// All samples.
+impl SampleWindow {
+    /// Returns the number of all samples.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The process with the most non-idle samples, and its share of them.
+    /// Returns the process with the most non-idle samples, and its share of them.
     #[expect(clippy::cast_precision_loss, reason = "a share of less than 2^53 samples")]
     pub(crate) fn top(&self) -> Option<(String, f64)> {
         let (_, (count, comm)) =
@@ -44,41 +46,48 @@ impl Window {
     }
 }
 
-/// Resolves samples.
+/// A frame without a name.
+#[derive(Debug)]
+pub(crate) struct UnnamedFrame {
+    pub row: FrameRow,
+    pub file: Arc<FileEntry>,
+}
+
+/// Resolver of samples.
 #[derive(Debug, Default)]
-pub(crate) struct Resolver {
+pub(crate) struct SampleResolver {
     zero_ns: u64,
-    identities: Identities,
-    threads: Threads,
-    frames: Frames,
-    stacks: Stacks,
-    classifier: Classifier,
-    hot: Hot,
+    identities: InstanceTable,
+    threads: ThreadNames,
+    frames: FrameTable,
+    stacks: StackTable,
+    classifier: ModeClassifier,
+    hot: HitCounts,
     interrupts: InterruptNames,
-    names: Option<Arc<dyn Names>>,
-    /// Walks stacks, once the kernel was found.
-    walker: Option<Walker>,
-    steps: Vec<Step>,
-    window: Window,
+    names: Option<Arc<dyn KernelNames>>,
+    /// Walker of stacks, once the kernel is found.
+    walker: Option<StackWalker>,
+    steps: Vec<StackStep>,
+    window: SampleWindow,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,
-    /// What the first process was seen to run.
+    /// Program of the first process.
     init: Option<String>,
-    /// Who was there when all tasks were last listed: pid, start, name.
+    /// Tasks of the last list: pid, start, name.
     listed: HashSet<(i32, u64, [u8; 16])>,
     /// CR3 and CR4.LA57 of the last kernel code that ran.
     pub(crate) candidate: Option<(u64, bool)>,
-    /// An address was met that may belong to a module loaded or to code generated since.
+    /// An address was met that may belong to a new module or to new generated code.
     pub(crate) unknown_code: bool,
     /// Frames of files, to be named.
-    pub(crate) nameless: Vec<Nameless>,
-    /// Whose books of CPU time are to be read.
-    pub(crate) ledger: Ledger,
+    pub(crate) nameless: Vec<UnnamedFrame>,
+    /// Poller of CPU accounting.
+    pub(crate) accounting: AccountingPoller,
 }
 
-/// Where a sample's frames went.
+/// Rows of a sample's stack.
 #[derive(Debug, Default)]
-struct Placed {
+struct ResolvedStack {
     mode: Mode,
     frame: Option<u32>,
     stack: Option<u32>,
@@ -87,34 +96,42 @@ struct Placed {
     fault: Option<PageFaultKind>,
 }
 
-impl Resolver {
+impl SampleResolver {
     pub(crate) fn new(zero_ns: u64) -> Self {
-        Self { zero_ns, ledger: Ledger::new(zero_ns), ..Self::default() }
+        Self { zero_ns, accounting: AccountingPoller::new(zero_ns), ..Self::default() }
     }
 
-    /// Adds the sample's row to `batch`, and rows for what it is the first to mention.
-    pub(crate) fn sample(&mut self, vcpu: u8, record: &Record, stack: Option<&StackCopy>, batch: &mut Batch) {
+    /// Adds the sample's row to `batch`, and rows for everything that it is the first to mention.
+    pub(crate) fn sample(
+        &mut self,
+        vcpu: u8,
+        record: &SampleRecord,
+        stack: Option<&StackCopy>,
+        batch: &mut Batch,
+    ) {
         let mode = self.classifier.classify(record);
         let task = record.current.and_then(|current| current.task);
         self.latest_ns = self.latest_ns.max(record.time_ns);
         let instance = task.map(|task| {
             let instance = self.identify(&task, record.time_ns, batch);
             self.threads.note(instance, &task, &mut batch.threads);
-            self.ledger.note(instance, &task);
+            self.accounting.note(instance, &task);
             if mode == Mode::User && self.identities.runs(&task) {
                 self.describe(&task, batch);
             }
             instance
         });
+        // User code without a stack gets its frame last: a walk may find the file of its address.
         let leaf = if mode == Mode::User { None } else { Some(self.kernel_frame(record, batch)) };
-        let owner = instance.zip(task).map(|(instance, task)| Owner { instance, task });
+        // The stack may correct the mode: the preempt count does not show an interrupt's entry and exit.
+        let owner = instance.zip(task).map(|(instance, task)| StackOwner { instance, task });
         let placed = match stack {
-            Some(stack) => self.place(stack, owner, (mode, record), batch),
+            Some(stack) => self.place(stack, owner, mode, record, batch),
             None => None,
         };
-        let placed = placed.unwrap_or_else(|| Placed {
+        let placed = placed.unwrap_or_else(|| ResolvedStack {
             mode: refined(mode, record, leaf.map(|leaf| self.frames.part(leaf)).into_iter(), || None),
-            ..Placed::default()
+            ..ResolvedStack::default()
         });
         let mode = placed.mode;
         let frame = placed
@@ -144,8 +161,8 @@ impl Resolver {
         });
     }
 
-    /// Takes from a sample that is not kept what is needed to find the kernel.
-    pub(crate) fn pass_over(&mut self, record: &Record) {
+    /// Takes the data that finds the kernel from a dropped sample.
+    pub(crate) fn pass_over(&mut self, record: &SampleRecord) {
         self.classifier.classify(record);
         self.latest_ns = self.latest_ns.max(record.time_ns);
         if record.in_64_bit_kernel() {
@@ -153,30 +170,31 @@ impl Resolver {
         }
     }
 
-    /// The instance of a task that an event is about; its thread gets its name.
+    /// Returns the instance of a task that an event is about; notes its thread's name.
     pub(crate) fn task(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let instance = self.identify(task, read_ns, batch);
         self.threads.note(instance, task, &mut batch.threads);
         instance
     }
 
-    /// Takes over the books of all processes.
-    pub(crate) fn books(&mut self, all: &AllBooks, batch: &mut Batch) {
+    /// Adds the accounting of all processes.
+    pub(crate) fn books(&mut self, all: &AccountingSnapshot, batch: &mut Batch) {
         let time_ns = all.read_ns.saturating_sub(self.zero_ns);
-        let first = self.ledger.open();
+        let first = self.accounting.open();
         for books in &all.processes {
             let instance = self.task(&books.leader, all.read_ns, batch);
-            if !self.ledger.has_ended(instance) {
+            if !self.accounting.has_ended(instance) {
                 process_rows(instance, time_ns, books, first, batch);
             }
         }
         batch.cpu_times.extend(all.cpus.iter().map(|&stat| CpuTimeRow { first, time_ns, stat }));
     }
 
-    /// Reads the books of the processes that were hit since the last call, and again what they call themselves: many set their
-    /// command line to what they do (setproctitle). No more are read than [`Ledger`] notes.
+    /// Reads the accounting of the processes that were hit since the last call, and their command lines
+    /// again: many processes set it to their present work (setproctitle). Reads no more than
+    /// [`AccountingPoller`] notes.
     pub(crate) fn read_hit(&mut self, batch: &mut Batch) {
-        let there = self.ledger.read_hit(batch);
+        let there = self.accounting.read_hit(batch);
         let Some(walker) = &self.walker else { return };
         let source = walker.source();
         for task in there.iter().filter(|task| !task.kernel_thread) {
@@ -186,7 +204,8 @@ impl Resolver {
         }
     }
 
-    /// Names code that processes have made and that had no name when it was hit; `last` at the end of a run.
+    /// Names code that processes have made and that had no name when it was hit; `last` is true at the end of
+    /// a run.
     pub(crate) fn name_made(&mut self, last: bool, batch: &mut Batch) {
         let Some(walker) = &mut self.walker else { return };
         for instance in self.frames.without_names() {
@@ -194,29 +213,31 @@ impl Resolver {
         }
     }
 
-    /// Takes over the last books of a process of which nothing is left.
+    /// Adds the final accounting of a process that has ended.
     pub(crate) fn ended(
         &mut self,
-        (instance, leader): (u32, &TaskSnapshot),
+        instance: u32,
+        leader: &TaskSnapshot,
         read_ns: u64,
         books: &ExitAccounting,
         batch: &mut Batch,
     ) {
         let ExitAccounting { time, reported, children } = *books;
         let books = ProcessCpuTimes { leader: *leader, time, reported, children, threads: Vec::new() };
-        // Without a first reading nobody knows how much of it was before vprof.
-        if self.ledger.is_open() {
+        // Without a first reading, the part from before vprof is unknown.
+        if self.accounting.is_open() {
             process_rows(instance, read_ns.saturating_sub(self.zero_ns), &books, false, batch);
         }
-        self.ledger.end(instance);
+        self.accounting.end(instance);
     }
 
-    /// The name of a thread.
-    pub(crate) fn thread_name(&self, who: Who) -> String {
+    /// Returns the name of a thread.
+    pub(crate) fn thread_name(&self, who: TaskKey) -> String {
         self.threads.name(who.instance, who.tid)
     }
 
-    /// The stack row id of what `task` sleeps in (0 without a stack), read at `read_ns`, and what its kernel functions tell.
+    /// Returns the stack row id of the sleeping `task` (0 without a stack), read at `read_ns`, and its wait
+    /// reason.
     pub(crate) fn sleeping(
         &mut self,
         stack: &StackCopy,
@@ -224,9 +245,9 @@ impl Resolver {
         read_ns: u64,
         batch: &mut Batch,
     ) -> (u32, WaitReason) {
-        // Without the page tables of its program only the kernel's part is there.
+        // Without the page tables of its program, only the kernel's part is available.
         let owner =
-            stack.user_root().map(|_| Owner { instance: self.task(task, read_ns, batch), task: *task });
+            stack.user_root().map(|_| StackOwner { instance: self.task(task, read_ns, batch), task: *task });
         let Some(walker) = &mut self.walker else { return (0, WaitReason::Other) };
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
@@ -239,17 +260,19 @@ impl Resolver {
         (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
     }
 
-    /// The functions of the kernel among these steps, innermost first; `ids` are the frames of the steps.
+    /// Returns the functions of the kernel among these steps, innermost first; `ids` are the frames of the
+    /// steps.
     fn kernel_functions<'a>(
         &'a self,
-        steps: &'a [Step],
+        steps: &'a [StackStep],
         ids: &'a [u32],
     ) -> impl Iterator<Item = &'a str> + Clone {
-        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, Step::Kernel { .. }));
+        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, StackStep::Kernel { .. }));
         of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
-    /// The instance of `task`. Who it is, is read when it is new, after an exec, and when user code runs for the first time.
+    /// Returns the instance of `task`. Its data is read when it is new, after an exec, and when user code
+    /// runs for the first time.
     fn identify(&mut self, task: &TaskSnapshot, read_ns: u64, batch: &mut Batch) -> u32 {
         let (instance, fresh) = self.identities.resolve(task, read_ns, &mut batch.instances);
         if fresh {
@@ -263,49 +286,53 @@ impl Resolver {
         self.identities.describe(task, walker, batch);
     }
 
-    /// Walks the stack and stores its frames; `None` where stacks cannot be walked. The mode is the one by the preempt count.
+    /// Walks the stack and stores its frames; `None` if stacks cannot be walked. `mode` is that of the
+    /// preempt count.
     fn place(
         &mut self,
         stack: &StackCopy,
-        owner: Option<Owner>,
-        (mode, record): (Mode, &Record),
+        owner: Option<StackOwner>,
+        mode: Mode,
+        record: &SampleRecord,
         batch: &mut Batch,
-    ) -> Option<Placed> {
+    ) -> Option<ResolvedStack> {
         let walker = self.walker.as_mut()?;
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
+        // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
         match steps.first() {
-            Some(Step::Kernel { address, .. }) => self.hot.kernel(*address),
-            Some(Step::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
+            Some(StackStep::Kernel { address, .. }) => self.hot.kernel(*address),
+            Some(StackStep::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
             _ => {}
         }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         // Up to the code that was interrupted, whose registers were saved.
-        let called = |step: &Step| matches!(step, Step::Kernel { call: true, .. });
+        let called = |step: &StackStep| matches!(step, StackStep::Kernel { call: true, .. });
         let since = 1 + steps.iter().skip(1).take_while(|step| called(step)).count();
         let parts = ids.iter().take(since).map(|&id| self.frames.part(id));
         let mut returned = None;
         let mode = refined(mode, record, parts, || {
             let address = self.walker.as_ref()?.returned_to(stack)?;
-            let name = self.names.as_ref()?.name(lookup(address, true))?;
+            let name = self.names.as_ref()?.name(VirtAddr(lookup(address, true)))?;
             let function = (address.wrapping_sub(name.offset), name.symbol?);
-            let part = Part::of(&function.1);
+            let part = CodeOwner::from_symbol(&function.1);
             returned = Some(function);
             Some(part)
         });
         let kernel = self.kernel_functions(&steps, &ids);
         let fault = PageFaultKind::from_stack(kernel, walked.from_user, stack.is_fetching());
+        // A function that returned to the exit code is no longer on the stack, but still shows the interrupt.
         let returned = returned.iter().map(|(start, symbol)| (*start, symbol.as_str()));
         let functions = returned.chain(ids.iter().map_while(|&id| self.frames.function(id)));
-        let placed = Placed {
+        let placed = ResolvedStack {
             mode,
             fault: fault.filter(|_| mode == Mode::Kernel),
             frame: steps
                 .first()
-                .filter(|step| !matches!(step, Step::Reason { .. }))
+                .filter(|step| !matches!(step, StackStep::Reason { .. }))
                 .and(ids.first().copied()),
-            interrupt: self.interrupts.of(mode, functions, &mut batch.interrupts),
+            interrupt: self.interrupts.served(mode, functions, &mut batch.interrupts),
             stack: self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks),
             syscall: walked.syscall,
         };
@@ -313,52 +340,53 @@ impl Resolver {
         Some(placed)
     }
 
-    /// The kernel code that was hit most.
+    /// Adds the kernel code that was hit most.
     pub(crate) fn code(&self, batch: &mut Batch) {
         if let (Some(walker), Some(names)) = (&self.walker, &self.names) {
             batch.code.extend(self.hot.kernel_code(walker.source(), names.as_ref()));
         }
     }
 
-    /// Where programs were hit most: file and address in it.
+    /// Returns the program code that was hit most: file and address in it.
     pub(crate) fn hot_programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
         self.hot.programs()
     }
 
-    fn step(&mut self, step: &Step, owner: Option<Owner>, batch: &mut Batch) -> u32 {
+    fn step(&mut self, step: &StackStep, owner: Option<StackOwner>, batch: &mut Batch) -> u32 {
         let rows = &mut batch.frames;
         match step {
-            Step::Kernel { address, call } => self.kernel_row(*address, *call, rows),
-            Step::User { address, call, file: Some(file), .. } => {
+            StackStep::Kernel { address, call } => self.kernel_row(*address, *call, rows),
+            StackStep::User { address, call, file: Some(file), .. } => {
                 let (id, new) = self.frames.file((file.id(), file.name()), *address, *call, rows);
                 if new && let Some(row) = rows.last() {
-                    self.nameless.push(Nameless { row: row.clone(), file: Arc::clone(file) });
+                    self.nameless.push(UnnamedFrame { row: row.clone(), file: Arc::clone(file) });
                 }
                 id
             }
-            Step::User { address, call, made: Some(made), .. } => {
+            StackStep::User { address, call, made: Some(made), .. } => {
                 self.frames.made(*address, *call, owner.map(|owner| owner.instance), made, rows)
             }
-            Step::User { address, call, file: None, anonymous, made: None } => {
+            StackStep::User { address, call, file: None, anonymous, made: None } => {
                 self.frames.user(*address, *call, owner.map(|owner| owner.instance), *anonymous, rows)
             }
-            Step::Reason { of, why } => self.frames.reason(*of, why, rows),
+            StackStep::Reason { of, why } => self.frames.reason(*of, why, rows),
         }
     }
 
-    fn kernel_frame(&mut self, record: &Record, batch: &mut Batch) -> u32 {
+    fn kernel_frame(&mut self, record: &SampleRecord, batch: &mut Batch) -> u32 {
         if record.rip & KERNEL_HALF != 0 && record.long_mode {
             self.candidate = Some((record.cr3, record.five_level));
         }
         self.kernel_row(record.rip, false, &mut batch.frames)
     }
 
-    /// The row of a kernel address; one that is met for the first time, without a name, may be of code that is new.
+    /// Returns the row id of a kernel address. A new address without a name may be in new code.
     fn kernel_row(&mut self, address: u64, call: bool, rows: &mut Vec<FrameRow>) -> u32 {
         let before = rows.len();
         let names = self.names.as_deref();
         let frame = self.frames.kernel(address, call, names, rows);
-        let outside = address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(address));
+        let outside =
+            address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(VirtAddr(address)));
         let unnamed = |row: &FrameRow| row.symbol.is_none() && row.module.is_none();
         if outside && rows.get(before..).is_some_and(|new| new.iter().any(unnamed)) {
             self.unknown_code = true;
@@ -378,49 +406,57 @@ impl Resolver {
         }
     }
 
-    /// The samples since the last call.
-    pub(crate) fn take_window(&mut self) -> Window {
+    /// Takes the samples since the last call.
+    pub(crate) fn take_window(&mut self) -> SampleWindow {
         std::mem::take(&mut self.window)
     }
 
-    /// The kernel was found: frames get their names from now on, earlier ones get them now.
-    pub(crate) fn kernel_found(&mut self, names: Arc<dyn Names>, walker: Option<Walker>, batch: &mut Batch) {
+    /// Sets the names of the kernel that was found: later frames use them, and earlier frames get them now.
+    pub(crate) fn kernel_found(
+        &mut self,
+        names: Arc<dyn KernelNames>,
+        walker: Option<StackWalker>,
+        batch: &mut Batch,
+    ) {
         self.frames.name_unnamed(names.as_ref(), &mut batch.frames);
         self.names = Some(names);
         self.walker = walker;
     }
 
-    /// Another kernel runs: nothing more is read of the one that was found, and addresses mean something else.
+    /// Stops reading the kernel that was found: another one runs, and addresses have another meaning.
     pub(crate) fn kernel_gone(&mut self) {
         (self.names, self.walker) = (None, None);
         self.frames.forget_kernel();
-        self.ledger.gone();
+        self.accounting.stop();
     }
 
-    /// The row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is the `last` chance.
+    /// Returns the row id of a hard interrupt on `vcpu`; `None` while its name is not known, unless this is
+    /// the `last` chance.
     pub(crate) fn source(
         &mut self,
         vcpu: usize,
-        source: Source,
+        source: InterruptSource,
         last: bool,
         batch: &mut Batch,
     ) -> Option<u32> {
         let name = match (source, &self.names) {
-            (Source::Entry(address), Some(names)) => names.name(address).and_then(|name| name.symbol),
+            (InterruptSource::Entry(address), Some(names)) => {
+                names.name(VirtAddr(address)).and_then(|name| name.symbol)
+            }
             _ => None,
         };
-        self.interrupts.source((vcpu, source), name.as_deref(), last, &mut batch.interrupts)
+        self.interrupts.source(vcpu, source, name.as_deref(), last, &mut batch.interrupts)
     }
 
-    /// Handlers of interrupts.
+    /// Sets the handlers of interrupts.
     pub(crate) fn interrupts_changed(&mut self, interrupts: &InterruptTables) {
         self.interrupts.update(interrupts);
     }
 
-    /// Other modules are loaded, or other code is generated.
+    /// Sets other modules or other generated code.
     pub(crate) fn modules_changed(
         &mut self,
-        names: Arc<dyn Names>,
+        names: Arc<dyn KernelNames>,
         unwinder: Option<Arc<KernelUnwinder>>,
         batch: &mut Batch,
     ) {
@@ -431,7 +467,7 @@ impl Resolver {
         }
     }
 
-    /// What the first process runs, if that is another program than before: its path and its file system.
+    /// Returns the program of the first process if it has changed: its path and its file system.
     pub(crate) fn init_program(&mut self, tasks: &[TaskSnapshot]) -> Option<String> {
         let source = self.walker.as_ref()?.source();
         let init = tasks.iter().find(|task| task.tid == 1 && !task.kernel_thread)?;
@@ -444,34 +480,35 @@ impl Resolver {
         Some(program)
     }
 
-    /// Tasks that exist, sampled or not. They are read while the guest runs, so one alone may be half made or half gone:
-    /// what two in a row say alike counts. By then all samples from before the first have been dealt with, too.
+    /// Notes the tasks that exist, sampled or not. They are read while the guest runs, so a task in one list
+    /// may be half made or half gone: two lists in a row have to agree. All samples from before the first
+    /// list are resolved by then.
     pub(crate) fn list(&mut self, tasks: &[TaskSnapshot], batch: &mut Batch) {
-        let sight = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
+        let key = |task: &TaskSnapshot| (task.pid, task.start_ns, task.process_comm);
         for task in tasks {
             if task.pid != 0 {
                 self.classifier.tasks_exist();
             }
-            if self.listed.contains(&sight(task)) {
+            if self.listed.contains(&key(task)) {
                 self.identify(task, self.latest_ns, batch);
             }
         }
-        self.listed = tasks.iter().map(sight).collect();
+        self.listed = tasks.iter().map(key).collect();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::frames::tests::Fake;
+    use super::super::frames::tests::FakeNames;
     use super::*;
 
     #[test]
     fn code_without_a_name_is_asked_for_wherever_it_is_in_a_stack() {
-        let (mut resolver, mut batch) = (Resolver::new(0), Batch::default());
-        let frame = |address| Step::Kernel { address, call: true };
+        let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
+        let frame = |address| StackStep::Kernel { address, call: true };
         resolver.step(&frame(0xffff_ffff_c030_0010), None, &mut batch);
         assert!(!resolver.unknown_code, "without a kernel every address is unknown");
-        resolver.kernel_found(Arc::new(Fake { module: Some("ext4") }), None, &mut batch);
+        resolver.kernel_found(Arc::new(FakeNames { module: Some("ext4") }), None, &mut batch);
         resolver.step(&frame(0x1010), None, &mut batch);
         resolver.step(&frame(0x10010), None, &mut batch);
         assert!(!resolver.unknown_code, "the image and a module");

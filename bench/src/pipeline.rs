@@ -1,4 +1,4 @@
-//! What lies behind the vCPU: collector, report, memory.
+//! Benchmarks of what follows the vCPU: collector, report, memory.
 
 use std::fs;
 use std::path::Path;
@@ -11,20 +11,20 @@ use sampler::bench;
 use vprof_tests::Guest;
 
 use crate::child;
-use crate::table::Row;
+use crate::table::TableRow;
 
 /// Samples in the profile that is written and reported.
 const SAMPLES: u64 = 1_000_000;
 
-/// Stacks in the one that is reported by function.
+/// Stacks in the profile that is reported by function.
 const STACKS: u32 = 50_000;
 
 fn seconds(ns: u64) -> String {
     format!("{:.2} s", ns as f64 / 1e9)
 }
 
-/// Throughput of collector and writer, and the time and memory of a report.
-pub fn rows() -> anyhow::Result<Vec<Row>> {
+/// Measures the throughput of collector and writer, and the time and memory of a report.
+pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let directory = tempfile::tempdir()?;
     let path = directory.path().join("bench.vprof");
     let mut writer = ProfileWriter::create(&path, false)?;
@@ -44,7 +44,7 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
     let [folded, folded_wall, folded_memory] = child::run("folded", &path)?;
     let [page, page_wall, page_bytes, page_memory] = child::run("page", &path)?;
     Ok(vec![
-        Row::text(
+        TableRow::text(
             "collector and writer, one core",
             format!("{:.0} samples/s", SAMPLES as f64 / written.cpu.as_secs_f64()),
             "at least 200,000/s",
@@ -55,18 +55,22 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             written.wall,
             size / 1_000_000
         )),
-        Row::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
+        TableRow::text("report over 1,000,000 samples", seconds(read), "at most 2 s").detail(format!(
             "of CPU, {} of time; {} MB at the peak (at most 300)",
             seconds(read_wall),
             memory / 1_000_000
         )),
-        Row::text("report by function, 1,000,000 samples, 50,000 stacks", seconds(functions), "at most 3 s")
-            .detail(format!(
-                "of CPU, {} of time; 20 frames deep; {} MB at the peak",
-                seconds(functions_wall),
-                functions_memory / 1_000_000
-            )),
-        Row::text(
+        TableRow::text(
+            "report by function, 1,000,000 samples, 50,000 stacks",
+            seconds(functions),
+            "at most 3 s",
+        )
+        .detail(format!(
+            "of CPU, {} of time; 20 frames deep; {} MB at the peak",
+            seconds(functions_wall),
+            functions_memory / 1_000_000
+        )),
+        TableRow::text(
             "export of folded stacks, 1,000,000 samples, 50,000 stacks",
             format!("{:.0} samples/s", SAMPLES as f64 / (folded as f64 / 1e9)),
             "at least 1,000,000/s",
@@ -77,33 +81,31 @@ pub fn rows() -> anyhow::Result<Vec<Row>> {
             seconds(folded_wall),
             folded_memory / 1_000_000
         )),
-        Row::text("page of HTML, 1,000,000 samples, 50,000 stacks", seconds(page), "at most 5 s").detail(
-            format!(
+        TableRow::text("page of HTML, 1,000,000 samples, 50,000 stacks", seconds(page), "at most 5 s")
+            .detail(format!(
                 "of CPU, {} of time; {:.1} MB (at most 5), {} MB at the peak (at most 500)",
                 seconds(page_wall),
                 page_bytes as f64 / 1e6,
                 page_memory / 1_000_000
-            ),
-        ),
+            )),
     ])
 }
 
-/// Memory of a `vprof` that records at 5 kHz beyond its guest's.
-pub fn memory() -> Row {
+/// Measures the memory of a `vprof` that records at 5 kHz, beyond its guest's.
+pub fn memory() -> TableRow {
     let run = Guest::demo().options(["--rate", "5000"]).script("spin --seconds 3").run();
     assert!(run.status.success(), "{}: {}", run.status, run.stderr);
     let bytes = run.number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'");
     let report = run.report();
-    Row::text("memory of vprof beyond the guest's", format!("{:.0} MB", bytes / 1e6), "at most 64 MB").detail(
-        format!(
+    TableRow::text("memory of vprof beyond the guest's", format!("{:.0} MB", bytes / 1e6), "at most 64 MB")
+        .detail(format!(
             "a Debian guest at 5,000 Hz, {} samples, host: {}",
             report.number("samples"),
             report.get("host").as_str().unwrap_or("unknown")
-        ),
-    )
+        ))
 }
 
-/// In a process of its own, which has written nothing: ns of CPU and of time that the summary takes.
+/// Measures the summary in a separate process, which has written nothing: ns of CPU and of elapsed time.
 pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, report) = bench::measured(|| -> anyhow::Result<Report> {
         Ok(Report::read(&Profile::open(path)?, &Filter::default())?)
@@ -117,7 +119,7 @@ pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what the table of functions takes.
+/// Measures the table of functions likewise.
 pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, report) = bench::measured(|| -> anyhow::Result<Report> {
         Ok(Report::read_with(&Profile::open(path)?, &Filter::default(), &report::Request::By(By::Function))?)
@@ -127,11 +129,11 @@ pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what the export of folded stacks takes; their numbers of samples add up.
+/// Measures the export of folded stacks likewise; their numbers of samples add up.
 pub fn folded(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, text) = bench::measured(|| -> anyhow::Result<Vec<u8>> {
         let mut text = Vec::new();
-        // With a process at the root nearly each of the made-up samples would be a line of its own.
+        // With a process at the root, nearly each of the made-up samples would have its own line.
         let request = Request { count: Count::Samples, root: Root::None, ..Request::new(Format::Folded) };
         export::write(&Profile::open(path)?, &request, &mut text, &mut |_, _| {})?;
         Ok(text)
@@ -142,7 +144,7 @@ pub fn folded(path: &Path) -> anyhow::Result<[u64; 2]> {
     ns(cost)
 }
 
-/// Likewise: what a page takes, and its bytes.
+/// Measures a page likewise; also returns its bytes.
 pub fn page(path: &Path) -> anyhow::Result<[u64; 3]> {
     let (cost, page) = bench::measured(|| -> anyhow::Result<Vec<u8>> {
         let mut page = Vec::new();
@@ -155,6 +157,6 @@ pub fn page(path: &Path) -> anyhow::Result<[u64; 3]> {
     Ok([cpu, wall, page.len() as u64])
 }
 
-fn ns(cost: bench::Cost) -> anyhow::Result<[u64; 2]> {
+fn ns(cost: bench::MeasuredCost) -> anyhow::Result<[u64; 2]> {
     Ok([u64::try_from(cost.cpu.as_nanos())?, u64::try_from(cost.wall.as_nanos())?])
 }

@@ -1,16 +1,19 @@
-//! Code addresses, each stored once: kernel addresses by themselves, user addresses together with their file, or with
-//! their instance where they have none.
+//! Code addresses, each stored once: kernel addresses alone, user addresses together with their file, or with
+//! their instance if they have none.
 
 use std::collections::HashMap;
 use std::fmt;
 
-use super::entry::Part;
-use super::walker::{Late, ReasonOf, Symbol};
+use linux::VirtAddr;
+
+use super::entry::CodeOwner;
+use super::walker::{JitSymbol, LateNames, ReasonSubject};
 use profile::rows::{FrameKind, FrameRow, lookup};
 use text::clean;
 
-/// How many addresses are remembered at once. Beyond that all are forgotten and get new rows, so a guest that jumps
-/// about costs rows in the file but no memory here. Readers of the profile add up by address, not by row.
+/// Addresses that are remembered at once. Beyond that all are forgotten and get new rows, so a guest that
+/// jumps about costs rows in the file but no memory here. Readers of the profile add up by address, not by
+/// row.
 const REMEMBERED: usize = 262_144;
 
 /// Module of code in memory without a file, which a program has made itself.
@@ -18,9 +21,9 @@ const ANONYMOUS: &str = "anonymous";
 /// Module of such code that the program has named.
 const JIT: &str = "[jit]";
 
-/// A kernel address' name.
+/// Name of a kernel address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Name {
+pub(crate) struct KernelName {
     /// Symbol; `None` for an address in a module that no symbol covers.
     pub symbol: Option<String>,
     /// Module, `None` for the kernel image.
@@ -29,17 +32,17 @@ pub(crate) struct Name {
     pub offset: u64,
 }
 
-/// Names kernel addresses.
-pub(crate) trait Names: fmt::Debug + Send + Sync {
-    /// The name of `address`.
-    fn name(&self, address: u64) -> Option<Name>;
-    /// Whether `address` lies in the kernel image, whose code never moves.
-    fn in_image(&self, address: u64) -> bool;
+/// Source of names of kernel addresses.
+pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
+    /// Returns the name of `address`.
+    fn name(&self, address: VirtAddr) -> Option<KernelName>;
+    /// Returns true if `address` is in the kernel image, whose code never moves.
+    fn in_image(&self, address: VirtAddr) -> bool;
 }
 
-/// What a frame is known by.
+/// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Key {
+enum FrameKey {
     Kernel {
         address: u64,
         call: bool,
@@ -50,7 +53,7 @@ enum Key {
         address: u64,
         call: bool,
     },
-    /// By instance row id; 0 where the process is not known.
+    /// By instance row id; 0 if the process is not known.
     Process {
         instance: u32,
         address: u64,
@@ -61,55 +64,56 @@ enum Key {
         instance: u32,
         address: u64,
         call: bool,
-        symbol: Symbol,
+        symbol: JitSymbol,
     },
     Reason {
-        of: ReasonOf,
+        of: ReasonSubject,
         why: String,
     },
 }
 
 /// A function of the kernel.
 #[derive(Debug)]
-struct Function {
+struct KernelFunction {
     start: u64,
     symbol: Box<str>,
-    part: Part,
+    part: CodeOwner,
 }
 
 /// All frames that are remembered.
 #[derive(Debug, Default)]
-pub(crate) struct Frames {
-    known: HashMap<Key, u32>,
-    /// Of kernel frames, by row id.
-    functions: HashMap<u32, Function>,
+pub(crate) struct FrameTable {
+    known: HashMap<FrameKey, u32>,
+    /// Functions of kernel frames, by row id.
+    functions: HashMap<u32, KernelFunction>,
     unnamed: Vec<(u32, u64, bool)>,
-    /// Frames of code that an instance has made and not named yet: row id, address, and whether a call returns there.
+    /// Frames of code that an instance has made and not named yet: row id, address, and true if a call
+    /// returns there.
     made: HashMap<u32, Vec<(u32, u64, bool)>>,
     given: u32,
 }
 
-impl Frames {
-    /// The row of a kernel address; `call` for one that a call returns to.
+impl FrameTable {
+    /// Returns the row id of a kernel address; `call` is true for a return address.
     pub(crate) fn kernel(
         &mut self,
         address: u64,
         call: bool,
-        names: Option<&dyn Names>,
+        names: Option<&dyn KernelNames>,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Kernel { address, call };
+        let key = FrameKey::Kernel { address, call };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
         let id = self.add(key);
-        let name = names.and_then(|names| names.name(lookup(address, call)));
+        let name = names.and_then(|names| names.name(VirtAddr(lookup(address, call))));
         self.note(id, address, call, name.as_ref());
         rows.push(kernel_row(id, address, call, name));
         id
     }
 
-    /// The row of an address in a file, and whether it is new.
+    /// Returns the row id of an address in a file, and true if the row is new.
     pub(crate) fn file(
         &mut self,
         (file, module): (u32, &str),
@@ -117,7 +121,7 @@ impl Frames {
         call: bool,
         rows: &mut Vec<FrameRow>,
     ) -> (u32, bool) {
-        let key = Key::File { file, address, call };
+        let key = FrameKey::File { file, address, call };
         if let Some(&id) = self.known.get(&key) {
             return (id, false);
         }
@@ -128,7 +132,8 @@ impl Frames {
         (id, true)
     }
 
-    /// The row of an address of a process's own memory, or of no known one; without an instance the process is not known.
+    /// Returns the row id of an address in a process's own memory, or in unknown memory. Without an instance,
+    /// the process is not known.
     pub(crate) fn user(
         &mut self,
         address: u64,
@@ -137,7 +142,7 @@ impl Frames {
         anonymous: bool,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Process { instance: instance.unwrap_or(0), address, call };
+        let key = FrameKey::Process { instance: instance.unwrap_or(0), address, call };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -150,17 +155,17 @@ impl Frames {
         id
     }
 
-    /// Instances with code of their own making that has no name yet.
+    /// Returns the instances with code of their own making that has no name yet.
     pub(crate) fn without_names(&self) -> Vec<u32> {
         self.made.keys().copied().collect()
     }
 
     /// Names code that `instance` has made.
-    pub(crate) fn name_made(&mut self, instance: u32, late: &Late<'_>, rows: &mut Vec<FrameRow>) {
+    pub(crate) fn name_made(&mut self, instance: u32, late: &LateNames<'_>, rows: &mut Vec<FrameRow>) {
         let (map, ended) = match late {
-            Late::Unchanged => return,
-            Late::Changed(map) => (Some(*map), false),
-            Late::Ended(map) => (*map, true),
+            LateNames::Unchanged => return,
+            LateNames::Changed(map) => (Some(*map), false),
+            LateNames::Ended(map) => (*map, true),
         };
         if let Some((map, frames)) = map.zip(self.made.get_mut(&instance)) {
             frames.retain(|&(id, address, call)| {
@@ -174,17 +179,17 @@ impl Frames {
         }
     }
 
-    /// The row of an address in code that a process has made, in the function `symbol`. Other code may follow at the same
-    /// address: it gets another row.
+    /// Returns the row id of an address in code that a process has made, in the function `symbol`. Other code
+    /// at the same address gets another row.
     pub(crate) fn made(
         &mut self,
         address: u64,
         call: bool,
         instance: Option<u32>,
-        symbol: &Symbol,
+        symbol: &JitSymbol,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = Key::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
+        let key = FrameKey::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -193,9 +198,9 @@ impl Frames {
         id
     }
 
-    /// The row of a reason why frames are missing.
-    pub(crate) fn reason(&mut self, of: ReasonOf, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
-        let key = Key::Reason { of, why: why.to_owned() };
+    /// Returns the row id of a reason why frames are missing.
+    pub(crate) fn reason(&mut self, of: ReasonSubject, why: &str, rows: &mut Vec<FrameRow>) -> u32 {
+        let key = FrameKey::Reason { of, why: why.to_owned() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
@@ -206,17 +211,17 @@ impl Frames {
         id
     }
 
-    /// The function of a kernel frame: start address and symbol.
+    /// Returns the function of a kernel frame: start address and symbol.
     pub(crate) fn function(&self, id: u32) -> Option<(u64, &str)> {
         self.functions.get(&id).map(|function| (function.start, function.symbol.as_ref()))
     }
 
-    /// What the function of a kernel frame says of whose code it is.
-    pub(crate) fn part(&self, id: u32) -> Part {
-        self.functions.get(&id).map_or(Part::Other, |function| function.part)
+    /// Returns the owner of a kernel frame's function.
+    pub(crate) fn part(&self, id: u32) -> CodeOwner {
+        self.functions.get(&id).map_or(CodeOwner::Other, |function| function.part)
     }
 
-    fn add(&mut self, key: Key) -> u32 {
+    fn add(&mut self, key: FrameKey) -> u32 {
         if self.known.len() >= REMEMBERED {
             self.known.clear();
             self.functions.clear();
@@ -228,22 +233,22 @@ impl Frames {
         self.given
     }
 
-    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&Name>) {
+    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&KernelName>) {
         match name {
-            Some(Name { symbol: Some(symbol), offset, .. }) => {
+            Some(KernelName { symbol: Some(symbol), offset, .. }) => {
                 let start = lookup(address, call).wrapping_sub(*offset);
-                let part = Part::of(symbol);
-                self.functions.insert(id, Function { start, symbol: symbol.as_str().into(), part });
+                let part = CodeOwner::from_symbol(symbol);
+                self.functions.insert(id, KernelFunction { start, symbol: symbol.as_str().into(), part });
             }
             Some(_) => {}
             None => self.unnamed.push((id, address, call)),
         }
     }
 
-    /// Names what had no name yet. What still has none is tried again at the next call.
-    pub(crate) fn name_unnamed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
+    /// Names the frames without a name. Frames that stay without one are tried again at the next call.
+    pub(crate) fn name_unnamed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         for (id, address, call) in std::mem::take(&mut self.unnamed) {
-            let name = names.name(lookup(address, call));
+            let name = names.name(VirtAddr(lookup(address, call)));
             self.note(id, address, call, name.as_ref());
             if name.is_some() {
                 rows.push(kernel_row(id, address, call, name));
@@ -251,22 +256,25 @@ impl Frames {
         }
     }
 
-    /// Another kernel runs: its addresses get rows of their own.
+    /// Forgets the kernel's frames: another kernel's addresses get their own rows.
     pub(crate) fn forget_kernel(&mut self) {
-        self.known.retain(|key, _| !matches!(key, Key::Kernel { .. }));
+        self.known.retain(|key, _| !matches!(key, FrameKey::Kernel { .. }));
         self.unnamed.clear();
     }
 
-    /// Other modules are loaded now: an address outside of the image may have got another name, so it gets a new row.
-    pub(crate) fn modules_changed(&mut self, names: &dyn Names, rows: &mut Vec<FrameRow>) {
+    /// Notes that other modules are loaded. An address outside of the image may have got another name, so it
+    /// gets a new row.
+    pub(crate) fn modules_changed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
-        self.known.retain(|key, _| !matches!(key, Key::Kernel { address, .. } if !names.in_image(*address)));
+        self.known.retain(
+            |key, _| !matches!(key, FrameKey::Kernel { address, .. } if !names.in_image(VirtAddr(*address))),
+        );
         let known = &self.known;
-        self.unnamed.retain(|&(_, address, call)| known.contains_key(&Key::Kernel { address, call }));
+        self.unnamed.retain(|&(_, address, call)| known.contains_key(&FrameKey::Kernel { address, call }));
     }
 }
 
-fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &Symbol) -> FrameRow {
+fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &JitSymbol) -> FrameRow {
     FrameRow {
         id,
         address,
@@ -280,7 +288,7 @@ fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol
     }
 }
 
-fn kernel_row(id: u32, address: u64, call: bool, name: Option<Name>) -> FrameRow {
+fn kernel_row(id: u32, address: u64, call: bool, name: Option<KernelName>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| clean::printable(&name));
     let offset = if call { offset.wrapping_add(1) } else { offset };
@@ -302,29 +310,31 @@ pub(crate) mod tests {
 
     /// Image of 0x1000 bytes at 0x1000, symbols of 0x100 bytes each; one module at 0x10000 if it has a name.
     #[derive(Debug, Default, Clone)]
-    pub(crate) struct Fake {
+    pub(crate) struct FakeNames {
         pub module: Option<&'static str>,
     }
 
-    impl Names for Fake {
-        fn name(&self, address: u64) -> Option<Name> {
+    impl KernelNames for FakeNames {
+        fn name(&self, VirtAddr(address): VirtAddr) -> Option<KernelName> {
             let symbol = Some(format!("symbol_{:x}", address >> 8));
             match address {
-                0x1000..0x2000 => Some(Name { symbol, module: None, offset: address & 0xff }),
-                0x10000..0x20000 => {
-                    self.module.map(|m| Name { symbol, module: Some(m.to_owned()), offset: address & 0xff })
-                }
+                0x1000..0x2000 => Some(KernelName { symbol, module: None, offset: address & 0xff }),
+                0x10000..0x20000 => self.module.map(|m| KernelName {
+                    symbol,
+                    module: Some(m.to_owned()),
+                    offset: address & 0xff,
+                }),
                 _ => None,
             }
         }
-        fn in_image(&self, address: u64) -> bool {
+        fn in_image(&self, VirtAddr(address): VirtAddr) -> bool {
             (0x1000..0x2000).contains(&address)
         }
     }
 
     #[test]
     fn addresses_are_stored_once_and_per_instance() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let a = frames.user(0x1000, false, Some(1), false, &mut rows);
         assert_eq!(frames.user(0x1000, false, Some(1), false, &mut rows), a);
         assert_ne!(frames.user(0x1000, false, Some(2), false, &mut rows), a);
@@ -339,8 +349,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_return_address_is_named_by_the_call_before_it() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let names = Fake::default();
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let names = FakeNames::default();
         let id = frames.kernel(0x1300, true, Some(&names), &mut rows);
         assert_ne!(frames.kernel(0x1300, false, Some(&names), &mut rows), id);
         assert_eq!(
@@ -352,20 +362,20 @@ pub(crate) mod tests {
 
     #[test]
     fn code_of_a_file_and_reasons_are_stored_once() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let first = frames.file((3, "libz.so"), 0x50, true, &mut rows);
         assert_eq!(frames.file((3, "libz.so"), 0x50, true, &mut rows), (first.0, false));
         assert!(first.1 && frames.file((4, "libz.so"), 0x50, true, &mut rows).1);
-        let why = frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows);
-        assert_eq!(frames.reason(ReasonOf::User, "too \x1bdeep", &mut rows), why);
-        assert_ne!(frames.reason(ReasonOf::Kernel, "too \x1bdeep", &mut rows), why);
+        let why = frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows);
+        assert_eq!(frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows), why);
+        assert_ne!(frames.reason(ReasonSubject::Kernel, "too \x1bdeep", &mut rows), why);
         assert!(rows.iter().all(|row| row.symbol.as_ref().is_none_or(|symbol| !symbol.contains('\x1b'))));
     }
 
     #[test]
-    fn made_code_that_is_renamed_gets_a_row_of_its_own() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let symbol = |start, name: &str| Symbol { start, end: 0x1100, name: name.into() };
+    fn made_code_that_is_renamed_gets_its_own_row() {
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let symbol = |start, name: &str| JitSymbol { start, end: 0x1100, name: name.into() };
         let before = frames.user(0x1010, false, Some(1), true, &mut rows);
         let first = frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows);
         assert_eq!(frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows), first);
@@ -383,8 +393,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn made_code_gets_its_name_when_the_program_tells_it() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+    fn made_code_gets_its_name_when_the_program_names_it() {
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let early = frames.user(0x1010, false, Some(1), true, &mut rows);
         let call = frames.user(0x1020, true, Some(1), true, &mut rows);
         let never = frames.user(0x9000, false, Some(1), true, &mut rows);
@@ -392,43 +402,43 @@ pub(crate) mod tests {
         frames.user(0x1010, false, Some(3), false, &mut rows);
         rows.clear();
         let map = PerfMap::parse(b"1000 20 first\n");
-        frames.name_made(1, &Late::Unchanged, &mut rows);
+        frames.name_made(1, &LateNames::Unchanged, &mut rows);
         assert!(rows.is_empty());
-        frames.name_made(1, &Late::Changed(&map), &mut rows);
+        frames.name_made(1, &LateNames::Changed(&map), &mut rows);
         let names: Vec<_> = rows
             .iter()
             .map(|row| (row.id, row.symbol.as_deref(), row.module.as_deref(), row.offset))
             .collect();
-        // What a call returns to behind the function's end is in it.
+        // A return address after the function's end is in the function.
         assert_eq!(names, [(early, Some("first"), Some(JIT), 0x10), (call, Some("first"), Some(JIT), 0x20)]);
         rows.clear();
         frames.name_made(
             1,
-            &Late::Ended(Some(&PerfMap::parse(b"1000 20 second\n9000 20 last\n"))),
+            &LateNames::Ended(Some(&PerfMap::parse(b"1000 20 second\n9000 20 last\n"))),
             &mut rows,
         );
         let names: Vec<_> = rows.iter().map(|row| (row.id, row.symbol.as_deref())).collect();
         assert_eq!(names, [(never, Some("last"))]);
         assert_eq!(frames.without_names(), [2]);
-        frames.name_made(2, &Late::Ended(None), &mut rows);
+        frames.name_made(2, &LateNames::Ended(None), &mut rows);
         assert!(frames.without_names().is_empty());
     }
 
     #[test]
     fn early_frames_get_their_names_afterwards() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let early = frames.kernel(0x1234, false, None, &mut rows);
         frames.kernel(0x99, false, None, &mut rows);
         rows.clear();
-        frames.name_unnamed(&Fake::default(), &mut rows);
+        frames.name_unnamed(&FakeNames::default(), &mut rows);
         assert_eq!(rows.len(), 1, "an address outside of the image stays without a name");
         assert_eq!((rows[0].id, rows[0].symbol.as_deref(), rows[0].offset), (early, Some("symbol_12"), 0x34));
     }
 
     #[test]
     fn another_module_at_the_same_address_is_another_frame() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
-        let (one, two) = (Fake { module: Some("one") }, Fake { module: Some("two") });
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
+        let (one, two) = (FakeNames { module: Some("one") }, FakeNames { module: Some("two") });
         let image = frames.kernel(0x1000, false, Some(&one), &mut rows);
         let before = frames.kernel(0x10000, false, Some(&one), &mut rows);
         frames.modules_changed(&two, &mut rows);
@@ -440,7 +450,7 @@ pub(crate) mod tests {
 
     #[test]
     fn a_guest_that_jumps_about_is_bounded() {
-        let (mut frames, mut rows) = (Frames::default(), Vec::new());
+        let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         for address in 0..600_000 {
             frames.kernel(address, false, None, &mut rows);
             frames.user(address, false, Some(1), true, &mut rows);

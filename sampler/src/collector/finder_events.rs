@@ -1,4 +1,4 @@
-//! What the collector hears of the guest's kernel, and what it has named.
+//! Events of the finder and the namer, as the collector handles them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -9,41 +9,39 @@ use std::time::Duration;
 use linux::journal::StartupTimes;
 use vmm::monotonic_ns;
 
-use super::finder::{Code, News, UnitNews};
-use super::namer::{Named, Namer, Wish};
-use super::walker::{Source, Walker};
+use super::finder::{FinderEvent, KernelCode, UnitEvents};
+use super::namer::{CodeNamer, NameRequest, NameResult};
 use super::{Collector, FinderHandle, NamerHandle};
-use crate::presence::Trust;
-use crate::record::Record;
+use crate::kexec::SampleTrust;
+use crate::record::SampleRecord;
+use crate::resolve::walker::{GuestSource, StackWalker};
 use profile::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use profile::rows::Batch;
 
-/// How long in all the collector waits for the programs of an initrd: less than a ring holds.
+/// Total time that the collector waits for the programs of an initrd: less than a ring holds.
 const WALKER_PATIENCE: Duration = Duration::from_secs(1);
-/// How long the namer does; a run may end so much later.
+/// Total time that the namer waits; a run may end this much later.
 const NAMER_PATIENCE: Duration = Duration::from_secs(20);
 
 impl Collector {
-    /// Whether the record is of the kernel that was found, or from before that; ends all reading of it where it is gone.
-    pub(super) fn trusts(&mut self, vcpu: usize, record: &Record) -> bool {
+    /// Returns true if the record is of the kernel that was found, or from before that. Stops all reading if
+    /// the kernel is gone.
+    pub(super) fn trusts(&mut self, vcpu: usize, record: &SampleRecord) -> bool {
         let Some(memory) = &self.memory else { return true };
         let reader = self.readers.get().map(|readers| &readers.current);
-        match self.presence.judge((vcpu, record), memory, reader) {
-            Trust::Known => true,
-            Trust::Doubtful => false,
-            Trust::Gone => {
+        match self.kexec.judge(vcpu, record, memory, reader) {
+            SampleTrust::Known => true,
+            SampleTrust::Doubtful => false,
+            SampleTrust::Gone => {
                 self.kernel_gone();
                 false
             }
         }
     }
 
-    /// The guest has started another kernel: nothing is read of the old one any more.
+    /// Stops all reading of the old kernel: the guest has started another one.
     pub(super) fn kernel_gone(&mut self) {
-        self.event(
-            "missing",
-            "the guest started another kernel (kexec): what ran from then on has no names".to_owned(),
-        );
+        self.event("missing", "the guest started another kernel (kexec): later code has no names".to_owned());
         if self.ends_with_kernel {
             self.totals.kernel_gone = true;
             self.shared.reached.store(true, Ordering::Release);
@@ -58,13 +56,13 @@ impl Collector {
         }
     }
 
-    pub(super) fn hear_finder(&mut self) {
+    pub(super) fn take_finder_events(&mut self) {
         let Some(finder) = self.finder.take() else { return };
         loop {
-            match finder.news.try_recv() {
-                Ok(news) => self.hear(news),
+            match finder.events.try_recv() {
+                Ok(event) => self.handle(event),
                 Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.bury(finder),
+                Err(TryRecvError::Disconnected) => return self.join_finder(finder),
             }
         }
         self.finder = Some(finder);
@@ -80,9 +78,9 @@ impl Collector {
         }
     }
 
-    pub(super) fn hear(&mut self, news: News) {
-        match news {
-            News::Kernel(found) => {
+    pub(super) fn handle(&mut self, event: FinderEvent) {
+        match event {
+            FinderEvent::Kernel(found) => {
                 let release = found.release.unwrap_or_else(|| "of unknown release".to_owned());
                 let after = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
                 let symbols = found.symbols;
@@ -92,15 +90,17 @@ impl Collector {
                 );
                 self.batch.meta.push(("kernel".to_owned(), release.clone()));
                 self.shared.status().kernel = Some(release);
+                // Everything that reads this kernel gets it before the resolver names its first frame.
                 if let (Some(kernel), Some(memory)) = (&found.code.kernel, &self.memory) {
-                    self.resolver.ledger.found(Arc::clone(kernel), memory.clone());
+                    self.resolver.accounting.set_kernel(Arc::clone(kernel), memory.clone());
                 }
                 if let Some(kernel) = &found.code.kernel {
-                    self.presence.found(Arc::clone(kernel), monotonic_ns());
+                    self.kexec.found(Arc::clone(kernel), monotonic_ns());
                 }
                 if let Some(exact) = &mut self.exact {
                     exact.kernel_found(found.code.kernel.clone());
                 }
+                // The walker takes the stack inputs, so there is one for the whole run.
                 let walker = self.walker(&found.code);
                 if let (Some(task_states), Some(kernel), Some(memory)) =
                     (&mut self.task_states, found.code.kernel, &self.memory)
@@ -109,86 +109,91 @@ impl Collector {
                 }
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }
-            News::Code(code) => {
+            FinderEvent::Code(code) => {
                 self.resolver.modules_changed(code.names, code.unwinder, &mut self.batch);
             }
-            News::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
-            News::SystemCalls(names) => {
+            FinderEvent::Interrupts(interrupts) => self.resolver.interrupts_changed(&interrupts),
+            FinderEvent::SystemCalls(names) => {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
             }
-            News::Books(all) => self.resolver.books(&all, &mut self.batch),
-            News::Tasks(tasks) | News::Sight(tasks) => {
+            FinderEvent::Books(all) => self.resolver.books(&all, &mut self.batch),
+            FinderEvent::Tasks(tasks) | FinderEvent::List(tasks) => {
                 self.gate.list(&tasks);
                 self.resolver.list(&tasks, &mut self.batch);
                 if let Some(program) = self.resolver.init_program(&tasks) {
                     self.event("init", program);
                 }
             }
-            News::Units(UnitNews { mut rows, startup }) => {
+            FinderEvent::Units(UnitEvents { mut rows, startup }) => {
                 rows.iter_mut().for_each(|row| row.time_ns = row.time_ns.saturating_sub(self.shared.zero_ns));
                 self.batch.unit_events.append(&mut rows);
                 self.batch.meta.push((SYSTEMD_JOURNAL.to_owned(), "read".to_owned()));
                 let times = startup.map(startup_meta).into_iter().flatten();
                 self.batch.meta.extend(times.map(|(key, ns)| (key.to_owned(), ns.to_string())));
             }
-            News::NoUnits(reason) => self.batch.meta.push((SYSTEMD_JOURNAL.to_owned(), reason)),
-            News::Trouble(trouble) => {
+            FinderEvent::NoUnits(reason) => {
+                self.batch.meta.push((SYSTEMD_JOURNAL.to_owned(), reason.to_string()));
+            }
+            FinderEvent::Trouble(trouble) => {
                 let rows = trouble.meta().map(|(key, value)| (key.to_owned(), value));
                 self.batch.meta.extend(rows);
             }
-            News::Missing(text) => self.event("missing", text),
+            FinderEvent::Missing(text) => self.event("missing", text),
         }
     }
 
-    /// A walker for the kernel that was found; where stacks are wanted, a namer of their frames is started, too.
-    fn walker(&mut self, code: &Code) -> Option<Walker> {
-        let guest = self.guest.take()?;
+    /// Returns a walker for the kernel that was found; also starts a namer of its frames if stacks are
+    /// wanted.
+    fn walker(&mut self, code: &KernelCode) -> Option<StackWalker> {
+        let guest = self.stack_inputs.take()?;
         let kernel = code.kernel.clone()?;
         let source = |patience| {
-            Source::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
+            GuestSource::new(Arc::clone(&kernel), guest.memory.clone(), (guest.files)())
                 .with_initrd(guest.initrd.clone(), patience)
         };
         let own = source(WALKER_PATIENCE);
         if code.unwinder.is_some() {
-            self.start(Namer::new(source(NAMER_PATIENCE), (guest.files)()));
+            self.start(CodeNamer::new(source(NAMER_PATIENCE), (guest.files)()));
             own.prepare();
         }
-        Some(Walker::new(code.unwinder.clone(), own, guest.depth))
+        Some(StackWalker::new(code.unwinder.clone(), own, guest.depth))
     }
 
-    fn start(&mut self, namer: Namer) {
+    fn start(&mut self, namer: CodeNamer) {
         let ((wanted, to_name), (to_tell, named)) = (mpsc::channel(), mpsc::channel());
         let thread = thread::Builder::new().name("namer".to_owned());
         match thread.spawn(move || namer.run(&to_name, &to_tell)) {
             Ok(thread) => self.namer = Some(NamerHandle { wanted, named, thread }),
-            Err(error) => self.event("missing", format!("user code is not named: no thread: {error}")),
+            Err(error) => {
+                self.event("missing", format!("cannot name user code: cannot start a thread: {error}"))
+            }
         }
     }
 
     pub(super) fn ask_namer(&mut self) {
         let Some(namer) = &self.namer else { return self.resolver.nameless.clear() };
         for nameless in self.resolver.nameless.drain(..) {
-            // The namer ends early only by a panic, which is told at the end.
-            drop(namer.wanted.send(Wish::Name(nameless)));
+            // The namer ends early only by a panic, which is reported at the end.
+            drop(namer.wanted.send(NameRequest::Name(nameless)));
         }
         while let Ok(named) = namer.named.try_recv() {
             take_name(named, &mut self.batch);
         }
     }
 
-    /// The finder's thread has ended by itself, which it does only by a panic.
-    pub(super) fn bury(&mut self, mut finder: FinderHandle) {
+    /// Joins the finder's thread, which ends by itself only by a panic.
+    pub(super) fn join_finder(&mut self, mut finder: FinderHandle) {
         if finder.thread.take().is_some_and(|thread| thread.join().is_err()) {
             self.event(
                 "missing",
-                "reading the guest's kernel failed unexpectedly: names stop here".to_owned(),
+                "reading the guest's kernel failed unexpectedly; later code has no names".to_owned(),
             );
         }
     }
 }
 
-/// Rows of `meta` of what systemd says a boot took.
+/// Returns rows of `meta` with systemd's times of the boot.
 fn startup_meta(startup: StartupTimes) -> impl Iterator<Item = (&'static str, u64)> {
     let [kernel, initrd, userspace] = STARTUP_TIMES;
     let times = [
@@ -199,13 +204,13 @@ fn startup_meta(startup: StartupTimes) -> impl Iterator<Item = (&'static str, u6
     times.into_iter().flatten()
 }
 
-pub(super) fn take_name(named: Named, batch: &mut Batch) {
+pub(super) fn take_name(named: NameResult, batch: &mut Batch) {
     match named {
-        Named::Frame(row, mut inlined) => {
+        NameResult::Frame(row, mut inlined) => {
             batch.frames.push(row);
             batch.inlined.append(&mut inlined);
         }
-        Named::File(row) => batch.files.push(row),
-        Named::Code(row) => batch.code.push(row),
+        NameResult::File(row) => batch.files.push(row),
+        NameResult::Code(row) => batch.code.push(row),
     }
 }

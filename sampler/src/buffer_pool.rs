@@ -1,13 +1,14 @@
-//! Boxes for stacks: the buffers that samples carry to the collector.
+//! Pool of stack buffers: samples carry them to the collector, which gives them back.
 //!
 //! ```text
 //!            ┌── pool: some rounds of the collector, used again and again
 //!  vCPU ◀────┤
-//!            └── reserve: for when the collector is held up; a box comes back without its memory
+//!            └── reserve: for a collector that is late; a buffer comes back without its memory
 //! ```
 //!
-//! All boxes of a vCPU are parts of one mapping, which takes memory only where a stack was written. So there may be far more
-//! boxes than are ever under way, and what a hold-up has taken is given back after it.
+//! All buffers of a vCPU are parts of one mapping, which takes memory only where a stack was written. So the
+//! pool may have far more buffers than are ever in use, and the memory of a late collector is given back
+//! afterwards.
 
 use bytes::BytesMut;
 use linux::StackCopy;
@@ -16,68 +17,69 @@ use rtrb::{Consumer, Producer, PushError, RingBuffer};
 /// Bytes of a page on x86-64.
 const PAGE: usize = 4096;
 
-/// The vCPU's end: boxes come out here.
+/// The vCPU's end of the pool: buffers come out here.
 #[derive(Debug)]
-pub(crate) struct Boxes {
+pub(crate) struct BufferPool {
     pool: Consumer<Box<StackCopy>>,
     reserve: Consumer<Box<StackCopy>>,
 }
 
-impl Boxes {
-    /// An empty box; `None` when all are under way. Never allocates.
+impl BufferPool {
+    /// Takes an empty buffer; `None` if all are in use. Never allocates.
     pub(crate) fn take(&mut self) -> Option<Box<StackCopy>> {
         self.pool.pop().or_else(|_| self.reserve.pop()).ok()
     }
 }
 
-/// The collector's end: boxes go back here.
+/// The collector's end of the pool: buffers go back here.
 #[derive(Debug)]
-pub(crate) struct Returns {
+pub(crate) struct BufferReturns {
     pool: Producer<Box<StackCopy>>,
     reserve: Producer<Box<StackCopy>>,
 }
 
-impl Returns {
-    /// Gives back a box: to the reserve, without its memory, only while the pool has all of its own.
+impl BufferReturns {
+    /// Gives back a buffer: to the reserve, and without its memory, only while the pool is full.
     pub(crate) fn give_back(&mut self, stack: Box<StackCopy>) {
         if let Err(PushError::Full(mut stack)) = self.pool.push(stack) {
-            // Zeroes are there when it is used again.
+            // The pages read as zeroes when the buffer is used again.
             advise(stack.take_back(), libc::MADV_DONTNEED);
-            // There are no more boxes than both have room for.
+            // Pool and reserve together have room for all buffers.
             drop(self.reserve.push(stack));
         }
     }
 }
 
-/// A pool of `pool` boxes with a reserve of `reserve` more.
-pub(crate) fn boxes(pool: usize, reserve: usize) -> (Boxes, Returns) {
+/// Creates a pool of `pool` buffers with a reserve of `reserve` more.
+pub(crate) fn buffer_pool(pool: usize, reserve: usize) -> (BufferPool, BufferReturns) {
     let (pool_in, pool_out) = RingBuffer::new(pool);
     let (reserve_in, reserve_out) = RingBuffer::new(reserve);
-    let mut returns = Returns { pool: pool_in, reserve: reserve_in };
+    let mut returns = BufferReturns { pool: pool_in, reserve: reserve_in };
     let count = pool.saturating_add(reserve);
     let mut room = BytesMut::zeroed(count.saturating_mul(StackCopy::BYTES).saturating_add(PAGE));
-    // A huge page would take memory for 32 boxes at once; an allocator may have written the zeroes.
+    // A huge page would take memory for 32 buffers at once; an allocator may have written the zeroes.
     advise(&mut room, libc::MADV_NOHUGEPAGE);
     advise(&mut room, libc::MADV_DONTNEED);
-    // Pages belong to one box each.
+    // Each page belongs to one buffer only.
     drop(room.split_to(room.as_ptr().align_offset(PAGE).min(PAGE)));
     for _ in 0..count {
         let stack = Box::new(StackCopy::in_buffer(room.split_to(StackCopy::BYTES)));
         if let Err(PushError::Full(stack)) = returns.pool.push(stack) {
-            // Both together have room for all.
+            // Pool and reserve together have room for all buffers.
             drop(returns.reserve.push(stack));
         }
     }
-    (Boxes { pool: pool_out, reserve: reserve_out }, returns)
+    (BufferPool { pool: pool_out, reserve: reserve_out }, returns)
 }
 
-/// Tells the host's kernel how the whole pages of `bytes` are used.
+/// Advises the host's kernel on the use of the whole pages of `bytes`.
 fn advise(bytes: &mut [u8], advice: libc::c_int) {
     let skip = bytes.as_ptr().align_offset(PAGE);
     let Some(pages) = bytes.get_mut(skip..) else { return };
     let len = pages.len() / PAGE * PAGE;
-    // SAFETY: the range is whole pages of private anonymous memory (an allocator's) inside of a slice that is borrowed
-    // exclusively; whether they keep their bytes or become zeroes, all are initialized. A refusal changes nothing.
+    // SAFETY: the range is whole pages of private anonymous memory (an allocator's) inside of a slice that is
+    // borrowed exclusively. The pages keep their bytes or become zeroes, so all bytes stay initialized. If
+    // the call fails, nothing changes.
     unsafe {
         libc::madvise(pages.as_mut_ptr().cast(), len, advice);
     }
@@ -99,15 +101,15 @@ mod tests {
 
     #[test]
     fn the_reserve_is_used_only_while_the_pool_is_empty() {
-        let (mut out, mut returns) = boxes(2, 3);
+        let (mut out, mut returns) = buffer_pool(2, 3);
         let address = |stack: &StackCopy| std::ptr::from_ref(stack) as usize;
         let all: Vec<_> = std::iter::from_fn(|| out.take()).collect();
         let pool: Vec<_> = all[..2].iter().map(|stack| address(stack)).collect();
         assert_eq!(all.len(), 5);
         all.into_iter().for_each(|stack| returns.give_back(stack));
-        // A collector that keeps up: the same two again and again.
+        // A collector that keeps up uses the same two again and again.
         for _ in 0..20 {
-            let stack = out.take().expect("a box");
+            let stack = out.take().expect("a buffer");
             assert!(pool.contains(&address(&stack)));
             returns.give_back(stack);
         }
@@ -116,10 +118,10 @@ mod tests {
 
     #[test]
     fn only_the_pool_keeps_its_memory_after_a_hold_up() {
-        let (mut out, mut returns) = boxes(2, 30);
+        let (mut out, mut returns) = buffer_pool(2, 30);
         let all: Vec<_> = std::iter::from_fn(|| out.take()).collect();
         for mut stack in all {
-            assert_eq!(resident(&mut stack), 0, "a box that was never used takes no memory");
+            assert_eq!(resident(&mut stack), 0, "a buffer that was never used takes no memory");
             stack.take_back()[..StackCopy::BYTES / 2].fill(1);
             assert_eq!(resident(&mut stack), 8);
             returns.give_back(stack);

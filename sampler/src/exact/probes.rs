@@ -1,4 +1,4 @@
-//! Setting the tripwires, and what is read while all vCPUs stand still.
+//! Setting of the probes, and reading of the tasks while all vCPUs are stopped.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -8,84 +8,86 @@ use vmm::{
 };
 
 use super::record::{EventReaders, STACK_BYTES, USER_BYTES};
-use crate::record::Readers;
+use crate::record::GuestReaders;
 
-/// Tasks whose state is read at the beginning, at most: all vCPUs stand still meanwhile.
+/// Tasks whose state is read at the start, at most: all vCPUs are stopped meanwhile.
 const MAX_TASKS: usize = 8_192;
-/// Tasks whose stack is copied at the beginning, at most.
+/// Tasks whose stack is copied at the start, at most.
 const SCAN_STACKS: usize = 512;
 
-/// What there was when the tripwires were set.
+/// Tasks at the time when the probes were set.
 #[derive(Debug, Default)]
-pub(crate) struct Start {
+pub(crate) struct ProbeStart {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
-    /// All tasks but the idle ones, those that sleep with their stacks.
+    /// All tasks but the idle ones; sleeping ones with their stacks.
     pub tasks: Vec<(SchedState, Option<StackCopy>)>,
-    /// What each vCPU runs.
+    /// Current task of each vCPU.
     pub current: Vec<Option<TaskSnapshot>>,
     /// The kernel's own count of each vCPU's switches.
     pub switches: Vec<Option<u64>>,
 }
 
-/// What there was when they were taken away.
+/// Counts at the time when the probes were removed.
 #[derive(Debug, Clone)]
-pub(crate) struct End {
+pub(crate) struct ProbeEnd {
     /// CLOCK_MONOTONIC ns.
     pub time_ns: u64,
     pub switches: Vec<Option<u64>>,
     pub withdrawn: Withdrawal,
 }
 
-/// Where the end will be told.
-pub(crate) type EndCell = Arc<Mutex<Option<End>>>;
+/// Cell that receives the end.
+pub(crate) type EndCell = Arc<Mutex<Option<ProbeEnd>>>;
 
-/// Why tripwires are not set.
+/// Reasons why probes are not set.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum NotSet {
-    /// Worth another try.
+pub(crate) enum SetFailure {
+    /// Setting may succeed later.
     Later(String),
-    /// Not in this run.
+    /// The vCPUs did not stop in time; they may at another attempt.
+    NotStopped(String),
+    /// Setting fails in this run.
     Never(String),
 }
 
-impl From<Missing> for NotSet {
+impl From<Missing> for SetFailure {
     fn from(missing: Missing) -> Self {
         if missing.may_come() { Self::Later(missing.to_string()) } else { Self::Never(missing.to_string()) }
     }
 }
 
-impl From<ProbeError> for NotSet {
+impl From<ProbeError> for SetFailure {
     fn from(error: ProbeError) -> Self {
         match error {
-            ProbeError::NotPaused { .. } => Self::Later(error.to_string()),
+            ProbeError::NotPaused { .. } => Self::NotStopped(error.to_string()),
             _ => Self::Never(error.to_string()),
         }
     }
 }
 
-/// What is needed to set tripwires.
-pub(crate) struct Guest<'a> {
+/// Parts of the guest that the probes need.
+pub(crate) struct GuestParts<'a> {
     pub kernel: &'a Kernel,
     pub memory: &'a GuestMemoryMmap,
-    pub readers: &'a Readers,
+    pub readers: &'a GuestReaders,
     pub vcpus: usize,
 }
 
-/// Sets tripwires at all events of a kernel that has booted. `events` gets the readers before.
+/// Sets probes at all events of a kernel that has booted. Stores the readers in `events` before.
 pub(crate) fn set(
-    guest: &Guest<'_>,
-    tripwires: &ProbeSet,
+    guest: &GuestParts<'_>,
+    probes: &ProbeSet,
     events: &OnceLock<EventReaders>,
     end: &EndCell,
-) -> Result<(Start, Vec<Missing>), NotSet> {
-    let Guest { kernel, memory, vcpus, .. } = *guest;
+) -> Result<(ProbeStart, Vec<Missing>), SetFailure> {
+    let GuestParts { kernel, memory, vcpus, .. } = *guest;
     if !kernel.has_booted(memory)? {
-        return Err(NotSet::Later("the guest's kernel has not booted yet".to_owned()));
+        return Err(SetFailure::Later("the guest's kernel has not booted yet".to_owned()));
     }
     let found = kernel.probe_sites(memory)?;
     let states = kernel.sched_state_reader(memory)?;
-    let books = kernel.exit_accounting_reader(memory).ok();
+    let accounting = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
     let sites: Vec<ProbePoint> = found
         .sites
@@ -97,24 +99,24 @@ pub(crate) fn set(
             loads_rdi: site.loads,
         })
         .collect();
-    // A second try finds the same.
-    let readers = events.get_or_init(|| EventReaders { sites: found, states, books });
-    let mut start = Start::default();
+    // A second attempt finds the same sites.
+    let readers = events.get_or_init(|| EventReaders { sites: found, states, accounting });
+    let mut start = ProbeStart::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
     let at_withdrawal = move |withdrawn: &Withdrawal| {
         let (end, memory, states) = at_end;
         let switches = (0..vcpus).map(|vcpu| states.switches(&memory, vcpu)).collect();
-        let told = End { time_ns: monotonic_ns(), switches, withdrawn: withdrawn.clone() };
-        *end.lock().unwrap_or_else(PoisonError::into_inner) = Some(told);
+        let ended = ProbeEnd { time_ns: monotonic_ns(), switches, withdrawn: withdrawn.clone() };
+        *end.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     };
-    tripwires.set(&sites, || start = look(guest, readers), Box::new(at_withdrawal))?;
+    probes.set(&sites, || start = read_tasks(guest, readers), Box::new(at_withdrawal))?;
     Ok((start, missing))
 }
 
-/// Reads who does what, while nobody does anything.
-fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
-    let Guest { kernel, memory, readers, vcpus } = *guest;
-    // Without a list of tasks each one begins with its first event.
+/// Reads the state of all tasks while all vCPUs are stopped.
+fn read_tasks(guest: &GuestParts<'_>, events: &EventReaders) -> ProbeStart {
+    let GuestParts { kernel, memory, readers, vcpus } = *guest;
+    // Without a list of tasks, each task starts with its first event.
     let tasks = kernel.tasks(memory).unwrap_or_default();
     let mut stacks = 0;
     let mut with_stack = |task: SchedState| {
@@ -137,7 +139,7 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
         .map(|task| (task, with_stack(task)))
         .collect();
     let current = |vcpu| readers.current.read(memory, vcpu)?.task;
-    Start {
+    ProbeStart {
         time_ns: monotonic_ns(),
         tasks,
         current: (0..vcpus).map(current).collect(),
@@ -145,22 +147,21 @@ fn look(guest: &Guest<'_>, events: &EventReaders) -> Start {
     }
 }
 
-impl End {
-    /// Why exact data ends here, in one sentence.
+impl ProbeEnd {
+    /// Returns the reason why exact data ends, in one sentence.
     pub(crate) fn sentence(&self) -> String {
         let foreign =
             |site: &ProbePoint| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {
-                format!("the guest has changed the beginning of {} itself", changed.join(", "))
+                format!("the guest has changed the start of {}", changed.join(", "))
             }
             WithdrawReason::Ended => "the run ended".to_owned(),
             WithdrawReason::Observer => {
-                "the guest was about to verify or change its own code, so the tripwires were taken away"
-                    .to_owned()
+                "the guest was about to read or change its own code, so the probes were removed".to_owned()
             }
-            WithdrawReason::Requested => "the tripwires were taken away".to_owned(),
+            WithdrawReason::Requested => "the probes were removed".to_owned(),
         }
     }
 }
@@ -171,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_end_is_one_sentence() {
-        let end = |reason, foreign| End {
+        let end = |reason, foreign| ProbeEnd {
             time_ns: 0,
             switches: Vec::new(),
             withdrawn: Withdrawal { reason, foreign },
@@ -179,16 +180,16 @@ mod tests {
         assert_eq!(end(WithdrawReason::Ended, Vec::new()).sentence(), "the run ended");
         let site =
             ProbePoint { virt: 1, phys: GuestAddress(1), kind: ProbeEvent::Wake.number(), loads_rdi: None };
-        let told = end(WithdrawReason::Requested, vec![site]).sentence();
-        assert!(told.contains("try_to_wake_up"), "{told}");
+        let sentence = end(WithdrawReason::Requested, vec![site]).sentence();
+        assert!(sentence.contains("try_to_wake_up"), "{sentence}");
         assert!(end(WithdrawReason::Observer, Vec::new()).sentence().contains("its own code"));
     }
 
     #[test]
     fn what_may_come_is_tried_again() {
-        assert!(matches!(NotSet::from(Missing::PerCpuNotReady), NotSet::Later(_)));
-        assert!(matches!(NotSet::from(Missing::NoBtf), NotSet::Never(_)));
-        assert!(matches!(NotSet::from(ProbeError::NotPaused { missing: 1 }), NotSet::Later(_)));
-        assert!(matches!(NotSet::from(ProbeError::Ended), NotSet::Never(_)));
+        assert!(matches!(SetFailure::from(Missing::PerCpuNotReady), SetFailure::Later(_)));
+        assert!(matches!(SetFailure::from(Missing::NoBtf), SetFailure::Never(_)));
+        assert!(matches!(SetFailure::from(ProbeError::NotPaused { missing: 1 }), SetFailure::NotStopped(_)));
+        assert!(matches!(SetFailure::from(ProbeError::Ended), SetFailure::Never(_)));
     }
 }

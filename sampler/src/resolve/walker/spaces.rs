@@ -6,36 +6,36 @@ use std::sync::Arc;
 use linux::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 
-use super::Owner;
-use super::files::{FileEntry, Files};
-use super::source::Source;
+use super::StackOwner;
+use super::files::{FileEntry, FileTable};
+use super::source::GuestSource;
 use profile::rows::{Batch, MappingRow};
 use vmm::monotonic_ns;
 
 /// Processes whose mappings are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
-/// Mappings are read again at most this often when an address lies in none, ns.
+/// Shortest time between two readings of mappings that lack an address, ns.
 const AGAIN_NS: u64 = 5_000_000;
-/// Mappings are believed this long, ns: a library may be unloaded and another take its place.
+/// Time for which mappings are used without reading them again, ns: a library may be replaced by another.
 const BELIEVED_NS: u64 = 2_000_000_000;
 /// CR3 without its low bits (PCID, and PTI's switch between two tables).
 pub(super) const ROOT: u64 = !0x1fff;
 
 /// Executable memory.
 #[derive(Debug)]
-struct Region {
+struct CodeRegion {
     start: u64,
     end: u64,
     file_offset: u64,
     file: Option<Arc<FileEntry>>,
-    /// The file is not known, though there is one.
+    /// The file is not known, although there is one.
     unknown_file: bool,
 }
 
-/// Where an address is.
+/// Position of an address in a process.
 #[derive(Debug)]
-pub(super) struct Place {
-    /// In the file, or virtual.
+pub(super) struct CodePlace {
+    /// Address in the file, or virtual address.
     pub address: u64,
     pub file: Option<Arc<FileEntry>>,
     /// Memory without a file.
@@ -44,31 +44,31 @@ pub(super) struct Place {
 
 /// One process's executable memory.
 #[derive(Debug, Default)]
-pub(super) struct Space {
+pub(super) struct ProcessSpace {
     root: u64,
     read_ns: u64,
     /// By start address.
-    regions: Vec<Region>,
+    regions: Vec<CodeRegion>,
     missing: Option<Missing>,
 }
 
 /// All processes.
 #[derive(Debug, Default)]
-pub(super) struct Spaces {
-    known: HashMap<u32, Space>,
+pub(super) struct ProcessSpaces {
+    known: HashMap<u32, ProcessSpace>,
 }
 
-impl Spaces {
-    /// The memory of `owner` with these page tables, read anew when it is not known, is another one since an exec, or
-    /// lacks `rip`.
-    pub(super) fn of(
+impl ProcessSpaces {
+    /// Returns the memory of `owner` with these page tables. Reads the mappings if they are not known, are
+    /// stale, are from before an exec, or lack `rip`.
+    pub(super) fn get(
         &mut self,
-        (owner, root): (&Owner, u64),
+        (owner, root): (&StackOwner, u64),
         rip: u64,
-        source: &Source,
-        files: &mut Files,
+        source: &GuestSource,
+        files: &mut FileTable,
         batch: &mut Batch,
-    ) -> &Space {
+    ) -> &ProcessSpace {
         if self.known.len() >= REMEMBERED && !self.known.contains_key(&owner.instance) {
             self.known.clear();
         }
@@ -77,18 +77,24 @@ impl Spaces {
         let space = self.known.entry(owner.instance).or_default();
         let age = now.saturating_sub(space.read_ns);
         let stale = age >= BELIEVED_NS || space.region(rip).is_none() && age >= AGAIN_NS;
+        // Another root means an exec: nothing of the earlier program is left.
         if space.root != root || stale {
             match source.kernel.mappings(&source.memory, owner.task.task) {
                 Ok(mappings) => {
                     let before = std::mem::take(space);
                     let made = if before.root == root { before.made() } else { Vec::new() };
-                    let fresh = Space { root, read_ns: now, ..Space::default() };
+                    let fresh = ProcessSpace { root, read_ns: now, ..ProcessSpace::default() };
                     *space = fresh.with((&mappings, &made), owner, source, files, batch);
                 }
-                // A process that ends has none any more: what was read before still holds.
+                // A process that ends no longer has mappings: the earlier ones still hold.
                 Err(_) if space.root == root && !space.regions.is_empty() => space.read_ns = now,
                 Err(missing) => {
-                    *space = Space { root, read_ns: now, missing: Some(missing), ..Space::default() };
+                    *space = ProcessSpace {
+                        root,
+                        read_ns: now,
+                        missing: Some(missing),
+                        ..ProcessSpace::default()
+                    };
                 }
             }
         }
@@ -96,15 +102,15 @@ impl Spaces {
     }
 }
 
-impl Space {
-    /// Takes over `mappings`: those that can be run, and those in whose place code was `made` before. A program that writes
-    /// its code takes the right to run it away meanwhile, and returns there.
+impl ProcessSpace {
+    /// Takes the executable `mappings`, and those at the place of code that was `made` before. A program that
+    /// writes its code removes the execute permission meanwhile, and returns there.
     fn with(
         mut self,
         (mappings, made): (&[Mapping], &[(u64, u64)]),
-        owner: &Owner,
-        source: &Source,
-        files: &mut Files,
+        owner: &StackOwner,
+        source: &GuestSource,
+        files: &mut FileTable,
         batch: &mut Batch,
     ) -> Self {
         for mapping in mappings {
@@ -113,10 +119,18 @@ impl Space {
                 let is_file = matches!(&mapping.kind, MappingKind::File(file) if !is_memory(file, || None));
                 if mapping.write && !is_file && overlaps(made, range) {
                     let (start, end) = range;
-                    self.regions.push(Region { start, end, file_offset: 0, file: None, unknown_file: false });
+                    self.regions.push(CodeRegion {
+                        start,
+                        end,
+                        file_offset: 0,
+                        file: None,
+                        unknown_file: false,
+                    });
                 }
                 continue;
             }
+            // Shared memory is a file without a directory: code there is made by the process, unless it is a
+            // library.
             let file = match &mapping.kind {
                 MappingKind::File(file) if is_memory(file, || head(source, file)) => None,
                 MappingKind::File(file) => Some(files.entry(file, &mut batch.files)),
@@ -132,7 +146,7 @@ impl Space {
                 file: file.as_ref().map(|file| file.id()),
                 file_offset: mapping.file_offset,
             });
-            self.regions.push(Region {
+            self.regions.push(CodeRegion {
                 start: mapping.start,
                 end: mapping.end,
                 file_offset: mapping.file_offset,
@@ -144,52 +158,53 @@ impl Space {
         self
     }
 
-    fn region(&self, address: u64) -> Option<&Region> {
+    fn region(&self, address: u64) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
     }
 
-    /// True if the mappings are known and none of them has `address`.
+    /// Returns true if the mappings are known and none of them has `address`.
     pub(super) fn lacks(&self, address: u64) -> bool {
         self.missing.is_none() && self.region(address).is_none()
     }
 
-    /// Where code that the program has made lies, by address.
+    /// Returns the ranges of code that the program has made, by address.
     fn made(&self) -> Vec<(u64, u64)> {
         let made = self.regions.iter().filter(|region| region.file.is_none() && !region.unknown_file);
         made.map(|region| (region.start, region.end)).collect()
     }
 
-    /// Why there are no mappings.
+    /// Returns the reason why there are no mappings.
     pub(super) fn missing(&self) -> Option<&Missing> {
         self.missing.as_ref()
     }
 
-    /// Where `address` is, by the mapping of `lookup`, which lies in the calling instruction of a return address.
-    pub(super) fn place(&self, lookup: u64, address: u64) -> Place {
+    /// Returns the position of `address` by the mapping of `lookup`, which is in the calling instruction of a
+    /// return address.
+    pub(super) fn place(&self, lookup: u64, address: u64) -> CodePlace {
         match self.region(lookup) {
             Some(region) => match &region.file {
                 Some(file) => {
                     let bias = region.bias(file);
-                    Place {
+                    CodePlace {
                         address: address.wrapping_sub(bias),
                         file: Some(Arc::clone(file)),
                         anonymous: false,
                     }
                 }
-                None => Place { address, file: None, anonymous: !region.unknown_file },
+                None => CodePlace { address, file: None, anonymous: !region.unknown_file },
             },
-            None => Place { address, file: None, anonymous: false },
+            None => CodePlace { address, file: None, anonymous: false },
         }
     }
 
-    /// The mappings as the unwinder asks for them.
-    pub(super) fn images<'a>(&'a self, source: &'a Source, files: &'a Files) -> SpaceImages<'a> {
+    /// Returns the mappings as the unwinder reads them.
+    pub(super) fn images<'a>(&'a self, source: &'a GuestSource, files: &'a FileTable) -> SpaceImages<'a> {
         SpaceImages { space: self, source, files }
     }
 }
 
-/// Whether one of `ranges`, by address and disjoint, has a byte of this one.
+/// Returns true if one of `ranges`, by address and disjoint, has a byte of this one.
 fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
     let after = ranges.partition_point(|&(other, _)| other < end);
     after.checked_sub(1).and_then(|last| ranges.get(last)).is_some_and(|&(_, other_end)| other_end > start)
@@ -198,9 +213,10 @@ fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
 /// First bytes of a program or library (ELF specification 1.2, figure 1-4).
 const ELF: [u8; 4] = *b"\x7fELF";
 
-/// Whether what is mapped is memory that the kernel keeps in a file which no directory has: shared anonymous memory
-/// (`shmem_zero_setup` in mm/shmem.c, Linux 5.10 to 6.12: `dev/zero`), that of memfd_create (mm/memfd.c: `memfd:NAME`)
-/// and of System V (ipc/shm.c: `SYSV` and the key). A library may lie in such a file, too: it is one by its first bytes.
+/// Returns true if the mapping is memory that the kernel keeps in a file without a directory: shared
+/// anonymous memory (`shmem_zero_setup` in mm/shmem.c, Linux 5.10 to 6.12: `dev/zero`), that of memfd_create
+/// (mm/memfd.c: `memfd:NAME`) and of System V (ipc/shm.c: `SYSV` and the key). Such a file may also be a
+/// library, which its first bytes show.
 fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
     let name = file.path.strip_prefix('/').unwrap_or(&file.path);
     let made_for_mapping = name == "dev/zero" || name.starts_with("memfd:") || name.starts_with("SYSV");
@@ -210,26 +226,26 @@ fn is_memory(file: &FileRef, head: impl FnOnce() -> Option<[u8; 4]>) -> bool {
         && head() != Some(ELF)
 }
 
-/// The first bytes of a file, as far as they can be read.
-fn head(source: &Source, file: &FileRef) -> Option<[u8; 4]> {
+/// Reads the first bytes of a file.
+fn head(source: &GuestSource, file: &FileRef) -> Option<[u8; 4]> {
     let mut bytes = [0; 4];
     source.open(file).ok()?.0.read_at(0, &mut bytes)?;
     Some(bytes)
 }
 
-impl Region {
-    /// Virtual address minus address in the file. The file was read before, if it can be.
+impl CodeRegion {
+    /// Returns the virtual address minus the address in the file. The file was read before, if possible.
     fn bias(&self, file: &FileEntry) -> u64 {
         self.start.wrapping_sub(file.address_of(self.file_offset))
     }
 }
 
-/// A process's mappings with what stands in their files.
+/// A process's mappings with the contents of their files.
 #[derive(Debug)]
 pub(super) struct SpaceImages<'a> {
-    space: &'a Space,
-    source: &'a Source,
-    files: &'a Files,
+    space: &'a ProcessSpace,
+    source: &'a GuestSource,
+    files: &'a FileTable,
 }
 
 impl CodeMappings for SpaceImages<'_> {
@@ -292,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_shared_is_no_file() {
+    fn memory_that_is_shared_is_not_a_file() {
         let code = || Some([0x55, 0x48, 0x89, 0xe5]);
         for path in ["/dev/zero", "/memfd:doublemapper", "memfd:a/b", "/SYSV00000000"] {
             assert!(is_memory(&file(path, true, "tmpfs"), code), "{path}");

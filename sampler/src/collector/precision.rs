@@ -1,8 +1,8 @@
-//! The precision that a run is to reach: its own tallies of who is charged, as the report's table of processes has them.
+//! Precision target of a run: tallies of the charged parties, as in the report's table of processes.
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::session::Precision;
+use crate::shared::PrecisionStatus;
 use profile::clock::{ClockKind, mean_ns};
 use profile::estimate::{PartTallies, PartTicks, Ticks, needed_for, reached};
 use profile::rate_history::RateHistory;
@@ -10,46 +10,46 @@ use profile::rows::{Batch, SampleRow, VcpuState};
 use profile::rows::{Charged, is_ksoftirqd};
 use text::clean;
 
-/// Ticks of a vCPU that wait for the clocks' word on their stretch of time, at most; more count without it.
-const MOST_HELD: usize = 65_536;
+/// Ticks of a vCPU that wait for the clocks' report on their period, at most; more count without it.
+const MOST_PENDING: usize = 65_536;
 
-/// What is kept until the precision is reached: four bytes per tick, and two tallies per process and vCPU.
+/// Precision target and the tallies that it needs: four bytes per tick, and two tallies per process and vCPU.
 #[derive(Debug)]
-pub(crate) struct Aim {
+pub(crate) struct PrecisionTarget {
     wanted: f64,
-    /// Timed are ticks that fell into the guest, inside those that did not find it idle.
+    /// `PartTicks` of the guest: ticks in the guest are timed, those that did not find it idle are inside.
     ticks: PartTicks,
-    charged: HashMap<Charged, Charge>,
-    vcpus: Vec<Vcpu>,
+    charged: HashMap<Charged, ChargedTicks>,
+    vcpus: Vec<VcpuTicks>,
     paces: RateHistory,
 }
 
 #[derive(Debug, Default)]
-struct Charge {
+struct ChargedTicks {
     tallies: PartTallies,
-    /// Name of the process, and whether it is none but a kernel thread.
+    /// Name of the process, and true for a kernel thread.
     comm: [u8; 16],
     kernel_thread: bool,
 }
 
-/// A tick: when, whether it fell into the guest, and who is charged.
+/// A tick: its time, true if it fell into the guest, and the charged party.
 #[derive(Debug, Clone, Copy)]
-struct Held {
+struct PendingTick {
     time_ns: u64,
     guest: bool,
     charged: Option<Charged>,
 }
 
 #[derive(Debug, Clone, Default)]
-struct Vcpu {
+struct VcpuTicks {
     /// Exact time in the guest while it was sampled, ns.
     guest_ns: u64,
-    held: VecDeque<Held>,
+    pending: VecDeque<PendingTick>,
 }
 
-impl Aim {
-    /// Half an interval of at most `wanted` (0.01 for one per cent of the whole).
-    pub(crate) fn new(wanted: f64, (clock, rate_hz): (ClockKind, f64), vcpus: u8, one_clock: bool) -> Self {
+impl PrecisionTarget {
+    /// Creates a target: half an interval of at most `wanted` (0.01 for one per cent of the whole).
+    pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, vcpus: u8, one_clock: bool) -> Self {
         let ticks = || {
             let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
             if one_clock {
@@ -61,12 +61,12 @@ impl Aim {
             wanted,
             ticks: PartTicks::new(ticks),
             charged: HashMap::new(),
-            vcpus: vec![Vcpu::default(); usize::from(vcpus)],
+            vcpus: vec![VcpuTicks::default(); usize::from(vcpus)],
             paces: RateHistory::default(),
         }
     }
 
-    /// Takes a sample with its task: name of the process, and whether it is a kernel thread.
+    /// Adds a sample with its task: name of the process, and true for a kernel thread.
     pub(crate) fn sample(&mut self, sample: &SampleRow, task: Option<([u8; 16], bool)>) {
         let guest = sample.vcpu_state == VcpuState::Guest;
         let serves = |_| task.is_some_and(|(comm, kernel)| is_ksoftirqd(&clean::comm(&comm), kernel));
@@ -76,14 +76,15 @@ impl Aim {
             (charge.comm, charge.kernel_thread) = (comm, kernel_thread);
         }
         let Some(vcpu) = self.vcpus.get_mut(usize::from(sample.vcpu)) else { return };
-        vcpu.held.push_back(Held { time_ns: sample.time_ns, guest, charged });
-        if vcpu.held.len() > MOST_HELD {
+        vcpu.pending.push_back(PendingTick { time_ns: sample.time_ns, guest, charged });
+        if vcpu.pending.len() > MOST_PENDING {
             self.count(sample.vcpu, u64::MAX);
         }
     }
 
-    /// Takes what the clocks of states say of the time since the last call, and counts the ticks in it; at the end all.
-    pub(crate) fn clocks(&mut self, batch: &Batch, ended: bool) {
+    /// Adds the state clocks' report on the time since the last call, and counts the ticks in it; at the end
+    /// all.
+    pub(crate) fn add_clocks(&mut self, batch: &Batch, ended: bool) {
         for row in &batch.rates {
             self.paces.push(row);
             self.ticks.change_mean(row.vcpu, [(row.time_ns, mean_ns(row.rate_hz))]);
@@ -105,19 +106,19 @@ impl Aim {
         }
     }
 
-    /// Counts the ticks up to a moment.
+    /// Counts the ticks up to this time.
     fn count(&mut self, id: u8, until_ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(usize::from(id)) else { return };
-        while let Some(held) = vcpu.held.pop_front_if(|held| held.time_ns <= until_ns) {
-            let tick = self.ticks.tick(id, held.time_ns, held.guest, held.charged.is_some());
-            if let Some(charged) = held.charged {
+        while let Some(pending) = vcpu.pending.pop_front_if(|pending| pending.time_ns <= until_ns) {
+            let tick = self.ticks.tick(id, pending.time_ns, pending.guest, pending.charged.is_some());
+            if let Some(charged) = pending.charged {
                 self.charged.entry(charged).or_default().tallies.add(&self.ticks, tick);
             }
         }
     }
 
-    /// Where the run stands, by the largest share; `None` where nothing was sampled.
-    pub(crate) fn look(&self) -> Option<Precision> {
+    /// Returns the precision of the largest share; `None` if nothing was sampled.
+    pub(crate) fn largest_share(&self) -> Option<PrecisionStatus> {
         let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(|(id, vcpu)| (id, vcpu.guest_ns)).collect();
         let estimates = self.charged.iter().map(|(charged, charge)| {
             let estimate = self.ticks.estimate(&times, &charge.tallies);
@@ -126,7 +127,7 @@ impl Aim {
         let sampled = estimates.filter(|(_, _, estimate)| estimate.samples > 0);
         let (charged, charge, largest) = sampled.max_by(|a, b| a.2.time.ns.total_cmp(&b.2.time.ns))?;
         let share = largest.share;
-        Some(Precision {
+        Some(PrecisionStatus {
             wanted: self.wanted,
             name: match charged {
                 Charged::Instance(_) => clean::comm(&charge.comm),
@@ -146,8 +147,8 @@ mod tests {
     use profile::rows::Microstates;
     use profile::rows::{MicrostateRow, Mode, RateRow};
 
-    /// Stretches of vCPU 0: end, and length, all of it in the guest.
-    fn stretches(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {
+    /// Returns intervals of vCPU 0: end, and length, all of it in the guest.
+    fn intervals(list: impl IntoIterator<Item = (u64, u64)>) -> Batch {
         let row = |(time_ns, guest)| {
             let states = Microstates { guest, ..Microstates::default() };
             MicrostateRow { vcpu: 0, time_ns, states }
@@ -155,9 +156,10 @@ mod tests {
         Batch { microstates: list.into_iter().map(row).collect(), ..Batch::default() }
     }
 
-    /// A thousand ticks a second on one vCPU: every fourth hits instance 2, the others instance 1.
-    fn aim(samples: u64, vcpu_state: VcpuState) -> Aim {
-        let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
+    /// Returns the target after a thousand ticks a second on one vCPU: every fourth hits instance 2, the
+    /// others instance 1.
+    fn target(samples: u64, vcpu_state: VcpuState) -> PrecisionTarget {
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
         for n in 0..samples {
             let instance = Some(if n % 4 == 0 { 2 } else { 1 });
             let comm = if n % 4 == 0 { b"calm" } else { b"busy" };
@@ -172,26 +174,26 @@ mod tests {
                 time_ns,
                 ..SampleRow::default()
             };
-            aim.sample(&row, task);
+            target.sample(&row, task);
             // Of instance 3, which would have most.
-            aim.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
-            aim.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
+            target.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
+            target.sample(&SampleRow { instance: Some(3), vcpu_state, ..row }, task);
         }
-        aim.clocks(&stretches([(samples * 1_000_000, samples * 1_000_000)]), false);
-        aim
+        target.add_clocks(&intervals([(samples * 1_000_000, samples * 1_000_000)]), false);
+        target
     }
 
     #[test]
     fn more_samples_reach_what_few_do_not() {
-        assert_eq!(aim(0, VcpuState::Vmm).look(), None);
-        let few = aim(400, VcpuState::Vmm).look().expect("samples");
+        assert_eq!(target(0, VcpuState::Vmm).largest_share(), None);
+        let few = target(400, VcpuState::Vmm).largest_share().expect("samples");
         assert_eq!(
             (few.name.as_str(), few.process, few.share.share, few.reached),
             ("busy", true, 0.75, false)
         );
         let factor = few.needed.expect("a factor");
         assert!((2.1..2.2).contains(&factor), "{factor}");
-        let more = aim(900, VcpuState::Vmm).look().expect("samples");
+        let more = target(900, VcpuState::Vmm).largest_share().expect("samples");
         assert!(more.reached && more.share.distance() > 0.025, "{more:?}");
     }
 
@@ -199,17 +201,17 @@ mod tests {
     fn ticks_outside_of_the_guest_do_not_count() {
         for vcpu_state in [VcpuState::Vmm, VcpuState::Waiting, VcpuState::Halted] {
             assert_eq!(
-                aim(400, vcpu_state).look().expect("samples").share,
-                aim(400, VcpuState::Vmm).look().expect("samples").share
+                target(400, vcpu_state).largest_share().expect("samples").share,
+                target(400, VcpuState::Vmm).largest_share().expect("samples").share
             );
         }
-        assert!(aim(400, VcpuState::Guest).look().expect("samples").share.share < 0.7);
+        assert!(target(400, VcpuState::Guest).largest_share().expect("samples").share.share < 0.7);
     }
 
     #[test]
     fn a_phase_that_lost_ticks_counts_for_its_time() {
         const SECOND: u64 = 1_000_000_000;
-        let mut aim = Aim::new(0.03, (ClockKind::Exponential, 1_000.0), 1, false);
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
         // Two seconds of instance 1 with all ticks, then two of instance 2 with a quarter of them.
         for n in 0..4_000_u64 {
             let instance = Some(if n < 2_000 { 1 } else { 2 });
@@ -222,22 +224,22 @@ mod tests {
                     time_ns,
                     ..SampleRow::default()
                 };
-                aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
+                target.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
             }
-            // What the clocks say comes later than the samples.
+            // The clocks report later than the samples.
             if n % 500 == 499 {
                 let end = (n + 1) / 500 * SECOND / 2;
-                aim.clocks(&stretches([(end, SECOND / 2)]), n == 3_999);
+                target.add_clocks(&intervals([(end, SECOND / 2)]), n == 3_999);
             }
         }
-        let share = aim.look().expect("samples").share;
+        let share = target.largest_share().expect("samples").share;
         assert!((share.share - 0.5).abs() < 0.01, "{share:?}");
     }
 
-    /// Two vCPUs, each busy with a process of its own for half of the time that it is in the guest.
+    /// Two vCPUs, each busy with its own process for half of the time that it is in the guest.
     #[test]
     fn what_a_vcpu_is_busy_for_is_an_estimate() {
-        let mut aim = Aim::new(0.01, (ClockKind::Exponential, 1_000.0), 2, false);
+        let mut target = PrecisionTarget::new(0.01, ClockKind::Exponential, 1_000.0, 2, false);
         for n in 0..10_000_u64 {
             for vcpu in 0..2_u8 {
                 // Out of step, as random ticks are.
@@ -253,14 +255,15 @@ mod tests {
                     time_ns,
                     ..SampleRow::default()
                 };
-                aim.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
+                target.sample(&row, Some((*b"work\0\0\0\0\0\0\0\0\0\0\0\0", false)));
             }
         }
         let states = Microstates { guest: 10_000_000_000, ..Microstates::default() };
         let row = |vcpu| MicrostateRow { vcpu, time_ns: 10_000_000_000, states };
-        aim.clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
-        let found = aim.look().expect("samples");
-        // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) / 0.5^2 / 2.
+        target.add_clocks(&Batch { microstates: vec![row(0), row(1)], ..Batch::default() }, true);
+        let found = target.largest_share().expect("samples");
+        // The standard error of a ratio of two halves of 10,000 samples: sqrt(2 * 0.25^2 * 0.25 / 10,000) /
+        // 0.5^2 / 2.
         let half = found.share.distance();
         assert!((half / (1.96 * 0.003_535) - 1.0).abs() < 0.02, "{found:?}");
     }
@@ -268,11 +271,11 @@ mod tests {
     #[test]
     fn time_without_sampling_counts_for_nothing() {
         const SECOND: u64 = 1_000_000_000;
-        let mut aim = aim(1_000, VcpuState::Vmm);
+        let mut target = target(1_000, VcpuState::Vmm);
         let rates = [(0.0, SECOND), (1_000.0, 9 * SECOND)];
         let rates = rates.map(|(rate_hz, time_ns)| RateRow { vcpu: 0, time_ns, rate_hz });
-        aim.clocks(&Batch { rates: rates.into(), ..stretches([(9 * SECOND, 8 * SECOND)]) }, false);
-        let before = aim.look().expect("samples").share;
+        target.add_clocks(&Batch { rates: rates.into(), ..intervals([(9 * SECOND, 8 * SECOND)]) }, false);
+        let before = target.largest_share().expect("samples").share;
         assert!((before.share - 0.75).abs() < 0.01, "{before:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! The guest's own books of CPU time, read again and again: of all processes every second, and of those that samples hit
-//! with every batch, so that the last numbers of a process are from shortly before its end. What was there before vprof is
-//! known by the first reading.
+//! Polling of the guest's own CPU accounting: of all processes every second, and of those that samples hit
+//! with every batch, so that the last numbers of a process are from shortly before its end. The first reading
+//! shows the times from before vprof.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -11,71 +11,71 @@ use vmm::monotonic_ns;
 use crate::memory::GuestMemory;
 use profile::rows::{Batch, RusageRow, ThreadTimeRow};
 
-/// Processes whose books are read with one batch, at most; the others wait until all are read.
+/// Processes whose accounting is read with one batch, at most; the others wait until all are read.
 const MOST_HIT: usize = 256;
 
-/// Instances whose end is remembered, at most: beyond that all are forgotten.
+/// Ended instances that are remembered, at most: beyond that all are forgotten.
 const MOST_ENDED: usize = 65_536;
 
-/// What all processes and CPUs kept at one moment.
+/// Accounting of all processes and CPUs at one time.
 #[derive(Debug)]
-pub(crate) struct AllBooks {
+pub(crate) struct AccountingSnapshot {
     /// CLOCK_MONOTONIC ns.
     pub read_ns: u64,
     pub processes: Vec<ProcessCpuTimes>,
     pub cpus: Vec<CpuStat>,
 }
 
-/// Reads the books.
+/// Accounting poller.
 #[derive(Debug, Default)]
-pub(crate) struct Ledger {
+pub(crate) struct AccountingPoller {
     guest: Option<(Arc<Kernel>, GuestMemory)>,
     /// Instances that were hit since the last batch.
     hit: HashMap<u32, TaskSnapshot>,
-    /// Instances whose last books are known: what is read or told of them later is older, or another's.
+    /// Instances whose final accounting is known: later readings are older, or of another instance.
     ended: HashSet<u32>,
-    /// All books were read once.
+    /// The accounting of all processes was read once.
     opened: bool,
     zero_ns: u64,
 }
 
-impl Ledger {
-    /// Times are told from `zero_ns`, CLOCK_MONOTONIC.
+impl AccountingPoller {
+    /// Creates a poller; times count from `zero_ns`, CLOCK_MONOTONIC.
     pub(crate) fn new(zero_ns: u64) -> Self {
         Self { zero_ns, ..Self::default() }
     }
 
-    /// The books are those of this kernel.
-    pub(crate) fn found(&mut self, kernel: Arc<Kernel>, memory: GuestMemory) {
+    /// Sets the kernel whose accounting is read.
+    pub(crate) fn set_kernel(&mut self, kernel: Arc<Kernel>, memory: GuestMemory) {
         self.guest = Some((kernel, memory));
     }
 
-    /// Their kernel runs no more.
-    pub(crate) fn gone(&mut self) {
+    /// Stops the polling: the kernel no longer runs.
+    pub(crate) fn stop(&mut self) {
         self.guest = None;
         self.opened = false;
         self.hit.clear();
     }
 
-    /// A sample has hit the instance.
+    /// Notes that a sample has hit the instance.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot) {
         if self.hit.len() < MOST_HIT && self.opened && !self.has_ended(instance) {
             self.hit.insert(instance, *task);
         }
     }
 
-    /// Takes note that all books were read. Returns whether it was the first time: what they say then is of a time that no
-    /// sample has seen, and each later figure counts from it.
+    /// Notes that the accounting of all processes was read. Returns true for the first time: those figures
+    /// are from a time that no sample has seen, and each later figure counts from them.
     pub(crate) fn open(&mut self) -> bool {
         !std::mem::replace(&mut self.opened, true)
     }
 
-    /// Whether all books were read.
+    /// Returns true if the accounting of all processes was read.
     pub(crate) fn is_open(&self) -> bool {
         self.opened
     }
 
-    /// The last books of the instance are known.
+    /// Notes that the final accounting of the instance is known.
     pub(crate) fn end(&mut self, instance: u32) {
         self.hit.remove(&instance);
         if self.ended.len() >= MOST_ENDED {
@@ -84,18 +84,20 @@ impl Ledger {
         self.ended.insert(instance);
     }
 
-    /// Whether the instance's last books are known.
+    /// Returns true if the instance's final accounting is known.
     pub(crate) fn has_ended(&self, instance: u32) -> bool {
         self.ended.contains(&instance)
     }
 
-    /// Reads the books of the instances that were hit since the last call, and returns which of them are still there.
+    /// Reads the accounting of the instances that were hit since the last call. Returns the tasks that still
+    /// exist.
     pub(crate) fn read_hit(&mut self, batch: &mut Batch) -> Vec<TaskSnapshot> {
         let mut there = Vec::new();
         let Some((kernel, memory)) = &self.guest else { return there };
         for (instance, task) in self.hit.drain() {
             let read_ns = monotonic_ns();
-            // A process that is gone has left its last numbers; a kernel without books is told of when all are read.
+            // A process that is gone has left its last numbers; a kernel without accounting is reported when
+            // all are read.
             let Ok(Some(books)) = kernel.process_cpu_times_of(memory, task.task) else { continue };
             let same = (books.leader.pid, books.leader.start_ns) == (task.pid, task.start_ns);
             if same {
@@ -107,7 +109,8 @@ impl Ledger {
     }
 }
 
-/// Adds what a process kept at `time_ns` since the run's start, when it was `first` read or later.
+/// Adds the accounting of a process at `time_ns` since the run's start; `first` is true for the first
+/// reading.
 pub(crate) fn process_rows(
     instance: u32,
     time_ns: u64,
@@ -131,7 +134,7 @@ pub(crate) fn process_rows(
         involuntary,
         children: books.children,
     });
-    // A process with one thread has told everything, unless it gets more.
+    // The process's own row is complete if it has one thread, unless it gets more.
     if first || books.threads.len() > 1 {
         batch.thread_times.extend(books.threads.iter().map(|thread| ThreadTimeRow {
             instance,

@@ -1,0 +1,110 @@
+//! Clocks and counters of all vCPUs, read into rows of a batch.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
+
+use crate::microstate::meter::VcpuMeter;
+use crate::microstate::stats::VcpuStats;
+use profile::estimate::guest_error_key;
+use profile::rows::{Batch, InjectedRow, RateRow};
+
+/// Time between rows of exits and KVM's counters.
+const COUNTERS_PERIOD: Duration = Duration::from_secs(1);
+
+/// Meters of all vCPUs, and the machine's own counters.
+pub(super) struct VcpuCounters {
+    meters: Vec<VcpuMeter>,
+    /// Samples of each vCPU that the gate has dropped.
+    passed_over: Vec<u64>,
+    regions: Vec<Region>,
+    injections: Injections,
+    /// The highest row id of an exit.
+    exit_rows: u32,
+    counted: Instant,
+}
+
+impl VcpuCounters {
+    pub(super) fn new(stats: &[Arc<VcpuStats>]) -> Self {
+        Self {
+            meters: (0..).zip(stats).map(|(id, stats)| VcpuMeter::new(id, Arc::clone(stats))).collect(),
+            passed_over: vec![0; stats.len()],
+            regions: Vec::new(),
+            injections: Injections::default(),
+            exit_rows: 0,
+            counted: Instant::now(),
+        }
+    }
+
+    /// Takes the counters and the devices of the machine whose vCPUs these are.
+    pub(super) fn bind<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        self.regions = machine.regions().to_vec();
+        self.injections = machine.injections();
+        self.set_kvm_counters(machine.take_counters());
+    }
+
+    /// Sets KVM's counters of the vCPUs, in their order.
+    pub(super) fn set_kvm_counters(&mut self, counters: Vec<Option<Counters>>) {
+        for (meter, kvm) in self.meters.iter_mut().zip(counters) {
+            meter.set_kvm_counters(kvm);
+        }
+    }
+
+    /// Returns the number of vCPUs.
+    pub(super) fn vcpus(&self) -> usize {
+        self.meters.len()
+    }
+
+    /// Notes that the host had stopped the whole process for `ns`.
+    pub(super) fn stopped(&mut self, ns: u64) {
+        self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
+    }
+
+    /// Notes that the gate has dropped a sample of this vCPU.
+    pub(super) fn pass_over(&mut self, vcpu: usize) {
+        if let Some(count) = self.passed_over.get_mut(vcpu) {
+            *count += 1;
+        }
+    }
+
+    /// Returns the sampling rates that have changed since the last call.
+    pub(super) fn changed_rates(&mut self, zero_ns: u64) -> impl Iterator<Item = RateRow> {
+        self.meters.iter_mut().filter_map(move |meter| meter.changed_rate(zero_ns))
+    }
+
+    /// Returns the sampling rates in force as rows from this time on, ns since the run's start.
+    pub(super) fn rate_rows(&self, time_ns: u64) -> impl Iterator<Item = RateRow> {
+        self.meters.iter().map(move |meter| meter.rate_row(time_ns))
+    }
+
+    /// Reads the clocks of all vCPUs into `batch`. `zero_ns` is the start of the profile, CLOCK_MONOTONIC.
+    pub(super) fn read_clocks(&mut self, zero_ns: u64, batch: &mut Batch) {
+        batch.vcpus.clear();
+        for (meter, passed_over) in self.meters.iter_mut().zip(&self.passed_over) {
+            let (mut row, window) = meter.read(zero_ns);
+            row.samples = row.samples.saturating_sub(*passed_over);
+            if let Some(error) = meter.guest_error() {
+                batch.meta.push((guest_error_key(row.id), error.to_string()));
+            }
+            batch.vcpus.push(row);
+            batch.microstates.extend(window);
+        }
+    }
+
+    /// Reads exits, KVM's counters and injected interrupts into `batch`, if that is due or the run has
+    /// `ended`. Returns true if they were read.
+    pub(super) fn read_counts(&mut self, ended: bool, batch: &mut Batch) -> bool {
+        if !ended && self.counted.elapsed() < COUNTERS_PERIOD {
+            return false;
+        }
+        self.counted = Instant::now();
+        for meter in &mut self.meters {
+            batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
+            batch.kvm_counters.append(&mut meter.counters());
+        }
+        let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
+        batch.injected = self.injections.read().into_iter().map(row).collect();
+        true
+    }
+}

@@ -1,0 +1,188 @@
+//! State that a session and its collector share, and the data that they exchange.
+
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use vmm::monotonic_ns;
+
+use crate::conditions::{ConditionTimes, RunTrigger};
+use crate::console::ConsoleQueue;
+use crate::microstate::stats::VcpuStats;
+use profile::estimate::Share;
+use profile::rows::EventRow;
+
+/// Events that wait for the collector, at most; more are dropped.
+const EVENTS_WAITING: usize = 10_000;
+
+/// Status of a running session.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct SessionStatus {
+    /// Time since start.
+    pub elapsed: Duration,
+    /// Samples so far.
+    pub samples: u64,
+    /// Lost so far.
+    pub lost: u64,
+    /// Samples per second of all vCPUs, over the last second or so.
+    pub rate_hz: f64,
+    /// Process with the most non-idle samples over the last second or so, and its share.
+    pub top: Option<(String, f64)>,
+    /// The guest's kernel release, once the kernel is found.
+    pub kernel: Option<String>,
+    /// Reason why the machine is stopped, as a sentence; `None` while it runs.
+    pub stopped: Option<String>,
+    /// True while the vCPUs are sampled; false while sampling is off.
+    pub sampling: bool,
+    /// Mean rate while sampling is on, ticks per second and vCPU.
+    pub wanted_hz: f64,
+}
+
+/// Precision of the largest share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PrecisionStatus {
+    /// Wanted precision.
+    pub wanted: f64,
+    /// Owner of the share: a program's name, or a name in brackets.
+    pub name: String,
+    /// True if the owner is a process, not a kernel thread, interrupts or early boot.
+    pub process: bool,
+    /// The share, of all non-idle time in the guest.
+    pub share: Share,
+    /// True if the interval ends at most `wanted` from the share.
+    pub reached: bool,
+    /// Factor by which the run has to be longer to reach the wanted precision.
+    pub needed: Option<f64>,
+}
+
+/// Final counters of a session.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct SessionTotals {
+    /// Samples written.
+    pub samples: u64,
+    /// Samples lost.
+    pub lost: u64,
+    /// Precision at the end, if one was asked for; `None` also without samples.
+    pub precision: Option<PrecisionStatus>,
+    /// Times at which awaited conditions were met.
+    pub seen: ConditionTimes,
+    /// True if the run ended since the guest had started another kernel
+    /// ([`crate::Session::ends_with_kernel`]).
+    pub kernel_gone: bool,
+    /// The first failure of the sink; rows written before stay readable.
+    pub sink_error: Option<String>,
+}
+
+/// End of a session.
+#[derive(Debug, Default)]
+pub(crate) struct SessionEnding {
+    pub meta: Vec<(String, String)>,
+    /// True if ended by [`crate::Session::finish`], not by being dropped.
+    pub complete: bool,
+}
+
+/// Commands of the session to the collector's gate.
+#[derive(Debug)]
+pub(crate) enum GateCommand {
+    Await(RunTrigger),
+    /// Samples count from now on; the start condition is dropped.
+    Open,
+}
+
+/// State that the session and its collector share.
+#[derive(Debug)]
+pub(crate) struct SharedState {
+    pub zero_ns: u64,
+    pub console: ConsoleQueue,
+    pub stop: AtomicBool,
+    pub failed: AtomicBool,
+    pub precise: AtomicBool,
+    /// Requests that a batch is written at once.
+    pub flush: AtomicBool,
+    /// A condition that ends the run was met.
+    pub reached: AtomicBool,
+    /// Samples that were taken, but dropped.
+    pub passed_over: AtomicU64,
+    commands: Mutex<Vec<GateCommand>>,
+    stats: Vec<Arc<VcpuStats>>,
+    events: Mutex<Vec<EventRow>>,
+    status: Mutex<SessionStatus>,
+    ending: Mutex<SessionEnding>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl SharedState {
+    pub(crate) fn new(zero_ns: u64, rate_hz: f64, stats: Vec<Arc<VcpuStats>>) -> Self {
+        Self {
+            zero_ns,
+            console: ConsoleQueue::new(zero_ns),
+            stop: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            precise: AtomicBool::new(false),
+            flush: AtomicBool::new(false),
+            reached: AtomicBool::new(false),
+            passed_over: AtomicU64::new(0),
+            commands: Mutex::default(),
+            stats,
+            events: Mutex::default(),
+            status: Mutex::new(SessionStatus {
+                sampling: true,
+                wanted_hz: rate_hz,
+                ..SessionStatus::default()
+            }),
+            ending: Mutex::default(),
+        }
+    }
+
+    /// Returns the statistics of each vCPU.
+    pub(crate) fn stats(&self) -> &[Arc<VcpuStats>] {
+        &self.stats
+    }
+
+    /// Sends a command to the collector.
+    pub(crate) fn command(&self, command: GateCommand) {
+        lock(&self.commands).push(command);
+    }
+
+    /// Adds an event at the present time, unless too many wait.
+    pub(crate) fn add_event(&self, kind: &str, text: &str) {
+        let time_ns = monotonic_ns().saturating_sub(self.zero_ns);
+        let mut events = lock(&self.events);
+        if events.len() < EVENTS_WAITING {
+            events.push(EventRow { time_ns, kind: kind.to_owned(), text: text.to_owned() });
+        }
+    }
+
+    /// Sets the way in which the session ends.
+    pub(crate) fn end(&self, ending: SessionEnding) {
+        *lock(&self.ending) = ending;
+    }
+
+    /// Takes the commands since the last call.
+    pub(crate) fn commands(&self) -> Vec<GateCommand> {
+        std::mem::take(&mut lock(&self.commands))
+    }
+
+    /// Takes the waiting events.
+    pub(crate) fn events(&self) -> Vec<EventRow> {
+        std::mem::take(&mut lock(&self.events))
+    }
+
+    pub(crate) fn status(&self) -> MutexGuard<'_, SessionStatus> {
+        lock(&self.status)
+    }
+
+    /// Requests this rate of all vCPUs.
+    pub(crate) fn set_rate(&self, rate_hz: f64) {
+        self.stats.iter().for_each(|stats| stats.pace.want(rate_hz));
+    }
+
+    /// Takes the way in which the session ends.
+    pub(crate) fn ending(&self) -> SessionEnding {
+        std::mem::take(&mut lock(&self.ending))
+    }
+}

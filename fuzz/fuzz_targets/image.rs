@@ -88,7 +88,7 @@ fn seeds() -> Vec<Vec<u8>> {
         table.extend([path.as_bytes(), &[BETWEEN], &bytes, &[BETWEEN]].concat());
     }
     let whole = [disks::fat(), disks::ext4()].map(|disk| [vec![0], disk].concat());
-    let changed = (2..2 + 2 * SOUND.len()).map(|kind| [&[kind as u8], &[0; 16][..]].concat());
+    let changed = (2..2 + 2 * SOUND.len()).map(|kind| [&[kind as u8][..], &[0; 16]].concat());
     whole.into_iter().chain([table]).chain(changed).collect()
 }
 

@@ -23,7 +23,10 @@ pub fn configurations() -> Vec<(&'static str, Vec<u8>)> {
     let extlinux = "default l0\nlabel l0\n menu label ^One\n linux ../vmlinuz\n initrd ../initrd.img\n append root=/dev/sda1 ro\n";
     vec![
         ("/boot/grub/grub.cfg", grub.into()),
-        ("/boot/grub/grubenv", b"# GRUB Environment Block\nsaved_entry=a\nkernelopts=quiet\ntuned=/x\n###".to_vec()),
+        (
+            "/boot/grub/grubenv",
+            b"# GRUB Environment Block\nsaved_entry=a\nkernelopts=quiet\ntuned=/x\n###".to_vec(),
+        ),
         ("/loader/loader.conf", b"timeout 1\ndefault f*\n".to_vec()),
         ("/loader/entries/f-6.1.conf", bls.into()),
         ("/boot/extlinux/extlinux.conf", extlinux.into()),
@@ -40,7 +43,9 @@ pub fn fat() -> Vec<u8> {
     {
         let volume = fatfs::FileSystem::new(&mut disk, fatfs::FsOptions::new()).expect("a file system");
         let root = volume.root_dir();
-        for directory in ["boot", "boot/grub", "boot/extlinux", "loader", "loader/entries", "EFI", "EFI/Linux"] {
+        for directory in
+            ["boot", "boot/grub", "boot/extlinux", "loader", "loader/entries", "EFI", "EFI/Linux"]
+        {
             root.create_dir(directory).expect("a directory");
         }
         let unified = ("/EFI/Linux/a.efi", files::efi());
@@ -135,13 +140,13 @@ impl Ext4 {
         let words: &[(usize, u32)] = &[
             (0, INODES as u32),
             (4, blocks),
-            (20, 1),                // first data block
-            (32, 8192),             // blocks of a group
-            (36, 8192),             // clusters of a group
-            (40, INODES as u32),    // inodes of a group
-            (76, 1),                // revision
-            (84, 11),               // first inode that is free to use
-            (96, 0x42),             // incompatible features: types in directories, extents
+            (20, 1),             // first data block
+            (32, 8192),          // blocks of a group
+            (36, 8192),          // clusters of a group
+            (40, INODES as u32), // inodes of a group
+            (76, 1),             // revision
+            (84, 11),            // first inode that is free to use
+            (96, 0x42),          // incompatible features: types in directories, extents
         ];
         for (offset, value) in words {
             self.put(BLOCK + offset, &value.to_le_bytes());
@@ -190,7 +195,8 @@ pub fn gpt() -> Vec<u8> {
 }
 
 /// C12A7328-F81F-11D2-BA4B-00A0C93EC93B (UEFI 2.10, table 5.7).
-const ESP: [u8; 16] = [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
+const ESP: [u8; 16] =
+    [0x28, 0x73, 0x2a, 0xc1, 0x1f, 0xf8, 0xd2, 0x11, 0xba, 0x4b, 0, 0xa0, 0xc9, 0x3e, 0xc9, 0x3b];
 /// 4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709 (discoverable partitions specification).
 const ROOT: [u8; 16] =
     [0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09];

@@ -4,6 +4,7 @@
 //! random. So most targets start from something that is right, written by code, and the fuzzer chooses what to break:
 //! [`memory::Patched`] for memory, [`seeds`] for files.
 
+pub mod disks;
 pub mod files;
 pub mod guests;
 pub mod memory;

@@ -1,0 +1,124 @@
+//! Messages of the portable host's wire, in both directions, and the job that its inner half is given.
+//!
+//! The first byte says which of them, and in parts of what length they come.
+
+#![no_main]
+
+use std::time::Duration;
+
+use host::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
+use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
+use libfuzzer_sys::fuzz_target;
+use profile::Batch;
+use sampler::conditions::{Condition, RunTrigger};
+use sampler::{RecordingConfig, SessionStatus, SessionTotals};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use vprof_fuzz::seeds;
+
+fuzz_target!(
+    init: seeds::offer(seeds),
+    |bytes: &[u8]| {
+        let Some((&kind, bytes)) = bytes.split_first() else { return };
+        let length = usize::from(kind / 3) + 1;
+        match kind % 3 {
+            0 => same_in_parts::<FromHost>(bytes, length),
+            1 => same_in_parts::<ToHost>(bytes, length),
+            _ => {
+                let Ok(mut job) = serde_json::from_slice::<Job>(bytes) else { return };
+                // JSON rounds numbers with a fraction.
+                job.run.recording = RecordingConfig::default();
+                let again = serde_json::to_vec(&job).expect("a job can be written");
+                assert_eq!(serde_json::from_slice::<Job>(&again).ok().as_ref(), Some(&job));
+            }
+        }
+    }
+);
+
+/// All messages of a stream, each encoded again, and whether it broke off.
+fn messages<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) -> (Vec<Vec<u8>>, bool) {
+    let (mut decoder, mut messages) = (Decoder::default(), Vec::new());
+    for part in bytes.chunks(length) {
+        decoder.push(part);
+        loop {
+            match decoder.next_message::<T>() {
+                Ok(Some(message)) => messages.push(encode(&message).expect("it was short enough")),
+                Ok(None) => break,
+                Err(_) => return (messages, true),
+            }
+        }
+    }
+    (messages, false)
+}
+
+/// However a stream comes in parts, its messages are the same; and each says the same when it is sent on.
+fn same_in_parts<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) {
+    let whole = messages::<T>(bytes, usize::MAX);
+    assert_eq!(messages::<T>(bytes, length), whole);
+    let (sent, _) = whole;
+    assert_eq!(messages::<T>(&sent.concat(), length), (sent, false));
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let mut batch = Batch::default();
+    profile::made_up::stacks(2, &mut batch);
+    batch.frames.truncate(8);
+    batch.stacks.truncate(8);
+    profile::made_up::finish(&mut batch, 4);
+    let from = [
+        FromHost::Hello { kernel: "6.1".to_owned(), version: "0.1.0".to_owned() },
+        FromHost::Preparing("writing the disks".to_owned()),
+        FromHost::Batch(Box::new(batch)),
+        FromHost::Console(b"login: ".to_vec()),
+        FromHost::Output(b"out".to_vec()),
+        FromHost::Status(SessionStatus {
+            kernel: Some("6.1".to_owned()),
+            top: Some(("a".to_owned(), 0.5)),
+            ..SessionStatus::default()
+        }),
+        FromHost::End(Outcome {
+            end: GuestEnd::Ran(vmm::MachineEnd::Failed("triple fault".to_owned())),
+            totals: SessionTotals::default(),
+            host_restarts: 0,
+        }),
+        FromHost::Error("no".to_owned()),
+    ];
+    let wait = RunTrigger::Stop { when: Condition::Console("^a".to_owned()), end: true };
+    let to = [
+        ToHost::Stop,
+        ToHost::ConsoleInput(b"ls\r".to_vec()),
+        ToHost::Control(Control::Wait(wait.clone())),
+        ToHost::Control(Control::Rate(50.0)),
+        ToHost::Control(Control::Mark("here".to_owned())),
+        ToHost::Control(Control::Wait(RunTrigger::Still(Some(Duration::from_secs(3))))),
+    ];
+    let job = Job {
+        run: RunSpec {
+            machine: MachineSpec {
+                vcpus: 2,
+                memory_bytes: 1 << 30,
+                huge_pages: false,
+                cmdline: "quiet".to_owned(),
+                disks: vec![DiskSpec {
+                    path: "/dev/vda".into(),
+                    format: images::contents::ImageFormat::Raw,
+                    mode: vmm::DiskMode::ReadWrite,
+                }],
+                network: None,
+                vsock_cid: Some(3),
+                virtio_console: false,
+            },
+            command: None,
+            recording: RecordingConfig::default(),
+            duration: Some(Duration::from_secs(1)),
+            waits: vec![wait],
+            meta: vec![("image".to_owned(), "x".to_owned())],
+        },
+        has_initrd: true,
+        devices: vec!["/dev/vda".into()],
+    };
+    let frames = |kind: u8, frames: Vec<Vec<u8>>| [vec![kind], frames.concat()].concat();
+    let from = from.iter().map(|message| encode(message).expect("it is short")).collect();
+    let to = to.iter().map(|message| encode(message).expect("it is short")).collect();
+    vec![frames(18, from), frames(7, to), [vec![2], serde_json::to_vec(&job).expect("a job")].concat()]
+}

@@ -10,5 +10,5 @@ mod terminal;
 
 pub use eventually::eventually;
 pub use kernel::bz_image;
-pub use needs::{ALLOW_MISSING, FILES, Need, PROGRAMS, Sign, missing, python_module, tool};
+pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
 pub use terminal::Terminal;

@@ -25,11 +25,11 @@ pub struct Terminal {
     /// Held open, so that the terminal outlives the program.
     slave: OwnedFd,
     before: Termios,
-    output: Arc<Mutex<Output>>,
+    output: Arc<Mutex<TerminalOutput>>,
 }
 
 /// Everything that was written to the terminal, and the screen that it makes.
-struct Output {
+struct TerminalOutput {
     bytes: Vec<u8>,
     screen: vt100::Parser,
 }
@@ -57,7 +57,7 @@ impl Terminal {
             });
         }
         let screen = vt100::Parser::new(rows, cols, 0);
-        let output = Arc::new(Mutex::new(Output { bytes: Vec::new(), screen }));
+        let output = Arc::new(Mutex::new(TerminalOutput { bytes: Vec::new(), screen }));
         let keys = File::from(pty.master);
         let mut master = keys.try_clone().expect("a descriptor");
         let shared = Arc::clone(&output);
@@ -73,7 +73,7 @@ impl Terminal {
         Self { child: command.spawn().expect("the program starts"), keys, slave: pty.slave, before, output }
     }
 
-    fn output(&self) -> MutexGuard<'_, Output> {
+    fn output(&self) -> MutexGuard<'_, TerminalOutput> {
         self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::eventually;
 
 use crate::kernel::kernel_of;
-use crate::{Run, Running, Turn, images, vprof};
+use crate::{ActiveRun, GuestTurn, Run, images, vprof};
 
 /// The emulator.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
@@ -29,21 +29,21 @@ const PROMPT: &str = "(qemu) ";
 
 /// A guest under QEMU's emulation; killed when dropped.
 #[derive(Debug)]
-pub struct Emulated {
+pub struct EmulatedGuest {
     qemu: Child,
     monitor: UnixStream,
     stub: String,
     directory: tempfile::TempDir,
-    _turn: Turn,
+    _turn: GuestTurn,
 }
 
-impl Emulated {
+impl EmulatedGuest {
     /// Boots the demo image, which runs `script`, with more options for QEMU; returns when the guest has printed `ready`.
     ///
     /// # Panics
     /// QEMU is not there, or the guest does not come up.
     pub fn start(options: &[&str], script: &str) -> Self {
-        let turn = Turn::beside_others();
+        let turn = GuestTurn::beside_others();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("demo.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());
@@ -176,23 +176,23 @@ impl Emulated {
     }
 
     /// `vprof attach --gdb` with more options.
-    pub fn attach(&self, options: &[&str]) -> Running {
+    pub fn attach(&self, options: &[&str]) -> ActiveRun {
         self.attach_at(&self.stub, options)
     }
 
     /// The same, by another address.
-    pub fn attach_at(&self, stub: &str, options: &[&str]) -> Running {
+    pub fn attach_at(&self, stub: &str, options: &[&str]) -> ActiveRun {
         self.attach_with(&[&["--gdb", stub], options].concat())
     }
 
     /// `vprof attach` with these arguments.
-    pub fn attach_with(&self, arguments: &[&str]) -> Running {
+    pub fn attach_with(&self, arguments: &[&str]) -> ActiveRun {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
         command.args(["attach", "-o"]).arg(&profile);
         command.arg("--control").arg(profile.with_extension("sock")).args(arguments).stdin(Stdio::null());
-        Running::beside(command, directory, profile, ATTACH_LIMIT)
+        ActiveRun::beside(command, directory, profile, ATTACH_LIMIT)
     }
 
     /// The same, to its end.
@@ -223,7 +223,7 @@ impl Emulated {
     }
 }
 
-impl Drop for Emulated {
+impl Drop for EmulatedGuest {
     fn drop(&mut self) {
         // Both fail only if it is gone already.
         let _ = self.qemu.kill();

@@ -10,18 +10,18 @@ use ext4_view::{Ext4, Ext4Read};
 
 /// The file system of an image.
 #[derive(Debug)]
-pub struct Disk(Ext4);
+pub struct ImageFiles(Ext4);
 
 /// A file, from this byte on.
-struct Image(File, u64);
+struct FileFrom(File, u64);
 
-impl Ext4Read for Image {
+impl Ext4Read for FileFrom {
     fn read(&mut self, at: u64, into: &mut [u8]) -> Result<(), Box<dyn Error + Send + Sync + 'static>> {
         self.0.read_exact_at(into, self.1 + at).map_err(Into::into)
     }
 }
 
-impl Disk {
+impl ImageFiles {
     /// Opens the one that is the whole image.
     ///
     /// # Errors
@@ -35,7 +35,7 @@ impl Disk {
     /// # Errors
     /// It cannot be read, or is something else.
     pub fn open_at(image: &Path, start: u64) -> anyhow::Result<Self> {
-        Ok(Self(Ext4::load(Box::new(Image(File::open(image)?, start)))?))
+        Ok(Self(Ext4::load(Box::new(FileFrom(File::open(image)?, start)))?))
     }
 
     /// The bytes of a file.

@@ -5,11 +5,11 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::image::Disk;
+use crate::image::ImageFiles;
 
 /// The part that is lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lost {
+pub enum RemovedPart {
     /// The types of its structures (`CONFIG_DEBUG_INFO_BTF`).
     Btf,
     /// The names of its functions (`CONFIG_KALLSYMS`).
@@ -32,7 +32,7 @@ const PAYLOAD: usize = 0x248;
 /// # Panics
 /// The image is not as this project makes it.
 pub fn kernel_of(image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
-    let disk = Disk::open(image).expect("the image's file system");
+    let disk = ImageFiles::open(image).expect("the image's file system");
     let [kernel, initrd] = ["vmlinuz", "initrd.img"].map(|name| {
         let bytes = disk.read(&format!("/boot/{name}")).expect("the image's kernel and initrd");
         let path = directory.join(name);
@@ -46,10 +46,10 @@ pub fn kernel_of(image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
 ///
 /// # Panics
 /// The image or its kernel is not as this project makes it.
-pub fn kernel_without(lost: Lost, image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
+pub fn kernel_without(lost: RemovedPart, image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
     let (packed, initrd) = kernel_of(image, directory);
     let mut vmlinux = unpack(&std::fs::read(packed).expect("the kernel just written"));
-    let pattern: &[u8] = if lost == Lost::Btf { &BTF } else { DIGITS };
+    let pattern: &[u8] = if lost == RemovedPart::Btf { &BTF } else { DIGITS };
     let places: Vec<usize> =
         (0..vmlinux.len() - pattern.len()).filter(|&at| vmlinux[at..].starts_with(pattern)).collect();
     assert!(!places.is_empty(), "{lost:?} is not where it is expected");

@@ -21,11 +21,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
 use crate::emulated::{QEMU, add_command, connected};
 use crate::kernel::kernel_of;
-use crate::{REPEATS, Run, Turn, images, vprof};
+use crate::{GuestTurn, REPEATS, Run, images, vprof};
 
 /// How long a script may take: a host that says nothing for so long is frozen.
 const LIMIT: Duration = Duration::from_secs(40);
@@ -71,16 +71,16 @@ pub struct KvmHost {
     qemu: Child,
     port: BufReader<UnixStream>,
     /// How the emulation has failed, and no test.
-    failure: Option<Failure>,
+    failure: Option<EmulationFailure>,
     /// How often vprof was started.
     profilings: u32,
     directory: tempfile::TempDir,
-    _turn: Turn,
+    _turn: GuestTurn,
 }
 
 /// How a script has ended.
 #[derive(Debug)]
-pub struct Said {
+pub struct ScriptOutput {
     /// Its exit code.
     pub code: i32,
     /// Its output.
@@ -91,7 +91,7 @@ pub struct Said {
 
 /// A `vprof` that was started on a host.
 #[derive(Debug)]
-pub struct Profiling(String);
+pub struct ProfilerRun(String);
 
 /// Calls `test` with a host that has just booted; again, and saying so, where the emulation has failed (docs/limits.md).
 ///
@@ -113,7 +113,7 @@ pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
 
 impl KvmHost {
     fn boot() -> Self {
-        let turn = Turn::alone();
+        let turn = GuestTurn::alone();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("kvm-host.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());
@@ -156,10 +156,10 @@ impl KvmHost {
     ///
     /// # Panics
     /// The host does not answer.
-    pub fn sh(&mut self, script: &str) -> Said {
+    pub fn sh(&mut self, script: &str) -> ScriptOutput {
         let (code, stdout, stderr) = self.asked(script);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said { code, stdout: text(&stdout), stderr: text(&stderr) }
+        ScriptOutput { code, stdout: text(&stdout), stderr: text(&stderr) }
     }
 
     /// Runs a shell script that has to succeed, and gives its output.
@@ -238,7 +238,7 @@ impl KvmHost {
     pub fn wait_for_console(&mut self, name: &str, lines: u32, what: &str) {
         let up = self.comes_true_of(name, &format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
         // vprof has no part in that.
-        self.failure = self.failure.or((!up).then_some(Failure::Other));
+        self.failure = self.failure.or((!up).then_some(EmulationFailure::Other));
         assert!(up, "the guest does not come up\n{}", self.state());
     }
 
@@ -280,12 +280,12 @@ impl KvmHost {
     }
 
     /// Starts `vprof attach` with these words of a shell.
-    pub fn attach(&mut self, words: &str) -> Profiling {
+    pub fn attach(&mut self, words: &str) -> ProfilerRun {
         self.vprof(&format!("attach {words}"))
     }
 
     /// Starts `vprof` with these words of a shell, the first of which is a command that makes a profile.
-    pub fn vprof(&mut self, words: &str) -> Profiling {
+    pub fn vprof(&mut self, words: &str) -> ProfilerRun {
         self.profilings += 1;
         let at = format!("/run/profiling{}", self.profilings);
         let (command, words) = words.split_once(' ').unwrap_or((words, ""));
@@ -295,37 +295,37 @@ impl KvmHost {
                  wait $!; echo $? >status; }} &"
         ));
         self.wait_until(&format!("[ -s {at}/pid ]"));
-        Profiling(at)
+        ProfilerRun(at)
     }
 
     /// Waits until the profile is being written.
-    pub fn wait_for_profile(&mut self, profiling: &Profiling) {
+    pub fn wait_for_profile(&mut self, profiling: &ProfilerRun) {
         self.wait_until(&format!("[ -s {0}/out.vprof ] || [ -s {0}/status ]", profiling.0));
     }
 
     /// Waits until a vprof has this in its output.
-    pub fn wait_for_output(&mut self, profiling: &Profiling, what: &str) {
+    pub fn wait_for_output(&mut self, profiling: &ProfilerRun, what: &str) {
         self.wait_until(&format!("grep -q '{what}' {}/stdout", profiling.0));
     }
 
     /// Waits until `vprof ctl status` says this of a vprof's run.
-    pub fn wait_for_status(&mut self, profiling: &Profiling, what: &str) {
+    pub fn wait_for_status(&mut self, profiling: &ProfilerRun, what: &str) {
         self.wait_until(&format!("/run/vprof ctl status --run {}/out.sock | grep -q '{what}'", profiling.0));
     }
 
     /// The process of a vprof.
-    pub fn pid(&mut self, profiling: &Profiling) -> String {
+    pub fn pid(&mut self, profiling: &ProfilerRun) -> String {
         self.must(&format!("cat {}/pid", profiling.0)).trim().to_owned()
     }
 
     /// Sends a signal to a vprof.
-    pub fn signal(&mut self, profiling: &Profiling, signal: &str) {
+    pub fn signal(&mut self, profiling: &ProfilerRun, signal: &str) {
         self.must(&format!("kill -{signal} $(cat {}/pid)", profiling.0));
     }
 
     /// Waits for the end of a vprof, and takes out what it has left.
-    pub fn finish(&mut self, profiling: Profiling) -> Run {
-        let Profiling(at) = profiling;
+    pub fn finish(&mut self, profiling: ProfilerRun) -> Run {
+        let ProfilerRun(at) = profiling;
         self.wait_until(&format!("[ -s {at}/status ]"));
         let mut file = |name: &str| self.asked(&format!("cat {at}/{name}")).1;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
@@ -347,7 +347,7 @@ impl KvmHost {
         let answer = self.answer(script);
         answer.unwrap_or_else(|error| {
             let timed_out = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-            self.failure = Some(if timed_out { Failure::Frozen } else { Failure::Other });
+            self.failure = Some(if timed_out { EmulationFailure::Frozen } else { EmulationFailure::Other });
             panic!("the emulated host does not answer ({error}) to {script}\n{}", self.state());
         })
     }

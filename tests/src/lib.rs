@@ -27,20 +27,20 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use emulated::Emulated;
-pub use image::Disk;
-pub use kernel::{Lost, kernel_of, kernel_without};
-pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
-pub use network::Network;
-pub use report::{Function, Process, Report, Row, Vcpu, Walks};
-pub use run::{Run, Running};
+pub use emulated::EmulatedGuest;
+pub use image::ImageFiles;
+pub use kernel::{RemovedPart, kernel_of, kernel_without};
+pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host};
+pub use network::GuestNetwork;
+pub use report::{FunctionRow, NamedRow, ProcessRow, Report, VcpuRow, WalkCounts};
+pub use run::{ActiveRun, Run};
 pub use testkit::Terminal;
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
-use turn::Turn;
+use turn::GuestTurn;
 
 /// A query of the frames at tripwires, where the guest is while exact mode switches to the host and back.
-pub const FRAMES_AT_TRIPWIRES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
+pub const FRAMES_AT_PROBES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
     AND (symbol LIKE 'finish_task_switch%' OR symbol IN ('try_to_wake_up', 'wake_up_new_task', 'release_task', \
     'irq_enter_rcu', 'irq_exit_rcu', '__common_interrupt', '__text_poke'))";
 
@@ -154,7 +154,7 @@ impl Guest {
                     Some(failure) => repeated(failure, &run.stderr),
                     None => return run,
                 },
-                Err(state) => repeated(Failure::Frozen, &state),
+                Err(state) => repeated(EmulationFailure::Frozen, &state),
             }
         }
         self.start().finish()
@@ -162,13 +162,13 @@ impl Guest {
 
     /// Does what runs guests of its own, while no other guest runs.
     pub fn alone<T>(work: impl FnOnce() -> T) -> T {
-        let _turn = Turn::alone();
+        let _turn = GuestTurn::alone();
         work()
     }
 
     /// Starts the guest.
-    pub fn start(self) -> Running {
-        let turn = if self.beside_others { Turn::beside_others() } else { Turn::alone() };
+    pub fn start(self) -> ActiveRun {
+        let turn = if self.beside_others { GuestTurn::beside_others() } else { GuestTurn::alone() };
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
@@ -193,7 +193,7 @@ impl Guest {
             command.arg("--").args(&self.command);
         }
         command.env("VPROF_PORTABLE_HOST", images().join("portable-host")).stdin(Stdio::null());
-        Running::spawn(command, directory, profile, self.limit, turn)
+        ActiveRun::spawn(command, directory, profile, self.limit, turn)
     }
 }
 

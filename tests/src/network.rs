@@ -12,11 +12,11 @@ const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 254);
 /// A tap with an address in a network namespace that nothing else is in, and a server on TCP port 7 that sends all it gets
 /// back.
 #[derive(Debug)]
-pub struct Network {
+pub struct GuestNetwork {
     tap: &'static str,
 }
 
-impl Network {
+impl GuestNetwork {
     /// Calls `test` on a thread in such a namespace, which what it starts is in as well. `None` where this process may
     /// not make one, and need not.
     ///

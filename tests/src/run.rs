@@ -10,9 +10,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use testkit::Terminal;
-use testkit::events::{Failure, failed_by_emulation};
+use testkit::events::{EmulationFailure, failed_by_emulation};
 
-use crate::Turn;
+use crate::GuestTurn;
 use crate::report::Report;
 
 /// How often a run is looked at.
@@ -26,14 +26,14 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// A `vprof run` under way; killed when dropped.
 #[derive(Debug)]
-pub struct Running {
+pub struct ActiveRun {
     child: Child,
     stdout: std::fs::File,
     stderr: std::fs::File,
     directory: Option<tempfile::TempDir>,
     profile: PathBuf,
     deadline: Instant,
-    turn: Option<Turn>,
+    turn: Option<GuestTurn>,
 }
 
 /// A `vprof run` that has ended.
@@ -49,13 +49,13 @@ pub struct Run {
     _directory: tempfile::TempDir,
 }
 
-impl Running {
+impl ActiveRun {
     pub(crate) fn spawn(
         command: Command,
         directory: tempfile::TempDir,
         profile: PathBuf,
         limit: Duration,
-        turn: Turn,
+        turn: GuestTurn,
     ) -> Self {
         let mut running = Self::beside(command, directory, profile, limit);
         running.turn = Some(turn);
@@ -243,7 +243,7 @@ impl Running {
         let samples = self.samples();
         std::thread::sleep(GRACE);
         if samples.is_some() && samples == self.samples() {
-            failed_by_emulation(Failure::Frozen);
+            failed_by_emulation(EmulationFailure::Frozen);
         }
         panic!("no {what} in time; {}", self.state());
     }
@@ -259,7 +259,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRun {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
             // Both fail only if the process is gone already, which is what is wanted.
@@ -281,15 +281,15 @@ impl Run {
     }
 
     /// How QEMU's emulation of SVM has failed the guest, if it has (docs/limits.md).
-    pub(crate) fn emulation_failed(&self) -> Option<Failure> {
+    pub(crate) fn emulation_failed(&self) -> Option<EmulationFailure> {
         // One that froze early and was started again by vprof itself has not failed.
         if self.status.success() || !self.stderr.contains("host: portable") {
             return None;
         }
         let signs = [
-            ("the guest caused a triple fault", Failure::TripleFault),
-            ("the portable host froze", Failure::Frozen),
-            ("the portable host ended", Failure::Other),
+            ("the guest caused a triple fault", EmulationFailure::TripleFault),
+            ("the portable host froze", EmulationFailure::Frozen),
+            ("the portable host ended", EmulationFailure::Other),
         ];
         signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)
     }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 /// Who runs now.
 #[derive(Debug, Default)]
-struct Turns {
+struct TurnCounts {
     alone: bool,
     /// Guests that may run next to each other.
     beside_others: usize,
@@ -14,25 +14,25 @@ struct Turns {
     waiting: usize,
 }
 
-static TURNS: Mutex<Turns> = Mutex::new(Turns { alone: false, beside_others: 0, waiting: 0 });
+static TURNS: Mutex<TurnCounts> = Mutex::new(TurnCounts { alone: false, beside_others: 0, waiting: 0 });
 static ENDED: Condvar = Condvar::new();
 
 /// A failed test leaves nothing half done behind: its guest is killed.
-fn turns() -> MutexGuard<'static, Turns> {
+fn turns() -> MutexGuard<'static, TurnCounts> {
     TURNS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The right to run a guest. Its holder must not wait for another.
 #[derive(Debug)]
-pub(crate) struct Turn {
+pub(crate) struct GuestTurn {
     begin: Instant,
     is_alone: bool,
 }
 
-impl Turn {
+impl GuestTurn {
     pub(crate) fn alone() -> Self {
         report_failures_at_once();
-        let must_wait = |turns: &mut Turns| turns.alone || turns.beside_others > 0 || turns.waiting > 0;
+        let must_wait = |turns: &mut TurnCounts| turns.alone || turns.beside_others > 0 || turns.waiting > 0;
         let mut turns = ENDED.wait_while(turns(), must_wait).unwrap_or_else(PoisonError::into_inner);
         turns.alone = true;
         Self { begin: Instant::now(), is_alone: true }
@@ -44,7 +44,7 @@ impl Turn {
         let most = std::thread::available_parallelism().map_or(1, usize::from);
         let mut turns = turns();
         turns.waiting += 1;
-        let must_wait = |turns: &mut Turns| turns.alone || turns.beside_others >= most;
+        let must_wait = |turns: &mut TurnCounts| turns.alone || turns.beside_others >= most;
         let mut turns = ENDED.wait_while(turns, must_wait).unwrap_or_else(PoisonError::into_inner);
         turns.waiting -= 1;
         turns.beside_others += 1;
@@ -52,7 +52,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for GuestTurn {
     fn drop(&mut self) {
         testkit::events::guest_took(self.begin.elapsed());
         let mut turns = turns();

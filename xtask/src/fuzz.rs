@@ -4,15 +4,16 @@ mod output;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use guest_images::find_program;
 
-use crate::progress::Line;
-use output::Outcome;
+use crate::progress::ProgressLine;
+use crate::workspace;
+use output::FuzzOutcome;
 
 /// Memory that a target may take, MiB.
 const MEMORY: u32 = 2048;
@@ -27,7 +28,7 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// What fuzzing may be told.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct FuzzArgs {
     /// The target to run; all of them when it is left out
     target: Option<String>,
     /// How long each target runs
@@ -36,17 +37,16 @@ pub struct Options {
 }
 
 /// Where things lie.
-struct Places {
+struct FuzzPaths {
     /// The crate of the targets.
     fuzz: PathBuf,
     /// What is built.
     built: PathBuf,
 }
 
-impl Places {
+impl FuzzPaths {
     fn new() -> Result<Self> {
-        let root =
-            Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace has no directory")?;
+        let root = workspace::root()?;
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         Ok(Self { fuzz: root.join("fuzz"), built: target.join("fuzz") })
     }
@@ -82,22 +82,22 @@ impl Places {
 }
 
 /// Fuzzes; the exit code tells whether something was found.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let places = Places::new()?;
-    let mut targets = places.targets()?;
+pub fn run(options: &FuzzArgs) -> Result<ExitCode> {
+    let paths = FuzzPaths::new()?;
+    let mut targets = paths.targets()?;
     if let Some(wanted) = &options.target {
         if !targets.contains(wanted) {
             bail!("there is no fuzz target {wanted}: choose one of {}", targets.join(", "));
         }
         targets.retain(|target| target == wanted);
     }
-    let line = Line::new();
+    let line = ProgressLine::new();
     ensure_tools()?;
-    build(&places, options.target.as_deref(), &line)?;
+    build(&paths, options.target.as_deref(), &line)?;
     let mut outcomes = Vec::new();
     for target in targets {
         let step = format!("fuzzing {target} for {} s", options.seconds);
-        let outcome = line.during(&step, || fuzz(&places, &target, options.seconds))?;
+        let outcome = line.during(&step, || fuzz(&paths, &target, options.seconds))?;
         if let Some(found) = &outcome.found {
             eprintln!("{target}: {found}");
         }
@@ -132,11 +132,11 @@ fn rustup() -> Command {
     command
 }
 
-fn build(places: &Places, target: Option<&str>, line: &Line) -> Result<()> {
+fn build(paths: &FuzzPaths, target: Option<&str>, line: &ProgressLine) -> Result<()> {
     let mut cargo = rustup();
     // One unit per crate, which is the default, takes many minutes of a small machine.
-    cargo.args(["cargo", "fuzz", "build", "--codegen-units", "16", "--fuzz-dir"]).arg(&places.fuzz);
-    cargo.arg("--target-dir").arg(&places.built).args(target).current_dir(&places.fuzz);
+    cargo.args(["cargo", "fuzz", "build", "--codegen-units", "16", "--fuzz-dir"]).arg(&paths.fuzz);
+    cargo.arg("--target-dir").arg(&paths.built).args(target).current_dir(&paths.fuzz);
     let output =
         line.during("building the fuzz targets", || cargo.output()).context("cannot start cargo fuzz")?;
     if !output.status.success() {
@@ -147,11 +147,11 @@ fn build(places: &Places, target: Option<&str>, line: &Line) -> Result<()> {
 }
 
 /// Runs one target, from its seeds and from what earlier runs found.
-fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
-    let program = places.program(target);
+fn fuzz(paths: &FuzzPaths, target: &str, seconds: u32) -> Result<FuzzOutcome> {
+    let program = paths.program(target);
     let start = || format!("cannot start {}", program.display());
     let [corpus, artifacts, seeds] =
-        ["corpus", "artifacts", "seeds"].map(|kind| places.directory(kind, target));
+        ["corpus", "artifacts", "seeds"].map(|kind| paths.directory(kind, target));
     let (corpus, artifacts, seeds) = (corpus?, artifacts?, seeds?);
     // A target without seeds ends at once, too: it is told to run no input.
     let offered = Command::new(&program)
@@ -179,7 +179,7 @@ fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(start)?;
-    let mut outcome = Outcome::default();
+    let mut outcome = FuzzOutcome::default();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).split(b'\n') {
             outcome.take(&String::from_utf8_lossy(&line.context("cannot read what the target says")?));

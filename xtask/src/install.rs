@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use guest_images::static_binary;
 
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
 /// Where each shell looks for completions, under the prefix.
 const COMPLETIONS: [(&str, &str); 3] = [
@@ -19,14 +19,14 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// `cargo xtask install`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct InstallArgs {
     /// Where to: `bin/vprof`, `share/man/man1` and the completions of bash, zsh and fish go there
     #[arg(long, default_value = "/usr/local", value_name = "DIR")]
     prefix: PathBuf,
 }
 
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(options: &InstallArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
     let prefix = &options.prefix;
     let program = prefix.join("bin/vprof");

@@ -36,7 +36,7 @@ const IN_TWO_VERSIONS: &[&str] = &[
 
 /// A dependency.
 #[derive(Debug, PartialEq, Eq)]
-struct Dependency {
+struct LicensedCrate {
     name: String,
     version: String,
     /// SPDX expression.
@@ -75,7 +75,7 @@ pub fn run() -> Result<ExitCode> {
 }
 
 /// What is built and does not come from this repository.
-fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
+fn dependencies(metadata: &Value) -> Result<Vec<LicensedCrate>> {
     let list = |value: &Value| value.as_array().cloned().context("not the form of cargo metadata");
     let built = list(&metadata["resolve"]["nodes"])?;
     let built: BTreeSet<&str> = built.iter().filter_map(|node| node["id"].as_str()).collect();
@@ -86,17 +86,17 @@ fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
         if is_built && package["source"].is_string() {
             let name = text(&package["name"]).context("a package without a name")?;
             let version = text(&package["version"]).context("a package without a version")?;
-            found.push(Dependency { name, version, licence: text(&package["license"]) });
+            found.push(LicensedCrate { name, version, licence: text(&package["license"]) });
         }
     }
     Ok(found)
 }
 
 /// A sentence for each dependency whose licence is not allowed.
-fn licences(dependencies: &[Dependency]) -> Vec<String> {
+fn licences(dependencies: &[LicensedCrate]) -> Vec<String> {
     let refused =
         dependencies.iter().filter(|dependency| !dependency.licence.as_deref().is_some_and(is_allowed));
-    let sentence = |dependency: &Dependency| {
+    let sentence = |dependency: &LicensedCrate| {
         let licence = dependency.licence.as_deref().unwrap_or("none");
         format!("{} {}: its licence is not allowed: {licence}", dependency.name, dependency.version)
     };
@@ -111,9 +111,9 @@ fn is_allowed(expression: &str) -> bool {
     allowed && words.peek().is_none()
 }
 
-type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+type ExpressionWords<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-fn either(words: &mut Words<'_>) -> bool {
+fn either(words: &mut ExpressionWords<'_>) -> bool {
     let mut allowed = both(words);
     while words.next_if_eq(&"OR").is_some() {
         allowed |= both(words);
@@ -122,7 +122,7 @@ fn either(words: &mut Words<'_>) -> bool {
 }
 
 /// AND binds closer than OR.
-fn both(words: &mut Words<'_>) -> bool {
+fn both(words: &mut ExpressionWords<'_>) -> bool {
     let mut allowed = one(words);
     while words.next_if_eq(&"AND").is_some() {
         allowed &= one(words);
@@ -130,7 +130,7 @@ fn both(words: &mut Words<'_>) -> bool {
     allowed
 }
 
-fn one(words: &mut Words<'_>) -> bool {
+fn one(words: &mut ExpressionWords<'_>) -> bool {
     match words.next() {
         Some("(") => {
             let allowed = either(words);
@@ -148,7 +148,7 @@ fn one(words: &mut Words<'_>) -> bool {
 }
 
 /// A sentence for each dependency that is there in more versions than is known, and for each that is known without reason.
-fn versions(dependencies: &[Dependency], known: &[&str]) -> Vec<String> {
+fn versions(dependencies: &[LicensedCrate], known: &[&str]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for dependency in dependencies {
         versions.entry(&dependency.name).or_default().push(&dependency.version);
@@ -194,8 +194,8 @@ mod tests {
         }
     }
 
-    fn dependency(name: &str, version: &str, licence: Option<&str>) -> Dependency {
-        Dependency { name: name.into(), version: version.into(), licence: licence.map(str::to_owned) }
+    fn dependency(name: &str, version: &str, licence: Option<&str>) -> LicensedCrate {
+        LicensedCrate { name: name.into(), version: version.into(), licence: licence.map(str::to_owned) }
     }
 
     #[test]

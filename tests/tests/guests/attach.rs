@@ -1,7 +1,7 @@
 //! `vprof attach` by QEMU's GDB stub, to guests under emulation.
 
 use nix::sys::signal::Signal;
-use vprof_tests::{Emulated, Report, Run, assert_share};
+use vprof_tests::{EmulatedGuest, Report, Run, assert_share};
 
 /// Two processes that share CPU 0 three to one for longer than any test looks.
 const SPLIT: &str = "split --seconds 300 --ratio 3:1 --cpu 0 & echo ready; wait";
@@ -41,7 +41,7 @@ fn assert_books(run: &Run) {
 
 #[test]
 fn one_vcpu_without_kvm() {
-    let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
+    let mut guest = EmulatedGuest::start(&["-m", "512", "-smp", "1"], SPLIT);
     let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
     assert_split(&run);
     assert!(run.stderr.contains("memory from its process"), "{}", run.stderr);
@@ -51,7 +51,7 @@ fn one_vcpu_without_kvm() {
 }
 
 /// Behind a tunnel nothing is known of QEMU's process.
-fn memory_through_the_stub(guest: &mut Emulated) {
+fn memory_through_the_stub(guest: &mut EmulatedGuest) {
     let tunnel = guest.tunnel();
     let mut attached = guest.attach_at(&tunnel, &["-F", "1000"]);
     attached.wait_for_samples(3);
@@ -68,7 +68,7 @@ fn memory_through_the_stub(guest: &mut Emulated) {
 #[test]
 #[ignore = "one more guest: --all"]
 fn two_vcpus_without_kvm_of_which_one_idles_and_memory_above_4_gib() {
-    let guest = Emulated::start(&["-m", "5G", "-smp", "2"], SPLIT);
+    let guest = EmulatedGuest::start(&["-m", "5G", "-smp", "2"], SPLIT);
     let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
     assert_split(&run);
     let halted = "SELECT 1.0 * halted_ns / (guest_ns + halted_ns) FROM vcpu WHERE id = ";
@@ -88,7 +88,7 @@ fn memory_in_a_file_shared_by_its_vmm() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let backend = format!("memory-backend-file,id=m,size=512M,share=on,mem-path={}", file.path().display());
     let machine = ["-m", "512", "-machine", "q35,memory-backend=m", "-object", &backend];
-    let guest = Emulated::start(&machine, SPLIT);
+    let guest = EmulatedGuest::start(&machine, SPLIT);
     assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
 }
 
@@ -103,12 +103,12 @@ fn memory_in_huge_pages() {
     }
     let machine = ["-m", "512", "-machine", "q35,memory-backend=m"];
     let backend = ["-object", "memory-backend-memfd,id=m,size=512M,hugetlb=on,hugetlbsize=2M"];
-    let guest = Emulated::start(&[machine, [backend[0], backend[1], "-smp", "1"]].concat(), SPLIT);
+    let guest = EmulatedGuest::start(&[machine, [backend[0], backend[1], "-smp", "1"]].concat(), SPLIT);
     assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
 }
 
 /// A profiler is killed whenever it comes, in a stop or between two: the guest runs on, and the stub serves the next.
-fn a_killed_vprof_leaves_the_guest_running(guest: &mut Emulated) {
+fn a_killed_vprof_leaves_the_guest_running(guest: &mut EmulatedGuest) {
     for round in 0..10 {
         let mut attached = guest.attach(&["-F", "1000", "-q"]);
         attached.wait_for_samples(1);
@@ -120,7 +120,7 @@ fn a_killed_vprof_leaves_the_guest_running(guest: &mut Emulated) {
     assert!(guest.runs());
 }
 
-fn a_stub_has_one_debugger(guest: &mut Emulated) {
+fn a_stub_has_one_debugger(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&[]);
     attached.wait_for_samples(1);
     let refused = guest.attached(&[]).exited(1);
@@ -134,7 +134,7 @@ fn a_stub_has_one_debugger(guest: &mut Emulated) {
     assert!(guest.runs());
 }
 
-fn a_guest_that_others_pause_stays_so(guest: &mut Emulated) {
+fn a_guest_that_others_pause_stays_so(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&["-F", "100"]);
     attached.wait_for_samples(50);
     guest.pause();
@@ -149,7 +149,7 @@ fn a_guest_that_others_pause_stays_so(guest: &mut Emulated) {
     guest.attached(&["-d", "1s"]).succeeded();
 }
 
-fn a_guest_that_is_reset_ends_the_profile(guest: &mut Emulated) {
+fn a_guest_that_is_reset_ends_the_profile(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&["-F", "200"]);
     attached.wait_for_samples(50);
     guest.monitor("system_reset");
@@ -161,7 +161,7 @@ fn a_guest_that_is_reset_ends_the_profile(guest: &mut Emulated) {
 #[test]
 #[ignore = "more ways to end: --all"]
 fn bad_moments_of_a_guest_without_kvm() {
-    let mut guest = Emulated::start(&["-m", "512", "-action", "reboot=reset"], SPLIT);
+    let mut guest = EmulatedGuest::start(&["-m", "512", "-action", "reboot=reset"], SPLIT);
     let refused = guest.attach_with(&[&guest.pid().to_string()]).finish().exited(1);
     assert!(refused.stderr.contains("without KVM") && refused.stderr.contains("--gdb"), "{}", refused.stderr);
     a_stub_has_one_debugger(&mut guest);
@@ -172,7 +172,7 @@ fn bad_moments_of_a_guest_without_kvm() {
     a_vmm_that_ends_ends_the_profile(guest);
 }
 
-fn a_vmm_that_ends_ends_the_profile(mut guest: Emulated) {
+fn a_vmm_that_ends_ends_the_profile(mut guest: EmulatedGuest) {
     let mut attached = guest.attach(&[]);
     attached.wait_for_samples(50);
     guest.kill();

@@ -8,13 +8,13 @@ const SPLIT: [&str; 9] =
     ["split", "--seconds", "12", "--ratio", "3:1", "--slice-rounds", "500000", "--cpu", "0"];
 
 /// Samples of both processes in the guest, and those of the one with three parts.
-struct Split {
+struct SplitSamples {
     all: f64,
     large: f64,
 }
 
-impl Split {
-    fn of(run: &Run) -> Self {
+impl SplitSamples {
+    fn from_run(run: &Run) -> Self {
         let rows = run.query(
             "SELECT sum(comm = 'alpha'), count(*) FROM v_charged WHERE comm IN ('alpha', 'beta') AND mode = 'user'",
         );
@@ -33,12 +33,12 @@ impl Split {
 }
 
 /// Both on the guest's first vCPU; so many other vCPUs work all the time, and take CPUs of the host from it.
-fn split(others: usize) -> (Run, Split) {
+fn split(others: usize) -> (Run, SplitSamples) {
     let cpus = (others + 1).to_string();
     let spinning: String = (1..=others).map(|cpu| format!("spin --seconds 1000 --cpu {cpu} & ")).collect();
     let script = format!("{spinning}{}", SPLIT.join(" "));
     let run = Guest::demo().options(["--cpus", &cpus]).script(&script).run().succeeded();
-    let split = Split::of(&run);
+    let split = SplitSamples::from_run(&run);
     (run, split)
 }
 
@@ -91,10 +91,10 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
     let end = if truth < estimate { ns("measured_low_ns") } else { ns("measured_high_ns") };
     // The scheduler's time holds interrupts, and what the host takes: to serve exits and other processes, by the ticks that
     // fell there, and to take samples, each as long as all others.
-    let of = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
+    let rows = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
     let taken = run.number(&format!(
-        "SELECT (SELECT count(*) {of} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
-              + (SELECT count(*) {of}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
+        "SELECT (SELECT count(*) {rows} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
+              + (SELECT count(*) {rows}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
     ));
     // Twice the distance of the interval's end are 4 standard errors. A hundredth is for how roughly that is known.
     let apart = (truth - ns("interrupted_ns") - taken - estimate).abs();

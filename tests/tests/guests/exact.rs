@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use vprof_tests::{FRAMES_AT_TRIPWIRES, Guest, Run};
+use vprof_tests::{FRAMES_AT_PROBES, Guest, Run};
 
 use crate::attribution;
 
@@ -81,7 +81,7 @@ fn ticks_agree_with_events(run: &Run) {
     let rows = run.query(&format!(
         "WITH span AS (SELECT min(from_ns) low, max(to_ns) high FROM task_life), \
          tick AS (SELECT s.* FROM sample s, span WHERE s.time_ns BETWEEN low AND high \
-           AND s.frame NOT IN ({FRAMES_AT_TRIPWIRES})), \
+           AND s.frame NOT IN ({FRAMES_AT_PROBES})), \
          lost AS (SELECT coalesce(sum(sampler_ns), 0) + (SELECT value FROM meta WHERE key = 'exact_switching_ns') ns \
            FROM microstate m, span WHERE m.time_ns BETWEEN low AND high), \
          task AS (SELECT instance, sum(ns) ns FROM task_state WHERE state IN ('running', 'interrupted') GROUP BY 1) \

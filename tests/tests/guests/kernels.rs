@@ -1,7 +1,7 @@
 //! Kernels of several series, configurations and command lines: each is found, and processes, functions and modules get
 //! their names. docs/guests.md has a row for each of these tests.
 
-use vprof_tests::{Guest, Lost, Run, images, kernel_without};
+use vprof_tests::{Guest, RemovedPart, Run, images, kernel_without};
 
 /// Works in user space and in the kernel, and shows what the kernel was told.
 const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /proc/kallsyms; cat /proc/interrupts \
@@ -130,7 +130,7 @@ fn with_page_table_isolation() {
 }
 
 /// A run of the demo image with a kernel that has lost something.
-fn run_without(lost: Lost) -> Run {
+fn run_without(lost: RemovedPart) -> Run {
     let directory = tempfile::tempdir().expect("a directory");
     let (kernel, initrd) = kernel_without(lost, &images().join("demo.img"), directory.path());
     let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
@@ -149,7 +149,7 @@ fn missing(run: &Run) -> Vec<String> {
 #[test]
 #[ignore = "another kernel: --all"]
 fn without_btf_functions_have_names_and_processes_have_not() {
-    let run = run_without(Lost::Btf);
+    let run = run_without(RemovedPart::Btf);
     let report = run.report();
     assert!(report.get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
     let functions = report.functions();
@@ -164,7 +164,7 @@ fn without_btf_functions_have_names_and_processes_have_not() {
 #[test]
 #[ignore = "another kernel: --all"]
 fn without_kallsyms_samples_are_told_by_their_addresses() {
-    let run = run_without(Lost::Kallsyms);
+    let run = run_without(RemovedPart::Kallsyms);
     // The banner is found without symbols.
     assert!(run.report().get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
     assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);

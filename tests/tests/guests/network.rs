@@ -1,6 +1,6 @@
 //! The guest's network card, and its virtio-console.
 
-use vprof_tests::{Guest, Network, Run};
+use vprof_tests::{Guest, GuestNetwork, Run};
 
 /// Loads the drivers that the image's initrd does not have.
 pub(crate) const DRIVERS: &str =
@@ -57,7 +57,7 @@ pub(crate) fn assert_has_exits_and_interrupts(run: &Run, device: &str) {
 #[test]
 #[ignore = "one more network: --all"]
 fn a_guest_talks_to_the_host_through_passt() {
-    let Some(run) = Network::apart(|network| talked("passt", &network.by_passt())) else { return };
+    let Some(run) = GuestNetwork::apart(|network| talked("passt", &network.by_passt())) else { return };
     assert!(run.stdout.contains("327680 bytes came back; errors: 0"), "{}", run.stdout);
     assert!(run.query("SELECT text FROM event WHERE kind = 'network'").is_empty());
 }

@@ -51,11 +51,11 @@ fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
 }
 
 /// A program of the host with which the guest of [`TRAFFIC`] talks.
-pub(crate) struct Host {
+pub(crate) struct VsockHost {
     directory: tempfile::TempDir,
 }
 
-impl Host {
+impl VsockHost {
     pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 /// What is known of a run, as far as it went.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FuzzOutcome {
     /// Inputs that were run.
     pub executions: u64,
     /// Inputs a second, on average.
@@ -20,7 +20,7 @@ pub struct Outcome {
     panic: Option<String>,
 }
 
-impl Outcome {
+impl FuzzOutcome {
     /// Takes one line.
     pub fn take(&mut self, line: &str) {
         let number = |name: &str| -> Option<u64> {
@@ -57,7 +57,7 @@ impl Outcome {
 }
 
 /// One line for each target.
-pub fn table(outcomes: &[(String, Outcome)]) -> String {
+pub fn table(outcomes: &[(String, FuzzOutcome)]) -> String {
     let mut text = format!(
         "{:<14}{:>12}{:>10}{:>8}{:>10}{:>8}  {}\n",
         "target", "executions", "exec/s", "edges", "features", "corpus", "result"
@@ -78,8 +78,8 @@ pub fn table(outcomes: &[(String, Outcome)]) -> String {
 mod tests {
     use super::*;
 
-    fn outcome(lines: &[&str]) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn outcome(lines: &[&str]) -> FuzzOutcome {
+        let mut outcome = FuzzOutcome::default();
         for line in lines {
             outcome.take(line);
         }

@@ -15,12 +15,12 @@ use guest_images::{
     DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress,
 };
 
-use self::outcome::{Outcome, Output};
-use self::programs::{Programs, TestProgram};
-use self::timings::{Events, Timings};
-use crate::demo::{Tools, cargo, exit_code};
+use self::outcome::{OutputMode, ProgramOutcome};
+use self::programs::{TestProgram, TestPrograms};
+use self::timings::{HarnessEvents, StepTimes};
+use crate::demo::{GuestTools, cargo, exit_code};
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
 /// The images that end-to-end tests boot.
 const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
@@ -71,7 +71,7 @@ const CASES: (&str, &str) = ("PROPTEST_CASES", "64");
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct TestArgs {
     /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
     #[arg(long)]
     all: bool,
@@ -89,9 +89,9 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
-impl Options {
+impl TestArgs {
     /// Puts what tests read of it into a command's environment.
-    fn tell(&self, command: &mut Command) {
+    fn set_environment(&self, command: &mut Command) {
         if std::env::var_os(SEED.0).is_none() {
             command.env(SEED.0, SEED.1);
         }
@@ -118,12 +118,12 @@ impl Options {
 }
 
 /// Runs the tests.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &TestArgs) -> Result<ExitCode> {
     if !needs_guests(&options.arguments) {
         return run_cargo(cargo(), options);
     }
-    let line = Line::new();
-    let timings = Timings::new();
+    let line = ProgressLine::new();
+    let timings = StepTimes::new();
     let ensure = if options.allow_missing { deps::ensure } else { deps::ensure_for_tests };
     if !timings.measure("Debian packages", || ensure(&line))? {
         return Ok(ExitCode::FAILURE);
@@ -132,23 +132,23 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let (programs, portable_host) = timings.measure("test programs, guest images", || {
         std::thread::scope(|scope| {
             let images = scope.spawn(|| build_images(options.all, &line));
-            let programs = Programs::build();
+            let programs = TestPrograms::build();
             let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             anyhow::Ok((programs?, host?))
         })
     })?;
     line.end();
-    let tools = Tools { vprof: programs.vprof().to_owned(), portable_host };
+    let tools = GuestTools { vprof: programs.vprof().to_owned(), portable_host };
     if !options.arguments.is_empty() {
         return run_cargo(tools.cargo(), options);
     }
-    Session { programs: &programs, tools: &tools, options, timings: &timings }.run()
+    TestSession { programs: &programs, tools: &tools, options, timings: &timings }.run()
 }
 
 /// Calls `cargo test` with the arguments that were given.
-fn run_cargo(mut cargo: Command, options: &Options) -> Result<ExitCode> {
+fn run_cargo(mut cargo: Command, options: &TestArgs) -> Result<ExitCode> {
     // Programs inherit it.
-    options.tell(&mut cargo);
+    options.set_environment(&mut cargo);
     cargo.args(["test", "--no-fail-fast"]);
     // With another choice of packages, features of dependencies differ, and they are built again.
     if packages(&options.arguments).next().is_none() {
@@ -161,7 +161,7 @@ fn run_cargo(mut cargo: Command, options: &Options) -> Result<ExitCode> {
 const NO_CARGO: &str = "cannot start cargo test";
 
 /// Builds what the tests boot; returns the portable host's bundle.
-fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
+fn build_images(all: bool, line: &ProgressLine) -> Result<PathBuf> {
     for &(series, flavour) in IMAGES.iter().chain(if all { MORE_IMAGES } else { &[] }) {
         guest_images::demo(&DemoOptions { series, flavour }, line)?;
     }
@@ -178,16 +178,16 @@ fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
 }
 
 /// Test programs of the workspace that run one after the other or side by side.
-struct Session<'a> {
-    programs: &'a Programs,
-    tools: &'a Tools,
-    options: &'a Options,
-    timings: &'a Timings,
+struct TestSession<'a> {
+    programs: &'a TestPrograms,
+    tools: &'a GuestTools,
+    options: &'a TestArgs,
+    timings: &'a StepTimes,
 }
 
 /// What the programs have left.
 #[derive(Debug, Default)]
-struct Left {
+struct TestTotals {
     /// Labels of programs that failed.
     failed: Vec<String>,
     /// How many tests passed.
@@ -196,57 +196,57 @@ struct Left {
     skipped: usize,
 }
 
-impl Left {
-    fn add(&mut self, label: String, outcome: &Outcome) {
+impl TestTotals {
+    fn add(&mut self, label: String, outcome: &ProgramOutcome) {
         self.passed += outcome.passed();
         self.skipped += outcome.skipped();
         self.failed.extend((!outcome.is_success()).then_some(label));
     }
 }
 
-impl Session<'_> {
+impl TestSession<'_> {
     /// Runs every test program, the guests' last, and the examples in the documentation.
     fn run(&self) -> Result<ExitCode> {
-        let mut left = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
+        let mut totals = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
         for program in self.programs.alone() {
-            left.add(program.label(), &self.run_program(program, Output::PassedOn)?);
+            totals.add(program.label(), &self.run_program(program, OutputMode::PassedOn)?);
         }
         let documentation = self.timings.measure("documentation examples", || {
             let mut cargo = self.tools.cargo();
             cargo.args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
         })?;
-        left.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
-        let events = if self.options.units { None } else { Some(self.run_guests(&mut left)?) };
+        totals.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
+        let events = if self.options.units { None } else { Some(self.run_guests(&mut totals)?) };
 
         if self.options.timings {
-            let guests = events.as_ref().map(Events::guest_times).unwrap_or_default();
+            let guests = events.as_ref().map(HarnessEvents::guest_times).unwrap_or_default();
             print!("{}{guests}", self.timings);
         }
-        println!("{} tests passed", left.passed);
+        println!("{} tests passed", totals.passed);
         if let Some(events) = events {
             println!("{}", events.repeats());
         }
-        if left.skipped > 0 {
-            println!("{} of them SKIPPED: what they need is missing", left.skipped);
+        if totals.skipped > 0 {
+            println!("{} of them SKIPPED: what they need is missing", totals.skipped);
         }
-        if left.failed.is_empty() {
+        if totals.failed.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        eprintln!("failed: {}", left.failed.join(", "));
+        eprintln!("failed: {}", totals.failed.join(", "));
         Ok(ExitCode::FAILURE)
     }
 
     /// Runs one program for each CPU at a time. The output of each is printed when it has ended.
-    fn run_side_by_side(&self) -> Result<Left> {
+    fn run_side_by_side(&self) -> Result<TestTotals> {
         let queue = Mutex::new(self.programs.side_by_side().into_iter());
-        let left = Mutex::new(Left::default());
+        let totals = Mutex::new(TestTotals::default());
         let work = || {
             // The lock is held only while the next one is taken.
             while let Some(program) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
-                let outcome = self.run_program(program, Output::Kept)?;
-                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                let outcome = self.run_program(program, OutputMode::Kept)?;
+                let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
                 print!("     Ran {}{}", program.label(), outcome.output());
-                left.add(program.label(), &outcome);
+                totals.add(program.label(), &outcome);
             }
             anyhow::Ok(())
         };
@@ -258,12 +258,12 @@ impl Session<'_> {
             }
             anyhow::Ok(())
         })?;
-        Ok(left.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(totals.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Runs one program with the tests' environment.
-    fn run_program(&self, program: &TestProgram, output: Output) -> Result<Outcome> {
-        if output == Output::PassedOn {
+    fn run_program(&self, program: &TestProgram, output: OutputMode) -> Result<ProgramOutcome> {
+        if output == OutputMode::PassedOn {
             println!("     Running {}", program.label());
         }
         let command = self.command(program);
@@ -272,38 +272,38 @@ impl Session<'_> {
 
     fn command(&self, program: &TestProgram) -> Command {
         let mut command = program.command(self.tools);
-        self.options.tell(&mut command);
+        self.options.set_environment(&mut command);
         command.args(self.options.all.then_some(INCLUDE_IGNORED));
         command
     }
 
     /// Runs the guest tests; those that failed by the emulation once more, each alone.
-    fn run_guests(&self, left: &mut Left) -> Result<Events> {
+    fn run_guests(&self, totals: &mut TestTotals) -> Result<HarnessEvents> {
         let guests = self.programs.guests()?;
         let file = tempfile::NamedTempFile::new().context("cannot make a file for the events of tests")?;
         let run = |step: &str, arguments: &[&str]| {
             let mut command = self.command(guests);
             command.env(testkit::events::EVENTS, file.path()).args(arguments);
-            self.timings.measure(step, || outcome::run(command, Output::PassedOn))
+            self.timings.measure(step, || outcome::run(command, OutputMode::PassedOn))
         };
         // Several tests may wait for one guest: the harness bounds the guests.
         let others = run("guests side by side", &[BESIDE_OTHERS, &["--test-threads", "8"]].concat())?;
         let skipped = BESIDE_OTHERS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
         let alone = run("guests that measure", &alone)?;
-        let events = Events::read(file.path())?;
+        let events = HarnessEvents::read(file.path())?;
         let failed = others.failed().zip(alone.failed()).map(|(others, alone)| [others, alone].concat());
         let by_emulation = |failed: &Vec<String>| {
             failed.len() <= MAX_REPEATED && failed.iter().all(|test| events.has_failed_by_emulation(test))
         };
-        left.add(guests.label(), &others);
-        left.add(guests.label(), &alone);
+        totals.add(guests.label(), &others);
+        totals.add(guests.label(), &alone);
         if !(others.is_success() && alone.is_success())
             && let Some(failed) = failed.filter(by_emulation)
             && self.timings.measure("guests, once more", || self.repeat(guests, &failed))?
         {
-            left.passed += failed.len();
-            left.failed.retain(|label| *label != guests.label());
+            totals.passed += failed.len();
+            totals.failed.retain(|label| *label != guests.label());
         }
         Ok(events)
     }
@@ -313,7 +313,7 @@ impl Session<'_> {
         println!("REPEATED, failed by the emulation: {}", failed.join(", "));
         let mut command = guests.command(self.tools);
         command.args(["--exact", INCLUDE_IGNORED, "--test-threads", "1"]).args(failed);
-        let outcome = outcome::run(command, Output::PassedOn)?;
+        let outcome = outcome::run(command, OutputMode::PassedOn)?;
         ensure!(outcome.count() > 0, "no guest test has one of the names {}", failed.join(", "));
         Ok(outcome.is_success() && outcome.passed() == failed.len())
     }
@@ -351,7 +351,7 @@ mod tests {
     fn ignored_tests_are_asked_for_behind_the_two_dashes() {
         let told = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            Options { all, timings: false, units: false, allow_missing: false, arguments }
+            TestArgs { all, timings: false, units: false, allow_missing: false, arguments }
                 .for_cargo()
                 .join(" ".as_ref())
                 .into_string()

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::demo::{Tools, cargo};
+use crate::demo::{GuestTools, cargo};
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
@@ -18,14 +18,14 @@ const ALONE: &[(&str, &str)] = &[
     ("sampler", "stopped"),
     ("vmm", "flat"),
     ("vmm", "ticks"),
-    ("vmm", "tripwires"),
+    ("vmm", "probes"),
 ];
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
 /// Every test program of the workspace, and the `vprof` of the same build.
 #[derive(Debug)]
-pub struct Programs {
+pub struct TestPrograms {
     tests: Vec<TestProgram>,
     vprof: PathBuf,
 }
@@ -44,7 +44,7 @@ pub struct TestProgram {
     is_file: bool,
 }
 
-impl Programs {
+impl TestPrograms {
     /// Builds all of them in one call, so that the features of dependencies are the same in each and no dependency is built twice.
     ///
     /// # Errors
@@ -133,9 +133,9 @@ impl TestProgram {
     }
 
     /// A call of it, in the directory and the environment that cargo gives it.
-    pub fn command(&self, tools: &Tools) -> Command {
+    pub fn command(&self, tools: &GuestTools) -> Command {
         let mut command = Command::new(&self.executable);
-        tools.tell(&mut command);
+        tools.set_environment(&mut command);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         command
     }

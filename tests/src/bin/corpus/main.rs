@@ -10,7 +10,7 @@ use std::panic::catch_unwind;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use vprof_tests::corpus::{ENTRIES, Entry};
+use vprof_tests::corpus::{CORPUS_PROGRAMS, CorpusProgram};
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -41,12 +41,12 @@ fn main() -> Result<ExitCode> {
 }
 
 /// The entries of these names, all where none is given, in the order of the table.
-fn chosen(names: &[String]) -> Result<Vec<&'static Entry>> {
-    if let Some(name) = names.iter().find(|name| ENTRIES.iter().all(|entry| entry.name != **name)) {
-        let known: Vec<_> = ENTRIES.iter().map(|entry| entry.name).collect();
+fn chosen(names: &[String]) -> Result<Vec<&'static CorpusProgram>> {
+    if let Some(name) = names.iter().find(|name| CORPUS_PROGRAMS.iter().all(|entry| entry.name != **name)) {
+        let known: Vec<_> = CORPUS_PROGRAMS.iter().map(|entry| entry.name).collect();
         bail!("there is no program {name}; there are {}", known.join(", "));
     }
-    Ok(ENTRIES
+    Ok(CORPUS_PROGRAMS
         .iter()
         .filter(|entry| names.is_empty() || names.iter().any(|name| name == entry.name))
         .collect())
@@ -58,7 +58,7 @@ mod tests {
 
     #[test]
     fn programs_are_chosen_by_name() {
-        assert_eq!(chosen(&[]).unwrap().len(), ENTRIES.len());
+        assert_eq!(chosen(&[]).unwrap().len(), CORPUS_PROGRAMS.len());
         let some = chosen(&["perl".to_owned(), "go_19".to_owned()]).unwrap();
         assert_eq!(some.iter().map(|entry| entry.name).collect::<Vec<_>>(), ["go_19", "perl"]);
         assert!(chosen(&["cobol".to_owned()]).unwrap_err().to_string().contains("there are python_11"));

@@ -6,7 +6,7 @@ use crate::files;
 
 /// Bytes of a sector.
 const SECTOR: usize = 512;
-/// Sectors before the first partition, and behind the last one.
+/// Sectors before the first partition, and after the last one.
 const EDGE: usize = 64;
 /// Bytes of a block of the ext4 file systems.
 const BLOCK: usize = 1024;
@@ -57,22 +57,22 @@ pub fn fat() -> Vec<u8> {
     disk.into_inner()
 }
 
-/// A disk that is one ext4 file system: one group of blocks of 1 KiB, inodes with extents, no journal, no checksums
-/// (Documentation/filesystems/ext4 of Linux).
+/// Returns a disk that is one ext4 file system: one group of blocks of 1 KiB, inodes with extents, no
+/// journal, no checksums (Documentation/filesystems/ext4 of Linux).
 pub fn ext4() -> Vec<u8> {
-    let mut volume = Ext4 { disk: vec![0; 128 * BLOCK], next_block: DATA, next_inode: 12 };
+    let mut volume = Ext4Writer { disk: vec![0; 128 * BLOCK], next_block: DATA, next_inode: 12 };
     let root = volume.tree("", &configurations());
     volume.inode(2, 0x41ed, &root);
     volume.finish()
 }
 
-struct Ext4 {
+struct Ext4Writer {
     disk: Vec<u8>,
     next_block: usize,
     next_inode: usize,
 }
 
-impl Ext4 {
+impl Ext4Writer {
     /// Writes what is below a directory, and returns the directory's own entries.
     fn tree(&mut self, directory: &str, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let mut names: Vec<(&str, bool)> = Vec::new();

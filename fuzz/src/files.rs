@@ -53,7 +53,7 @@ pub mod kind {
     pub const DYNSYM: u32 = 11;
 }
 
-/// Where the code of [`elf`] starts, and its bytes.
+/// Address and length of the code of [`elf`], bytes.
 pub const TEXT: (u64, u64) = (0x1000, 0x1000);
 
 /// A shared library with these sections and one executable segment at [`TEXT`].
@@ -188,7 +188,7 @@ pub fn with_dwarf(version: u16) -> Vec<u8> {
     elf(&[&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64][..])], named.as_slice()].concat())
 }
 
-/// The same with its sections compressed by zlib (SHF_COMPRESSED is told by the flag 0x800).
+/// Returns a library with DWARF whose sections are compressed by zlib, in the old form `.zdebug_*`.
 pub fn with_compressed_dwarf() -> Vec<u8> {
     use std::io::Write;
     let sections: Vec<_> = dwarf(4)

@@ -5,14 +5,14 @@ use symbols::{Registers, StackMemory};
 
 /// Words of a stack from an address up; all others were not copied.
 #[derive(Debug)]
-pub struct Words<'a> {
+pub struct StackWords<'a> {
     /// Address of the first word.
     pub start: u64,
     /// The words.
     pub words: &'a [u64],
 }
 
-impl StackMemory for Words<'_> {
+impl StackMemory for StackWords<'_> {
     fn read_u64(&self, at: u64) -> Option<u64> {
         let offset = at.checked_sub(self.start)?;
         let index = usize::try_from(offset / 8).ok()?;
@@ -26,7 +26,7 @@ impl StackMemory for Words<'_> {
 
 /// A word of a stack: mostly an address that means something.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-pub enum Word {
+pub enum StackWord {
     /// Somewhere in the code.
     Code(u16),
     /// Somewhere on the stack.
@@ -35,7 +35,7 @@ pub enum Word {
     Any(u64),
 }
 
-impl Word {
+impl StackWord {
     /// The word, where code is at `code` and the stack at `stack`.
     pub fn value(self, code: u64, stack: u64) -> u64 {
         match self {

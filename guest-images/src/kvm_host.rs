@@ -28,8 +28,8 @@ const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 /// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a
 /// whole-disk ext4.
 ///
-/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo()), and
-/// needs a command.
+/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo()),
+/// and needs a command.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.

@@ -10,7 +10,7 @@ use guest_images::{
     DemoOptions, KernelFlavour, KernelSeries, SilentProgress, command_archive, demo, find_program,
 };
 use guest_programs::EXIT_PORT;
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
 /// Seconds after which an emulated guest counts as hanging.
 const LIMIT: &str = "180";
@@ -54,7 +54,7 @@ impl ImageGuest {
         for _ in 0..REPEATS {
             match self.boot_once() {
                 Ok(ended) => return ended,
-                Err(console) => repeated(Failure::Frozen, &console),
+                Err(console) => repeated(EmulationFailure::Frozen, &console),
             }
         }
         self.boot_once()

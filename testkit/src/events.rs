@@ -1,6 +1,7 @@
 //! Events of a run of the tests, which `cargo xtask test` counts and prints at its end.
 //!
-//! The file that [`EVENTS`] names gets a line for each: a kind, a test's name and a value, with tabs between them.
+//! The file that [`EVENTS`] names gets a line for each: a kind, a test's name and a value, with tabs between
+//! them.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -10,7 +11,7 @@ use std::time::Duration;
 /// Environment variable with the path of the file.
 pub const EVENTS: &str = "VPROF_TEST_EVENTS";
 
-/// How QEMU's emulation of SVM fails a guest (docs/limits.md).
+/// Failure of QEMU's emulation of SVM (docs/limits.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EmulationFailure {
     /// The guest was reset by a fault that its own code did not cause.

@@ -1,4 +1,4 @@
-//! Test support: what the tests of several crates share.
+//! Test support: fixtures and drivers that the tests of several crates share.
 //!
 //! Never a dependency of the program.
 

@@ -1,7 +1,8 @@
 //! Programs and files of this machine that tests need.
 //!
-//! A test that cannot run has not passed: it fails, and its message names the Debian package. `cargo xtask deps` installs
-//! all of them. With `cargo xtask test --allow-missing` such a test prints `SKIPPED` and passes.
+//! A test that cannot run has not passed: it fails, and its message names the Debian package.
+//! `cargo xtask deps` installs all packages. With `cargo xtask test --allow-missing` such a test prints
+//! `SKIPPED` and passes.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -15,13 +16,13 @@ pub const ALLOW_MISSING: &str = "VPROF_TESTS_ALLOW_MISSING";
 pub struct TestNeed {
     /// Name of the package.
     pub package: &'static str,
-    /// How to see that it is installed.
+    /// Evidence that the package is installed.
     pub sign: InstalledSign,
     /// Use in the tests.
     pub purpose: &'static str,
 }
 
-/// What counts is that the thing works, not who installed it.
+/// Evidence that a package is installed, by whatever means.
 #[derive(Debug)]
 pub enum InstalledSign {
     /// A program in `PATH` or in a directory of system programs.
@@ -87,7 +88,7 @@ pub const FILES: &[TestNeed] = &[
 ];
 
 impl TestNeed {
-    /// Whether it is installed.
+    /// True if the package is installed.
     pub fn is_met(&self) -> bool {
         match self.sign {
             InstalledSign::Program(name) => find(name).is_some(),
@@ -118,10 +119,11 @@ fn has_python_module(module: &str) -> bool {
     find("python3").is_some_and(imports)
 }
 
-/// A call of a program, whose messages are in English. `None`, reported as [`missing`] does, where it is not installed.
+/// Returns a call of a program, whose messages are in English. `None`, reported by [`missing`], if the
+/// program is not installed.
 ///
 /// # Panics
-/// It is not installed, and nothing may be missing. It has no package in [`PROGRAMS`].
+/// The program is not installed, and nothing may be missing, or it has no package in [`PROGRAMS`].
 #[track_caller]
 pub fn tool(program: &str) -> Option<Command> {
     let need =
@@ -136,10 +138,10 @@ pub fn tool(program: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Whether `python3` has a module. If not, that is reported as [`missing`] does.
+/// True if `python3` has a module. A missing module is reported by [`missing`].
 ///
 /// # Panics
-/// It has not, and nothing may be missing.
+/// The module is missing, and nothing may be missing.
 #[track_caller]
 pub fn python_module(module: &str, package: &str) -> bool {
     let is_there = has_python_module(module);
@@ -151,11 +153,11 @@ pub fn python_module(module: &str, package: &str) -> bool {
     is_there
 }
 
-/// Reports that a test needs something that this machine lacks: prints `SKIPPED` and returns where [`ALLOW_MISSING`] is
-/// set.
+/// Reports that a test needs something that this machine lacks: prints `SKIPPED` and returns if
+/// [`ALLOW_MISSING`] is set.
 ///
 /// # Panics
-/// It is not set.
+/// [`ALLOW_MISSING`] is not set.
 #[track_caller]
 pub fn missing(what: &str) {
     assert!(

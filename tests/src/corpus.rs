@@ -1,6 +1,7 @@
-//! Real programs of Debian's packages that measure themselves, and what a profile says of them.
+//! Real programs of Debian's packages that measure themselves, and their figures by a profile.
 //!
-//! An [`CorpusProgram`] is a program on a corpus image. Its workload (guest-images/corpus) prints on its standard output
+//! An [`CorpusProgram`] is a program on a corpus image. Its workload (guest-images/corpus) prints on its
+//! standard output
 //!
 //! ```text
 //! phase NAME SECONDS            CPU time of a function, by the thread's or process's own CPU clock
@@ -17,15 +18,15 @@ use crate::{Guest, Run, images, kernel_of};
 const SERVERS: &str = "/servers.sh";
 /// Memory that vprof may take beyond the guest's, bytes (docs/performance.md).
 const MEMORY: f64 = 64e6;
-/// Standard errors that a share may be off by chance.
+/// Maximum deviation of a share by chance, standard errors.
 const Z_ALLOWED: f64 = 3.29;
 
-/// A program, and what a profile of it has to have at least.
+/// A program, and the least that a profile of it must have.
 #[derive(Debug, Clone, Copy)]
 pub struct CorpusProgram {
     /// Name of the test and of the row.
     pub name: &'static str,
-    /// The runtime as people call it.
+    /// Usual name of the runtime.
     pub runtime: &'static str,
     /// Debian's release, whose image it is on.
     pub release: &'static str,
@@ -33,8 +34,8 @@ pub struct CorpusProgram {
     pub command: &'static str,
     /// Name of its process in the profile.
     pub process: &'static str,
-    /// Phases, and a part of the name of the function that is on the stack in each, lower case without underscores.
-    /// Empty where a profile cannot show them.
+    /// Phases, and a part of the name of the function that is on the stack in each, lower case without
+    /// underscores. Empty where a profile cannot show them.
     pub phases: &'static [(&'static str, &'static str)],
     /// Least part of its samples in user code whose function has a name.
     pub named: f64,
@@ -44,7 +45,8 @@ pub struct CorpusProgram {
 
 const RUN_PHASES: &[(&str, &str)] = &[("fib", "runfib"), ("sieve", "runsieve"), ("text", "runtext")];
 
-/// All programs, in the order of the table. The bounds are below what was measured, for another compiler's or kernel's sake.
+/// All programs, in the order of the table. The bounds are below the measured values, so that another
+/// compiler or kernel passes too.
 pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
     CorpusProgram {
         name: "python_11",
@@ -82,7 +84,8 @@ pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
         release: "bookworm",
         command: "node --perf-basic-prof --interpreted-frames-native-stack /opt/corpus/phases.js 10",
         process: "node",
-        // Its clock is the process's: it counts what other threads compile and collect, which is below no phase.
+        // Its clock is the process's: it counts what other threads compile and collect, which is below no
+        // phase.
         phases: &[],
         named: 0.5,
         complete: 0.95,
@@ -93,7 +96,8 @@ pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
         release: "trixie",
         command: "node --perf-basic-prof --interpreted-frames-native-stack /opt/corpus/phases.js 10",
         process: "node",
-        // Its clock is the process's: it counts what other threads compile and collect, which is below no phase.
+        // Its clock is the process's: it counts what other threads compile and collect, which is below no
+        // phase.
         phases: &[],
         named: 0.5,
         complete: 0.95,
@@ -250,18 +254,18 @@ pub struct ValueComparison {
     pub own: f64,
     /// By vprof.
     pub found: f64,
-    /// How far they may be apart.
+    /// Maximum distance of the two values.
     pub tolerance: f64,
 }
 
 impl ValueComparison {
-    /// True where they are no further apart than that.
+    /// True if the values differ by the tolerance at most.
     pub fn agrees(&self) -> bool {
         (self.found - self.own).abs() <= self.tolerance
     }
 }
 
-/// What a profile says of an entry.
+/// Figures of a corpus program by its profile.
 #[derive(Debug, Clone)]
 pub struct ProfileFigures {
     /// Samples of its process in user code.
@@ -272,27 +276,27 @@ pub struct ProfileFigures {
     pub complete: f64,
     /// Shares of the phases in the samples of the process.
     pub phases: Vec<ValueComparison>,
-    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second and of its
-    /// control group. A guest's
-    /// kernel charges its tasks for what an emulated machine's interrupts and exits take: then they are not judged.
+    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second
+    /// and of its control group. Not judged on an emulated machine, whose interrupts and exits the guest's
+    /// kernel charges to its tasks.
     pub times: Vec<ValueComparison>,
     /// Memory that vprof took beyond the guest's at the end, bytes.
     pub memory: f64,
-    /// The host was emulated.
+    /// True if the host was emulated.
     pub emulated: bool,
 }
 
 impl CorpusProgram {
-    /// The entry of this name.
+    /// Returns the program of this name.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no such program.
     pub fn named(name: &str) -> &'static Self {
         CORPUS_PROGRAMS.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no entry {name:?}"))
     }
 
-    /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init and the
-    /// kernel of the demo image, which start in seconds.
+    /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init
+    /// and the kernel of the demo image, which start in seconds.
     pub fn run(&self) -> Run {
         let guest = Guest::distribution(images().join(format!("corpus-{}.img", self.release)))
             .options(["-m", "1G", "--rate", "500"])
@@ -306,7 +310,7 @@ impl CorpusProgram {
         guest.options(options).run().succeeded()
     }
 
-    /// Reads what its profile says.
+    /// Reads the figures from its profile.
     pub fn measure(&self, run: &Run) -> ProfileFigures {
         let printed = WorkloadOutput::parse(&run.stdout);
         let user = run.user_code(self.process, "function");
@@ -324,14 +328,15 @@ impl CorpusProgram {
         }
     }
 
-    /// Shares of the phases in those samples of the process that are in any of them.
+    /// Returns the shares of the phases in those samples of the process that are in any phase.
     fn phases(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
         let samples: Vec<f64> = self.phases.iter().map(|(_, function)| self.below(run, function)).collect();
         let (all, own_all) = (samples.iter().sum::<f64>(), printed.phases.values().sum::<f64>());
         let compared = |((name, _), found): (&(&str, &str), &f64)| {
             let own = printed.phases.get(*name).copied().unwrap_or(0.0) / own_all;
             let chance = Z_ALLOWED * (own * (1.0 - own) / all.max(1.0)).sqrt();
-            // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
+            // Besides chance: what runs between two readings of the program's clock is in no phase, or in
+            // both.
             ValueComparison {
                 name: (*name).to_owned(),
                 own,
@@ -342,7 +347,7 @@ impl CorpusProgram {
         self.phases.iter().zip(&samples).map(compared).collect()
     }
 
-    /// Samples of the process with such a function on their stack.
+    /// Returns the number of samples of the process with such a function on their stack.
     fn below(&self, run: &Run, function: &str) -> f64 {
         run.number(&format!(
             "WITH RECURSIVE inside(id) AS (\
@@ -367,8 +372,8 @@ impl CorpusProgram {
             name: name.to_owned(),
             own,
             found,
-            // 1.96 standard errors are half an interval. Besides chance: interrupts, which the guest's kernel counts as
-            // the program's.
+            // 1.96 standard errors are half an interval. Besides chance: interrupts, which the guest's kernel
+            // counts as the program's.
             tolerance: half / 1.96 * Z_ALLOWED + 0.03 * own + 0.05,
         };
         let of_total = printed
@@ -389,7 +394,7 @@ impl CorpusProgram {
         of_total.into_iter().chain(of_processes).chain(of_units).collect()
     }
 
-    /// Sentences on what is not as it has to be.
+    /// Returns a sentence for each figure that is out of bounds.
     pub fn faults(&self, measured: &ProfileFigures) -> Vec<String> {
         let mut faults = Vec::new();
         if measured.samples < 500 {
@@ -412,7 +417,7 @@ impl CorpusProgram {
     }
 }
 
-/// What a workload printed.
+/// Figures that a workload printed.
 #[derive(Debug, Default, PartialEq)]
 struct WorkloadOutput {
     phases: BTreeMap<String, f64>,

@@ -12,7 +12,7 @@ use ext4_view::{Ext4, Ext4Read};
 #[derive(Debug)]
 pub struct ImageFiles(Ext4);
 
-/// A file, from this byte on.
+/// A file from this byte to its end.
 struct FileFrom(File, u64);
 
 impl Ext4Read for FileFrom {
@@ -22,23 +22,23 @@ impl Ext4Read for FileFrom {
 }
 
 impl ImageFiles {
-    /// Opens the one that is the whole image.
+    /// Opens the file system that is the whole image.
     ///
     /// # Errors
-    /// It cannot be read, or is something else.
+    /// The image cannot be read, or is not an ext4 file system.
     pub fn open(image: &Path) -> anyhow::Result<Self> {
         Self::open_at(image, 0)
     }
 
-    /// Opens the one of a partition, which starts at that byte.
+    /// Opens the file system of the partition that starts at that byte.
     ///
     /// # Errors
-    /// It cannot be read, or is something else.
+    /// The image cannot be read, or the partition is not an ext4 file system.
     pub fn open_at(image: &Path, start: u64) -> anyhow::Result<Self> {
         Ok(Self(Ext4::load(Box::new(FileFrom(File::open(image)?, start)))?))
     }
 
-    /// The bytes of a file.
+    /// Reads a file.
     ///
     /// # Errors
     /// There is no such file.

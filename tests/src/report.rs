@@ -1,4 +1,4 @@
-//! `vprof report --json` as tests read it: by the names that docs/json.md promises.
+//! `vprof report --json`, read by the names that docs/json.md promises.
 
 use serde_json::Value;
 
@@ -66,7 +66,7 @@ pub struct WalkCounts {
 }
 
 impl WalkCounts {
-    /// Walks that ended for any other reason than the number of frames that was asked for.
+    /// Returns the number of walks that ended early for any reason but the requested depth.
     pub fn lost(&self) -> i64 {
         self.broken.iter().filter(|(reason, _)| reason != "too deep").map(|(_, walks)| walks).sum()
     }
@@ -77,17 +77,17 @@ impl Report {
         Self(value)
     }
 
-    /// A top-level member.
+    /// Returns a top-level member.
     pub fn get(&self, name: &str) -> &Value {
         self.0.get(name).unwrap_or_else(|| panic!("the report has no {name:?}: {}", self.0))
     }
 
-    /// A top-level number.
+    /// Returns a top-level number.
     pub fn number(&self, name: &str) -> f64 {
         number(&self.0, name)
     }
 
-    /// All of `processes`.
+    /// Returns all of `processes`.
     pub fn processes(&self) -> Vec<ProcessRow> {
         rows(self.get("processes"), |p| ProcessRow {
             comm: text(p, "comm"),
@@ -102,19 +102,19 @@ impl Report {
         })
     }
 
-    /// The processes of this name.
+    /// Returns the processes of this name.
     pub fn processes_named(&self, comm: &str) -> Vec<ProcessRow> {
         self.processes().into_iter().filter(|p| p.comm == comm).collect()
     }
 
-    /// The only process of this name.
+    /// Returns the only process of this name.
     pub fn process(&self, comm: &str) -> ProcessRow {
         let mut found = self.processes_named(comm);
         assert_eq!(found.len(), 1, "processes named {comm:?} in {:#?}", self.processes());
         found.remove(0)
     }
 
-    /// All of `functions`.
+    /// Returns all of `functions`.
     pub fn functions(&self) -> Vec<FunctionRow> {
         rows(self.get("functions"), |f| FunctionRow {
             symbol: text(f, "symbol"),
@@ -125,7 +125,7 @@ impl Report {
         })
     }
 
-    /// All rows of `by`.
+    /// Returns all rows of `by`.
     pub fn rows(&self) -> Vec<NamedRow> {
         rows(&self.get("by")["rows"], |r| NamedRow {
             name: text(r, "name"),
@@ -136,14 +136,14 @@ impl Report {
         })
     }
 
-    /// The only row of `by` with this name.
+    /// Returns the only row of `by` with this name.
     pub fn row(&self, name: &str) -> NamedRow {
         let mut found: Vec<NamedRow> = self.rows().into_iter().filter(|row| row.name == name).collect();
         assert_eq!(found.len(), 1, "rows named {name:?} in {:#?}", self.rows());
         found.remove(0)
     }
 
-    /// `stacks` of the `kernel` or of the `user`.
+    /// Returns `stacks` of the `kernel` or of the `user`.
     pub fn walks(&self, kind: &str) -> WalkCounts {
         let walks = &self.get("stacks")[kind];
         WalkCounts {
@@ -152,7 +152,7 @@ impl Report {
         }
     }
 
-    /// All of `vcpus`.
+    /// Returns all of `vcpus`.
     pub fn vcpus(&self) -> Vec<VcpuRow> {
         rows(self.get("vcpus"), |v| VcpuRow {
             id: integer(v, "id"),

@@ -1,4 +1,5 @@
-//! `cargo xtask corpus`: profiles real programs that measure themselves, and writes the table of docs/guests.md.
+//! `cargo xtask corpus`: profiles real programs that measure themselves, and writes the table of
+//! docs/guests.md.
 
 use std::process::ExitCode;
 
@@ -11,10 +12,10 @@ use crate::deps;
 use crate::progress::ProgressLine;
 use crate::workspace;
 
-/// Which programs.
+/// Programs to profile.
 #[derive(Debug, Args)]
 pub struct CorpusArgs {
-    /// Which ones, by the last column of the table [default: all]
+    /// Programs by the last column of the table [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }

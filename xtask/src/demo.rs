@@ -15,7 +15,7 @@ use crate::progress::ProgressLine;
 /// Name of the process that the guest's load begins with (`guest-images/src/demo-load.sh`).
 const LOAD: &str = "demo-load";
 
-/// What the demo may be told.
+/// Arguments of `cargo xtask demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
@@ -29,7 +29,7 @@ pub struct DemoArgs {
     seconds: u32,
 }
 
-/// What demo and tests run with.
+/// Program and portable host that demo and tests run with.
 #[derive(Debug)]
 pub struct GuestTools {
     /// The static `vprof`.
@@ -46,8 +46,8 @@ impl GuestTools {
         Ok(Self { vprof, portable_host })
     }
 
-    /// A call of cargo that finds these tools and the guest images in its environment, as the crate `tests` looks for
-    /// them.
+    /// Returns a call of cargo whose environment names these tools and the guest images, as the crate `tests`
+    /// expects.
     pub fn cargo(&self) -> Command {
         let mut cargo = cargo();
         self.set_environment(&mut cargo);

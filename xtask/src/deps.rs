@@ -72,8 +72,8 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sees to it that all packages are there. As root it installs what is missing; otherwise it says what to type and
-/// returns `false`.
+/// Ensures that all packages are installed. As root it installs missing packages; otherwise it prints the
+/// command to type and returns `false`.
 pub fn ensure(line: &ProgressLine) -> Result<bool> {
     met(NEEDS.iter(), line)
 }
@@ -85,8 +85,8 @@ pub fn ensure_for_tests(line: &ProgressLine) -> Result<bool> {
 
 fn met<'a>(needs: impl Iterator<Item = &'a TestNeed>, line: &ProgressLine) -> Result<bool> {
     let needs: Vec<&TestNeed> = needs.collect();
-    // apt may remove an installed package that conflicts with a new one (qemu-utils from backports with qemu-system-x86):
-    // such a package is installed in the second round.
+    // apt may remove an installed package that conflicts with a new one (qemu-utils from backports with
+    // qemu-system-x86): such a package is installed in the second round.
     for _ in 0..2 {
         let missing = unmet(&needs);
         if missing.is_empty() {
@@ -125,7 +125,8 @@ fn unmet<'a>(needs: &[&'a TestNeed]) -> Vec<&'a TestNeed> {
 }
 
 fn install(packages: &[&str]) -> Result<()> {
-    // Package lists may be missing, as in a fresh container, or too old: then they are fetched and it is tried again.
+    // Package lists may be missing, as in a fresh container, or too old: then they are fetched and the
+    // installation is tried again.
     let mut arguments = vec!["install", "-y", "--no-install-recommends"];
     arguments.extend(packages);
     if apt_get(&arguments).is_ok() {

@@ -14,13 +14,13 @@ use crate::workspace;
 /// The experiments that the program `experiments` knows.
 const NAMES: [&str; 6] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked"];
 
-/// Which experiments, and how often.
+/// Experiments to run, and their repetitions.
 #[derive(Debug, Args)]
 pub struct ExperimentsArgs {
-    /// Which ones [default: all]
+    /// Experiments to run [default: all]
     #[arg(value_name = "NAME", value_parser = NAMES)]
     names: Vec<String>,
-    /// How often those that compare times run each of their guests
+    /// Runs of each guest in experiments that compare times
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
 }

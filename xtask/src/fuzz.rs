@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and tells what came of it.
+//! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and prints their results.
 
 mod output;
 
@@ -26,21 +26,21 @@ const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
 /// The only platform that vprof runs on.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// What fuzzing may be told.
+/// Arguments of `cargo xtask fuzz`.
 #[derive(Debug, Args)]
 pub struct FuzzArgs {
-    /// The target to run; all of them when it is left out
+    /// Target to run [default: all]
     target: Option<String>,
-    /// How long each target runs
+    /// Time for each target, s
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 }
 
-/// Where things lie.
+/// Directories of targets and builds.
 struct FuzzPaths {
     /// The crate of the targets.
     fuzz: PathBuf,
-    /// What is built.
+    /// Directory of built targets.
     built: PathBuf,
 }
 
@@ -51,7 +51,7 @@ impl FuzzPaths {
         Ok(Self { fuzz: root.join("fuzz"), built: target.join("fuzz") })
     }
 
-    /// Names of all targets, sorted.
+    /// Returns the names of all targets, sorted.
     fn targets(&self) -> Result<Vec<String>> {
         let directory = self.fuzz.join("fuzz_targets");
         let listed =
@@ -69,7 +69,7 @@ impl FuzzPaths {
         Ok(names)
     }
 
-    /// A directory of a target's, made if it is not there.
+    /// Returns a target's directory of this kind, and creates it if it is missing.
     fn directory(&self, kind: &str, target: &str) -> Result<PathBuf> {
         let path = self.fuzz.join(kind).join(target);
         fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -81,7 +81,7 @@ impl FuzzPaths {
     }
 }
 
-/// Fuzzes; the exit code tells whether something was found.
+/// Fuzzes; the exit code is 1 if a target found a fault.
 pub fn run(options: &FuzzArgs) -> Result<ExitCode> {
     let paths = FuzzPaths::new()?;
     let mut targets = paths.targets()?;
@@ -108,7 +108,7 @@ pub fn run(options: &FuzzArgs) -> Result<ExitCode> {
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Says which tool is missing, and how to get it.
+/// Fails with the command that installs the first missing tool.
 fn ensure_tools() -> Result<()> {
     if find_program("rustup").is_none() {
         bail!("fuzzing needs Rust's nightly toolchain and rustup to choose it: see https://rustup.rs");
@@ -125,7 +125,7 @@ fn ensure_tools() -> Result<()> {
     Ok(())
 }
 
-/// `rustup run nightly`, whatever toolchain this command was started with.
+/// Returns a call of `rustup run nightly`, whatever toolchain this command was started with.
 fn rustup() -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]);
@@ -153,7 +153,7 @@ fn fuzz(paths: &FuzzPaths, target: &str, seconds: u32) -> Result<FuzzOutcome> {
     let [corpus, artifacts, seeds] =
         ["corpus", "artifacts", "seeds"].map(|kind| paths.directory(kind, target));
     let (corpus, artifacts, seeds) = (corpus?, artifacts?, seeds?);
-    // A target without seeds ends at once, too: it is told to run no input.
+    // Without seeds a target would start fuzzing; -runs=0 makes it end at once.
     let offered = Command::new(&program)
         .arg("-runs=0")
         .env(SEEDS, &seeds)

@@ -12,7 +12,7 @@ use guest_images::{
 use crate::deps;
 use crate::progress::ProgressLine;
 
-/// Which image.
+/// Image to make.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// A disk with a kernel, a small Debian and programs whose use of the CPU is known
@@ -27,7 +27,7 @@ pub enum ImageCommand {
     PortableHost,
 }
 
-/// Which demo image.
+/// Kernel of a demo image.
 #[derive(Debug, Args)]
 pub struct DemoImageArgs {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
@@ -38,7 +38,7 @@ pub struct DemoImageArgs {
     flavour: KernelFlavour,
 }
 
-/// Which Debian image.
+/// Release and format of a Debian image.
 #[derive(Debug, Args)]
 pub struct DebianImageArgs {
     /// Debian's release: bookworm or trixie

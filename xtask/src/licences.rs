@@ -1,7 +1,7 @@
 //! `cargo xtask licences`: the dependencies' licences, and dependencies that are there in two versions.
 //!
-//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not shipped and not
-//! checked.
+//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not
+//! shipped and not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::demo::cargo;
 
-/// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX identifiers. CDDL-1.0 is
-/// the licence of one crate that is used as a library, unchanged.
+/// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX
+/// identifiers. CDDL-1.0 is the licence of one crate that is used as a library, unchanged.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -74,7 +74,7 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is built and does not come from this repository.
+/// Returns the crates that are built and do not come from this repository.
 fn dependencies(metadata: &Value) -> Result<Vec<LicensedCrate>> {
     let list = |value: &Value| value.as_array().cloned().context("not the form of cargo metadata");
     let built = list(&metadata["resolve"]["nodes"])?;
@@ -103,7 +103,8 @@ fn licences(dependencies: &[LicensedCrate]) -> Vec<String> {
     refused.map(sentence).collect()
 }
 
-/// Whether the licences of [`ALLOWED`] are enough for an SPDX expression (SPDX 2.3, annex D). Older crates write `/` for OR.
+/// True if the licences of [`ALLOWED`] satisfy an SPDX expression (SPDX 2.3, annex D). Older crates write `/`
+/// for OR.
 fn is_allowed(expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -147,7 +148,8 @@ fn one(words: &mut ExpressionWords<'_>) -> bool {
     }
 }
 
-/// A sentence for each dependency that is there in more versions than is known, and for each that is known without reason.
+/// Returns a sentence for each dependency with more versions than `known` lists, and for each needless entry
+/// of `known`.
 fn versions(dependencies: &[LicensedCrate], known: &[&str]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for dependency in dependencies {

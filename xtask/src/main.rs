@@ -1,5 +1,5 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `lint`, `tree`, `licences`, `deps`.
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
+//! `install`, `lint`, `tree`, `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -30,11 +30,11 @@ struct XtaskArgs {
 
 #[derive(Debug, Subcommand)]
 enum XtaskCommand {
-    /// Profile a demo guest: fetches and builds everything that takes
+    /// Profile a demo guest; fetches and builds what is needed
     Demo(demo::DemoArgs),
     /// Run all tests: units, KVM, and guests end to end
     Test(test::TestArgs),
-    /// Run everything that reads a guest's or a file's bytes on hostile ones, by cargo-fuzz
+    /// Run the fuzz targets: every parser of a guest's or a file's bytes, by cargo-fuzz
     Fuzz(fuzz::FuzzArgs),
     /// Measure vprof against its budgets
     Bench,
@@ -51,7 +51,7 @@ enum XtaskCommand {
     Image(image::ImageCommand),
     /// Draw the crates and their imports into docs/contributing.md
     Tree(tree::TreeArgs),
-    /// Check the licences of dependencies, and which are there in two versions
+    /// Check the licences of dependencies, and dependencies in two versions
     Licences,
     /// Install the Debian packages that the other commands need
     Deps,

@@ -77,7 +77,7 @@ impl Progress for ProgressLine {
 }
 
 impl Drop for ProgressLine {
-    // An error may leave a step open; its message must not land behind the spinner.
+    // An error may leave a step open; its message must not follow the spinner on one line.
     fn drop(&mut self) {
         self.end();
     }

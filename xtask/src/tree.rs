@@ -14,7 +14,7 @@ use crate::workspace;
 /// Lines of the document between which the drawing is.
 const MARKS: [&str; 2] = ["<!-- crates: cargo xtask tree -->", "<!-- end of crates -->"];
 
-/// Options of the command.
+/// Arguments of `cargo xtask tree`.
 #[derive(Debug, Args)]
 pub struct TreeArgs {
     /// Write nothing; fail if the document shows another tree
@@ -96,7 +96,7 @@ fn draw(members: &CrateImports) -> Result<String> {
     Ok(text)
 }
 
-/// Whether `from`, which is not `to`, imports `to`, directly or through others. There is no circle.
+/// True if `from`, which is not `to`, imports `to`, directly or through others. There is no circle.
 fn reaches(members: &CrateImports, from: &str, to: &str) -> bool {
     from != to
         && members.get(from).is_some_and(|imports| {

@@ -10,7 +10,7 @@ fn holds(name: &str) {
     assert!(faults.is_empty(), "{faults:#?}\n{measured:#?}\nit printed: {}", run.stdout);
 }
 
-/// A test of each entry.
+/// Makes a test of each program.
 macro_rules! holds {
     ($($name:ident)*) => {
         $(

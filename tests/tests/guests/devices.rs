@@ -43,7 +43,7 @@ fn with_all_devices(network: &GuestNetwork, host: &vsock::VsockHost) -> Run {
          python3 -c \"$0\" \"$1\" \"$2\" && exec python3 -c \"$3\""
     );
     Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--net", &net, "--vsock", &vsock])
         .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
         .run()
@@ -61,7 +61,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
             options.push("--snapshot".into());
         }
         let run = Guest::demo()
-            .beside_others()
+            .next_to_others()
             .write_through()
             .options(options)
             .script(
@@ -82,7 +82,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
 fn memory_in_huge_pages_is_memory() {
     // The portable host's kernel reserves them for the guest; another machine's need not have any.
     let run = Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--huge-pages", "--host", "portable", "--memory", "256M"])
         .script("grep MemTotal /proc/meminfo; spin --seconds 1")
         .run()

@@ -8,7 +8,7 @@ use vprof_tests::Run;
 
 use crate::network::assert_has_exits_and_interrupts;
 
-/// Connects to the host, then is connected to; each time sends 256 KiB, which comes back meanwhile.
+/// Connects to the host, then is connected to; each time sends 256 KiB, which are echoed meanwhile.
 pub(crate) const TRAFFIC: &str = "\
 import os, socket
 def talk(way, connection):
@@ -68,7 +68,7 @@ impl VsockHost {
         host
     }
 
-    /// Where vprof makes its socket.
+    /// Returns the path at which vprof makes its socket.
     pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("sock")
     }

@@ -1,8 +1,8 @@
-//! What a target prints while it runs (llvm.org/docs/LibFuzzer.html, "Output"), and the table made of it.
+//! Output of a running target (llvm.org/docs/LibFuzzer.html, "Output"), and the table made of it.
 
 use std::fmt::Write as _;
 
-/// What is known of a run, as far as it went.
+/// Figures of a run, as far as it came.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FuzzOutcome {
     /// Inputs that were run.
@@ -15,7 +15,7 @@ pub struct FuzzOutcome {
     pub features: u64,
     /// Inputs that are kept because each reaches something that no other does.
     pub corpus: u64,
-    /// What was found wrong.
+    /// Fault that was found.
     pub found: Option<String>,
     panic: Option<String>,
 }

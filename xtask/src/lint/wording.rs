@@ -186,8 +186,8 @@ fn opener(passage: &TextPassage) -> Option<LintFinding> {
 mod tests {
     use super::*;
 
-    /// Sentences, each after the names of the findings that it has. They are in a file that is not Rust, so that
-    /// they are not checked themselves.
+    /// Sentences, each after the names of the findings that it has. They are in a file that is not Rust, so
+    /// that they are not checked themselves.
     const CASES: &str = include_str!("wording_cases.txt");
 
     fn names(text: &str, kind: PassageKind) -> Vec<&'static str> {

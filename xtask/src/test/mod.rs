@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every floor of the tests, with everything they need built before.
+//! `cargo xtask test`: all levels of tests; builds what they need first.
 
 mod outcome;
 mod programs;
@@ -29,7 +29,7 @@ const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
     (KernelSeries::V6_12, KernelFlavour::Cloud),
     (KernelSeries::Newest, KernelFlavour::Cloud),
 ];
-/// Those that only ignored ones boot.
+/// Images that only ignored tests boot.
 const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
     (KernelSeries::V6_1, KernelFlavour::Generic),
     (KernelSeries::V6_1, KernelFlavour::Rt),
@@ -39,11 +39,11 @@ const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
 ];
 /// Packages whose tests boot guests.
 const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];
-/// What libtest calls for tests that are ignored, too.
+/// Option of libtest that also runs ignored tests.
 const INCLUDE_IGNORED: &str = "--include-ignored";
 
 /// Modules of guest tests whose guests measure nothing: two of them boot at a time.
-const BESIDE_OTHERS: &[&str] = &[
+const NEXT_TO_OTHERS: &[&str] = &[
     "attach::",
     "bad_moments::",
     "boot::",
@@ -60,22 +60,24 @@ const BESIDE_OTHERS: &[&str] = &[
     "qcow2::",
     "stacks::",
 ];
-/// How many guest tests may fail by the emulation and be run again: more is no accident.
+/// Maximum number of guest tests that fail by the emulation and are run again: more failures have another
+/// cause.
 const MAX_REPEATED: usize = 8;
 
-/// The seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides it.
+/// Seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides
+/// it.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 
-/// Values that a property test tries which names no number itself; with `--all` as many as proptest does by itself (256).
+/// Values tried by a property test that names no number itself; with `--all` proptest's default (256).
 const CASES: (&str, &str) = ("PROPTEST_CASES", "64");
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
 pub struct TestArgs {
-    /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
+    /// Also run ignored guest tests: more kernels, more ways to fail, longer runs
     #[arg(long)]
     all: bool,
-    /// Only the unit and KVM tests: no guest tests
+    /// Run only the unit and KVM tests, no guest tests
     #[arg(long)]
     units: bool,
     /// Pass tests that need a program, a file or a device that this machine lacks
@@ -90,7 +92,7 @@ pub struct TestArgs {
 }
 
 impl TestArgs {
-    /// Puts what tests read of it into a command's environment.
+    /// Sets the environment variables that tests read.
     fn set_environment(&self, command: &mut Command) {
         if std::env::var_os(SEED.0).is_none() {
             command.env(SEED.0, SEED.1);
@@ -103,7 +105,7 @@ impl TestArgs {
         }
     }
 
-    /// What cargo test gets.
+    /// Returns the arguments of `cargo test`.
     fn for_cargo(&self) -> Vec<OsString> {
         let mut arguments = self.arguments.clone();
         if self.all {
@@ -160,7 +162,7 @@ fn run_cargo(mut cargo: Command, options: &TestArgs) -> Result<ExitCode> {
 
 const NO_CARGO: &str = "cannot start cargo test";
 
-/// Builds what the tests boot; returns the portable host's bundle.
+/// Builds the images that the tests boot; returns the portable host's bundle.
 fn build_images(all: bool, line: &ProgressLine) -> Result<PathBuf> {
     for &(series, flavour) in IMAGES.iter().chain(if all { MORE_IMAGES } else { &[] }) {
         guest_images::demo(&DemoOptions { series, flavour }, line)?;
@@ -185,14 +187,14 @@ struct TestSession<'a> {
     timings: &'a StepTimes,
 }
 
-/// What the programs have left.
+/// Totals of the programs that have run.
 #[derive(Debug, Default)]
 struct TestTotals {
     /// Labels of programs that failed.
     failed: Vec<String>,
-    /// How many tests passed.
+    /// Tests that passed.
     passed: usize,
-    /// How many lacked something, and passed because they were allowed to.
+    /// Tests that lacked something and passed because they were allowed to.
     skipped: usize,
 }
 
@@ -227,7 +229,7 @@ impl TestSession<'_> {
             println!("{}", events.repeats());
         }
         if totals.skipped > 0 {
-            println!("{} of them SKIPPED: what they need is missing", totals.skipped);
+            println!("{} of them SKIPPED: their requirements are missing", totals.skipped);
         }
         if totals.failed.is_empty() {
             return Ok(ExitCode::SUCCESS);
@@ -287,8 +289,8 @@ impl TestSession<'_> {
             self.timings.measure(step, || outcome::run(command, OutputMode::PassedOn))
         };
         // Several tests may wait for one guest: the harness bounds the guests.
-        let others = run("guests side by side", &[BESIDE_OTHERS, &["--test-threads", "8"]].concat())?;
-        let skipped = BESIDE_OTHERS.iter().flat_map(|module| ["--skip", module]);
+        let others = run("guests side by side", &[NEXT_TO_OTHERS, &["--test-threads", "8"]].concat())?;
+        let skipped = NEXT_TO_OTHERS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
         let alone = run("guests that measure", &alone)?;
         let events = HarnessEvents::read(file.path())?;
@@ -308,7 +310,8 @@ impl TestSession<'_> {
         Ok(events)
     }
 
-    /// Runs guest tests that failed by the emulation of SVM (docs/limits.md) once more, each alone. Returns whether all passed.
+    /// Runs guest tests that failed by the emulation of SVM (docs/limits.md) once more, each alone. True if
+    /// all passed.
     fn repeat(&self, guests: &TestProgram, failed: &[String]) -> Result<bool> {
         println!("REPEATED, failed by the emulation: {}", failed.join(", "));
         let mut command = guests.command(self.tools);
@@ -319,7 +322,8 @@ impl TestSession<'_> {
     }
 }
 
-/// The packages that the arguments for cargo choose. What follows `--` is for the tests themselves.
+/// Returns the packages that the arguments for cargo choose. Arguments after `--` are for the tests
+/// themselves.
 fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
     let words = arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
     let mut words = words.take_while(|argument| argument != "--");
@@ -337,7 +341,7 @@ fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Whether tests may boot guests: those of chosen packages that do not, need no image.
+/// True if tests may boot guests: chosen packages without guest tests need no image.
 fn needs_guests(arguments: &[OsString]) -> bool {
     let mut packages = packages(arguments).peekable();
     packages.peek().is_none() || packages.any(|name| WITH_GUESTS.contains(&name.as_str()))
@@ -348,8 +352,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_tests_are_asked_for_behind_the_two_dashes() {
-        let told = |all, words: &[&str]| {
+    fn ignored_tests_are_asked_for_after_the_two_dashes() {
+        let arguments = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
             TestArgs { all, timings: false, units: false, allow_missing: false, arguments }
                 .for_cargo()
@@ -357,10 +361,10 @@ mod tests {
                 .into_string()
                 .unwrap()
         };
-        assert_eq!(told(false, &["kernels::"]), "kernels::");
-        assert_eq!(told(true, &[]), "-- --include-ignored");
+        assert_eq!(arguments(false, &["kernels::"]), "kernels::");
+        assert_eq!(arguments(true, &[]), "-- --include-ignored");
         assert_eq!(
-            told(true, &["-p", "vmm", "--", "--nocapture"]),
+            arguments(true, &["-p", "vmm", "--", "--nocapture"]),
             "-p vmm -- --include-ignored --nocapture"
         );
     }

@@ -19,11 +19,11 @@ pub struct ProgramOutcome {
 struct SummaryLine {
     /// Names of tests that failed.
     failed: Vec<String>,
-    /// How many the summary line says have failed: fewer, where the program ended without one.
+    /// Failed tests by the summary line; 0 if the program ended without one.
     failed_count: usize,
-    /// How many passed.
+    /// Tests that passed.
     passed_count: usize,
-    /// How many could not run and passed all the same.
+    /// Tests that could not run and passed nevertheless.
     skipped_count: usize,
 }
 
@@ -78,7 +78,7 @@ impl SummaryLine {
     }
 }
 
-/// What becomes of a program's output.
+/// Destination of a program's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutputMode {
     /// It is passed on line by line.

@@ -10,8 +10,8 @@ use crate::demo::{GuestTools, cargo};
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
-/// Tests that measure how soon a guest on KVM is served, or how fast code runs: another program next to them is an error of
-/// their measurement.
+/// Tests that measure how soon a guest on KVM is served, or how fast code runs: another program next to them
+/// would disturb the measurement.
 const ALONE: &[(&str, &str)] = &[
     ("attach", "flat"),
     ("sampler", "load"),
@@ -45,7 +45,8 @@ pub struct TestProgram {
 }
 
 impl TestPrograms {
-    /// Builds all of them in one call, so that the features of dependencies are the same in each and no dependency is built twice.
+    /// Builds all programs in one call, so that the features of dependencies are the same in each and no
+    /// dependency is built twice.
     ///
     /// # Errors
     /// One does not compile, or binutils are missing.
@@ -105,7 +106,8 @@ fn without_debug_information(program: &Path) -> Result<PathBuf> {
 }
 
 impl TestProgram {
-    /// From a message of `--message-format json` (The Cargo Book, External Tools), if it reports a test program.
+    /// Reads a message of `--message-format json` (The Cargo Book, External Tools), if it reports a test
+    /// program.
     fn from_message(message: &Value) -> Option<Self> {
         let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
         let executable = message["executable"].as_str().filter(|_| is_test)?;

@@ -15,12 +15,12 @@ pub struct StepTimes {
     steps: Mutex<Vec<(String, Duration)>>,
 }
 
-/// What the harness of guest tests has noted (`testkit::events`).
+/// Events noted by the harness of guest tests (`testkit::events`).
 #[derive(Debug, Default, PartialEq)]
 pub struct HarnessEvents {
     /// Seconds of the guests, by test.
     guests: BTreeMap<String, f64>,
-    /// How often something was repeated because the emulation failed, by cause.
+    /// Repeats because the emulation failed, by cause.
     repeated: BTreeMap<String, usize>,
     /// Tests that failed by the emulation.
     failed: BTreeSet<String>,
@@ -67,12 +67,12 @@ impl HarnessEvents {
         Ok(events)
     }
 
-    /// Whether a test has failed by the emulation.
+    /// True if a test has failed by the emulation.
     pub fn has_failed_by_emulation(&self, test: &str) -> bool {
         self.failed.contains(test)
     }
 
-    /// How often the emulation has failed, by cause, in a sentence.
+    /// Returns a sentence with the number of failures of the emulation by cause.
     pub fn repeats(&self) -> String {
         if self.repeated.is_empty() && self.failed.is_empty() {
             return "the emulation failed in no guest".to_owned();

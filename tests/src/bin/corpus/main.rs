@@ -1,5 +1,5 @@
-//! Profiles the programs of the corpus images, and writes what came of it into the table of docs/guests.md, between its
-//! marks. Rows of programs that are not chosen stay.
+//! Profiles the programs of the corpus images, and writes their figures into the table of docs/guests.md,
+//! between its marks. Rows of programs that are not chosen stay.
 //!
 //! Called by `cargo xtask corpus`: `corpus DOCUMENT NAME...`.
 
@@ -20,7 +20,7 @@ fn main() -> Result<ExitCode> {
     let mut failed = false;
     for entry in chosen(names)? {
         eprintln!("{} ...", entry.name);
-        // A guest that fails has said why; the others do not depend on it, and its old row stays.
+        // A guest that fails has printed why; the others do not depend on it, and its old row stays.
         let Ok((measured, kernel)) = catch_unwind(|| {
             let run = entry.run();
             let kernel = run.report().get("kernel").as_str().unwrap_or("unknown").to_owned();
@@ -40,7 +40,7 @@ fn main() -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The entries of these names, all where none is given, in the order of the table.
+/// Returns the programs of these names, or all if no name is given, in the order of the table.
 fn chosen(names: &[String]) -> Result<Vec<&'static CorpusProgram>> {
     if let Some(name) = names.iter().find(|name| CORPUS_PROGRAMS.iter().all(|entry| entry.name != **name)) {
         let known: Vec<_> = CORPUS_PROGRAMS.iter().map(|entry| entry.name).collect();

@@ -10,7 +10,7 @@ const HEADING: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// A line of the table, with its end.
+/// Returns a line of the table, with its end.
 pub fn row(entry: &CorpusProgram, measured: &ProfileFigures, kernel: &str) -> String {
     let list = |values: &[ValueComparison], judged: bool, show: fn(f64) -> String| {
         let one = |value: &ValueComparison| {
@@ -34,7 +34,7 @@ pub fn row(entry: &CorpusProgram, measured: &ProfileFigures, kernel: &str) -> St
     )
 }
 
-/// The document with this row in the place of the entry's old one.
+/// Returns the document with this row instead of the program's old one.
 pub fn with_row(document: &str, entry: &CorpusProgram, row: &str) -> Result<String> {
     let (before, rest) = document.split_once(BEGIN).context("the mark before the table is missing")?;
     let (old, after) = rest.split_once(END).context("the mark after the table is missing")?;

@@ -2,12 +2,15 @@
 //!
 //! Never a dependency of the program.
 
+mod cpio;
+pub mod elf;
 pub mod events;
 mod eventually;
 mod kernel;
 mod needs;
 mod terminal;
 
+pub use cpio::{CpioEntry, cpio_archive};
 pub use eventually::eventually;
 pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};

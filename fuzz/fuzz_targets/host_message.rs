@@ -35,7 +35,7 @@ fuzz_target!(
     }
 );
 
-/// All messages of a stream, each encoded again, and whether it broke off.
+/// Returns all messages of a stream, each encoded again; true if the stream broke off.
 fn messages<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) -> (Vec<Vec<u8>>, bool) {
     let (mut decoder, mut messages) = (Decoder::default(), Vec::new());
     for part in bytes.chunks(length) {

@@ -91,7 +91,7 @@ fn seeds() -> Vec<Vec<u8>> {
     whole.into_iter().chain([table]).chain(changed).collect()
 }
 
-/// A sound disk with changes: how, where, what. A change is mostly where the disk is not empty.
+/// Returns a sound disk with changes: kind, place, value. A change is mostly where the disk is not empty.
 fn changed(kind: u8, changes: &[u8]) -> Vec<u8> {
     let kind = usize::from(kind) - 2;
     let sound = &SOUND[kind / 2 % SOUND.len()];

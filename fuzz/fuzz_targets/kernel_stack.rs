@@ -49,7 +49,7 @@ struct SoundStack {
     user_cr3: u64,
 }
 
-/// An ORC entry (arch/x86/include/asm/orc_types.h): `sp_offset`, `bp_offset`, registers, type.
+/// Returns an ORC entry (arch/x86/include/asm/orc_types.h): `sp_offset`, `bp_offset`, registers, type.
 fn entry(style: Style, number: u64) -> [u8; 6] {
     // 6.1: call 0, regs 1, partial 2, end by bit 2. Since 6.4: undefined 0, end 1, call 2, regs 3, partial 4.
     let kinds: [u8; 4] = if style == Style::V6_1 { [0, 1, 2, 4] } else { [2, 3, 4, 1] };
@@ -181,7 +181,7 @@ impl SoundStack {
         phys_to_virt(phys, self.guest.five_level)
     }
 
-    /// The address and, on a kernel stack, its place in memory.
+    /// Returns the address and, on a kernel stack, its physical address.
     fn rsp(&self, rsp: StackPointer) -> (u64, Option<u64>) {
         let below = |top: u64, words: u16| {
             let at = top - u64::from(words) % (STACK / 8) * 8;

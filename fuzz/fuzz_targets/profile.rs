@@ -103,7 +103,7 @@ fn shrink(connection: &Connection, columns: &[(String, Vec<String>)]) {
     connection.execute_batch("VACUUM").expect("a smaller file");
 }
 
-/// Any of a table's rows, which all have a rowid or are few.
+/// Changes any of a table's rows, which all have a rowid or are few.
 fn change(connection: &Connection, values: &[(u8, u8, u8, CellValue)]) {
     for (table, column, row, cell) in values.iter().take(VALUES) {
         let (table, columns) = &SOUND.columns[usize::from(*table) % SOUND.columns.len()];

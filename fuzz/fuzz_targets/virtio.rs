@@ -81,7 +81,7 @@ impl QueuePlace {
         usize::from(self.0) % DEVICES
     }
 
-    /// Disk and random numbers have one queue only.
+    /// Returns the queue's index: disk and random numbers have only one queue.
     fn queue(self) -> usize {
         usize::from(self.1 && self.device() > 1)
     }
@@ -172,7 +172,7 @@ impl GuestDriver {
         self.hardware.serve();
     }
 
-    /// Bytes from the other end; what finds no room is lost.
+    /// Sends bytes from the other end; bytes without room are lost.
     fn cable(&mut self, bytes: &[u8]) {
         let _ = self.cable.write(bytes);
         self.hardware.serve();

@@ -27,7 +27,7 @@ pub fn vmlinux() -> Vec<u8> {
     ElfImage { kind, entry: address, segment, content: &[0; 64], ..ElfImage::default() }.to_bytes()
 }
 
-/// The head of an EFI program for 64-bit ARM.
+/// Returns the head of an EFI program for 64-bit ARM.
 pub fn efi() -> Vec<u8> {
     let mut file = vec![0; 1200];
     put(&mut file, 0, b"MZ");
@@ -53,7 +53,7 @@ pub fn elf(sections: &[ElfSection<'_>]) -> Vec<u8> {
     ElfImage { segment: Some(segment), sections, ..ElfImage::default() }.to_bytes()
 }
 
-/// A library with symbols of every kind, a PLT with its relocations, notes and links to debug files.
+/// Returns a library with symbols of every kind, a PLT with its relocations, notes and links to debug files.
 pub fn library() -> Vec<u8> {
     let strings = b"\0malloc\0_ZN4shop4Till3sumEi\0label\0resolver\0write.part.0\0";
     let symbols = [
@@ -102,7 +102,7 @@ pub fn library() -> Vec<u8> {
     ])
 }
 
-/// A stripped library whose only symbols are in a `.gnu_debugdata`.
+/// Returns a stripped library whose only symbols are in a `.gnu_debugdata`.
 pub fn with_small_file() -> Vec<u8> {
     use std::io::Write;
     let strings = b"\0static_function\0";
@@ -122,7 +122,8 @@ pub fn with_small_file() -> Vec<u8> {
     ])
 }
 
-/// A library with DWARF of this version: a unit with two functions, one inlined twice over, and their lines.
+/// Returns a library with DWARF of this version: a unit with two functions, one inlined twice over, and their
+/// lines.
 pub fn with_dwarf(version: u16) -> Vec<u8> {
     let sections = dwarf(version);
     let mut named = vec![ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100)];
@@ -212,7 +213,7 @@ fn dwarf(version: u16) -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// A library with these bytes as Go's table.
+/// Returns a library with these bytes as Go's table.
 pub fn with_go_table(bytes: &[u8]) -> Vec<u8> {
     elf(&[
         ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100),
@@ -238,7 +239,7 @@ pub fn archive() -> Vec<u8> {
     ])
 }
 
-/// Bytes in gzip.
+/// Compresses bytes to gzip.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -246,7 +247,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     packer.finish().expect("room in memory")
 }
 
-/// Bytes in xz.
+/// Compresses bytes to xz.
 pub fn xz(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))
@@ -255,12 +256,12 @@ pub fn xz(bytes: &[u8]) -> Vec<u8> {
     writer.finish().expect("room in memory")
 }
 
-/// Bytes in zstd.
+/// Compresses bytes to zstd.
 pub fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// Bytes in one legacy frame of LZ4.
+/// Compresses bytes to one legacy frame of LZ4.
 pub fn lz4(bytes: &[u8]) -> Vec<u8> {
     let packed = lz4_flex::block::compress(bytes);
     [&[0x02, 0x21, 0x4c, 0x18][..], &(packed.len() as u32).to_le_bytes(), &packed].concat()

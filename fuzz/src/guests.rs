@@ -37,7 +37,7 @@ pub const GENERATED: MemoryPlace = (0x230_5000, 0x600);
 /// That code.
 pub const GENERATED_CODE: MemoryPlace = (0x2c1_0000, 0x1000);
 
-/// A guest, and the kernel as it is found while nothing is wrong.
+/// A guest, and the kernel that is found in it without changes.
 #[derive(Debug)]
 pub struct SoundGuest {
     /// The guest.
@@ -63,7 +63,7 @@ static SOUND: LazyLock<Vec<SoundGuest>> = LazyLock::new(|| {
         .collect()
 });
 
-/// One of the guests.
+/// Returns one of the guests.
 pub fn sound(which: u8) -> &'static SoundGuest {
     &SOUND[usize::from(which) % SOUND.len()]
 }

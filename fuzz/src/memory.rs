@@ -50,7 +50,7 @@ pub struct PatchedMemory<'a> {
 }
 
 impl<'a> PatchedMemory<'a> {
-    /// `sound` with `patches` in `places`, which are in it and not empty.
+    /// Makes `sound` memory with `patches` in `places`, which are in it and not empty.
     pub fn new(sound: &'a FlatMemory<Vec<u8>>, places: &[MemoryPlace], patches: &[MemoryPatch]) -> Self {
         let word_at = |place: u8, at: u16| {
             let (start, len) = places[usize::from(place) % places.len()];

@@ -36,7 +36,7 @@ pub enum StackWord {
 }
 
 impl StackWord {
-    /// The word, where code is at `code` and the stack at `stack`.
+    /// Returns the word, with code at `code` and the stack at `stack`.
     pub fn value(self, code: u64, stack: u64) -> u64 {
         match self {
             Self::Code(offset) => code.wrapping_add(u64::from(offset)),
@@ -46,7 +46,7 @@ impl StackWord {
     }
 }
 
-/// Registers with `rip`, `rsp` and `rbp`; the others hold the stack's words.
+/// Returns registers with `rip`, `rsp` and `rbp`; the others hold the stack's words.
 pub fn registers(rip: u64, rsp: u64, rbp: u64, words: &[u64]) -> Registers {
     let mut registers = Registers { rip, ..Registers::default() };
     for (register, word) in registers.gpr.iter_mut().zip(words) {

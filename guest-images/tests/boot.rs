@@ -251,7 +251,7 @@ fn a_disk_is_clean_after_the_guest() {
     assert_eq!(guest.boot().status, Some(9));
 }
 
-/// The number in front of ` s` at the end of the line that starts with `start`.
+/// Returns the number before ` s` at the end of the line that starts with `start`.
 fn seconds_of(console: &str, start: &str) -> f64 {
     let line = lines(console).into_iter().find(|line| line.starts_with(start));
     let line = line.unwrap_or_else(|| panic!("no line {start:?} in:\n{console}"));

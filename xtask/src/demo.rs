@@ -114,18 +114,18 @@ pub fn run(options: &DemoArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The cargo that runs this program.
+/// Returns the cargo that runs this program.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The path as a person in this directory would type it.
+/// Returns the path relative to the current directory, if it is below it.
 fn short(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(&here).unwrap_or(path).display().to_string()
 }
 
-/// A child's exit code as this process' own; one that a signal ended counts as failed.
+/// Converts a child's exit code to this process's; a child that a signal ended has failed.
 pub fn exit_code(status: std::process::ExitStatus) -> ExitCode {
     match status.code().map(u8::try_from) {
         Some(Ok(code)) => ExitCode::from(code),

@@ -62,7 +62,7 @@ const NEEDS: &[TestNeed] = &[
     },
 ];
 
-/// `cargo xtask deps`.
+/// Runs `cargo xtask deps`.
 pub fn run() -> Result<ExitCode> {
     let line = ProgressLine::new();
     if !ensure_for_tests(&line)? {
@@ -78,7 +78,7 @@ pub fn ensure(line: &ProgressLine) -> Result<bool> {
     met(NEEDS.iter(), line)
 }
 
-/// The same, for all that tests need.
+/// Does the same for all packages that tests need.
 pub fn ensure_for_tests(line: &ProgressLine) -> Result<bool> {
     met(NEEDS.iter().chain(PROGRAMS).chain(FILES), line)
 }
@@ -119,7 +119,7 @@ fn met<'a>(needs: impl Iterator<Item = &'a TestNeed>, line: &ProgressLine) -> Re
     Ok(true)
 }
 
-/// The needs whose sign is missing.
+/// Returns the needs that are not met.
 fn unmet<'a>(needs: &[&'a TestNeed]) -> Vec<&'a TestNeed> {
     needs.iter().copied().filter(|need| !need.is_met()).collect()
 }
@@ -152,7 +152,7 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     bail!("apt-get {} failed ({}): {}", arguments.join(" "), output.status, errors.join("; "))
 }
 
-/// Asked from `id`, which needs no unsafe call.
+/// True for root. The program `id` reports it without an unsafe call.
 fn is_root() -> Result<bool> {
     let output = Command::new("id").arg("-u").output().context("cannot start id")?;
     Ok(output.stdout.trim_ascii() == b"0")

@@ -92,7 +92,7 @@ fn dependencies(metadata: &Value) -> Result<Vec<LicensedCrate>> {
     Ok(found)
 }
 
-/// A sentence for each dependency whose licence is not allowed.
+/// Returns a sentence for each dependency whose licence is not allowed.
 fn licences(dependencies: &[LicensedCrate]) -> Vec<String> {
     let refused =
         dependencies.iter().filter(|dependency| !dependency.licence.as_deref().is_some_and(is_allowed));
@@ -122,7 +122,7 @@ fn either(words: &mut ExpressionWords<'_>) -> bool {
     allowed
 }
 
-/// AND binds closer than OR.
+/// Parses operands of AND, which binds closer than OR.
 fn both(words: &mut ExpressionWords<'_>) -> bool {
     let mut allowed = one(words);
     while words.next_if_eq(&"AND").is_some() {

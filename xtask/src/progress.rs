@@ -29,7 +29,7 @@ struct ProgressStep {
 }
 
 impl ProgressLine {
-    /// For stderr as it is now.
+    /// Makes a line for the present kind of standard error.
     pub fn new() -> Self {
         Self { terminal: io::stderr().is_terminal(), step: Mutex::new(None) }
     }

@@ -9,7 +9,7 @@ use vprof_tests::{Guest, Run};
 const MIXTURE: &str = "sleeper --seconds 5 & split --seconds 5 --ratio 3:1 --cpu 0 & \
      dd if=/dev/vda of=/dev/null bs=64k count=600 iflag=direct 2>/dev/null; wait";
 
-/// [`MIXTURE`] on a kernel of this series.
+/// Returns the run of [`MIXTURE`] on a kernel of this series.
 pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
     static DEFAULT: OnceLock<Run> = OnceLock::new();
     static NEWER: OnceLock<Run> = OnceLock::new();
@@ -20,7 +20,7 @@ pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
     run.get_or_init(|| guest.options(["--rate", "1000"]).script(MIXTURE).run().succeeded())
 }
 
-/// CPU seconds that `split` printed for one of its processes.
+/// Returns the CPU seconds that `split` printed for one of its processes.
 fn used(run: &Run, name: &str) -> f64 {
     let line = run.stdout.lines().find(|l| l.starts_with(&format!("{name} used ")));
     let line = line.unwrap_or_else(|| panic!("no line of {name} in {:?}", run.stdout));

@@ -21,7 +21,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().expect("a number")
 }
 
-/// The first sentence on standard error that is about the result.
+/// Returns the sentence that says why the boot failed.
 fn failure(run: &Run) -> String {
     run.stdout_json()["failure"].as_str().unwrap_or_default().to_owned()
 }

@@ -7,7 +7,7 @@ use vprof_tests::{ActiveRun, Guest};
 
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
+/// Asserts that `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
 fn seen_in_a_terminal(running: &ActiveRun) {
     let mut top = running.top();
     let text = top.until("row of spin", |text| text.lines().any(|line| line.trim_end().ends_with("spin#0")));

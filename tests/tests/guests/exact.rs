@@ -99,8 +99,8 @@ fn ticks_agree_with_events(run: &Run) {
     }
 }
 
-/// A busy host may delay the guest in its sleep: the guest's own clock, read before and after, gives the
-/// maximum.
+/// Asserts the length of a sleep. A busy host may delay the guest in its sleep: the guest's own clock, read
+/// before and after, gives the maximum.
 pub(crate) fn sleep_is_as_long_as_the_guest_says(run: &Run, asked_ms: f64) {
     let sleep = ms(run, "sleep", "wait_reason = 'timer'");
     let slept = run.stdout.lines().find_map(|line| line.strip_prefix("slept "));
@@ -178,7 +178,7 @@ fn a_guest_of_another_kernel_that_traces_itself_meets_no_probe() {
     }
 }
 
-/// The guest's own function tracer finds its code as it left it.
+/// Asserts that the guest's own function tracer finds its code unchanged.
 fn traces_itself(guest: Guest) {
     let run = watched(
         guest,

@@ -7,7 +7,7 @@ use crate::exact::{counts_and_instances_add_up, watched};
 
 const SCRIPT: &str = "children --millis 100 && for kind in text data kernel; do faults --kind $kind; done";
 
-/// The numbers of a line of the console that starts with these words.
+/// Returns the numbers of a line of the console that starts with these words.
 fn numbers(run: &Run, start: &str) -> Vec<i64> {
     let line = run.stdout.lines().map(str::trim).find(|line| line.starts_with(start));
     let line = line.unwrap_or_else(|| panic!("no line {start:?}: {}", run.stdout));

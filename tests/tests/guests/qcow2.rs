@@ -11,7 +11,7 @@ fn qemu_img(arguments: &[&str], paths: &[&Path]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The demo image as qcow2, with all of it compressed if asked for.
+/// Converts the demo image to qcow2, with compressed clusters if `compressed`.
 fn converted(directory: &Path, compressed: bool) -> PathBuf {
     let image = directory.join("demo.qcow2");
     let mut arguments = vec!["convert", "-O", "qcow2"];

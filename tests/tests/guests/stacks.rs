@@ -9,14 +9,16 @@ use crate::names;
 const PROGRAMS: &str = "shares --seconds 7 & recursion --seconds 7 & threads --seconds 7 --cpu 0 & \
      handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 7 & ";
 
-/// All programs with functions of known shares and stacks, at once, and the programs of `names.rs`.
+/// Returns the run of all programs with functions of known shares and stacks, at once, and of the programs of
+/// `names.rs`.
 pub fn programs() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     let script = || format!("{PROGRAMS} {}", names::SCRIPT);
     RUN.get_or_init(|| Guest::demo().next_to_others().script(&script()).run().succeeded())
 }
 
-/// The programs of the paper of docs/experiments.md, and a stack that is too deep for the depth asked for.
+/// Returns the run of the paper's programs (docs/experiments.md), and of a stack deeper than the requested
+/// depth.
 fn sleepy() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     let script =

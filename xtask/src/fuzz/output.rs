@@ -56,7 +56,7 @@ impl FuzzOutcome {
     }
 }
 
-/// One line for each target.
+/// Returns the table, with one line for each target.
 pub fn table(outcomes: &[(String, FuzzOutcome)]) -> String {
     let mut text = format!(
         "{:<14}{:>12}{:>10}{:>8}{:>10}{:>8}  {}\n",

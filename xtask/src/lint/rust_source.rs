@@ -49,7 +49,7 @@ impl<'a> SourceScanner<'a> {
         SourceToken::LineComment { line, text: self.take(length) }
     }
 
-    /// Block comments nest in Rust.
+    /// Takes a block comment. Block comments nest in Rust.
     fn block_comment(&mut self) -> SourceToken<'a> {
         let line = self.line;
         let rest = self.rest();
@@ -72,7 +72,7 @@ impl<'a> SourceScanner<'a> {
         SourceToken::BlockComment { line, text: self.take(length) }
     }
 
-    /// A literal whose opening quote is next.
+    /// Takes a literal whose opening quote is next.
     fn escaped_literal(&mut self) -> SourceToken<'a> {
         self.take(1);
         let line = self.line;
@@ -90,7 +90,7 @@ impl<'a> SourceScanner<'a> {
         SourceToken::Literal { line, text, raw: false }
     }
 
-    /// A raw literal whose `#` or opening quote is next; `None` for a raw identifier.
+    /// Takes a raw literal whose `#` or opening quote is next; `None` for a raw identifier.
     fn raw_literal(&mut self) -> Option<SourceToken<'a>> {
         let hashes = self.rest().bytes().take_while(|byte| *byte == b'#').count();
         if !self.rest()[hashes..].starts_with('"') {
@@ -371,8 +371,8 @@ mod tests {
     use super::*;
 
     fn texts(source: &str) -> Vec<(PassageKind, usize, String)> {
-        let of = |passage: TextPassage| (passage.kind, passage.line_at(0), passage.text.clone());
-        passages(source).into_iter().map(of).collect()
+        let facts = |passage: TextPassage| (passage.kind, passage.line_at(0), passage.text.clone());
+        passages(source).into_iter().map(facts).collect()
     }
 
     #[test]

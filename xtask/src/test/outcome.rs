@@ -28,32 +28,32 @@ struct SummaryLine {
 }
 
 impl ProgramOutcome {
-    /// The program has ended well.
+    /// True if the program ended with success.
     pub fn is_success(&self) -> bool {
         self.status.success()
     }
 
-    /// Names of tests that failed; `None` if the program did not come to its end.
+    /// Returns the names of tests that failed; `None` if the program did not come to its end.
     pub fn failed(&self) -> Option<&[String]> {
         (self.lines.failed_count == self.lines.failed.len()).then_some(&self.lines.failed[..])
     }
 
-    /// Number of tests that passed.
+    /// Returns the number of tests that passed.
     pub fn passed(&self) -> usize {
         self.lines.passed_count
     }
 
-    /// Number of tests that ran.
+    /// Returns the number of tests that ran.
     pub fn count(&self) -> usize {
         self.lines.passed_count + self.lines.failed.len()
     }
 
-    /// Number of tests that lacked something, and passed because they were allowed to.
+    /// Returns the number of tests that lacked something and passed because they were allowed to.
     pub fn skipped(&self) -> usize {
         self.lines.skipped_count
     }
 
-    /// Everything that the program printed, if that was kept.
+    /// Returns everything that the program printed, if that was kept.
     pub fn output(&self) -> &str {
         self.output.as_deref().unwrap_or_default()
     }

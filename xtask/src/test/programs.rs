@@ -62,12 +62,13 @@ impl TestPrograms {
         Ok(Self { tests, vprof: without_debug_information(&vprof)? })
     }
 
-    /// The `vprof` under test, static and small: an emulated host loads it whole.
+    /// Returns the `vprof` under test, static and small: an emulated host loads it whole.
     pub fn vprof(&self) -> &Path {
         &self.vprof
     }
 
-    /// Those that may run side by side, the long ones first: units take longer than a file of tests.
+    /// Returns the programs that may run side by side, the long ones first: units take longer than a file of
+    /// tests.
     pub fn side_by_side(&self) -> Vec<&TestProgram> {
         let mut tests: Vec<_> =
             self.tests.iter().filter(|program| program.target != GUESTS && !program.is_alone()).collect();
@@ -75,12 +76,12 @@ impl TestPrograms {
         tests
     }
 
-    /// Those that run alone, but for the one of guests.
+    /// Returns the programs that run alone, without that of guests.
     pub fn alone(&self) -> impl Iterator<Item = &TestProgram> {
         self.tests.iter().filter(|program| program.is_alone())
     }
 
-    /// The one of guests.
+    /// Returns the program of guest tests.
     ///
     /// # Errors
     /// There is none.
@@ -90,13 +91,13 @@ impl TestPrograms {
     }
 }
 
-/// The executable of the product, if the message reports it.
+/// Returns the path of `vprof`, if the message reports it.
 fn vprof(message: &Value) -> Option<PathBuf> {
     let is_it = message["target"]["name"] == VPROF && message["profile"]["test"] == false;
     message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
 }
 
-/// A copy next to the program that has its symbols, but no debug information.
+/// Makes a copy next to the program that has its symbols, but no debug information.
 fn without_debug_information(program: &Path) -> Result<PathBuf> {
     let copy = program.with_file_name("vprof-under-test");
     let status = Command::new("objcopy").arg("--strip-debug").arg(program).arg(&copy).status();
@@ -125,7 +126,7 @@ impl TestProgram {
         ALONE.contains(&(&self.package, &self.target))
     }
 
-    /// Its name for people: package and target.
+    /// Returns the name for users: package and target.
     pub fn label(&self) -> String {
         if self.package == self.target {
             format!("{} (units)", self.package)
@@ -134,7 +135,7 @@ impl TestProgram {
         }
     }
 
-    /// A call of it, in the directory and the environment that cargo gives it.
+    /// Returns a call of the program, in the directory and the environment that cargo gives it.
     pub fn command(&self, tools: &GuestTools) -> Command {
         let mut command = Command::new(&self.executable);
         tools.set_environment(&mut command);

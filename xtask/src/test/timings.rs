@@ -86,7 +86,7 @@ impl HarnessEvents {
         )
     }
 
-    /// A line for each test that booted a guest, the longest first.
+    /// Returns a line for each test that booted a guest, the longest first.
     pub fn guest_times(&self) -> String {
         let mut guests: Vec<_> = self.guests.iter().collect();
         guests.sort_by(|a, b| b.1.total_cmp(a.1));

@@ -38,13 +38,13 @@ pub fn row(entry: &CorpusProgram, measured: &ProfileFigures, kernel: &str) -> St
 pub fn with_row(document: &str, entry: &CorpusProgram, row: &str) -> Result<String> {
     let (before, rest) = document.split_once(BEGIN).context("the mark before the table is missing")?;
     let (old, after) = rest.split_once(END).context("the mark after the table is missing")?;
-    let of = |wanted: &CorpusProgram| {
+    let old_row = |wanted: &CorpusProgram| {
         let sign = format!("| `{}` |", wanted.name);
         old.lines().find(|line| line.ends_with(&sign)).map(|line| format!("{line}\n"))
     };
     let rows: String = CORPUS_PROGRAMS
         .iter()
-        .filter_map(|known| if known.name == entry.name { Some(row.to_owned()) } else { of(known) })
+        .filter_map(|known| if known.name == entry.name { Some(row.to_owned()) } else { old_row(known) })
         .collect();
     Ok(format!("{before}{BEGIN}{HEADING}{rows}{END}{after}"))
 }

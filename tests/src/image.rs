@@ -10,7 +10,7 @@ use ext4_view::{Ext4, Ext4Read};
 
 /// The file system of an image.
 #[derive(Debug)]
-pub struct ImageFiles(Ext4);
+pub struct Ext4Image(Ext4);
 
 /// A file from this byte to its end.
 struct FileFrom(File, u64);
@@ -21,7 +21,7 @@ impl Ext4Read for FileFrom {
     }
 }
 
-impl ImageFiles {
+impl Ext4Image {
     /// Opens the file system that is the whole image.
     ///
     /// # Errors

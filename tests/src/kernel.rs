@@ -5,7 +5,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::image::ImageFiles;
+use crate::image::Ext4Image;
 
 /// The part that is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ const PAYLOAD: usize = 0x248;
 /// # Panics
 /// The image does not have the form that this project makes.
 pub fn kernel_of(image: &Path, directory: &Path) -> (PathBuf, PathBuf) {
-    let disk = ImageFiles::open(image).expect("the image's file system");
+    let disk = Ext4Image::open(image).expect("the image's file system");
     let [kernel, initrd] = ["vmlinuz", "initrd.img"].map(|name| {
         let bytes = disk.read(&format!("/boot/{name}")).expect("the image's kernel and initrd");
         let path = directory.join(name);

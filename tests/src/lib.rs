@@ -28,7 +28,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 pub use emulated::EmulatedGuest;
-pub use image::ImageFiles;
+pub use image::Ext4Image;
 pub use kernel::{RemovedPart, kernel_of, kernel_without};
 pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host};
 pub use network::GuestNetwork;

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use vprof_tests::{Guest, ImageFiles, Run, images, kernel_of, vprof};
+use vprof_tests::{Ext4Image, Guest, Run, images, kernel_of, vprof};
 
 /// Words that a shell, systemd, the kernel's command line or a terminal would each change in their own way.
 const WORDS: &[&str] = &[
@@ -118,7 +118,7 @@ fn an_image_is_inspected() {
 /// Makes a unified kernel image of the demo image's kernel and initrd, with systemd's own stub.
 fn unified_kernel_image(directory: &Path) -> PathBuf {
     let start = inspected()["volumes"][1]["start"].as_u64().expect("a place");
-    let debian = ImageFiles::open_at(&images().join("debian.img"), start).expect("its root file system");
+    let debian = Ext4Image::open_at(&images().join("debian.img"), start).expect("its root file system");
     let stub = directory.join("stub");
     let bytes = debian.read("/usr/lib/systemd/boot/efi/linuxx64.efi.stub").expect("systemd-boot-efi");
     std::fs::write(&stub, bytes).expect("room for it");

@@ -20,6 +20,7 @@ use vmm::Observer;
 
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
+use crate::guard::{GuardProcess, StopSlot};
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, StopMemory, StopSource};
 use crate::process::step_error;
@@ -46,6 +47,8 @@ pub struct Attachment<O> {
     memory: AttachedMemory,
     /// Keeps other vprofs away.
     _lock: Option<ProcessLock>,
+    /// Ends after the tickers.
+    _guard: Option<GuardProcess>,
 }
 
 /// Means by which vCPUs are stopped.
@@ -99,15 +102,16 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     /// A thread or a descriptor could not be made. All that was started until then is ended.
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
-        let Target { process, vcpus, known, lock, memory } = target;
+        let Target { process, vcpus, known, lock, memory, heartbeat, guard } = target;
         let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
         let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
         let source = AttachedMemory::Process(memory.clone());
-        let mut attachment = Self::new(vcpus.len(), Engine::Ptrace, source, Some(lock))?;
+        let mut attachment = Self::new(vcpus.len(), Engine::Ptrace, source, Some(lock), guard)?;
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let memory = StopMemory::new(StopSource::process(memory.clone()));
             let shared = Arc::clone(&attachment.shared);
-            let ticker = VcpuTicker::new(vcpu, index == 0, make(index), memory, shared);
+            let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
+            let ticker = VcpuTicker::new(vcpu, slot, index == 0, make(index), memory, shared);
             attachment.spawn(format!("attached {index}"), move || vec![ticker.run()])?;
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
@@ -125,7 +129,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         let engine = Engine::Stub { hurry: Arc::clone(&target.hurry), rate: rate.clone() };
         let lock = target.lock.take();
         // One thread has all vCPUs.
-        let mut attachment = Self::new(1, engine, target.memory.clone(), lock)?;
+        let mut attachment = Self::new(1, engine, target.memory.clone(), lock, None)?;
         if let (AttachedMemory::Process(memory), Some(process)) = (&target.memory, &target.process) {
             let shared = Arc::clone(&attachment.shared);
             attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
@@ -143,9 +147,10 @@ impl<O> Attachment<O> {
         engine: Engine,
         memory: AttachedMemory,
         lock: Option<ProcessLock>,
+        guard: Option<GuardProcess>,
     ) -> Result<Self, AttachError> {
         let shared = Arc::new(SharedState::new(vcpus).map_err(host_error("make an event descriptor"))?);
-        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock })
+        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock, _guard: guard })
     }
 
     fn watch(&mut self, watcher: Watcher) -> Result<(), AttachError> {

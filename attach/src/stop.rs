@@ -8,6 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
 
+use crate::guard::StopSlot;
 use crate::thread::run_descriptor;
 
 /// `PTRACE_EVENT_STOP` (include/uapi/linux/ptrace.h).
@@ -22,12 +23,15 @@ pub(crate) enum StopError {
     NotAllowed,
     /// The wait for the stop was interrupted: the caller has to check whether it must end.
     Interrupted,
+    /// This process is about to be stopped, and must hold no thread.
+    Suspended,
 }
 
 /// Stopped thread; dropping this resumes it.
 #[derive(Debug)]
 pub(crate) struct ThreadStop {
     thread: i32,
+    slot: StopSlot,
     /// Signal that the thread was about to receive; 0 for none.
     signal: i32,
     /// False once the thread is gone.
@@ -46,10 +50,19 @@ fn stop_error(error: &io::Error) -> StopError {
 }
 
 impl ThreadStop {
-    /// Stops a thread. If the wait is interrupted, `keep_waiting` decides whether it continues.
-    pub(crate) fn new(thread: i32, keep_waiting: impl Fn() -> bool) -> Result<Self, StopError> {
+    /// Stops a thread, and records that in `slot`. If the wait is interrupted, `keep_waiting` decides whether
+    /// it continues.
+    pub(crate) fn new(
+        thread: i32,
+        slot: &StopSlot,
+        keep_waiting: impl Fn() -> bool,
+    ) -> Result<Self, StopError> {
+        if !slot.begin(thread) {
+            return Err(StopError::Suspended);
+        }
+        // From here on dropping it ends the record.
+        let mut stop = Self { thread, slot: slot.clone(), signal: 0, stopped: false };
         ptrace(libc::PTRACE_SEIZE, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
-        let mut stop = Self { thread, signal: 0, stopped: false };
         ptrace(libc::PTRACE_INTERRUPT, thread, ptr::null_mut()).map_err(|error| stop_error(&error))?;
         let status = loop {
             let mut status = 0;
@@ -96,5 +109,6 @@ impl Drop for ThreadStop {
             // At worst the thread was killed meanwhile.
             let _gone = ptrace(libc::PTRACE_DETACH, self.thread, signal);
         }
+        self.slot.end();
     }
 }

@@ -1,12 +1,16 @@
 //! Search for the vCPUs of a process and their threads.
 
 use std::collections::HashMap;
+use std::process::Command;
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use vmm::ThreadId;
 
 use crate::error::AttachError;
+use crate::guard::{GuardProcess, Heartbeat, StopSlot};
+use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{ForeignMemory, LastTables, LayoutProver};
 use crate::process::{Process, step_error, tracer_of};
@@ -24,6 +28,9 @@ const PROVE_PAUSE_MS: i32 = 20;
 /// Interval between two scans of the threads.
 const PAUSE: Duration = Duration::from_millis(2);
 
+/// Slot of the stops before the first tick.
+const SEARCH_SLOT: usize = 0;
+
 /// Process with a virtual machine, reserved for this vprof and ready to be profiled.
 #[derive(Debug)]
 pub struct Target {
@@ -33,6 +40,9 @@ pub struct Target {
     pub(crate) known: Vec<u32>,
     pub(crate) lock: ProcessLock,
     pub(crate) memory: ForeignMemory,
+    /// Stops in progress. The first slot is the search's; the others are the vCPUs'.
+    pub(crate) heartbeat: Arc<Heartbeat>,
+    pub(crate) guard: Option<GuardProcess>,
 }
 
 /// A vCPU and its thread.
@@ -47,13 +57,15 @@ pub(crate) struct TargetVcpu {
 }
 
 impl Target {
-    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs. Threads whose state in
-    /// /proc does not show what they do are stopped for a short time.
+    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs. vCPU threads whose state in
+    /// /proc does not show which vCPU they run are stopped for a short time. `guard` is a program that calls
+    /// [`crate::keep_guard`] with the number that is added to its arguments: it ends this process if this
+    /// process is stopped while it holds a vCPU.
     ///
     /// # Errors
     /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
     /// profiled already. It is left as it was then.
-    pub fn find(pid: i32, most: usize) -> Result<Self, AttachError> {
+    pub fn find(pid: i32, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
         let descriptors = process.vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
@@ -72,7 +84,11 @@ impl Target {
             return Err(AttachError::Stopped { pid, name: name() });
         }
         let lock = ProcessLock::take(&process)?;
-        let mut threads = find_threads(&process, &descriptors)?;
+        let failed = |action| move |source| AttachError::Host { action, source };
+        let heartbeat = Heartbeat::new(pid).map_err(failed("share memory with the guard"))?;
+        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
+        let guard = guard.transpose().map_err(failed("start the guard"))?;
+        let mut threads = find_threads(&process, &descriptors, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
         if threads.is_empty() {
             return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
         }
@@ -85,7 +101,12 @@ impl Target {
         }
         let known = descriptors.iter().map(|(number, _)| *number).collect();
         let memory = ForeignMemory::new(pid);
-        Ok(Self { process, vcpus, known, lock, memory })
+        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard })
+    }
+
+    /// Returns the handle by which Ctrl-Z waits for the end of stops.
+    pub fn job_control(&self) -> JobControl {
+        JobControl(Arc::clone(&self.heartbeat))
     }
 
     /// Returns the process.
@@ -108,6 +129,7 @@ impl Target {
     /// profiled.
     pub fn prove(&self, limit: Duration) {
         let begin = Instant::now();
+        let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
         let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
         for vcpu in self.vcpus.iter().cycle() {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
@@ -115,7 +137,7 @@ impl Target {
             }
             let stop = {
                 let _wanted = vcpu.page.request_registers();
-                ThreadStop::new(vcpu.id.thread, || true)
+                ThreadStop::new(vcpu.id.thread, &slot, || true)
             };
             let Ok(stop) = stop else { continue };
             if stop.interrupted_run() == Some(vcpu.fd) {
@@ -145,6 +167,7 @@ impl Target {
 fn find_threads(
     process: &Process,
     descriptors: &[(u32, i32)],
+    slot: &StopSlot,
 ) -> Result<HashMap<i32, (ThreadId, ThreadFiles)>, AttachError> {
     let pid = process.pid();
     let begin = Instant::now();
@@ -161,7 +184,7 @@ fn find_threads(
             let Ok(files) = ThreadFiles::open(id) else { continue };
             let fd = match files.activity() {
                 Ok(ThreadActivity::BlockedInRun(fd)) => Some(fd),
-                Ok(ThreadActivity::Running) => run_of(id)?,
+                Ok(ThreadActivity::Running) => run_of(id, slot)?,
                 Ok(ThreadActivity::Blocked) => None,
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
                 Err(error) => return Err(step_error(pid, "read the state of its threads", error)),
@@ -179,10 +202,10 @@ fn find_threads(
 }
 
 /// Returns the vCPU's descriptor whose KVM_RUN the running thread is in.
-fn run_of(id: ThreadId) -> Result<Option<i32>, AttachError> {
-    match ThreadStop::new(id.thread, || true) {
+fn run_of(id: ThreadId, slot: &StopSlot) -> Result<Option<i32>, AttachError> {
+    match ThreadStop::new(id.thread, slot, || true) {
         Ok(stop) => Ok(stop.interrupted_run()),
-        Err(StopError::Gone | StopError::Interrupted) => Ok(None),
+        Err(StopError::Gone | StopError::Interrupted | StopError::Suspended) => Ok(None),
         Err(StopError::NotAllowed) => Err(match tracer_of(id.process, id.thread) {
             Some((tracer_pid, tracer)) => AttachError::Traced { pid: id.process, tracer_pid, tracer },
             None => AttachError::Permission { pid: id.process },

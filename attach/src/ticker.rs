@@ -8,6 +8,7 @@ use vmm::x86::{CR0_PE, EFER_LMA};
 use vmm::{MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
+use crate::guard::StopSlot;
 use crate::memory::StopMemory;
 use crate::shared::{AttachmentEnd, PauseCause, SharedState};
 use crate::stop::{StopError, ThreadStop};
@@ -31,6 +32,7 @@ type Registers = (kvm_regs, kvm_sregs);
 /// Everything that the thread owns.
 pub(crate) struct VcpuTicker<O> {
     vcpu: TargetVcpu,
+    slot: StopSlot,
     /// The vCPU is the machine's first, whose mode shows whether the guest has been reset.
     first: bool,
     observer: O,
@@ -68,12 +70,13 @@ pub(crate) fn run_ticks<E>(
 impl<O: Observer<StopMemory>> VcpuTicker<O> {
     pub(crate) fn new(
         vcpu: TargetVcpu,
+        slot: StopSlot,
         first: bool,
         observer: O,
         memory: StopMemory,
         shared: Arc<SharedState>,
     ) -> Self {
-        Self { vcpu, first, observer, memory, shared, idle: None, last: None }
+        Self { vcpu, slot, first, observer, memory, shared, idle: None, last: None }
     }
 
     /// Ticks until the machine or the attachment ends; returns the observer.
@@ -133,12 +136,17 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         let stopped = {
             // Before the stop: KVM checks the request when KVM_RUN returns.
             let _request = self.vcpu.page.request_registers();
-            ThreadStop::new(self.vcpu.id.thread, || !self.shared.is_over())
+            ThreadStop::new(self.vcpu.id.thread, &self.slot, || !self.shared.is_over())
         };
         let stop = match stopped {
             Ok(stop) => stop,
             Err(StopError::Gone) => return (self.thread_ended(), asked_ns),
             Err(StopError::Interrupted) => return (None, asked_ns),
+            Err(StopError::Suspended) => {
+                self.slot.wait(|| !self.shared.is_over());
+                let now_ns = monotonic_ns();
+                return (self.observer.missed(MissReason::NotRun, now_ns, now_ns), now_ns);
+            }
             Err(StopError::NotAllowed) => {
                 return (self.observer.missed(MissReason::Traced, due_ns, asked_ns), asked_ns);
             }

@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::command(&args),
         Command::Selftest(args) => selftest::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
-        Command::GdbGuard => attach::gdb::guard(),
+        Command::AttachGuard { stops } => attach::guard(stops),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

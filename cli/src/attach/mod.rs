@@ -1,11 +1,13 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM.
 
-pub mod gdb;
+mod gdb;
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, Process, Target};
+use attach::{AttachError, Attachment, JobControl, Process, Target, keep_guard};
 use host::GuestError;
 use host::guest::{Inputs, watch};
 use host::heap;
@@ -64,7 +66,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
             return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
         }
     };
-    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;
+    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
+    install(&target.job_control(), args)?;
     let label = label(target.process());
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
@@ -85,6 +88,27 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recorded = recording
         .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
+}
+
+/// This program as the guard of an attached machine.
+fn guard_program() -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg("attach-guard");
+    program
+}
+
+/// Runs the guard's process.
+pub fn guard(stops: i32) -> Result<ExitCode, Error> {
+    let failed = |source| Error::System { action: "guard an attached virtual machine", source };
+    keep_guard(stops, &mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
+    Ok(ExitCode::Done)
+}
+
+/// Makes Ctrl-Z wait for the end of stops. The live view handles Ctrl-Z: it has to leave the screen first.
+fn install(control: &JobControl, args: &AttachArgs) -> Result<(), Error> {
+    let signals: &[i32] =
+        if args.recording.top { &[] } else { &[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] };
+    control.install(signals).map_err(|source| Error::System { action: "handle Ctrl-Z", source })
 }
 
 /// Tells the end and shows the summary.

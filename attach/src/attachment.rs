@@ -29,6 +29,9 @@ use crate::target::Target;
 use crate::ticker::VcpuTicker;
 use crate::watch::{WatchedVcpu, Watcher};
 
+/// Maximum number of stops per second of all vCPUs together. Each of them takes a lock of the host's kernel
+/// that every fork and exit needs (`tasklist_lock`, kernel/ptrace.c), twice.
+const MOST_STOPS_HZ: f64 = 8_000.0;
 /// Time within which threads of the ptrace engine must end: each waits at most once.
 const PTRACE_LIMIT: Duration = Duration::from_secs(5);
 /// Time within which the thread of the stub's engine must end: it may wait for an answer, and has to detach.
@@ -51,10 +54,33 @@ pub struct Attachment<O> {
     _guard: Option<GuardProcess>,
 }
 
+/// Limit of the sampling rate, Hz per vCPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RateLimit {
+    /// Rate at which stops through the GDB stub, as measured, take a tenth of the time.
+    Stub(f64),
+    /// Rate at which the stops of all vCPUs together, which are stopped one by one, are as many as they may be.
+    Stops(f64),
+}
+
+impl RateLimit {
+    /// Makes the limit of a machine with that many vCPUs, which are stopped one by one.
+    pub(crate) fn of_vcpus(vcpus: usize) -> Self {
+        Self::Stops(MOST_STOPS_HZ / f64::from(u32::try_from(vcpus.max(1)).unwrap_or(u32::MAX)))
+    }
+
+    /// Returns the highest rate, Hz per vCPU.
+    pub fn hz(self) -> f64 {
+        match self {
+            Self::Stub(hz) | Self::Stops(hz) => hz,
+        }
+    }
+}
+
 /// Means by which vCPUs are stopped.
 #[derive(Debug)]
 enum Engine {
-    Ptrace,
+    Ptrace(RateLimit),
     Stub {
         /// Ends waits for the stub.
         hurry: Arc<AtomicBool>,
@@ -106,7 +132,13 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
         let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
         let source = AttachedMemory::Process(memory.clone());
-        let mut attachment = Self::new(vcpus.len(), Engine::Ptrace, source, Some(lock), guard)?;
+        let mut attachment = Self::new(
+            vcpus.len(),
+            Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
+            source,
+            Some(lock),
+            guard,
+        )?;
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let memory = StopMemory::new(StopSource::process(memory.clone()));
             let shared = Arc::clone(&attachment.shared);
@@ -163,12 +195,11 @@ impl<O> Attachment<O> {
         &self.memory
     }
 
-    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
-    /// time, by the latest stops. `None` without a stub, and before there were enough stops.
-    pub fn sustainable_hz(&self) -> Option<f64> {
+    /// Returns the limit of the sampling rate. `None` with a stub before there were enough stops.
+    pub fn rate_limit(&self) -> Option<RateLimit> {
         match &self.engine {
-            Engine::Ptrace => None,
-            Engine::Stub { rate, .. } => rate.hz(),
+            Engine::Ptrace(limit) => Some(*limit),
+            Engine::Stub { rate, .. } => rate.hz().map(RateLimit::Stub),
         }
     }
 
@@ -211,7 +242,7 @@ impl<O> Attachment<O> {
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {
         let (limit, action) = match &self.engine {
-            Engine::Ptrace => (PTRACE_LIMIT, "detach from a vCPU"),
+            Engine::Ptrace(_) => (PTRACE_LIMIT, "detach from a vCPU"),
             Engine::Stub { .. } => (STUB_LIMIT, "detach from the virtual machine"),
         };
         let deadline = Instant::now() + limit;
@@ -221,7 +252,7 @@ impl<O> Attachment<O> {
                 if Instant::now() > deadline {
                     return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
                 }
-                if matches!(self.engine, Engine::Ptrace) {
+                if matches!(self.engine, Engine::Ptrace(_)) {
                     // SAFETY: the thread was not joined, so its id is still its own.
                     unsafe {
                         libc::pthread_kill(thread.as_pthread_t(), wake_signal());

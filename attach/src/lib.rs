@@ -57,7 +57,7 @@ mod thread;
 mod ticker;
 mod watch;
 
-pub use attachment::{Attachment, EndedAttachment};
+pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use error::AttachError;
 pub use guard::{HELD_LIMIT_MS, keep_guard};
 pub use job_control::{JobControl, stop_process};

@@ -1,7 +1,7 @@
 //! A vCPU's run page (`struct kvm_run`), shared by KVM, the VMM and vprof.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,9 +25,12 @@ pub(crate) struct RunPage(NonNull<kvm_run>);
 unsafe impl Send for RunPage {}
 
 impl RunPage {
-    /// Maps the page of the vCPU with the process's descriptor `fd`.
-    pub(crate) fn map(process: &Process, fd: i32) -> io::Result<Self> {
-        let copy = process.descriptor(fd)?;
+    /// Maps the page of the vCPU with that number, which has the process's descriptor `fd`.
+    pub(crate) fn map(process: &Process, number: u32, fd: i32) -> io::Result<Self> {
+        Self::map_descriptor(&process.vcpu_descriptor(number, fd)?)
+    }
+
+    fn map_descriptor(copy: &OwnedFd) -> io::Result<Self> {
         // SAFETY: makes a new mapping at an address that the kernel chooses; it stays valid when the
         // descriptor is closed.
         let at = unsafe {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use vmm::ThreadId;
 
+use crate::attachment::RateLimit;
 use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
@@ -77,6 +78,9 @@ impl Target {
                 AttachError::NoVm { pid, name }
             });
         }
+        if process.has_several_vms().map_err(|e| step_error(pid, "compare its descriptors", e))? {
+            return Err(AttachError::SeveralVms { pid, name: name() });
+        }
         if descriptors.len() > most {
             return Err(AttachError::TooMany { pid, vcpus: descriptors.len(), most });
         }
@@ -95,7 +99,7 @@ impl Target {
         let mut vcpus = Vec::with_capacity(threads.len());
         for (number, fd) in &descriptors {
             let Some((id, files)) = threads.remove(fd) else { continue };
-            let page = RunPage::map(&process, *fd)
+            let page = RunPage::map(&process, *number, *fd)
                 .map_err(|error| step_error(pid, "map the run page of a vCPU", error))?;
             vcpus.push(TargetVcpu { number: *number, fd: *fd, id, files, page });
         }
@@ -119,6 +123,11 @@ impl Target {
         self.vcpus.len()
     }
 
+    /// Returns the limit of the sampling rate.
+    pub fn rate_limit(&self) -> RateLimit {
+        RateLimit::of_vcpus(self.vcpus.len())
+    }
+
     /// Returns the number of vCPUs without a thread that was in the guest during the search.
     pub fn unseen(&self) -> usize {
         self.known.len() - self.vcpus.len()
@@ -134,6 +143,11 @@ impl Target {
         for vcpu in self.vcpus.iter().cycle() {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
                 return;
+            }
+            if !matches!(vcpu.files.activity(), Ok(ThreadActivity::Running | ThreadActivity::BlockedInRun(_)))
+            {
+                // It would not stop before it has its page.
+                continue;
             }
             let stop = {
                 let _wanted = vcpu.page.request_registers();
@@ -157,7 +171,8 @@ impl Target {
         let open = self.process.counters().unwrap_or_default();
         let counters = |vcpu: &TargetVcpu| {
             let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
-            vmm::Counters::from_descriptor(self.process.descriptor(*fd).ok()?).ok()
+            let copy = self.process.counter_descriptor(vcpu.number, *fd).ok()?;
+            vmm::Counters::from_descriptor(copy).ok()
         };
         self.vcpus.iter().map(counters).collect()
     }
@@ -183,9 +198,11 @@ fn find_threads(
             // A thread may end meanwhile.
             let Ok(files) = ThreadFiles::open(id) else { continue };
             let fd = match files.activity() {
-                Ok(ThreadActivity::BlockedInRun(fd)) => Some(fd),
-                Ok(ThreadActivity::Running) => run_of(id, slot)?,
-                Ok(ThreadActivity::Blocked) => None,
+                Ok(ThreadActivity::BlockedInRun(fd) | ThreadActivity::BlockedOnPage(fd)) => Some(fd),
+                // Other threads are not stopped. A system call with a time limit would have to be restarted,
+                // by a call of its own (restart_syscall(2)), which a VMM's filter may not allow.
+                Ok(ThreadActivity::Running) if process.is_vcpu_thread(thread) => run_of(id, slot)?,
+                Ok(ThreadActivity::Running | ThreadActivity::Blocked) => None,
                 Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
                 Err(error) => return Err(step_error(pid, "read the state of its threads", error)),
             };

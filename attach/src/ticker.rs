@@ -112,6 +112,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
                 None => self.stop(due_ns, asked_ns, true),
             },
             (Ok(ThreadActivity::Running), _) => self.stop(due_ns, asked_ns, false),
+            (Ok(ThreadActivity::BlockedOnPage(_)), _) => {
+                (self.observer.missed(MissReason::BlockedInVmm, due_ns, asked_ns), asked_ns)
+            }
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
             (Ok(_), _) if self.vcpu.page.exit_reason() == KVM_EXIT_HLT && self.idle.is_some() => {
                 let next =

@@ -71,9 +71,14 @@ fn checksum() -> u32 {
 /// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
 /// second.
 fn vmm(role: &str) -> ! {
-    let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
+    let code = if role == "checksum" || role == "page" { checksum_code() } else { LOOPS.to_vec() };
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
+    match role {
+        "spinner" => spin(),
+        "page" => take_page(),
+        _ => {}
+    }
     println!("it runs");
     if role == "exec" {
         std::thread::sleep(Duration::from_secs(1));
@@ -82,6 +87,38 @@ fn vmm(role: &str) -> ! {
     let ended = machine.wait(Some(Duration::from_secs(100))).unwrap();
     println!("{:?}", ended.end);
     std::process::exit(0)
+}
+
+/// Starts a thread that runs all the time, and is no vCPU's.
+fn spin() {
+    let spinner = std::thread::Builder::new().name("spinner".to_owned());
+    spinner.spawn(|| while std::hint::black_box(true) {}).unwrap();
+}
+
+/// Takes the page from the guest that it writes to, and gives it back to nobody (userfaultfd(2)): the vCPU's
+/// thread waits for it in KVM_RUN.
+fn take_page() {
+    #[repr(C)]
+    struct Range([u64; 4]);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let memory = maps.lines().find_map(|line| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+        let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).unwrap());
+        (to - from >= 64 << 20 && line.contains("rw-p")).then_some(from)
+    });
+    let page = memory.expect("the guest's memory") + 0x40_0000;
+    // SAFETY: each call has valid arguments (include/uapi/linux/userfaultfd.h: UFFDIO_API, UFFDIO_REGISTER for
+    // missing pages), and the page belongs to the guest alone.
+    unsafe {
+        let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC)).unwrap();
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        let mut api = Range([0xaa, 0, 0, 0]);
+        assert_eq!(libc::ioctl(fd, 0xc018_aa3f, &raw mut api), 0);
+        let mut range = Range([page, 4096, 1, 0]);
+        assert_eq!(libc::ioctl(fd, 0xc020_aa00, &raw mut range), 0, "{}", std::io::Error::last_os_error());
+        let page = std::ptr::without_provenance_mut(usize::try_from(page).unwrap());
+        assert_eq!(libc::madvise(page, 4096, libc::MADV_DONTNEED), 0);
+    }
 }
 
 /// Runs the other child: attaches and ticks until it is killed.
@@ -415,6 +452,47 @@ fn a_profiler_in_a_frozen_group_holds_no_vcpu_for_long() {
     }
     assert!(held > 0, "no freeze came within a stop: nothing was tested");
     drop(profiler);
+}
+
+/// Returns the thread of a process with that name.
+fn thread_named(pid: i32, name: &str) -> i32 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let is_named = |thread: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap().trim_end() == name
+    };
+    threads.find(is_named).unwrap()
+}
+
+#[test]
+fn threads_that_are_no_vcpus_are_not_stopped() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("threads_that_are_no_vcpus_are_not_stopped", "vmm spinner");
+    let status = format!("/proc/{}/task/{}/status", vm.pid(), thread_named(vm.pid(), "spinner"));
+    // A stop is a switch to another thread that the thread itself makes.
+    let stops = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let stops = status.split_once("\nvoluntary_ctxt_switches:").unwrap().1;
+        stops.lines().next().unwrap().trim().parse::<u32>().unwrap()
+    };
+    let before = stops();
+    for _ in 0..20 {
+        let target = Target::find(vm.pid(), MOST, None).unwrap();
+        assert_eq!((target.vcpus(), target.unseen()), (2, 0));
+    }
+    assert_eq!(stops(), before);
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted", "vmm page");
+    let seen = profile(vm.pid(), Duration::from_secs(1));
+    let blocked = seen[0].missed.get("blocked in the VMM").copied().unwrap_or(0);
+    assert!(blocked > 100 && seen[0].halted == 0, "{seen:?}");
+    assert!(seen[1].halted > 100, "the other one is halted: {seen:?}");
 }
 
 /// Returns true if some thread of the process has a tracer, or is stopped.

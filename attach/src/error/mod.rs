@@ -48,6 +48,17 @@ pub enum AttachError {
         /// Name of the process.
         name: String,
     },
+    /// The process has several machines.
+    #[error(
+        "process {pid} ({name}) runs several virtual machines, whose vCPUs cannot be told apart from outside; run each \
+         in its own process"
+    )]
+    SeveralVms {
+        /// The process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+    },
     /// The machine ended during the attempt to attach.
     #[error(
         "the virtual machine of process {pid} ({name}) ended while vprof attached to it; the process continues \

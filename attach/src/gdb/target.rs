@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::owner::PortListeners;
 use super::stub::Stub;
+use crate::attachment::RateLimit;
 use crate::error::AttachError;
 use crate::error::GdbError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
@@ -125,10 +126,9 @@ impl GdbTarget {
         &self.memory
     }
 
-    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
-    /// time. `None` before [`Self::prove`].
-    pub fn sustainable_hz(&self) -> Option<f64> {
-        self.cost.map(|cost| MOST_STOPPED / cost.as_secs_f64().max(1e-6))
+    /// Returns the limit of the sampling rate. `None` before [`Self::prove`].
+    pub fn rate_limit(&self) -> Option<RateLimit> {
+        self.cost.map(|cost| RateLimit::Stub(MOST_STOPPED / cost.as_secs_f64().max(1e-6)))
     }
 
     /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for

@@ -2,10 +2,11 @@
 
 use attach::gdb::GdbTarget;
 use attach::{AttachedMemory, Attachment};
-use host::attached;
 use symbols::names::OpenFiles;
 
-use super::{PROOF_LIMIT, Plan, conclude, counted, guard_program, install, label, profile, program};
+use super::{
+    PROOF_LIMIT, Plan, conclude, counted, guard_program, install, label, lower_rate, profile, program,
+};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
 use crate::run::recording::{Recording, Streams};
@@ -38,11 +39,7 @@ pub(super) fn command(
     }
     target.prove(PROOF_LIMIT);
     let wanted = args.recording.rate;
-    let held = attached::lowered_rate(wanted, target.sustainable_hz());
-    let note = held.map(|held| attached::rate_sentence(held, wanted));
-    if let (Some(note), false) = (&note, args.recording.quiet) {
-        eprintln!("vprof: {note}");
-    }
+    let lowered = lower_rate(args, target.rate_limit());
     let under = target.process().map(|process| format!(", {}", program(process.pid())));
     let plan = Plan {
         label: label.clone(),
@@ -51,9 +48,9 @@ pub(super) fn command(
         pid: target.process().map(attach::Process::pid),
         one_clock: true,
         vcpus: target.vcpus(),
-        rate_hz: held.unwrap_or(wanted),
+        rate_hz: lowered.map_or(wanted, |lowered| lowered.hz),
         counters: Vec::new(),
-        note: note.map(|note| ("rate", note)),
+        notes: lowered.iter().map(|lowered| ("rate", lowered.sentence())).collect(),
     };
     let start = |samplers| Attachment::start_by_gdb(target, samplers);
     let recorded = recording

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, JobControl, Process, Target, keep_guard};
+use attach::{AttachError, Attachment, JobControl, Process, RateLimit, Target, keep_guard};
 use host::GuestError;
+use host::attached::LoweredRate;
 use host::guest::{Inputs, watch};
 use host::heap;
 use host::link::Link;
@@ -49,7 +50,7 @@ struct Plan {
     /// KVM's counters of the vCPUs.
     counters: Vec<Option<vmm::Counters>>,
     /// What is to be told in the profile: an event's kind, and a sentence.
-    note: Option<(&'static str, String)>,
+    notes: Vec<(&'static str, String)>,
 }
 
 /// Runs the command.
@@ -72,6 +73,11 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
     }
+    let lowered = lower_rate(args, Some(target.rate_limit()));
+    let mut notes: Vec<_> = lowered.iter().map(|lowered| ("rate", lowered.sentence())).collect();
+    if target.unseen() > 0 {
+        notes.push(("missing", left_out(target.unseen())));
+    }
     target.prove(PROOF_LIMIT);
     let plan = Plan {
         label: label.clone(),
@@ -80,14 +86,23 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         pid: Some(pid),
         one_clock: false,
         vcpus: target.vcpus(),
-        rate_hz: args.recording.rate,
+        rate_hz: lowered.map_or(args.recording.rate, |lowered| lowered.hz),
         counters: target.counters(),
-        note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
+        notes,
     };
     let start = |samplers| Attachment::start(target, samplers);
     let recorded = recording
         .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
+}
+
+/// Applies the limit to the rate that was requested; prints a sentence if that lowers it.
+fn lower_rate(args: &AttachArgs, limit: Option<RateLimit>) -> Option<LoweredRate> {
+    let lowered = LoweredRate::new(args.recording.rate, limit)?;
+    if !args.recording.quiet {
+        eprintln!("vprof: {}", lowered.sentence());
+    }
+    Some(lowered)
 }
 
 /// This program as the guard of an attached machine.
@@ -194,7 +209,7 @@ async fn profile(
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counters(plan.counters);
     recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
-    if let Some((kind, note)) = &plan.note {
+    for (kind, note) in &plan.notes {
         session.event(kind, note);
     }
     let mut samplers = samplers.into_iter();

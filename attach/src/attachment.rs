@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use vmm::Observer;
 
+use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
 use crate::guard::{GuardProcess, StopSlot};
@@ -129,6 +130,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
         let Target { process, vcpus, known, lock, memory, heartbeat, guard } = target;
+        let search = SearchRight::raise();
         let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
         let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
         let source = AttachedMemory::Process(memory.clone());
@@ -148,7 +150,10 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
             .with_vcpus(watched, known);
+        // Its thread lists the descriptors of the VMM, and so keeps that right.
         attachment.watch(watcher)?;
+        drop(search);
+        capabilities::drop_search();
         Ok(attachment)
     }
 
@@ -166,6 +171,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
             let shared = Arc::clone(&attachment.shared);
             attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
         }
+        capabilities::drop_search();
         let observers = (0..target.vcpus()).map(make).collect();
         let ticker = GdbTicker::new(target, observers, Arc::clone(&attachment.shared), rate);
         attachment.spawn("attached".to_owned(), move || ticker.run())?;

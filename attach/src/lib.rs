@@ -29,7 +29,9 @@
 //! job_control                       Ctrl-Z
 //! target                            a process with vCPUs
 //! shared  activity  memory          state of an attachment, halts, guest memory and its layout
+//! trial                             the first request for registers
 //! lock  run_page  stop
+//! capabilities                      of the program's file
 //! guard                             the process that watches this one
 //! process  thread  rsp
 //! error
@@ -41,6 +43,7 @@
 
 mod activity;
 mod attachment;
+pub mod capabilities;
 mod error;
 pub mod gdb;
 mod guard;
@@ -55,6 +58,7 @@ mod stop;
 mod target;
 mod thread;
 mod ticker;
+mod trial;
 mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};

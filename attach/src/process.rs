@@ -14,6 +14,11 @@ const VCPU: &str = "anon_inode:kvm-vcpu:";
 /// virt/kvm/kvm_main.c, Linux 6.12), which has the vCPU's number since 6.2.
 const STATS: &str = "anon_inode:kvm-vcpu-stats:";
 
+/// Descriptors of machines whose memory or registers are hidden from the host: AMD's security processor
+/// (drivers/crypto/ccp/sev-dev.c), guest memory that is not mapped (virt/kvm/guest_memfd.c), and the names of
+/// machines' own descriptors.
+const CONFIDENTIAL: [&str; 4] = ["/dev/sev", "kvm-gmem", "sev-vm", "tdx"];
+
 /// Flag of a thread that is in the guest (include/linux/sched.h).
 const PF_VCPU: u64 = 1;
 /// Flag of a process that is being shut down (include/linux/sched.h).
@@ -26,8 +31,6 @@ const KCMP_FILE: libc::c_long = 0;
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// Start time, clock ticks since boot: identifies the process together with the id.
-    start: u64,
     name: String,
 }
 
@@ -49,8 +52,8 @@ impl Process {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let stat = ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
-        Ok(Self { pid, pidfd, start: stat.start, name: name_of(pid) })
+        ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
+        Ok(Self { pid, pidfd, name: name_of(pid) })
     }
 
     /// Returns the process id.
@@ -61,11 +64,6 @@ impl Process {
     /// Returns the name (`comm`).
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Returns the start time, clock ticks since boot.
-    pub(crate) fn start(&self) -> u64 {
-        self.start
     }
 
     /// Waits at most `limit_ms` for the end; returns true if the process has ended.
@@ -113,6 +111,15 @@ impl Process {
     /// Returns the descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
         numbered(self.pid, VCPU)
+    }
+
+    /// Returns the link of a descriptor that only machines have whose memory or registers are hidden.
+    pub(crate) fn confidential(&self) -> io::Result<Option<String>> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid))?.flatten();
+        let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+        let found =
+            links.find_map(|link| link.to_str().filter(|link| is_confidential(link)).map(str::to_owned));
+        Ok(found.map(|link| format!("it has {link} open")))
     }
 
     /// Returns true if two descriptors have the same vCPU number and are not proven to be the same vCPU: the
@@ -178,6 +185,20 @@ impl Process {
     }
 }
 
+/// Returns true if a descriptor with this link belongs to a machine whose memory or registers are hidden.
+fn is_confidential(link: &str) -> bool {
+    // Only the kernel's own files have no path, or one in brackets.
+    let name = link.strip_prefix("anon_inode:").unwrap_or(link);
+    let name = name
+        .trim_start_matches('/')
+        .trim_start_matches('[')
+        .split([']', ':', ' '])
+        .next()
+        .unwrap_or_default();
+    let without_path = link.starts_with("anon_inode:") || link.starts_with("/[");
+    link == "/dev/sev" || without_path && CONFIDENTIAL.contains(&name)
+}
+
 /// Makes the error of a failed step on the process `pid`, by the error number.
 pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> AttachError {
     match source.raw_os_error() {
@@ -189,6 +210,10 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
             }
             _ => AttachError::NoProcess { pid },
         },
+        Some(libc::ENOSYS) => {
+            let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+            AttachError::OldKernel { action, release: release.trim().to_owned() }
+        }
         _ => AttachError::Host { action, source },
     }
 }
@@ -249,8 +274,6 @@ pub(crate) fn state_of(pid: i32, thread: i32) -> Option<u8> {
 struct ProcessStat {
     state: u8,
     flags: u64,
-    /// Start time, clock ticks since boot.
-    start: u64,
     /// Time in the guest, clock ticks.
     guest_time: u64,
 }
@@ -265,11 +288,10 @@ impl ProcessStat {
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
-        // Fields 9, 22 and 43; `state` is field 3.
+        // Fields 9 and 43; `state` is field 3.
         let flags = fields.nth(5)?.parse().ok()?;
-        let start = fields.nth(12)?.parse().ok()?;
-        let guest_time = fields.nth(20).and_then(|field| field.parse().ok()).unwrap_or(0);
-        Some(Self { state, flags, start, guest_time })
+        let guest_time = fields.nth(33).and_then(|field| field.parse().ok()).unwrap_or(0);
+        Some(Self { state, flags, guest_time })
     }
 }
 
@@ -320,13 +342,15 @@ pub(crate) fn thread_file(pid: i32, thread: i32, name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
     #[test]
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         let stat = ProcessStat::parse(text).unwrap();
-        assert_eq!((stat.state, stat.flags, stat.start, stat.guest_time), (b'S', 6, 4711, 0));
+        assert_eq!((stat.state, stat.flags, stat.guest_time), (b'S', 6, 0));
         let long = format!("{text} {} 815 0", vec!["0"; 19].join(" "));
         assert_eq!(ProcessStat::parse(&long).unwrap().guest_time, 815);
         assert!(ProcessStat::parse("12 (a) S 1").is_none() && ProcessStat::parse("").is_none());
@@ -359,6 +383,12 @@ mod tests {
         assert_eq!(name(&["qemu", "-name"]), None);
     }
 
+    /// Serializes tests of the vCPUs of this process.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Makes a virtual machine with vCPU 0 in this process.
     fn make_vm(kvm: &fs::File) -> [OwnedFd; 2] {
         // KVM_CREATE_VM and KVM_CREATE_VCPU (include/uapi/linux/kvm.h).
@@ -376,6 +406,7 @@ mod tests {
 
     #[test]
     fn vms_of_one_process_are_told_apart_and_copies_of_a_descriptor_are_not() {
+        let _alone = alone();
         let Ok(kvm) = fs::File::open("/dev/kvm") else { return testkit::missing("/dev/kvm") };
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let [_machine, vcpu] = make_vm(&kvm);
@@ -389,6 +420,7 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_was_replaced_is_refused() {
+        let _alone = alone();
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         // SAFETY: the name ends in NUL; gives a new descriptor.
         let memory = unsafe { libc::memfd_create(c"anon_inode:kvm-vcpu:0".as_ptr(), libc::MFD_CLOEXEC) };
@@ -406,7 +438,36 @@ mod tests {
     }
 
     #[test]
+    fn confidential_machines_are_recognized_by_their_descriptors() {
+        for link in
+            ["/dev/sev", "anon_inode:[kvm-gmem]", "anon_inode:kvm-gmem", "/[kvm-gmem]", "anon_inode:sev-vm"]
+        {
+            assert!(is_confidential(link), "{link}");
+        }
+        for link in [
+            "anon_inode:kvm-vm",
+            "anon_inode:kvm-vcpu:0",
+            "/home/tdx",
+            "/kvm-gmem",
+            "/dev/sev0",
+            "socket:[1]",
+        ] {
+            assert!(!is_confidential(link), "{link}");
+        }
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert_eq!(own.confidential().unwrap(), None);
+    }
+
+    #[test]
+    fn a_kernel_without_a_call_is_too_old() {
+        let error = io::Error::from_raw_os_error(libc::ENOSYS);
+        let text = step_error(1, "map the run page of a vCPU", error).to_string();
+        assert!(text.contains("5.6") && text.contains("map the run page of a vCPU"), "{text}");
+    }
+
+    #[test]
     fn a_process_without_vcpus_has_none() {
+        let _alone = alone();
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(own.vcpus().unwrap().is_empty() && !own.ended_within(0) && !own.is_stopped());
         assert!(own.threads().unwrap().contains(&own.pid()));

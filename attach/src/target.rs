@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 use vmm::ThreadId;
 
 use crate::attachment::RateLimit;
+use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{ForeignMemory, LastTables, LayoutProver};
 use crate::process::{Process, step_error, tracer_of};
-use crate::run_page::RunPage;
+use crate::run_page::{REQUESTED, RunPage};
 use crate::stop::{StopError, ThreadStop};
 use crate::thread::{ThreadActivity, ThreadFiles};
+use crate::trial::{self, TrialOutcome};
 
 /// Time limit of the search for threads: a vCPU that serves exits all the time is in the guest again within
 /// milliseconds.
@@ -67,6 +69,7 @@ impl Target {
     /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
     /// profiled already. It is left as it was then.
     pub fn find(pid: i32, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
+        let _search = SearchRight::raise();
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
         let descriptors = process.vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
@@ -77,6 +80,9 @@ impl Target {
             } else {
                 AttachError::NoVm { pid, name }
             });
+        }
+        if let Some(found) = process.confidential().map_err(|e| step_error(pid, "list its descriptors", e))? {
+            return Err(AttachError::Confidential { pid, name: name(), found });
         }
         if process.has_several_vms().map_err(|e| step_error(pid, "compare its descriptors", e))? {
             return Err(AttachError::SeveralVms { pid, name: name() });
@@ -103,6 +109,7 @@ impl Target {
                 .map_err(|error| step_error(pid, "map the run page of a vCPU", error))?;
             vcpus.push(TargetVcpu { number: *number, fd: *fd, id, files, page });
         }
+        try_registers(&process, &mut vcpus, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
         let known = descriptors.iter().map(|(number, _)| *number).collect();
         let memory = ForeignMemory::new(pid);
         Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard })
@@ -155,7 +162,10 @@ impl Target {
             };
             let Ok(stop) = stop else { continue };
             if stop.interrupted_run() == Some(vcpu.fd) {
-                tables.record(&vcpu.page.registers().1);
+                if let Some((_, sregs)) = vcpu.page.registers() {
+                    tables.record(&sregs);
+                }
+                vcpu.page.mark_old();
             }
             drop(stop);
             let Some(last) = tables.last() else { continue };
@@ -168,6 +178,7 @@ impl Target {
     /// Returns KVM's own counters of the vCPUs, in their order; `None` if the VMM has not opened them for
     /// itself.
     pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
+        let _search = SearchRight::raise();
         let open = self.process.counters().unwrap_or_default();
         let counters = |vcpu: &TargetVcpu| {
             let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
@@ -176,6 +187,29 @@ impl Target {
         };
         self.vcpus.iter().map(counters).collect()
     }
+}
+
+/// Makes the first request for registers, on one vCPU: whether KVM allows it depends on the machine
+/// (`kvm_sync_valid_fields`, arch/x86/kvm/x86.c, Linux 6.15).
+fn try_registers(process: &Process, vcpus: &mut [TargetVcpu], slot: &StopSlot) -> Result<(), AttachError> {
+    let pid = process.pid();
+    let begin = Instant::now();
+    for index in (0..vcpus.len()).cycle() {
+        let Some(vcpu) = vcpus.get_mut(index) else { break };
+        match trial::try_request(vcpu.id.thread, vcpu.fd, &mut vcpu.page, REQUESTED, slot) {
+            TrialOutcome::Accepted => return Ok(()),
+            TrialOutcome::Refused => {
+                let found = "KVM does not show its registers".to_owned();
+                return Err(AttachError::Confidential { pid, name: process.name().to_owned(), found });
+            }
+            TrialOutcome::NotInRun if begin.elapsed() < PATIENCE => {}
+            TrialOutcome::NotInRun => break,
+        }
+        if process.ended_within(PROVE_PAUSE_MS) {
+            return Err(AttachError::NoProcess { pid });
+        }
+    }
+    Err(AttachError::Paused { pid, name: process.name().to_owned(), waited: PATIENCE.as_secs() })
 }
 
 /// Finds the thread of each vCPU's descriptor, as far as the threads are in the guest within the time limit.

@@ -8,6 +8,7 @@ use vmm::x86::{CR0_PE, EFER_LMA};
 use vmm::{MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
+use crate::capabilities;
 use crate::guard::StopSlot;
 use crate::memory::StopMemory;
 use crate::shared::{AttachmentEnd, PauseCause, SharedState};
@@ -81,6 +82,7 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
+        capabilities::drop_search();
         // SAFETY: takes a number; changes nothing but this thread's timers.
         unsafe {
             libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
@@ -178,7 +180,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         if stop.interrupted_run() != Some(self.vcpu.fd) {
             return Err(MissReason::InVmm);
         }
-        let registers = self.vcpu.page.registers();
+        // Without them KVM_RUN has returned before the request, for a signal of the VMM.
+        let registers = self.vcpu.page.registers().ok_or(MissReason::NotRun)?;
+        self.vcpu.page.mark_old();
         let run_ns = self.vcpu.files.run_ns().unwrap_or(0);
         if self.has_run(&registers.0, run_ns) { Ok(registers) } else { Err(MissReason::NotRun) }
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::owner::PortListeners;
 use super::stub::Stub;
 use crate::attachment::RateLimit;
+use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::error::GdbError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
@@ -57,13 +58,17 @@ impl GdbTarget {
     /// paused.
     pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
+        let search = SearchRight::raise();
         let (process, taken) = owner(&to);
         // A client that waits for a busy stub is served after the other debugger has gone, and must still be
         // there then.
-        let lock = process.as_ref().map(ProcessLock::take).transpose()?;
+        // Others may not read it either, and are refused by the stub.
+        let readable = process.as_ref().filter(|process| process.may_be_read());
+        let lock = readable.map(ProcessLock::take).transpose()?;
         if taken && !becomes_free(&to) {
             return Err(GdbError::InUse { address: address.to_owned() }.into());
         }
+        drop(search);
         let process = process.map(Arc::new);
         let hurry = Arc::new(AtomicBool::new(false));
         let shared = |source| AttachError::Host { action: "share memory with the guard", source };

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, JobControl, Process, RateLimit, Target, keep_guard};
+use attach::{AttachError, Attachment, JobControl, Process, RateLimit, Target, capabilities, keep_guard};
 use host::GuestError;
 use host::attached::LoweredRate;
 use host::guest::{Inputs, watch};
@@ -57,12 +57,17 @@ struct Plan {
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let files = open_disks(&args.disk)?;
+    let no_right = |source| Error::System { action: "use the capability to trace", source };
+    capabilities::raise_tracing().map_err(no_right)?;
     if let Some(address) = &args.gdb {
         return gdb::command(args, address, recording, files);
     }
     let pid = match (args.pid, &args.name) {
         (Some(pid), _) => pid,
-        (None, Some(name)) => attach::find_by_name(name)?,
+        (None, Some(name)) => {
+            let _search = capabilities::SearchRight::raise();
+            attach::find_by_name(name)?
+        }
         (None, None) => {
             return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
         }

@@ -59,8 +59,8 @@ extern "C" fn on_stop_signal(_: libc::c_int) {
     let one = 1_u64.to_ne_bytes();
     // SAFETY: errno is this thread's own, and is valid for as long as the thread runs.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: write is async-signal-safe; the buffer lives through the call. The interrupted code must not see
-    // another error number.
+    // SAFETY: write is async-signal-safe; the buffer lives through the call. The interrupted code must not
+    // see another error number.
     unsafe {
         let before = *errno;
         libc::write(fd, one.as_ptr().cast(), one.len());
@@ -92,7 +92,7 @@ pub fn stop_process() {
     let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
     // SAFETY: as above.
     let default: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: the pointers are valid for the calls; SIG_DFL is all zeroes (include/uapi/asm-generic/signal.h).
+    // SAFETY: the pointers are valid for the calls; SIG_DFL is all zeroes (asm-generic/signal-defs.h).
     // `raise` returns after the stop: the signal is delivered to this thread.
     unsafe {
         libc::sigaction(libc::SIGTSTP, &raw const default, &raw mut before);

@@ -89,8 +89,8 @@ impl Process {
     }
 
     /// Duplicates a descriptor whose link is `wanted`. The copy is checked: the VMM may have put another file
-    /// in its place since its own link was read, and a file that is truncated is a fault (SIGBUS) to those who
-    /// have mapped it. No path and no memfd has such a link, which begins without a slash.
+    /// in its place since its own link was read, and a file that is truncated is a fault (SIGBUS) to those
+    /// who have mapped it. No path and no memfd has such a link, which begins without a slash.
     fn checked_descriptor(&self, fd: i32, wanted: &str) -> io::Result<OwnedFd> {
         let copy = self.descriptor(fd)?;
         let link = fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd()))?;
@@ -263,8 +263,8 @@ fn is_killed(status: &str) -> bool {
     masks.fold(0, |all, mask| all | mask) & (1 << (libc::SIGKILL - 1)) != 0
 }
 
-/// Returns the state of a thread (`R`, `S`, `D`, `t`, ...), by its stat (proc_pid_stat(5)); `None` if it is not
-/// visible.
+/// Returns the state of a thread (`R`, `S`, `D`, `t`, ...), by its stat (proc_pid_stat(5)); `None` if it is
+/// not visible.
 pub(crate) fn state_of(pid: i32, thread: i32) -> Option<u8> {
     let text = fs::read_to_string(thread_file(pid, thread, "stat")).ok()?;
     ProcessStat::parse(&text).map(|stat| stat.state)

@@ -5,8 +5,8 @@
 //! made while the vCPU's thread is traced from one KVM_RUN to the end of the next one:
 //!
 //! ```text
-//! stop in KVM_RUN ── no request ──▶ VMM ──▶ entry of KVM_RUN: request ──▶ its end: accepted, or EINVAL, which
-//!                                                                         the VMM sees as EINTR
+//! stop in KVM_RUN, no request ──▶ VMM ──▶ entry of KVM_RUN: request ──▶ its end: accepted, or
+//!                                                      EINVAL, which the VMM sees as EINTR
 //! ```
 //!
 //! The VMM sees EINTR at each stop, so a refusal is the same to it.

@@ -89,7 +89,7 @@ fn vmm(role: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Starts a thread that runs all the time, and is no vCPU's.
+/// Starts a thread that runs all the time, and not for a vCPU.
 fn spin() {
     let spinner = std::thread::Builder::new().name("spinner".to_owned());
     spinner.spawn(|| while std::hint::black_box(true) {}).unwrap();
@@ -107,8 +107,8 @@ fn take_page() {
         (to - from >= 64 << 20 && line.contains("rw-p")).then_some(from)
     });
     let page = memory.expect("the guest's memory") + 0x40_0000;
-    // SAFETY: each call has valid arguments (include/uapi/linux/userfaultfd.h: UFFDIO_API, UFFDIO_REGISTER for
-    // missing pages), and the page belongs to the guest alone.
+    // SAFETY: each call has valid arguments (include/uapi/linux/userfaultfd.h: UFFDIO_API, UFFDIO_REGISTER
+    // for missing pages), and the page belongs to the guest alone.
     unsafe {
         let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC)).unwrap();
         assert!(fd >= 0, "{}", std::io::Error::last_os_error());
@@ -130,8 +130,8 @@ fn profiler(pid: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Runs a third child: attaches with a guard and with job control, and ticks until it is killed. It enters the
-/// control group `group` first, if that is not empty.
+/// Runs a third child: attaches with a guard and with job control, and ticks until it is killed. It enters
+/// the control group `group` first, if that is not empty.
 fn guarded(test: &str, pid: &str, group: &str) -> ! {
     if !group.is_empty() {
         std::fs::write(format!("{group}/cgroup.procs"), "0").unwrap();

@@ -78,7 +78,7 @@ pub enum AttachError {
     },
     /// The process has several machines.
     #[error(
-        "process {pid} ({name}) runs several virtual machines, whose vCPUs cannot be told apart from outside; run each \
+        "process {pid} ({name}) runs several virtual machines, whose vCPUs cannot be distinguished from outside; run each \
          in its own process"
     )]
     SeveralVms {

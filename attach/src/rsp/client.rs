@@ -404,7 +404,7 @@ impl StubClient {
             }
             let limit =
                 if self.hurry.load(Ordering::Acquire) { LAST_LIMIT.min(self.limit) } else { self.limit };
-            // A wait for the stub is no reason for the guard to end this process.
+            // The guard must not end this process because it waits for the stub.
             self.slot.beat();
             if begin.elapsed() >= limit {
                 return Err(ConnectionError::Silent);

@@ -184,9 +184,12 @@ pub enum Command {
         /// The directory; made if it is not there
         directory: PathBuf,
     },
-    /// Let a machine behind a GDB stub run on when vprof is killed
+    /// Resume an attached machine when vprof is killed, or stopped while it holds a vCPU
     #[command(hide = true)]
-    GdbGuard,
+    AttachGuard {
+        /// Descriptor of the shared memory with vprof's stops
+        stops: i32,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

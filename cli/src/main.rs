@@ -44,6 +44,11 @@ use args::{Cli, Command, ImageCommand};
 static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::CountingAllocator;
 
 fn main() -> ExitCode {
+    // Before there is another thread, and before anything is opened.
+    if let Err(error) = ::attach::capabilities::confine_process() {
+        eprintln!("vprof: cannot drop capabilities: {error}");
+        return ExitCode::FAILURE;
+    }
     if host::portable::inner::is_inner() {
         host::portable::inner::main();
     }
@@ -63,6 +68,12 @@ fn main() -> ExitCode {
         }
     };
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    if !matches!(cli.command, Command::Attach(_))
+        && let Err(error) = ::attach::capabilities::drop_all()
+    {
+        eprintln!("vprof: cannot drop capabilities: {error}");
+        return ExitCode::FAILURE;
+    }
     let result = match cli.command {
         Command::Run(args) => run::command(&args),
         Command::Boot(args) => boot::command(&args),
@@ -82,7 +93,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::command(&args),
         Command::Selftest(args) => selftest::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
-        Command::GdbGuard => attach::gdb::guard(),
+        Command::AttachGuard { stops } => attach::guard(stops),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

@@ -24,7 +24,8 @@ stops one vCPU for some 100 us: fewer samples cost less (-F). docs/attach.md tel
 With --gdb the VM needs no KVM, but QEMU's option `-gdb tcp:127.0.0.1:1234`. A sample stops all vCPUs then; \
 the rate is lowered where stops would take more than a tenth of the time.
 
-It takes the right to trace the VM's process: run it as root, or once
+It takes the right to trace the VM's process: run it as root, or give that right to a group, once:
+  sudo groupadd -f vprof && sudo chgrp vprof $(command -v vprof) && sudo chmod 0750 $(command -v vprof)
   sudo setcap cap_sys_ptrace,cap_dac_read_search+ep $(command -v vprof)
 
 Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong; \

@@ -3,7 +3,6 @@
 
 use std::io::{self, IsTerminal, Stdout};
 
-use nix::sys::signal::{Signal, raise};
 use ratatui::Terminal;
 use ratatui::backend::Backend;
 use tokio::signal::unix::{self, SignalKind, signal};
@@ -71,7 +70,8 @@ impl Screen {
     /// Leaves the screen and stops this process until it is told to go on.
     pub fn suspend(&mut self) -> Result<(), Error> {
         self.raw = None;
-        raise(Signal::SIGSTOP).map_err(|error| failed(error.into()))?;
+        // Not while a vCPU of another VMM is held.
+        attach::stop_process();
         self.resume()
     }
 

@@ -1,7 +1,8 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
-//! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the init of
+//! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the
+//! init of
 //! a portable host, the same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
 //! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
@@ -39,7 +40,7 @@ use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command, ImageCommand};
 
-/// Bounds of hostile debug information follow from what it really takes.
+/// Counts heap memory: the bounds of hostile debug information depend on the memory that it takes.
 #[global_allocator]
 static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::CountingAllocator;
 
@@ -51,7 +52,9 @@ fn main() -> ExitCode {
         selftest::guest::main();
     }
     // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
-    // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
+        // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
+        // signal, which
+        // kills.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }

@@ -21,7 +21,7 @@ use text::units;
 use vmm::DiskMode;
 
 use crate::args::AttachArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
 /// What an attached machine does not tell, as the profile has it.
@@ -61,7 +61,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         (Some(pid), _) => pid,
         (None, Some(name)) => attach::find_by_name(name)?,
         (None, None) => {
-            return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
+                        return Err(UsageError::NoVm.into());
         }
     };
     let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;
@@ -169,7 +169,7 @@ async fn profile(
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counters(plan.counters);
-    recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
+    recording.triggers(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     if let Some((kind, note)) = &plan.note {
         session.event(kind, note);
     }

@@ -10,7 +10,7 @@ use super::state::{Action, State};
 use super::steer::Run;
 use super::terminal::{Screen, Signals, Told};
 use crate::errors::Error;
-use crate::terminal::Keys;
+use crate::terminal::KeyReader;
 
 /// An escape that is followed by nothing for this long is the key of that name.
 const ESCAPE_ALONE: Duration = Duration::from_millis(100);
@@ -22,7 +22,7 @@ pub async fn show(run: &mut impl Run, state: &mut State) -> Result<(), Error> {
     let mut signals = Signals::new()?;
     let mut screen = Screen::enter()?;
     let (input, mut typed) = mpsc::channel(8);
-    let _keys = Keys::start(input, watch::channel(false).0, None)
+    let _keys = KeyReader::start(input, watch::channel(false).0, None)
         .map_err(|source| Error::System { action: "read keys", source })?;
     let mut parser = Parser::default();
     let mut changed = true;

@@ -11,7 +11,7 @@ use tokio::signal::unix::{self, SignalKind, signal};
 use super::backend::Ansi;
 use super::draw::{self, theme::Theme};
 use super::state::State;
-use crate::errors::Error;
+use crate::errors::{Error, UsageError};
 use crate::terminal::{RawMode, is_foreground};
 
 /// Goes to the alternate screen and hides the cursor (xterm: DECSET 1049 and 25).
@@ -19,20 +19,14 @@ const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 /// Undoes it.
 const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 
-/// Says whether this terminal can be used, and what else can be done where it cannot.
+/// Checks that this terminal is usable for a live view.
 pub fn check() -> Result<(), Error> {
-    let instead = "`vprof ctl tables` prints the same tables once";
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
-        return Err(Error::Usage(format!(
-            "a live view needs a terminal as standard input and output: {instead}"
-        )));
+        return Err(UsageError::NoTerminal.into());
     }
     match std::env::var("TERM") {
         Ok(term) if !term.is_empty() && term != "dumb" => Ok(()),
-        term => Err(Error::Usage(format!(
-            "a live view needs a terminal that can be steered, and TERM is \"{}\": {instead}",
-            text::clean::escaped(&term.unwrap_or_default())
-        ))),
+        term => Err(UsageError::PlainTerminal(term.unwrap_or_default()).into()),
     }
 }
 

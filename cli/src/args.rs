@@ -135,56 +135,56 @@ Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command lin
     disable_help_subcommand = true
 )]
 pub struct Cli {
-        /// Command to execute.
+    /// Command to execute.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Boot a guest and profile it
     Run(Box<RunArgs>),
-        /// Boot a guest, check that it comes up, and show where the time went
+    /// Boot a guest, check that it comes up, and show where the time went
     Boot(Box<BootArgs>),
-        /// Profile a virtual machine that is already running, under any VMM on KVM
+    /// Profile a virtual machine that is already running, under any VMM on KVM
     Attach(Box<AttachArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
-        /// Compare the CPU time that the guest reports with the time measured by vprof
+    /// Compare the CPU time that the guest reports with the time measured by vprof
     Rusage(RusageArgs),
     /// Show where the time of each vCPU went, its exits, and KVM's counters
     Stat(StatArgs),
-        /// Show which instructions of a function samples hit
+    /// Show which instructions of a function samples hit
     Annotate(AnnotateArgs),
-        /// Compare runs: which code takes more CPU time, which less, and which changes are more than chance
+    /// Compare runs: which code takes more CPU time, which less, and which changes are more than chance
     Diff(DiffArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
-        /// Query a profile with SQL
+    /// Query a profile with SQL
     Query(QueryArgs),
-        /// Name the user code of a profile by debug files
+    /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
-        /// Watch a run in progress, live on the terminal
+    /// Watch a run in progress, live on the terminal
     Top(TopArgs),
-        /// Inspect and control a run in progress
+    /// Inspect and control a run in progress
     Ctl(CtlArgs),
-        /// Profile simulated machines whose shares are known, to check how accurate estimates are
+    /// Profile simulated machines whose shares are known, to check how accurate estimates are
     Simulate(SimulateArgs),
-        /// Inspect disk images
+    /// Inspect disk images
     #[command(subcommand)]
     Image(ImageCommand),
-        /// Show what this machine supports, and what `run` will use
+    /// Show what this machine supports, and what `run` will use
     Doctor(DoctorArgs),
     /// Compare what vprof measures on this machine with what guests measure of themselves
     Selftest(SelftestArgs),
     /// Write manual pages into a directory
     #[command(hide = true)]
     Man {
-                /// The directory; created if it does not exist
+        /// The directory; created if it does not exist
         directory: PathBuf,
     },
-        /// Let a machine behind a GDB stub continue when vprof is killed
+    /// Let a machine behind a GDB stub continue when vprof is killed
     #[command(hide = true)]
     GdbGuard,
     /// Print a completion script for a shell
@@ -222,7 +222,7 @@ pub struct AnnotateArgs {
     #[arg(long)]
     pub json: bool,
 
-        /// Part of the profile to use.
+    /// Part of the profile to use.
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -238,7 +238,7 @@ pub struct RusageArgs {
     #[arg(short = 'p', long, value_name = "NAME|PID")]
     pub process: Option<String>,
 
-        /// Format of the tables.
+    /// Format of the tables.
     #[command(flatten)]
     pub shown: TableArgs,
 }
@@ -247,18 +247,18 @@ pub struct RusageArgs {
 #[derive(Debug, Args)]
 #[command(before_help = STAT_EXAMPLES, after_help = STAT_NOTES, help_template = TEMPLATE)]
 pub struct StatArgs {
-        /// The profile, of a run that has ended or is in progress
+    /// The profile, of a run that has ended or is in progress
     pub profile: PathBuf,
 
-        /// Show what came since the last time again and again, until the run ends
+    /// Show what came since the last time again and again, until the run ends
     #[arg(long)]
     pub live: bool,
 
-        /// Show one interval of a run in progress, and end
+    /// Show one interval of a run in progress, and end
     #[arg(short = '1', long, conflicts_with = "live")]
     pub once: bool,
 
-        /// Time between two readings of a run in progress
+    /// Time between two readings of a run in progress
     #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
     pub display: Duration,
 
@@ -266,7 +266,7 @@ pub struct StatArgs {
     #[arg(short = 'C', long, visible_alias = "vcpu", value_name = "N")]
     pub cpu: Option<u8>,
 
-        /// Format of the tables.
+    /// Format of the tables.
     #[command(flatten)]
     pub shown: TableArgs,
 }
@@ -294,10 +294,10 @@ pub struct QueryArgs {
     /// The profile
     pub profile: PathBuf,
 
-        /// One SQLite statement that only reads; docs/profile.md lists tables and views
+    /// One SQLite statement that only reads; docs/profile.md lists tables and views
     pub sql: String,
 
-        /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
+    /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 
@@ -310,8 +310,8 @@ pub struct QueryArgs {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Names of user code")]
 pub struct DebugArgs {
-        /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files
-        /// themselves; repeatable
+    /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files
+    /// themselves; repeatable
     #[arg(long, value_name = "DIR")]
     pub debug_dir: Vec<PathBuf>,
 
@@ -327,7 +327,7 @@ pub struct SymbolizeArgs {
     /// The profile; it is changed
     pub profile: PathBuf,
 
-        /// Places of debug files.
+    /// Places of debug files.
     #[command(flatten)]
     pub debug: DebugArgs,
 
@@ -339,8 +339,8 @@ pub struct SymbolizeArgs {
 /// `vprof doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-        /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
-        /// target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR")]
     pub portable_host: Option<PathBuf>,
 

@@ -1,6 +1,5 @@
 //! The configuration file: defaults of options. It has a table for each command, with a key for each of the
-//! command's
-//! long options:
+//! command's long options:
 //!
 //! ```toml
 //! [run]
@@ -27,22 +26,22 @@ const LONGEST: u64 = 1 << 20;
 /// Reason why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-        /// The file can't be read.
+    /// The file can't be read.
     #[error("can't read the configuration {}: {}", Shown(.path), Reason(.source))]
     Read {
         /// The file.
         path: PathBuf,
-                /// The cause.
+        /// The cause.
         source: io::Error,
     },
-        /// The contents are wrong.
-        #[error("the configuration {}: {fault}", Shown(.path))]
-        Wrong {
-            /// The file.
-            path: PathBuf,
-            /// The first fault.
-            fault: ConfigFault,
-        },
+    /// The contents are wrong.
+    #[error("the configuration {}: {fault}", Shown(.path))]
+    Wrong {
+        /// The file.
+        path: PathBuf,
+        /// The first fault.
+        fault: ConfigFault,
+    },
 }
 
 /// Fault in the contents of the file. Names from the file are escaped.
@@ -111,13 +110,13 @@ fn config_path() -> Option<(PathBuf, bool)> {
 
 /// Gives the commands the defaults of the file.
 pub fn apply(command: Command) -> Result<Command, ConfigError> {
-        let Some((path, must_exist)) = config_path() else { return Ok(command) };
+    let Some((path, must_exist)) = config_path() else { return Ok(command) };
     let text = match read(&path) {
         Ok(text) => text,
         Err(_) if !must_exist && is_out_of_reach(&path) => return Ok(command),
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
-        with_defaults(command, &text).map_err(|fault| ConfigError::Wrong { path, fault })
+    with_defaults(command, &text).map_err(|fault| ConfigError::Wrong { path, fault })
 }
 
 /// Returns true if the file does not exist, or if its directory is not accessible, as of another user's home.
@@ -143,33 +142,33 @@ fn with_defaults(mut command: Command, text: &str) -> Result<Command, ConfigFaul
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).map_or(1, |before| before.lines().count().max(1)));
-                ConfigFault::Syntax { line, message: escaped(error.message()).into_owned() }
+        ConfigFault::Syntax { line, message: escaped(error.message()).into_owned() }
     })?;
     for (name, keys) in &tables {
         let known = || command.get_subcommands().map(Command::get_name);
         if !known().any(|known| known == name) {
-                        let (table, hint) = (escaped(name).into_owned(), suggestion(name, known()));
-                        return Err(ConfigFault::UnknownCommand { table, hint });
+            let (table, hint) = (escaped(name).into_owned(), suggestion(name, known()));
+            return Err(ConfigFault::UnknownCommand { table, hint });
         }
         let toml::Value::Table(keys) = keys else {
-                        return Err(ConfigFault::NoTable(escaped(name).into_owned()));
+            return Err(ConfigFault::NoTable(escaped(name).into_owned()));
         };
         let mut failed = None;
         command = command.mut_subcommand(name, |mut subcommand| {
             for (key, value) in keys {
                 match with_default(subcommand.clone(), key, value) {
                     Ok(changed) => subcommand = changed,
-                                        Err(fault) => {
-                                            let (table, key) = (name.clone(), escaped(key).into_owned());
-                                            failed.get_or_insert(ConfigFault::Key { table, key, fault });
-                                        }
+                    Err(fault) => {
+                        let (table, key) = (name.clone(), escaped(key).into_owned());
+                        failed.get_or_insert(ConfigFault::Key { table, key, fault });
+                    }
                 }
             }
             subcommand
         });
-                if let Some(fault) = failed {
-                    return Err(fault);
-                }
+        if let Some(fault) = failed {
+            return Err(fault);
+        }
     }
     Ok(command)
 }
@@ -187,17 +186,17 @@ fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Comm
             ArgAction::Help | ArgAction::HelpLong | ArgAction::HelpShort | ArgAction::Version
         )
     }) else {
-                return Err(KeyFault::UnknownOption(suggestion(key, options())));
+        return Err(KeyFault::UnknownOption(suggestion(key, options())));
     };
     let id = arg.get_id().clone();
     let values = match (value, arg.get_action()) {
         (toml::Value::Boolean(on), ArgAction::SetTrue) => vec![on.to_string()],
-                (_, ArgAction::SetTrue) => return Err(KeyFault::NotBoolean),
+        (_, ArgAction::SetTrue) => return Err(KeyFault::NotBoolean),
         (toml::Value::Array(values), ArgAction::Append) => {
-                        values.iter().map(typed).collect::<Result<_, _>>()?
+            values.iter().map(typed).collect::<Result<_, _>>()?
         }
-                (toml::Value::Array(_), _) => return Err(KeyFault::SeveralValues),
-                (value, _) => vec![typed(value)?],
+        (toml::Value::Array(_), _) => return Err(KeyFault::SeveralValues),
+        (value, _) => vec![typed(value)?],
     };
     Ok(command.mut_arg(id, |arg| arg.default_values(values)))
 }
@@ -208,7 +207,7 @@ fn typed(value: &toml::Value) -> Result<String, KeyFault> {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
-                _ => Err(KeyFault::WrongType),
+        _ => Err(KeyFault::WrongType),
     }
 }
 
@@ -228,7 +227,7 @@ mod tests {
     use crate::args::{self, Cli};
 
     fn parsed(text: &str, line: &[&str]) -> Result<Cli, String> {
-                let command = with_defaults(Cli::command(), text).map_err(|fault| fault.to_string())?;
+        let command = with_defaults(Cli::command(), text).map_err(|fault| fault.to_string())?;
         let matches = command.try_get_matches_from(line).map_err(|error| error.to_string())?;
         Cli::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
@@ -236,13 +235,13 @@ mod tests {
     fn run(text: &str, line: &[&str]) -> Box<args::RunArgs> {
         let line = [&["vprof", "run", "x.img"], line].concat();
         match parsed(text, &line).unwrap().command {
-            args::Command::Run(args) => args,
+            args::CliCommand::Run(args) => args,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-        fn the_command_line_takes_precedence_over_the_file() {
+    fn the_command_line_takes_precedence_over_the_file() {
         let file = "[run]\nrate = 250\nmemory = \"2G\"\nsnapshot = true\nclock = \"exponential\"\ndisk = [\"a\", \"b\"]\n";
         let args = run(file, &[]);
         assert_eq!((args.recording.rate, args.memory, args.snapshot), (250.0, 2 << 30, true));
@@ -252,7 +251,7 @@ mod tests {
     }
 
     #[test]
-        fn unknown_names_are_refused_with_a_suggestion() {
+    fn unknown_names_are_refused_with_a_suggestion() {
         for (file, said) in [
             ("[rum]\nrate = 1", "[rum]: vprof has no such command; did you mean run?"),
             ("[run]\nrats = 1", "[run] rats: there is no such option; did you mean rate?"),
@@ -277,7 +276,7 @@ mod tests {
         let sections: Vec<&str> = document.split("\n### ").skip(1).collect();
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let heading = format!("`[{}]`", command.get_name());
-                        let documented: Vec<&str> = sections
+            let documented: Vec<&str> = sections
                 .iter()
                 .filter(|section| section.starts_with(&heading))
                 .flat_map(|section| section.lines())
@@ -285,10 +284,10 @@ mod tests {
                 .collect();
             let visible = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
             let mut keys: Vec<&str> = visible.filter(|key| *key != "help").collect();
-                        let mut documented_sorted = documented.clone();
+            let mut documented_sorted = documented.clone();
             keys.sort_unstable();
-                        documented_sorted.sort_unstable();
-                        assert_eq!(documented_sorted, keys, "{heading}");
+            documented_sorted.sort_unstable();
+            assert_eq!(documented_sorted, keys, "{heading}");
         }
     }
 

@@ -30,38 +30,38 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
             if args.json { write_json(&about)? } else { write_text(&status(&about))? }
         }
         CtlCommand::Tables { last, rows } => {
-                        let snapshot = client.tables(view(*last, *rows))?;
-                        if args.json {
-                            write_json(&snapshot)?
-                        } else {
-                            write_text(&tables::render(&snapshot, PageLayout::stdout().for_summary()))?
-                        }
+            let snapshot = client.tables(view(*last, *rows))?;
+            if args.json {
+                write_json(&snapshot)?
+            } else {
+                write_text(&tables::render(&snapshot, PageLayout::stdout().for_summary()))?
+            }
         }
         CtlCommand::Watch { last, rows, every } => {
             let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
             watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
         }
         CtlCommand::Start { when } => {
-                        let message = when.as_ref().map_or_else(
-                            || "sampling continues".to_owned(),
-                            |when| format!("sampling is stopped until {when}"),
-                        );
+            let message = when.as_ref().map_or_else(
+                || "sampling continues".to_owned(),
+                |when| format!("sampling is stopped until {when}"),
+            );
             let when = when.as_ref().map(ToString::to_string);
-                        done(args, client.ask(&Request::Start { when })?, &escaped(&message))?;
+            done(args, client.ask(&Request::Start { when })?, &escaped(&message))?;
         }
         CtlCommand::Stop { when, then } => {
-                        let message = when.as_ref().map_or_else(
-                            || "sampling is stopped; resume with `vprof ctl start`".to_owned(),
+            let message = when.as_ref().map_or_else(
+                || "sampling is stopped; resume with `vprof ctl start`".to_owned(),
                 |when| format!("sampling stops at {when}"),
             );
             let when = when.as_ref().map(ToString::to_string);
-                        done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&message))?;
+            done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&message))?;
         }
         CtlCommand::Rate { hz } => {
             done(
                 args,
                 client.ask(&Request::Rate { hz: *hz })?,
-                                &format!("the rate is now {}", units::rate(*hz)),
+                &format!("the rate is now {}", units::rate(*hz)),
             )?;
         }
         CtlCommand::Mark { text } => {
@@ -71,7 +71,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
         CtlCommand::Write => {
             let written = client.ask(&Request::Write)?;
             let path = written.get("profile").and_then(Value::as_str).unwrap_or_default();
-                        let sentence = format!("the data recorded so far is in {}", escaped(path));
+            let sentence = format!("the data recorded so far is in {}", escaped(path));
             done(args, written.clone(), &sentence)?;
         }
         CtlCommand::End => done(args, client.ask(&Request::End)?, "the run ends")?,
@@ -102,8 +102,8 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
         if let Some(error) = reply.error {
             return Err(ControlError::Refused(error).into());
         }
-                if let Some(snapshot) = reply.snapshot {
-                    let line = serde_json::to_string(&snapshot).map_err(|error| stdout_error(error.into()))?;
+        if let Some(snapshot) = reply.snapshot {
+            let line = serde_json::to_string(&snapshot).map_err(|error| stdout_error(error.into()))?;
             write_text(&format!("{line}\n"))?;
         }
     }
@@ -112,7 +112,7 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
 fn list(json: bool) -> Result<(), Error> {
     let mut runs = Vec::new();
     for found in place::running() {
-                // A run that is ending does not answer, and is left out.
+        // A run that is ending does not answer, and is left out.
         if let Ok(about) = Client::new(found).and_then(|mut client| client.about()) {
             runs.push(about);
         }
@@ -121,7 +121,7 @@ fn list(json: bool) -> Result<(), Error> {
         return write_json(&runs);
     }
     if runs.is_empty() {
-                return write_text("you have no `vprof run` in progress\n");
+        return write_text("you have no `vprof run` in progress\n");
     }
     let mut table = TextTable::new(&[
         ("run", ColumnAlign::Right),
@@ -145,7 +145,7 @@ fn list(json: bool) -> Result<(), Error> {
 
 fn status(about: &About) -> String {
     let sampling = match (&about.preparing, about.sampling) {
-                (Some(step), _) => format!("not running yet: {}", escaped(step)),
+        (Some(step), _) => format!("not running yet: {}", escaped(step)),
         (None, _) if about.standing.is_some() => {
             escaped(about.standing.as_deref().unwrap_or_default()).into_owned()
         }

@@ -18,13 +18,13 @@ use crate::render::{PageLayout, all_for_zero, diff as render};
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
     let [before, after] = sides(args);
     if args.fail_above.is_some() && !args.single && before.len() == 1 && after.len() == 1 {
-                return Err(UsageError::SingleRuns.into());
+        return Err(UsageError::SingleRuns.into());
     }
     let filter = args.filter.to_filter();
     let [first, second] = [open(&before)?, open(&after)?];
     let diff = Diff::read(&first, &second, &filter, args.by)?;
     if let Some(path) = &args.flamegraph {
-        flamegraph(path, args.force, (&first, &second), &filter)?;
+        flamegraph(path, args.force, &first, &second, &filter)?;
     }
     if args.json {
         write_json(&diff)?;
@@ -90,7 +90,8 @@ fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
 fn flamegraph(
     path: &Path,
     force: bool,
-    (before, after): (&[Profile], &[Profile]),
+    before: &[Profile],
+    after: &[Profile],
     filter: &Filter,
 ) -> Result<(), Error> {
     let diff = Diff::read(before, after, filter, SharesBy::Stack)?;

@@ -19,7 +19,7 @@ struct HostFinding {
     what: &'static str,
     state: FindingState,
     found: String,
-        /// Meaning of the finding, or advice.
+    /// Meaning of the finding, or advice.
     note: Option<String>,
 }
 
@@ -68,7 +68,7 @@ pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
             writeln!(
                 out,
                                 "Times measured in the portable host are those of an emulated machine; relative shares are still \
-                                           meaningful."
+                                 meaningful."
             )
             .map_err(stdout_error)?;
         }
@@ -179,7 +179,7 @@ fn portable_lines(portable: &Portable) -> Vec<HostFinding> {
             what: "portable host",
             state: FindingState::No,
             found: String::new(),
-                        note: Some(format!("not found in {}; build it with `{HOW_TO_BUILD}`", not_found.places())),
+            note: Some(format!("not found in {}; build it with `{HOW_TO_BUILD}`", not_found.places())),
         },
     };
     vec![qemu, bundle]

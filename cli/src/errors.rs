@@ -1,8 +1,8 @@
 //! Errors as the user reads them, and the exit code of each.
 //!
-//! Each crate has its own error enums, whose messages are whole sentences: what failed, where, and what to do. [`Error`]
-//! joins them, and those of the commands, and maps them to exit codes. This module imports no other module of the crate,
-//! so that every command can use it.
+//! Each crate has its own error enums, whose messages are whole sentences: what failed, where, and what to
+//! do. [`Error`] joins them, and those of the commands, and maps them to exit codes. This module imports no
+//! other module of the crate, so that every command can use it.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -152,7 +152,9 @@ pub enum Error {
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
     /// A live view without a terminal.
-    #[error("a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once")]
+    #[error(
+        "a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once"
+    )]
     NoTerminal,
     /// A live view on a terminal without cursor control; the value of TERM.
     #[error(

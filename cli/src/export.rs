@@ -18,7 +18,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         return page(args);
     }
     if args.base.is_some() {
-                return Err(UsageError::BaseWithoutHtml(format).into());
+        return Err(UsageError::BaseWithoutHtml(format).into());
     }
     let profile = Profile::open(&args.profile)?;
     let title = title(&args.profile);
@@ -61,7 +61,7 @@ fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
         Err(PageError::Write(source)) => Err(output.error(source)),
         Err(PageError::Read(error)) => Err(error.into()),
         Err(PageError::Query(error)) => Err(error.into()),
-                Err(error @ PageError::Choice(_)) => Err(UsageError::Page(error).into()),
+        Err(error @ PageError::Choice(_)) => Err(UsageError::Page(error).into()),
     }
 }
 
@@ -76,10 +76,10 @@ fn format(args: &ExportArgs) -> Result<Format, Error> {
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     let Some(format) = args.format.or_else(|| Format::of_file(&name)) else {
         let names: Vec<&str> = Format::all().map(Format::name).collect();
-                return Err(UsageError::UnknownFormat(names.join(", ")).into());
+        return Err(UsageError::UnknownFormat(names.join(", ")).into());
     };
     if stdout && format.is_binary() && io::stdout().is_terminal() {
-                return Err(UsageError::BinaryToTerminal(format).into());
+        return Err(UsageError::BinaryToTerminal(format).into());
     }
     Ok(format)
 }

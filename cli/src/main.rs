@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
-//! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the
-//! init of
-//! a portable host, the same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
-//! self-test, it is all of that guest's programs ([`selftest::guest`]).
+//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`],
+//! [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`],
+//! [`selftest`]. Started as the init of a portable host, the same program is that host's inner half
+//! ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that guest's programs
+//! ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -38,7 +38,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command, ImageCommand};
+use args::{Cli, CliCommand, ImageCommand};
 
 /// Counts heap memory: the bounds of hostile debug information depend on the memory that it takes.
 #[global_allocator]
@@ -52,9 +52,8 @@ fn main() -> ExitCode {
         selftest::guest::main();
     }
     // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
-        // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
-        // signal, which
-        // kills.
+    // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
+    // signal, which kills.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
@@ -67,26 +66,26 @@ fn main() -> ExitCode {
     };
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
-        Command::Run(args) => run::command(&args),
-        Command::Boot(args) => boot::command(&args),
-        Command::Attach(args) => attach::command(&args),
-        Command::Report(args) => report::command(&args),
-        Command::Rusage(args) => rusage::command(&args),
-        Command::Stat(args) => stat::command(&args),
-        Command::Annotate(args) => annotate::command(&args),
-        Command::Diff(args) => diff::command(&args),
-        Command::Export(args) => export::command(&args),
-        Command::Query(args) => query::command(&args),
-        Command::Symbolize(args) => symbolize::command(&args),
-        Command::Simulate(args) => simulate::command(&args),
-        Command::Top(args) => top::command(&args),
-        Command::Ctl(args) => ctl::command(&args),
-        Command::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
-        Command::Doctor(args) => doctor::command(&args),
-        Command::Selftest(args) => selftest::command(&args),
-        Command::Man { directory } => man::command(&Cli::command(), &directory),
-        Command::GdbGuard => attach::gdb::guard(),
-        Command::Completions { shell } => {
+        CliCommand::Run(args) => run::command(&args),
+        CliCommand::Boot(args) => boot::command(&args),
+        CliCommand::Attach(args) => attach::command(&args),
+        CliCommand::Report(args) => report::command(&args),
+        CliCommand::Rusage(args) => rusage::command(&args),
+        CliCommand::Stat(args) => stat::command(&args),
+        CliCommand::Annotate(args) => annotate::command(&args),
+        CliCommand::Diff(args) => diff::command(&args),
+        CliCommand::Export(args) => export::command(&args),
+        CliCommand::Query(args) => query::command(&args),
+        CliCommand::Symbolize(args) => symbolize::command(&args),
+        CliCommand::Simulate(args) => simulate::command(&args),
+        CliCommand::Top(args) => top::command(&args),
+        CliCommand::Ctl(args) => ctl::command(&args),
+        CliCommand::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
+        CliCommand::Doctor(args) => doctor::command(&args),
+        CliCommand::Selftest(args) => selftest::command(&args),
+        CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
+        CliCommand::GdbGuard => attach::gdb::guard(),
+        CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);
             let written = std::io::Write::write_all(&mut std::io::stdout(), &script);

@@ -1,6 +1,5 @@
 //! Output of commands: text and JSON on standard output, and files next to profiles. A file gets its name
-//! only when it is
-//! complete.
+//! only when it is complete.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -32,7 +31,8 @@ enum OutputSink {
 }
 
 impl OutputTarget {
-    /// Opens `path`, or standard output for `-`. Replaces an existing file only with `force`, a profile never.
+    /// Opens `path`, or standard output for `-`. Replaces an existing file only with `force`, and a profile
+    /// never.
     pub fn open(path: &Path, force: bool) -> Result<Self, Error> {
         let sink = if path == Path::new("-") {
             OutputSink::Stdout(BufWriter::new(io::stdout()))
@@ -42,7 +42,7 @@ impl OutputTarget {
         Ok(Self { sink, path: path.to_owned(), force })
     }
 
-        /// Returns the writer.
+    /// Returns the writer.
     pub fn writer(&mut self) -> &mut dyn Write {
         match &mut self.sink {
             OutputSink::Stdout(out) => out,
@@ -51,7 +51,7 @@ impl OutputTarget {
         }
     }
 
-        /// Makes the error of a failed write.
+    /// Makes the error of a failed write.
     pub fn error(&self, source: io::Error) -> Error {
         match self.sink {
             OutputSink::Stdout(_) => stdout_error(source),
@@ -59,7 +59,7 @@ impl OutputTarget {
         }
     }
 
-        /// Finishes the output, and gives a file its name.
+    /// Finishes the output, and gives a file its name.
     pub fn finish(mut self) -> Result<(), Error> {
         if let Err(error) = self.writer().flush() {
             return Err(self.error(error));
@@ -94,7 +94,7 @@ fn open(path: &Path, force: bool) -> Result<OutputSink, Error> {
         Err(error) => return Err(Error::file("write", path, error)),
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The mode of a file that is created by its name, before umask(2).
+    // The mode of a file that is created by its name, before umask(2).
     let file = Builder::new()
         .prefix(".vprof-")
         .permissions(Permissions::from_mode(0o666))
@@ -147,11 +147,11 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
         fs::write(&path, b"SQLite format 3\0 and more").unwrap();
         assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
-                assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
-        fn an_unfinished_file_does_not_exist() {
+    fn an_unfinished_file_does_not_exist() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.folded");
         let mut output = OutputTarget::open(&path, false).unwrap();

@@ -76,7 +76,7 @@ fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error>
             serde_json::to_writer(&mut *out, column)?;
             out.write_all(b": ")?;
             match value {
-                                // SQLite has infinite numbers; JSON does not.
+                // SQLite has infinite numbers; JSON does not.
                 Value::Real(number) if !number.is_finite() => out.write_all(b"null")?,
                 other => serde_json::to_writer(&mut *out, other)?,
             }

@@ -16,7 +16,7 @@ pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
     let live = io::stderr().is_terminal() && !args.quiet;
     let result = study(&options, |done, all| {
         if live {
-                        // A failed write of a progress line is not a reason to stop.
+            // A failed write of a progress line is not a reason to stop.
             let end = if done == all { "\r\x1b[K" } else { "" };
             let _ = write!(io::stderr().lock(), "\rmachine {done} of {all}{end}");
         }

@@ -5,26 +5,26 @@ use serde::{Deserialize, Serialize};
 /// Statistics of several measurements of one thing.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ValueSpread {
-        /// Name of the measured thing.
+    /// Name of the measured thing.
     pub name: String,
-        /// Number of measurements.
+    /// Number of measurements.
     pub count: usize,
-        /// All values, in the order of measurement.
+    /// All values, in the order of measurement.
     pub values: Vec<f64>,
-        /// Mean of the values.
+    /// Mean of the values.
     pub mean: f64,
-        /// Median: the middle value, or the mean of the two in the middle.
+    /// Median: the middle value, or the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-        /// Coefficient of variation: standard deviation over mean; `None` for fewer than two values.
+    /// Coefficient of variation: standard deviation over mean; `None` for fewer than two values.
     pub cv: Option<f64>,
 }
 
 impl ValueSpread {
-        /// Computes the statistics of `values`; `None` if there are none.
+    /// Computes the statistics of `values`; `None` if there are none.
     pub fn from_values(name: &str, values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);

@@ -22,7 +22,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 /// Runs the command.
 pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-        let read = || -> Result<Stat, Error> {
+    let read = || -> Result<Stat, Error> {
         let stat = Stat::read(&profile)?;
         let Some(vcpu) = args.cpu else { return Ok(stat) };
         let count = stat.vcpus.len();
@@ -34,19 +34,19 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     if args.shown.csv {
         render::write_csv_heading(io::stdout().lock()).map_err(stdout_error)?;
     }
-        let first = read()?;
+    let first = read()?;
     if !args.live && !args.once {
         show(args, &first, false)?;
         return Ok(ExitCode::Done);
     }
     if first.complete {
-                return Err(UsageError::RunEnded(args.profile.clone()).into());
+        return Err(UsageError::RunEnded(args.profile.clone()).into());
     }
     let mut before = first;
     loop {
-                let now = next(&before, args.display, &read)?;
+        let now = next(&before, args.display, &read)?;
         let Some(now) = now else {
-                        eprintln!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
+            eprintln!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
             return Ok(ExitCode::Done);
         };
         show(args, &now.since(&before), args.live)?;
@@ -61,12 +61,12 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
 fn next(
     before: &Stat,
     interval: Duration,
-        read: &impl Fn() -> Result<Stat, Error>,
+    read: &impl Fn() -> Result<Stat, Error>,
 ) -> Result<Option<Stat>, Error> {
     thread::sleep(interval);
     let start = Instant::now();
     loop {
-                let now = read()?;
+        let now = read()?;
         if now.complete || now.to_s > before.to_s {
             return Ok(Some(now));
         }

@@ -1,6 +1,5 @@
 //! `vprof symbolize`: names the user code of a profile by debug files, as `vprof run` and `vprof report` do
-//! with the same
-//! options.
+//! with the same options.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -25,7 +24,7 @@ const ERASE: &str = "\r\x1b[K";
 /// Runs the command.
 pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     let Some(places) = places(&args.debug)? else {
-                return Err(UsageError::NoDebugPlaces.into());
+        return Err(UsageError::NoDebugPlaces.into());
     };
     let result = watched(&args.profile, &places, io::stderr().is_terminal())?;
     if args.json {
@@ -37,8 +36,7 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
 }
 
 /// Returns the places of debug files for `vprof run` and `vprof report`. Returns `None` if no directory is
-/// given: servers
-/// are not queried unless the user asks for names.
+/// given: servers are not queried unless the user asks for names.
 pub fn named_places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     if args.debug_dir.is_empty() && args.symfs.is_empty() { Ok(None) } else { places(args) }
 }
@@ -63,7 +61,7 @@ fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeR
         }
     });
     if live {
-                // A failed write to standard error can't be reported anywhere.
+        // A failed write to standard error can't be reported anywhere.
         let _ = write!(io::stderr().lock(), "{ERASE}");
     }
     result
@@ -73,7 +71,7 @@ fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeR
 fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     let directories: Vec<&PathBuf> = args.debug_dir.iter().chain(&args.symfs).collect();
     for directory in &directories {
-                fs::read_dir(directory).map_err(|error| Error::file("read the directory", directory, error))?;
+        fs::read_dir(directory).map_err(|error| Error::file("read the directory", directory, error))?;
     }
     let servers = Debuginfod::from_environment(|name| std::env::var_os(name));
     if directories.is_empty() && servers.is_none() {
@@ -100,7 +98,7 @@ fn show(progress: FileProgress<'_>) {
 fn render(result: &SymbolizeResult) -> String {
     let files = result.found.len() + result.not_found.len();
     if files == 0 {
-                return "Nothing to name: the profile has no user code of files.\n".to_owned();
+        return "Nothing to name: the profile has no user code of files.\n".to_owned();
     }
     let count = |n: usize| units::count(n as u64);
     let counted = |n: usize, thing: &str| units::counted(n as u64, thing);
@@ -121,7 +119,7 @@ fn render(result: &SymbolizeResult) -> String {
     }
     let unnamed = |file: &&NotFound| file.frames.all > file.frames.before;
     if result.not_found.iter().any(|file| unnamed(&file)) {
-                text.push_str("\nUnnamed: no debug file found\n");
+        text.push_str("\nUnnamed: no debug file found\n");
     }
     for file in result.not_found.iter().filter(unnamed) {
         let (path, reason) = (escaped(&file.path), escaped(&file.reason));

@@ -20,7 +20,7 @@ static SAVED: Mutex<Option<SavedTerminal>> = Mutex::new(None);
 /// Settings to restore.
 struct SavedTerminal {
     settings: Termios,
-        /// Text to write to the terminal first.
+    /// Text to write to the terminal first.
     leave: &'static str,
 }
 
@@ -40,20 +40,20 @@ pub fn is_foreground() -> bool {
 pub struct RawMode(());
 
 impl RawMode {
-    /// Gives all keys to the guest. Output processing stays on, so that this program's own lines need no carriage
-    /// returns.
+    /// Gives all keys to the guest. Output processing stays on, so that this program's own lines need no
+    /// carriage returns.
     pub fn enter() -> io::Result<Self> {
         Self::enter_screen("", "")
     }
 
-        /// Enters raw mode, and writes `enter` to the terminal; `leave` is written when the terminal is
-        /// restored.
+    /// Enters raw mode, and writes `enter` to the terminal; `leave` is written when the terminal is
+    /// restored.
     pub fn enter_screen(enter: &str, leave: &'static str) -> io::Result<Self> {
         make_raw(enter, leave)?;
         Ok(Self(()))
     }
 
-        /// Makes the terminal raw again: another process had it while this one was stopped.
+    /// Makes the terminal raw again: another process had it while this one was stopped.
     pub fn again(&self, enter: &str) -> io::Result<()> {
         make_raw(enter, "")
     }
@@ -86,11 +86,11 @@ impl Drop for RawMode {
 
 /// Restores the settings before raw mode; does nothing outside of it.
 pub fn restore() {
-        // Waiting for the lock could hang a panic inside of it; in this case no setting has changed yet.
+    // Waiting for the lock could hang a panic inside of it; in this case no setting has changed yet.
     if let Ok(mut saved) = SAVED.try_lock()
         && let Some(before) = saved.take()
     {
-                // If the terminal is gone, a failure can't be reported anywhere.
+        // If the terminal is gone, a failure can't be reported anywhere.
         let _ = write_to_terminal(before.leave);
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, &before.settings);
     }
@@ -128,8 +128,8 @@ pub struct KeyReader {
 }
 
 impl KeyReader {
-        /// Starts the thread. With `escape`, the key of that value ends the run and is not given to the
-        /// guest.
+    /// Starts the thread. With `escape`, the key of that value ends the run and is not given to the
+    /// guest.
     pub fn start(
         input: mpsc::Sender<Vec<u8>>,
         stop: watch::Sender<bool>,
@@ -155,7 +155,7 @@ impl Drop for KeyReader {
 }
 
 fn read_keys(wake: &OwnedFd, input: &mpsc::Sender<Vec<u8>>, stop: &watch::Sender<bool>, escape: Option<u8>) {
-        // std's buffer is not used: poll does not see its contents.
+    // std's buffer is not used: poll does not see its contents.
     let stdin = io::stdin();
     let mut buffer = [0; 256];
     loop {

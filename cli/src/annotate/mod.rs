@@ -32,35 +32,35 @@ pub struct FunctionListing {
     pub module: Option<String>,
     /// `user` or `kernel`.
     pub kind: String,
-        /// Origin of the code: `guest memory` or `file`; absent where the profile has no code.
+    /// Origin of the code: `guest memory` or `file`; absent where the profile has no code.
     pub read: Option<String>,
-        /// Samples in the function itself.
+    /// Samples in the function itself.
     #[serde(rename = "self")]
     pub own: Estimate,
-        /// Samples in the function and its callees.
+    /// Samples in the function and its callees.
     pub total: Estimate,
-        /// Sentences about missing parts.
+    /// Sentences about missing parts.
     pub notes: Vec<String>,
-        /// Lines in the order of addresses.
+    /// Lines in the order of addresses.
     pub lines: Vec<CodeLine>,
 }
 
 /// An instruction with its samples.
 #[derive(Debug, Serialize)]
 pub struct CodeLine {
-        /// Address of the instruction.
+    /// Address of the instruction.
     #[serde(flatten)]
     pub place: CodeAddress,
-        /// Bytes in hexadecimal; empty where they are not known.
+    /// Bytes in hexadecimal; empty where they are not known.
     pub bytes: String,
-        /// Disassembly; empty where the bytes are not known.
+    /// Disassembly; empty where the bytes are not known.
     pub text: String,
-        /// Samples at the instruction.
+    /// Samples at the instruction.
     #[serde(rename = "self")]
     pub own: u64,
     /// Part of the function's own samples.
     pub self_part: f64,
-        /// Samples in the code that the instruction called.
+    /// Samples in the code that the instruction called.
     pub called: u64,
     /// Part of all samples with the function on their stack.
     pub called_part: f64,
@@ -71,9 +71,9 @@ pub struct CodeLine {
 /// Address of an instruction in its function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CodeAddress {
-        /// Virtual address, or the address in the ELF file.
+    /// Virtual address, or the address in the ELF file.
     pub address: u64,
-        /// Address of the function's first byte.
+    /// Address of the function's first byte.
     pub start: u64,
 }
 
@@ -103,7 +103,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
 }
 
 impl FunctionListing {
-        /// Disassembles the code, and assigns samples to the instructions.
+    /// Disassembles the code, and assigns samples to the instructions.
     pub fn new(annotation: &Annotation, profile: &Path, intel: bool) -> Self {
         let mut listing = Self {
             symbol: annotation.symbol.clone(),
@@ -135,14 +135,12 @@ impl FunctionListing {
         }
         if annotation.nameless && annotation.kind == "user" {
             listing.notes.push(format!(
-                                "No symbol covers the function: `{}` can name it by a debug file of its build.",
+                "No symbol covers the function: `{}` can name it by a debug file of its build.",
                 symbolize_command(profile)
             ));
         }
         if !hits.is_empty() && annotation.code.is_some() {
-            listing
-                .notes
-                                .push("Some samples are past the end of the code in the profile.".to_owned());
+            listing.notes.push("Some samples are past the end of the code in the profile.".to_owned());
         }
         listing.lines.extend(hits.into_iter().map(|(address, hit)| {
             let mut line = CodeLine::new(address, annotation.start, String::new(), String::new());
@@ -179,8 +177,7 @@ impl CodeLine {
 }
 
 /// Moves the samples of an instruction of `size` bytes to its line: samples that hit it, and samples in
-/// callees that
-/// return to the next instruction.
+/// callees that return to the next instruction.
 fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
     let (start, end) = (line.place.address, line.place.address.wrapping_add(size));
     if end < start {
@@ -193,7 +190,7 @@ fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
         if address < end {
             mine.own = std::mem::take(&mut hit.own);
         } else {
-                        // The source at this address belongs to the next instruction.
+            // The source at this address belongs to the next instruction.
             mine.source = None;
         }
         if address > start {
@@ -218,7 +215,7 @@ impl SymbolResolver for CallTargetNames {
         address: u64,
         _: u32,
     ) -> Option<SymbolResult<'_>> {
-                // The operands of other instructions are not code addresses.
+        // The operands of other instructions are not code addresses.
         if instruction.flow_control() == FlowControl::Next {
             return None;
         }
@@ -296,8 +293,8 @@ mod tests {
 
     #[test]
     fn samples_go_to_instructions_and_calls() {
-                // A return address is the next instruction's: the call gets the samples of its callee, the
-                // next its own hits.
+        // A return address is the next instruction's: the call gets the samples of its callee, the
+        // next its own hits.
         let hits = [(0x1000, 4, 0), (0x1006, 5, 10), (0x1007, 1, 0)];
         let listing = FunctionListing::new(&annotation(Some(CODE), &hits), profile(), false);
         assert_eq!(
@@ -335,7 +332,10 @@ mod tests {
     #[test]
     fn code_without_a_name_may_get_one() {
         let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
-        assert!(FunctionListing::new(&nameless, profile(), false).notes.is_empty(), "debug files are of user code");
+        assert!(
+            FunctionListing::new(&nameless, profile(), false).notes.is_empty(),
+            "debug files are of user code"
+        );
         let nameless = Annotation { kind: "user".to_owned(), ..nameless };
         assert!(
             FunctionListing::new(&nameless, profile(), false).notes[0]

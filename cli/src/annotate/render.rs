@@ -3,7 +3,7 @@
 use text::clean::escaped;
 use text::units;
 
-use super::{FunctionListing, CodeAddress};
+use super::{CodeAddress, FunctionListing};
 use crate::render::summary::{heading, wrapped};
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::{PageLayout, with_module};

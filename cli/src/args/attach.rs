@@ -38,21 +38,21 @@ pub struct AttachArgs {
     #[arg(required_unless_present_any = ["name", "gdb"], conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
 
-        /// The virtual machine with this name, instead of PID
+    /// The virtual machine with this name, instead of PID
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub name: Option<String>,
 
-        /// The virtual machine behind the GDB stub at this address, instead of PID: QEMU's with KVM or
-        /// without
+    /// The virtual machine behind the GDB stub at this address, instead of PID: QEMU's with KVM or
+    /// without
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
     pub gdb: Option<String>,
 
-        /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
-        /// only read; repeatable
+    /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
+    /// only read; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
 
-        /// Options of sampling and output.
+    /// Options of sampling and output.
     #[command(flatten)]
     pub recording: RecordingArgs,
 }

@@ -74,27 +74,27 @@ pub struct BootArgs {
     #[arg(long, help_heading = "Expectations")]
     pub until_end: bool,
 
-        /// The boot fails when the guest is not up after this time
+    /// The boot fails when the guest is not up after this time
     #[arg(long, value_name = "TIME", default_value = "5m", value_parser = positive_time, help_heading = "Expectations")]
     pub timeout: Duration,
 
-        /// The boot fails with a hang when the guest has made no progress for this time; off unless given
+    /// The boot fails with a hang when the guest has made no progress for this time; off unless given
     #[arg(long, value_name = "TIME", value_parser = positive_time, help_heading = "Expectations")]
     pub hang_after: Option<Duration>,
 
-        /// Longest time that a phase may take, like total=3s; repeatable
+    /// Longest time that a phase may take, like total=3s; repeatable
     #[arg(long, value_name = "PHASE=TIME", value_parser = parse_budget, help_heading = "Expectations")]
     pub budget: Vec<(String, Duration)>,
 
-        /// Fail where a phase takes longer than in these earlier boots
+    /// Fail where a phase takes longer than in these earlier boots
     #[arg(long, value_name = "FILE", help_heading = "Expectations")]
     pub baseline: Option<PathBuf>,
 
-        /// Save the times of these boots, if they were successful, for --baseline; replaces the file
+    /// Save the times of these boots, if they were successful, for --baseline; replaces the file
     #[arg(long, value_name = "FILE", help_heading = "Expectations")]
     pub save_baseline: Option<PathBuf>,
 
-        /// Restarts of a guest that resets itself before it is up
+    /// Restarts of a guest that resets itself before it is up
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(0..=100),
         help_heading = "Expectations")]
     pub reboots: u32,
@@ -107,23 +107,21 @@ pub struct BootArgs {
     #[arg(long, conflicts_with = "json", help_heading = "Output")]
     pub md: bool,
 
-        /// Options of the run.
+    /// Options of the run.
     #[command(flatten)]
     pub run: RunArgs,
 }
 
 impl BootArgs {
-        /// Returns the condition that ends the boot: that of [`Self::until`], or by default the end of the
-        /// guest's
-        /// startup.
+    /// Returns the condition that ends the boot: that of [`Self::until`], or by default the end of the
+    /// guest's startup.
     pub fn end_condition(&self) -> Option<Condition> {
         let by_default = self.run.command.is_empty() && !self.until_end;
         self.until().or_else(|| by_default.then_some(Condition::Started))
     }
 
-        /// Returns the condition that means that the guest is up. `None`: its end by itself, or its command's
-        /// end with
-        /// status 0.
+    /// Returns the condition that means that the guest is up. `None`: its end by itself, or its command's end
+    /// with status 0.
     pub fn until(&self) -> Option<Condition> {
         let started = || self.until_started.then_some(Condition::Started);
         let process = || self.until_process.clone().map(Condition::Process);

@@ -31,7 +31,7 @@ Exit codes: 0 done; 1 there is no such run, or it refused; 2 the command line is
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct CtlArgs {
-        /// The run, by process id or socket [default: the only one]
+    /// The run, by process id or socket [default: the only one]
     #[arg(long, value_name = "PID|SOCKET", global = true)]
     pub run: Option<String>,
 
@@ -39,7 +39,7 @@ pub struct CtlArgs {
     #[arg(long, global = true)]
     pub json: bool,
 
-        /// Request to the run
+    /// Request to the run
     #[command(subcommand)]
     pub command: CtlCommand,
 }
@@ -47,11 +47,11 @@ pub struct CtlArgs {
 /// Request to a run.
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
-        /// List the runs of this user that are in progress
+    /// List the runs of this user that are in progress
     List,
-        /// Show the state of the run
+    /// Show the state of the run
     Status,
-        /// Show the current tables of the run
+    /// Show the current tables of the run
     Tables {
         /// Of the last seconds only, at most 60
         #[arg(long, value_name = "TIME", value_parser = positive_time)]
@@ -68,22 +68,22 @@ pub enum CtlCommand {
         /// Rows per table; 0 shows all
         #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
         rows: usize,
-                /// Time between two refreshes, at least 100ms
+        /// Time between two refreshes, at least 100ms
         #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
         every: Duration,
     },
     /// Sample again
     Start {
-                /// Only from this condition on; see `vprof run --help`
+        /// Only from this condition on; see `vprof run --help`
         #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
     },
-        /// Stop sampling until `start`; the run continues
+    /// Stop sampling until `start`; the run continues
     Stop {
-                /// Only when this condition is met; see `vprof run --help`
+        /// Only when this condition is met; see `vprof run --help`
         #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
-                /// End of sampling: end the run, or let it continue [default: go-on]
+        /// End of sampling: end the run, or let it continue [default: go-on]
         #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "when")]
         then: Option<Then>,
     },
@@ -95,7 +95,7 @@ pub enum CtlCommand {
     },
     /// Put a mark with this text and its time into the profile
     Mark {
-                /// Text of the mark
+        /// Text of the mark
         #[arg(required = true)]
         text: Vec<String>,
     },

@@ -56,13 +56,13 @@ pub struct DiffArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "before")]
     pub after: Vec<PathBuf>,
 
-    /// Kind of rows: functions by their own time, functions with the time of their callees (total), programs, or whole
-    /// stacks
+    /// Kind of rows: functions by their own time, functions with the time of their callees (total), programs,
+    /// or whole stacks
     #[arg(long, default_value = "function", value_name = "WHAT", value_parser = by_parser())]
     pub by: SharesBy,
 
-    /// Exit with code 3 if CPU time per run has grown by more than chance and more than this: a part of the time
-    /// before, like 5%, or a time, like 50ms; or if the share of any row has, in points, like 5pt
+    /// Exit with code 3 if CPU time per run has grown by more than chance and more than this: a part of the
+    /// time before, like 5%, or a time, like 50ms; or if the share of any row has, in points, like 5pt
     #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
     pub fail_above: Option<GrowthLimit>,
 
@@ -113,9 +113,7 @@ fn parse_limit(text: &str) -> Result<GrowthLimit, ValueError> {
     }
     if let Some(points) = text.strip_suffix("pt") {
         let points = number(points).filter(|points| *points <= 100.0);
-        return Ok(GrowthLimit::Points(
-            points.ok_or_else(|| ValueError::Points(text.to_owned()))? / 100.0,
-        ));
+        return Ok(GrowthLimit::Points(points.ok_or_else(|| ValueError::Points(text.to_owned()))? / 100.0));
     }
     if text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(ValueError::LimitUnit);

@@ -22,14 +22,14 @@ fn lines_of_code(document: &str) -> Vec<String> {
 
 fn joined(lines: Vec<String>) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
-        let mut continued = false;
+    let mut continued = false;
     for line in lines {
         let (own, more) = line.strip_suffix('\\').map_or((line.as_str(), false), |own| (own, true));
-                match joined.last_mut().filter(|_| continued) {
+        match joined.last_mut().filter(|_| continued) {
             Some(last) => last.push_str(own),
             None => joined.push(own.to_owned()),
         }
-                continued = more;
+        continued = more;
     }
     joined
 }
@@ -41,9 +41,9 @@ fn words(line: &str) -> Option<Vec<String>> {
     if !line.starts_with("vprof ") {
         return None;
     }
-        // A help's example has its meaning after it, two blanks away.
+    // A help's example has its meaning after it, two blanks away.
     let command = line.split("  ").next().unwrap_or(line);
-        let mut words = shlex::split(command).unwrap_or_else(|| panic!("not a line of a shell: {line}"));
+    let mut words = shlex::split(command).unwrap_or_else(|| panic!("not a line of a shell: {line}"));
     let ends = |word: &String| matches!(word.as_str(), "|" | "||" | "&&" | "&" | ">" | ">>" | "2>" | "<");
     words.truncate(words.iter().position(ends).unwrap_or(words.len()));
     if let Some(last) = words.iter().position(|word| word.ends_with(';')) {

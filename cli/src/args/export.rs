@@ -40,15 +40,15 @@ pub struct ExportArgs {
     #[arg(long)]
     pub force: bool,
 
-        /// Root of stacks (folded): the program, the instance of a process and its thread, or nothing
+    /// Root of stacks (folded): the program, the instance of a process and its thread, or nothing
     #[arg(long, default_value = "process", value_name = "WHAT", value_parser = named(Root::ALL))]
     pub root: Root,
 
-        /// Number of a stack (folded): estimated time in us, or samples
+    /// Number of a stack (folded): estimated time in us, or samples
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
     pub count: Count,
 
-        /// Also show the difference from another profile (html)
+    /// Also show the difference from another profile (html)
     #[arg(long, value_name = "PROFILE")]
     pub base: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub struct ExportArgs {
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
-        /// Part of the profile to export.
+    /// Part of the profile to export.
     #[command(flatten)]
     pub filter: FilterArgs,
 }

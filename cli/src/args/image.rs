@@ -20,7 +20,7 @@ Exit codes: 0 done, also if there is no kernel; 1 the image can't be read; 2 the
 /// Action on an image.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-        /// List partitions, file systems and kernels, and show what `vprof run` would do
+    /// List partitions, file systems and kernels, and show what `vprof run` would do
     Inspect(InspectArgs),
 }
 

@@ -205,7 +205,8 @@ pub fn parse_pattern(text: &str) -> Result<Condition, ValueError> {
 pub fn parse_budget(text: &str) -> Result<(String, Duration), ValueError> {
     let (phase, time) = text.split_once('=').ok_or(ValueError::Form("total=3s"))?;
     if !PHASES.contains(&phase) {
-        let suggestion = PHASES.iter().min_by_key(|known| distance(phase, known)).copied().unwrap_or_default();
+        let suggestion =
+            PHASES.iter().min_by_key(|known| distance(phase, known)).copied().unwrap_or_default();
         return Err(ValueError::UnknownPhase { name: text::clean::escaped(phase).into_owned(), suggestion });
     }
     Ok((phase.to_owned(), positive_time(time)?))

@@ -36,42 +36,42 @@ pub struct ReportArgs {
     /// The profile
     pub profile: PathBuf,
 
-        /// One table of samples by this key, instead of the summary
+    /// One table of samples by this key, instead of the summary
     #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
     pub by: Option<By>,
 
-        /// Callers of this function
+    /// Callers of this function
     #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
     pub callers: Option<String>,
 
-        /// Functions that this function calls
+    /// Functions that this function calls
     #[arg(long, value_name = "FUNCTION")]
     pub callees: Option<String>,
 
-        /// Boot of the guest from its first instruction on: phases, initcalls, units, programs
+    /// Boot of the guest from its first instruction on: phases, initcalls, units, programs
     #[arg(long, conflicts_with_all = ["exact", "states", "by", "callers", "callees", "sort", "process", "tree_of", "instance",
         "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub boot: bool,
 
-        /// Results of exact mode: states of each task, where it slept, and what woke it (profiles of `run
-        /// --exact`)
+    /// Results of exact mode: states of each task, where it slept, and what woke it (profiles of `run
+    /// --exact`)
     #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub exact: bool,
 
-        /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
-        /// --exact` has
-        /// measured it, else estimated by task-state sampling, with intervals; --states=exact and
-        /// --states=sampled choose
-        /// one
+    /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
+    /// --exact` has
+    /// measured it, else estimated by task-state sampling, with intervals; --states=exact and
+    /// --states=sampled choose
+    /// one
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
     pub states: Option<StatesFrom>,
 
-        /// Depth of --callers and --callees, in calls
+    /// Depth of --callers and --callees, in calls
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub depth: u32,
 
-        /// Order of rows: samples of their own code (`samples` is the same), in total, ...
+    /// Order of rows: samples of their own code (`samples` is the same), in total, ...
     #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
     pub sort: Sort,
 
@@ -83,11 +83,11 @@ pub struct ReportArgs {
     #[arg(long)]
     pub json: bool,
 
-        /// Places of names to add to the profile first.
+    /// Places of names to add to the profile first.
     #[command(flatten)]
     pub debug: DebugArgs,
 
-        /// Part of the profile to report.
+    /// Part of the profile to report.
     #[command(flatten)]
     pub filter: FilterArgs,
 }

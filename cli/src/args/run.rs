@@ -51,13 +51,12 @@ failed keeps its code), 4 no usable hypervisor.";
 #[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
-        /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage, vmlinux or unified
-        /// image)
+    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage, vmlinux or unified
+    /// image)
     pub image: PathBuf,
 
-        /// Command to run in the guest once it is up; the run ends with it. For disk images whose init is
-        /// systemd, and for
-        /// those of `cargo xtask image demo`
+    /// Command to run in the guest once it is up; the run ends with it. For disk images whose init is
+    /// systemd, and for those of `cargo xtask image demo`
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
@@ -69,8 +68,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub initrd: Option<PathBuf>,
 
-        /// More words for the kernel command line; they follow those of the image's boot loader and
-        /// `console=ttyS0 quiet panic=-1`, so they take precedence
+    /// More words for the kernel command line; they follow those of the image's boot loader and
+    /// `console=ttyS0 quiet panic=-1`, so they take precedence
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true, help_heading = "Guest")]
     pub append: Option<String>,
 
@@ -83,9 +82,8 @@ pub struct RunArgs {
     #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
     pub memory: u64,
 
-        /// Back guest memory with huge pages of 2 MiB that the host has reserved (/proc/sys/vm/nr_hugepages).
-        /// Without this
-        /// option the host uses huge pages where it has free ones
+    /// Back guest memory with huge pages of 2 MiB that the host has reserved (/proc/sys/vm/nr_hugepages).
+    /// Without this option the host uses huge pages where it has free ones
     #[arg(long, help_heading = "Guest")]
     pub huge_pages: bool,
 
@@ -101,73 +99,68 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
     pub read_only: bool,
 
-        /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by
-        /// default, created for
-        /// the run if it does not exist; `passt` reaches what this host reaches and needs no root.
-        /// `,mac=02:00:00:00:00:01`
-        /// sets the card's address
+    /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by default,
+    /// created for the run if it does not exist; `passt` reaches what this host reaches and needs no root.
+    /// `,mac=02:00:00:00:00:01`
+    /// sets the card's address
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
 
-        /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH
-        /// and writes
-        /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The
-        /// guest's own
-        /// context id is 3; `,cid=N` sets it
+    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH
+    /// and writes
+    /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The
+    /// guest's own context id is 3; `,cid=N` sets it
     #[arg(long, value_name = "PATH", value_parser = parse_vsock, help_heading = "Guest")]
     pub vsock: Option<VsockChoice>,
 
-        /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a
-        /// FILE.
-        /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose
-        /// output is not on
-        /// the console but shown in any case, `none`. The profile always has the console
+    /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
+    /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output
+    /// is not on the console but shown in any case, `none`. The profile always has the console
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 
-        /// The device that is the guest's console: `serial` has every message from the first on; `virtio`
-        /// (hvc0) costs an
-        /// exit for a buffer, not for each byte, and shows nothing before the guest has loaded its driver
+    /// The device that is the guest's console: `serial` has every message from the first on; `virtio` (hvc0)
+    /// costs an exit for a buffer, not for each byte, and shows nothing before the guest has loaded its
+    /// driver
     #[arg(long, value_enum, default_value_t, value_name = "DEVICE", help_heading = "Guest")]
     pub console_device: ConsoleDevice,
 
-        /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-        /// (slow, works everywhere), `auto` the first that works
+    /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
+    /// (slow, works everywhere), `auto` the first that works
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
-        /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
-        /// target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR", help_heading = "Host")]
     pub portable_host: Option<PathBuf>,
 
-        /// Give up on the portable host when it has been silent for this long
+    /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
-        /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
-        /// what woke it.
-        /// Costs an exit per event
+    /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
+    /// what woke it.
+    /// Costs an exit per event
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 
-        /// Run this many times, each a separate run: with --snapshot from the same image. Profiles are
-        /// NAME.1.vprof,
-        /// NAME.2.vprof ..., and vprof shows the spread between the runs
+    /// Run this many times, each a separate run: with --snapshot from the same image. Profiles are
+    /// NAME.1.vprof, NAME.2.vprof ..., and vprof shows the spread between the runs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
         help_heading = "Sampling")]
     pub repeat: Option<u32>,
 
-        /// Options of sampling and output.
+    /// Options of sampling and output.
     #[command(flatten)]
     pub recording: RecordingArgs,
 }
 
 impl RunArgs {
-        /// Returns the conditions that the run waits for from its start on.
-        pub fn triggers(&self) -> Vec<RunTrigger> {
+    /// Returns the conditions that the run waits for from its start on.
+    pub fn triggers(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
-                self.recording.triggers(if self.command.is_empty() { Then::End } else { Then::GoOn })
+        self.recording.triggers(if self.command.is_empty() { Then::End } else { Then::GoOn })
     }
 }
 

@@ -31,25 +31,25 @@ hypervisor.";
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct SelftestArgs {
-        /// Kernel of the guests, or a disk image with one [default: /boot/vmlinuz of the running kernel, then
-        /// that of the portable host]
+    /// Kernel of the guests, or a disk image with one [default: /boot/vmlinuz of the running kernel, then
+    /// that of the portable host]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
 
-        /// Host of the guests, as for `vprof run`
+    /// Host of the guests, as for `vprof run`
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST")]
     pub host: HostChoice,
 
-        /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
-        /// target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR")]
     pub portable_host: Option<PathBuf>,
 
-        /// Give up on the portable host when it has been silent for this long
+    /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
     pub host_timeout: Duration,
 
-        /// Keep the profiles of the guests in this directory, which is created if it does not exist
+    /// Keep the profiles of the guests in this directory, which is created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
 

@@ -47,7 +47,7 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub json: bool,
 
-        /// Also write a picture (SVG) of how often intervals of each kind contain the true value
+    /// Also write a picture (SVG) of how often intervals of each kind contain the true value
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 
@@ -55,7 +55,7 @@ pub struct SimulateArgs {
     #[arg(long, requires = "plot")]
     pub force: bool,
 
-        /// No progress and no tables, only the summary
+    /// No progress and no tables, only the summary
     #[arg(long, short = 'q', conflicts_with = "json")]
     pub quiet: bool,
 }

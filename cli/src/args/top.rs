@@ -29,18 +29,18 @@ terminal.";
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct TopArgs {
-        /// The run, by process id or socket [default: the only one]
+    /// The run, by process id or socket [default: the only one]
     #[arg(value_name = "PID|SOCKET")]
     pub run: Option<String>,
 
-        /// Time between two refreshes, at least 100ms
-        #[arg(long, short = 'd', value_name = "TIME", default_value = "500ms", value_parser = parse_refresh_time)]
+    /// Time between two refreshes, at least 100ms
+    #[arg(long, short = 'd', value_name = "TIME", default_value = "500ms", value_parser = parse_refresh_time)]
     pub display: Duration,
 }
 
 /// Parses a time between two refreshes.
 fn parse_refresh_time(text: &str) -> Result<Duration, ValueError> {
-        let time = positive_time(text)?;
+    let time = positive_time(text)?;
     let shortest = Duration::from_millis(SHORTEST_MS);
-        if time < shortest { Err(ValueError::RefreshTooShort(shortest.as_millis())) } else { Ok(time) }
+    if time < shortest { Err(ValueError::RefreshTooShort(shortest.as_millis())) } else { Ok(time) }
 }

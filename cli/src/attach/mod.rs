@@ -61,7 +61,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         (Some(pid), _) => pid,
         (None, Some(name)) => attach::find_by_name(name)?,
         (None, None) => {
-                        return Err(UsageError::NoVm.into());
+            return Err(UsageError::NoVm.into());
         }
     };
     let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;

@@ -140,7 +140,13 @@ fn compare(sides: &[PhaseSides]) -> Vec<BootCheck> {
             "{phase} took {after:.3} s, {:.3} s {direction} than in the baseline ({how})",
             (after - before).abs()
         );
-        BootCheck { name: format!("baseline {phase}"), passed: !slower, skipped: false, message, time_s: after }
+        BootCheck {
+            name: format!("baseline {phase}"),
+            passed: !slower,
+            skipped: false,
+            message,
+            time_s: after,
+        }
     };
     sides.iter().map(check).collect()
 }

@@ -14,13 +14,13 @@ use crate::spread::ValueSpread;
 pub struct BootCheck {
     /// Like `boot 1`, `budget total`, `baseline kernel`.
     pub name: String,
-        /// The expectation was met, or could not be checked.
+    /// The expectation was met, or could not be checked.
     pub passed: bool,
-        /// The expectation could not be checked; the message has the reason.
+    /// The expectation could not be checked; the message has the reason.
     pub skipped: bool,
-        /// Finding, as a sentence.
+    /// Finding, as a sentence.
     pub message: String,
-        /// Time that the phase or boot took, s.
+    /// Time that the phase or boot took, s.
     pub time_s: f64,
 }
 
@@ -43,10 +43,10 @@ pub fn check_budgets(budgets: &[(String, Duration)], spread: &[ValueSpread]) -> 
         let name = format!("budget {phase}");
         let budget = budget.as_secs_f64();
         let Some(found) = spread.iter().find(|spread| spread.name == *phase) else {
-                        let message = format!("no {phase} to compare with its budget of {budget:.3} s");
+            let message = format!("no {phase} to compare with its budget of {budget:.3} s");
             return BootCheck { name, passed: true, skipped: true, message, time_s: 0.0 };
         };
-                let boots = match found.count {
+        let boots = match found.count {
             1 => String::new(),
             count => format!(" (the median of {count} boots counts)"),
         };
@@ -55,7 +55,7 @@ pub fn check_budgets(budgets: &[(String, Duration)], spread: &[ValueSpread]) -> 
             format!("{phase} took {:.3} s of its budget of {budget:.3} s", found.median)
         } else {
             format!(
-                                "{phase} took {:.3} s, {:.3} s more than its budget of {budget:.3} s{boots}",
+                "{phase} took {:.3} s, {:.3} s more than its budget of {budget:.3} s{boots}",
                 found.median,
                 found.median - budget
             )
@@ -78,9 +78,9 @@ mod tests {
                 ("initrd".to_owned(), Duration::from_secs(1)),
             ]
         };
-                let kept = check_budgets(&budget(2_000), &spread);
+        let kept = check_budgets(&budget(2_000), &spread);
         assert!(kept[0].passed && !kept[0].skipped && kept[1].passed && kept[1].skipped);
-                let broken = check_budgets(&budget(1_500), &spread);
+        let broken = check_budgets(&budget(1_500), &spread);
         assert_eq!(
             broken[0].message,
             "total took 2.000 s, 0.500 s more than its budget of 1.500 s (the median of 3 boots counts)"

@@ -28,15 +28,15 @@ fn case(check: &BootCheck, outcome: &BootOutcome) -> String {
         xml(&check.name),
         check.time_s
     );
-        if check.skipped {
-            format!("{head}><skipped message=\"{}\"/></testcase>\n", xml(&check.message))
-        } else if check.passed {
-            format!("{head}/>\n")
-        } else {
-            let lines = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
-            let lines = lines.map_or_else(String::new, |evidence| evidence.console.join("\n"));
-            format!("{head}><failure message=\"{}\">{}</failure></testcase>\n", xml(&check.message), xml(&lines))
-        }
+    if check.skipped {
+        format!("{head}><skipped message=\"{}\"/></testcase>\n", xml(&check.message))
+    } else if check.passed {
+        format!("{head}/>\n")
+    } else {
+        let lines = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
+        let lines = lines.map_or_else(String::new, |evidence| evidence.console.join("\n"));
+        format!("{head}><failure message=\"{}\">{}</failure></testcase>\n", xml(&check.message), xml(&lines))
+    }
 }
 
 /// Escapes lines of text for XML.
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-        fn all_text_is_escaped() {
+    fn all_text_is_escaped() {
         assert_eq!(xml("a<b>&\"c\x1b[2J\n]]>\u{ffff}"), "a&lt;b&gt;&amp;&quot;c\\x1b[2J\n]]&gt;\u{fffd}");
     }
 

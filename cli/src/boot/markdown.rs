@@ -29,13 +29,13 @@ pub fn render(outcome: &BootOutcome) -> String {
     }
     text.push_str("| expectation | result |\n|---|---|\n");
     for check in &outcome.checks {
-                let mark = if check.skipped {
-                    "skipped"
-                } else if check.passed {
-                    "met"
-                } else {
-                    "**not met**"
-                };
+        let mark = if check.skipped {
+            "skipped"
+        } else if check.passed {
+            "met"
+        } else {
+            "**not met**"
+        };
         text.push_str(&format!("| {} | {mark}: {} |\n", markdown(&check.name), markdown(&check.message)));
     }
     if let Some(attempt) = outcome.boots.first() {
@@ -48,7 +48,7 @@ pub fn render(outcome: &BootOutcome) -> String {
 }
 
 fn end(text: &mut String, evidence: &Evidence) {
-        verbatim(text, "vCPUs and sleeping tasks at the end; innermost function first", &last_seen(evidence));
+    verbatim(text, "vCPUs and sleeping tasks at the end; innermost function first", &last_seen(evidence));
     let console: Vec<String> = evidence.console.iter().map(|line| escaped(line).into_owned()).collect();
     verbatim(text, "The console's last lines", &console);
 }
@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-        fn a_hang_is_shown_with_stacks_and_the_console() {
+    fn a_hang_is_shown_with_stacks_and_the_console() {
         let vcpu = LastOf { busy: 1.0, process: Some("sh\n# no heading".to_owned()), ..LastOf::default() };
         let vcpu = LastOf { stack: vec!["native_halt".to_owned(), "panic".to_owned()], ..vcpu };
         let evidence =

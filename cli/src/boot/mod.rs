@@ -151,8 +151,10 @@ fn boots(args: &BootArgs, baseline: Option<&BootBaseline>) -> Result<BootOutcome
             break;
         }
     }
-    let spread =
-        PHASES.iter().filter_map(|phase| ValueSpread::from_values(phase, &walls(&boots, phase))).collect::<Vec<_>>();
+    let spread = PHASES
+        .iter()
+        .filter_map(|phase| ValueSpread::from_values(phase, &walls(&boots, phase)))
+        .collect::<Vec<_>>();
     let mut checks = check::check_boots(args, &boots);
     checks.extend(check::check_budgets(&args.budget, &spread));
     if let Some(baseline) = baseline {

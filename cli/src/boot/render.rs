@@ -34,13 +34,13 @@ pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
     }
     heading(&mut text, page.style, "Expectations", "");
     for check in &outcome.checks {
-                let mark = if check.skipped {
-                    "skipped"
-                } else if check.passed {
-                    "met"
-                } else {
-                    "NOT MET"
-                };
+        let mark = if check.skipped {
+            "skipped"
+        } else if check.passed {
+            "met"
+        } else {
+            "NOT MET"
+        };
         wrapped(&mut text, &format!("{mark}: {}", escaped(&check.message)), "  ", page.width);
     }
     text
@@ -51,8 +51,8 @@ fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: PageLayou
     heading(
         text,
         page.style,
-                "At the end",
-                ": vCPUs, and sleeping tasks with the time that they have slept; innermost function first",
+        "At the end",
+        ": vCPUs, and sleeping tasks with the time that they have slept; innermost function first",
     );
     for line in last_seen(evidence) {
         wrapped(text, &line, "  ", page.width);

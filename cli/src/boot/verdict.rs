@@ -21,27 +21,27 @@ const BUSY: f64 = 0.2;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BootVerdict {
-        /// The guest came up.
+    /// The guest came up.
     Up,
-        /// The kernel panicked.
+    /// The kernel panicked.
     Panic,
-        /// The kernel had an oops.
+    /// The kernel had an oops.
     Oops,
-        /// The guest had a triple fault.
+    /// The guest had a triple fault.
     TripleFault,
-        /// The guest reset itself more often than allowed.
+    /// The guest reset itself more often than allowed.
     RebootLoop,
-        /// The guest powered off before it was up.
+    /// The guest powered off before it was up.
     PowerOff,
-        /// The guest hangs, and all vCPUs wait.
+    /// The guest hangs, and all vCPUs wait.
     HangIdle,
-        /// The guest hangs, and a vCPU is busy.
+    /// The guest hangs, and a vCPU is busy.
     HangBusy,
-        /// The guest was still in progress when its time was over.
+    /// The guest was still in progress when its time was over.
     TimeOut,
-        /// The machine failed in another way.
+    /// The machine failed in another way.
     Failed,
-        /// The user ended the run.
+    /// The user ended the run.
     Interrupted,
 }
 
@@ -52,13 +52,13 @@ pub fn kernel_failure(evidence: &Evidence) -> Option<(BootVerdict, String)> {
         return Some((BootVerdict::Panic, format!("the kernel panicked: {line}")));
     }
     if evidence.panicked == Some(true) {
-                let sentence = "the kernel panicked, by its own flags; its console does not show why".to_owned();
+        let sentence = "the kernel panicked, by its own state; its console does not show why".to_owned();
         return Some((BootVerdict::Panic, sentence));
     }
     if let Some(line) = line(&evidence.oops_line) {
         return Some((BootVerdict::Oops, format!("the kernel had an oops: {line}")));
     }
-        let sentence = "the kernel had an oops, by its own flags; its console does not show which".to_owned();
+    let sentence = "the kernel had an oops, by its own state; its console does not show which".to_owned();
     (evidence.died == Some(true)).then_some((BootVerdict::Oops, sentence))
 }
 
@@ -82,18 +82,18 @@ pub struct BootFacts<'a> {
 /// Judges a boot.
 pub fn judge(facts: BootFacts<'_>) -> (BootVerdict, String) {
     let BootFacts { until, end_condition, recorded, evidence, boot, reboots } = facts;
-        let until_shown = expected(until, end_condition);
-        if let Some((verdict, sentence)) = kernel_failure(evidence) {
+    let until_shown = expected(until, end_condition);
+    if let Some((verdict, sentence)) = kernel_failure(evidence) {
         return (verdict, sentence);
     }
-        // A run may also end because its command can't run; then the condition was not reached.
-        if let Some(reached) = boot.reached_s.filter(|_| end_condition.is_some()) {
-            return (BootVerdict::Up, format!("{} was seen after {reached:.3} s", shown(end_condition)));
+    // A run may also end because its command can't run; then the condition was not reached.
+    if let Some(reached) = boot.reached_s.filter(|_| end_condition.is_some()) {
+        return (BootVerdict::Up, format!("{} was seen after {reached:.3} s", shown(end_condition)));
     }
     let after = format!("{:.2} s", evidence.duration_s);
-        let end = match &recorded.outcome.end {
+    let end = match &recorded.outcome.end {
         GuestEnd::Ran(end) => end,
-                // Only an attached guest is left running.
+        // Only an attached guest is left running.
         GuestEnd::Left(_) => &MachineEnd::Stopped,
     };
     match end {
@@ -119,10 +119,10 @@ pub fn judge(facts: BootFacts<'_>) -> (BootVerdict, String) {
         MachineEnd::PowerOff | MachineEnd::Exited(_) => {
             (BootVerdict::PowerOff, format!("the guest powered off after {after}, before {until_shown}"))
         }
-                MachineEnd::Stopped if recorded.interrupted => {
+        MachineEnd::Stopped if recorded.interrupted => {
             (BootVerdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
-                MachineEnd::Stopped => still(evidence, &until_shown, recorded.outcome.totals.seen.still_ns.is_some()),
+        MachineEnd::Stopped => still(evidence, &until_shown, recorded.outcome.totals.seen.still_ns.is_some()),
     }
 }
 
@@ -131,9 +131,12 @@ fn still(evidence: &Evidence, until: &str, hangs: bool) -> (BootVerdict, String)
     let silent = (evidence.duration_s - evidence.progress_s).max(0.0);
     let not = format!("{until} was not seen within {:.2} s", evidence.duration_s);
     if !hangs && silent < STILL_S.max(evidence.duration_s * STILL_PART) {
-                return (BootVerdict::TimeOut, format!("{not}, though the guest is still in progress: {}", doing(evidence)));
+        return (
+            BootVerdict::TimeOut,
+            format!("{not}, though the guest is still in progress: {}", doing(evidence)),
+        );
     }
-        let nothing = format!("the guest hangs: {not}, and it made no progress in the last {silent:.1} s");
+    let nothing = format!("the guest hangs: {not}, and it made no progress in the last {silent:.1} s");
     if evidence.busiest() > BUSY {
         (BootVerdict::HangBusy, format!("{nothing}; {}", doing(evidence)))
     } else {
@@ -198,7 +201,7 @@ mod tests {
     }
 
     #[test]
-        fn a_hang_is_distinguished_from_a_slow_guest() {
+    fn a_hang_is_distinguished_from_a_slow_guest() {
         let (verdict, sentence) = still(&evidence(35.0, 0.9), "console:up", false);
         assert_eq!(verdict, BootVerdict::TimeOut);
         assert!(
@@ -214,14 +217,14 @@ mod tests {
 
     #[test]
     fn the_kernels_own_failures_come_first() {
-                let mut failed = evidence(0.0, 0.0);
-                assert_eq!(kernel_failure(&failed), None);
-                (failed.died, failed.oops_line) = (Some(true), Some("Oops: 0002".to_owned()));
+        let mut failed = evidence(0.0, 0.0);
+        assert_eq!(kernel_failure(&failed), None);
+        (failed.died, failed.oops_line) = (Some(true), Some("Oops: 0002".to_owned()));
         assert_eq!(
-                        kernel_failure(&failed).unwrap(),
+            kernel_failure(&failed).unwrap(),
             (BootVerdict::Oops, "the kernel had an oops: Oops: 0002".to_owned())
         );
-                failed.panicked = Some(true);
-                assert_eq!(kernel_failure(&failed).unwrap().0, BootVerdict::Panic);
+        failed.panicked = Some(true);
+        assert_eq!(kernel_failure(&failed).unwrap().0, BootVerdict::Panic);
     }
 }

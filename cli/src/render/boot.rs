@@ -32,15 +32,19 @@ pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
     );
     phases(&mut text, &boot.phases, page);
     systemd::render(&mut text, &boot.systemd, rows, page);
-        let early = Heading { title: "Early kernel", note: ": functions that start_kernel called" };
-        calls(&mut text, early, &boot.early, rows, page);
-        let initcalls = Heading { title: "Initcalls", note: ": those of modules, too" };
-        calls(&mut text, initcalls, &boot.initcalls, rows, page);
+    let early = TableHeading { title: "Early kernel", note: ": functions that start_kernel called" };
+    calls(&mut text, early, &boot.early, rows, page);
+    let initcalls = TableHeading { title: "Initcalls", note: ": those of modules, too" };
+    calls(&mut text, initcalls, &boot.initcalls, rows, page);
     if !boot.init.is_empty() {
         heading(&mut text, page.style, "First process", "");
-        let mut table = TextTable::new(&[("from", ColumnAlign::Right), ("on", ColumnAlign::Left), ("program", ColumnAlign::Left)])
-            .indent(2)
-            .flexible(2);
+        let mut table = TextTable::new(&[
+            ("from", ColumnAlign::Right),
+            ("on", ColumnAlign::Left),
+            ("program", ColumnAlign::Left),
+        ])
+        .indent(2)
+        .flexible(2);
         for program in boot.init.iter().take(rows) {
             let (system, path) =
                 (escaped(&program.filesystem).into_owned(), escaped(&program.path).into_owned());
@@ -49,8 +53,8 @@ pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
         text.push_str(&table.render(page.width));
         more(&mut text, boot.init.len(), rows);
     }
-        unit_table(&mut text, "Units and control groups", &boot.units, rows, page);
-        unit_table(&mut text, "Programs", &boot.processes, rows, page);
+    unit_table(&mut text, "Units and control groups", &boot.units, rows, page);
+    unit_table(&mut text, "Programs", &boot.processes, rows, page);
     text
 }
 
@@ -89,13 +93,13 @@ fn most<T>(all: &[T], rows: usize, time: impl Fn(&T) -> u64) -> Vec<&T> {
     order.into_iter().filter_map(|place| all.get(place)).collect()
 }
 
-/// Heading of a table.
-struct Heading {
+/// TableHeading of a table.
+struct TableHeading {
     title: &'static str,
     note: &'static str,
 }
 
-fn calls(text: &mut String, Heading { title, note }: Heading, calls: &[Call], rows: usize, page: PageLayout) {
+fn calls(text: &mut String, TableHeading { title, note }: TableHeading, calls: &[Call], rows: usize, page: PageLayout) {
     if calls.is_empty() {
         return;
     }

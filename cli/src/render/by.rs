@@ -73,7 +73,9 @@ fn columns(by: By, wide: bool) -> &'static [RowColumn] {
             ("offset", ColumnAlign::Right, offset),
             ("function", ColumnAlign::Left, function),
         ],
-        By::Instruction => &[KIND, ("offset", ColumnAlign::Right, offset), ("function", ColumnAlign::Left, function)],
+        By::Instruction => {
+            &[KIND, ("offset", ColumnAlign::Right, offset), ("function", ColumnAlign::Left, function)]
+        }
         By::Line => &[KIND, ("line", ColumnAlign::Left, in_module)],
         By::Module => &[KIND, ("module", ColumnAlign::Left, name)],
         By::Process => &[("program", ColumnAlign::Left, task)],
@@ -92,9 +94,10 @@ fn columns(by: By, wide: bool) -> &'static [RowColumn] {
             }),
             ("control group", ColumnAlign::Left, name),
         ],
-        By::Irq => {
-            &[("kind", ColumnAlign::Left, |row| optional(row.kind.as_deref())), ("interrupt", ColumnAlign::Left, name)]
-        }
+        By::Irq => &[
+            ("kind", ColumnAlign::Left, |row| optional(row.kind.as_deref())),
+            ("interrupt", ColumnAlign::Left, name),
+        ],
         By::Syscall => &[("system call", ColumnAlign::Left, name)],
     }
 }
@@ -190,7 +193,7 @@ mod tests {
     }
 
     #[test]
-        fn a_process_has_its_title_and_no_name_is_an_empty_cell() {
+    fn a_process_has_its_title_and_no_name_is_an_empty_cell() {
         let title = Some("postgres: walwriter".to_owned());
         let rows = vec![
             Row { pid: Some(7), command: title, ..row("postgres#18", "process", 60, 60) },

@@ -33,7 +33,8 @@ pub fn plot(study: &Study) -> String {
          @media (prefers-color-scheme:dark){{text{{fill:#adb5bd}}}}</style>\n<title>Coverage of 95 % intervals</title>\n"
     );
     let at = |coverage: f64| LEFT + (coverage.max(FROM) - FROM) / (1.0 - FROM) * LENGTH;
-        let heading = format!("Coverage: 95 % intervals that contain the true value, {} profilings a row", study.runs);
+    let heading =
+        format!("Coverage: 95 % intervals that contain the true value, {} profilings a row", study.runs);
     // Writing to a String can't fail.
     let _ = writeln!(text, "<text x=\"10\" y=\"18\" font-weight=\"bold\">{heading}</text>");
     let legend = "<circle class=\"uniform\" cx=\"16\" cy=\"36\" r=\"3.5\"/><text x=\"26\" y=\"40\">uniform clock</text>\

@@ -129,7 +129,7 @@ fn notes(diff: &Diff) -> Vec<String> {
         );
     }
     if !diff.intervals_valid {
-                notes.push("a run had a fixed clock: intervals and marks are not valid".to_owned());
+        notes.push("a run had a fixed clock: intervals and marks are not valid".to_owned());
     }
     if diff.before.hosts != diff.after.hosts {
         notes.push(format!(
@@ -139,7 +139,7 @@ fn notes(diff: &Diff) -> Vec<String> {
         ));
     }
     if !(diff.before.complete && diff.after.complete) {
-                notes.push("a run was cut short, or is in progress".to_owned());
+        notes.push("a run was cut short, or is in progress".to_owned());
     }
     notes
 }
@@ -209,7 +209,7 @@ fn single(by: SharesBy) -> &'static str {
 fn plural(by: SharesBy) -> &'static str {
     match by {
         SharesBy::Function => "Functions",
-                SharesBy::Total => "Functions with their callees",
+        SharesBy::Total => "Functions with their callees",
         SharesBy::Process => "Programs",
         SharesBy::Stack => "Stacks",
     }

@@ -32,7 +32,7 @@ pub fn render(report: &ExactReport, rows: usize, page: PageLayout) -> String {
 }
 
 fn facts(text: &mut String, report: &ExactReport, page: PageLayout) {
-        let sum = |field: fn(&profile::report::ExactVcpu) -> u64| report.vcpus.iter().map(field).sum::<u64>();
+    let sum = |field: fn(&profile::report::ExactVcpu) -> u64| report.vcpus.iter().map(field).sum::<u64>();
     let span = report.to_s - report.from_s;
     let title = format!("Exact data of {}, from {} on", units::seconds(span), units::seconds(report.from_s));
     wrapped(text, &page.style.bold(&title), "", page.width);
@@ -48,19 +48,19 @@ fn facts(text: &mut String, report: &ExactReport, page: PageLayout) {
     let (seen, own) = (sum(|vcpu| vcpu.switches), sum(|vcpu| vcpu.guest_switches.unwrap_or(0)));
     let seen = units::count(seen);
     let switches = match known {
-                true => format!("{seen} switches seen; the guest's own count is {}", units::count(own)),
+        true => format!("{seen} switches seen; the guest's own count is {}", units::count(own)),
         false => format!("{seen} switches seen"),
     };
     wrapped(text, &switches, "  ", page.width);
     if !report.complete {
-                wrapped(text, "Events were lost: the states of tasks at that time are unknown.", "  ", page.width);
+        wrapped(text, "Events were lost: the states of tasks at that time are unknown.", "  ", page.width);
     }
     match &report.end {
         Some(end) if end != "the run ended" => {
-                        wrapped(text, &format!("The data ends early: {}.", escaped(end)), "  ", page.width);
+            wrapped(text, &format!("The data ends early: {}.", escaped(end)), "  ", page.width);
         }
         Some(_) => {}
-                None => wrapped(text, "The run was cut short, or is in progress.", "  ", page.width),
+        None => wrapped(text, "The run was cut short, or is in progress.", "  ", page.width),
     }
 }
 
@@ -99,31 +99,31 @@ pub(super) fn ms(s: f64) -> String {
 }
 
 fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
+    heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
     let right = ["tid", "life", "running", "user", "trap", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("task", ColumnAlign::Left));
     let mut table = TextTable::new(&columns).indent(2).flexible(10);
     for task in report.tasks.iter().take(rows) {
-                let time = |names: &[&str]| {
-                    let fits = task.states.iter().filter(|s| names.contains(&s.state.as_str()));
-                    // The sum of nothing is -0.
-                    fits.fold(0.0, |sum, state| sum + state.s)
-                };
-                let share = |part: fn(&CpuParts) -> CpuPart| {
-                    task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", part(parts).share * 100.0))
-                };
+        let time = |names: &[&str]| {
+            let fits = task.states.iter().filter(|s| names.contains(&s.state.as_str()));
+            // The sum of nothing is -0.
+            fits.fold(0.0, |sum, state| sum + state.s)
+        };
+        let share = |part: fn(&CpuParts) -> CpuPart| {
+            task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", part(parts).share * 100.0))
+        };
         table.row(vec![
             task.task.tid.to_string(),
             ms(task.life_s),
             ms(task.running_s),
             share(|parts| parts.user),
             share(|parts| parts.trap),
-                        ms(time(&["interrupted"])),
-                        ms(time(&["runnable"])),
-                        ms(time(&["sleep"])),
-                        ms(time(&["disk"])),
-                        ms(time(&["sampler", "stopped", "zombie", "unknown"])),
+            ms(time(&["interrupted"])),
+            ms(time(&["runnable"])),
+            ms(time(&["sleep"])),
+            ms(time(&["disk"])),
+            ms(time(&["sampler", "stopped", "zombie", "unknown"])),
             name(&task.task),
         ]);
     }
@@ -147,7 +147,7 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: PageLayo
     columns.push(("process", ColumnAlign::Left));
     let mut table = TextTable::new(&columns).indent(2).flexible(9);
     for process in report.children.iter().take(rows) {
-                let time = |names: &[&str]| {
+        let time = |names: &[&str]| {
             let fits = process.states.iter().filter(|s| names.contains(&s.state.as_str()));
             ms(fits.fold(0.0, |sum, state| sum + state.s))
         };
@@ -156,11 +156,11 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: PageLayo
             units::count(process.processes),
             ms(process.life_s),
             ms(process.running_s),
-                        time(&["interrupted"]),
-                        time(&["runnable"]),
-                        time(&["sleep"]),
-                        time(&["disk"]),
-                        time(&["sampler", "stopped", "zombie", "unknown"]),
+            time(&["interrupted"]),
+            time(&["runnable"]),
+            time(&["sleep"]),
+            time(&["disk"]),
+            time(&["sampler", "stopped", "zombie", "unknown"]),
             format!("{}#{}", escaped(&process.comm), process.instance),
         ]);
     }
@@ -177,18 +177,18 @@ pub(super) fn more(text: &mut String, all: usize, rows: usize) {
 
 /// Adds the kinds of page faults in the time of tasks on a CPU.
 fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        let kinds = |task: &TaskStates| {
+    let kinds = |task: &TaskStates| {
         let parts = task.parts?;
         let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault];
         faults.iter().any(|part| part.samples > 0).then_some(faults)
     };
-        let list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task, kinds(task)?))).collect();
+    let list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task, kinds(task)?))).collect();
     if list.is_empty() {
         return;
     }
-        heading(text, page.style, "Page faults", ": parts of running by samples, with 95 % intervals");
-        let names = ["text", "data", "kernel"].map(|name| (name, ColumnAlign::Right));
-        let columns = [names.as_slice(), &[("task", ColumnAlign::Left)]].concat();
+    heading(text, page.style, "Page faults", ": parts of running by samples, with 95 % intervals");
+    let names = ["text", "data", "kernel"].map(|name| (name, ColumnAlign::Right));
+    let columns = [names.as_slice(), &[("task", ColumnAlign::Left)]].concat();
     let mut table = TextTable::new(&columns).indent(2).flexible(3);
     for (task, faults) in list.iter().take(rows) {
         let cell = |part: &CpuPart| {
@@ -202,7 +202,7 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
 
 /// Adds the waits of tasks, by wait reason.
 fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Waits", ": waits of tasks by reason, without kernel threads");
+    heading(text, page.style, "Waits", ": waits of tasks by reason, without kernel threads");
     let mut list: Vec<(&TaskStates, &profile::report::StateTime)> = Vec::new();
     for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
         let waits = |state: &&profile::report::StateTime| {
@@ -242,7 +242,7 @@ fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
 struct SleepNode {
     s: f64,
     count: u64,
-        below: BTreeMap<String, SleepNode>,
+    below: BTreeMap<String, SleepNode>,
 }
 
 impl SleepNode {
@@ -256,8 +256,8 @@ impl SleepNode {
 }
 
 fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Off CPU", ": stacks of sleeping tasks, without kernel threads");
-        let mut root = SleepNode::default();
+    heading(text, page.style, "Off CPU", ": stacks of sleeping tasks, without kernel threads");
+    let mut root = SleepNode::default();
     for sleep in report.off_cpu.iter().filter(|sleep| !sleep.task.kernel_thread) {
         let OffCpu { task, s, count, stack, .. } = sleep;
         let task = name(task);
@@ -265,11 +265,15 @@ fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: PageLayou
             stack.iter().rev().map(String::as_str).filter(|function| !EVERYWHERE.contains(function));
         root.add(std::iter::once(task.as_str()).chain(functions), *s, *count);
     }
-    let mut table = TextTable::new(&[("ms", ColumnAlign::Right), ("times", ColumnAlign::Right), ("function", ColumnAlign::Left)])
-        .indent(2)
-        .flexible(2);
+    let mut table = TextTable::new(&[
+        ("ms", ColumnAlign::Right),
+        ("times", ColumnAlign::Right),
+        ("function", ColumnAlign::Left),
+    ])
+    .indent(2)
+    .flexible(2);
     let (mut shown, mut left) = (0, 0);
-        grow(&root, 0, root.s * LEAST_PART, &mut |depth, function, node: &SleepNode| {
+    grow(&root, 0, root.s * LEAST_PART, &mut |depth, function, node: &SleepNode| {
         if shown == rows.saturating_mul(4) {
             left += 1;
             return;
@@ -284,30 +288,35 @@ fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: PageLayou
 
 /// Shows the branches of `node`, most time first. A chain without branches is one line.
 fn grow(node: &SleepNode, depth: usize, least: f64, show: &mut impl FnMut(usize, &str, &SleepNode)) {
-    let mut list: Vec<(&String, &SleepNode)> = node.below.iter().filter(|(_, below)| below.s > least).collect();
+    let mut list: Vec<(&String, &SleepNode)> =
+        node.below.iter().filter(|(_, below)| below.s > least).collect();
     list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
     for (name, mut below) in list {
         // A chain of calls is one line.
         let mut names = vec![name.as_str()];
         while let Some((next, only)) = below.below.iter().next().filter(|_| depth > 0) {
-                        // Some tasks slept right here, or in several functions below.
+            // Some tasks slept right here, or in several functions below.
             if only.count != below.count {
                 break;
             }
             names.push(next);
             below = only;
         }
-                // The innermost functions of a chain come first: they say most about the wait.
+        // The innermost functions of a chain come first: they say most about the wait.
         show(depth, &names.iter().rev().copied().collect::<Vec<_>>().join(" < "), below);
         grow(below, depth + 1, least, show);
     }
 }
 
 fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Wake-ups", ": woken tasks and their wakers");
-    let mut table = TextTable::new(&[("times", ColumnAlign::Right), ("woken", ColumnAlign::Left), ("by", ColumnAlign::Left)])
-        .indent(2)
-        .flexible(2);
+    heading(text, page.style, "Wake-ups", ": woken tasks and their wakers");
+    let mut table = TextTable::new(&[
+        ("times", ColumnAlign::Right),
+        ("woken", ColumnAlign::Left),
+        ("by", ColumnAlign::Left),
+    ])
+    .indent(2)
+    .flexible(2);
     for wakeup in report.wakeups.iter().take(rows) {
         let by = match (&wakeup.waker, wakeup.by.as_str()) {
             (Some(task), _) => name(task),
@@ -324,7 +333,7 @@ fn sources(text: &mut String, report: &ExactReport, rows: usize, page: PageLayou
     if report.sources.is_empty() {
         return;
     }
-        heading(text, page.style, "Interrupts", ": sources, and the time of their handlers");
+    heading(text, page.style, "Interrupts", ": sources, and the time of their handlers");
     let right = ["count", "ms", "mean us", "max us", "vector"].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = right.into_iter().chain([("interrupt", ColumnAlign::Left)]).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(5);
@@ -346,7 +355,7 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
     if report.soft_interrupts.is_empty() {
         return;
     }
-        heading(text, page.style, "Soft interrupts", ": estimated by samples, as their end is not an event");
+    heading(text, page.style, "Soft interrupts", ": estimated by samples, as their end is not an event");
     let right = ["samples", "ms", "95 % interval"].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = right.into_iter().chain([("soft interrupt", ColumnAlign::Left)]).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(3);
@@ -364,7 +373,7 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
 }
 
 fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Hard interrupts", ": tasks that were interrupted");
+    heading(text, page.style, "Hard interrupts", ": tasks that were interrupted");
     let mut table = TextTable::new(&[
         ("vCPU", ColumnAlign::Right),
         ("ms", ColumnAlign::Right),

@@ -17,7 +17,7 @@ pub fn render(look: &Snapshot, page: PageLayout) -> String {
     let span = Duration::from_secs_f64(look.span_s);
     let sampling = match look.sampling.on {
         true => format!("sampled at {}", units::rate(look.sampling.rate_hz)),
-                false => "not sampled now".to_owned(),
+        false => "not sampled now".to_owned(),
     };
     let title = format!(
         "The last {} of {}, {sampling}; {} counted",
@@ -72,9 +72,10 @@ fn processes(text: &mut String, look: &Snapshot, page: PageLayout) {
 
 fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
     let right = ColumnAlign::Right;
-    let mut table = TextTable::new(&[("self", right), ("±", right), ("total", right), ("function", ColumnAlign::Left)])
-        .indent(2)
-        .flexible(3);
+    let mut table =
+        TextTable::new(&[("self", right), ("±", right), ("total", right), ("function", ColumnAlign::Left)])
+            .indent(2)
+            .flexible(3);
     for function in &look.functions {
         table.row(vec![
             units::percent(function.own.share),

@@ -28,21 +28,21 @@ pub fn visible(name: &str) -> Cow<'_, str> {
 /// Style of text: bold if the stream is a terminal and NO_COLOR (no-color.org) is unset or empty.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextStyle {
-        /// No escape sequences.
+    /// No escape sequences.
     Plain,
     /// Bold headings, dim notes.
     Terminal,
 }
 
 impl TextStyle {
-        /// Returns the style for a stream that is a terminal or not.
+    /// Returns the style for a stream that is a terminal or not.
     pub fn for_stream(is_terminal: bool) -> Self {
         let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
         if is_terminal && !no_color && !dumb { Self::Terminal } else { Self::Plain }
     }
 
-        /// Makes a heading bold.
+    /// Makes a heading bold.
     pub fn bold(self, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),
@@ -56,12 +56,12 @@ impl TextStyle {
 pub struct PageLayout {
     /// Columns of a line.
     pub width: usize,
-        /// Style of headings.
+    /// Style of headings.
     pub style: TextStyle,
 }
 
 impl PageLayout {
-        /// Returns the layout for a stream: a terminal has 80 to 160 columns; elsewhere nothing is cut.
+    /// Returns the layout for a stream: a terminal has 80 to 160 columns; elsewhere nothing is cut.
     pub fn for_stream(is_terminal: bool) -> Self {
         let width = match is_terminal {
             true => terminal_columns().unwrap_or(summary::WIDTH).clamp(summary::WIDTH, 160),
@@ -70,12 +70,12 @@ impl PageLayout {
         Self { width, style: TextStyle::for_stream(is_terminal) }
     }
 
-        /// Returns the layout for standard output.
+    /// Returns the layout for standard output.
     pub fn stdout() -> Self {
         Self::for_stream(std::io::stdout().is_terminal())
     }
 
-        /// Returns the layout of a text that is as wide in a file as on the usual terminal.
+    /// Returns the layout of a text that is as wide in a file as on the usual terminal.
     pub fn for_summary(self) -> Self {
         Self { width: if self.width == usize::MAX { summary::WIDTH } else { self.width }, ..self }
     }
@@ -103,11 +103,11 @@ pub fn all_for_zero(rows: usize) -> usize {
 /// Formats `name [module]`, both escaped.
 pub fn with_module(name: &str, module: Option<&str>) -> String {
     match module {
-                // Code without a name has the name of its module.
+        // Code without a name has the name of its module.
         Some(module) if name.strip_prefix('[').and_then(|n| n.strip_suffix(']')) == Some(module) => {
             escaped(name).into_owned()
         }
-                // A module that is not a file has brackets already: `[vdso]`, `[jit]`.
+        // A module that is not a file has brackets already: `[vdso]`, `[jit]`.
         Some(module) if module.starts_with('[') => format!("{} {}", escaped(name), escaped(module)),
         Some(module) => format!("{} [{}]", escaped(name), escaped(module)),
         None => escaped(name).into_owned(),

@@ -17,24 +17,24 @@ const NARROW: usize = 6;
 pub fn render(study: &Study, page: PageLayout) -> String {
     let mut text = String::new();
     let title = format!(
-                "Profiles of simulated machines: {} of each, seed {}",
+        "Profiles of simulated machines: {} of each, seed {}",
         units::counted(u64::from(study.runs), "profiling"),
         study.seed
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
-        let legend = "Under each clock: the mean of the estimated shares, the variance of their error, and the coverage of \
-                      the 95 % intervals, which is the part of them that contains the true value, in per cent.";
+    let legend = "Under each clock: the mean of the estimated shares, the variance of their error, and the coverage of \
+                  the 95 % intervals, which is the part of them that contains the true value, in per cent.";
     wrapped(&mut text, legend, "", page.width);
     for section in Section::ALL {
         let rows: Vec<&Row> = study.rows.iter().filter(|row| row.section == section).collect();
         if !rows.is_empty() {
-                        let (title, note) = introduction(section);
+            let (title, note) = introduction(section);
             heading(&mut text, page.style, title, "");
             wrapped(&mut text, note, "  ", page.width);
             table(&mut text, &rows, page);
         }
     }
-        unit_table(&mut text, study, page);
+    unit_table(&mut text, study, page);
     text.push_str(&conclusion(study, page));
     text
 }
@@ -48,11 +48,11 @@ fn introduction(section: Section) -> (&'static str, &'static str) {
              units; a sample about every 100 units, 10,000 in all.",
         ),
         Section::Mixed => {
-                        ("Four tasks", "Table 4: 30 % in blocks of 30 units, 20 % of 50, 20 % of 150, 10 % of 280.")
+            ("Four tasks", "Table 4: 30 % in blocks of 30 units, 20 % of 50, 20 % of 150, 10 % of 280.")
         }
         Section::Noise => (
             "Noise",
-                        "Tables 5 and 6: the same tasks; each of n samples represents 100 units and a normal number more.",
+            "Tables 5 and 6: the same tasks; each of n samples represents 100 units and a normal number more.",
         ),
         Section::Granularity => (
             "Runs of all lengths",
@@ -68,14 +68,14 @@ fn introduction(section: Section) -> (&'static str, &'static str) {
         ),
         Section::Host => (
             "On a host that does other things, too",
-                        "Ticks that come late (by so many intervals) or while the vCPU's thread waits for a CPU, at random or for \
-                         its quota; states that begin right after a wait or a halt; ticks that take long to serve; attached virtual \
-                         machines.",
+            "Ticks that come late (by so many intervals) or while the vCPU's thread waits for a CPU, at random or for \
+             its quota; states that begin right after a wait or a halt; ticks that take long to serve; attached virtual \
+             machines.",
         ),
         Section::Printed => (
             "Every kind of interval",
-                        "Figures of reports, comparisons, boots and the guest's CPU accounting, in runs of so many intervals; 2,000 \
-                         ticks a vCPU, which is in the guest for 60 to 100 % of the time. Rare is 0.1 %: its intervals are too wide.",
+            "Figures of reports, comparisons, boots and the guest's CPU accounting, in runs of so many intervals; 2,000 \
+             ticks a vCPU, which is in the guest for 60 to 100 % of the time. Rare is 0.1 %: its intervals are too wide.",
         ),
     }
 }
@@ -86,9 +86,9 @@ fn table(text: &mut String, rows: &[&Row], page: PageLayout) {
         CLOCKS.into_iter().filter(|clock| rows.iter().any(|row| row.clock == *clock)).collect();
     let longest = rows.iter().map(|row| row.name.len()).max().unwrap_or(0);
     let rendered = if clocks.len() == CLOCKS.len() && longest > NARROW {
-                one_below_another(rows, page)
+        one_below_another(rows, page)
     } else {
-                side_by_side(rows, &clocks, page)
+        side_by_side(rows, &clocks, page)
     };
     text.push_str(&rendered);
     papers(text, rows, page);
@@ -102,23 +102,28 @@ fn unit_table(text: &mut String, study: &Study, page: PageLayout) {
         return;
     }
     heading(text, page.style, "One run", "");
-        let note = "Ticks that a run of so many intervals gets: mean, variance, and how often the number is off by a unit or \
-                    more, in per cent. The study gives less than 2.28, twice the standard deviation of its worst case, on one side.";
+    let note = "Ticks that a run of so many intervals gets: mean, variance, and how often the number is off by a unit or \
+                more, in per cent. The study gives less than 2.28, twice the standard deviation of its worst case, on one side.";
     wrapped(text, note, "  ", page.width);
     let mut columns = vec![("intervals", ColumnAlign::Right)];
     for clock in &clocks {
-        columns.extend([(short(*clock), ColumnAlign::Right), ("var", ColumnAlign::Right), ("off", ColumnAlign::Right)]);
+        columns.extend([
+            (short(*clock), ColumnAlign::Right),
+            ("var", ColumnAlign::Right),
+            ("off", ColumnAlign::Right),
+        ]);
     }
     let mut table = TextTable::new(&columns).indent(1);
     let mut runs: Vec<f64> = study.units.iter().map(|unit| unit.run).collect();
     runs.sort_by(f64::total_cmp);
     runs.dedup();
     for run in runs {
-                let unit = |clock: &ClockKind| study.units.iter().find(|unit| unit.run == run && unit.clock == *clock);
+        let unit =
+            |clock: &ClockKind| study.units.iter().find(|unit| unit.run == run && unit.clock == *clock);
         let cells = |unit: &Unit| {
             [format!("{:.2}", unit.mean), format!("{:.2}", unit.variance), format!("{:.1}", unit.off * 100.0)]
         };
-                let cells = clocks.iter().filter_map(unit).flat_map(cells);
+        let cells = clocks.iter().filter_map(unit).flat_map(cells);
         table.row(std::iter::once(run.to_string()).chain(cells).collect());
     }
     text.push_str(&table.render(page.width));
@@ -150,7 +155,11 @@ fn papers(text: &mut String, rows: &[&Row], page: PageLayout) {
 fn side_by_side(rows: &[&Row], clocks: &[ClockKind], page: PageLayout) -> String {
     let mut columns = vec![("", ColumnAlign::Left), ("true", ColumnAlign::Right)];
     for clock in clocks {
-                columns.extend([(short(*clock), ColumnAlign::Right), ("var", ColumnAlign::Right), ("cov.", ColumnAlign::Right)]);
+        columns.extend([
+            (short(*clock), ColumnAlign::Right),
+            ("var", ColumnAlign::Right),
+            ("cov.", ColumnAlign::Right),
+        ]);
     }
     let mut table = TextTable::new(&columns).indent(1).flexible(0);
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
@@ -191,7 +200,7 @@ fn share(share: f64) -> String {
 }
 
 fn measured(row: &Row) -> [String; 3] {
-        [share(row.result.mean), variance(row.result.variance), percent(row.result.coverage)]
+    [share(row.result.mean), variance(row.result.variance), percent(row.result.coverage)]
 }
 
 fn variance(variance: f64) -> String {
@@ -205,7 +214,7 @@ fn percent(coverage: f64) -> String {
 /// Formats the conclusion from the tables, clock by clock.
 pub fn conclusion(study: &Study, page: PageLayout) -> String {
     let mut text = String::new();
-        heading(&mut text, page.style, "Conclusion", "");
+    heading(&mut text, page.style, "Conclusion", "");
     for clock in CLOCKS {
         let rows: Vec<&Row> = study.rows.iter().filter(|row| row.clock == clock).collect();
         if rows.is_empty() {
@@ -214,29 +223,30 @@ pub fn conclusion(study: &Study, page: PageLayout) -> String {
         let off: Vec<&&Row> = rows.iter().filter(|row| row.fails).collect();
         let mean = rows.iter().map(|row| row.result.coverage).sum::<f64>() / rows.len() as f64;
         let least = rows.iter().map(|row| row.result.coverage).fold(1.0, f64::min);
-                let failed = match off.len() {
-                    0 => "none has".to_owned(),
-                    1 => "1 has".to_owned(),
-                    many => format!("{many} have"),
-                };
-                let line = format!(
-                    "{}: {}, of which {failed} less coverage than chance explains. {} % of all intervals contain the true value, \
-                     {} % in the worst row.",
-                    clock.name(),
-                    units::counted(rows.len() as u64, "row"),
-                    percent(mean),
-                    percent(least)
-                );
+        let failed = match off.len() {
+            0 => "none has".to_owned(),
+            1 => "1 has".to_owned(),
+            many => format!("{many} have"),
+        };
+        let line = format!(
+            "{}: {}, of which {failed} less coverage than chance explains. {} % of all intervals contain the true value, \
+             {} % in the worst row.",
+            clock.name(),
+            units::counted(rows.len() as u64, "row"),
+            percent(mean),
+            percent(least)
+        );
         wrapped(&mut text, &line, "  ", page.width);
         for row in off {
             let result = row.result;
             let (mean, truth) = (share(result.mean), share(result.truth));
             let runs = if row.section == Section::Granularity { "runs of " } else { "" };
-                        let line = format!("{runs}{}: {mean} for {truth}, coverage {} %", row.name, percent(result.coverage));
+            let line =
+                format!("{runs}{}: {mean} for {truth}, coverage {} %", row.name, percent(result.coverage));
             wrapped(&mut text, &line, "    ", page.width);
         }
         if clock == ClockKind::Fixed {
-                        let note = "A program may be in step with a fixed clock, so its intervals are not valid.";
+            let note = "A program may be in step with a fixed clock, so its intervals are not valid.";
             wrapped(&mut text, note, "  ", page.width);
         }
     }

@@ -55,10 +55,11 @@ fn part(ns: u64, of: u64) -> String {
 }
 
 fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
-        heading(text, page, "Time of each vCPU by state", 0);
+    heading(text, page, "Time of each vCPU by state", 0);
     let names = STATES.map(|name| (name, ColumnAlign::Right));
     let columns = [("vCPU", ColumnAlign::Right)].into_iter().chain(names);
-    let columns: Vec<_> = columns.chain([("wall", ColumnAlign::Right), ("exits", ColumnAlign::Right)]).collect();
+    let columns: Vec<_> =
+        columns.chain([("wall", ColumnAlign::Right), ("exits", ColumnAlign::Right)]).collect();
     let mut table = TextTable::new(&columns).indent(2);
     for vcpu in &stat.vcpus {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
@@ -74,7 +75,7 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
 /// Formats the reason of an exit, with its device or address.
 fn what(exit: &ExitStat) -> String {
     match (&exit.device, exit.address) {
-                // The device determines whether the access is to a port or to memory.
+        // The device determines whether the access is to a port or to memory.
         (Some(device), _) => {
             let how = exit.reason.rsplit(' ').next().unwrap_or_default();
             format!("{}, {how}", escaped(device))
@@ -106,7 +107,8 @@ fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
         return;
     }
     heading(text, page, "Interrupts from devices", stat.interrupts.len().saturating_sub(rows));
-    let columns = [("device", ColumnAlign::Left), ("vector", ColumnAlign::Right), ("count", ColumnAlign::Right)];
+    let columns =
+        [("device", ColumnAlign::Left), ("vector", ColumnAlign::Right), ("count", ColumnAlign::Right)];
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for interrupt in stat.interrupts.iter().take(rows) {
         let vector = interrupt.vector.map_or_else(|| "line".to_owned(), |vector| vector.to_string());
@@ -136,7 +138,7 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
 /// Adds sums over vCPUs, in the order of their values within counts and within times.
 fn counters(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let mut sums: Vec<(&str, u64)> = Vec::new();
-        // The list is sorted by name.
+    // The list is sorted by name.
     for CounterStat { name, value, .. } in &stat.kvm_counters {
         match sums.last_mut() {
             Some((last, sum)) if *last == name => *sum += value,
@@ -150,7 +152,8 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let is_time = |name: &str| name.ends_with("_ns");
     sums.sort_by_key(|(name, value)| (is_time(name), std::cmp::Reverse(*value)));
     heading(text, page, "KVM's counters", sums.len().saturating_sub(rows));
-    let mut table = TextTable::new(&[("counter", ColumnAlign::Left), ("value", ColumnAlign::Right)]).indent(2);
+    let mut table =
+        TextTable::new(&[("counter", ColumnAlign::Left), ("value", ColumnAlign::Right)]).indent(2);
     for (name, value) in sums.into_iter().take(rows) {
         let shown = if is_time(name) { units::brief(value) } else { units::count(value) };
         table.row(vec![escaped(name).into_owned(), shown]);
@@ -185,7 +188,8 @@ pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
     CsvWriter::new(out).heading(&CsvRow::default())
 }
 
-/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and counters.
+/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and
+/// counters.
 pub fn write_csv(stat: &Stat, out: impl io::Write) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
     let mut csv = CsvWriter::new(out);

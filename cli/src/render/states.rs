@@ -59,13 +59,13 @@ fn part(share: f64) -> String {
 }
 
 fn tasks(text: &mut String, report: &StateReport, rows: usize, page: PageLayout) {
-        heading(text, page.style, "Tasks", ": part of the life in each state, most time on a CPU first");
+    heading(text, page.style, "Tasks", ": part of the life in each state, most time on a CPU first");
     let right = ["tid", "life", "on CPU", "user", "system", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("task", ColumnAlign::Left));
     let mut table = TextTable::new(&columns).indent(2).flexible(10);
     for task in report.tasks.iter().take(rows) {
-                let time = |names: &[&str]| {
+        let time = |names: &[&str]| {
             let fits = task.states.iter().filter(|state| names.contains(&state.state.as_str()));
             // The sum of nothing is -0.
             part(fits.fold(0.0, |sum, state| sum + state.share))
@@ -74,13 +74,13 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: PageLayout)
             task.task.tid.to_string(),
             units::seconds(task.life_s),
             part(task.running.share),
-                        time(&["user"]),
-                        time(&["system"]),
-                        time(&["interrupted"]),
-                        time(&["runnable"]),
-                        time(&["sleep"]),
-                        time(&["disk"]),
-                        time(&["sampler", "stopped", "zombie", "unknown"]),
+            time(&["user"]),
+            time(&["system"]),
+            time(&["interrupted"]),
+            time(&["runnable"]),
+            time(&["sleep"]),
+            time(&["disk"]),
+            time(&["sampler", "stopped", "zombie", "unknown"]),
             name(&task.task),
         ]);
     }
@@ -94,15 +94,12 @@ type StateRow<'a> = (&'a TaskStateTimes, &'a TimeInState);
 /// Adds the states and waits of tasks, most time first.
 fn waits(text: &mut String, report: &StateReport, rows: usize, page: PageLayout) {
     let estimated = report.source == StateSource::Sampled;
-    let note = if estimated {
-                ": with 95 % intervals, without kernel threads"
-            } else {
-                ": without kernel threads"
-    };
+    let note =
+        if estimated { ": with 95 % intervals, without kernel threads" } else { ": without kernel threads" };
     heading(text, page.style, "States", note);
     let own = |task: &TaskStateTimes| !task.task.kernel_thread;
     let slept = |state: &TimeInState| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
-        let mut list: Vec<StateRow<'_>> = Vec::new();
+    let mut list: Vec<StateRow<'_>> = Vec::new();
     for task in report.tasks.iter().filter(|task| own(task)) {
         let states = task.states.iter().filter(|state| !slept(state));
         list.extend(states.chain(&task.waits).filter(|state| state.s > 0.0).map(|state| (task, state)));
@@ -201,7 +198,8 @@ mod tests {
 
     #[test]
     fn exact_times_say_so() {
-        let text = render(&report(StateSource::Exact), 10, PageLayout { width: 100, style: TextStyle::Plain });
+        let text =
+            render(&report(StateSource::Exact), 10, PageLayout { width: 100, style: TextStyle::Plain });
         assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
         assert!(!text.contains("intervals") && !text.contains("scan"), "{text}");
     }

@@ -14,7 +14,7 @@ use text::units;
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, TextStyle};
 
-/// Columns of a line where the terminal has no more.
+/// Columns of a line, unless the terminal is wider.
 pub const WIDTH: usize = 80;
 /// Columns from which tables have more columns; on narrower pages names need the room.
 pub(super) const WIDE: usize = 110;
@@ -58,11 +58,13 @@ pub fn title(report: &Report, page: PageLayout) -> String {
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if report.host == "portable" {
-                let note = "The host was emulated: times are not those of a real machine; relative shares are meaningful.";
+        let note =
+            "The host was emulated: times are not those of a real machine; relative shares are meaningful.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.complete {
-                let note = "The run was cut short, or is in progress: the summary is of the data recorded until then.";
+        let note =
+            "The run was cut short, or is in progress: the summary is of the data recorded until then.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.intervals_valid {
@@ -81,10 +83,10 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
-                wrapped(text, &format!("The host froze early and was started again, {times}."), "  ", page.width);
+        wrapped(text, &format!("The host froze early and was started again, {times}."), "  ", page.width);
     }
     let samples = format!(
-                "{} ({} not idle), {}, {} of {} requested, {} clock, seed {}",
+        "{} ({} not idle), {}, {} of {} requested, {} clock, seed {}",
         units::counted(report.samples, "sample"),
         units::count(report.busy_samples),
         lost(report),
@@ -100,12 +102,12 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
         wrapped(text, &off, "  ", page.width);
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {
-                let outside = format!(
-                    "{} hit the VMM, {} came while the vCPU lacked a CPU: they count for no share",
+        let outside = format!(
+            "{} hit the VMM, {} came while the vCPU lacked a CPU: they count for no share",
             units::counted(report.ticks.vmm, "tick"),
             units::count(report.ticks.waiting)
         );
-                wrapped(text, &outside, "  ", page.width);
+        wrapped(text, &outside, "  ", page.width);
     }
     stalls(text, report, page);
     let late = |ns| units::duration(Duration::from_nanos(ns));
@@ -124,7 +126,7 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
 /// Adds stalls of the guest, or of a CPU or a thread: as its kernel reports them, or by its vCPUs and tasks.
 fn stalls(text: &mut String, report: &Report, page: PageLayout) {
     for (kind, what) in
-                [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest made no progress")]
+        [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest made no progress")]
     {
         let mut events = report.events.iter().filter(|event| event.kind == kind);
         let Some(first) = events.next() else { continue };
@@ -154,13 +156,13 @@ fn exact(report: &Report) -> String {
         return format!("Exact mode: none, {}", escaped(reason));
     }
     let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
-        let cost = ExactCost::from_meta(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
+    let cost = ExactCost::from_meta(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
     let served = Duration::from_nanos(number("exact_cost_ns")).as_secs_f64();
     format!(
         "Exact mode: {}, {} lost; {}{}; `vprof report --exact` shows them",
         units::counted(number("exact_events"), "event"),
         units::count(number("exact_lost")),
-                super::exact::cost(cost.as_ref(), served),
+        super::exact::cost(cost.as_ref(), served),
         end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
     )
 }
@@ -184,7 +186,7 @@ fn part(report: &Report) -> Option<String> {
         parts.push(format!("process {}", escaped(process)));
     }
     let named = [
-                ("the process subtree of", &filter.tree),
+        ("the process subtree of", &filter.tree),
         ("instance", &filter.instance),
         ("control groups with", &filter.cgroup),
         ("thread", &filter.thread),
@@ -235,7 +237,8 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
     let title = format!("Command: {}", escaped(command));
     text.push('\n');
     wrapped(text, &page.style.bold(&title), "", page.width);
-    let columns = [("time", ColumnAlign::Right), ("95 % interval", ColumnAlign::Right), ("what", ColumnAlign::Left)];
+    let columns =
+        [("time", ColumnAlign::Right), ("95 % interval", ColumnAlign::Right), ("what", ColumnAlign::Left)];
     let mut table = TextTable::new(&columns).indent(2).flexible(2);
     if let Some(wall) = wall_s {
         table.row(vec![units::seconds(*wall), String::new(), "wall, by the guest's clock".to_owned()]);
@@ -249,14 +252,14 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
 }
 
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
-        heading(text, page.style, "vCPUs", ": states that samples hit, and ticks outside of the guest");
+    heading(text, page.style, "vCPUs", ": states that samples hit, and ticks outside of the guest");
     let columns =
         ["vCPU", "samples", "lost", "user", "kernel", "hardirq", "softirq", "idle", "VMM", "no CPU"];
     let mut table = TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2);
     for vcpu in vcpus {
         let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
-                // Ticks outside of the guest are counted; they are not a part of the guest's time.
+        // Ticks outside of the guest are counted; they are not a part of the guest's time.
         cells.extend([vcpu.vmm_samples, vcpu.waiting_samples].map(units::count));
         table.row(cells);
     }
@@ -279,7 +282,11 @@ fn process_name(process: &Process) -> String {
 
 /// Returns the columns of an estimate; the number of samples if the page is wide.
 pub(super) fn estimate_columns(share: &'static str, page: PageLayout) -> Vec<(&'static str, ColumnAlign)> {
-    let mut columns = vec![(share, ColumnAlign::Right), ("95 % interval", ColumnAlign::Right), ("time", ColumnAlign::Right)];
+    let mut columns = vec![
+        (share, ColumnAlign::Right),
+        ("95 % interval", ColumnAlign::Right),
+        ("time", ColumnAlign::Right),
+    ];
     columns.extend((page.width >= WIDE).then_some(("samples", ColumnAlign::Right)));
     columns
 }
@@ -376,13 +383,13 @@ fn walks(kernel: &WalkEnds, user: &WalkEnds) -> Option<String> {
     });
     let doubt = if user.doubtful > 0 {
         format!(
-                        "; {} of them used code without unwind tables: its instructions or frame pointers",
+            "; {} of them used code without unwind tables: its instructions or frame pointers",
             units::count(user.doubtful)
         )
     } else {
         String::new()
     };
-        Some(format!("Stacks: {} are complete{why}{doubt}.", parts.join(" and ")))
+    Some(format!("Stacks: {} are complete{why}{doubt}.", parts.join(" and ")))
 }
 
 /// Formats the share of code without names, and the way to name it.
@@ -396,7 +403,7 @@ fn unnamed(report: &Report, profile: &Path) -> Option<String> {
         let path = escaped(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
             (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
-                                "; most is {path}: `{}` can name it by the debug file of build-id {}",
+                "; most is {path}: `{}` can name it by the debug file of build-id {}",
                 super::symbolize_command(profile),
                 escaped(id)
             ),

@@ -22,7 +22,7 @@ pub struct TextTable {
 }
 
 impl TextTable {
-        /// Makes a table with these columns.
+    /// Makes a table with these columns.
     pub fn new(columns: &[(&str, ColumnAlign)]) -> Self {
         Self {
             columns: columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect(),
@@ -32,13 +32,13 @@ impl TextTable {
         }
     }
 
-        /// Sets the number of spaces before each line.
+    /// Sets the number of spaces before each line.
     pub fn indent(mut self, spaces: usize) -> Self {
         self.indent = spaces;
         self
     }
 
-        /// Sets the column whose cells are cut, with `…`, where a line would be too long.
+    /// Sets the column whose cells are cut, with `…`, where a line would be too long.
     pub fn flexible(mut self, column: usize) -> Self {
         self.flexible = Some(column);
         self
@@ -49,7 +49,7 @@ impl TextTable {
         self.rows.push(cells);
     }
 
-        /// Formats the table in lines of at most `width` columns, if the flexible column allows this.
+    /// Formats the table in lines of at most `width` columns, if the flexible column allows this.
     pub fn render(&self, width: usize) -> String {
         let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| name.width()).collect();
         for row in &self.rows {
@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_flexible_column_gives_way() {
-        let mut table = TextTable::new(&[("function", ColumnAlign::Left), ("share", ColumnAlign::Right)]).flexible(0);
+        let mut table =
+            TextTable::new(&[("function", ColumnAlign::Left), ("share", ColumnAlign::Right)]).flexible(0);
         table.row(vec!["f".repeat(100), "1.0 %".into()]);
         let text = table.render(40);
         assert!(text.lines().all(|l| l.width() == 40), "{text}");

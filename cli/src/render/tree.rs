@@ -12,17 +12,17 @@ use super::table::{ColumnAlign, TextTable};
 pub fn render(report: &Report, tree: &CallTree, rows: usize, page: PageLayout) -> String {
     let mut text = title(report, page);
     let symbol = escaped(&tree.symbol);
-        let title_text = match tree.direction {
+    let title_text = match tree.direction {
         Direction::Callers => format!("Callers of {symbol}"),
-                Direction::Callees => format!("Callees of {symbol}"),
+        Direction::Callees => format!("Callees of {symbol}"),
     };
     if tree.total.samples == 0 {
         wrapped(&mut text, &format!("No chosen sample has {symbol} on its stack."), "  ", page.width);
         return text;
     }
     let samples = units::counted(tree.total.samples, "sample");
-        let note = format!(": on the stack of {samples}");
-        heading(&mut text, page.style, &title_text, &note);
+    let note = format!(": on the stack of {samples}");
+    heading(&mut text, page.style, &title_text, &note);
     let mut table = TextTable::new(&[
         ("of all", ColumnAlign::Right),
         ("of it", ColumnAlign::Right),

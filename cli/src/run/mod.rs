@@ -56,7 +56,7 @@ fn one(args: &RunArgs) -> Result<RunConclusion, Error> {
 /// Runs a guest once, with these triggers, and records it.
 pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
-        let mut plan = RunPlan::make(args, triggers)?;
+    let mut plan = RunPlan::make(args, triggers)?;
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
@@ -66,7 +66,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     }
     if matches!(chosen.host, Host::Portable(_)) {
         memory::check(args.memory)?;
-                plan.spec.machine.cmdline = spec::patient(&plan.spec.machine.cmdline);
+        plan.spec.machine.cmdline = spec::patient(&plan.spec.machine.cmdline);
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
@@ -74,7 +74,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
         recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
     if recorded.outcome.host_restarts > 0 {
         eprintln!(
-                        "vprof: the portable host froze early and was started again, {}",
+            "vprof: the portable host froze early and was started again, {}",
             text::units::counted(recorded.outcome.host_restarts.into(), "time")
         );
     }
@@ -85,16 +85,16 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
 struct RunPlan {
     spec: RunSpec,
     payload: BootPayload,
-        /// Files of the disks, open and locked for the whole run.
+    /// Files of the disks, open and locked for the whole run.
     disks: Vec<File>,
-        /// Listening sockets, for the whole run.
+    /// Listening sockets, for the whole run.
     vsock: Option<Listening>,
-        /// Sentence about the kernel that is booted from a disk, and why.
+    /// Sentence about the kernel that is booted from a disk, and why.
     choice: Option<String>,
 }
 
 impl RunPlan {
-        fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
+    fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
             kernel: args.kernel.as_deref(),
@@ -103,20 +103,19 @@ impl RunPlan {
         let mut loaded = images::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
-                let until = triggers.iter().find_map(|trigger| match trigger {
+        let until = triggers.iter().find_map(|trigger| match trigger {
             RunTrigger::Until(condition) => Some(("until".to_owned(), condition.to_string())),
             _ => None,
         });
         if command.is_some() {
-                        triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
+            triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
-                        // The portable host's QEMU runs with the same working directory, but relative names
-                        // like `nbd:x` have a meaning
-                        // of their own in QEMU.
+            // The portable host's QEMU runs with the same working directory, but interprets relative names
+            // like `nbd:x`.
             .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
             .map(|path| DiskSpec::new(path, disk_mode(args)))
             .collect::<Result<_, _>>()?;
@@ -141,7 +140,7 @@ impl RunPlan {
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
-                        waits: triggers,
+            waits: triggers,
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
@@ -149,8 +148,7 @@ impl RunPlan {
 }
 
 /// Hands the command after `--`, if there is one, to the guest: in its initrd if that is made for it, else by
-/// the
-/// returned [`GuestCommand`].
+/// the returned [`GuestCommand`].
 fn take_command(
     args: &RunArgs,
     loaded: &mut BootPlan,
@@ -172,13 +170,13 @@ fn take_command(
 
 /// Fate of the guest's writes to its disks.
 fn disk_mode(args: &RunArgs) -> DiskMode {
-        if args.snapshot {
-            DiskMode::Snapshot
-        } else if args.read_only {
-            DiskMode::ReadOnly
-        } else {
-            DiskMode::ReadWrite
-        }
+    if args.snapshot {
+        DiskMode::Snapshot
+    } else if args.read_only {
+        DiskMode::ReadOnly
+    } else {
+        DiskMode::ReadWrite
+    }
 }
 
 fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
@@ -206,8 +204,7 @@ fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
 }
 
 /// Returns the target of the console and the source of its input. By default the console is shown on a
-/// terminal, and for
-/// a command without separate output.
+/// terminal, and for a command without separate output.
 fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
@@ -219,21 +216,20 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
     match wanted {
         Some(place) if place == "-" || place == "stdout" => {
             if args.recording.top {
-                                return Err(UsageError::TopAndConsole.into());
+                return Err(UsageError::TopAndConsole.into());
             }
             if args.recording.json {
-                                return Err(UsageError::JsonAndConsole.into());
+                return Err(UsageError::JsonAndConsole.into());
             }
-                        let keys = if interactive {
-                            KeySource::Terminal
-                        } else if args.console.is_some() && !io::stdin().is_terminal() {
-                            // A pipe's bytes are read only if the user names the console: a script's own
-                            // input, such as a list that
-                            // a loop reads, is not the guest's.
-                            KeySource::Stream
-                        } else {
-                            KeySource::None
-                        };
+            let keys = if interactive {
+                KeySource::Terminal
+            } else if args.console.is_some() && !io::stdin().is_terminal() {
+                // A pipe's bytes are read only if the user names the console: a script's own input, such as a
+                // list that a loop reads, is not the guest's.
+                KeySource::Stream
+            } else {
+                KeySource::None
+            };
             Ok((ConsoleTarget::Stdout, keys))
         }
         Some(place) if place != "none" => {
@@ -261,7 +257,7 @@ async fn start(
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
-                // Tables of a host that was restarted are discarded.
+        // Tables of a host that was restarted are discarded.
         *tables.lock() = live::Tables::default();
         let writer = ProfileWriter::create(&args.recording.output, force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
@@ -281,7 +277,7 @@ async fn start(
                 create(args.recording.force || restarts > 0)
             })
             .await;
-                        // Another vprof may open the disks only after the run.
+            // Another vprof may open the disks only after the run.
             drop(disks);
             Ok(outcome?)
         }
@@ -318,7 +314,7 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
             "it started another kernel (kexec), and its command ended with the first{}",
             last()
         ))),
-                // A run with a command has no other condition.
+        // A run with a command has no other condition.
         MachineEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
             "it came up in emergency or rescue mode, where no command runs{}",
             last()
@@ -340,7 +336,7 @@ mod tests {
         let shown = |words: &[&str]| {
             let words = [&["vprof", "run", "x.img"][..], words, &["--", "true"][..]].concat();
             let cli = crate::args::Cli::try_parse_from(words).unwrap();
-            let crate::args::Command::Run(args) = cli.command else { panic!("a run") };
+            let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
             matches!(streams(&args, true).unwrap().output, ConsoleTarget::Stdout)
         };
         assert!(shown(&[]) && shown(&["--console", "none"]) && shown(&["--console", "/dev/null"]));

@@ -15,7 +15,7 @@ const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     let metadata = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return directory(path),
-                Err(source) => return Err(Error::file("read", path, source)),
+        Err(source) => return Err(Error::file("read", path, source)),
         Ok(metadata) => metadata,
     };
     if !force {
@@ -30,8 +30,10 @@ pub fn check(path: &Path, force: bool) -> Result<(), Error> {
 /// Removes a profile in which nothing was recorded, with its journal, so that the next run finds its path
 /// free.
 pub fn remove(path: &Path) {
-        for file in [path.to_owned(), with_suffix(path, "-wal"), with_suffix(path, "-shm"), with_suffix(path, "-journal")] {
-                // The next run finds and reports a file that is left.
+    for file in
+        [path.to_owned(), with_suffix(path, "-wal"), with_suffix(path, "-shm"), with_suffix(path, "-journal")]
+    {
+        // The next run finds and reports a file that is left.
         let _ = std::fs::remove_file(file);
     }
 }
@@ -71,18 +73,18 @@ mod tests {
         let path = directory.path().join("p.vprof");
         check(&path, false).unwrap();
         std::fs::write(&path, b"SQLite format 3\0...").unwrap();
-                std::fs::write(with_suffix(&path, "-wal"), b"journal").unwrap();
+        std::fs::write(with_suffix(&path, "-wal"), b"journal").unwrap();
         assert!(matches!(check(&path, false), Err(Error::OutputExists(_))));
         check(&path, true).unwrap();
         remove(&path);
-                assert!(!path.exists() && !with_suffix(&path, "-wal").exists());
+        assert!(!path.exists() && !with_suffix(&path, "-wal").exists());
         std::fs::write(&path, b"my thesis").unwrap();
         assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
     }
 
     #[test]
-        fn a_missing_directory_is_reported_at_once() {
+    fn a_missing_directory_is_reported_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let error = check(&directory.path().join("no/p.vprof"), false).unwrap_err();
         assert!(error.to_string().contains("no such file or directory"), "{error}");

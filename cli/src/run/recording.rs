@@ -21,7 +21,7 @@ use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
 use crate::args::RecordingArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::terminal::{ESCAPE, KeyReader, RawMode};
-use crate::top::{self, own::Beside};
+use crate::top::{self, own_run::ViewThread};
 use crate::{report, symbolize};
 
 /// How long the console's last output may take to be written.
@@ -95,7 +95,7 @@ impl<'a> Recording<'a> {
     /// Looks at everything that can be wrong before there is a guest.
     pub fn prepare(args: &'a RecordingArgs) -> Result<Self, Error> {
         if args.until_precision.is_some() && !estimate::trustworthy(args.clock) {
-                        return Err(UsageError::FixedClock.into());
+            return Err(UsageError::FixedClock.into());
         }
         if args.top {
             top::terminal::check()?;
@@ -198,7 +198,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         control,
         stop: stop.clone(),
     };
-    let view = top::own::Parts {
+    let view = top::own_run::RunHandles {
         tables: tables.clone(),
         phase: phase.clone(),
         control: run.control.clone(),
@@ -239,7 +239,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     drop(server);
     drop(reader);
     drop(raw);
-    if let Some(failed) = view.and_then(Beside::finish) {
+    if let Some(failed) = view.and_then(ViewThread::finish) {
         eprintln!("vprof: there was no live view: {failed}");
     }
     screen.release();
@@ -260,12 +260,16 @@ fn finish_console(pump: ConsolePump, screen: &RunScreen, whose: &str) {
 }
 
 /// Opens the live view, if it is wanted; what there is to say meanwhile is said after it.
-fn show(args: &RecordingArgs, view: top::own::Parts, screen: &RunScreen) -> Result<Option<Beside>, Error> {
+fn show(
+    args: &RecordingArgs,
+    view: top::own_run::RunHandles,
+    screen: &RunScreen,
+) -> Result<Option<ViewThread>, Error> {
     if !args.top {
         return Ok(None);
     }
     screen.hold();
-    Ok(Some(Beside::start(view)?))
+    Ok(Some(ViewThread::start(view)?))
 }
 
 /// Opens the control socket. A run that nobody asked to have one goes on without.

@@ -15,7 +15,7 @@ use crate::render::table;
 /// Target of the guest's console.
 #[derive(Debug)]
 pub enum ConsoleTarget {
-        /// Only into the profile.
+    /// Only into the profile.
     None,
     /// To standard output.
     Stdout,
@@ -28,9 +28,9 @@ pub enum ConsoleTarget {
 pub enum ProgressMode {
     /// Not at all.
     Off,
-        /// A line that is redrawn in place.
+    /// A line that is redrawn in place.
     Live,
-        /// A live line, until the guest runs.
+    /// A live line, until the guest runs.
     UntilGuest,
     /// A line for each step before the guest runs, then one every ten seconds.
     Lines,
@@ -57,12 +57,12 @@ struct ScreenState {
     last_line: Option<Instant>,
     /// The first failure to write the console.
     failed: Option<io::Error>,
-        /// Notes to print when the terminal is free again.
+    /// Notes to print when the terminal is free again.
     held: Option<Vec<String>>,
 }
 
 impl RunScreen {
-        /// Makes a screen; the console and the live line share a terminal where both streams are one.
+    /// Makes a screen; the console and the live line share a terminal where both streams are one.
     pub fn new(console: ConsoleTarget, progress: ProgressMode) -> Self {
         let shared = matches!(console, ConsoleTarget::Stdout) && io::stdout().is_terminal();
         Self(Mutex::new(ScreenState {
@@ -97,18 +97,18 @@ impl RunScreen {
             ConsoleTarget::File(file) => file.write_all(bytes),
         };
         if let Err(error) = written {
-                        // A full disk or a closed pipe: the guest continues without a console, and the end of
-                        // the run reports it.
+            // A full disk or a closed pipe: the guest continues without a console, and the end of
+            // the run reports it.
             state.console = ConsoleTarget::None;
             state.failed = Some(error);
         }
         state.console_at_line_start = bytes.last().is_none_or(|b| *b == b'\n');
     }
 
-        /// Shows the progress of the run.
+    /// Shows the progress of the run.
     pub fn progress(&self, phase: &Phase) {
-                // While output to the console's terminal blocks, the lock is held; the line can wait for the
-                // next time.
+        // While output to the console's terminal blocks, the lock is held; the line can wait for the
+        // next time.
         let Ok(mut state) = self.0.try_lock() else { return };
         match state.progress {
             ProgressMode::Off => {}
@@ -116,12 +116,13 @@ impl RunScreen {
                 state.erase();
                 state.progress = ProgressMode::Off;
             }
-            ProgressMode::Live | ProgressMode::UntilGuest if state.shared && !state.console_at_line_start => {}
+            ProgressMode::Live | ProgressMode::UntilGuest if state.shared && !state.console_at_line_start => {
+            }
             ProgressMode::Live | ProgressMode::UntilGuest => {
                 let width = columns().saturating_sub(1);
                 let line = table::cut(&line(phase), width);
                 state.live_shown = true;
-                                // A failed write to standard error can't be reported anywhere.
+                // A failed write to standard error can't be reported anywhere.
                 let _ = write!(io::stderr().lock(), "{ERASE}{line}");
             }
             ProgressMode::Lines => {
@@ -153,18 +154,18 @@ impl RunScreen {
         let _ = writeln!(io::stderr().lock(), "{start}vprof: {text}");
     }
 
-        /// Keeps notes back from now on: another part of vprof uses the terminal.
+    /// Keeps notes back from now on: another part of vprof uses the terminal.
     pub fn hold(&self) {
         self.lock().held.get_or_insert_default();
     }
 
-        /// Prints the notes that were kept back.
+    /// Prints the notes that were kept back.
     pub fn release(&self) {
         let held = self.lock().held.take();
         held.into_iter().flatten().for_each(|text| self.note(&text));
     }
 
-        /// Removes the live line for good; returns the first failure to write the console.
+    /// Removes the live line for good; returns the first failure to write the console.
     pub fn close(&self) -> Option<io::Error> {
         let mut state = self.lock();
         state.erase();
@@ -227,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-        fn the_line_has_time_samples_rate_lost_samples_and_top_process() {
+    fn the_line_has_time_samples_rate_lost_samples_and_top_process() {
         let mut status = SessionStatus {
             sampling: true,
             wanted_hz: 1_000.0,

@@ -29,33 +29,33 @@ pub enum CheckVerdict {
     Passed,
     /// Outside of the bounds.
     Failed,
-        /// Not judged; `note` has the reason.
+    /// Not judged; `note` has the reason.
     NotJudged,
 }
 
 /// Comparison of a value of vprof with a reference.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct SelftestCheck {
-        /// Name of the value.
+    /// Name of the value.
     pub name: String,
-        /// ValueUnit of the values.
+    /// ValueUnit of the values.
     pub unit: ValueUnit,
-        /// Value of vprof; `None` where it has none.
+    /// Value of vprof; `None` where it has none.
     pub measured: Option<f64>,
-        /// Smallest value that passes.
+    /// Smallest value that passes.
     pub low: f64,
     /// Largest value that passes; `None` without a bound.
     pub high: Option<f64>,
-        /// Source of the bounds.
+    /// Source of the bounds.
     pub reference: String,
     /// The verdict.
     pub judgement: CheckVerdict,
-        /// Reason why the check is not judged.
+    /// Reason why the check is not judged.
     pub note: Option<String>,
 }
 
 impl SelftestCheck {
-        /// Checks a value against two bounds.
+    /// Checks a value against two bounds.
     pub fn between(
         name: impl Into<String>,
         unit: ValueUnit,
@@ -76,7 +76,7 @@ impl SelftestCheck {
         }
     }
 
-        /// Checks that a value is at most `tolerance` from the one that the guest measured.
+    /// Checks that a value is at most `tolerance` from the one that the guest measured.
     pub fn near(
         name: impl Into<String>,
         unit: ValueUnit,
@@ -113,7 +113,9 @@ mod tests {
 
     #[test]
     fn a_value_outside_of_its_bounds_fails() {
-        let judged = |measured| SelftestCheck::near("a", ValueUnit::Seconds, measured, (2.0, 0.5), "its clock").judgement;
+        let judged = |measured| {
+            SelftestCheck::near("a", ValueUnit::Seconds, measured, (2.0, 0.5), "its clock").judgement
+        };
         assert_eq!(judged(Some(2.4)), CheckVerdict::Passed);
         assert_eq!(judged(Some(2.6)), CheckVerdict::Failed);
         assert_eq!(judged(Some(1.4)), CheckVerdict::Failed);
@@ -123,7 +125,8 @@ mod tests {
 
     #[test]
     fn what_is_not_judged_never_fails() {
-        let check = SelftestCheck::between("a", ValueUnit::Part, None, (0.9, None), "x").unless(Some("emulated host"));
+        let check = SelftestCheck::between("a", ValueUnit::Part, None, (0.9, None), "x")
+            .unless(Some("emulated host"));
         assert_eq!(check.judgement, CheckVerdict::NotJudged);
     }
 

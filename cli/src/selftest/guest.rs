@@ -51,11 +51,11 @@ const SLICE: Duration = Duration::from_micros(400);
 /// Workload of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestLoad {
-        /// Sleep before the work, ms; vprof finds the kernel in this time.
+    /// Sleep before the work, ms; vprof finds the kernel in this time.
     pub sleep_ms: u64,
     /// CPU time of [`SHARES`], ms; of [`KERNEL`] a third of it.
     pub shares_ms: u64,
-        /// Round trips of the switches between [`PLAYERS`].
+    /// Round trips of the switches between [`PLAYERS`].
     pub switches: u32,
     /// CPU time of [`ROUNDS`], ms.
     pub rounds_ms: u64,
@@ -71,7 +71,7 @@ pub fn main() -> ! {
     if let Err(error) = work() {
         say("error", error);
     }
-        // The output may still be in the serial port's queue; the machine would end before it is printed.
+    // The output may still be in the serial port's queue; the machine would end before it is printed.
     let _ = tcdrain(io::stdout());
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // A guest without ACPI ends by a reset.
@@ -148,7 +148,7 @@ fn fifth(turns: &mut WorkTurns) {
 #[inline(never)]
 fn left(half_turns: &mut WorkTurns) {
     half(half_turns);
-        // This keeps the call from being a jump, which would leave the function off the stack.
+    // This keeps the call from being a jump, which would leave the function off the stack.
     black_box("left");
 }
 
@@ -189,8 +189,8 @@ fn call_kernel(time: Duration) -> io::Result<()> {
 fn play(rounds: u32) -> io::Result<()> {
     let ((from_ping, to_pong), (from_pong, to_ping)) = (io::pipe()?, io::pipe()?);
     let [ping, pong] = PLAYERS;
-        let first = start_child(ping, || pass_on(ping, rounds, &from_pong, &to_pong, true))?;
-        let second = start_child(pong, || pass_on(pong, rounds, &from_ping, &to_ping, false))?;
+    let first = start_child(ping, || pass_on(ping, rounds, &from_pong, &to_pong, true))?;
+    let second = start_child(pong, || pass_on(pong, rounds, &from_ping, &to_ping, false))?;
     wait_for(first)?;
     wait_for(second)
 }
@@ -220,7 +220,7 @@ fn pass_on(
 /// [`ROUNDS`].
 fn count_rounds(time: Duration) -> io::Result<()> {
     let (start, mut rounds, mut state) = (since_boot(), 0_u64, 1);
-        // Wall time: the time of a sample is not CPU time of the guest.
+    // Wall time: the time of a sample is not CPU time of the guest.
     while since_boot() - start < time {
         state = burn(state);
         rounds += 1;
@@ -236,8 +236,8 @@ fn count_rounds(time: Duration) -> io::Result<()> {
 pub fn parse_console(text: &str) -> Vec<(String, String)> {
     text.lines()
         .filter_map(|line| {
-                        let (_, pair) = line.split_once(MARK)?;
-                        let (key, value) = pair.trim_end().split_once(' ')?;
+            let (_, pair) = line.split_once(MARK)?;
+            let (key, value) = pair.trim_end().split_once(' ')?;
             Some((key.to_owned(), value.to_owned()))
         })
         .collect()

@@ -23,7 +23,7 @@ pub struct MachineFacts {
 }
 
 impl MachineFacts {
-        /// Reads the facts from the kernel; an unavailable one is `unknown`.
+    /// Reads the facts from the kernel; an unavailable one is `unknown`.
     pub fn read() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

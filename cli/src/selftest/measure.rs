@@ -22,8 +22,8 @@ const CALLER: (&str, &str) = ("left", "half");
 pub struct GuestResults {
     profile: Profile,
     console: ConsoleText,
-        values: Vec<(String, String)>,
-        /// Report on the whole profile.
+    values: Vec<(String, String)>,
+    /// Report on the whole profile.
     pub report: Report,
 }
 
@@ -31,7 +31,7 @@ pub struct GuestResults {
 #[derive(Debug, Default)]
 struct ConsoleText {
     text: String,
-        /// Offset of each piece in the text, and its time, s since the run's start.
+    /// Offset of each piece in the text, and its time, s since the run's start.
     pieces: Vec<(usize, f64)>,
 }
 
@@ -52,7 +52,7 @@ impl ConsoleText {
         self.text.push_str(piece);
     }
 
-        /// Returns the time at which the guest began to print a value, s since the run's start.
+    /// Returns the time at which the guest began to print a value, s since the run's start.
     fn printed(&self, key: &str) -> Option<f64> {
         let place = self.text.find(&format!("{MARK}{key} "))?;
         let before = self.pieces.partition_point(|(start, _)| *start <= place);
@@ -69,37 +69,37 @@ impl GuestResults {
         let profile = Profile::open(path)?;
         let report = Report::read(&profile, &Filter::default())?;
         let console = ConsoleText::read(&profile)?;
-                let values = parse_console(&console.text);
-                let results = Self { profile, console, values, report };
-                if results.value(DONE).is_none() {
-                        let mut lines = results.console.text.lines().filter(|line| !line.trim().is_empty());
+        let values = parse_console(&console.text);
+        let results = Self { profile, console, values, report };
+        if results.value(DONE).is_none() {
+            let mut lines = results.console.text.lines().filter(|line| !line.trim().is_empty());
             let last = lines.next_back().unwrap_or("nothing");
             return Err(Error::Guest(format!(
                 "the guest of the self-test did not run to its end; its console's last line: {}",
                 text::clean::escaped(last.trim())
             )));
         }
-                Ok(results)
+        Ok(results)
     }
 
-        /// Returns true if the host is emulated.
+    /// Returns true if the host is emulated.
     pub fn is_emulated(&self) -> bool {
         self.report.host == "portable"
     }
 
-        /// Returns a number that the guest printed.
-        fn value(&self, key: &str) -> Option<f64> {
-            let found = self.values.iter().find(|(own, _)| own == key);
+    /// Returns a number that the guest printed.
+    fn value(&self, key: &str) -> Option<f64> {
+        let found = self.values.iter().find(|(own, _)| own == key);
         found.and_then(|(_, value)| value.parse().ok())
     }
 
-        /// Returns the first number of a query.
+    /// Returns the first number of a query.
     fn number(&self, sql: &str) -> Result<Option<f64>, Error> {
         let table = self.profile.query(sql)?;
         Ok(table.rows.first().and_then(|row| row.first()).and_then(number))
     }
 
-        /// Returns the time of the first vCPU in states, s, from the segments that end between two times.
+    /// Returns the time of the first vCPU in states, s, from the segments that end between two times.
     fn states(&self, columns: &str, span: Option<(f64, f64)>) -> Result<Option<f64>, Error> {
         let Some((from, to)) = span else { return Ok(None) };
         self.number(&format!(
@@ -107,8 +107,8 @@ impl GuestResults {
         ))
     }
 
-        /// Reads the report on one process by function.
-        fn process_report(&self, name: &str) -> Result<Option<Report>, Error> {
+    /// Reads the report on one process by function.
+    fn process_report(&self, name: &str) -> Result<Option<Report>, Error> {
         if !self.report.processes.iter().any(|process| process.comm == name) {
             return Ok(None);
         }
@@ -120,27 +120,27 @@ impl GuestResults {
         self.is_emulated().then_some(EMULATED)
     }
 
-        /// Checks the guest that divides its time.
+    /// Checks the guest that divides its time.
     ///
     /// # Errors
     /// The profile cannot be read.
     pub fn shares(&self, has_symbols: bool) -> Result<Vec<SelftestCheck>, Error> {
         let mut checks = self.processes();
         let stripped = (!has_symbols).then_some("this vprof has no symbols");
-                let report = self.process_report(SHARES)?;
+        let report = self.process_report(SHARES)?;
         let row = |name: &str| {
             let rows = report.iter().filter_map(|report| report.by.as_ref()).flat_map(|by| &by.rows);
             rows.filter(|row| is_function(row, name)).max_by_key(|row| row.total.samples)
         };
-                let own_whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| self.value(name)).sum();
+        let own_whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| self.value(name)).sum();
         let whole: f64 = FUNCTIONS.iter().filter_map(|(name, _)| row(name)).map(|row| row.total.share).sum();
         for (name, _) in FUNCTIONS {
-                        let own = self.value(name).unwrap_or(0.0) / own_whole;
+            let own = self.value(name).unwrap_or(0.0) / own_whole;
             let found = row(name).map(|row| &row.total);
             let part = found.map(|found| found.share / whole);
             let chance = found.map_or(0.0, |found| chance_of_share(found) / whole);
-                        // Interrupts add to chance: a turn's clock counts them, and its function's samples do
-                        // not.
+            // Interrupts add to chance: a turn's clock counts them, and its function's samples do
+            // not.
             let besides = if self.is_emulated() { 0.02 } else { 0.005 };
             checks.push(
                 SelftestCheck::near(
@@ -189,13 +189,13 @@ impl GuestResults {
         Ok(checks)
     }
 
-        /// Checks the CPU times of the two processes, and their ratio.
+    /// Checks the CPU times of the two processes, and their ratio.
     fn processes(&self) -> Vec<SelftestCheck> {
         let estimate = |name: &str| {
             self.report.processes.iter().find(|process| process.comm == name).map(|process| process.estimate)
         };
         let (first, second) = (estimate(SHARES), estimate(KERNEL));
-                let own = |name: &str| self.value(name).unwrap_or(0.0);
+        let own = |name: &str| self.value(name).unwrap_or(0.0);
         let part = |first: f64, second: f64| first / (first + second);
         let measured = first.zip(second).map(|(first, second)| part(first.share, second.share));
         let chance = first.zip(second).map_or(0.0, |(first, second)| {
@@ -226,16 +226,22 @@ impl GuestResults {
         checks
     }
 
-        /// Checks the names and stacks of the guest's kernel.
+    /// Checks the names and stacks of the guest's kernel.
     fn kernel(&self) -> Result<Vec<SelftestCheck>, Error> {
         let named = self.number(
             "SELECT avg(f.symbol IS NOT NULL) FROM sample s JOIN frame f ON f.id = s.frame \
              JOIN mode m ON m.id = s.mode WHERE f.kind = 'kernel' AND m.name NOT IN ('boot', 'idle')",
         )?;
-                let report = self.process_report(KERNEL)?;
+        let report = self.process_report(KERNEL)?;
         let walks = report.as_ref().map(|report| report.stacks.kernel.complete_share);
         Ok(vec![
-            SelftestCheck::between("kernel code with a name", ValueUnit::Part, named, (0.99, None), "its kallsyms"),
+            SelftestCheck::between(
+                "kernel code with a name",
+                ValueUnit::Part,
+                named,
+                (0.99, None),
+                "its kallsyms",
+            ),
             SelftestCheck::between(
                 format!("kernel stacks of {KERNEL} to their end"),
                 ValueUnit::Part,
@@ -246,10 +252,10 @@ impl GuestResults {
         ])
     }
 
-        /// Checks the exact states of the vCPUs, and the cost of a sample.
+    /// Checks the exact states of the vCPUs, and the cost of a sample.
     fn times(&self) -> Result<Vec<SelftestCheck>, Error> {
-                let value = |key: &str| self.value(key).unwrap_or(0.0);
-                let (slept, worked) = (value(SLEPT), value(DONE) - value(AWAKE));
+        let value = |key: &str| self.value(key).unwrap_or(0.0);
+        let (slept, worked) = (value(SLEPT), value(DONE) - value(AWAKE));
         let awake = self.console.printed(AWAKE);
         let halted = self.states("halted_ns", awake.map(|awake| (awake - slept, awake)))?;
         let all = self.states(ALL_STATES, awake.zip(self.console.printed(DONE)))?;
@@ -258,7 +264,7 @@ impl GuestResults {
         let samples = self.report.samples as f64;
         let cost = (samples > 0.0).then(|| overhead.sampler_s / samples);
         Ok(vec![
-                        // Segments of microstates are 0.2 s long: one at either end is partly outside.
+            // Segments of microstates are 0.2 s long: one at either end is partly outside.
             SelftestCheck::near(
                 "vCPU halted while the guest slept",
                 ValueUnit::Seconds,
@@ -286,24 +292,24 @@ impl GuestResults {
         ])
     }
 
-        /// Checks the guest that switches, which was recorded in exact mode.
+    /// Checks the guest that switches, which was recorded in exact mode.
     ///
     /// # Errors
     /// The profile cannot be read.
     pub fn switches(&self) -> Result<Vec<SelftestCheck>, Error> {
-                let sum = |column: &str| self.number(&format!("SELECT sum({column}) FROM exact_vcpu"));
-                let guest = sum("guest_switches")?;
-                // At either end the kernel may have counted a switch that is not visible yet.
+        let sum = |column: &str| self.number(&format!("SELECT sum({column}) FROM exact_vcpu"));
+        let guest = sum("guest_switches")?;
+        // At either end the kernel may have counted a switch that is not visible yet.
         let mut checks = vec![SelftestCheck::near(
-                        "switches in exact mode",
+            "switches in exact mode",
             ValueUnit::Count,
-                        sum("switches")?.filter(|_| guest.is_some()),
+            sum("switches")?.filter(|_| guest.is_some()),
             (guest.unwrap_or(0.0), 2.0),
-                        // Reason why the kernel has no exact data.
+            // Reason why the kernel has no exact data.
             self.report.meta.get("exact_missing").map_or("its kernel's count", String::as_str),
         )];
         for name in PLAYERS {
-                        let own = self.value(name).unwrap_or(0.0);
+            let own = self.value(name).unwrap_or(0.0);
             let sleeps = self.number(&format!(
                 "SELECT sum(count) FROM task_state t JOIN instance i ON i.id = t.instance \
                  WHERE i.comm = '{name}' AND t.state IN ('sleep', 'disk')"
@@ -316,14 +322,21 @@ impl GuestResults {
                 "its getrusage",
             ));
         }
-                checks.push(SelftestCheck::between("events lost", ValueUnit::Count, sum("lost")?, (0.0, Some(0.0)), "none"));
+        checks.push(SelftestCheck::between(
+            "events lost",
+            ValueUnit::Count,
+            sum("lost")?,
+            (0.0, Some(0.0)),
+            "none",
+        ));
         Ok(checks)
     }
 
-        /// Compares the speed of work in this run with that in a run with very few samples.
+    /// Compares the speed of work in this run with that in a run with very few samples.
     pub fn slowdown(&self, unsampled: &Self) -> SelftestCheck {
-                let part = self.value(ROUNDS).zip(unsampled.value(ROUNDS)).map(|(with, without)| 1.0 - with / without);
-                // The machine's own speed changes from run to run: a speed-up counts as no slow-down.
+        let part =
+            self.value(ROUNDS).zip(unsampled.value(ROUNDS)).map(|(with, without)| 1.0 - with / without);
+        // The machine's own speed changes from run to run: a speed-up counts as no slow-down.
         SelftestCheck::between(
             "slow-down at 1000 Hz",
             ValueUnit::Part,
@@ -367,7 +380,7 @@ mod tests {
             console.add(time, piece);
         }
         assert_eq!(console.printed(AWAKE), Some(2.0));
-        // It begins in the middle of a piece.
+        // This line begins in the middle of a piece.
         assert_eq!(console.printed(DONE), Some(4.0));
         assert_eq!(console.printed(SLEPT), None);
     }

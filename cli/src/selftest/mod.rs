@@ -1,7 +1,8 @@
 //! `vprof selftest`: the accuracy of vprof on this machine, checked by guests that measure themselves.
 //!
-//! The guests boot a kernel of this machine with this program as their only file ([`guest`]), and are profiled as by
-//! `vprof run`. The figures of the profiles are compared with those of the guests ([`measure`]).
+//! The guests boot a kernel of this machine with this program as their only file ([`guest`]), and are
+//! profiled as by `vprof run`. The figures of the profiles are compared with those of the guests
+//! ([`measure`]).
 
 mod check;
 pub mod guest;
@@ -21,10 +22,10 @@ use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
 use vmm::MachineEnd;
 
-pub use check::{SelftestCheck, CheckVerdict, ValueUnit};
+pub use check::{CheckVerdict, SelftestCheck, ValueUnit};
 pub use machine::MachineFacts;
 
-use crate::args::{Cli, Command, RunArgs, SelftestArgs};
+use crate::args::{Cli, CliCommand, RunArgs, SelftestArgs};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{write_json, write_text};
 use crate::render::PageLayout;
@@ -132,7 +133,12 @@ fn plan(emulated: bool) -> [GuestPlan; 3] {
             rate_hz: 100.0,
             exact: true,
         },
-        GuestPlan { name: "rarely sampled", load: GuestLoad { rounds_ms, ..load }, rate_hz: 1.0, exact: false },
+        GuestPlan {
+            name: "rarely sampled",
+            load: GuestLoad { rounds_ms, ..load },
+            rate_hz: 1.0,
+            exact: false,
+        },
     ]
 }
 
@@ -185,7 +191,7 @@ fn run_args(
     directory: &Path,
 ) -> Result<RunArgs, Error> {
     let words = ["vprof".as_ref(), "run".as_ref(), kernel.as_os_str()];
-    let Ok(Cli { command: Command::Run(run) }) = Cli::try_parse_from(words) else {
+    let Ok(Cli { command: CliCommand::Run(run) }) = Cli::try_parse_from(words) else {
         return Err(UsageError::KernelName(kernel.to_owned()).into());
     };
     let mut run = *run;

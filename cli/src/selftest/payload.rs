@@ -1,4 +1,5 @@
-//! Kernel and initrd of the guests of the self-test: a kernel of this machine, and this program as the only file.
+//! Kernel and initrd of the guests of the self-test: a kernel of this machine, and this program as the only
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use host::portable::{PortableError, ProgramError, bundle, exe};
 use images::cpio;
 
-use super::guest::{LOAD_FILE, GuestLoad};
+use super::guest::{GuestLoad, LOAD_FILE};
 use crate::errors::{Error, UsageError};
 
 /// Returns the kernel to boot: the given one, else that of this machine, else that of the portable host.

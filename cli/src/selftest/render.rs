@@ -3,7 +3,7 @@
 use text::clean::escaped;
 use text::units;
 
-use super::{SelftestCheck, CheckVerdict, SelftestOutcome, ValueUnit};
+use super::{CheckVerdict, SelftestCheck, SelftestOutcome, ValueUnit};
 use crate::render::PageLayout;
 use crate::render::table::{ColumnAlign, TextTable};
 

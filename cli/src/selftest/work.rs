@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, below 1 ms on an emulated one.
+/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, below 1 ms on an emulated
+/// one.
 const ROUNDS: u32 = 20_000;
 
 fn read(clock: libc::clockid_t) -> Duration {
@@ -65,8 +66,7 @@ pub fn burn(mut state: u64) -> u64 {
 }
 
 /// Work of a function in turns, each turn until all of them together have taken a multiple of a slice of CPU
-/// time. The
-/// next turn is shorter by the excess of the one before.
+/// time. The next turn is shorter by the excess of the one before.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkTurns {
     slice: Duration,
@@ -76,13 +76,13 @@ pub struct WorkTurns {
 }
 
 impl WorkTurns {
-        /// Makes turns of `slice` each.
+    /// Makes turns of `slice` each.
     pub fn new(slice: Duration) -> Self {
         Self { slice, due: Duration::ZERO, used: Duration::ZERO }
     }
 
-        /// Works for one turn, by the clock of the calling thread. Inlined, so that samples hit the calling
-        /// function.
+    /// Works for one turn, by the clock of the calling thread. Inlined, so that samples hit the calling
+    /// function.
     #[inline(always)]
     pub fn take(&mut self) {
         self.due += self.slice;
@@ -103,11 +103,13 @@ impl WorkTurns {
 /// The process can't be created.
 pub fn start_child(name: &str, body: impl FnOnce() -> io::Result<()>) -> io::Result<Pid> {
     let name = CString::new(name)?;
-    // SAFETY: the init of a guest has a single thread, so the child's copy of every lock is free and it may run any code.
+    // SAFETY: the init of a guest has a single thread, so the child's copy of every lock is free and it may
+    // run any code.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            // SAFETY: PR_SET_NAME reads a string of at most 16 bytes up to its NUL, and `name` outlives the call.
+            // SAFETY: PR_SET_NAME reads a string of at most 16 bytes up to its NUL, and `name` outlives the
+            // call.
             unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
             let code = match body() {
                 Ok(()) => 0,

@@ -19,7 +19,7 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
     let sentence = match &systemd.startup {
         Some(startup) => format!(
-                        "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
+            "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
              at {}: {}.",
             units::seconds(startup.at_s),
             units::seconds(startup.at_s - total_s(startup)),
@@ -65,8 +65,9 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: PageLayout) 
         return;
     }
     heading(text, page.style, "Targets", ": when they were reached");
-    let mut table = TextTable::new(&[("at", ColumnAlign::Right), ("target", ColumnAlign::Left)]).indent(2).flexible(1);
-            // The last targets are the purpose of a boot.
+    let mut table =
+        TextTable::new(&[("at", ColumnAlign::Right), ("target", ColumnAlign::Left)]).indent(2).flexible(1);
+    // The last targets are the purpose of a boot.
     let skipped = systemd.targets.len().saturating_sub(rows);
     for target in systemd.targets.iter().skip(skipped) {
         table.row(vec![by(target.by_log, target.at_s), escaped(&target.name).into_owned()]);
@@ -79,9 +80,9 @@ fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: PageLayout) 
     if chain.is_empty() {
         return;
     }
-        heading(text, page.style, "Units that the boot waited for", ", the last first");
-        let note = "Each row is the unit that became active last before the one above began to start (`gap` later). The order \
-                    is that of time: dependencies between units are in unit files, which vprof does not read.";
+    heading(text, page.style, "Units that the boot waited for", ", the last first");
+    let note = "Each row is the unit that became active last before the one above began to start (`gap` later). The order \
+                is that of time: dependencies between units are in unit files, which vprof does not read.";
     wrapped(text, note, "  ", page.width);
     let columns = [
         ("from", ColumnAlign::Right),
@@ -114,15 +115,15 @@ fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: PageLayout) 
 /// Returns the part that took at least half of a unit's start.
 fn mostly(link: &ChainLink) -> &'static str {
     let half = (link.to_s - link.from_s) / 2.0;
-        if half <= 0.0 {
-            ""
-        } else if link.own.s >= half {
-            "itself"
-        } else if link.all.s - link.own.s >= half {
-            "others"
-        } else {
-            "waiting"
-        }
+    if half <= 0.0 {
+        ""
+    } else if link.own.s >= half {
+        "itself"
+    } else if link.all.s - link.own.s >= half {
+        "others"
+    } else {
+        "waiting"
+    }
 }
 
 #[cfg(test)]
@@ -162,7 +163,7 @@ mod tests {
                 link("multi-user.target", 89.43, 89.43, 0.0, 0.0),
                 link("slow.service", 20.0, 80.0, 1.0, 20.0),
                 link("busy.service", 10.0, 12.0, 1.5, 2.5),
-                                link("shared.service", 10.0, 12.0, 0.2, 2.5),
+                link("shared.service", 10.0, 12.0, 0.2, 2.5),
                 link(&"long-".repeat(20), 1.0, 2.0, 0.2, 2.5),
             ],
             within_s: 0.003,
@@ -171,7 +172,7 @@ mod tests {
         let text = shown(&systemd);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
-                for (word, unit) in [("waiting", "slow"), ("itself", "busy"), ("others", "shared")] {
+        for (word, unit) in [("waiting", "slow"), ("itself", "busy"), ("others", "shared")] {
             let row = text.lines().find(|line| line.contains(&format!("{unit}.service"))).expect("a row");
             assert!(row.contains(word), "{row}");
         }

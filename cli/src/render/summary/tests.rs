@@ -6,7 +6,7 @@ use profile::report::{
 
 use super::*;
 
-/// Of 1,000 samples in a second.
+/// Makes an estimate from 1,000 samples in a second.
 fn estimate(samples: u64, half: f64) -> Estimate {
     let share = samples as f64 / 1000.0;
     let (share_low, share_high) = ((share - half).max(0.0), share + half);
@@ -64,9 +64,10 @@ const PAGE: PageLayout = PageLayout { width: WIDTH, style: TextStyle::Plain };
 #[test]
 fn samples_without_a_stack_are_next_to_the_lost_ones() {
     let (mut report, page) = (report(), PageLayout { width: 80, style: TextStyle::Plain });
-        let is_shown = |report: &Report| render(report, Path::new("x.vprof"), 10, page).contains("without a stack");
+    let is_shown =
+        |report: &Report| render(report, Path::new("x.vprof"), 10, page).contains("without a stack");
     report.meta.insert("samples_without_stack".to_owned(), "0".to_owned());
-        assert!(!is_shown(&report));
+    assert!(!is_shown(&report));
     report.meta.insert("samples_without_stack".to_owned(), "821".to_owned());
     assert!(render(&report, Path::new("x.vprof"), 10, page).contains(" lost, 821 without a stack"));
 }
@@ -152,7 +153,7 @@ fn report() -> Report {
         tree: None,
         missing: vec![
             "no BTF in this kernel: no process names, so samples count by address alone and not by \
-                       the program that they belong to"
+             the program that they belong to"
                 .to_owned(),
         ],
         events: Vec::new(),
@@ -248,11 +249,11 @@ fn parts_and_cut_runs_are_shown() {
         "  Only process gzip, stacks with read\\x1b[2J, user code and interrupts, vCPU 1,\n    from 2.00 s.\n"
     ));
     assert!(!text.contains("emulated"));
-        assert!(!text.contains("started again"));
+    assert!(!text.contains("started again"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
     assert!(
         render(&report, profile(), 4, PAGE)
-                        .contains("  The host froze early and was started again, 2 times.\n")
+            .contains("  The host froze early and was started again, 2 times.\n")
     );
 }
 
@@ -293,5 +294,5 @@ fn a_stall_that_the_kernel_reports_is_a_line() {
     let text = render(&report, profile(), 5, PAGE);
     let lines: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(lines.contains(&format!("reports a stall at 63.50 s: {line}, and 1 more")), "{text}");
-        assert!(lines.contains("made no progress at 80.00 s: all vCPUs were halted"), "{text}");
+    assert!(lines.contains("made no progress at 80.00 s: all vCPUs were halted"), "{text}");
 }

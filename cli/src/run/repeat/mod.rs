@@ -48,7 +48,7 @@ pub struct RepeatedRuns {
 #[derive(Debug, Default)]
 struct RunMeasurements {
     command: Option<String>,
-        /// Times, s, by names of [`TIMES`].
+    /// Times, s, by names of [`TIMES`].
     times_s: Vec<(&'static str, f64)>,
     shares: BTreeMap<String, f64>,
 }
@@ -56,10 +56,10 @@ struct RunMeasurements {
 /// Returns the arguments of run `n` of `runs`: each run has a separate profile.
 pub fn numbered(args: &RunArgs, n: u32, runs: u32) -> RunArgs {
     let mut own = args.clone();
-        if runs > 1 {
+    if runs > 1 {
         own.recording.output = with_number(&args.recording.output, n);
-                // Runs with the same seed would have the same intervals, so each run derives a seed from the
-                // given one.
+        // Runs with the same seed would have the same intervals, so each run derives a seed from the
+        // given one.
         own.recording.seed = args.recording.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
     }
     own
@@ -80,14 +80,14 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
 pub fn warn_of_writes(args: &RunArgs) {
     if !(args.snapshot || args.read_only || args.recording.quiet) {
         eprintln!(
-                        "vprof: a run starts with the disk contents that the run before left; with --snapshot all start with the same"
+            "vprof: a run starts with the disk contents that the run before left; with --snapshot all start with the same"
         );
     }
 }
 
 /// `vprof run --repeat`.
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
-        // All names are checked before the first run, which may take long.
+    // All names are checked before the first run, which may take long.
     for n in 1..=times {
         super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
     }
@@ -99,7 +99,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
         own.repeat = None;
         own.recording.quiet = true;
         own.recording.json = false;
-                // JSON on standard output excludes the console there.
+        // JSON on standard output excludes the console there.
         if args.recording.json && own.console.is_none() {
             own.console = Some(PathBuf::from("none"));
         }
@@ -111,7 +111,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             return Err(Error::Interrupted);
         }
         if run.code != ExitCode::Done {
-                        eprintln!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
+            eprintln!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
             return Ok(run.code);
         }
         let found = measure(&own)?;
@@ -133,14 +133,14 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
 
 /// Formats a run in one line.
 fn sentence(run: &RunMeasurements) -> String {
-        let time = |wanted: &str| {
+    let time = |wanted: &str| {
         let found = run.times_s.iter().find(|(name, _)| *name == wanted);
         found.map(|(_, s)| units::seconds(*s))
     };
-        let command = time("wall").map(|wall| format!("took {wall}"));
-        let run = || format!("ended after {}", time("run").unwrap_or_default());
+    let command = time("wall").map(|wall| format!("took {wall}"));
+    let run = || format!("ended after {}", time("run").unwrap_or_default());
     let parts = [("user", "in user code"), ("system", "in the kernel")];
-        let parts = parts.map(|(name, mode)| time(name).map(|time| format!("{time} {mode}")));
+    let parts = parts.map(|(name, mode)| time(name).map(|time| format!("{time} {mode}")));
     let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
     match command {
         Some(command) if parts.is_empty() => command,
@@ -173,13 +173,13 @@ fn measure(args: &RunArgs) -> Result<RunMeasurements, Error> {
 
 fn repeated(profiles: Vec<PathBuf>, measured: &[RunMeasurements]) -> RepeatedRuns {
     let times = |name: &str| {
-                let time = |run: &RunMeasurements| run.times_s.iter().find(|(own, _)| *own == name).map(|(_, s)| *s);
-                measured.iter().filter_map(time).collect::<Vec<_>>()
+        let time = |run: &RunMeasurements| run.times_s.iter().find(|(own, _)| *own == name).map(|(_, s)| *s);
+        measured.iter().filter_map(time).collect::<Vec<_>>()
     };
     let mut programs: Vec<&String> = measured.iter().flat_map(|run| run.shares.keys()).collect();
     programs.sort();
     programs.dedup();
-        // A program without samples in a run has a share of 0 there.
+    // A program without samples in a run has a share of 0 there.
     let shares = |name: &String| {
         measured.iter().map(|run| run.shares.get(name).copied().unwrap_or(0.0)).collect::<Vec<_>>()
     };
@@ -201,21 +201,21 @@ mod tests {
     use super::*;
 
     #[test]
-        fn each_run_has_a_separate_profile() {
+    fn each_run_has_a_separate_profile() {
         assert_eq!(with_number(Path::new("/a/b.c.vprof"), 3), Path::new("/a/b.c.3.vprof"));
         assert_eq!(with_number(Path::new("out"), 1), Path::new("out.1"));
     }
 
     #[test]
-        fn a_program_that_is_not_in_all_runs_has_no_share_there() {
+    fn a_program_that_is_not_in_all_runs_has_no_share_there() {
         let run = |shares: &[(&str, f64)]| RunMeasurements {
             times_s: vec![("run", 2.0)],
             command: None,
             shares: shares.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect(),
         };
         let all = repeated(Vec::new(), &[run(&[("a", 0.5)]), run(&[("a", 0.7), ("b", 0.2)])]);
-                let shares: Vec<_> = all.shares.iter().map(|s| (s.name.as_str(), s.min, s.max)).collect();
-                assert_eq!(shares, [("a", 0.5, 0.7), ("b", 0.0, 0.2)]);
+        let shares: Vec<_> = all.shares.iter().map(|s| (s.name.as_str(), s.min, s.max)).collect();
+        assert_eq!(shares, [("a", 0.5, 0.7), ("b", 0.0, 0.2)]);
         assert_eq!(all.times_s[0].median, 2.0);
     }
 }

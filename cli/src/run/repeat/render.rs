@@ -12,13 +12,18 @@ use crate::spread::ValueSpread;
 /// Formats times and shares of all runs.
 pub fn render(repeated: &RepeatedRuns, page: PageLayout) -> String {
     let mut text = String::new();
-        let command =
-            repeated.command.as_deref().map_or_else(String::new, |command| format!(" of {}", escaped(command)));
-        wrapped(&mut text, &page.style.bold(&format!("{} runs{command}", repeated.profiles.len())), "", page.width);
+    let command =
+        repeated.command.as_deref().map_or_else(String::new, |command| format!(" of {}", escaped(command)));
+    wrapped(
+        &mut text,
+        &page.style.bold(&format!("{} runs{command}", repeated.profiles.len())),
+        "",
+        page.width,
+    );
     let for_people = |one: &ValueSpread| {
-                let time = TIMES.iter().find(|(name, _)| *name == one.name);
-                let name = time.map_or_else(|| one.name.clone(), |(_, name)| (*name).to_owned());
-                ValueSpread { name, ..one.clone() }
+        let time = TIMES.iter().find(|(name, _)| *name == one.name);
+        let name = time.map_or_else(|| one.name.clone(), |(_, name)| (*name).to_owned());
+        ValueSpread { name, ..one.clone() }
     };
     let times: Vec<ValueSpread> = repeated.times_s.iter().map(for_people).collect();
     table(&mut text, &times, units::seconds, page);
@@ -36,7 +41,7 @@ mod tests {
     use crate::render::TextStyle;
 
     #[test]
-        fn times_have_distinct_names_at_80_columns() {
+    fn times_have_distinct_names_at_80_columns() {
         let spread = |name: &str, values: &[f64]| ValueSpread::from_values(name, values).unwrap();
         let repeated = RepeatedRuns {
             version: "0".to_owned(),

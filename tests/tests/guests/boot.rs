@@ -105,7 +105,7 @@ fn a_panic_is_reported_with_the_consoles_last_lines() {
     assert!(failure(&run).contains("Kernel panic - not syncing: sysrq triggered crash"), "{}", failure(&run));
     assert!(run.stderr.contains("the console's last lines:\n"), "{}", run.stderr);
     let evidence = &run.stdout_json()["boots"][0]["evidence"];
-    assert_eq!(evidence["panicked"], true, "the kernel's own notes: {evidence}");
+    assert_eq!(evidence["panicked"], true, "the kernel's own state: {evidence}");
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn an_oops_is_reported_by_the_kernels_taint_though_the_guest_comes_up() {
     let run =
         judged(&["--until", "^up$"], "echo 128 > /proc/sys/kernel/tainted; echo up; sleep 60").exited(3);
     assert_eq!(verdict(&run), "oops", "{}", run.stdout);
-    assert!(failure(&run).contains("by its own notes"), "{}", failure(&run));
+    assert!(failure(&run).contains("by its own state"), "{}", failure(&run));
 }
 
 #[test]

@@ -187,6 +187,12 @@ pub enum Command {
     /// Let a machine behind a GDB stub run on when vprof is killed
     #[command(hide = true)]
     GdbGuard,
+    /// Run a guest behind a wall: the part of `vprof run` that executes it
+    #[command(hide = true)]
+    GuestHalf {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

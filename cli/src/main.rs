@@ -83,6 +83,7 @@ fn main() -> ExitCode {
         Command::Selftest(args) => selftest::command(&args),
         Command::Man { directory } => man::command(&Cli::command(), &directory),
         Command::GdbGuard => attach::gdb::guard(),
+        Command::GuestHalf { job } => run::guest_half(job),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

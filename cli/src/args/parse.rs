@@ -13,6 +13,7 @@ use profile::{ClockKind, Sort};
 use sampler::checked_rate;
 use sampler::conditions::Condition;
 use text::parse::{decimal, positive_time, split_unit, time};
+use wall::SyscallPolicy;
 
 /// A span of time since the run's start; open ends are `None`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -216,6 +217,15 @@ pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
         ("auto", "This machine's KVM if it can run a kernel, else the portable host", HostChoice::Auto),
         ("kvm", "This machine's KVM", HostChoice::Kvm),
         ("portable", "The portable host", HostChoice::Portable),
+    ])
+}
+
+/// Values of `--seccomp`.
+pub fn policy_parser() -> impl TypedValueParser<Value = SyscallPolicy> {
+    named(&[
+        ("on", "The run ends at a system call outside of the filters", SyscallPolicy::Refuse),
+        ("log", "The kernel logs such a call", SyscallPolicy::Log),
+        ("off", "No filters", SyscallPolicy::Off),
     ])
 }
 

@@ -75,6 +75,7 @@ const COMMON: &[i64] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_clock_gettime,
+    libc::SYS_getrusage,
     libc::SYS_clock_nanosleep,
     libc::SYS_nanosleep,
     libc::SYS_gettid,

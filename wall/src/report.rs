@@ -65,8 +65,14 @@ pub(crate) fn install(report: OwnedFd) -> Result<(), WallError> {
     Errno::result(installed).map(drop).map_err(|source| WallError::Rights { action: "handle SIGSYS", source })
 }
 
+/// Marks the calling thread as one of this kind, and lets SIGSYS reach it: a thread that serves a vCPU or a device
+/// blocks all signals but its own.
 pub(crate) fn set_kind(kind: ThreadKind) {
     KIND.set(kind.number());
+    let mut signals = nix::sys::signal::SigSet::empty();
+    signals.add(nix::sys::signal::Signal::SIGSYS);
+    // Fails for an invalid operation only.
+    let _unblocked = signals.thread_unblock();
 }
 
 extern "C" fn on_refusal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {

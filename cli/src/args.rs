@@ -190,6 +190,12 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
+    /// Run a guest behind a wall: the part of `vprof run` that executes it
+    #[command(hide = true)]
+    GuestHalf {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -7,7 +7,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, VsockError};
+use host::{ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, VsockError};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
@@ -119,6 +119,9 @@ pub enum Error {
     /// A guest could not be run to its end.
     #[error(transparent)]
     Run(#[from] GuestError),
+    /// The guest's process could not run it to its end.
+    #[error(transparent)]
+    Half(#[from] HalfError),
     /// vprof can't attach to a virtual machine.
     #[error(transparent)]
     Attach(#[from] attach::AttachError),
@@ -294,6 +297,7 @@ impl Error {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
             Self::Run(error) => error.stage(),
+            Self::Half(error) => error.stage(),
             Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
             _ => Stage::Guest,
         }

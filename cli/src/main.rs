@@ -95,6 +95,7 @@ fn main() -> ExitCode {
         CliCommand::Doctor(args) => doctor::command(&args),
         CliCommand::Selftest(args) => selftest::command(&args),
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
+        CliCommand::GuestHalf { job } => run::guest_half(job),
         CliCommand::AttachGuard { stops } => attach::guard(stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();

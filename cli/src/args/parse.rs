@@ -13,6 +13,7 @@ use profile::{ClockKind, Sort};
 use sampler::conditions::{BadPattern, Condition};
 use sampler::{RateOutOfRange, checked_rate};
 use text::parse::{TimeError, decimal, positive_time, split_unit, time};
+use wall::SyscallPolicy;
 
 /// Reason why the value of an option is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -283,6 +284,15 @@ pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
         ("auto", "This machine's KVM if it can run a kernel, else the portable host", HostChoice::Auto),
         ("kvm", "This machine's KVM", HostChoice::Kvm),
         ("portable", "The portable host", HostChoice::Portable),
+    ])
+}
+
+/// Returns the parser of `--seccomp`.
+pub fn policy_parser() -> impl TypedValueParser<Value = SyscallPolicy> {
+    named(&[
+        ("on", "The run ends at a system call outside of the filters", SyscallPolicy::Refuse),
+        ("log", "The kernel logs such a call", SyscallPolicy::Log),
+        ("off", "No filters", SyscallPolicy::Off),
     ])
 }
 

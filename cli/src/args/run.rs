@@ -9,8 +9,11 @@ use host::choice::HostChoice;
 use host::protocol::Then;
 use sampler::conditions::RunTrigger;
 use text::parse::positive_time;
+use wall::SyscallPolicy;
 
-use super::parse::{NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock};
+use super::parse::{
+    NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock, policy_parser,
+};
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -94,6 +97,11 @@ pub struct RunArgs {
     /// Discard the guest's writes to all disks when the run ends
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
+
+    /// System calls that the guest's process is not known to make: `on` refuses them and ends the run, `log` has
+    /// the kernel log them, `off` does not filter
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
+    pub seccomp: SyscallPolicy,
 
     /// The guest sees read-only disks
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]

@@ -11,13 +11,13 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use host::choice::{self, Chosen, Host};
-use host::guest::{self, Connected};
+use host::half;
 use host::link::Link;
-use host::network::{NetworkSpec, Plugged};
+use host::network::NetworkSpec;
 use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
-use host::vsock::{Listening, VsockError};
+use host::vsock::Listening;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
@@ -140,6 +140,7 @@ impl RunPlan {
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
+            policy: args.seccomp,
             waits: triggers,
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
@@ -245,6 +246,12 @@ fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
+/// Runs the command `guest-half`: the guest of another vprof, in this process.
+pub fn guest_half(job: i32) -> Result<ExitCode, Error> {
+    half::main(job).map_err(|source| Error::System { action: "send the guest's outcome", source })?;
+    Ok(ExitCode::Done)
+}
+
 /// Runs the guest on the chosen host.
 async fn start(
     args: &RunArgs,
@@ -264,13 +271,8 @@ async fn start(
     };
     match &chosen.host {
         Host::Kvm => {
-            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
-            let device = |listening: &Listening| {
-                let backend = Box::new(listening.sockets()?);
-                Ok::<_, VsockError>(vmm::Vsock { cid: listening.cid(), backend })
-            };
-            let connected = Connected { network, vsock: vsock.as_ref().map(device).transpose()? };
-            Ok(guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await?)
+            let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
+            half::run(&spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
         }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {

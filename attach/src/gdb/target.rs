@@ -25,7 +25,8 @@ use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 const TRIALS: u32 = 16;
 /// Interval between two of these stops.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time in which the guard of a vprof that was killed may still hold the connection: it may have to wait for a CPU.
+/// Time in which the guard of a vprof that was killed may still hold the connection: it may have to wait for
+/// a CPU.
 const GUARD_ENDS: Duration = Duration::from_secs(2);
 /// Maximum part of the time for which samples stop the machine.
 pub(crate) const MOST_STOPPED: f64 = 0.1;

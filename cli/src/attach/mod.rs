@@ -24,7 +24,7 @@ use text::units;
 use vmm::DiskMode;
 
 use crate::args::AttachArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
 /// What an attached machine does not tell, as the profile has it.
@@ -69,7 +69,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
             attach::find_by_name(name)?
         }
         (None, None) => {
-            return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
+            return Err(UsageError::NoVm.into());
         }
     };
     let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
@@ -213,7 +213,7 @@ async fn profile(
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counters(plan.counters);
-    recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
+    recording.triggers(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     for (kind, note) in &plan.notes {
         session.event(kind, note);
     }

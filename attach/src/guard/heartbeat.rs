@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Size of the shared memory, bytes: one page.
 const BYTES: usize = 4096;
+/// The same as the size of a file.
+const FILE_BYTES: libc::off_t = 4096;
 /// Number of words in it. The first one is the process whose threads are stopped.
 const WORDS: usize = BYTES / size_of::<u64>();
 /// Lower half of a word: the held thread.
@@ -47,7 +49,7 @@ impl Heartbeat {
         // SAFETY: the descriptor is new and owned by nothing else.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         // SAFETY: takes no pointers.
-        if unsafe { libc::ftruncate(fd, BYTES as libc::off_t) } != 0 {
+        if unsafe { libc::ftruncate(fd, FILE_BYTES) } != 0 {
             return Err(io::Error::last_os_error());
         }
         let made = Self::map(file)?;
@@ -63,7 +65,7 @@ impl Heartbeat {
         if unsafe { libc::fstat(file.as_raw_fd(), &raw mut stat) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        if stat.st_size != BYTES as libc::off_t {
+        if stat.st_size != FILE_BYTES {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         // SAFETY: makes a new mapping at an address that the kernel chooses.

@@ -35,7 +35,11 @@ impl EndlessRun {
         fs::write(&path, kernel).unwrap();
         let mut command = vprof(["run", "-q", "--host", "kvm", "--memory", "64M", "--control", "none", "-o"]);
         command.arg(directory.path().join("p.vprof")).arg(path);
-        command.env("A_SECRET", "of the user").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .env("A_SECRET", "of the user")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         Some(Self { vprof: command.spawn().unwrap(), directory })
     }
 
@@ -99,7 +103,8 @@ fn a_guest_half_that_is_killed_leaves_a_profile_and_a_sentence() {
     let Some(mut run) = EndlessRun::start() else { return };
     let half = run.half();
     eventually("samples", PATIENCE, || run.samples().filter(|samples| *samples > 0));
-    nix::sys::signal::kill(nix::unistd::Pid::from_raw(half.cast_signed()), nix::sys::signal::SIGKILL).unwrap();
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(half.cast_signed()), nix::sys::signal::SIGKILL)
+        .unwrap();
     let status = run.vprof.wait().unwrap();
     let mut message = String::new();
     std::io::Read::read_to_string(&mut run.vprof.stderr.take().unwrap(), &mut message).unwrap();

@@ -99,7 +99,13 @@ struct TableHeading {
     note: &'static str,
 }
 
-fn calls(text: &mut String, TableHeading { title, note }: TableHeading, calls: &[Call], rows: usize, page: PageLayout) {
+fn calls(
+    text: &mut String,
+    TableHeading { title, note }: TableHeading,
+    calls: &[Call],
+    rows: usize,
+    page: PageLayout,
+) {
     if calls.is_empty() {
         return;
     }

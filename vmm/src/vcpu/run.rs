@@ -250,11 +250,10 @@ impl<O: Observer> RunningVcpu<'_, O> {
             return now_ns;
         }
         let mut suspended = false;
-        if std::mem::take(&mut self.withdraw) {
+        if self.withdraw {
             suspended = true;
-            // If another vCPU hangs, the probes stay set, which the owner of the probes detects
-            // (`ProbeSet::are_set`).
-            let _still_set = self.probes.withdraw_on_vcpu();
+            // It fails only if the machine is to be stopped. The request stays, and `serve_kick` ends this vCPU.
+            self.withdraw = self.probes.withdraw_on_vcpu().is_err();
         }
         suspended |= self.control.park();
         if !suspended {

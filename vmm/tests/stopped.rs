@@ -52,7 +52,12 @@ impl Observer for Stopping {
     fn exited(&mut self, _: Exit, _: u64) {
         if self.id == 1 && self.shared.withdrawing.swap(false, Ordering::SeqCst) {
             let mut stop = Command::new("sh");
-            stop.args(["-c", "kill -STOP $1; sleep 1.5; kill -CONT $1", "sh", &std::process::id().to_string()]);
+            stop.args([
+                "-c",
+                "kill -STOP $1; sleep 1.5; kill -CONT $1",
+                "sh",
+                &std::process::id().to_string(),
+            ]);
             *self.shared.stopper.lock().unwrap() = Some(stop.spawn().unwrap());
             // The process is stopped within this time. After it, this vCPU is not the first to run.
             std::thread::sleep(Duration::from_millis(1_600));

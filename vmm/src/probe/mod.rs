@@ -299,8 +299,7 @@ impl ProbeSet {
     fn withdraw_for(&self, reason: WithdrawReason) -> Result<Option<Withdrawal>, ProbeError> {
         let vcpu = reason == WithdrawReason::Observer;
         let limit = if vcpu { PauseLimit::Stop } else { PauseLimit::Time(PAUSE_LIMIT) };
-        let _paused =
-            self.control.pause(vcpu, limit).map_err(|missing| ProbeError::NotPaused { missing })?;
+        let _paused = self.control.pause(vcpu, limit).map_err(|missing| ProbeError::NotPaused { missing })?;
         let mut planted = self.lock();
         let sites = std::mem::take(&mut planted.sites);
         if sites.is_empty() {

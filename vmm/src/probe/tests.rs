@@ -168,7 +168,8 @@ fn running_machine() -> (ProbeSet, GuestMemoryMmap, Arc<Control>) {
     let control = Arc::new(Control::new(2).unwrap());
     let probes = ProbeSet::new(Arc::clone(&control), memory.clone());
     probes.write(&site(0, 0), &Instruction::probe(&site(0, 0)));
-    probes.lock().sites = vec![(site(0, 0), Instruction { bytes: [0x0f, 0x1f, 0x44, 0, 0, DS, DS], length: 5 })];
+    probes.lock().sites =
+        vec![(site(0, 0), Instruction { bytes: [0x0f, 0x1f, 0x44, 0, 0, DS, DS], length: 5 })];
     (probes, memory, control)
 }
 

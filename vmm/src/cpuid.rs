@@ -5,6 +5,8 @@
 //! single-threaded cores, core id = APIC id = vCPU id. Features that a machine has on request only
 //! ([`CpuFeatures`]) are hidden; KVM then refuses the model-specific registers that belong to them.
 
+use std::arch::x86_64::__cpuid;
+
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 
@@ -88,8 +90,13 @@ pub(crate) fn for_vcpu(
             leaves.extend(extended_topology(function, topology, id));
         }
     }
+    add_brand(&mut leaves, host_brand());
+    let intel = is_intel(supported);
     for leaf in &mut leaves {
-        adjust(leaf, topology, id, tsc_deadline);
+        // The leaf's ECX is reserved on Intel.
+        if !(intel && leaf.function == 0x8000_0008) {
+            adjust(leaf, topology, id, tsc_deadline);
+        }
         if !features.nested {
             hide_nested(leaf);
         }
@@ -137,6 +144,30 @@ fn adjust(leaf: &mut kvm_cpuid_entry2, topology: Topology, id: u8, tsc_deadline:
             leaf.ecx = 0;
         }
         _ => {}
+    }
+}
+
+/// Leaves of the processor's name (Intel SDM vol. 2, CPUID; APM vol. 3, E.4.3).
+const BRAND: [u32; 3] = [0x8000_0002, 0x8000_0003, 0x8000_0004];
+
+/// Returns the host's own answers for [`BRAND`].
+fn host_brand() -> [[u32; 4]; 3] {
+    BRAND.map(|function| {
+        let found = __cpuid(function);
+        [found.eax, found.ebx, found.ecx, found.edx]
+    })
+}
+
+/// Adds the processor's name, which KVM does not report: `/proc/cpuinfo` of the guest would have none.
+fn add_brand(leaves: &mut Vec<kvm_cpuid_entry2>, brand: [[u32; 4]; 3]) {
+    let highest = leaves.iter().find(|leaf| leaf.function == 0x8000_0000).map_or(0, |leaf| leaf.eax);
+    for (function, [eax, ebx, ecx, edx]) in BRAND.into_iter().zip(brand) {
+        let named =
+            |leaf: &kvm_cpuid_entry2| leaf.function == function && leaf.eax | leaf.ebx | leaf.ecx != 0;
+        if function <= highest && !leaves.iter().any(named) {
+            leaves.retain(|leaf| leaf.function != function);
+            leaves.push(kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() });
+        }
     }
 }
 
@@ -228,6 +259,35 @@ mod tests {
         *all.iter().find(|leaf| (leaf.function, leaf.index) == (function, index)).unwrap()
     }
 
+    /// The same host, AMD's.
+    fn amd() -> CpuId {
+        let mut host = host();
+        let vendor = &mut host.as_mut_slice()[0];
+        (vendor.ebx, vendor.ecx, vendor.edx) = (0x6874_7541, 0x444d_4163, 0x6974_6e65);
+        host
+    }
+
+    #[test]
+    fn the_processor_has_its_name_and_intels_reserved_bits_are_clear() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true, CpuFeatures::default()).unwrap();
+        assert_eq!(
+            find(&cpuid, 0x8000_0008, 0),
+            leaf(0x8000_0008, 0, [0x3030, 0, 0x500f, 0]),
+            "as KVM has it"
+        );
+        let name: Vec<u8> = BRAND
+            .iter()
+            .map(|&function| find(&cpuid, function, 0))
+            .flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx])
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        assert!(name.iter().any(u8::is_ascii_alphabetic), "{name:?}");
+        let mut named = vec![leaf(0x8000_0000, 0, [0x8000_001e, 0, 0, 0]), leaf(BRAND[0], 0, [1, 2, 3, 4])];
+        add_brand(&mut named, [[9; 4]; 3]);
+        assert_eq!(named[1].eax, 1, "a name of KVM's stays");
+        assert_eq!(named.len(), 4);
+    }
+
     #[test]
     fn leaf_1_tells_hypervisor_deadline_timer_and_apic_id() {
         let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 3, true, CpuFeatures::default()).unwrap();
@@ -239,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_single_vcpu_has_no_siblings() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 1 }, 0, false, CpuFeatures::default()).unwrap();
+        let cpuid = for_vcpu(&amd(), Topology { vcpus: 1 }, 0, false, CpuFeatures::default()).unwrap();
         let one = find(&cpuid, 1, 0);
         assert_eq!(one.edx & HTT, 0);
         assert_eq!(one.ecx & TSC_DEADLINE, 0);
@@ -249,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_hosts_topology_does_not_show() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 5 }, 4, true, CpuFeatures::default()).unwrap();
+        let cpuid = for_vcpu(&amd(), Topology { vcpus: 5 }, 4, true, CpuFeatures::default()).unwrap();
         assert_eq!((find(&cpuid, 0xb, 0).eax, find(&cpuid, 0xb, 0).ebx), (0, 1));
         let cores = find(&cpuid, 0xb, 1);
         assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (3, 5, 0x201, 4));
@@ -265,7 +325,7 @@ mod tests {
     fn many_vcpus_have_ids_of_their_own() {
         for (vcpus, bits) in [(17, 5), (32, 5), (33, 6), (64, 6)] {
             let last = vcpus - 1;
-            let cpuid = for_vcpu(&host(), Topology { vcpus }, last, true, CpuFeatures::default()).unwrap();
+            let cpuid = for_vcpu(&amd(), Topology { vcpus }, last, true, CpuFeatures::default()).unwrap();
             let [vcpus, last] = [vcpus, last].map(u32::from);
             assert_eq!(find(&cpuid, 1, 0).ebx >> 16, last << 8 | vcpus);
             let cores = find(&cpuid, 0xb, 1);

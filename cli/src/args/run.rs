@@ -7,10 +7,13 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use host::choice::HostChoice;
 use host::protocol::Then;
+use images::contents::ImageFormat;
 use sampler::conditions::RunTrigger;
 use text::parse::positive_time;
 
-use super::parse::{NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock};
+use super::parse::{
+    NetworkChoice, VsockChoice, format_parser, host_parser, parse_memory, parse_network, parse_vsock,
+};
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -86,9 +89,23 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub huge_pages: bool,
 
+    /// Let the guest run virtual machines itself (VMX, SVM), as far as this host's KVM supports that
+    #[arg(long, help_heading = "Guest")]
+    pub nested: bool,
+
+    /// Give the guest performance counters, as far as this host's KVM emulates them. They make exits dearer, and are taken
+    /// from the host's own
+    #[arg(long, help_heading = "Guest")]
+    pub pmu: bool,
+
     /// Another disk image, raw or qcow2, seen by the guest after IMAGE; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
+
+    /// Format of IMAGE and of every --disk, or a list with one for each in their order, like `qcow2,raw`. Without it the
+    /// first bytes of a file decide, which the guest of a raw disk can write
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', value_parser = format_parser(), help_heading = "Guest")]
+    pub format: Vec<ImageFormat>,
 
     /// Discard the guest's writes to all disks when the run ends
     #[arg(long, help_heading = "Guest")]
@@ -151,6 +168,22 @@ pub struct RunArgs {
 }
 
 impl RunArgs {
+    /// The format of disk `n` of so many, if it was given.
+    ///
+    /// # Errors
+    /// The list has another length.
+    pub fn format_of(&self, n: usize, disks: usize) -> Result<Option<ImageFormat>, String> {
+        match self.format.as_slice() {
+            [] => Ok(None),
+            [all] => Ok(Some(*all)),
+            list if list.len() == disks => Ok(list.get(n).copied()),
+            list => Err(format!(
+                "--format has {} formats for {disks} disks: give one, or one for each",
+                list.len()
+            )),
+        }
+    }
+
     /// What the run waits for from its start on.
     pub fn waits(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
@@ -166,4 +199,37 @@ pub enum ConsoleDevice {
     Serial,
     /// The virtio-console, hvc0
     Virtio,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn run(words: &[&str]) -> RunArgs {
+        let words = [&["vprof", "run", "x.img"][..], words].concat();
+        let crate::args::Command::Run(args) = crate::args::Cli::try_parse_from(words).unwrap().command else {
+            panic!("a run")
+        };
+        *args
+    }
+
+    #[test]
+    fn formats_are_for_all_disks_or_one_for_each() {
+        use ImageFormat::{Qcow2, Raw};
+        assert_eq!(run(&[]).format_of(0, 2), Ok(None));
+        assert_eq!(run(&["--format", "raw"]).format_of(1, 2), Ok(Some(Raw)));
+        let both = run(&["--format", "qcow2,raw", "--disk", "y.img"]);
+        assert_eq!([0, 1].map(|n| both.format_of(n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
+        let refused = both.format_of(0, 3).unwrap_err();
+        assert!(refused.contains("2 formats for 3 disks"), "{refused}");
+        assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
+    }
+
+    #[test]
+    fn a_guest_is_no_host_and_has_no_counters_unless_asked_for() {
+        assert!(!run(&[]).nested && !run(&[]).pmu);
+        assert!(run(&["--nested"]).nested && run(&["--pmu"]).pmu);
+    }
 }

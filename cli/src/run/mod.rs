@@ -23,7 +23,7 @@ use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
@@ -60,7 +60,7 @@ pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
-        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+        for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
     }
@@ -98,6 +98,7 @@ impl Plan {
     fn make(args: &RunArgs, mut waits: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
+            format: args.format.first().copied(),
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
@@ -112,14 +113,18 @@ impl Plan {
             waits.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
-        let disks: Vec<DiskSpec> = image_disk
-            .into_iter()
-            .chain(&args.disk)
+        let paths: Vec<_> = image_disk.into_iter().chain(&args.disk).collect();
+        let format = |n| args.format_of(n, paths.len()).map_err(Error::Usage);
+        let disks: Vec<DiskSpec> = paths
+            .iter()
+            .enumerate()
             // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
             // that absolute ones do not.
-            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::new(path, disk_mode(args)))
-            .collect::<Result<_, _>>()?;
+            .map(|(n, path)| {
+                let absolute = std::path::absolute(path).unwrap_or_else(|_| (*path).clone());
+                Ok(DiskSpec::new(absolute, format(n)?, disk_mode(args))?)
+            })
+            .collect::<Result<_, Error>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let vsock =
             args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
@@ -132,6 +137,7 @@ impl Plan {
                 vcpus: args.cpus,
                 memory_bytes: args.memory,
                 huge_pages: args.huge_pages,
+                cpu: CpuFeatures { nested: args.nested, pmu: args.pmu },
                 cmdline,
                 disks,
                 network,
@@ -145,6 +151,20 @@ impl Plan {
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
+    }
+
+    /// Warnings about disks whose names say raw and whose first bytes say qcow2.
+    fn doubts(&self, args: &RunArgs) -> Vec<String> {
+        let disks = self.spec.machine.disks.iter().filter(|_| args.format.is_empty());
+        let doubtful = disks.filter(|disk| disk.format.contradicts_name(&disk.path));
+        let warning = |disk: &DiskSpec| {
+            format!(
+                "warning: {} is qcow2 by its first bytes, which the guest of a raw disk can write: give --format qcow2 or \
+                 --format raw",
+                text::clean::escaped(&disk.path.to_string_lossy())
+            )
+        };
+        doubtful.map(warning).collect()
     }
 }
 

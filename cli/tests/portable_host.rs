@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use support::{fake_host, stderr, vprof};
 
-struct Fake {
+/// A portable host whose QEMU is a script.
+struct FakeHost {
     directory: tempfile::TempDir,
     bundle: PathBuf,
     path: String,
 }
 
-impl Fake {
+impl FakeHost {
     fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = format!("echo $$ >> '{}'\n{script}", directory.path().join("pids").display());
@@ -44,7 +45,7 @@ impl Fake {
     }
 }
 
-/// True once the process is gone, or a zombie that nobody has asked about yet.
+/// Returns true once the process is gone, or a zombie.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Err(_) => true,
@@ -58,7 +59,7 @@ fn wait_until(what: &str, mut met: impl FnMut() -> bool) {
 
 #[test]
 fn a_silent_host_is_killed_and_tried_three_times() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let output = fake.run(&["--host-timeout", "200ms", "-v"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -72,8 +73,8 @@ fn a_silent_host_is_killed_and_tried_three_times() {
 }
 
 #[test]
-fn a_host_that_dies_is_told_with_its_last_words() {
-    let fake = Fake::new("echo 'no such machine' >&2; exit 7");
+fn a_host_that_dies_is_reported_with_its_last_words() {
+    let fake = FakeHost::new("echo 'no such machine' >&2; exit 7");
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -84,11 +85,11 @@ fn a_host_that_dies_is_told_with_its_last_words() {
 }
 
 #[test]
-fn a_host_that_sends_nonsense_is_not_believed() {
+fn a_host_that_sends_an_invalid_message_is_refused() {
     // The port is the only socket that is inherited; 0xffffffff is a frame of 4 GiB.
     let script = "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n\
                   printf '\\377\\377\\377\\377' >&$port; exec sleep 1000";
-    let fake = Fake::new(script);
+    let fake = FakeHost::new(script);
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -98,7 +99,7 @@ fn a_host_that_sends_nonsense_is_not_believed() {
 
 #[test]
 fn a_signal_ends_the_run_and_the_host() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
@@ -110,7 +111,7 @@ fn a_signal_ends_the_run_and_the_host() {
 
 #[test]
 fn the_host_dies_with_a_killed_vprof() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     child.kill().unwrap();

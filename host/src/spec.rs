@@ -14,6 +14,7 @@ use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
 use vmm::{CpuFeatures, DiskMode, MachineEnd};
+use wall::SyscallPolicy;
 
 use crate::network::NetworkSpec;
 use crate::systemd::GuestCommand;
@@ -29,6 +30,8 @@ pub struct RunSpec {
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
+    /// Fate of system calls that the guest's process is not known to make.
+    pub policy: SyscallPolicy,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
     /// Rows of the profile's table `meta`.
@@ -145,8 +148,8 @@ impl DiskSpec {
         self.mode == DiskMode::ReadWrite
     }
 
-    /// Opens the disk as its mode needs it. A block device that is to be written is opened for this program alone:
-    /// neither mounted nor part of a RAID or LVM.
+    /// Opens the disk as its mode needs it. A block device that is to be written is opened for this program
+    /// alone: neither mounted nor part of a RAID or LVM.
     ///
     /// # Errors
     /// It cannot be read, or not written where it has to be.
@@ -169,8 +172,8 @@ impl DiskSpec {
         })
     }
 
-    /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is open
-    /// ([`images::lock`]). What is wrong with its format is known then, before a host is chosen.
+    /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
+    /// open ([`images::lock`]). What is wrong with its format is known then, before a host is chosen.
     ///
     /// # Errors
     /// As of [`Self::open`], or another program uses it.
@@ -192,11 +195,13 @@ fn is_block_device(file: &File) -> bool {
     file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// In an emulated host a system takes many times as long to start as systemd waits for its devices and services: 90 s
-/// (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions know the first one).
+/// In an emulated host a system takes many times as long to start as systemd waits for its devices and
+/// services: 90 s (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions
+/// know the first one).
 const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900";
 
-/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and so wins.
+/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and
+/// so wins.
 pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
 }

@@ -1,13 +1,13 @@
-//! Locks of disks, against other runs of vprof and against other VMMs: two machines that write one file system
-//! destroy it.
+//! Locks of disks, against other runs of vprof and against other VMMs: two machines that write one file
+//! system destroy it.
 //!
 //! vprof holds two kinds of locks as long as the file is open:
 //!
 //! - flock(2), shared or exclusive, against other runs of vprof, earlier versions included.
-//! - The bytes that QEMU locks (docs/devel/qemu-storage and block/file-posix.c, QEMU 7.2, as facts), so by fcntl(2)
-//!   with open file description locks. A user of an image has a read lock on byte 100 + n for each permission n
-//!   that it needs, and on byte 200 + n for each permission n that others must not have. It then checks that the
-//!   bytes of the contrary are free. libvirt starts QEMU; Cloud Hypervisor locks the same way, but the whole file.
+//! - The bytes that QEMU locks (block/file-posix.c, QEMU 7.2), by fcntl(2) with open file description locks.
+//!   A user of an image has a read lock on byte 100 + n for each permission n that it needs, and on byte 200
+//!   + n for each permission n that others must not have. It then checks that the bytes of the contrary are
+//!   free. libvirt starts QEMU; Cloud Hypervisor locks the same way, but the whole file.
 //!
 //! flock and fcntl locks do not exclude each other.
 
@@ -50,8 +50,8 @@ pub struct Holder {
     pub name: String,
 }
 
-/// Locks a disk that is open in `file`. It stays locked until the last copy of the descriptor is closed. A file
-/// system without locks locks nothing.
+/// Locks a disk that is open in `file`. It stays locked until the last copy of the descriptor is closed. A
+/// file system without locks locks nothing.
 ///
 /// # Errors
 /// Another program uses the disk in a way that does not go with this one: both may read.
@@ -97,8 +97,8 @@ fn take(file: &File, byte: i64) -> bool {
     !matches!(fcntl(file, FcntlArg::F_OFD_SETLK(&wanted)), Err(Errno::EAGAIN | Errno::EACCES))
 }
 
-/// Returns true if another program has a lock on this byte. A read lock of the whole file is that of a reader,
-/// which goes with another.
+/// Returns true if another program has a lock on this byte. A read lock of the whole file is that of a
+/// reader, which goes with another.
 fn is_taken(file: &File, byte: i64, writes: bool) -> bool {
     let mut found = byte_lock(libc::F_WRLCK, byte);
     if fcntl(file, FcntlArg::F_OFD_GETLK(&mut found)).is_err() {
@@ -112,7 +112,8 @@ fn is_taken(file: &File, byte: i64, writes: bool) -> bool {
 }
 
 /// Finds a process with a lock on the file. The kernel does not report whose lock of an open file description
-/// it is, but shows the locks of each descriptor. Without the permission to look at the process there is no name.
+/// it is, but shows the locks of each descriptor. Without the permission to look at the process there is no
+/// name.
 fn holder(file: &File) -> Option<Holder> {
     let file = file.metadata().ok()?;
     let deadline = Instant::now() + SEARCH;

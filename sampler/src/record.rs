@@ -119,8 +119,9 @@ pub fn read_record<M: PhysicalMemory>(
     }
 }
 
-/// Reads the sample of a tick that hit a guest of the guest: the registers are that one's, and their addresses
-/// mean nothing in the guest's memory. The guest's own task, which runs it, is in the guest's kernel.
+/// Reads the sample of a tick that hit a guest of the guest: the registers are that one's, and their
+/// addresses mean nothing in the guest's memory. The guest's own task, which runs it, is in the guest's
+/// kernel.
 pub fn read_nested<M: PhysicalMemory>(
     context: &TickContext<'_, M>,
     current: impl FnOnce(&M) -> Option<CurrentContext>,

@@ -14,9 +14,9 @@
 //! be the holder. It counts as parked from the moment of its request, so two concurrent holders do not wait
 //! for each other.
 //!
-//! The wait of other holders is bounded by a number of short waits and not by a time: CLOCK_MONOTONIC advances
-//! while the process is stopped (SIGSTOP, a frozen control group), and no vCPU can park in that time. A vCPU
-//! that must not enter the guest before it had the pause waits until the machine is stopped
+//! The wait of other holders is bounded by a number of short waits and not by a time: CLOCK_MONOTONIC
+//! advances while the process is stopped (SIGSTOP, a frozen control group), and no vCPU can park in that
+//! time. A vCPU that must not enter the guest before it had the pause waits until the machine is stopped
 //! ([`PauseLimit::Stop`]).
 
 use std::io;
@@ -204,7 +204,8 @@ impl Control {
         counts.parked += 1;
         self.changed.notify_all();
         while counts.paused {
-            // The holder's own wait ends at the latest when the machine is stopped, and its guard ends the pause when it is dropped.
+            // The holder's own wait ends at the latest when the machine is stopped, and its guard ends the
+            // pause when it is dropped.
             counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
         counts.parked -= 1;

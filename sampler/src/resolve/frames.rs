@@ -214,8 +214,8 @@ impl FrameTable {
         id
     }
 
-    /// Returns the row id of all code of guests of the guest. It has an address that no code has, since it is not
-    /// canonical.
+    /// Returns the row id of all code of guests of the guest. It has an address that no code has, since it is
+    /// not canonical.
     pub(crate) fn nested_guest(&mut self, rows: &mut Vec<FrameRow>) -> u32 {
         if let Some(&id) = self.known.get(&FrameKey::NestedGuest) {
             return id;

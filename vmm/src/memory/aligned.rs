@@ -1,12 +1,14 @@
 //! Mappings whose address is a multiple of the huge page size.
 //!
-//! KVM maps guest memory in large pages only if its address in this process and its guest physical address have
-//! the same offset in a large page (`kvm_alloc_memslot_metadata`, arch/x86/kvm/x86.c, Linux 6.1). Linux before
-//! 6.7 aligns no anonymous mapping, and Linux 6.13 none whose size is not a multiple of the huge page size.
+//! KVM maps guest memory in large pages only if its address in this process and its guest physical address
+//! have the same offset in a large page (`kvm_alloc_memslot_metadata`, arch/x86/kvm/x86.c, Linux 6.1). Linux
+//! before 6.7 aligns no anonymous mapping, and Linux 6.13 none whose size is not a multiple of the huge page
+//! size.
 //!
-//! vm-memory unmaps what it has mapped itself, at an address that the kernel chooses. The kernel places a mapping
-//! directly below the lowest one (or directly above the highest one, in the legacy layout of the address space).
-//! So a filler of the missing length, there for a moment, moves the next mapping to an aligned address.
+//! vm-memory unmaps what it has mapped itself, at an address that the kernel chooses. The kernel places a
+//! mapping directly below the lowest one (or directly above the highest one, in the legacy layout of the
+//! address space). So a filler of the missing length, there for a moment, moves the next mapping to an
+//! aligned address.
 
 use std::ptr::{self, NonNull};
 

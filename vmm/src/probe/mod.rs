@@ -51,8 +51,8 @@ const DS: u8 = 0x3e;
 /// Opcode of OUT imm8, AL.
 const OUT: u8 = 0xe6;
 
-/// Limit for pausing all vCPUs from another thread. They need microseconds, unless a device or the host delays
-/// one.
+/// Limit for pausing all vCPUs from another thread. They need microseconds, unless a device or the host
+/// delays one.
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Place and kind of a probe.
@@ -278,8 +278,8 @@ impl ProbeSet {
         self.withdraw_for(WithdrawReason::Requested)
     }
 
-    /// Removes all probes on a vCPU's own thread, which has no I/O pending. Waits for the other vCPUs, however
-    /// long they take: the guest would otherwise read its code with the probes in it.
+    /// Removes all probes on a vCPU's own thread, which has no I/O pending. Waits for the other vCPUs,
+    /// however long they take: the guest would otherwise read its code with the probes in it.
     ///
     /// # Errors
     ///

@@ -143,8 +143,8 @@ fn memory_is_unchanged_if_a_vcpu_does_not_pause() {
     assert_eq!(all(&memory)[..5], PROBE_NOP);
 }
 
-/// Starts a thread that stands for vCPU 1 of two: it serves its exit for `delay`, then parks when it is asked to
-/// until the machine is stopped.
+/// Starts a thread that stands for vCPU 1 of two: it serves its exit for `delay`, then parks when it is asked
+/// to until the machine is stopped.
 fn late_vcpu(control: &Arc<Control>, delay: Duration) -> std::thread::JoinHandle<()> {
     let (control, (ready, started)) = (Arc::clone(control), std::sync::mpsc::channel());
     let thread = std::thread::spawn(move || {

@@ -47,8 +47,9 @@ pub(crate) fn build(
         fd.set_regs(&entry.regs()).map_err(StartError::kvm("set a vCPU's registers"))?;
     }
     // At all exits, since a tick's exit is not known as one before its registers are stored: KVM stores them
-    // before the signal's handler runs. Asking at the tick alone takes a second KVM_RUN. Measured in turns on one
-    // machine (kvm_pvm), that made a tick 1.9 times as long, and other exits no shorter (0.95 and 1.01 times).
+    // before the signal's handler runs. Asking at the tick alone takes a second KVM_RUN. Measured in turns on
+    // one machine (kvm_pvm), that made a tick 1.9 times as long, and other exits no shorter (0.95 and 1.01
+    // times).
     if capabilities.registers_in_run_page() {
         fd.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS);
     }

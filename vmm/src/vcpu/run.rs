@@ -258,7 +258,8 @@ impl<O: Observer> RunningVcpu<'_, O> {
         let mut suspended = false;
         if self.withdraw {
             suspended = true;
-            // It fails only if the machine is to be stopped. The request stays, and `serve_kick` ends this vCPU.
+            // It fails only if the machine is to be stopped. The request stays, and `serve_kick` ends this
+            // vCPU.
             self.withdraw = self.probes.withdraw_on_vcpu().is_err();
         }
         suspended |= self.control.park();

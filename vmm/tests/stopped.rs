@@ -17,13 +17,19 @@ use vmm::{
 const LOOP: &[u8] = &[0x0f, 0x1f, 0x44, 0x00, 0x00, 0x48, 0xff, 0xc0, 0xeb, 0xf6];
 const SITE: ProbePoint =
     ProbePoint { virt: FLAT_ENTRY, phys: GuestAddress(FLAT_ENTRY), kind: 1, loads_rdi: None };
-/// Hit at which vCPU 0 has the probes removed.
-const WITHDRAW_AT: usize = 17;
+/// Hits before vCPU 0 has the probes removed, at least.
+const HITS: usize = 17;
 
 /// What the vCPUs share.
 #[derive(Debug, Default)]
 struct Shared {
     hits: AtomicUsize,
+    /// Hits when the removal was requested; 0 before.
+    requested_at: AtomicUsize,
+    /// The probe is set, while all vCPUs are paused.
+    set: AtomicBool,
+    /// vCPU 1 is past the pause in which the probe was set: it leaves KVM_RUN for the next one.
+    entered: AtomicBool,
     withdrawing: AtomicBool,
     stopper: Mutex<Option<Child>>,
 }
@@ -43,11 +49,18 @@ impl Observer for Stopping {
         None
     }
     fn probe_hit(&mut self, _: &ProbeHit<'_>) -> ProbeVerdict {
-        if self.shared.hits.fetch_add(1, Ordering::SeqCst) + 1 < WITHDRAW_AT {
+        let hits = self.shared.hits.fetch_add(1, Ordering::SeqCst) + 1;
+        if hits < HITS || !self.shared.entered.load(Ordering::SeqCst) {
             return ProbeVerdict::Keep;
         }
+        self.shared.requested_at.store(hits, Ordering::SeqCst);
         self.shared.withdrawing.store(true, Ordering::SeqCst);
         ProbeVerdict::Withdraw
+    }
+    fn entering(&mut self, _: u64) {
+        if self.id == 1 && self.shared.set.load(Ordering::SeqCst) {
+            self.shared.entered.store(true, Ordering::SeqCst);
+        }
     }
     fn exited(&mut self, _: Exit, _: u64) {
         if self.id == 1 && self.shared.withdrawing.swap(false, Ordering::SeqCst) {
@@ -78,13 +91,13 @@ fn no_vcpu_enters_the_guest_before_its_probes_are_removed() {
     let reason = Arc::new(Mutex::new(None));
     let reported = Arc::clone(&reason);
     let handler = Box::new(move |withdrawn: &Withdrawal| *reported.lock().unwrap() = Some(withdrawn.reason));
-    machine.probes().set(&[SITE], || (), handler).unwrap();
+    machine.probes().set(&[SITE], || shared.set.store(true, Ordering::SeqCst), handler).unwrap();
     testkit::eventually("removal of the probes", Duration::from_secs(20), || {
         reason.lock().unwrap().is_some().then_some(())
     });
     assert_eq!(*reason.lock().unwrap(), Some(WithdrawReason::Observer));
     // A vCPU that had given up would have hit the probe again.
-    assert_eq!(shared.hits.load(Ordering::SeqCst), WITHDRAW_AT);
+    assert_eq!(shared.hits.load(Ordering::SeqCst), shared.requested_at.load(Ordering::SeqCst));
     assert_eq!(machine.memory().read_obj::<[u8; 5]>(GuestAddress(FLAT_ENTRY)).unwrap(), PROBE_NOP);
     let stopper = shared.stopper.lock().unwrap().take();
     assert!(stopper.unwrap().wait().unwrap().success(), "the process was not stopped");

@@ -54,7 +54,8 @@ impl Drop for Filler {
 /// Maps `length` bytes at an aligned address. If the address space does not allow that, at another one: the
 /// guest is slower then, nothing else.
 pub(super) fn map(length: usize) -> Result<MmapRegion, MmapRegionError> {
-    const HUGE: usize = HUGE_PAGE as usize;
+    const HUGE: usize = 2 << 20;
+    const { assert!(HUGE as u64 == HUGE_PAGE) };
     let mut region = MmapRegion::new(length)?;
     for attempt in 0..ATTEMPTS {
         let start = region.as_ptr().expose_provenance();

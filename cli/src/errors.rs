@@ -172,6 +172,14 @@ pub enum UsageError {
     /// `--json` and the console on the same stream.
     #[error("--json and --console - both need standard output: give --console a file")]
     JsonAndConsole,
+    /// A list of formats of another length than the disks.
+    #[error("--format has {formats} formats for {disks} disks: give one, or one for each")]
+    Formats {
+        /// Number of formats.
+        formats: usize,
+        /// Number of disks.
+        disks: usize,
+    },
     /// A precision target without a random clock.
     #[error("--until-precision needs a random clock: with --clock fixed no interval is valid")]
     FixedClock,

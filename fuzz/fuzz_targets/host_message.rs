@@ -98,6 +98,7 @@ fn seeds() -> Vec<Vec<u8>> {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
                 huge_pages: false,
+                cpu: vmm::CpuFeatures::default(),
                 cmdline: "quiet".to_owned(),
                 disks: vec![DiskSpec {
                     path: "/dev/vda".into(),

@@ -143,6 +143,7 @@ pub async fn run(
         vcpus: machine.vcpus,
         memory_bytes: machine.memory_bytes,
         huge_pages: machine.huge_pages,
+        cpu: machine.cpu,
         payload: vmm::Payload::Linux {
             kernel: payload.kernel,
             initrd: payload.initrd,

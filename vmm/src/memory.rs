@@ -6,6 +6,8 @@
 //! 0x1_0000_0000  high RAM           what does not fit below the hole
 //! ```
 
+mod aligned;
+
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
@@ -102,7 +104,13 @@ pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, Start
     if huge_pages {
         return map_huge(bytes, &ranges);
     }
-    let memory = GuestMemoryMmap::from_ranges(&ranges).map_err(|error| failed(error.to_string()))?;
+    let mut regions = Vec::with_capacity(ranges.len());
+    for (start, length) in ranges {
+        let region = aligned::map(length).map_err(|error| failed(error.to_string()))?;
+        let region = GuestRegionMmap::new(region, start);
+        regions.push(region.ok_or_else(|| failed("it does not fit into the address space".to_owned()))?);
+    }
+    let memory = GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))?;
     advise(&memory);
     Ok(memory)
 }
@@ -191,6 +199,25 @@ mod tests {
                 matches!(map(bytes, false), Err(StartError::MemorySize { asked }) if asked == bytes),
                 "{bytes}"
             );
+        }
+    }
+
+    #[test]
+    fn memory_is_aligned_whatever_its_size() {
+        // Mappings of other sizes move what follows them.
+        let sizes = [
+            HUGE_PAGE,
+            64 << 20,
+            HUGE_PAGE + PAGE,
+            5 * HUGE_PAGE + 7 * PAGE,
+            HOLE_START + 3 * HUGE_PAGE + PAGE,
+        ];
+        let kept: Vec<_> = sizes.iter().cycle().take(24).map(|&bytes| (bytes, map(bytes, false))).collect();
+        for (bytes, memory) in kept {
+            for region in memory.unwrap().iter() {
+                let offset = (region.as_ptr() as u64).wrapping_sub(region.start_addr().0) % HUGE_PAGE;
+                assert_eq!(offset, 0, "{bytes} bytes, the part at {:#x}", region.start_addr().0);
+            }
         }
     }
 

@@ -170,7 +170,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
         return Ok(no_files());
     }
     let open = |path: &PathBuf| {
-        let disk = DiskSpec::new(path.clone(), DiskMode::ReadOnly)?;
+        let disk = DiskSpec::new(path.clone(), None, DiskMode::ReadOnly)?;
         disk.contents(disk.open()?, false)
     };
     Ok(images::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))

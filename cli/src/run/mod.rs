@@ -18,12 +18,13 @@ use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
 use host::vsock::Listening;
+use images::contents::ImageFormat;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
@@ -60,7 +61,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
-        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+        for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
     }
@@ -97,6 +98,7 @@ impl RunPlan {
     fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
+            format: args.format.first().copied(),
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
@@ -111,14 +113,18 @@ impl RunPlan {
             triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
-        let disks: Vec<DiskSpec> = image_disk
-            .into_iter()
-            .chain(&args.disk)
-            // The portable host's QEMU runs with the same working directory, but interprets relative names
-            // like `nbd:x`.
-            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::new(path, disk_mode(args)))
-            .collect::<Result<_, _>>()?;
+        let paths: Vec<_> = image_disk.into_iter().chain(&args.disk).collect();
+        let format = |n| format_of(&args.format, n, paths.len());
+        let disks: Vec<DiskSpec> = paths
+            .iter()
+            .enumerate()
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
+            // something to it that absolute ones do not.
+            .map(|(n, path)| {
+                let absolute = std::path::absolute(path).unwrap_or_else(|_| (*path).clone());
+                Ok(DiskSpec::new(absolute, format(n)?, disk_mode(args))?)
+            })
+            .collect::<Result<_, Error>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let vsock =
             args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
@@ -131,6 +137,7 @@ impl RunPlan {
                 vcpus: args.cpus,
                 memory_bytes: args.memory,
                 huge_pages: args.huge_pages,
+                cpu: CpuFeatures { nested: args.nested, pmu: args.pmu },
                 cmdline,
                 disks,
                 network,
@@ -145,6 +152,30 @@ impl RunPlan {
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
+    }
+
+    /// Warnings about disks whose names say raw and whose first bytes say qcow2.
+    fn doubts(&self, args: &RunArgs) -> Vec<String> {
+        let disks = self.spec.machine.disks.iter().filter(|_| args.format.is_empty());
+        let doubtful = disks.filter(|disk| disk.format.contradicts_name(&disk.path));
+        let warning = |disk: &DiskSpec| {
+            format!(
+                "warning: {} is qcow2 by its first bytes, which the guest of a raw disk can write: give --format qcow2 or \
+                 --format raw",
+                text::clean::escaped(&disk.path.to_string_lossy())
+            )
+        };
+        doubtful.map(warning).collect()
+    }
+}
+
+/// Returns the format of disk `n` of so many, if it was given.
+fn format_of(formats: &[ImageFormat], n: usize, disks: usize) -> Result<Option<ImageFormat>, UsageError> {
+    match formats {
+        [] => Ok(None),
+        [all] => Ok(Some(*all)),
+        list if list.len() == disks => Ok(list.get(n).copied()),
+        list => Err(UsageError::Formats { formats: list.len(), disks }),
     }
 }
 
@@ -331,6 +362,25 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_are_for_all_disks_or_one_for_each() {
+        use ImageFormat::{Qcow2, Raw};
+        use clap::Parser;
+        let formats = |words: &[&str]| {
+            let words = [&["vprof", "run", "x.img"][..], words].concat();
+            let cli = crate::args::Cli::try_parse_from(words).unwrap();
+            let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
+            args.format
+        };
+        assert_eq!(format_of(&formats(&[]), 0, 2).unwrap(), None);
+        assert_eq!(format_of(&formats(&["--format", "raw"]), 1, 2).unwrap(), Some(Raw));
+        let both = formats(&["--format", "qcow2,raw", "--disk", "y.img"]);
+        assert_eq!([0, 1].map(|n| format_of(&both, n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
+        let refused = format_of(&both, 0, 3).unwrap_err().to_string();
+        assert!(refused.contains("2 formats for 3 disks"), "{refused}");
+        assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
+    }
 
     #[test]
     fn a_commands_output_is_shown_wherever_the_console_goes() {

@@ -11,6 +11,7 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
             vcpus: 1,
             memory_bytes: 1 << 30,
             huge_pages: false,
+            cpu: vmm::CpuFeatures::default(),
             cmdline: String::new(),
             disks: disk.into_iter().collect(),
             network: None,

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, VsockError};
+use host::{ControlError, GuestError, HostError, NetworkError, PortableError, VsockError};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
@@ -157,19 +157,18 @@ impl Error {
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) | Self::Diff(profile::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
-            error if error.stage() == Stage::Hypervisor => ExitCode::NoHypervisor,
+            error if error.no_hypervisor() => ExitCode::NoHypervisor,
             _ => ExitCode::Failed,
         }
     }
 
-    /// The stage of a run in which it failed: before the guest there is no profile worth keeping.
-    pub fn stage(&self) -> Stage {
+    /// There is no hypervisor that works.
+    fn no_hypervisor(&self) -> bool {
         match self {
-            Self::Host(error) => error.stage(),
-            Self::Portable(error) => error.stage(),
-            Self::Run(error) => error.stage(),
-            Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
-            _ => Stage::Guest,
+            Self::Host(_) => true,
+            Self::Portable(error) => error.no_hypervisor(),
+            Self::Run(error) => error.no_hypervisor(),
+            _ => false,
         }
     }
 

@@ -11,7 +11,7 @@ use tempfile::{Builder, NamedTempFile};
 use crate::errors::Error;
 
 /// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+pub const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 /// Where output goes. A file is written under another name beside its own, which it gets by [`Output::finish`].
 #[derive(Debug)]
@@ -101,8 +101,8 @@ fn open(path: &Path, force: bool) -> Result<Sink, Error> {
     Ok(Sink::Beside(BufWriter::new(file)))
 }
 
-/// Whether it is a profile. A file that can't be read is none that is known.
-fn is_database(path: &Path) -> bool {
+/// Whether it is a profile, or another database. A file that can't be read is none that is known.
+pub fn is_database(path: &Path) -> bool {
     let mut head = [0; 16];
     File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *SQLITE_MAGIC
 }

@@ -24,7 +24,6 @@ pub mod portable;
 pub mod protocol;
 mod socket;
 pub mod spec;
-mod stage;
 pub mod systemd;
 pub mod vsock;
 
@@ -33,5 +32,4 @@ pub use control::ControlError;
 pub use guest::GuestError;
 pub use network::NetworkError;
 pub use portable::PortableError;
-pub use stage::Stage;
 pub use vsock::VsockError;

@@ -5,7 +5,7 @@ pub mod gdb;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, Process, Target};
+use attach::{AttachError, Attachment, AttachmentEnd, EndedAttachment, Process, Target};
 use host::GuestError;
 use host::guest::{Inputs, watch};
 use host::heap;
@@ -89,7 +89,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
 
 /// Tells the end and shows the summary.
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
-    if !args.recording.quiet {
+    // What has failed at the end was told.
+    if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
         eprintln!("vprof: {}", recorded.outcome.end.sentence());
     }
     recorded.conclude(&args.recording, |recorded| match &recorded.outcome.totals.sink_error {
@@ -179,13 +180,23 @@ async fn profile(
     session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
     let inputs = Inputs::new(&mut stop, &mut input, &mut control);
     watch(&attached, &session, recording.duration, inputs, None, &phase).await?;
-    let ended = attached.wait()?;
-    // The observers hold the writing ends of the rings that the collector empties.
-    drop(ended.observers);
-    let end = GuestEnd::Left(ended.end);
-    session.event("end", &end.sentence());
+    Ok(finish(session, attached.wait()))
+}
+
+/// Ends the profile, however the attachment ended.
+fn finish(session: Session, ended: Result<EndedAttachment<AttachedSampler>, AttachError>) -> Outcome {
+    let (end, trouble) = match ended {
+        // The observers hold the writing ends of the rings that the collector empties.
+        Ok(EndedAttachment { end, observers }) => {
+            drop(observers);
+            (end, None)
+        }
+        Err(error) => (AttachmentEnd::Detached, Some(error.to_string())),
+    };
+    let end = GuestEnd::Left(end);
+    session.event("end", trouble.as_ref().unwrap_or(&end.sentence()));
     let totals = session.finish(Vec::new());
-    Ok(Outcome { end, totals, host_restarts: 0 })
+    Outcome { end, totals, host_restarts: 0, trouble: trouble.into_iter().collect() }
 }
 
 /// The program of the process.

@@ -1,14 +1,13 @@
 //! The profile's file: it never takes the place of anything unasked.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use profile::store::APPLICATION_ID;
 
 use crate::errors::Error;
-
-/// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+use crate::output::SQLITE_MAGIC;
 
 /// Makes sure, before a guest is started, that the profile can be created: nothing is in its place, or with `force`
 /// nothing but a profile.
@@ -27,20 +26,14 @@ pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a profile in which nothing was recorded, with its journal: it would only stand in the way.
-pub fn remove(path: &Path) {
-    for file in [path.to_owned(), beside(path, "-wal"), beside(path, "-shm"), beside(path, "-journal")] {
-        // Whatever stays behind is found, and told of, by the next run.
-        let _ = std::fs::remove_file(file);
-    }
-}
-
 /// An empty file counts: it is what a run leaves that was killed at its very beginning.
 fn is_profile(path: &Path) -> Result<bool, Error> {
     let fail = |source| Error::file("read", path, source);
     let mut head = Vec::new();
-    File::open(path).map_err(fail)?.take(16).read_to_end(&mut head).map_err(fail)?;
-    Ok(head.is_empty() || head == SQLITE_MAGIC)
+    // The application's id is in bytes 68 to 71 (sqlite.org/fileformat.html, 1.3).
+    File::open(path).map_err(fail)?.take(72).read_to_end(&mut head).map_err(fail)?;
+    let is_ours = head.get(68..72) == Some(&APPLICATION_ID.to_be_bytes());
+    Ok(head.is_empty() || head.starts_with(SQLITE_MAGIC) && is_ours)
 }
 
 /// Says early that the directory is missing, before a guest is started.
@@ -53,12 +46,6 @@ fn directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(suffix);
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -68,15 +55,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.vprof");
         check(&path, false).unwrap();
-        std::fs::write(&path, b"SQLite format 3\0...").unwrap();
-        std::fs::write(beside(&path, "-wal"), b"journal").unwrap();
+        let mut head = [0; 100];
+        head[..16].copy_from_slice(SQLITE_MAGIC);
+        head[68..72].copy_from_slice(&APPLICATION_ID.to_be_bytes());
+        std::fs::write(&path, head).unwrap();
         assert!(matches!(check(&path, false), Err(Error::OutputExists(_))));
         check(&path, true).unwrap();
-        remove(&path);
-        assert!(!path.exists() && !beside(&path, "-wal").exists());
-        std::fs::write(&path, b"my thesis").unwrap();
-        assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
-        assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
+        // The database of another program.
+        head[68] ^= 1;
+        for other in [&head[..], b"SQLite format 3\0", b"my thesis"] {
+            std::fs::write(&path, other).unwrap();
+            assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
+            assert_eq!(std::fs::read(&path).unwrap(), other);
+        }
     }
 
     #[test]

@@ -192,8 +192,10 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
     });
     pump.finish(FLUSH_LIMIT);
     output_pump.finish(FLUSH_LIMIT);
-    write_back(port, &written)?;
-    Ok(outcome?)
+    let written = write_back(port, &written);
+    let mut outcome = outcome?;
+    outcome.trouble.extend(written.err().map(|error| error.to_string()));
+    Ok(outcome)
 }
 
 /// Needed only by guests with a network card.

@@ -31,7 +31,6 @@ use text::units;
 
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
-use crate::stage::Stage;
 use crate::vsock::VsockError;
 
 /// Why the portable host could not do its work.
@@ -145,18 +144,15 @@ pub enum ProgramError {
 }
 
 impl PortableError {
-    /// The stage of the run in which it failed.
-    pub fn stage(&self) -> Stage {
-        match self {
+    /// There is no hypervisor that works.
+    pub fn no_hypervisor(&self) -> bool {
+        matches!(
+            self,
             Self::Start { .. }
-            | Self::Program(_)
-            | Self::Frozen { before_guest: true, .. }
-            | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
-            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped | Self::Inside(_) => Stage::BeforeGuest,
-            // With these there may be another run's profile in the place of this one's.
-            Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
-            Self::Frozen { .. } | Self::Died { .. } | Self::Protocol(_) => Stage::Guest,
-        }
+                | Self::Program(_)
+                | Self::Frozen { before_guest: true, .. }
+                | Self::Died { before_guest: true, .. }
+        )
     }
 }
 

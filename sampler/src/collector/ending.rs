@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use profile::rows::COMPLETE;
 use vmm::monotonic_ns;
 
 use super::finder_events::take_name;
@@ -64,7 +65,7 @@ impl Collector {
         last.meta.push(("collector_longest_ns".to_owned(), longest.as_nanos().to_string()));
         last.meta.push(("collector_longest_step".to_owned(), doing.to_owned()));
         if complete {
-            last.meta.push(("complete".to_owned(), "1".to_owned()));
+            last.meta.push((COMPLETE.to_owned(), "1".to_owned()));
         }
         // The end is written in one batch: a profile is complete, or it lacks the whole end.
         if self.totals.sink_error.is_none()

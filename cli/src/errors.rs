@@ -112,6 +112,9 @@ pub enum Error {
     /// An export would replace a profile.
     #[error("{} is a profile, or another database, and is left alone: give another name with -o", Shown(.0))]
     ExportOverProfile(PathBuf),
+    /// The console would replace a profile.
+    #[error("{} is a profile, or another database, and is left alone: give --console another file", Shown(.0))]
+    ConsoleOverProfile(PathBuf),
     /// An export failed. Names of the guest stand in its message.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),

@@ -13,6 +13,10 @@ use crate::errors::Error;
 /// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
 pub const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
+/// Permissions of files that hold what was recorded, such as the arguments of the guest's programs: nobody else reads
+/// them.
+pub const PRIVATE: u32 = 0o600;
+
 /// Where output goes. A file is written under another name beside its own, which it gets by [`Output::finish`].
 #[derive(Debug)]
 pub struct Output {
@@ -92,10 +96,9 @@ fn open(path: &Path, force: bool) -> Result<Sink, Error> {
         Err(error) => return Err(Error::file("write", path, error)),
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As a file that is created by its name: what umask(2) leaves of this.
     let file = Builder::new()
         .prefix(".vprof-")
-        .permissions(Permissions::from_mode(0o666))
+        .permissions(Permissions::from_mode(PRIVATE))
         .tempfile_in(parent)
         .map_err(|error| Error::file("write a file in", parent, error))?;
     Ok(Sink::Beside(BufWriter::new(file)))
@@ -143,6 +146,7 @@ mod tests {
         assert!(matches!(write(&path, false, "two"), Err(Error::ExportExists(_))));
         write(&path, true, "three").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::write(&path, b"SQLite format 3\0 and more").unwrap();
         assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing stays beside it");

@@ -6,8 +6,9 @@ pub mod repeat;
 pub mod screen;
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use host::choice::{self, Chosen, Host};
@@ -28,6 +29,7 @@ use vmm::{DiskMode, MachineEnd};
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode};
+use crate::output::{PRIVATE, is_database};
 use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
@@ -236,11 +238,20 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
             Ok((ConsoleTarget::Stdout, keys))
         }
         Some(place) if place != "none" => {
-            let file = File::create(place).map_err(|e| Error::file("create", place, e))?;
-            Ok((ConsoleTarget::File(file), KeySource::None))
+            Ok((ConsoleTarget::File(console_file(place)?), KeySource::None))
         }
         _ => Ok((ConsoleTarget::None, KeySource::None)),
     }
+}
+
+/// Creates the console's file, which only its user can read, or empties one that is there. A profile is left alone.
+fn console_file(place: &Path) -> Result<File, Error> {
+    if place.is_file() && is_database(place) {
+        return Err(Error::ConsoleOverProfile(place.to_owned()));
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(PRIVATE);
+    options.open(place).map_err(|error| Error::file("create", place, error))
 }
 
 /// A path for a row of `meta`.
@@ -332,6 +343,22 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_console_file_is_private_and_never_a_profile() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("console");
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&path, b"an older console").unwrap();
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        std::fs::write(&path, b"SQLite format 3\0 and samples").unwrap();
+        assert!(matches!(console_file(&path), Err(Error::ConsoleOverProfile(_))));
+        assert!(std::fs::read(&path).unwrap().ends_with(b"samples"));
+        drop(console_file(Path::new("/dev/null")).unwrap());
+    }
 
     #[test]
     fn a_commands_output_is_shown_wherever_the_console_goes() {

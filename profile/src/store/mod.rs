@@ -8,6 +8,7 @@
 
 mod edit;
 mod error;
+mod guard;
 mod open;
 mod query;
 mod writer;

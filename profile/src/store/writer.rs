@@ -12,6 +12,7 @@ use std::time::Duration;
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use tempfile::{Builder, TempPath};
 
+use super::guard::check_journal;
 use super::open::probe;
 use super::{APPLICATION_ID, CreateError, SCHEMA, SCHEMA_VERSION};
 use crate::rows::{Batch, Mode, Sink, SinkError};
@@ -182,7 +183,8 @@ impl Drop for ProfileWriter {
 /// Moves what a killed run has left in its log into its profile, so that the log can go. A profile that is
 /// being recorded has an owner, and is refused.
 fn fold_log(path: &Path) -> Result<(), CreateError> {
-    if !companion(path, "-wal").exists() {
+    // A journal that names another file makes SQLite remove that file.
+    if !companion(path, "-wal").exists() || check_journal(path).is_err() {
         return Ok(());
     }
     let folded = open(path).and_then(|connection| {

@@ -243,6 +243,16 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
     fn second_input(&self, bytes: &[u8]) -> usize {
         Machine::second_input(self, bytes)
     }
+
+    fn look(&self, session: &Session) {
+        if self.take_snapshot_full() {
+            session.event(
+                "disk",
+                "the temporary file of --snapshot has no more room: the guest's writes fail (TMPDIR chooses another \
+                 directory)",
+            );
+        }
+    }
 }
 
 /// What comes from whoever watches the run.

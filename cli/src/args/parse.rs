@@ -97,8 +97,20 @@ fn hex_byte(text: &str) -> Option<u8> {
     u8::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
-/// Bytes from `512M`, `2G`, `1.5GiB`; a multiple of 4 KiB.
+/// Guest memory; a multiple of 4 KiB.
 pub fn parse_memory(text: &str) -> Result<u64, String> {
+    // At least what a Linux kernel needs to say that it has too little.
+    let bytes = size_within(text, 32 << 20, vmm::config::MAX_MEMORY)?;
+    Ok(bytes & !0xfff)
+}
+
+/// Size of a profile. The least has room for a report.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    size_within(text, 1 << 20, 1 << 50)
+}
+
+/// Bytes from `512M`, `2G`, `1.5GiB`.
+fn size_within(text: &str, least: u64, most: u64) -> Result<u64, String> {
     let advice = "write it like 512M or 2G";
     let (number, unit) = split_unit(text);
     let shift = match unit.to_ascii_lowercase().as_str() {
@@ -110,16 +122,13 @@ pub fn parse_memory(text: &str) -> Result<u64, String> {
         _ => return Err(format!("{unit:?} is no unit of memory: {advice}")),
     };
     let scaled = decimal(number).ok_or(advice)? * f64::from(1 << (shift - 10)) * 1024.0;
-    let most = vmm::config::MAX_MEMORY;
-    // At least what a Linux kernel needs to say that it has too little.
-    let least = 32 << 20;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     if scaled > most as f64 {
         Err(format!("the most is {}", text::units::bytes(most)))
     } else if (scaled as u64) < least {
         Err(format!("the least is {}", text::units::bytes(least)))
     } else {
-        Ok(scaled as u64 & !0xfff)
+        Ok(scaled as u64)
     }
 }
 
@@ -286,6 +295,13 @@ mod tests {
         ] {
             assert!(parse_network(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_profile_has_any_size() {
+        assert_eq!(parse_size("1M"), Ok(1 << 20));
+        assert_eq!(parse_size("3T"), Ok(3 << 40));
+        assert!(parse_size("1k").is_err() && parse_size("2000T").is_err() && parse_size("5").is_err());
     }
 
     #[test]

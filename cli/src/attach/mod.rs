@@ -13,7 +13,7 @@ use host::link::Link;
 use host::protocol::Then;
 use host::spec::{DiskSpec, GuestEnd, Outcome};
 use profile::estimate::ONE_CLOCK;
-use profile::{ProfileWriter, Sink, live};
+use profile::{Sink, live};
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
@@ -148,7 +148,7 @@ async fn profile(
     // An attached machine's console is its VMM's.
     drop((console, output));
     let recording = &args.recording;
-    let writer = ProfileWriter::create(&recording.output, recording.force)?;
+    let writer = recording.create(recording.force)?;
     let sink: Box<dyn Sink> = Box::new(live::LiveSink::new(Box::new(writer), tables));
     let meta = [
         ("image", Some(plan.label)),

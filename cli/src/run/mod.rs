@@ -21,7 +21,7 @@ use host::systemd::{self, GuestCommand};
 use host::vsock::{Listening, VsockError};
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
-use profile::{ProfileWriter, Sink, live};
+use profile::{Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use vmm::{DiskMode, MachineEnd};
@@ -273,7 +273,7 @@ async fn start(
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
         // What a host has told that was started anew counts no more.
         *tables.lock() = live::Tables::default();
-        let writer = ProfileWriter::create(&args.recording.output, force)?;
+        let writer = args.recording.create(force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {

@@ -9,6 +9,7 @@
 mod edit;
 mod error;
 mod guard;
+mod limit;
 mod open;
 mod query;
 mod writer;

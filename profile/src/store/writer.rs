@@ -13,6 +13,7 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use tempfile::{Builder, TempPath};
 
 use super::guard::check_journal;
+use super::limit::SizeLimit;
 use super::open::probe;
 use super::{APPLICATION_ID, CreateError, SCHEMA, SCHEMA_VERSION};
 use crate::rows::{Batch, Mode, Sink, SinkError};
@@ -31,6 +32,7 @@ pub struct ProfileWriter {
     place: Place,
     /// Something was recorded, or the run is complete: the file stays.
     kept: bool,
+    limit: SizeLimit,
 }
 
 /// Where the rows are.
@@ -99,7 +101,7 @@ impl ProfileWriter {
         });
         // Without a schema the file is not a profile.
         let connection = connection.inspect_err(|_| drop(fs::remove_file(path)))?;
-        Ok(Self { connection, path: path.to_owned(), place, kept: false })
+        Ok(Self::new(connection, path, place))
     }
 
     /// Begins a profile that is to take the place of an older one.
@@ -112,7 +114,21 @@ impl ProfileWriter {
             // It is synchronized as a whole before it gets its name.
             .and_then(|connection| connection.pragma_update(None, "synchronous", "OFF").map(|()| connection))
             .map_err(|error| Self::refused(path, &error))?;
-        Ok(Self { connection, path: path.to_owned(), place: Place::Beside(file), kept: false })
+        Ok(Self::new(connection, path, Place::Beside(file)))
+    }
+
+    fn new(connection: Connection, path: &Path, place: Place) -> Self {
+        // A guest must not fill the file system of its host.
+        let limit = free(directory(path)).map_or(u64::MAX, |free| free / 2);
+        Self { connection, path: path.to_owned(), place, kept: false, limit: SizeLimit::new(limit) }
+    }
+
+    /// Limits the profile to about this many bytes. Beyond it samples go on, and new stacks are cut to the
+    /// innermost frame. Without a call the limit is half of what the file system has free at the start.
+    #[must_use]
+    pub fn limited_to(mut self, bytes: u64) -> Self {
+        self.limit = SizeLimit::new(bytes);
+        self
     }
 
     fn refused(path: &Path, error: &rusqlite::Error) -> CreateError {
@@ -141,6 +157,15 @@ impl ProfileWriter {
                 )))
             }
         }
+    }
+
+    fn insert(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        let transaction = self.connection.transaction();
+        let written = transaction.and_then(|transaction| {
+            batch.insert(&transaction)?;
+            transaction.commit()
+        });
+        written.map_err(|error| self.error(&error))
     }
 
     fn replace_older(&mut self, file: &Path) -> Result<Connection, String> {
@@ -256,31 +281,35 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> String {
 
 /// True if the file system of `path` has less free space than a batch takes, 1 MiB.
 fn no_room(path: &Path) -> bool {
+    free(path).is_some_and(|bytes| bytes < 1 << 20)
+}
+
+/// Returns what a user has free on the file system of `path`, bytes.
+fn free(path: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
-    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: `name` is NUL-terminated and `stat` has room for the structure; both outlive the call.
     if unsafe { libc::statvfs(name.as_ptr(), stat.as_mut_ptr()) } != 0 {
-        return false;
+        return None;
     }
     // SAFETY: statvfs has succeeded and so filled the structure.
     let stat = unsafe { stat.assume_init() };
-    stat.f_bavail.saturating_mul(stat.f_frsize) < 1 << 20
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 impl Sink for ProfileWriter {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
-        let transaction = self.connection.transaction();
-        let written = transaction.and_then(|transaction| {
-            batch.insert(&transaction)?;
-            transaction.commit()
-        });
-        written.map_err(|error| self.error(&error))?;
+        let cut = self.limit.cut(batch);
+        self.insert(cut.as_ref().unwrap_or(batch))?;
         if !self.kept && (batch.is_recorded() || batch.is_complete()) {
             self.kept = true;
             self.take_place()?;
         }
-        Ok(())
+        match self.limit.reached(&self.path, batch) {
+            Some(event) => self.insert(&Batch { events: vec![event], ..Batch::default() }),
+            None => Ok(()),
+        }
     }
 
     /// Folds the write-ahead log into the file. While the file has readers, the log stays next to it.

@@ -59,6 +59,7 @@ impl Collector {
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);
+        last.console.splice(..0, self.console_budget.rest());
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         last.meta.push(("samples_without_stack".to_owned(), self.stacks_missed.to_string()));

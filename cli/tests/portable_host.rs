@@ -18,13 +18,14 @@ use support::{fake_host, stderr, vprof};
 const PORT: &str =
     "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n";
 
-struct Fake {
+/// A portable host whose QEMU is a script.
+struct FakeHost {
     directory: tempfile::TempDir,
     bundle: PathBuf,
     path: String,
 }
 
-impl Fake {
+impl FakeHost {
     fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = format!("echo $$ >> '{}'\n{script}", directory.path().join("pids").display());
@@ -54,7 +55,8 @@ impl Fake {
     }
 
     fn console(&self) -> Vec<u8> {
-        let table = Profile::open(&self.profile()).unwrap().query("SELECT group_concat(bytes, '') FROM console");
+        let table =
+            Profile::open(&self.profile()).unwrap().query("SELECT group_concat(bytes, '') FROM console");
         match &table.unwrap().rows[0][0] {
             profile::store::Value::Text(text) => text.clone().into_bytes(),
             profile::store::Value::Blob(bytes) => bytes.clone(),
@@ -81,6 +83,11 @@ impl Fake {
     }
 }
 
+fn failed(sentence: &str) -> FromHost {
+    // What the half takes this to be has no influence on the profile.
+    FromHost::Error { stage: host::Stage::BeforeGuest, sentence: sentence.to_owned() }
+}
+
 fn hello() -> FromHost {
     FromHost::Hello { kernel: "6.1".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
 }
@@ -101,8 +108,8 @@ fn end(trouble: &[&str]) -> FromHost {
 
 #[test]
 fn what_was_recorded_survives_whatever_fails_afterwards() {
-    let failure = FromHost::Error("can't finish writing a disk: no space left on device".to_owned());
-    let fake = Fake::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), failure]);
+    let failure = failed("can't finish writing a disk: no space left on device");
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), failure]);
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -114,7 +121,7 @@ fn what_was_recorded_survives_whatever_fails_afterwards() {
 #[test]
 fn a_disk_that_is_full_is_a_note_and_an_exit_code() {
     let trouble = ["can't write the rest of web.qcow2: no space left on device"];
-    let fake = Fake::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), end(&trouble)]);
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), end(&trouble)]);
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -125,17 +132,18 @@ fn a_disk_that_is_full_is_a_note_and_an_exit_code() {
 
 #[test]
 fn a_run_that_recorded_nothing_leaves_nothing() {
-    let fake = Fake::saying(&[hello(), FromHost::Error("can't load kvm-amd.ko".to_owned())]);
+    let fake = FakeHost::saying(&[hello(), failed("can't load kvm-amd.ko")]);
     let output = fake.run(&[]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("can't load kvm-amd.ko") && !stderr(&output).contains("recorded until"));
-    let files = fs::read_dir(fake.directory.path()).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
-    assert!(!files.into_iter().any(|name| name.starts_with("out") || name.starts_with(".vprof")));
+    let names = fs::read_dir(fake.directory.path()).unwrap();
+    let mut names = names.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    assert!(!names.any(|name| name.starts_with("out") || name.starts_with(".vprof")));
 }
 
 #[test]
 fn an_older_profile_stays_until_a_new_one_has_begun() {
-    let fake = Fake::saying(&[hello(), FromHost::Error("no".to_owned())]);
+    let fake = FakeHost::saying(&[hello(), failed("no")]);
     fake.older();
     let output = fake.run(&["--force"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -144,14 +152,14 @@ fn an_older_profile_stays_until_a_new_one_has_begun() {
     assert!(stderr(&output).contains("/no/such/place/x.sock"), "{}", stderr(&output));
     assert_eq!(fake.console(), b"old");
 
-    let fake = Fake::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"new"))), end(&[])]);
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"new"))), end(&[])]);
     fake.older();
     let output = fake.run(&["--force"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(fake.console(), b"new");
 }
 
-/// True once the process is gone, or a zombie that nobody has asked about yet.
+/// Returns true once the process is gone, or a zombie.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Err(_) => true,
@@ -165,7 +173,7 @@ fn wait_until(what: &str, mut met: impl FnMut() -> bool) {
 
 #[test]
 fn a_silent_host_is_killed_and_tried_three_times() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let output = fake.run(&["--host-timeout", "200ms", "-v"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -179,8 +187,8 @@ fn a_silent_host_is_killed_and_tried_three_times() {
 }
 
 #[test]
-fn a_host_that_dies_is_told_with_its_last_words() {
-    let fake = Fake::new("echo 'no such machine' >&2; exit 7");
+fn a_host_that_dies_is_reported_with_its_last_words() {
+    let fake = FakeHost::new("echo 'no such machine' >&2; exit 7");
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -191,9 +199,9 @@ fn a_host_that_dies_is_told_with_its_last_words() {
 }
 
 #[test]
-fn a_host_that_sends_nonsense_is_not_believed() {
+fn a_host_that_sends_an_invalid_message_is_refused() {
     // 0xffffffff is a frame of 4 GiB.
-    let fake = Fake::new(&format!("{PORT}printf '\\377\\377\\377\\377' >&$port; exec sleep 1000"));
+    let fake = FakeHost::new(&format!("{PORT}printf '\\377\\377\\377\\377' >&$port; exec sleep 1000"));
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -203,7 +211,7 @@ fn a_host_that_sends_nonsense_is_not_believed() {
 
 #[test]
 fn a_signal_ends_the_run_and_the_host() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
@@ -215,7 +223,7 @@ fn a_signal_ends_the_run_and_the_host() {
 
 #[test]
 fn the_host_dies_with_a_killed_vprof() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     child.kill().unwrap();

@@ -9,6 +9,7 @@ use vmm::kvm_check::{self, Capabilities, RingSpeedError, RingSpeeds};
 use crate::portable::bundle::{self, Bundle, HOW_TO_BUILD, NotFound};
 use crate::portable::outer::Setup;
 use crate::portable::qemu::{self, Qemu};
+use crate::stage::Stage;
 
 /// Wish for a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -104,6 +105,13 @@ pub enum KvmDoubt {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.join(", and "))]
 pub struct MissingParts(Vec<String>);
+
+impl HostError {
+    /// The stage of the run in which it failed.
+    pub fn stage(&self) -> Stage {
+        Stage::Hypervisor
+    }
+}
 
 impl Kvm {
     /// Opens /dev/kvm and runs the self-test on it.

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::packet::{PacketDecoder, PacketError, frame, hex, unhex};
 use crate::error::GdbError;
+use crate::guard::StopSlot;
 
 /// Time limit of a connection, and of a new stub's first answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -22,6 +23,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a wait checks whether everything is to end, ms.
 const CHECK_MS: i32 = 50;
+/// Thread of a record of a stop, which a stub does not show.
+const HELD: i32 = 1;
 /// Byte that stops a running machine ("Debugging with GDB", E.9 Interrupts).
 const INTERRUPT: u8 = 3;
 /// Maximum number of questions without an answer.
@@ -90,6 +93,8 @@ pub(crate) struct StubClient {
     limit: Duration,
     /// Everything is to end.
     hurry: Arc<AtomicBool>,
+    /// Record of stops, for the guard.
+    slot: StopSlot,
     /// Size of memory in one answer, bytes.
     chunk: usize,
     /// `m` reads physical memory, which must be undone.
@@ -113,6 +118,7 @@ impl StubClient {
         address: &str,
         to: &[SocketAddr],
         hurry: Arc<AtomicBool>,
+        slot: StopSlot,
     ) -> Result<Self, GdbError> {
         let address = || address.to_owned();
         let mut refused = GdbError::Address { address: address() };
@@ -122,7 +128,7 @@ impl StubClient {
                 stream.set_write_timeout(Some(ANSWER_LIMIT))?;
                 Ok(stream)
             }) {
-                Ok(stream) => return Ok(Self::from_stream(stream, hurry)),
+                Ok(stream) => return Ok(Self::from_stream(stream, hurry, slot)),
                 Err(failed) => failed,
             };
             refused = match failed.kind() {
@@ -133,7 +139,9 @@ impl StubClient {
         Err(refused)
     }
 
-    fn from_stream(stream: TcpStream, hurry: Arc<AtomicBool>) -> Self {
+    fn from_stream(stream: TcpStream, hurry: Arc<AtomicBool>, slot: StopSlot) -> Self {
+        // QEMU stops its machine for a new client.
+        slot.begin(HELD);
         Self {
             stream,
             decoder: PacketDecoder::default(),
@@ -143,6 +151,7 @@ impl StubClient {
             owes_acknowledgement: false,
             limit: CONNECT_LIMIT,
             hurry,
+            slot,
             chunk: MEMORY_DEFAULT,
             physical: false,
         }
@@ -220,13 +229,29 @@ impl StubClient {
         Ok(answers)
     }
 
-    /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, and
-    /// after detaching.
+    /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, after
+    /// detaching, and if this process is about to be stopped.
     pub(crate) fn stop_and_ask(
         &mut self,
         commands: &[Vec<u8>],
     ) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         self.read_unsolicited()?;
+        if self.state == MachineState::Running && !self.slot.begin(HELD) {
+            return Ok(None);
+        }
+        let answers = self.stop_and_ask_recorded(commands);
+        // Nothing ends a stop after the connection is lost, and one that something else has made is not this
+        // client's to end.
+        if !matches!(&answers, Ok(Some(_))) {
+            self.slot.end();
+        }
+        answers
+    }
+
+    fn stop_and_ask_recorded(
+        &mut self,
+        commands: &[Vec<u8>],
+    ) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         match self.state {
             MachineState::Stopped => {}
             MachineState::Detached => return Ok(None),
@@ -236,6 +261,7 @@ impl StubClient {
                     return Ok(None);
                 }
                 self.state = MachineState::Stopped;
+                self.slot.begin(HELD);
             }
             MachineState::Running if self.qemu && commands.len() <= PIPELINED => {
                 self.send(&[INTERRUPT], commands)?;
@@ -253,7 +279,9 @@ impl StubClient {
     /// Resumes a machine that this client has stopped.
     pub(crate) fn resume(&mut self) -> Result<(), ConnectionError> {
         if self.state == MachineState::Stopped {
-            self.send(&[], &[b"c".to_vec()])?;
+            let sent = self.send(&[], &[b"c".to_vec()]);
+            self.slot.end();
+            sent?;
             self.state = MachineState::Running;
         }
         Ok(())
@@ -296,6 +324,7 @@ impl StubClient {
     pub(crate) fn detach(&mut self) -> Result<(), ConnectionError> {
         self.limit = LAST_LIMIT;
         let result = self.try_detach();
+        self.slot.end();
         self.state = MachineState::Detached;
         result
     }
@@ -303,6 +332,9 @@ impl StubClient {
     fn try_detach(&mut self) -> Result<(), ConnectionError> {
         self.read_unsolicited()?;
         if self.state == MachineState::Running {
+            while !self.slot.begin(HELD) {
+                self.slot.wait(|| true);
+            }
             self.send(&[INTERRUPT], &[])?;
             self.receive_stop()?;
         }
@@ -322,6 +354,7 @@ impl StubClient {
 
     /// Records that the machine was paused before this client connected.
     pub(crate) fn set_paused(&mut self) {
+        self.slot.end();
         self.state = MachineState::Paused;
     }
 
@@ -371,6 +404,8 @@ impl StubClient {
             }
             let limit =
                 if self.hurry.load(Ordering::Acquire) { LAST_LIMIT.min(self.limit) } else { self.limit };
+            // The guard must not end this process because it waits for the stub.
+            self.slot.beat();
             if begin.elapsed() >= limit {
                 return Err(ConnectionError::Silent);
             }

@@ -1,4 +1,4 @@
-//! The profile's file: it never takes the place of anything unasked.
+//! The profile's file. It replaces another file only on request.
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
@@ -9,12 +9,12 @@ use profile::store::APPLICATION_ID;
 use crate::errors::Error;
 use crate::output::SQLITE_MAGIC;
 
-/// Makes sure, before a guest is started, that the profile can be created: nothing is in its place, or with `force`
-/// nothing but a profile.
+/// Checks, before a guest is started, that the profile can be created: its path is free, or with `force` has
+/// a profile.
 pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     let metadata = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return directory(path),
-        Err(source) => return Err(Error::file("look at", path, source)),
+        Err(source) => return Err(Error::file("read", path, source)),
         Ok(metadata) => metadata,
     };
     if !force {
@@ -26,7 +26,8 @@ pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// An empty file counts: it is what a run leaves that was killed at its very beginning.
+/// Returns true for a profile. An empty file is one, too: a run leaves it if it is killed right after its
+/// start.
 fn is_profile(path: &Path) -> Result<bool, Error> {
     let fail = |source| Error::file("read", path, source);
     let mut head = Vec::new();
@@ -36,7 +37,7 @@ fn is_profile(path: &Path) -> Result<bool, Error> {
     Ok(head.is_empty() || head.starts_with(SQLITE_MAGIC) && is_ours)
 }
 
-/// Says early that the directory is missing, before a guest is started.
+/// Checks that the directory exists, before a guest is started.
 fn directory(path: &Path) -> Result<(), Error> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match std::fs::metadata(parent) {
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_directory_is_told_at_once() {
+    fn a_missing_directory_is_reported_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let error = check(&directory.path().join("no/p.vprof"), false).unwrap_err();
         assert!(error.to_string().contains("no such file or directory"), "{error}");

@@ -31,6 +31,7 @@ use text::units;
 
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
+use crate::stage::Stage;
 use crate::vsock::VsockError;
 
 /// Why the portable host could not do its work.
@@ -109,8 +110,13 @@ pub enum PortableError {
     #[error("the portable host sent {0}; this is a bug in vprof")]
     Protocol(ProtocolError),
     /// What it was asked to run failed in it.
-    #[error("{0}")]
-    Inside(String),
+    #[error("{sentence}")]
+    Inside {
+        /// The stage of the run in which it failed.
+        stage: Stage,
+        /// The reason.
+        sentence: String,
+    },
 }
 
 /// Why what the portable host sent is of no use.
@@ -144,15 +150,19 @@ pub enum ProgramError {
 }
 
 impl PortableError {
-    /// There is no hypervisor that works.
-    pub fn no_hypervisor(&self) -> bool {
-        matches!(
-            self,
+    /// The stage of the run in which it failed.
+    pub fn stage(&self) -> Stage {
+        match self {
             Self::Start { .. }
-                | Self::Program(_)
-                | Self::Frozen { before_guest: true, .. }
-                | Self::Died { before_guest: true, .. }
-        )
+            | Self::Program(_)
+            | Self::Frozen { before_guest: true, .. }
+            | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
+            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Inside { stage, .. } => *stage,
+            // With these there may be another run's profile in the place of this one's.
+            Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
+            Self::Frozen { .. } | Self::Died { .. } | Self::Protocol(_) => Stage::Guest,
+        }
     }
 }
 

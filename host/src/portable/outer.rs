@@ -1,16 +1,13 @@
 //! The outer half: starts the portable host, writes what it sends, and ends it.
 
-use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use profile::store::CreateError;
 use profile::{Batch, Sink};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Child;
-use tokio::time::{Instant, sleep_until};
 
 use images::BootPayload;
 
@@ -21,7 +18,7 @@ use super::qemu::{Card, Machine, Qemu};
 use super::{PortableError, ProtocolError, start_error};
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
-use crate::protocol::{Decoder, FromHost, ToHost, encode};
+use crate::relay::{Relay, RelayEnd, RunStage, SilenceLimits};
 use crate::spec::{Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
 
@@ -99,31 +96,12 @@ struct Attempt<'a> {
     restarts: u32,
 }
 
-/// State of the host, by its messages so far.
-struct HostState {
-    stage: HostStage,
-    /// The guest's kernel was found: the guest is past its early boot.
-    kernel_up: bool,
-    at: Instant,
-    sink: Box<dyn Sink>,
-    sink_error: Option<String>,
-}
-
-/// How far it has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum HostStage {
-    Booting,
-    Up,
-    Guest,
-}
-
-impl HostStage {
-    fn when(self) -> &'static str {
-        match self {
-            Self::Booting => "while it booted",
-            Self::Up => "before the guest started",
-            Self::Guest => "while the guest ran",
-        }
+/// Words for the stage in which the host failed.
+fn when(stage: RunStage) -> &'static str {
+    match stage {
+        RunStage::Silent => "while it booted",
+        RunStage::Preparing => "before the guest started",
+        RunStage::Guest => "while the guest ran",
     }
 }
 
@@ -148,34 +126,44 @@ impl Attempt<'_> {
         let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
         let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
         let log = Log::keep(&mut child);
-        let mut state = HostState {
-            stage: HostStage::Booting,
-            kernel_up: false,
-            at: Instant::now(),
-            sink,
-            sink_error: None,
+        let silence = self.setup.silence;
+        let limits = SilenceLimits {
+            // A whole kernel boots before the first message.
+            first: silence.saturating_mul(2),
+            // Little is left to do before the first sign of the guest.
+            preparing: silence / 2,
+            guest: silence,
         };
-        let result = self.talk(port, &mut child, link, &mut state).await;
-        // The disks are written when the inner half says that it is done; there is nothing to wait for.
-        let _ = child.start_kill();
-        let _ = child.wait().await;
+        let meta = [("qemu", self.setup.qemu.version.clone()), ("host_restarts", self.restarts.to_string())];
+        let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
+        let mut relay = Relay::new(sink, meta, Some(limits));
+        let result = relay.talk(port, link).await;
+        let status = match result {
+            Err(RelayEnd::Closed) => child.wait().await.ok(),
+            _ => None,
+        };
+        // The inner half sends its outcome when the disks are written; there is nothing to wait for. Fails if
+        // QEMU has ended.
+        let _ended = child.start_kill();
+        let _status = child.wait().await;
         let failures = [
             ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
             ("vsock_failure", vsock.and_then(Serving::end)),
         ];
         for (key, failure) in failures {
             if let Some(text) = failure {
-                state.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
+                relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
             }
         }
-        let finished = state.sink.finish().err().map(|e| e.to_string());
+        let (stage, kernel_up) = (relay.stage, relay.kernel_up);
+        let sink_error = relay.finish();
         match result {
             Ok(mut outcome) => {
                 outcome.host_restarts = self.restarts;
-                outcome.totals.sink_error = state.sink_error.or(finished).or(outcome.totals.sink_error);
+                outcome.totals.sink_error = sink_error.or(outcome.totals.sink_error);
                 Ok(outcome)
             }
-            Err(ended) => Err(self.explain(ended, &state, log.last_words().await)),
+            Err(ended) => Err(self.explain(ended, (stage, kernel_up), status, log.last_words().await)),
         }
     }
 
@@ -222,173 +210,35 @@ impl Attempt<'_> {
             .map_err(start_error("start QEMU"))
     }
 
-    async fn talk(
+    /// Decides what follows from the end of a conversation in this stage.
+    fn explain(
         &self,
-        mut port: UnixStream,
-        child: &mut Child,
-        link: &mut Link,
-        state: &mut HostState,
-    ) -> Result<Outcome, Ended> {
-        let (mut reader, mut writer) = port.split();
-        let mut decoder = Decoder::default();
-        let mut buffer = vec![0; 256 << 10];
-        let mut outgoing: Vec<u8> = Vec::new();
-        let (mut stopping, mut input_open, mut control_open) = (*link.stop.borrow(), true, true);
-        if stopping {
-            return Err(Ended::Stopped);
-        }
-        loop {
-            let limit = match state.stage {
-                // A whole kernel boots without a word.
-                HostStage::Booting => self.setup.silence.saturating_mul(2),
-                // Next to nothing is left to do before the first sign of the guest.
-                HostStage::Up => self.setup.silence / 2,
-                HostStage::Guest => self.setup.silence,
-            };
-            tokio::select! {
-                read = reader.read(&mut buffer) => match read {
-                    Ok(count) if count > 0 => {
-                        state.at = Instant::now();
-                        decoder.push(&buffer[..count]);
-                        while let Some(message) = decoder.next_message().map_err(|e| Ended::Protocol(e.into()))? {
-                            if let Some(outcome) = self.handle(message, link, state)? {
-                                return Ok(outcome);
-                            }
-                        }
-                        if state.sink_error.is_some() && !stopping {
-                            stopping = true;
-                            queue(&mut outgoing, &ToHost::Stop);
-                        }
-                    }
-                    _ => return Err(Ended::Died(child.wait().await.ok())),
-                },
-                written = writer.write(&outgoing), if !outgoing.is_empty() => match written {
-                    Ok(count) => drop(outgoing.drain(..count)),
-                    Err(_) => outgoing.clear(),
-                },
-                _ = link.stop.changed(), if !stopping => {
-                    stopping = true;
-                    if state.stage < HostStage::Guest {
-                        return Err(Ended::Stopped);
-                    }
-                    queue(&mut outgoing, &ToHost::Stop);
-                }
-                bytes = link.input.recv(), if input_open && outgoing.is_empty() => match bytes {
-                    Some(bytes) => queue(&mut outgoing, &ToHost::ConsoleInput(bytes)),
-                    None => input_open = false,
-                },
-                change = link.control.recv(), if control_open => match change {
-                    Some(change) => queue(&mut outgoing, &ToHost::Control(change)),
-                    None => control_open = false,
-                },
-                () = sleep_until(state.at + limit) => return Err(Ended::Silent(state.at.elapsed())),
-            }
-        }
-    }
-
-    /// Deals with one message; the last one gives the outcome.
-    fn handle(
-        &self,
-        message: FromHost,
-        link: &mut Link,
-        state: &mut HostState,
-    ) -> Result<Option<Outcome>, Ended> {
-        match message {
-            FromHost::Hello { version, .. } if version != env!("CARGO_PKG_VERSION") => {
-                return Err(Ended::Protocol(ProtocolError::Version(version)));
-            }
-            FromHost::Hello { kernel, .. } => {
-                state.stage = state.stage.max(HostStage::Up);
-                link.phase.send_replace(Phase::Preparing("the portable host is up, loading KVM".to_owned()));
-                let meta = [
-                    ("host_kernel", kernel),
-                    ("qemu", self.setup.qemu.version.clone()),
-                    ("host_restarts", self.restarts.to_string()),
-                ];
-                let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
-                state.write(&Batch { meta, ..Batch::default() });
-            }
-            FromHost::Preparing(what) => {
-                state.stage = state.stage.max(HostStage::Up);
-                link.phase.send_replace(Phase::Preparing(what));
-            }
-            FromHost::Batch(batch) => state.write(&batch),
-            FromHost::Console(bytes) => {
-                state.stage = HostStage::Guest;
-                // Never fails: it has no place to fail at.
-                let _ = link.console.write_all(&bytes);
-            }
-            FromHost::Output(bytes) => {
-                // Never fails: it has no place to fail at.
-                let _ = link.output.write_all(&bytes);
-            }
-            FromHost::Status(status) => {
-                state.stage = HostStage::Guest;
-                state.kernel_up |= status.kernel.is_some();
-                link.phase.send_replace(Phase::Running(status));
-            }
-            FromHost::End(outcome) => return Ok(Some(outcome)),
-            FromHost::Error(sentence) => return Err(Ended::Inside(sentence)),
-        }
-        Ok(None)
-    }
-
-    fn explain(&self, ended: Ended, state: &HostState, log: String) -> Broken {
-        let when = state.stage.when();
-        match ended {
-            Ended::Silent(silent) => {
-                let error = PortableError::Frozen {
-                    when,
-                    silent,
-                    restarts: self.restarts,
-                    before_guest: state.stage < HostStage::Guest,
-                    log,
-                };
+        ended: RelayEnd,
+        (stage, kernel_up): (RunStage, bool),
+        status: Option<ExitStatus>,
+        log: String,
+    ) -> Broken {
+        let (when, before_guest) = (when(stage), stage < RunStage::Guest);
+        Broken::Final(match ended {
+            RelayEnd::Silent(silent) => {
+                let error =
+                    PortableError::Frozen { when, silent, restarts: self.restarts, before_guest, log };
                 // A guest that runs may have written to a disk, and done what can't be done twice.
                 let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
-                if state.stage < HostStage::Guest || !writes && !state.kernel_up {
-                    Broken::Again(error)
-                } else {
-                    Broken::Final(error)
+                if before_guest || !writes && !kernel_up {
+                    return Broken::Again(error);
                 }
+                error
             }
-            Ended::Died(status) => Broken::Final(PortableError::Died {
-                when,
-                before_guest: state.stage < HostStage::Guest,
-                status: status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string()),
-                log,
-            }),
-            Ended::Protocol(error) => Broken::Final(PortableError::Protocol(error)),
-            Ended::Inside(sentence) => Broken::Final(PortableError::Inside(sentence)),
-            Ended::Stopped => Broken::Final(PortableError::Stopped),
-        }
-    }
-}
-
-/// How a conversation ended without an outcome.
-#[derive(Debug)]
-enum Ended {
-    Silent(Duration),
-    Died(Option<ExitStatus>),
-    Protocol(ProtocolError),
-    Inside(String),
-    Stopped,
-}
-
-impl HostState {
-    fn write(&mut self, batch: &Batch) {
-        if self.sink_error.is_none()
-            && let Err(error) = self.sink.write(batch)
-        {
-            self.sink_error = Some(error.to_string());
-        }
-    }
-}
-
-fn queue(outgoing: &mut Vec<u8>, message: &ToHost) {
-    // Messages of this direction are a few hundred bytes; none is too long.
-    if let Ok(frame) = encode(message) {
-        outgoing.extend_from_slice(&frame);
+            RelayEnd::Closed => {
+                let status = status.map_or_else(|| "unknown status".to_owned(), |status| status.to_string());
+                PortableError::Died { when, before_guest, status, log }
+            }
+            RelayEnd::Protocol(error) => PortableError::Protocol(ProtocolError::Frame(error)),
+            RelayEnd::Version(version) => PortableError::Protocol(ProtocolError::Version(version)),
+            RelayEnd::Failed(stage, sentence) => PortableError::Inside { stage, sentence },
+            RelayEnd::Stopped => PortableError::Stopped,
+        })
     }
 }
 

@@ -36,8 +36,14 @@ impl<R: Clone> Held<R> {
     /// Takes new rows; returns those to write: what `wanted` refers to, and changes of rows that are written.
     fn take(&mut self, new: &[R], id: impl Fn(&R) -> u32, wanted: impl Iterator<Item = u32>) -> Vec<R> {
         let mut due = Vec::new();
+        let wanted: HashSet<u32> = wanted.collect();
         for row in new {
             if self.has(id(row)) {
+                due.push(row.clone());
+                continue;
+            }
+            if wanted.contains(&id(row)) {
+                self.written.insert(id(row));
                 due.push(row.clone());
                 continue;
             }

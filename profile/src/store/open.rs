@@ -216,9 +216,7 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
         Some(ErrorCode::OperationInterrupted) => {
             ProfileError::Damaged { path, reason: "reading it has no end".to_owned() }
         }
-        Some(ErrorCode::TooBig) => {
-            ProfileError::Damaged { path, reason: "a value is too long".to_owned() }
-        }
+        Some(ErrorCode::TooBig) => ProfileError::Damaged { path, reason: "a value is too long".to_owned() },
         // The header is a profile's: a missing table or column was destroyed.
         Some(ErrorCode::Unknown) => ProfileError::Damaged { path, reason: error.to_string() },
         Some(_) => ProfileError::Database { path, reason: error.to_string() },

@@ -7,8 +7,8 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::rows::Microstates;
-use crate::rows::{COMPLETE, Mode};
 use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, VcpuRow};
+use crate::rows::{COMPLETE, Mode};
 
 pub(crate) fn sample(n: u64) -> SampleRow {
     SampleRow {
@@ -248,7 +248,9 @@ fn only_a_file_without_anything_recorded_goes_with_its_writer() {
 
     // A run that sampled nothing, and came to its end.
     let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
-    writer.write(&Batch { meta: vec![(COMPLETE.to_owned(), "1".to_owned())], ..Batch::default() }).expect("room");
+    writer
+        .write(&Batch { meta: vec![(COMPLETE.to_owned(), "1".to_owned())], ..Batch::default() })
+        .expect("room");
     drop(writer);
     assert_eq!(samples(&path), 0);
 
@@ -353,7 +355,8 @@ fn comments_and_spaces_of_the_schema_may_differ() {
 fn values_that_are_too_long_are_told() {
     let (_directory, path) = crafted("UPDATE console SET bytes = zeroblob(20000000)");
     let profile = Profile::open(&path).expect("its tables are sound");
-    let error = profile.connection().query_row("SELECT bytes FROM console", [], |row| row.get::<_, Vec<u8>>(0));
+    let error =
+        profile.connection().query_row("SELECT bytes FROM console", [], |row| row.get::<_, Vec<u8>>(0));
     let error = profile.error(&error.expect_err("too long"));
     assert!(matches!(error, ProfileError::Damaged { .. }), "{error}");
     // A query of a user's own gets a sentence.

@@ -96,9 +96,9 @@ impl ProfileWriter {
         })?);
         let place = Place::Own(identity(path).map_err(io)?);
         // The log of a killed run must not be taken for the new profile's log.
-        let connection = remove_companions(path).map_err(io).and_then(|()| {
-            prepare(path).and_then(logged).map_err(|error| Self::refused(path, &error))
-        });
+        let connection = remove_companions(path)
+            .map_err(io)
+            .and_then(|()| prepare(path).and_then(logged).map_err(|error| Self::refused(path, &error)));
         // Without a schema the file is not a profile.
         let connection = connection.inspect_err(|_| drop(fs::remove_file(path)))?;
         Ok(Self::new(connection, path, place))
@@ -231,11 +231,11 @@ fn directory(path: &Path) -> &Path {
 
 /// Opens a database that exists, under its own name: a link in its place is an error.
 fn open(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX
-        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     // SQLite would refuse a link in the directory's name as well.
-    let real = directory(path).canonicalize().ok().zip(path.file_name()).map(|(parent, name)| parent.join(name));
+    let real =
+        directory(path).canonicalize().ok().zip(path.file_name()).map(|(parent, name)| parent.join(name));
     Connection::open_with_flags(real.as_deref().unwrap_or(path), flags)
 }
 

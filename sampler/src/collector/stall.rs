@@ -32,7 +32,10 @@ impl StallReports {
         let mut reports = Vec::new();
         // A row has several lines where they come fast.
         let parts = |row: &'_ ConsoleRow| -> Vec<(u64, Vec<u8>)> {
-            row.bytes.split_inclusive(|&byte| byte == b'\n').map(|part| (row.time_ns, part.to_vec())).collect()
+            row.bytes
+                .split_inclusive(|&byte| byte == b'\n')
+                .map(|part| (row.time_ns, part.to_vec()))
+                .collect()
         };
         for (time_ns, bytes) in rows.iter().flat_map(parts) {
             self.begun.extend_from_slice(&bytes);

@@ -116,14 +116,15 @@ struct WriteOverlay {
 
 /// Returns the size of the file system of an open file and what a user has free there, bytes.
 fn room(file: &File) -> io::Result<(u64, u64)> {
-    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the descriptor is open, and the kernel fills the structure, which is valid for writes.
-    if unsafe { libc::fstatvfs(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+    if unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: fstatvfs has succeeded and so filled the structure.
+    // SAFETY: fstatfs has succeeded and so filled the structure.
     let stat = unsafe { stat.assume_init() };
-    Ok((stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize)))
+    let block = u64::try_from(stat.f_bsize).unwrap_or(0);
+    Ok((stat.f_blocks.saturating_mul(block), stat.f_bavail.saturating_mul(block)))
 }
 
 impl WriteOverlay {

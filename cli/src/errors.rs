@@ -113,6 +113,9 @@ pub enum Error {
     /// An export would replace a profile.
     #[error("{} is a profile or another database, which vprof does not replace: give another name with -o", Shown(.0))]
     ExportOverProfile(PathBuf),
+    /// The console would replace a profile.
+    #[error("{} is a profile or another database, which vprof does not replace: give --console another file", Shown(.0))]
+    ConsoleOverProfile(PathBuf),
     /// An export failed. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
@@ -299,7 +302,8 @@ impl Error {
         }
     }
 
-    /// Returns the stage of a run in which it failed. A profile from before the guest is not worth keeping.
+    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the decision of
+    /// its writer.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),

@@ -80,6 +80,7 @@ fn seeds() -> Vec<Vec<u8>> {
             end: GuestEnd::Ran(vmm::MachineEnd::Failed("triple fault".to_owned())),
             totals: SessionTotals::default(),
             host_restarts: 0,
+            trouble: vec!["can't write the rest of x".to_owned()],
         }),
         FromHost::Error { stage: host::Stage::Guest, sentence: "no".to_owned() },
     ];

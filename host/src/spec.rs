@@ -81,6 +81,8 @@ pub struct Outcome {
     pub totals: SessionTotals,
     /// How often the portable host had to be started anew.
     pub host_restarts: u32,
+    /// What failed once the guest had ended, one sentence each; what was recorded is whole.
+    pub trouble: Vec<String>,
 }
 
 /// How a guest ended.

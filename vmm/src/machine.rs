@@ -216,6 +216,11 @@ impl<O: Observer> Machine<O> {
         self.control.has_ended()
     }
 
+    /// Returns true once after the first write to a snapshot that failed: its directory has no more room.
+    pub fn take_snapshot_full(&self) -> bool {
+        self.devices.take_snapshot_full()
+    }
+
     /// Waits until the machine has ended, at most `limit` after which it is stopped, and joins all its
     /// threads.
     ///

@@ -105,6 +105,8 @@ const DISK: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_lseek,
     libc::SYS_fstat,
+    // Room for a snapshot.
+    libc::SYS_fstatfs,
     libc::SYS_statx,
     libc::SYS_fcntl,
 ];

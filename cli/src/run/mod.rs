@@ -6,8 +6,9 @@ pub mod repeat;
 pub mod screen;
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use host::choice::{self, Chosen, Host};
@@ -21,7 +22,7 @@ use host::vsock::Listening;
 use images::contents::ImageFormat;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
-use profile::{ProfileWriter, Sink, live};
+use profile::{Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use vmm::{CpuFeatures, DiskMode, MachineEnd};
@@ -29,6 +30,7 @@ use vmm::{CpuFeatures, DiskMode, MachineEnd};
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::{PRIVATE, is_database};
 use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
@@ -264,12 +266,19 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
             };
             Ok((ConsoleTarget::Stdout, keys))
         }
-        Some(place) if place != "none" => {
-            let file = File::create(place).map_err(|e| Error::file("create", place, e))?;
-            Ok((ConsoleTarget::File(file), KeySource::None))
-        }
+        Some(place) if place != "none" => Ok((ConsoleTarget::File(console_file(place)?), KeySource::None)),
         _ => Ok((ConsoleTarget::None, KeySource::None)),
     }
+}
+
+/// Creates the console's file for its user alone, or empties a file that exists. A profile is not replaced.
+fn console_file(place: &Path) -> Result<File, Error> {
+    if place.is_file() && is_database(place) {
+        return Err(Error::ConsoleOverProfile(place.to_owned()));
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(PRIVATE);
+    options.open(place).map_err(|error| Error::file("create", place, error))
 }
 
 /// Formats a path for a row of `meta`.
@@ -297,7 +306,7 @@ async fn start(
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
         // Tables of a host that was restarted are discarded.
         *tables.lock() = live::Tables::default();
-        let writer = ProfileWriter::create(&args.recording.output, force)?;
+        let writer = args.recording.create(force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {
@@ -380,6 +389,22 @@ mod tests {
         let refused = format_of(&both, 0, 3).unwrap_err().to_string();
         assert!(refused.contains("2 formats for 3 disks"), "{refused}");
         assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
+    }
+
+    #[test]
+    fn a_console_file_is_private_and_never_a_profile() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("console");
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&path, b"an older console").unwrap();
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        std::fs::write(&path, b"SQLite format 3\0 and samples").unwrap();
+        assert!(matches!(console_file(&path), Err(Error::ConsoleOverProfile(_))));
+        assert!(std::fs::read(&path).unwrap().ends_with(b"samples"));
+        drop(console_file(Path::new("/dev/null")).unwrap());
     }
 
     #[test]

@@ -136,10 +136,11 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     });
     pump.finish(FLUSH_LIMIT);
     output_pump.finish(FLUSH_LIMIT);
-    if sync_disks {
-        write_back(connection, &written)?;
-    }
-    Ok(outcome?)
+    let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
+    let mut outcome = outcome?;
+    // The profile is whole by now.
+    outcome.trouble.extend(written.err().map(|error| error.to_string()));
+    Ok(outcome)
 }
 
 /// The descriptors of a job, owned.

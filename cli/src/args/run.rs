@@ -114,11 +114,6 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
 
-    /// System calls that the guest's process is not known to make: `on` refuses them and ends the run, `log`
-    /// has the kernel log them, `off` does not filter
-    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
-    pub seccomp: SyscallPolicy,
-
     /// The guest sees read-only disks
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
     pub read_only: bool,
@@ -162,6 +157,11 @@ pub struct RunArgs {
     /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
+
+    /// System calls that the guest's process is not known to make: `on` ends the run at one, `log` has the kernel log it,
+    /// `off` does not filter (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
+    pub seccomp: SyscallPolicy,
 
     /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
     /// what woke it.

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, VsockError};
+use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
@@ -64,6 +64,9 @@ pub enum Error {
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),
+    /// A guest can't be run in QEMU.
+    #[error(transparent)]
+    Tcg(#[from] TcgError),
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
@@ -167,6 +170,7 @@ impl Error {
         match self {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
+            Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
             _ => Stage::Guest,

@@ -102,7 +102,7 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, GuestError> {
-    let Link { mut stop, mut input, mut control, console, output, phase } = link;
+    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
     let contents: Vec<DiskContents> = spec
         .machine
         .disks
@@ -157,7 +157,7 @@ pub async fn run(
         },
     };
     let mut command =
-        spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });
+        spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
     let mut observers = observers.into_iter();
     let mut machine =
         Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
@@ -262,7 +262,12 @@ pub struct Command<'a> {
     progress: tokio::sync::watch::Receiver<Progress>,
 }
 
-impl Command<'_> {
+impl<'a> Command<'a> {
+    /// A command, and what its receiver tells of it.
+    pub fn new(command: &'a GuestCommand, progress: tokio::sync::watch::Receiver<Progress>) -> Self {
+        Self { command, progress }
+    }
+
     /// The next change; never, once there is none any more.
     async fn changed(&mut self) -> Progress {
         match self.progress.changed().await {
@@ -272,7 +277,7 @@ impl Command<'_> {
     }
 
     /// How it has ended, once it has.
-    fn ended(&self) -> Option<Ended> {
+    pub(crate) fn ended(&self) -> Option<Ended> {
         match *self.progress.borrow() {
             Progress::Ended(ended) => Some(ended),
             _ => None,

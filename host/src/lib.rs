@@ -26,6 +26,7 @@ mod socket;
 pub mod spec;
 mod stage;
 pub mod systemd;
+pub mod tcg;
 pub mod vsock;
 
 pub use choice::HostError;
@@ -34,4 +35,5 @@ pub use guest::GuestError;
 pub use network::NetworkError;
 pub use portable::PortableError;
 pub use stage::Stage;
+pub use tcg::TcgError;
 pub use vsock::VsockError;

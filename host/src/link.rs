@@ -26,6 +26,8 @@ pub struct Link {
     pub output: ConsoleWriter,
     /// Takes news of the run.
     pub phase: watch::Sender<Phase>,
+    /// Takes sentences for a person, at once.
+    pub notes: mpsc::UnboundedSender<String>,
 }
 
 /// The watcher's side of the connection.
@@ -43,6 +45,8 @@ pub struct Watcher {
     pub output: ConsoleReader,
     /// News of the run.
     pub phase: watch::Receiver<Phase>,
+    /// Sentences for a person.
+    pub notes: mpsc::UnboundedReceiver<String>,
 }
 
 /// Where a run stands.
@@ -61,6 +65,8 @@ pub fn link() -> (Link, Watcher) {
     let (input, input_receiver) = mpsc::channel(8);
     let (phase, phase_receiver) = watch::channel(Phase::Preparing("starting".to_owned()));
     let (control, control_receiver) = mpsc::channel(64);
+    // A few in a run.
+    let (notes, notes_receiver) = mpsc::unbounded_channel();
     let (console, console_reader) = console_pipe();
     let (output, output_reader) = console_pipe();
     (
@@ -71,6 +77,7 @@ pub fn link() -> (Link, Watcher) {
             console,
             output,
             phase,
+            notes,
         },
         Watcher {
             stop,
@@ -79,6 +86,7 @@ pub fn link() -> (Link, Watcher) {
             console: console_reader,
             output: output_reader,
             phase: phase_receiver,
+            notes: notes_receiver,
         },
     )
 }

@@ -28,6 +28,8 @@ pub struct RunSpec {
     pub duration: Option<Duration>,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
+    /// Restarts after faults of the emulated host that came when something was measured already.
+    pub retries: u32,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -71,7 +73,7 @@ pub struct Outcome {
     pub end: GuestEnd,
     /// What was recorded.
     pub totals: SessionTotals,
-    /// How often the portable host had to be started anew.
+    /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
 }
 

@@ -8,7 +8,6 @@
 //! ```
 
 use std::io::{self, Read, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
@@ -33,7 +32,7 @@ pub(crate) struct ResumeGuard {
 impl ResumeGuard {
     /// Starts `program`, which has to call [`keep_guard`].
     pub(crate) fn start(mut program: Command, client: &StubClient) -> io::Result<Self> {
-        let connection = OwnedFd::from(client.handle()?);
+        let connection = client.handle()?;
         // Its own process group: Ctrl-C is for vprof alone.
         program.stdin(Stdio::piped()).stdout(connection).stderr(Stdio::null()).process_group(0);
         let mut child = program.spawn()?;

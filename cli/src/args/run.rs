@@ -122,7 +122,8 @@ pub struct RunArgs {
     pub console_device: ConsoleDevice,
 
     /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-    /// (slow, works everywhere), `auto` the first that can
+    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (reliable, without exits and exact mode),
+    /// `auto` the first of `kvm` and `portable` that can
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
@@ -133,6 +134,12 @@ pub struct RunArgs {
     /// Give the portable host up when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
+
+    /// Begin anew, with a new profile, when the portable host's emulation has failed, at most N times [without =N: 1].
+    /// Before anything was measured it is begun anew in any case, twice at most
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Host")]
+    pub retry: Option<u32>,
 
     /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
     /// exit per event

@@ -81,7 +81,12 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
-        wrapped(text, &format!("The host froze early and was started anew, {times}."), "  ", page.width);
+        wrapped(
+            text,
+            &format!("The host's emulation failed before this run, which was begun anew {times}."),
+            "  ",
+            page.width,
+        );
     }
     let samples = format!(
         "{} ({} not idle), {}, {} of {} asked for, {} clock, seed {}",

@@ -17,6 +17,7 @@ use host::network::{NetworkSpec, Plugged};
 use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
+use host::tcg;
 use host::vsock::{Listening, VsockError};
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
@@ -64,22 +65,35 @@ pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
             eprintln!("vprof: {sentence}");
         }
     }
-    if matches!(chosen.host, Host::Portable(_)) {
+    if matches!(chosen.host, Host::Tcg(_)) {
+        refuse_without_kvm(args)?;
+    }
+    if !matches!(chosen.host, Host::Kvm) {
         memory::check(args.memory)?;
         let patient = spec::patient(&plan.spec.machine.cmdline);
         plan.spec.machine.cmdline = patient;
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
-    let recorded =
-        recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
-    if recorded.outcome.host_restarts > 0 {
-        eprintln!(
-            "vprof: the portable host froze early and was started anew, {}",
-            text::units::counted(recorded.outcome.host_restarts.into(), "time")
-        );
+    recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))
+}
+
+/// Refuses what only a guest on KVM can have.
+fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
+    let given = [
+        ("--exact", args.exact, "its probes need KVM"),
+        ("--vsock", args.vsock.is_some(), "its device needs KVM"),
+        ("--huge-pages", args.huge_pages, "the guest's memory is QEMU's"),
+        (
+            "--console-device virtio",
+            args.console_device == ConsoleDevice::Virtio,
+            "the console is the serial port",
+        ),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        Some((option, _, why)) => Err(Error::Usage(format!("{option} is not for --host tcg: {why}"))),
+        None => Ok(()),
     }
-    Ok(recorded)
 }
 
 /// Everything that is known before a host is chosen.
@@ -142,6 +156,7 @@ impl Plan {
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
             waits,
+            retries: args.retry.unwrap_or(0),
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
@@ -274,6 +289,14 @@ async fn start(
             };
             let connected = Connected { network, vsock: vsock.as_ref().map(device).transpose()? };
             Ok(guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await?)
+        }
+        Host::Tcg(qemu) => {
+            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
+            let sink = create(args.recording.force)?;
+            let outcome = tcg::run(qemu, &spec, network, payload, sink, link).await;
+            // Only now may another vprof have the disks.
+            drop(disks);
+            Ok(outcome?)
         }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {

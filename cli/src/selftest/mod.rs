@@ -37,7 +37,7 @@ use measure::Finished;
 const MEMORY: u64 = 1 << 30;
 /// A guest that takes longer has failed; an emulated one on a busy machine takes a minute.
 const LIMIT: Duration = Duration::from_secs(300);
-/// How often a guest is run again in the portable host, whose own emulation fails now and then.
+/// Restarts of a guest in the portable host after faults of its emulation.
 const REPEATS: u32 = 1;
 
 /// What the self-test came to.
@@ -88,7 +88,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let mut finished = Vec::new();
     for planned in plan(emulated) {
         eprintln!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
-        finished.push(run_guest(args, &planned, (&kernel, &directory), emulated)?);
+        finished.push(run_guest(args, &planned, (&kernel, &directory))?);
     }
     let [shares, switches, unsampled] = finished.as_slice() else {
         return Err(Error::Guest("a guest of the self-test is missing".to_owned()));
@@ -136,28 +136,17 @@ fn plan(emulated: bool) -> [Planned; 3] {
     ]
 }
 
-/// Boots and profiles one guest; again where the portable host fails.
+/// Boots and profiles one guest.
 fn run_guest(
     args: &SelftestArgs,
     planned: &Planned,
     (kernel, directory): (&Path, &Path),
-    emulated: bool,
 ) -> Result<Finished, Error> {
     let initrd = directory.join("selftest.initrd");
     let bytes = payload::make_initrd(&planned.load)?;
     std::fs::write(&initrd, bytes).map_err(|e| Error::file("write", &initrd, e))?;
     let run = run_args(args, planned, (kernel, &initrd), directory)?;
-    let mut left = if emulated { REPEATS } else { 0 };
-    let finished = loop {
-        match run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run)) {
-            Err(error @ (Error::Portable(_) | Error::Guest(_))) if left > 0 => {
-                left -= 1;
-                eprintln!("vprof: {error}");
-                eprintln!("vprof: the emulated host fails now and then; the guest is run again");
-            }
-            other => break other,
-        }
-    };
+    let finished = run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run));
     std::fs::remove_file(&initrd).map_err(|e| Error::file("remove", &initrd, e))?;
     finished
 }
@@ -194,6 +183,7 @@ fn run_args(
     run.host = args.host;
     run.portable_host = args.portable_host.clone();
     run.host_timeout = args.host_timeout;
+    run.retry = Some(REPEATS);
     run.console = Some(PathBuf::from("none"));
     run.exact = planned.exact;
     run.recording.rate = planned.rate_hz;

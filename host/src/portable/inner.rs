@@ -154,7 +154,7 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
     port.send(&FromHost::Preparing("starting the guest".to_owned()))?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, output, mut phase } = watcher;
+    let Watcher { stop, input, control, console, output, mut phase, notes: _ } = watcher;
     let send = |message: fn(Vec<u8>) -> FromHost| {
         let port = port.clone();
         move |bytes: &[u8]| {

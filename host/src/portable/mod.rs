@@ -16,7 +16,7 @@ pub mod bundle;
 pub mod exe;
 mod initrd;
 pub mod inner;
-mod log;
+pub(crate) mod log;
 pub mod memory;
 pub mod outer;
 pub mod qemu;
@@ -94,6 +94,14 @@ pub enum PortableError {
         /// The end of its own log.
         log: String,
     },
+    /// The guest in it made no progress.
+    #[error("the emulated host stalled after {}: {sign}; {KNOWN}, which `--retry` answers by a new run", units::duration(*.after))]
+    Stalled {
+        /// How long the guest had run.
+        after: Duration,
+        /// The sign of it.
+        sign: String,
+    },
     /// It ended before the guest did.
     #[error("the portable host ended {when} ({status}){}", Log(.log))]
     Died {
@@ -145,6 +153,24 @@ pub enum ProgramError {
 }
 
 impl PortableError {
+    /// Returns the fault of the emulation as a sentence, if it is one.
+    fn fault(&self) -> Option<String> {
+        match self {
+            Self::Frozen { when, silent, .. } => Some(format!(
+                "the emulated host froze {when}, silent for {}: {KNOWN}",
+                units::duration(*silent)
+            )),
+            Self::Stalled { after, sign } => {
+                Some(format!("the emulated host stalled after {}: {sign}: {KNOWN}", units::duration(*after)))
+            }
+            // One that ends before the guest lacks something.
+            Self::Died { before_guest: false, status, .. } => {
+                Some(format!("the emulated host ended while the guest ran ({status}): {KNOWN}"))
+            }
+            _ => None,
+        }
+    }
+
     /// The stage of the run in which it failed.
     pub fn stage(&self) -> Stage {
         match self {
@@ -155,10 +181,15 @@ impl PortableError {
             Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped | Self::Inside(_) => Stage::BeforeGuest,
             // With these there may be another run's profile in the place of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
-            Self::Frozen { .. } | Self::Died { .. } | Self::Protocol(_) => Stage::Guest,
+            Self::Frozen { .. } | Self::Stalled { .. } | Self::Died { .. } | Self::Protocol(_) => {
+                Stage::Guest
+            }
         }
     }
 }
+
+/// What is said of a fault of the emulation.
+const KNOWN: &str = "a known fault of QEMU's SVM emulation (docs/limits.md)";
 
 struct Restarts(u32);
 

@@ -5,32 +5,38 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use profile::rows::EventRow;
 use profile::store::CreateError;
 use profile::{Batch, Sink};
+use sampler::STANDSTILL;
+use text::units;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::process::Child;
 use tokio::time::{Instant, sleep_until};
 
 use images::BootPayload;
+use vmm::{MachineEnd, TRIPLE_FAULT};
 
 use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
 use super::log::Log;
 use super::qemu::{Card, Machine, Qemu};
-use super::{PortableError, ProtocolError, start_error};
+use super::{KNOWN, PortableError, ProtocolError, start_error};
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
 use crate::protocol::{Decoder, FromHost, ToHost, encode};
-use crate::spec::{Outcome, RunSpec};
+use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;
 /// More CPUs than this do not help: QEMU's threads wait for each other.
 const MAX_CPUS: usize = 4;
-/// How often a host that froze before the guest could leave a trace is started anew.
+/// Restarts after faults of the emulation that came before anything was measured, at most.
 const MAX_RESTARTS: u32 = 2;
+/// Kind of the profile's events that report faults of the emulation.
+const EMULATION: &str = "emulation";
 /// CPU seconds per CPU that QEMU may use beyond the run's own duration.
 const CPU_SLACK: Duration = Duration::from_secs(300);
 
@@ -45,19 +51,54 @@ pub struct Setup {
     pub silence: Duration,
 }
 
-/// Why one start of the host came to nothing.
-#[derive(Debug)]
-enum Broken {
-    /// It may be tried again: nothing outside of it has changed.
-    Again(PortableError),
-    /// It may not.
-    Final(PortableError),
+/// Restarts so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Restarts {
+    /// Before anything was measured.
+    early: u32,
+    /// After that, as `--retry` allows.
+    late: u32,
+    /// The fault before each of them, as a sentence.
+    faults: Vec<String>,
 }
 
-impl<E: Into<PortableError>> From<E> for Broken {
-    fn from(error: E) -> Self {
-        Self::Final(error.into())
+impl Restarts {
+    /// Number of restarts.
+    fn count(&self) -> u32 {
+        self.early + self.late
     }
+
+    /// Counts one more restart after a fault at this point of the run, if one is left.
+    fn take(&mut self, measured: bool, retries: u32) -> bool {
+        if !measured && self.early < MAX_RESTARTS {
+            self.early += 1;
+        } else if self.late < retries {
+            self.late += 1;
+        } else {
+            return false;
+        }
+        true
+    }
+}
+
+/// A start of the host that came to its end.
+#[derive(Debug)]
+enum Attempted {
+    /// The guest has ended.
+    Ended(Outcome),
+    /// The host's emulation has failed.
+    Faulty(Fault),
+}
+
+/// Fault of the host's emulation.
+#[derive(Debug)]
+struct Fault {
+    /// One sentence.
+    sentence: String,
+    /// The run's result, if it is not restarted.
+    result: Result<Outcome, PortableError>,
+    /// A restart would lose something: something was measured, or the guest may have written to a disk.
+    measured: bool,
 }
 
 /// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of starts
@@ -77,16 +118,26 @@ pub async fn run(
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
     // The rest of the run needs neither.
     drop(payload);
-    let mut restarts = 0;
+    let mut restarts = Restarts::default();
     loop {
-        let attempt = Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts };
+        let attempt =
+            Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts: restarts.clone() };
         // A network that can't be had leaves no profile behind.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
-        match attempt.run(&mut link, network, open_sink(restarts)?).await {
-            Ok(outcome) => return Ok(outcome),
-            Err(Broken::Again(_)) if restarts < MAX_RESTARTS && !*link.stop.borrow() => restarts += 1,
-            Err(Broken::Again(error) | Broken::Final(error)) => return Err(error),
+        let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
+            Attempted::Ended(outcome) => return Ok(outcome),
+            Attempted::Faulty(fault) => fault,
+        };
+        if *link.stop.borrow() || !restarts.take(fault.measured, spec.retries) {
+            if fault.result.is_ok() {
+                // Fails only if nobody watches any more.
+                let _ = link.notes.send(format!("{}, which `--retry` answers by a new run", fault.sentence));
+            }
+            return fault.result;
         }
+        // Fails only if nobody watches any more.
+        let _ = link.notes.send(format!("{}; the run begins anew", fault.sentence));
+        restarts.faults.push(fault.sentence);
     }
 }
 
@@ -96,7 +147,7 @@ struct Attempt<'a> {
     initrd: &'a Initrd,
     payload_bytes: u64,
     vsock: Option<&'a Listening>,
-    restarts: u32,
+    restarts: Restarts,
 }
 
 /// State of the host, by its messages so far.
@@ -104,6 +155,12 @@ struct HostState {
     stage: HostStage,
     /// The guest's kernel was found: the guest is past its early boot.
     kernel_up: bool,
+    /// A sample was written after that.
+    measured: bool,
+    /// Length of the run, ns.
+    run_ns: u64,
+    /// Sign of a standstill.
+    standstill: Option<String>,
     at: Instant,
     sink: Box<dyn Sink>,
     sink_error: Option<String>,
@@ -133,10 +190,10 @@ impl Attempt<'_> {
         link: &mut Link,
         network: Option<Plugged>,
         sink: Box<dyn Sink>,
-    ) -> Result<Outcome, Broken> {
-        let restarted = match self.restarts {
+    ) -> Result<Attempted, PortableError> {
+        let restarted = match self.restarts.count() {
             0 => String::new(),
-            n => format!(" again ({n} of {MAX_RESTARTS}): it had frozen"),
+            n => format!(" again, {}", units::counted(n.into(), "time")),
         };
         link.phase.send_replace(Phase::Preparing(format!(
             "starting the portable host{restarted} (QEMU {})",
@@ -151,6 +208,9 @@ impl Attempt<'_> {
         let mut state = HostState {
             stage: HostStage::Booting,
             kernel_up: false,
+            measured: false,
+            run_ns: 0,
+            standstill: None,
             at: Instant::now(),
             sink,
             sink_error: None,
@@ -168,15 +228,24 @@ impl Attempt<'_> {
                 state.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
             }
         }
-        let finished = state.sink.finish().err().map(|e| e.to_string());
-        match result {
-            Ok(mut outcome) => {
-                outcome.host_restarts = self.restarts;
-                outcome.totals.sink_error = state.sink_error.or(finished).or(outcome.totals.sink_error);
-                Ok(outcome)
-            }
-            Err(ended) => Err(self.explain(ended, &state, log.last_words().await)),
+        let mut attempted = match result {
+            Ok(outcome) => Ok(self.judge(outcome, &state)),
+            Err(ended) => self.explain(ended, &state, log.last_words().await),
+        };
+        if let Ok(Attempted::Faulty(fault)) = &attempted {
+            let text = fault.sentence.clone();
+            let event = EventRow { time_ns: state.run_ns, kind: EMULATION.to_owned(), text };
+            state.write(&Batch { events: vec![event], ..Batch::default() });
         }
+        let finished = state.sink.finish().err().map(|e| e.to_string());
+        if let Ok(Attempted::Ended(outcome) | Attempted::Faulty(Fault { result: Ok(outcome), .. })) =
+            &mut attempted
+        {
+            outcome.host_restarts = self.restarts.count();
+            let own = outcome.totals.sink_error.take();
+            outcome.totals.sink_error = state.sink_error.or(finished).or(own);
+        }
+        attempted
     }
 
     fn spawn(
@@ -254,6 +323,9 @@ impl Attempt<'_> {
                             if let Some(outcome) = self.handle(message, link, state)? {
                                 return Ok(outcome);
                             }
+                            if let Some(sign) = state.standstill.take() {
+                                return Err(Ended::Stalled(sign));
+                            }
                         }
                         if state.sink_error.is_some() && !stopping {
                             stopping = true;
@@ -303,16 +375,25 @@ impl Attempt<'_> {
                 let meta = [
                     ("host_kernel", kernel),
                     ("qemu", self.setup.qemu.version.clone()),
-                    ("host_restarts", self.restarts.to_string()),
+                    ("host_restarts", self.restarts.count().to_string()),
                 ];
                 let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
-                state.write(&Batch { meta, ..Batch::default() });
+                let event = |fault: &String| EventRow {
+                    time_ns: 0,
+                    kind: EMULATION.to_owned(),
+                    text: format!("{fault}; the run began anew"),
+                };
+                let events = self.restarts.faults.iter().map(event).collect();
+                state.write(&Batch { meta, events, ..Batch::default() });
             }
             FromHost::Preparing(what) => {
                 state.stage = state.stage.max(HostStage::Up);
                 link.phase.send_replace(Phase::Preparing(what));
             }
-            FromHost::Batch(batch) => state.write(&batch),
+            FromHost::Batch(batch) => {
+                state.note(&batch);
+                state.write(&batch);
+            }
             FromHost::Console(bytes) => {
                 state.stage = HostStage::Guest;
                 // Never fails: it has no place to fail at.
@@ -333,35 +414,53 @@ impl Attempt<'_> {
         Ok(None)
     }
 
-    fn explain(&self, ended: Ended, state: &HostState, log: String) -> Broken {
-        let when = state.stage.when();
-        match ended {
-            Ended::Silent(silent) => {
-                let error = PortableError::Frozen {
-                    when,
-                    silent,
-                    restarts: self.restarts,
-                    before_guest: state.stage < HostStage::Guest,
-                    log,
-                };
-                // A guest that runs may have written to a disk, and done what can't be done twice.
-                let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
-                if state.stage < HostStage::Guest || !writes && !state.kernel_up {
-                    Broken::Again(error)
-                } else {
-                    Broken::Final(error)
-                }
-            }
-            Ended::Died(status) => Broken::Final(PortableError::Died {
-                when,
-                before_guest: state.stage < HostStage::Guest,
-                status: status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string()),
-                log,
-            }),
-            Ended::Protocol(error) => Broken::Final(PortableError::Protocol(error)),
-            Ended::Inside(sentence) => Broken::Final(PortableError::Inside(sentence)),
-            Ended::Stopped => Broken::Final(PortableError::Stopped),
+    /// Returns the end of a guest, or the fault of the emulation that it is.
+    fn judge(&self, outcome: Outcome, state: &HostState) -> Attempted {
+        let triple_fault = match &outcome.end {
+            GuestEnd::Ran(MachineEnd::Failed(reason)) => reason.contains(TRIPLE_FAULT),
+            _ => false,
+        };
+        if !triple_fault {
+            return Attempted::Ended(outcome);
         }
+        let after = units::duration(state.ran());
+        let sentence = format!("the guest in the emulated host had a triple fault after {after}: {KNOWN}");
+        Attempted::Faulty(Fault { sentence, result: Ok(outcome), measured: self.measured(state) })
+    }
+
+    /// Returns the fault of the emulation by which a host has ended.
+    ///
+    /// # Errors
+    /// The host has ended otherwise.
+    fn explain(&self, ended: Ended, state: &HostState, log: String) -> Result<Attempted, PortableError> {
+        let when = state.stage.when();
+        let before_guest = state.stage < HostStage::Guest;
+        let error = match ended {
+            Ended::Silent(silent) => {
+                PortableError::Frozen { when, silent, restarts: self.restarts.count(), before_guest, log }
+            }
+            Ended::Stalled(sign) => PortableError::Stalled { after: state.ran(), sign },
+            Ended::Died(status) => {
+                let status = status.map_or_else(|| "unknown status".to_owned(), |s| s.to_string());
+                PortableError::Died { when, before_guest, status, log }
+            }
+            Ended::Protocol(error) => PortableError::Protocol(error),
+            Ended::Inside(sentence) => PortableError::Inside(sentence),
+            Ended::Stopped => PortableError::Stopped,
+        };
+        match error.fault() {
+            Some(sentence) => {
+                Ok(Attempted::Faulty(Fault { sentence, result: Err(error), measured: self.measured(state) }))
+            }
+            None => Err(error),
+        }
+    }
+
+    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's kernel was
+    /// found, or the guest may have written to a disk.
+    fn measured(&self, state: &HostState) -> bool {
+        let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
+        state.stage >= HostStage::Guest && (writes || state.measured)
     }
 }
 
@@ -369,6 +468,8 @@ impl Attempt<'_> {
 #[derive(Debug)]
 enum Ended {
     Silent(Duration),
+    /// With the sign of the standstill.
+    Stalled(String),
     Died(Option<ExitStatus>),
     Protocol(ProtocolError),
     Inside(String),
@@ -376,6 +477,22 @@ enum Ended {
 }
 
 impl HostState {
+    /// Notes what a batch tells of the run.
+    fn note(&mut self, batch: &Batch) {
+        // A batch that has the kernel may have samples from before.
+        self.measured |= self.kernel_up && !batch.samples.is_empty();
+        self.kernel_up |= batch.meta.iter().any(|(key, _)| key == "kernel");
+        let run_ns = batch.meta.iter().filter(|(key, _)| key == "duration_ns");
+        self.run_ns = run_ns.filter_map(|(_, ns)| ns.parse().ok()).fold(self.run_ns, u64::max);
+        let standstill = batch.events.iter().find(|event| event.kind == STANDSTILL);
+        self.standstill = standstill.map(|event| event.text.clone());
+    }
+
+    /// How long the guest has run.
+    fn ran(&self) -> Duration {
+        Duration::from_nanos(self.run_ns)
+    }
+
     fn write(&mut self, batch: &Batch) {
         if self.sink_error.is_none()
             && let Err(error) = self.sink.write(batch)

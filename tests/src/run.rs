@@ -289,6 +289,7 @@ impl Run {
         let signs = [
             ("the guest caused a triple fault", Failure::TripleFault),
             ("the portable host froze", Failure::Frozen),
+            ("the emulated host stalled", Failure::Frozen),
             ("the portable host ended", Failure::Other),
         ];
         signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)

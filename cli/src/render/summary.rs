@@ -57,7 +57,7 @@ pub fn title(report: &Report, page: Page) -> String {
         escaped(&report.host)
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
-    if report.host == "portable" {
+    if report.host == "portable" || report.host == "tcg" {
         let note = "The host was emulated: times are not those of a real machine, shares still tell.";
         wrapped(&mut text, note, "  ", page.width);
     }

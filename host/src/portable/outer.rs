@@ -161,7 +161,10 @@ struct HostState {
     run_ns: u64,
     /// Sign of a standstill.
     standstill: Option<String>,
-    at: Instant,
+    /// Time of the last bytes.
+    heard: Instant,
+    /// Time of the last message that shows progress. A host may answer for ever whose recorder is stuck.
+    progressed: Instant,
     sink: Box<dyn Sink>,
     sink_error: Option<String>,
 }
@@ -211,7 +214,8 @@ impl Attempt<'_> {
             measured: false,
             run_ns: 0,
             standstill: None,
-            at: Instant::now(),
+            heard: Instant::now(),
+            progressed: Instant::now(),
             sink,
             sink_error: None,
         };
@@ -317,7 +321,7 @@ impl Attempt<'_> {
             tokio::select! {
                 read = reader.read(&mut buffer) => match read {
                     Ok(count) if count > 0 => {
-                        state.at = Instant::now();
+                        state.heard = Instant::now();
                         decoder.push(&buffer[..count]);
                         while let Some(message) = decoder.next_message().map_err(|e| Ended::Protocol(e.into()))? {
                             if let Some(outcome) = self.handle(message, link, state)? {
@@ -353,7 +357,7 @@ impl Attempt<'_> {
                     Some(change) => queue(&mut outgoing, &ToHost::Control(change)),
                     None => control_open = false,
                 },
-                () = sleep_until(state.at + limit) => return Err(Ended::Silent(state.at.elapsed())),
+                () = sleep_until(state.progressed + limit) => return Err(state.stuck()),
             }
         }
     }
@@ -365,6 +369,10 @@ impl Attempt<'_> {
         link: &mut Link,
         state: &mut HostState,
     ) -> Result<Option<Outcome>, Ended> {
+        // The recorder sends rows several times a second, whatever the guest does; answers come from another thread.
+        if !matches!(message, FromHost::Status(_) | FromHost::Console(_) | FromHost::Output(_)) {
+            state.progressed = Instant::now();
+        }
         match message {
             FromHost::Hello { version, .. } if version != env!("CARGO_PKG_VERSION") => {
                 return Err(Ended::Protocol(ProtocolError::Version(version)));
@@ -486,6 +494,15 @@ impl HostState {
         self.run_ns = run_ns.filter_map(|(_, ns)| ns.parse().ok()).fold(self.run_ns, u64::max);
         let standstill = batch.events.iter().find(|event| event.kind == STANDSTILL);
         self.standstill = standstill.map(|event| event.text.clone());
+    }
+
+    /// How a host has ended that made no progress for too long.
+    fn stuck(&self) -> Ended {
+        let stuck = self.progressed.elapsed();
+        if self.heard.elapsed() > stuck / 2 {
+            return Ended::Silent(stuck);
+        }
+        Ended::Stalled(format!("it answers, but has recorded nothing for {}", units::duration(stuck)))
     }
 
     /// How long the guest has run.

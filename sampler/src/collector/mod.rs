@@ -38,7 +38,7 @@ use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
 use profile::rows::{Batch, EventRow, HARDIRQ_BITS, Sink};
 use stall::{STALL, StallReports};
-use standstill::{DueTicks, STANDSTILL, StandstillDetector};
+use standstill::{DueTicks, GuestTimer, STANDSTILL, StandstillDetector};
 use steps::{RoundStep, StepTimes};
 use symbols::names::OpenFiles;
 
@@ -419,7 +419,13 @@ impl Collector {
     fn check_standstill(&mut self) {
         let due: Vec<DueTicks> = self.counters.due_ticks().collect();
         let ready = self.task_states.iter().flat_map(TaskStateCollector::ready);
-        if let Some(found) = self.standstill.check(monotonic_ns(), &due, &self.batch, ready) {
+        let (kexec, memory) = (&self.kexec, self.memory.as_ref());
+        let timer = || {
+            let (kernel, memory) = kexec.kernel().zip(memory)?;
+            let (clock, next) = (kernel.clock(memory).ok()?, kernel.next_timer(memory).ok()??);
+            Some(GuestTimer { clock_ns: clock.monotonic_ns, next_ns: next })
+        };
+        if let Some(found) = self.standstill.check(monotonic_ns(), &due, &self.batch, ready, timer) {
             let text = found.sentence(|who| self.resolver.thread_name(who));
             self.event(STANDSTILL, text);
         }

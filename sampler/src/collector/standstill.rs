@@ -5,6 +5,7 @@
 //! | a vCPU has no ticks although they are due | it does not leave the guest any more |
 //! | no vCPU moves, one of them is not halted, and no interrupt is injected | the guest's timer is lost |
 //! | all vCPUs are halted while a task is runnable | a wake-up or a timer is lost |
+//! | all vCPUs are halted after the time of the next timer | the guest's timer is lost |
 //!
 //! Hardware does not do any of this. An emulated host does (docs/limits.md).
 
@@ -47,6 +48,8 @@ pub(super) enum StandstillSign {
     },
     /// All vCPUs are halted, and this task is runnable.
     Halted(TaskKey),
+    /// All vCPUs are halted, and the guest's next timer is overdue.
+    TimerLost,
 }
 
 /// A standstill.
@@ -77,9 +80,20 @@ pub(super) struct DueTicks {
     pub(super) since_ns: u64,
 }
 
+/// The guest's clock and its next timer, as they are in its memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GuestTimer {
+    /// CLOCK_MONOTONIC as of the guest's last tick, ns.
+    pub(super) clock_ns: u64,
+    /// Time of the next timer on that clock, ns.
+    pub(super) next_ns: u64,
+}
+
 /// Detector of standstills.
 #[derive(Debug, Default)]
 pub(super) struct StandstillDetector {
+    /// The guest's clock while all vCPUs are halted: its value, and the first time with it, CLOCK_MONOTONIC ns.
+    clock: Option<(u64, u64)>,
     /// Ticks are vprof's own: no other VMM holds vCPUs back.
     own_ticks: bool,
     samples: Vec<AlikeSamples>,
@@ -102,7 +116,7 @@ impl StandstillDetector {
     /// Forgets everything so far: the host had stopped the whole process.
     pub(super) fn forget(&mut self) {
         self.samples.clear();
-        (self.injected, self.halted) = (None, None);
+        (self.injected, self.halted, self.clock) = (None, None, None);
     }
 
     /// Notes a sample.
@@ -120,17 +134,20 @@ impl StandstillDetector {
     }
 
     /// Checks the samples so far, the counters and clocks of the batch, and the tasks that were runnable at
-    /// the last scan. Returns a standstill once. `now_ns` is CLOCK_MONOTONIC.
+    /// the last scan. Returns a standstill once. `now_ns` is CLOCK_MONOTONIC; `timer` reads the guest's timer.
     pub(super) fn check(
         &mut self,
         now_ns: u64,
         due: &[DueTicks],
         batch: &Batch,
         ready: impl Iterator<Item = TaskKey>,
+        timer: impl FnOnce() -> Option<GuestTimer>,
     ) -> Option<Standstill> {
         self.note_injections(now_ns, &batch.kvm_counters);
         let halted = self.all_halted(due.len(), &batch.microstates, ready);
-        let found = self.without_ticks(now_ns, due).or_else(|| self.at_one_address(now_ns, due)).or(halted);
+        let lost = self.timer_lost(now_ns, timer);
+        let found = self.without_ticks(now_ns, due).or_else(|| self.at_one_address(now_ns, due));
+        let found = found.or(halted).or(lost);
         if found.is_none() {
             // A batch without rows of the clocks shows nothing of halted vCPUs.
             self.reported &= batch.microstates.is_empty() || self.halted.is_some();
@@ -186,6 +203,26 @@ impl StandstillDetector {
         (took_ns >= LEAST_STILL_NS).then_some(Standstill { sign, took_ns })
     }
 
+    /// Returns the time for which the guest's next timer is overdue while all vCPUs are halted. A guest that
+    /// idles may have no tick for a long time, but its timers end that.
+    fn timer_lost(
+        &mut self,
+        now_ns: u64,
+        timer: impl FnOnce() -> Option<GuestTimer>,
+    ) -> Option<Standstill> {
+        if self.halted.is_none() {
+            self.clock = None;
+            return None;
+        }
+        let GuestTimer { clock_ns, next_ns } = timer()?;
+        let (_, since_ns) =
+            *self.clock.insert(self.clock.filter(|(value, _)| *value == clock_ns).unwrap_or((clock_ns, now_ns)));
+        // The guest's clock had this value at that time already.
+        let passed_ns = now_ns.saturating_sub(since_ns);
+        let took_ns = clock_ns.saturating_add(passed_ns).saturating_sub(next_ns).min(passed_ns);
+        (took_ns >= LEAST_HALTED_NS).then_some(Standstill { sign: StandstillSign::TimerLost, took_ns })
+    }
+
     /// Returns a task that was runnable throughout a period in which all vCPUs were halted.
     fn all_halted(
         &mut self,
@@ -237,6 +274,9 @@ impl Standstill {
                 who.tid,
                 name(who)
             ),
+            StandstillSign::TimerLost => format!(
+                "all vCPUs were halted although the guest's next timer was due {seconds} s ago: the host has lost a timer"
+            ),
         }
     }
 }
@@ -269,7 +309,7 @@ mod tests {
 
     /// Checks clocks and runnable tasks of two vCPUs without samples.
     fn halted(detector: &mut StandstillDetector, batch: &Batch, ready: &[TaskKey]) -> Option<Standstill> {
-        detector.check(0, &[DUE; 2], batch, ready.iter().copied())
+        detector.check(0, &[DUE; 2], batch, ready.iter().copied(), || None)
     }
 
     #[test]
@@ -335,9 +375,31 @@ mod tests {
             let row = |vcpu, value| KvmCounterRow { vcpu, name: INJECTIONS.to_owned(), value, grows: true };
             let kvm_counters = vec![row(0, injected(second)), row(1, 5)];
             let batch = Batch { kvm_counters, ..Batch::default() };
-            let found = detector.check(second * SECOND, &[due; 2], &batch, std::iter::empty())?;
+            let found = detector.check(second * SECOND, &[due; 2], &batch, std::iter::empty(), || None)?;
             Some((second, found.sign))
         })
+    }
+
+    #[test]
+    fn an_overdue_timer_of_a_halted_guest_is_found() {
+        // The guest's clock stands at 100 s since second 3; its next timer is due 2 s later.
+        let run = |guest, next: fn(u64) -> u64, clock: fn(u64) -> u64| {
+            let mut detector = StandstillDetector::default();
+            (1..60).find_map(|second| {
+                let timer =
+                    || Some(GuestTimer { clock_ns: clock(second) * SECOND, next_ns: next(second) * SECOND });
+                let batch = windows(second, guest);
+                let found = detector.check(second * SECOND, &[DUE; 2], &batch, std::iter::empty(), timer)?;
+                Some((second, found))
+            })
+        };
+        let lost = |took_ns| Standstill { sign: StandstillSign::TimerLost, took_ns };
+        let stops = |second: u64| 97 + second.min(3);
+        assert_eq!(run(0, |_| 102, stops), Some((10, lost(5 * SECOND))));
+        assert_eq!(run(0, |_| 1_000, stops), None, "no timer is due");
+        assert_eq!(run(0, |second| 98 + second, |second| 97 + second), None, "its timers come");
+        assert_eq!(run(SECOND / 100, |_| 102, stops), None, "a vCPU works");
+        assert!(lost(5 * SECOND).sentence(name).contains("due 5 s ago"));
     }
 
     /// Idle in the same instruction.

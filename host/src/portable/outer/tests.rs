@@ -49,7 +49,8 @@ fn state(stage: HostStage, measured: bool) -> HostState {
         measured,
         run_ns: 12_000_000_000,
         standstill: None,
-        at: Instant::now(),
+        heard: Instant::now(),
+        progressed: Instant::now(),
         sink: Box::new(Nowhere),
         sink_error: None,
     }
@@ -164,6 +165,29 @@ fn samples_are_measured_once_the_kernel_is_known() {
     assert!(!state.measured);
     state.note(&batch(4, 1, false));
     assert!(state.measured);
+}
+
+#[tokio::test]
+async fn a_host_that_answers_and_records_nothing_is_stalled() {
+    let (mut setup, spec, initrd) = (setup(), spec(None), initrd());
+    setup.silence = Duration::from_millis(300);
+    let (mut link, _watcher) = crate::link::link();
+    let (ours, mut inner) = tokio::net::UnixStream::pair().unwrap();
+    let answers = tokio::spawn(async move {
+        loop {
+            let status = FromHost::Status(sampler::SessionStatus::default());
+            if inner.write_all(&encode(&status).unwrap()).await.is_err() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let mut child = tokio::process::Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();
+    let mut state = state(HostStage::Guest, true);
+    let talk = attempt(&setup, &spec, &initrd).talk(ours, &mut child, &mut link, &mut state);
+    let ended = tokio::time::timeout(Duration::from_secs(20), talk).await.expect("an end");
+    assert!(matches!(&ended, Err(Ended::Stalled(sign)) if sign.starts_with("it answers")), "{ended:?}");
+    answers.abort();
 }
 
 #[tokio::test]

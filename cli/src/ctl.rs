@@ -121,7 +121,7 @@ fn list(json: bool) -> Result<(), Error> {
         return write_json(&runs);
     }
     if runs.is_empty() {
-        return write_text("no `vprof run` of this user goes on\n");
+        return write_text("no `vprof run` of this user is running\n");
     }
     let mut table = Table::new(&[
         ("run", Align::Right),

@@ -121,12 +121,12 @@ fn a_guest_that_stalls_ends_the_run_and_is_run_again_with_retry() {
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(0), "{error}");
     assert!(error.contains("the emulated host stalled after 12.00 s"), "{error}");
-    assert!(error.trim_end().ends_with("the run begins anew"), "{error}");
+    assert!(error.trim_end().ends_with("the run begins again"), "{error}");
     let pids = fake.pids();
     assert_eq!(pids.len(), 2);
     assert!(pids.iter().all(|pid| is_gone(*pid)));
     let events = fake.events("emulation");
-    assert!(events.len() == 1 && events[0].ends_with("the run began anew"), "{events:?}");
+    assert!(events.len() == 1 && events[0].ends_with("the run began again"), "{events:?}");
     assert_eq!(fake.events("standstill").len(), 0, "that was the first profile's");
 }
 

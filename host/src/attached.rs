@@ -7,11 +7,11 @@ use sampler::Session;
 
 use crate::guest::ProfiledVm;
 
-/// Why an attached machine may stand still.
+/// Reasons why an attached machine is stopped.
 const PAUSED: &str = "the virtual machine is paused, or has migrated away";
 const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 
-/// A rate that is higher than the stub holds by less than this is let be.
+/// Excess of a rate over the sustainable one that is tolerated, as a factor.
 const TOLERANCE: f64 = 1.1;
 
 /// Writes what is new of the machine into the profile.
@@ -89,7 +89,7 @@ pub fn rate_sentence(held: f64, wanted: f64) -> String {
     // What the stub holds follows from this.
     let stop_ms = 100.0 / held.max(0.1);
     format!(
-        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz in the place of {wanted} Hz, so that the virtual \
-         machine stands still for a tenth of the time at most"
+        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz instead of {wanted} Hz, so that the virtual \
+         machine is stopped for a tenth of the time at most"
     )
 }

@@ -25,18 +25,18 @@ pub enum HostChoice {
     Tcg,
 }
 
-/// What is known about this machine's KVM.
+/// Findings about this machine's KVM.
 #[derive(Debug)]
 pub struct Kvm {
-    /// What it offers, or why it can't be used.
+    /// Its capabilities, or the reason why it can't be used.
     pub state: Result<Capabilities, KvmError>,
     /// Like `svm`.
     pub kind: &'static str,
-    /// Whether a kernel's code runs as it is; `None` where KVM can't be used.
+    /// Speeds of kernel code, which show if it runs natively; `None` where KVM can't be used.
     pub native: Option<Result<RingSpeeds, RingSpeedError>>,
 }
 
-/// What is needed for the portable host.
+/// Parts of the portable host.
 #[derive(Debug)]
 pub struct Portable {
     /// QEMU, if it is installed.
@@ -45,7 +45,7 @@ pub struct Portable {
     pub bundle: Result<Bundle, NotFound>,
 }
 
-/// Where a guest runs.
+/// The host of a guest.
 #[derive(Debug)]
 pub enum Host {
     /// On this machine's KVM.
@@ -79,7 +79,7 @@ pub enum HostError {
     Tcg(MissingParts),
     /// `--host auto`, and neither can be used.
     #[error(
-        "no usable hypervisor: {kvm}. The portable host can't be used either: {portable}. `vprof doctor` tells more"
+        "no usable hypervisor: {kvm}. The portable host can't be used either: {portable}. `vprof doctor` shows more"
     )]
     Neither {
         /// Why KVM can't be used.
@@ -145,7 +145,7 @@ impl Kvm {
     }
 }
 
-/// What stands behind /dev/kvm, by the processor's flags and the loaded module.
+/// Returns the kind of KVM, by the processor's flags and the loaded module.
 fn kind() -> &'static str {
     let loaded = |module: &str| Path::new("/sys/module").join(module).is_dir();
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the portable
-//! host alike.
+//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the
+//! portable host alike.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -27,15 +27,15 @@ use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
 
-/// How often the run is looked at.
+/// Interval of the checks of the run.
 const TICK: Duration = Duration::from_millis(250);
-/// How often it is looked whether what ends the run was seen.
+/// Interval of the checks for conditions that end the run.
 const REACHED: Duration = Duration::from_millis(10);
-/// How often the guest's full input FIFO is tried again.
+/// Interval of attempts to fill the guest's full input FIFO.
 const INPUT_RETRY: Duration = Duration::from_millis(5);
 /// Console input that waits for the guest, bytes; more is left to the sender.
 const INPUT_BUFFER: usize = 4 << 10;
-/// How long the vCPUs get to stop.
+/// Time limit for the vCPUs to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a guest could not be run to its end.
@@ -59,7 +59,7 @@ pub enum GuestError {
     /// The disks can't be opened a second time.
     #[error("can't open the guest's disks again: {}", Reason(.0))]
     Reopen(io::Error),
-    /// What the guest has written is not all on its disk.
+    /// The guest's writes are not all on its disk.
     #[error("can't write the rest of {}: {}", Shown(.path), Reason(.source))]
     Flush {
         /// The disk.
@@ -80,7 +80,7 @@ impl GuestError {
     }
 }
 
-/// What the guest's devices are connected to, where it has such devices.
+/// Backends of the guest's devices, where it has such devices.
 #[derive(Debug)]
 pub struct Connected {
     /// Its network card.
@@ -194,7 +194,7 @@ pub async fn run(
     Ok(Outcome { end, totals, host_restarts: 0 })
 }
 
-/// A machine that is being profiled, as whoever serves the run needs it.
+/// A machine that is being profiled, as the server of the run needs it.
 pub trait ProfiledVm {
     /// A descriptor that becomes readable when it is over.
     fn ended_fd(&self) -> BorrowedFd<'_>;
@@ -236,7 +236,7 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
     }
 }
 
-/// What comes from whoever watches the run.
+/// Inputs from the run's watcher.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     stop: &'a mut tokio::sync::watch::Receiver<bool>,
@@ -263,7 +263,7 @@ pub struct Command<'a> {
 }
 
 impl<'a> Command<'a> {
-    /// A command, and what its receiver tells of it.
+    /// Takes a command, and the news of it by its receiver.
     pub fn new(command: &'a GuestCommand, progress: tokio::sync::watch::Receiver<Progress>) -> Self {
         Self { command, progress }
     }
@@ -276,7 +276,7 @@ impl<'a> Command<'a> {
         }
     }
 
-    /// How it has ended, once it has.
+    /// Returns the end of the command, once it has ended.
     pub(crate) fn ended(&self) -> Option<Ended> {
         match *self.progress.borrow() {
             Progress::Ended(ended) => Some(ended),
@@ -305,7 +305,8 @@ pub async fn watch(
     mut command: Option<&mut Command<'_>>,
     phase: &tokio::sync::watch::Sender<Phase>,
 ) -> Result<(), GuestError> {
-    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays the same.
+    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays
+    // the same.
     let ended = unsafe { AsyncFd::register_with_interest(machine.ended_fd(), Interest::READABLE) };
     let ended = ended.map_err(|e| GuestError::Wait(e.into()))?;
     let mut tick = interval(TICK);
@@ -354,7 +355,7 @@ pub async fn watch(
             change = control.recv(), if control_open => match change {
                 Some(change) => {
                     apply(session, &change);
-                    // Whoever looks next sees it.
+                    // The next reader sees it.
                     phase.send_replace(Phase::Running(session.status()));
                 }
                 None => control_open = false,
@@ -418,7 +419,7 @@ impl Write for Shared {
     }
 }
 
-/// Writes to both: the profile and whoever watches. Neither waits.
+/// Writer to both the profile and the run's watcher. Neither waits.
 struct Tee(Box<dyn Write + Send>, Box<dyn Write + Send>);
 
 impl Write for Tee {

@@ -14,9 +14,10 @@ use text::message::Reason;
 use vmm::Network;
 use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
-/// The program behind `--net passt`.
+/// The program of `--net passt`.
 const PASST: &str = "passt";
-/// How long passt is watched for a failure to start, ms: it has looked at its options and at the host by then.
+/// Time for which passt is watched for a failure to start, ms: it has checked its options and the host by
+/// then.
 const PASST_START: u16 = 200;
 /// Bytes of passt's last words that are shown.
 const LAST_WORDS: u64 = 2 << 10;
@@ -24,13 +25,13 @@ const LAST_WORDS: u64 = 2 << 10;
 /// A network card as plain data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// What it is plugged into.
+    /// Its backend.
     pub kind: NetworkKind,
     /// Its address.
     pub mac: [u8; 6],
 }
 
-/// What a card is plugged into.
+/// Backend of a card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetworkKind {
     /// A tap of this name.
@@ -100,7 +101,7 @@ pub fn mac_text(mac: [u8; 6]) -> String {
 pub enum Cable {
     /// A tap.
     Tap(OwnedFd),
-    /// A socket on which each frame stands behind its length.
+    /// A socket on which each frame follows its length.
     Stream(OwnedFd),
 }
 
@@ -111,7 +112,7 @@ impl AsRawFd for Cable {
     }
 }
 
-/// What a card is plugged into, open.
+/// Backend of a card, open.
 #[derive(Debug)]
 pub struct Plugged {
     mac: [u8; 6],
@@ -155,7 +156,7 @@ impl Plugged {
         Ok(Self { mac: spec.mac, end, passt })
     }
 
-    /// The guest's card, and the program behind it.
+    /// Returns the guest's card, and the program of its backend.
     pub fn into_card(self) -> (Network, Option<Passt>) {
         let backend: Box<dyn Backend> = match self.end {
             End::Tap(tap) => Box::new(tap),
@@ -180,7 +181,7 @@ impl Plugged {
         }
     }
 
-    /// The program behind it.
+    /// Returns the program of the backend.
     pub fn into_passt(self) -> Option<Passt> {
         self.passt
     }
@@ -217,8 +218,8 @@ impl Passt {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(words.try_clone()?);
         // The terminal's signals are not for it: it ends with the guest.
         command.process_group(0);
-        // SAFETY: between fork and exec one system call is made, on a descriptor that the parent holds open; nothing
-        // is allocated.
+        // SAFETY: between fork and exec one system call is made, on a descriptor that the parent holds open;
+        // nothing is allocated.
         unsafe {
             command.pre_exec(move || match libc::fcntl(socket, libc::F_SETFD, 0) {
                 -1 => Err(io::Error::last_os_error()),

@@ -22,7 +22,7 @@ pub struct RunSpec {
     pub machine: MachineSpec,
     /// A command for a guest with systemd.
     pub command: Option<GuestCommand>,
-    /// How it is sampled.
+    /// Configuration of its recording.
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
@@ -60,7 +60,7 @@ pub struct MachineSpec {
 pub struct DiskSpec {
     /// Image or block device.
     pub path: PathBuf,
-    /// What its file is.
+    /// Format of its file.
     pub format: ImageFormat,
     /// Fate of the guest's writes.
     pub mode: DiskMode,
@@ -69,15 +69,15 @@ pub struct DiskSpec {
 /// Result of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How the guest ended.
+    /// End of the guest.
     pub end: GuestEnd,
-    /// What was recorded.
+    /// Totals of the recording.
     pub totals: SessionTotals,
     /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestEnd {
     /// Its machine, which was vprof's, came to this end.
@@ -109,7 +109,7 @@ fn left(end: AttachmentEnd) -> &'static str {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
         AttachmentEnd::Reset => {
-            "the guest was reset, so that what was known of its kernel is so no more: attach again"
+            "the guest was reset, so its kernel is no longer the one that was read: attach again"
         }
         AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
@@ -161,8 +161,9 @@ impl DiskSpec {
         })
     }
 
-    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
-    /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
+    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines
+    /// that write one file system destroy it. What is wrong with its format is known then, before a host is
+    /// chosen.
     ///
     /// # Errors
     /// As of [`Self::open`], or another vprof has it.
@@ -183,11 +184,13 @@ impl DiskSpec {
     }
 }
 
-/// In an emulated host a system takes many times as long to start as systemd waits for its devices and services: 90 s
-/// (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions know the first one).
+/// In an emulated host a system takes many times as long to start as systemd waits for its devices and
+/// services: 90 s (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions
+/// know the first one).
 const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900";
 
-/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and so wins.
+/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and
+/// so wins.
 pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
 }

@@ -1,4 +1,5 @@
-//! A guest directly on QEMU's software emulation (TCG), without KVM and without SVM, sampled through QEMU's GDB stub.
+//! A guest directly on QEMU's software emulation (TCG), without KVM and without SVM, sampled through QEMU's
+//! GDB stub.
 //!
 //! ```text
 //!   vprof run                                      QEMU, TCG
@@ -9,8 +10,8 @@
 //!   +--------------------------+                    +------------------+
 //! ```
 //!
-//! QEMU has its ends from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped; the first
-//! command of the stub's client lets them run.
+//! QEMU has its ends from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped;
+//! the first command of the stub's client lets them run.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -40,7 +41,7 @@ use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::Receiver;
 
-/// What such a guest does not tell, as the profile has it.
+/// Data that such a guest does not have, as a sentence of the profile.
 const NOT_HAD: &str = "the guest runs in QEMU without KVM, and a GDB stub stops all vCPUs together: how a vCPU's time divides \
                        into guest, halted and vmm is estimated by samples; exits, KVM's counters and interrupts that \
                        devices raise are not known";
@@ -251,20 +252,15 @@ pub async fn run(
     let ended = attachment.wait()?;
     // The observers hold the writing ends of the rings that the collector empties.
     drop(ended.observers);
+    // A guest that was stopped runs until its lists have been read once more.
     let stopped = ended.end == attach::AttachmentEnd::Detached;
-    if stopped {
-        // Fails only if it has ended already.
-        let _ = child.start_kill();
+    let mut end = MachineEnd::Stopped;
+    if !stopped {
+        let status = child.wait().await.map_err(start_error("wait for it"))?;
+        readers.drain(..).for_each(join);
+        let reason = reason.lock().unwrap_or_else(PoisonError::into_inner).take();
+        end = ended_by(status, reason.as_deref(), &log.last_words().await);
     }
-    let status = child.wait().await.map_err(start_error("wait for it"))?;
-    drop((com1, com2));
-    for reader in readers {
-        // A panic in it was printed when it happened.
-        let _ = reader.join();
-    }
-    let reason = reason.lock().unwrap_or_else(PoisonError::into_inner).take();
-    let mut end =
-        if stopped { MachineEnd::Stopped } else { end(status, reason.as_deref(), log.last_words().await) };
     let command = command.and_then(|command| command.ended());
     let ran = command.and_then(|command| command.ran);
     let mut meta = Vec::new();
@@ -279,7 +275,18 @@ pub async fn run(
     let end = GuestEnd::Ran(end);
     session.event("end", &end.sentence());
     let totals = session.finish(meta);
+    // Fails only if it has ended already.
+    let _ = child.start_kill();
+    child.wait().await.map_err(start_error("wait for it"))?;
+    drop((com1, com2));
+    readers.into_iter().for_each(join);
     Ok(Outcome { end, totals, host_restarts: 0 })
+}
+
+/// Waits for a thread that reads from a QEMU that has ended.
+fn join(reader: JoinHandle<()>) {
+    // A panic in it was printed when it happened.
+    let _ = reader.join();
 }
 
 /// Returns the error of a QEMU whose stub can't be used: its own words, if it has ended.
@@ -290,9 +297,9 @@ async fn unstarted(mut child: tokio::process::Child, log: Log, error: AttachErro
     }
 }
 
-/// How a guest has ended whose QEMU ended by itself. `reason` is that of QMP's event SHUTDOWN (qapi/run-state.json,
-/// `ShutdownCause`, QEMU 7.2).
-fn end(status: ExitStatus, reason: Option<&str>, log: String) -> MachineEnd {
+/// Returns the end of a guest whose QEMU ended by itself. `reason` is that of QMP's event SHUTDOWN
+/// (qapi/run-state.json, `ShutdownCause`, QEMU 7.2).
+fn ended_by(status: ExitStatus, reason: Option<&str>, log: &str) -> MachineEnd {
     match (reason, status.code()) {
         (Some("guest-shutdown"), _) => MachineEnd::PowerOff,
         (Some("guest-reset"), _) => MachineEnd::Reset,
@@ -346,7 +353,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(start_error("start a thread"))
 }
 
-/// Writes to both: the profile and whoever watches. Neither waits.
+/// Writer to both the profile and the run's watcher. Neither waits.
 struct Tee(Box<dyn Write + Send>, ConsoleWriter);
 
 impl Write for Tee {
@@ -416,15 +423,14 @@ mod tests {
     #[test]
     fn ends_are_told_by_the_monitor_then_by_the_exit_code() {
         let code = |code: i32| ExitStatus::from_raw(code << 8);
-        let silent = String::new;
-        assert_eq!(end(code(0), Some("guest-shutdown"), silent()), MachineEnd::PowerOff);
-        assert_eq!(end(code(0), Some("guest-reset"), silent()), MachineEnd::Reset);
-        assert_eq!(end(code(1), None, silent()), MachineEnd::Exited(0));
-        assert_eq!(end(code(15), None, silent()), MachineEnd::Exited(7));
+        assert_eq!(ended_by(code(0), Some("guest-shutdown"), ""), MachineEnd::PowerOff);
+        assert_eq!(ended_by(code(0), Some("guest-reset"), ""), MachineEnd::Reset);
+        assert_eq!(ended_by(code(1), None, ""), MachineEnd::Exited(0));
+        assert_eq!(ended_by(code(15), None, ""), MachineEnd::Exited(7));
         let failed = |end| matches!(end, MachineEnd::Failed(reason) if reason.starts_with("QEMU "));
-        assert!(failed(end(code(1), None, "qemu: no memory".to_owned())));
-        assert!(failed(end(ExitStatus::from_raw(9), None, silent())));
-        assert!(failed(end(code(0), Some("host-qmp-quit"), silent())));
+        assert!(failed(ended_by(code(1), None, "qemu: no memory")));
+        assert!(failed(ended_by(ExitStatus::from_raw(9), None, "")));
+        assert!(failed(ended_by(code(0), Some("host-qmp-quit"), "")));
     }
 
     #[test]

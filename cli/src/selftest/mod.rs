@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use host::choice::{self, HostChoice, Host};
+use host::choice::{self, Host, HostChoice};
 use host::portable::{PortableError, exe};
 use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
@@ -72,7 +72,9 @@ struct Planned {
 /// Runs the command.
 pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     if args.host == HostChoice::Tcg {
-        return Err(Error::Usage("the self-test needs exact mode, which --host tcg does not have".to_owned()));
+        return Err(Error::Usage(
+            "the self-test needs exact mode, which --host tcg does not have".to_owned(),
+        ));
     }
     let portable = args.portable_host.as_deref();
     let chosen = choice::choose(args.host, portable, args.host_timeout)?;

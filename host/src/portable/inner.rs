@@ -1,7 +1,7 @@
 //! The inner half: `vprof` as the init of the portable host.
 //!
-//! It mounts the usual file systems, loads KVM's modules, opens the port, runs the guest as `--host kvm` does, and
-//! turns the machine off. Whatever goes wrong is told through the port, or on the host's console, which the outer
+//! It mounts the usual file systems, loads KVM's modules, opens the port, runs the guest as `--host kvm`
+//! does, and turns the machine off. Errors go through the port, or to the host's console, which the outer
 //! half keeps for its error message.
 
 use std::fs::{File, OpenOptions};
@@ -27,13 +27,13 @@ use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER
 use crate::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
 use crate::spec::Outcome;
 
-/// How long a device may take to appear after its module was loaded.
+/// Time limit for a device to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
-/// How often the outer half hears of work that takes long.
+/// Interval of messages to the outer half during long work.
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Number of huge pages that this host's kernel has set aside.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// How long the last console output may take to be sent.
+/// Time limit for sending the last console output.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// True in the init process of a portable host.
@@ -80,7 +80,7 @@ enum InnerError {
     #[error("{} did not appear in the portable host", .0.display())]
     Absent(PathBuf),
     /// The network card is missing.
-    #[error("{0}: its bundle is an old one, `cargo xtask image portable-host` makes it anew")]
+    #[error("{0}: its bundle is an old one: make it again with `cargo xtask image portable-host`")]
     NoCard(Box<InnerError>),
     /// There are no huge pages.
     #[error("can't reserve huge pages: {HUGE_PAGES}: {0}")]
@@ -207,7 +207,8 @@ fn plug_in(network: &NetworkSpec) -> Result<Plugged, InnerError> {
     if let NetworkKind::Interface(name) = &network.kind {
         wait_for(&Path::new("/sys/class/net").join(name))
             .map_err(|absent| InnerError::NoCard(Box::new(absent)))?;
-        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no such file.
+        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no
+        // such file.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     }
     Ok(Plugged::open(network)?)
@@ -221,14 +222,14 @@ fn relayed_sockets(cid: u32) -> Result<vmm::Vsock, InnerError> {
     Ok(vmm::Vsock { cid, backend: Box::new(relay) })
 }
 
-/// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.
+/// Has this host's kernel reserve huge pages for the guest's memory; the guest's start shows if they suffice.
 fn reserve_huge_pages(memory_bytes: u64) -> Result<(), InnerError> {
     let pages = memory_bytes.div_ceil(2 << 20);
     std::fs::write(HUGE_PAGES, pages.to_string()).map_err(InnerError::HugePages)
 }
 
-/// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than a
-/// host may be silent.
+/// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than
+/// a host may be silent.
 fn write_back(port: &Port, disks: &[File]) -> Result<(), InnerError> {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {

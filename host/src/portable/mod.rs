@@ -1,4 +1,5 @@
-//! The portable host: a software-emulated machine with a real /dev/kvm, for where there is none that can be used.
+//! The portable host: a software-emulated machine with a real /dev/kvm, for where there is none that can be
+//! used.
 //!
 //! ```text
 //!   vprof run (outer)                            QEMU, TCG with SVM
@@ -9,8 +10,8 @@
 //!                                                +--------------------------------------+
 //! ```
 //!
-//! Both halves are the same program. The inner one is told what to run by a file in its initial file system, runs it
-//! as `--host kvm` does, and sends what it would write and print. [`outer`] only moves messages.
+//! Both halves are the same program. The inner one reads its job from a file in its initial file system, runs
+//! it as `--host kvm` does, and sends what it would write and print. [`outer`] only moves messages.
 
 pub mod bundle;
 pub mod exe;
@@ -56,10 +57,10 @@ pub enum PortableError {
         /// Why.
         source: io::Error,
     },
-    /// The guest's network can't be had.
+    /// The guest's network can't be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest's sockets can't be had.
+    /// The guest's sockets can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
     /// The profile can't be created.
@@ -75,7 +76,7 @@ pub enum PortableError {
         units::bytes(*.have)
     )]
     Memory {
-        /// What the guest and the host around it take, bytes.
+        /// Memory of the guest and the host around it, bytes.
         asked: u64,
         /// RAM and swap, bytes.
         have: u64,
@@ -87,7 +88,7 @@ pub enum PortableError {
         when: &'static str,
         /// For how long it was silent.
         silent: Duration,
-        /// How often it had been started anew.
+        /// Number of restarts before.
         restarts: u32,
         /// The guest had not started yet.
         before_guest: bool,
@@ -97,7 +98,7 @@ pub enum PortableError {
     /// The guest in it made no progress.
     #[error("the emulated host stalled after {}: {sign}; {KNOWN}, which `--retry` answers by a new run", units::duration(*.after))]
     Stalled {
-        /// How long the guest had run.
+        /// Run time of the guest.
         after: Duration,
         /// The sign of it.
         sign: String,
@@ -117,7 +118,7 @@ pub enum PortableError {
     /// It does not speak this program's language.
     #[error("the portable host sent {0}; this is a bug in vprof")]
     Protocol(ProtocolError),
-    /// What it was asked to run failed in it.
+    /// Its job failed in it.
     #[error("{0}")]
     Inside(String),
 }
@@ -147,7 +148,7 @@ pub enum ProgramError {
     /// It is not an ELF file that can be read.
     #[error("its ELF headers can't be read: {0}")]
     Elf(goblin::error::Error),
-    /// What it is to do can't be written down.
+    /// Its job can't be encoded.
     #[error(transparent)]
     Job(#[from] serde_json::Error),
 }
@@ -179,7 +180,7 @@ impl PortableError {
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
             Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped | Self::Inside(_) => Stage::BeforeGuest,
-            // With these there may be another run's profile in the place of this one's.
+            // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
             Self::Frozen { .. } | Self::Stalled { .. } | Self::Died { .. } | Self::Protocol(_) => {
                 Stage::Guest
@@ -188,7 +189,7 @@ impl PortableError {
     }
 }
 
-/// What is said of a fault of the emulation.
+/// Explanation of a fault of the emulation.
 const KNOWN: &str = "a known fault of QEMU's SVM emulation (docs/limits.md)";
 
 struct Restarts(u32);

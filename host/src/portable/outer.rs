@@ -40,7 +40,7 @@ const EMULATION: &str = "emulation";
 /// CPU seconds per CPU that QEMU may use beyond the run's own duration.
 const CPU_SLACK: Duration = Duration::from_secs(300);
 
-/// What the portable host is made of here.
+/// Parts of the portable host on this machine.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// QEMU.
@@ -101,8 +101,8 @@ struct Fault {
     measured: bool,
 }
 
-/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of starts
-/// before it; what an earlier one wrote is then to be forgotten.
+/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of
+/// starts before it; what an earlier one wrote is then to be forgotten.
 ///
 /// # Errors
 /// The host does not start, ends before the guest, or is silent for too long; or the run failed in it.
@@ -122,7 +122,7 @@ pub async fn run(
     loop {
         let attempt =
             Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts: restarts.clone() };
-        // A network that can't be had leaves no profile behind.
+        // A network that can't be used leaves no profile.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
         let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
             Attempted::Ended(outcome) => return Ok(outcome),
@@ -136,7 +136,7 @@ pub async fn run(
             return fault.result;
         }
         // Fails only if nobody watches any more.
-        let _ = link.notes.send(format!("{}; the run begins anew", fault.sentence));
+        let _ = link.notes.send(format!("{}; the run begins again", fault.sentence));
         restarts.faults.push(fault.sentence);
     }
 }
@@ -169,7 +169,7 @@ struct HostState {
     sink_error: Option<String>,
 }
 
-/// How far it has come.
+/// Stage of its start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum HostStage {
     Booting,
@@ -262,9 +262,9 @@ impl Attempt<'_> {
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
         });
-        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in the guest,
-        // and the initrd and its programs in temporary files.
-        // Linux keeps 64 bytes for each page of 4 KiB, and the nested page tables take as much at most.
+        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in
+        // the guest, and the initrd and its programs in temporary files. Linux keeps 64 bytes for each page
+        // of 4 KiB, and the nested page tables take as much at most.
         let memory_bytes = OVERHEAD
             .saturating_add(self.spec.machine.memory_bytes)
             .saturating_add(self.spec.machine.memory_bytes / 32)
@@ -369,7 +369,8 @@ impl Attempt<'_> {
         link: &mut Link,
         state: &mut HostState,
     ) -> Result<Option<Outcome>, Ended> {
-        // The recorder sends rows several times a second, whatever the guest does; answers come from another thread.
+        // The recorder sends rows several times a second, whatever the guest does; answers come from another
+        // thread.
         if !matches!(message, FromHost::Status(_) | FromHost::Console(_) | FromHost::Output(_)) {
             state.progressed = Instant::now();
         }
@@ -389,7 +390,7 @@ impl Attempt<'_> {
                 let event = |fault: &String| EventRow {
                     time_ns: 0,
                     kind: EMULATION.to_owned(),
-                    text: format!("{fault}; the run began anew"),
+                    text: format!("{fault}; the run began again"),
                 };
                 let events = self.restarts.faults.iter().map(event).collect();
                 state.write(&Batch { meta, events, ..Batch::default() });
@@ -464,15 +465,15 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's kernel was
-    /// found, or the guest may have written to a disk.
+    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's
+    /// kernel was found, or the guest may have written to a disk.
     fn measured(&self, state: &HostState) -> bool {
         let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
         state.stage >= HostStage::Guest && (writes || state.measured)
     }
 }
 
-/// How a conversation ended without an outcome.
+/// End of a conversation without an outcome.
 #[derive(Debug)]
 enum Ended {
     Silent(Duration),
@@ -485,7 +486,7 @@ enum Ended {
 }
 
 impl HostState {
-    /// Notes what a batch tells of the run.
+    /// Notes the facts of a batch about the run.
     fn note(&mut self, batch: &Batch) {
         // A batch that has the kernel may have samples from before.
         self.measured |= self.kernel_up && !batch.samples.is_empty();
@@ -496,7 +497,7 @@ impl HostState {
         self.standstill = standstill.map(|event| event.text.clone());
     }
 
-    /// How a host has ended that made no progress for too long.
+    /// Returns the end of a host that made no progress for too long.
     fn stuck(&self) -> Ended {
         let stuck = self.progressed.elapsed();
         if self.heard.elapsed() > stuck / 2 {
@@ -505,7 +506,7 @@ impl HostState {
         Ended::Stalled(format!("it answers, but has recorded nothing for {}", units::duration(stuck)))
     }
 
-    /// How long the guest has run.
+    /// Returns the run time of the guest.
     fn ran(&self) -> Duration {
         Duration::from_nanos(self.run_ns)
     }

@@ -43,13 +43,13 @@ pub fn find() -> Option<Qemu> {
 /// A network card of the inner host.
 #[derive(Debug, Clone, Copy)]
 pub struct Card<'a> {
-    /// What it is plugged into.
+    /// Its backend.
     pub cable: &'a Cable,
     /// Its address, which is that of the guest's own card.
     pub mac: [u8; 6],
 }
 
-/// What QEMU is started with.
+/// Parts of the machine that QEMU emulates.
 #[derive(Debug)]
 pub struct Machine<'a> {
     /// QEMU.
@@ -74,9 +74,9 @@ pub struct Machine<'a> {
     pub cpu_limit: Option<Duration>,
 }
 
-/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no mitigations
-/// (there is nobody to be protected in it), a TSC and a timer that need no calibration, no watchdog that an
-/// overloaded machine would set off.
+/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no
+/// mitigations (there is nobody to be protected in it), a TSC and a timer that need no calibration, no
+/// watchdog that an overloaded machine would set off.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check nokaslr \
      nowatchdog nmi_watchdog=0 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 random.trust_cpu=on \
      cryptomgr.notests i8042.noaux i8042.nokbd i8042.nopnp pci=lastbus=0 noresume";
@@ -120,8 +120,8 @@ impl Machine<'_> {
     }
 }
 
-/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets neither this
-/// process's signals from the terminal nor more CPU time than its limit.
+/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets
+/// neither this process's signals from the terminal nor more CPU time than its limit.
 pub fn command(
     qemu: &Qemu,
     arguments: Vec<OsString>,
@@ -179,7 +179,7 @@ pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
         drive.push(",file.filename=");
         drive.push(quoted(disk.path.as_os_str()));
         arguments.extend(["-drive".into(), drive]);
-        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
+        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stop the guest.
         let device = format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report");
         arguments.extend(["-device".into(), device.into()]);
     }

@@ -205,18 +205,15 @@ impl StandstillDetector {
 
     /// Returns the time for which the guest's next timer is overdue while all vCPUs are halted. A guest that
     /// idles may have no tick for a long time, but its timers end that.
-    fn timer_lost(
-        &mut self,
-        now_ns: u64,
-        timer: impl FnOnce() -> Option<GuestTimer>,
-    ) -> Option<Standstill> {
+    fn timer_lost(&mut self, now_ns: u64, timer: impl FnOnce() -> Option<GuestTimer>) -> Option<Standstill> {
         if self.halted.is_none() {
             self.clock = None;
             return None;
         }
         let GuestTimer { clock_ns, next_ns } = timer()?;
-        let (_, since_ns) =
-            *self.clock.insert(self.clock.filter(|(value, _)| *value == clock_ns).unwrap_or((clock_ns, now_ns)));
+        let (_, since_ns) = *self
+            .clock
+            .insert(self.clock.filter(|(value, _)| *value == clock_ns).unwrap_or((clock_ns, now_ns)));
         // The guest's clock had this value at that time already.
         let passed_ns = now_ns.saturating_sub(since_ns);
         let took_ns = clock_ns.saturating_add(passed_ns).saturating_sub(next_ns).min(passed_ns);

@@ -59,7 +59,7 @@ fn memory_through_the_stub(guest: &mut Emulated) {
     let run = attached.finish().succeeded();
     assert!(run.stderr.contains("memory through the stub"), "{}", run.stderr);
     // What a stub holds is found and said.
-    assert!(run.stderr.contains(" Hz in the place of 1000 Hz"), "{}", run.stderr);
+    assert!(run.stderr.contains(" Hz instead of 1000 Hz"), "{}", run.stderr);
     assert!(run.number("SELECT CAST(value AS REAL) FROM meta WHERE key = 'rate_hz'") < 1000.0);
     assert!(guest.runs(), "it runs on");
 }

@@ -59,8 +59,8 @@ impl Kernel {
         Ok(GuestClock { monotonic_ns, tick_ns })
     }
 
-    /// Returns the time for which the first CPU's timer is programmed, CLOCK_MONOTONIC ns; `None` if there is no
-    /// timer. Kernels without high-resolution timers do not keep this time.
+    /// Returns the time for which the first CPU's timer is programmed, CLOCK_MONOTONIC ns; `None` if there is
+    /// no timer. Kernels without high-resolution timers do not keep this time.
     ///
     /// # Errors
     /// The reason why it cannot be read.

@@ -23,7 +23,8 @@ use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 const TRIALS: u32 = 16;
 /// Interval between two of these stops.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Time in which the guard of a vprof that was killed may still hold the connection: it may have to wait for a CPU.
+/// Time in which the guard of a vprof that was killed may still hold the connection: it may have to wait for
+/// a CPU.
 const GUARD_ENDS: Duration = Duration::from_secs(2);
 /// Maximum part of the time for which samples stop the machine.
 pub(crate) const MOST_STOPPED: f64 = 0.1;
@@ -71,8 +72,8 @@ impl GdbTarget {
         Self::describe(client, (address, most), (process, lock), guard)
     }
 
-    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), behind one end of
-    /// a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
+    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), behind one end
+    /// of a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
     ///
     /// # Errors
     /// The stub does not answer, or lacks a needed feature.

@@ -1,5 +1,5 @@
-//! The control socket of a run: the run's owner views and steers it while it runs. docs/control.md describes it
-//! for users.
+//! The control socket of a run: the run's owner views and steers it while it runs. docs/control.md describes
+//! it for users.
 //!
 //! ```text
 //!  vprof top ─┐                       ┌─ live tables ◀── batches of the run

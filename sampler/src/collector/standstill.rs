@@ -15,10 +15,11 @@ use profile::rows::{Batch, KvmCounterRow, MicrostateRow};
 
 /// Kind of the profile's events that report a standstill.
 pub const STANDSTILL: &str = "standstill";
-/// Shortest time for which all vCPUs are halted, ns: longer than any bandwidth period (`cpu.max`) keeps a group
-/// from its CPUs.
+/// Shortest time for which all vCPUs are halted, ns: longer than any bandwidth period (`cpu.max`) keeps a
+/// group from its CPUs.
 const LEAST_HALTED_NS: u64 = 5_000_000_000;
-/// Shortest time without ticks, or at one address, ns: longer than a loaded machine keeps a thread from its CPUs.
+/// Shortest time without ticks, or at one address, ns: longer than a loaded machine keeps a thread from its
+/// CPUs.
 const LEAST_STILL_NS: u64 = 10_000_000_000;
 /// Least number of ticks that are missing, or that found the same address.
 const LEAST_TICKS: u32 = 10;
@@ -28,7 +29,8 @@ const BUSY_PART: u64 = 200;
 const WATCHED: usize = 16;
 /// Standstills that are reported, at most.
 const MOST: u32 = 16;
-/// KVM's counter of interrupts that it has injected (`kvm_vcpu_stats_desc`, arch/x86/kvm/x86.c, 5.14 to 6.12).
+/// KVM's counter of interrupts that it has injected (`kvm_vcpu_stats_desc`, arch/x86/kvm/x86.c, 5.14 to
+/// 6.12).
 const INJECTIONS: &str = "irq_injections";
 
 /// Sign of a standstill.
@@ -92,7 +94,8 @@ pub(super) struct GuestTimer {
 /// Detector of standstills.
 #[derive(Debug, Default)]
 pub(super) struct StandstillDetector {
-    /// The guest's clock while all vCPUs are halted: its value, and the first time with it, CLOCK_MONOTONIC ns.
+    /// The guest's clock while all vCPUs are halted: its value, and the first time with it, CLOCK_MONOTONIC
+    /// ns.
     clock: Option<(u64, u64)>,
     /// Ticks are vprof's own: no other VMM holds vCPUs back.
     own_ticks: bool,
@@ -134,7 +137,8 @@ impl StandstillDetector {
     }
 
     /// Checks the samples so far, the counters and clocks of the batch, and the tasks that were runnable at
-    /// the last scan. Returns a standstill once. `now_ns` is CLOCK_MONOTONIC; `timer` reads the guest's timer.
+    /// the last scan. Returns a standstill once. `now_ns` is CLOCK_MONOTONIC; `timer` reads the guest's
+    /// timer.
     pub(super) fn check(
         &mut self,
         now_ns: u64,
@@ -188,7 +192,7 @@ impl StandstillDetector {
         })
     }
 
-    /// Returns a vCPU that stands at one address without being halted, while no other one moves and no
+    /// Returns a vCPU that stays at one address without being halted, while no other one moves and no
     /// interrupt is injected. An interrupt that the guest serves would move it.
     fn at_one_address(&self, now_ns: u64, due: &[DueTicks]) -> Option<Standstill> {
         let (_, injected_ns) = self.injected?;
@@ -379,7 +383,7 @@ mod tests {
 
     #[test]
     fn an_overdue_timer_of_a_halted_guest_is_found() {
-        // The guest's clock stands at 100 s since second 3; its next timer is due 2 s later.
+        // The guest's clock stays at 100 s since second 3; its next timer is due 2 s later.
         let run = |guest, next: fn(u64) -> u64, clock: fn(u64) -> u64| {
             let mut detector = StandstillDetector::default();
             (1..60).find_map(|second| {

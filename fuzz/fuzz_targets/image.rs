@@ -17,7 +17,6 @@ use std::sync::LazyLock;
 use images::contents::{DiskContents, ImageFormat};
 use images::{BootRequest, fuzz, inspect, load};
 use libfuzzer_sys::fuzz_target;
-use symbols::elf::ReadAt;
 use tempfile::TempDir;
 use vprof_fuzz::{disks, seeds};
 

@@ -30,7 +30,7 @@ pub fn configurations() -> Vec<(&'static str, Vec<u8>)> {
         ("/loader/loader.conf", b"timeout 1\ndefault f*\n".to_vec()),
         ("/loader/entries/f-6.1.conf", bls.into()),
         ("/boot/extlinux/extlinux.conf", extlinux.into()),
-        ("/boot/vmlinuz", files::bz_image()),
+        ("/boot/vmlinuz", testkit::bz_image(512)),
         ("/boot/initrd.img", files::archive()),
     ]
 }

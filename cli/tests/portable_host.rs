@@ -73,6 +73,7 @@ impl Fake {
 fn booted(seconds: u64, sampled: bool) -> Vec<FromHost> {
     let mut batch = Batch::default();
     batch.meta.push(("kernel".to_owned(), "6.1".to_owned()));
+    batch.meta.push(("duration_ns".to_owned(), ((seconds - 1) * 1_000_000_000).to_string()));
     let mut later = Batch::default();
     later.meta.push(("duration_ns".to_owned(), (seconds * 1_000_000_000).to_string()));
     later.samples.extend(sampled.then(SampleRow::default));

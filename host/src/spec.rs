@@ -195,6 +195,15 @@ pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
 }
 
+/// Option without which the kernel of a guest in QEMU panics where its first timer interrupts come late, as on a
+/// loaded machine (`check_timer`, arch/x86/kernel/apic/io_apic.c; kernel-parameters.txt).
+const NO_TIMER_CHECK: &str = "no_timer_check";
+
+/// Returns the kernel command line for a guest that QEMU emulates without KVM.
+pub fn emulated(cmdline: &str) -> String {
+    format!("{NO_TIMER_CHECK} {}", patient(cmdline))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -70,8 +70,8 @@ pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
     }
     if !matches!(chosen.host, Host::Kvm) {
         memory::check(args.memory)?;
-        let patient = spec::patient(&plan.spec.machine.cmdline);
-        plan.spec.machine.cmdline = patient;
+        let slow = if matches!(chosen.host, Host::Tcg(_)) { spec::emulated } else { spec::patient };
+        plan.spec.machine.cmdline = slow(&plan.spec.machine.cmdline);
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);

@@ -35,6 +35,8 @@ const OVERHEAD: u64 = 320 << 20;
 const MAX_CPUS: usize = 4;
 /// Restarts after faults of the emulation that came before anything was measured, at most.
 const MAX_RESTARTS: u32 = 2;
+/// Lead of the host's clock over this machine's that shows that it has jumped: more than rows are ever delayed.
+const CLOCK_LEAD: Duration = Duration::from_secs(10);
 /// Kind of the profile's events that report faults of the emulation.
 const EMULATION: &str = "emulation";
 /// CPU seconds per CPU that QEMU may use beyond the run's own duration.
@@ -157,8 +159,10 @@ struct HostState {
     kernel_up: bool,
     /// A sample was written after that.
     measured: bool,
-    /// Length of the run, ns.
+    /// Length of the run by the host's clock, ns.
     run_ns: u64,
+    /// The first batch: its time, and the length of the run then, ns.
+    begun: Option<(Instant, u64)>,
     /// Sign of a standstill.
     standstill: Option<String>,
     /// Time of the last bytes.
@@ -213,6 +217,7 @@ impl Attempt<'_> {
             kernel_up: false,
             measured: false,
             run_ns: 0,
+            begun: None,
             standstill: None,
             heard: Instant::now(),
             progressed: Instant::now(),
@@ -494,7 +499,16 @@ impl HostState {
         let run_ns = batch.meta.iter().filter(|(key, _)| key == "duration_ns");
         self.run_ns = run_ns.filter_map(|(_, ns)| ns.parse().ok()).fold(self.run_ns, u64::max);
         let standstill = batch.events.iter().find(|event| event.kind == STANDSTILL);
-        self.standstill = standstill.map(|event| event.text.clone());
+        self.standstill =
+            standstill.map(|event| event.text.clone()).or_else(|| self.clock_jump(Instant::now()));
+    }
+
+    /// Returns a sentence if the host's clock has jumped since the first batch.
+    fn clock_jump(&mut self, now: Instant) -> Option<String> {
+        let (begun, before_ns) = *self.begun.get_or_insert((now, self.run_ns));
+        let by_host = Duration::from_nanos(self.run_ns.saturating_sub(before_ns));
+        let lead = by_host.saturating_sub(now.saturating_duration_since(begun));
+        (lead >= CLOCK_LEAD).then(|| format!("its clock has jumped by {}", units::duration(lead)))
     }
 
     /// Returns the end of a host that made no progress for too long.

@@ -48,6 +48,7 @@ fn state(stage: HostStage, measured: bool) -> HostState {
         kernel_up: measured,
         measured,
         run_ns: 12_000_000_000,
+        begun: None,
         standstill: None,
         heard: Instant::now(),
         progressed: Instant::now(),
@@ -167,6 +168,22 @@ fn samples_are_measured_once_the_kernel_is_known() {
     assert!(state.measured);
 }
 
+#[test]
+fn a_clock_that_jumps_is_a_fault() {
+    let mut state = state(HostStage::Guest, true);
+    let begun = Instant::now();
+    let mut jump = |after: u64, run: u64| {
+        state.run_ns = run * 1_000_000_000;
+        state.clock_jump(begun + Duration::from_secs(after))
+    };
+    assert_eq!(jump(0, 2), None);
+    assert_eq!(jump(30, 32), None);
+    // Rows may be late, and come all at once.
+    assert_eq!(jump(60, 40), None);
+    assert_eq!(jump(62, 64), None);
+    assert_eq!(jump(95, 735).as_deref(), Some("its clock has jumped by 638.00 s"));
+}
+
 #[tokio::test]
 async fn a_host_that_answers_and_records_nothing_is_stalled() {
     let (mut setup, spec, initrd) = (setup(), spec(None), initrd());
@@ -184,7 +201,8 @@ async fn a_host_that_answers_and_records_nothing_is_stalled() {
     });
     let mut child = tokio::process::Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();
     let mut state = state(HostStage::Guest, true);
-    let talk = attempt(&setup, &spec, &initrd).talk(ours, &mut child, &mut link, &mut state);
+    let attempt = attempt(&setup, &spec, &initrd);
+    let talk = attempt.talk(ours, &mut child, &mut link, &mut state);
     let ended = tokio::time::timeout(Duration::from_secs(20), talk).await.expect("an end");
     assert!(matches!(&ended, Err(Ended::Stalled(sign)) if sign.starts_with("it answers")), "{ended:?}");
     answers.abort();
@@ -199,7 +217,7 @@ async fn a_standstill_in_the_rows_ends_the_conversation() {
     let text = "vCPU 0 had no ticks for 10 s".to_owned();
     let mut stalled = batch(12, 3, false);
     stalled.events.push(EventRow { time_ns: 1, kind: STANDSTILL.to_owned(), text: text.clone() });
-    for message in [FromHost::Batch(Box::new(batch(3, 3, true))), FromHost::Batch(Box::new(stalled))] {
+    for message in [FromHost::Batch(Box::new(batch(9, 3, true))), FromHost::Batch(Box::new(stalled))] {
         inner.write_all(&encode(&message).unwrap()).await.unwrap();
     }
     let mut child = tokio::process::Command::new("sleep").arg("100").kill_on_drop(true).spawn().unwrap();

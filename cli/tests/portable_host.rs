@@ -174,7 +174,8 @@ fn a_silent_host_is_killed_and_tried_three_times() {
     let output = fake.run(&["--host-timeout", "200ms", "-v"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
-    assert!(error.contains("it had frozen"), "{error}");
+    assert!(error.contains("starting the portable host again, 2 times"), "{error}");
+    assert!(error.contains("the run begins again"), "{error}");
     assert!(error.contains("the portable host froze while it booted"), "{error}");
     assert!(error.contains("also after 2 restarts"), "{error}");
     let pids = fake.pids();

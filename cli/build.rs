@@ -1,4 +1,4 @@
-//! Tells the program which commit it is of, where it is built in a git checkout.
+//! Passes the commit to the program, if it is built in a git checkout.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ fn git(arguments: &[&str]) -> Option<String> {
 }
 
 fn main() {
-    // What HEAD points to changes in these: a commit, and a checkout.
+    // These files change with a commit and with a checkout.
     for name in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--path-format=absolute", "--git-path", name]) {
             println!("cargo:rerun-if-changed={path}");

@@ -96,7 +96,7 @@ fn child(rate_hz: f64) -> Child {
 /// attached to with `ours`.
 fn measure(own: f64, ours: f64) -> (f64, f64) {
     let mut child = child(own);
-    let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1).expect("a VM");
+    let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1, None).expect("a VM");
     let outside =
         Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
     let mut outside = Some(outside);

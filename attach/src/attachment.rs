@@ -18,8 +18,10 @@ use std::time::{Duration, Instant};
 
 use vmm::Observer;
 
+use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
+use crate::guard::{GuardProcess, StopSlot};
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, StopMemory, StopSource};
 use crate::process::step_error;
@@ -28,6 +30,9 @@ use crate::target::Target;
 use crate::ticker::VcpuTicker;
 use crate::watch::{WatchedVcpu, Watcher};
 
+/// Maximum number of stops per second of all vCPUs together. Each of them takes a lock of the host's kernel
+/// that every fork and exit needs (`tasklist_lock`, kernel/ptrace.c), twice.
+const MOST_STOPS_HZ: f64 = 8_000.0;
 /// Time within which threads of the ptrace engine must end: each waits at most once.
 const PTRACE_LIMIT: Duration = Duration::from_secs(5);
 /// Time within which the thread of the stub's engine must end: it may wait for an answer, and has to detach.
@@ -46,12 +51,37 @@ pub struct Attachment<O> {
     memory: AttachedMemory,
     /// Keeps other vprofs away.
     _lock: Option<ProcessLock>,
+    /// Ends after the tickers.
+    _guard: Option<GuardProcess>,
+}
+
+/// Limit of the sampling rate, Hz per vCPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum RateLimit {
+    /// Rate at which stops through the GDB stub, as measured, take a tenth of the time.
+    Stub(f64),
+    /// Rate at which the stops of all vCPUs together, which are stopped one by one, are as many as they may be.
+    Stops(f64),
+}
+
+impl RateLimit {
+    /// Makes the limit of a machine with that many vCPUs, which are stopped one by one.
+    pub(crate) fn of_vcpus(vcpus: usize) -> Self {
+        Self::Stops(MOST_STOPS_HZ / f64::from(u32::try_from(vcpus.max(1)).unwrap_or(u32::MAX)))
+    }
+
+    /// Returns the highest rate, Hz per vCPU.
+    pub fn hz(self) -> f64 {
+        match self {
+            Self::Stub(hz) | Self::Stops(hz) => hz,
+        }
+    }
 }
 
 /// Means by which vCPUs are stopped.
 #[derive(Debug)]
 enum Engine {
-    Ptrace,
+    Ptrace(RateLimit),
     Stub {
         /// Ends waits for the stub.
         hurry: Arc<AtomicBool>,
@@ -99,20 +129,31 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     /// A thread or a descriptor could not be made. All that was started until then is ended.
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
-        let Target { process, vcpus, known, lock, memory } = target;
+        let Target { process, vcpus, known, lock, memory, heartbeat, guard } = target;
+        let search = SearchRight::raise();
         let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
         let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
         let source = AttachedMemory::Process(memory.clone());
-        let mut attachment = Self::new(vcpus.len(), Engine::Ptrace, source, Some(lock))?;
+        let mut attachment = Self::new(
+            vcpus.len(),
+            Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
+            source,
+            Some(lock),
+            guard,
+        )?;
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let memory = StopMemory::new(StopSource::process(memory.clone()));
             let shared = Arc::clone(&attachment.shared);
-            let ticker = VcpuTicker::new(vcpu, index == 0, make(index), memory, shared);
+            let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
+            let ticker = VcpuTicker::new(vcpu, slot, index == 0, make(index), memory, shared);
             attachment.spawn(format!("attached {index}"), move || vec![ticker.run()])?;
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
             .with_vcpus(watched, known);
+        // Its thread lists the descriptors of the VMM, and so keeps that right.
         attachment.watch(watcher)?;
+        drop(search);
+        capabilities::drop_search();
         Ok(attachment)
     }
 
@@ -125,11 +166,12 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         let engine = Engine::Stub { hurry: Arc::clone(&target.hurry), rate: rate.clone() };
         let lock = target.lock.take();
         // One thread has all vCPUs.
-        let mut attachment = Self::new(1, engine, target.memory.clone(), lock)?;
+        let mut attachment = Self::new(1, engine, target.memory.clone(), lock, None)?;
         if let (AttachedMemory::Process(memory), Some(process)) = (&target.memory, &target.process) {
             let shared = Arc::clone(&attachment.shared);
             attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
         }
+        capabilities::drop_search();
         let observers = (0..target.vcpus()).map(make).collect();
         let ticker = GdbTicker::new(target, observers, Arc::clone(&attachment.shared), rate);
         attachment.spawn("attached".to_owned(), move || ticker.run())?;
@@ -143,9 +185,10 @@ impl<O> Attachment<O> {
         engine: Engine,
         memory: AttachedMemory,
         lock: Option<ProcessLock>,
+        guard: Option<GuardProcess>,
     ) -> Result<Self, AttachError> {
         let shared = Arc::new(SharedState::new(vcpus).map_err(host_error("make an event descriptor"))?);
-        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock })
+        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock, _guard: guard })
     }
 
     fn watch(&mut self, watcher: Watcher) -> Result<(), AttachError> {
@@ -158,12 +201,11 @@ impl<O> Attachment<O> {
         &self.memory
     }
 
-    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
-    /// time, by the latest stops. `None` without a stub, and before there were enough stops.
-    pub fn sustainable_hz(&self) -> Option<f64> {
+    /// Returns the limit of the sampling rate. `None` with a stub before there were enough stops.
+    pub fn rate_limit(&self) -> Option<RateLimit> {
         match &self.engine {
-            Engine::Ptrace => None,
-            Engine::Stub { rate, .. } => rate.hz(),
+            Engine::Ptrace(limit) => Some(*limit),
+            Engine::Stub { rate, .. } => rate.hz().map(RateLimit::Stub),
         }
     }
 
@@ -206,7 +248,7 @@ impl<O> Attachment<O> {
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {
         let (limit, action) = match &self.engine {
-            Engine::Ptrace => (PTRACE_LIMIT, "detach from a vCPU"),
+            Engine::Ptrace(_) => (PTRACE_LIMIT, "detach from a vCPU"),
             Engine::Stub { .. } => (STUB_LIMIT, "detach from the virtual machine"),
         };
         let deadline = Instant::now() + limit;
@@ -216,7 +258,7 @@ impl<O> Attachment<O> {
                 if Instant::now() > deadline {
                     return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
                 }
-                if matches!(self.engine, Engine::Ptrace) {
+                if matches!(self.engine, Engine::Ptrace(_)) {
                     // SAFETY: the thread was not joined, so its id is still its own.
                     unsafe {
                         libc::pthread_kill(thread.as_pthread_t(), wake_signal());

@@ -16,7 +16,8 @@
 //! ```
 //!
 //! Between two ticks nothing is attached, so a vprof that is killed leaves the VMM as it was. Within a stop
-//! the kernel resumes the thread by itself.
+//! the kernel resumes the thread by itself. A vprof that is stopped within a stop is killed by its guard
+//! ([`keep_guard`]).
 //!
 //! # Modules
 //!
@@ -25,9 +26,14 @@
 //! ```text
 //! attachment                        both engines, one interface
 //! ticker  gdb  watch                threads: ticks by ptrace, ticks by a stub, the watcher
+//! job_control                       Ctrl-Z
 //! target                            a process with vCPUs
 //! shared  activity  memory          state of an attachment, halts, guest memory and its layout
-//! lock  process  run_page  stop  thread  rsp
+//! trial                             the first request for registers
+//! lock  run_page  stop
+//! capabilities                      of the program's file
+//! guard                             the process that watches this one
+//! process  thread  rsp
 //! error
 //! ```
 //!
@@ -37,8 +43,11 @@
 
 mod activity;
 mod attachment;
+pub mod capabilities;
 mod error;
 pub mod gdb;
+mod guard;
+mod job_control;
 mod lock;
 mod memory;
 mod process;
@@ -49,10 +58,13 @@ mod stop;
 mod target;
 mod thread;
 mod ticker;
+mod trial;
 mod watch;
 
-pub use attachment::{Attachment, EndedAttachment};
+pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use error::AttachError;
+pub use guard::{HELD_LIMIT_MS, keep_guard};
+pub use job_control::{JobControl, stop_process};
 pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
 };

@@ -1,53 +1,53 @@
-//! Lock of a process for one vprof at a time: a name in the abstract name space of sockets, which disappears
-//! with its owner however that ends.
+//! Lock of a process for one vprof at a time: a lock of the file through which its memory is read.
+//!
+//! Only those who may trace the process can open the file, so no other user can hold the lock. The kernel
+//! releases it at the end of its owner, however that ends.
 
-use std::io;
-use std::mem;
-use std::os::fd::AsRawFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::fs::{self, File, TryLockError};
+use std::os::unix::fs::MetadataExt;
 
 use crate::error::AttachError;
-use crate::process::Process;
+use crate::process::{Process, step_error};
 
 /// Lock of a process, held as long as the process is profiled.
 #[derive(Debug)]
 pub(crate) struct ProcessLock {
-    _name: UnixListener,
+    _file: File,
 }
 
 impl ProcessLock {
     /// Locks the process for this vprof.
     pub(crate) fn take(process: &Process) -> Result<Self, AttachError> {
         let pid = process.pid();
-        let failed = |source| AttachError::Host { action: "reserve a virtual machine", source };
-        let name = format!("vprof-attach-{pid}-{}", process.start());
-        let address = SocketAddr::from_abstract_name(name).map_err(failed)?;
-        match UnixListener::bind_addr(&address) {
-            Ok(name) => Ok(Self { _name: name }),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                let by = UnixStream::connect_addr(&address).ok().and_then(|stream| peer(&stream));
-                Err(AttachError::InUse { pid, by })
+        let failed = |error| step_error(pid, "reserve a virtual machine", error);
+        let file = File::open(format!("/proc/{pid}/mem")).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self { _file: file }),
+            Err(TryLockError::WouldBlock) => {
+                let inode = file.metadata().map_err(failed)?.ino();
+                let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+                Err(AttachError::InUse { pid, by: owner(&locks, inode) })
             }
-            Err(error) => Err(failed(error)),
+            Err(TryLockError::Error(error)) => Err(failed(error)),
         }
     }
 }
 
-/// Returns the process id of the peer.
-fn peer(stream: &UnixStream) -> Option<i32> {
-    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = libc::socklen_t::try_from(mem::size_of_val(&peer)).ok()?;
-    let to = (&raw mut peer).cast();
-    // SAFETY: `to` is valid for `length` bytes, and both live through the call.
-    let asked = unsafe {
-        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, to, &raw mut length)
-    };
-    (asked == 0 && peer.pid > 0).then_some(peer.pid)
+/// Returns the owner of the lock (flock(2)) of the file with this inode, by /proc/locks (proc_locks(5)):
+/// `1: FLOCK  ADVISORY  WRITE 4711 00:15:1469708 0 EOF`.
+fn owner(locks: &str, inode: u64) -> Option<i32> {
+    locks.lines().find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (kind, pid, file) = (fields.nth(1)?, fields.nth(2)?, fields.next()?);
+        let found: u64 = file.rsplit(':').next()?.parse().ok()?;
+        // 0: a process of another name space.
+        (kind == "FLOCK" && found == inode).then(|| pid.parse().ok().filter(|pid| *pid > 0))?
+    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::os::linux::net::SocketAddrExt;
     use std::sync::{Mutex, MutexGuard, PoisonError};
 
     use super::*;
@@ -67,6 +67,39 @@ pub(crate) mod tests {
         let refused = ProcessLock::take(&process).unwrap_err();
         assert!(matches!(refused, AttachError::InUse { by: Some(by), .. } if by == own), "{refused}");
         drop(first);
+        ProcessLock::take(&process).unwrap();
+    }
+
+    #[test]
+    fn the_owner_is_found_among_the_locks() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 12 fe:00:7 0 EOF\n2: POSIX  ADVISORY  WRITE 13 00:15:8 0 EOF\n\
+                     2: -> FLOCK  ADVISORY  WRITE 14 00:15:9 0 EOF\n3: FLOCK  ADVISORY  WRITE 15 00:15:9 0 EOF\n";
+        assert_eq!((owner(locks, 7), owner(locks, 8), owner(locks, 9)), (Some(12), None, Some(15)));
+        assert_eq!(owner("4: FLOCK  ADVISORY  WRITE 0 00:15:9 0 EOF", 9), None);
+    }
+
+    #[test]
+    fn those_who_may_not_trace_a_process_cannot_lock_it() {
+        // SAFETY: has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return testkit::missing("root");
+        }
+        let own = std::process::id();
+        let lock = format!("exec flock --nonblock /proc/{own}/mem true");
+        let mut other = std::process::Command::new("sh");
+        std::os::unix::process::CommandExt::uid(&mut other, 65534);
+        std::os::unix::process::CommandExt::gid(&mut other, 65534);
+        let ended = other.args(["-c", &lock]).output().unwrap();
+        let text = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert!(!ended.status.success() && text.contains("ermission denied"), "{text}");
+        // What another user can make: the name that was the lock.
+        let _alone = alone();
+        let process = Process::open(i32::try_from(own).unwrap()).unwrap();
+        let stat = fs::read_to_string("/proc/self/stat").unwrap();
+        let start = stat.rsplit_once(')').unwrap().1.split_ascii_whitespace().nth(19).unwrap();
+        let name = format!("vprof-attach-{own}-{start}");
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name).unwrap();
+        let _squatter = std::os::unix::net::UnixListener::bind_addr(&address).unwrap();
         ProcessLock::take(&process).unwrap();
     }
 }

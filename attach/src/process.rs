@@ -14,16 +14,23 @@ const VCPU: &str = "anon_inode:kvm-vcpu:";
 /// virt/kvm/kvm_main.c, Linux 6.12), which has the vCPU's number since 6.2.
 const STATS: &str = "anon_inode:kvm-vcpu-stats:";
 
+/// Descriptors of machines whose memory or registers are hidden from the host: AMD's security processor
+/// (drivers/crypto/ccp/sev-dev.c), guest memory that is not mapped (virt/kvm/guest_memfd.c), and the names of
+/// machines' own descriptors.
+const CONFIDENTIAL: [&str; 4] = ["/dev/sev", "kvm-gmem", "sev-vm", "tdx"];
+
+/// Flag of a thread that is in the guest (include/linux/sched.h).
+const PF_VCPU: u64 = 1;
 /// Flag of a process that is being shut down (include/linux/sched.h).
 const PF_EXITING: u64 = 4;
+/// Type of comparison of two descriptors' files (include/uapi/linux/kcmp.h).
+const KCMP_FILE: libc::c_long = 0;
 
 /// Process, identified by a descriptor that is not reused.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// Start time, clock ticks since boot: identifies the process together with the id.
-    start: u64,
     name: String,
 }
 
@@ -45,8 +52,8 @@ impl Process {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        let stat = ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
-        Ok(Self { pid, pidfd, start: stat.start, name: name_of(pid) })
+        ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
+        Ok(Self { pid, pidfd, name: name_of(pid) })
     }
 
     /// Returns the process id.
@@ -57,11 +64,6 @@ impl Process {
     /// Returns the name (`comm`).
     pub fn name(&self) -> &str {
         &self.name
-    }
-
-    /// Returns the start time, clock ticks since boot.
-    pub(crate) fn start(&self) -> u64 {
-        self.start
     }
 
     /// Waits at most `limit_ms` for the end; returns true if the process has ended.
@@ -76,8 +78,27 @@ impl Process {
         ProcessStat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
+    /// Duplicates the descriptor `fd` of a vCPU with that number.
+    pub(crate) fn vcpu_descriptor(&self, number: u32, fd: i32) -> io::Result<OwnedFd> {
+        self.checked_descriptor(fd, &format!("{VCPU}{number}"))
+    }
+
+    /// Duplicates the descriptor `fd` of the counters of a vCPU with that number.
+    pub(crate) fn counter_descriptor(&self, number: u32, fd: i32) -> io::Result<OwnedFd> {
+        self.checked_descriptor(fd, &format!("{STATS}{number}"))
+    }
+
+    /// Duplicates a descriptor whose link is `wanted`. The copy is checked: the VMM may have put another file
+    /// in its place since its own link was read, and a file that is truncated is a fault (SIGBUS) to those
+    /// who have mapped it. No path and no memfd has such a link, which begins without a slash.
+    fn checked_descriptor(&self, fd: i32, wanted: &str) -> io::Result<OwnedFd> {
+        let copy = self.descriptor(fd)?;
+        let link = fs::read_link(format!("/proc/self/fd/{}", copy.as_raw_fd()))?;
+        if link.as_os_str() == wanted { Ok(copy) } else { Err(io::Error::from_raw_os_error(libc::EBADF)) }
+    }
+
     /// Duplicates one of the process's descriptors.
-    pub(crate) fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
+    fn descriptor(&self, fd: i32) -> io::Result<OwnedFd> {
         // SAFETY: takes no pointers; gives a new descriptor or an error.
         let got = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
         match i32::try_from(got).ok().filter(|got| *got >= 0) {
@@ -90,6 +111,38 @@ impl Process {
     /// Returns the descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
         numbered(self.pid, VCPU)
+    }
+
+    /// Returns the link of a descriptor that only machines have whose memory or registers are hidden.
+    pub(crate) fn confidential(&self) -> io::Result<Option<String>> {
+        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid))?.flatten();
+        let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
+        let found =
+            links.find_map(|link| link.to_str().filter(|link| is_confidential(link)).map(str::to_owned));
+        Ok(found.map(|link| format!("it has {link} open")))
+    }
+
+    /// Returns true if two descriptors have the same vCPU number and are not proven to be the same vCPU: the
+    /// process has several virtual machines.
+    pub(crate) fn has_several_vms(&self) -> io::Result<bool> {
+        let all = all_numbered(self.pid, VCPU)?;
+        let differ = |pair: &[(u32, i32)]| match pair {
+            [(first, fd), (second, other)] => first == second && !self.is_same_file(*fd, *other),
+            _ => false,
+        };
+        Ok(all.windows(2).any(differ))
+    }
+
+    fn is_same_file(&self, fd: i32, other: i32) -> bool {
+        // SAFETY: takes no pointers.
+        unsafe { libc::syscall(libc::SYS_kcmp, self.pid, self.pid, KCMP_FILE, fd, other) == 0 }
+    }
+
+    /// Returns true if a thread of the process is in the guest, or has been there for 10 ms or more in total.
+    /// Both are visible while the thread runs.
+    pub(crate) fn is_vcpu_thread(&self, thread: i32) -> bool {
+        let text = fs::read_to_string(thread_file(self.pid, thread, "stat")).unwrap_or_default();
+        ProcessStat::parse(&text).is_some_and(|stat| stat.flags & PF_VCPU != 0 || stat.guest_time > 0)
     }
 
     /// Returns true if one of these descriptors is a vCPU's. KVM has them closed when the process executes
@@ -132,6 +185,20 @@ impl Process {
     }
 }
 
+/// Returns true if a descriptor with this link belongs to a machine whose memory or registers are hidden.
+fn is_confidential(link: &str) -> bool {
+    // Only the kernel's own files have no path, or one in brackets.
+    let name = link.strip_prefix("anon_inode:").unwrap_or(link);
+    let name = name
+        .trim_start_matches('/')
+        .trim_start_matches('[')
+        .split([']', ':', ' '])
+        .next()
+        .unwrap_or_default();
+    let without_path = link.starts_with("anon_inode:") || link.starts_with("/[");
+    link == "/dev/sev" || without_path && CONFIDENTIAL.contains(&name)
+}
+
 /// Makes the error of a failed step on the process `pid`, by the error number.
 pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> AttachError {
     match source.raw_os_error() {
@@ -143,6 +210,10 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
             }
             _ => AttachError::NoProcess { pid },
         },
+        Some(libc::ENOSYS) => {
+            let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+            AttachError::OldKernel { action, release: release.trim().to_owned() }
+        }
         _ => AttachError::Host { action, source },
     }
 }
@@ -150,6 +221,13 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
 /// Returns the descriptors of a process whose links start with `prefix`, with the number after it: one
 /// descriptor per number, in order.
 fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
+    let mut found = all_numbered(pid, prefix)?;
+    found.dedup_by_key(|(number, _)| *number);
+    Ok(found)
+}
+
+/// Returns the same as [`numbered`], with all descriptors of a number.
+fn all_numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
         let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
@@ -160,7 +238,6 @@ fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
         }
     }
     found.sort_unstable();
-    found.dedup_by_key(|(number, _)| *number);
     Ok(found)
 }
 
@@ -186,11 +263,19 @@ fn is_killed(status: &str) -> bool {
     masks.fold(0, |all, mask| all | mask) & (1 << (libc::SIGKILL - 1)) != 0
 }
 
-/// Three fields of /proc/PID/stat (proc_pid_stat(5)).
+/// Returns the state of a thread (`R`, `S`, `D`, `t`, ...), by its stat (proc_pid_stat(5)); `None` if it is
+/// not visible.
+pub(crate) fn state_of(pid: i32, thread: i32) -> Option<u8> {
+    let text = fs::read_to_string(thread_file(pid, thread, "stat")).ok()?;
+    ProcessStat::parse(&text).map(|stat| stat.state)
+}
+
+/// Fields of /proc/PID/stat (proc_pid_stat(5)).
 struct ProcessStat {
     state: u8,
     flags: u64,
-    start: u64,
+    /// Time in the guest, clock ticks.
+    guest_time: u64,
 }
 
 impl ProcessStat {
@@ -203,9 +288,10 @@ impl ProcessStat {
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
-        // Fields 9 and 22; `state` is field 3.
+        // Fields 9 and 43; `state` is field 3.
         let flags = fields.nth(5)?.parse().ok()?;
-        Some(Self { state, flags, start: fields.nth(12)?.parse().ok()? })
+        let guest_time = fields.nth(33).and_then(|field| field.parse().ok()).unwrap_or(0);
+        Some(Self { state, flags, guest_time })
     }
 }
 
@@ -256,13 +342,17 @@ pub(crate) fn thread_file(pid: i32, thread: i32, name: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
     use super::*;
 
     #[test]
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         let stat = ProcessStat::parse(text).unwrap();
-        assert_eq!((stat.state, stat.flags, stat.start), (b'S', 6, 4711));
+        assert_eq!((stat.state, stat.flags, stat.guest_time), (b'S', 6, 0));
+        let long = format!("{text} {} 815 0", vec!["0"; 19].join(" "));
+        assert_eq!(ProcessStat::parse(&long).unwrap().guest_time, 815);
         assert!(ProcessStat::parse("12 (a) S 1").is_none() && ProcessStat::parse("").is_none());
     }
 
@@ -293,8 +383,91 @@ mod tests {
         assert_eq!(name(&["qemu", "-name"]), None);
     }
 
+    /// Serializes tests of the vCPUs of this process.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a virtual machine with vCPU 0 in this process.
+    fn make_vm(kvm: &fs::File) -> [OwnedFd; 2] {
+        // KVM_CREATE_VM and KVM_CREATE_VCPU (include/uapi/linux/kvm.h).
+        let make = |fd: i32, request| {
+            // SAFETY: both requests take a number, and give a new descriptor.
+            let made = unsafe { libc::ioctl(fd, request, 0) };
+            assert!(made >= 0, "{}", io::Error::last_os_error());
+            // SAFETY: the descriptor is new and owned by nothing else.
+            unsafe { OwnedFd::from_raw_fd(made) }
+        };
+        let machine = make(kvm.as_raw_fd(), 0xae01);
+        let vcpu = make(machine.as_raw_fd(), 0xae41);
+        [machine, vcpu]
+    }
+
+    #[test]
+    fn vms_of_one_process_are_told_apart_and_copies_of_a_descriptor_are_not() {
+        let _alone = alone();
+        let Ok(kvm) = fs::File::open("/dev/kvm") else { return testkit::missing("/dev/kvm") };
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let [_machine, vcpu] = make_vm(&kvm);
+        let _copy = vcpu.try_clone().unwrap();
+        assert!(!own.has_several_vms().unwrap());
+        let second = make_vm(&kvm);
+        assert!(own.has_several_vms().unwrap());
+        drop(second);
+        assert!(!own.has_several_vms().unwrap());
+    }
+
+    #[test]
+    fn a_descriptor_that_was_replaced_is_refused() {
+        let _alone = alone();
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        // SAFETY: the name ends in NUL; gives a new descriptor.
+        let memory = unsafe { libc::memfd_create(c"anon_inode:kvm-vcpu:0".as_ptr(), libc::MFD_CLOEXEC) };
+        // SAFETY: the descriptor is new and owned by nothing else.
+        let memory = unsafe { OwnedFd::from_raw_fd(memory) };
+        for result in
+            [own.vcpu_descriptor(0, memory.as_raw_fd()), own.counter_descriptor(0, memory.as_raw_fd())]
+        {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EBADF));
+        }
+        let Ok(kvm) = fs::File::open("/dev/kvm") else { return testkit::missing("/dev/kvm") };
+        let [_machine, vcpu] = make_vm(&kvm);
+        own.vcpu_descriptor(0, vcpu.as_raw_fd()).unwrap();
+        assert!(own.vcpu_descriptor(1, vcpu.as_raw_fd()).is_err(), "another vCPU's");
+    }
+
+    #[test]
+    fn confidential_machines_are_recognized_by_their_descriptors() {
+        for link in
+            ["/dev/sev", "anon_inode:[kvm-gmem]", "anon_inode:kvm-gmem", "/[kvm-gmem]", "anon_inode:sev-vm"]
+        {
+            assert!(is_confidential(link), "{link}");
+        }
+        for link in [
+            "anon_inode:kvm-vm",
+            "anon_inode:kvm-vcpu:0",
+            "/home/tdx",
+            "/kvm-gmem",
+            "/dev/sev0",
+            "socket:[1]",
+        ] {
+            assert!(!is_confidential(link), "{link}");
+        }
+        let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert_eq!(own.confidential().unwrap(), None);
+    }
+
+    #[test]
+    fn a_kernel_without_a_call_is_too_old() {
+        let error = io::Error::from_raw_os_error(libc::ENOSYS);
+        let text = step_error(1, "map the run page of a vCPU", error).to_string();
+        assert!(text.contains("5.6") && text.contains("map the run page of a vCPU"), "{text}");
+    }
+
     #[test]
     fn a_process_without_vcpus_has_none() {
+        let _alone = alone();
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         assert!(own.vcpus().unwrap().is_empty() && !own.ended_within(0) && !own.is_stopped());
         assert!(own.threads().unwrap().contains(&own.pid()));

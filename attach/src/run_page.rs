@@ -1,7 +1,7 @@
 //! A vCPU's run page (`struct kvm_run`), shared by KVM, the VMM and vprof.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,10 @@ use crate::process::Process;
 /// (Documentation/virt/kvm/api.rst, 5).
 const BYTES: usize = 4096;
 /// Request to KVM to put general, segment and control registers into the page when KVM_RUN returns.
-const REQUESTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
+pub(crate) const REQUESTED: u64 = (KVM_SYNC_X86_REGS | KVM_SYNC_X86_SREGS) as u64;
+
+/// Bit of RFLAGS that is always set (Intel SDM vol. 1, 3.4.3).
+const RFLAGS_FIXED: u64 = 2;
 
 const _: () = assert!(size_of::<kvm_run>() <= BYTES);
 
@@ -25,9 +28,12 @@ pub(crate) struct RunPage(NonNull<kvm_run>);
 unsafe impl Send for RunPage {}
 
 impl RunPage {
-    /// Maps the page of the vCPU with the process's descriptor `fd`.
-    pub(crate) fn map(process: &Process, fd: i32) -> io::Result<Self> {
-        let copy = process.descriptor(fd)?;
+    /// Maps the page of the vCPU with that number, which has the process's descriptor `fd`.
+    pub(crate) fn map(process: &Process, number: u32, fd: i32) -> io::Result<Self> {
+        Self::map_descriptor(&process.vcpu_descriptor(number, fd)?)
+    }
+
+    fn map_descriptor(copy: &OwnedFd) -> io::Result<Self> {
         // SAFETY: makes a new mapping at an address that the kernel chooses; it stays valid when the
         // descriptor is closed.
         let at = unsafe {
@@ -54,11 +60,31 @@ impl RunPage {
 
     /// Requests registers from KVM at the next return of KVM_RUN, for as long as the returned guard lives.
     pub(crate) fn request_registers(&self) -> RegisterRequest<'_> {
+        self.request(REQUESTED)
+    }
+
+    /// Requests parts of the state, by bits of `kvm_valid_regs`.
+    pub(crate) fn request(&self, bits: u64) -> RegisterRequest<'_> {
         let before = self.valid_regs().load(Ordering::Relaxed);
-        if before & REQUESTED != REQUESTED {
-            self.valid_regs().store(before | REQUESTED, Ordering::SeqCst);
+        if before & bits != bits {
+            self.valid_regs().store(before | bits, Ordering::SeqCst);
         }
-        RegisterRequest { page: self, before }
+        RegisterRequest { page: self, before, bits }
+    }
+
+    /// Marks the registers in the page as old, while the vCPU's thread is stopped: a KVM_RUN that returns
+    /// before the next request puts none there. Nothing is written if the VMM uses the registers in the page
+    /// itself; all its KVM_RUNs return them.
+    pub(crate) fn mark_old(&self) {
+        // SAFETY: the field is in the mapping and is aligned.
+        let dirty = unsafe { (&raw const (*self.0.as_ptr()).kvm_dirty_regs).read_volatile() };
+        let used = self.valid_regs().load(Ordering::Relaxed) | dirty;
+        if used & u64::from(KVM_SYNC_X86_REGS) == 0 {
+            // SAFETY: as above. KVM and the VMM only write these registers, each before its own use.
+            unsafe {
+                (&raw mut (*self.0.as_ptr()).s.regs.regs.rflags).write_volatile(0);
+            }
+        }
     }
 
     /// Returns the reason for the last return of KVM_RUN (`KVM_EXIT_*`).
@@ -67,14 +93,15 @@ impl RunPage {
         unsafe { (&raw const (*self.0.as_ptr()).exit_reason).read_volatile() }
     }
 
-    /// Returns the registers that KVM has put into the page.
-    pub(crate) fn registers(&self) -> (kvm_regs, kvm_sregs) {
+    /// Returns the registers that KVM has put into the page; `None` if it has not since [`Self::mark_old`].
+    pub(crate) fn registers(&self) -> Option<(kvm_regs, kvm_sregs)> {
         // SAFETY: the fields are in the mapping, are aligned, and are valid for all bit patterns. The vCPU's
         // thread is stopped, so nothing writes them.
-        unsafe {
+        let (regs, sregs) = unsafe {
             let registers = &raw const (*self.0.as_ptr()).s.regs;
             ((&raw const (*registers).regs).read_volatile(), (&raw const (*registers).sregs).read_volatile())
-        }
+        };
+        (regs.rflags & RFLAGS_FIXED != 0).then_some((regs, sregs))
     }
 }
 
@@ -92,18 +119,82 @@ impl Drop for RunPage {
 pub(crate) struct RegisterRequest<'a> {
     page: &'a RunPage,
     before: u64,
+    bits: u64,
 }
 
 impl Drop for RegisterRequest<'_> {
     fn drop(&mut self) {
-        if self.before & REQUESTED != REQUESTED {
+        if self.before & self.bits != self.bits {
             // A VMM that has changed the field meanwhile keeps its own value.
             let _changed = self.page.valid_regs().compare_exchange(
-                self.before | REQUESTED,
+                self.before | self.bits,
                 self.before,
                 Ordering::SeqCst,
                 Ordering::Relaxed,
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::FromRawFd;
+
+    use super::*;
+
+    /// Returns a page of zeroes that belongs to no KVM.
+    fn page() -> RunPage {
+        // SAFETY: the name ends in NUL; gives a new descriptor, which is owned by nothing else.
+        let file = unsafe { File::from_raw_fd(libc::memfd_create(c"page".as_ptr(), libc::MFD_CLOEXEC)) };
+        file.set_len(BYTES as u64).unwrap();
+        RunPage::map_descriptor(&file.into()).unwrap()
+    }
+
+    /// Puts registers into the page, as KVM does.
+    fn store(page: &RunPage, rip: u64) {
+        let regs = kvm_regs { rip, rflags: 0x202, ..Default::default() };
+        // SAFETY: the field is in the mapping and is aligned.
+        unsafe { (&raw mut (*page.0.as_ptr()).s.regs.regs).write_volatile(regs) }
+    }
+
+    fn rip(page: &RunPage) -> Option<u64> {
+        page.registers().map(|(regs, _)| regs.rip)
+    }
+
+    #[test]
+    fn registers_of_an_earlier_stop_are_not_those_of_this_one() {
+        let page = page();
+        assert_eq!(rip(&page), None);
+        store(&page, 1);
+        assert_eq!(rip(&page), Some(1));
+        page.mark_old();
+        assert_eq!(rip(&page), None, "KVM_RUN has returned before the request");
+        store(&page, 2);
+        assert_eq!(rip(&page), Some(2));
+    }
+
+    #[test]
+    fn registers_that_the_vmm_uses_are_left_alone() {
+        let page = page();
+        store(&page, 1);
+        let used_by_vmm = page.request(KVM_SYNC_X86_REGS.into());
+        page.mark_old();
+        assert_eq!(rip(&page), Some(1));
+        drop(used_by_vmm);
+        // SAFETY: the field is in the mapping and is aligned.
+        unsafe { (&raw mut (*page.0.as_ptr()).kvm_dirty_regs).write_volatile(KVM_SYNC_X86_REGS.into()) }
+        page.mark_old();
+        assert_eq!(rip(&page), Some(1));
+    }
+
+    #[test]
+    fn a_request_is_undone_and_leaves_what_was_there() {
+        let page = page();
+        let own = page.request(1 << 5);
+        drop(page.request_registers());
+        assert_eq!(page.valid_regs().load(Ordering::Relaxed), 1 << 5);
+        drop(own);
+        assert_eq!(page.valid_regs().load(Ordering::Relaxed), 0);
     }
 }

@@ -13,13 +13,27 @@ const IOCTL: u64 = 16;
 /// `KVM_RUN`, `_IO(KVMIO, 0x80)` (include/uapi/linux/kvm.h).
 const KVM_RUN: u64 = 0xae80;
 
+/// Functions of KVM that block a halted vCPU, and those into which compilers inline them
+/// (virt/kvm/kvm_main.c, arch/x86/kvm/x86.c, Linux 4.19 to 6.18).
+const HALTS: [&str; 6] = [
+    "kvm_vcpu_block",
+    "kvm_vcpu_halt",
+    "vcpu_block",
+    "vcpu_run",
+    "kvm_arch_vcpu_ioctl_run",
+    "kvm_emulate_halt",
+];
+
 /// Activity of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ThreadActivity {
     /// On a CPU, or waiting for one.
     Running,
-    /// Blocked in KVM_RUN on this descriptor.
+    /// Blocked by KVM in KVM_RUN on this descriptor.
     BlockedInRun(i32),
+    /// Blocked in KVM_RUN on this descriptor by something else than KVM: the host has to get a page of the
+    /// guest's memory first (swap, userfaultfd, a control group's limit).
+    BlockedOnPage(i32),
     /// Blocked elsewhere.
     Blocked,
 }
@@ -37,19 +51,33 @@ pub(crate) fn run_descriptor(number: u64, arguments: [u64; 2]) -> Option<i32> {
 pub(crate) struct ThreadFiles {
     syscall: File,
     schedstat: File,
+    /// Not in every kernel.
+    wchan: Option<File>,
 }
 
 impl ThreadFiles {
     pub(crate) fn open(id: ThreadId) -> io::Result<Self> {
         let open = |name| File::open(thread_file(id.process, id.thread, name));
-        Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")? })
+        Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")?, wchan: open("wchan").ok() })
     }
 
     /// Returns the thread's present activity.
     pub(crate) fn activity(&self) -> io::Result<ThreadActivity> {
         let mut text = [0; 256];
         let length = self.syscall.read_at(&mut text, 0)?;
-        Ok(text.get(..length).map_or(ThreadActivity::Running, parse))
+        Ok(match text.get(..length).map_or(ThreadActivity::Running, parse) {
+            ThreadActivity::BlockedInRun(fd) if !self.is_blocked_by_kvm() => {
+                ThreadActivity::BlockedOnPage(fd)
+            }
+            activity => activity,
+        })
+    }
+
+    /// Returns true if KVM has blocked the thread, which is in KVM_RUN, or if that is not visible.
+    fn is_blocked_by_kvm(&self) -> bool {
+        let mut text = [0; 64];
+        let length = self.wchan.as_ref().and_then(|file| file.read_at(&mut text, 0).ok());
+        is_halt(length.and_then(|length| text.get(..length)).unwrap_or_default())
     }
 
     /// Returns the thread's CPU time so far, ns. It is exact while the thread does not run.
@@ -82,6 +110,13 @@ fn parse(line: &[u8]) -> ThreadActivity {
     }
 }
 
+/// Returns true if a thread in KVM_RUN that is blocked in this function (/proc/PID/wchan, proc_pid_wchan(5))
+/// runs a halted vCPU. The kernel shows `0` to those who may not know, and for a thread that runs again.
+fn is_halt(function: &[u8]) -> bool {
+    let name = function.split(|byte| *byte == b'.').next().unwrap_or_default();
+    name.is_empty() || name == b"0" || HALTS.iter().any(|halt| name == halt.as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -98,6 +133,18 @@ mod tests {
         assert_eq!(parse(b"16 0x1d 0xae80 0x0 0x0 0x0 0x0 0x0 0x0\n"), ThreadActivity::Blocked);
         assert_eq!(parse(b"\xff"), ThreadActivity::Blocked);
         assert_eq!(run_descriptor(16, [0xdead_0000_0000_001d, 0xae80]), Some(29));
+    }
+
+    #[test]
+    fn only_kvm_halts_a_vcpu() {
+        for halt in ["kvm_vcpu_block", "kvm_vcpu_halt", "kvm_vcpu_block.isra.0", "0", ""] {
+            assert!(is_halt(halt.as_bytes()), "{halt}");
+        }
+        for page in
+            ["handle_userfault", "folio_wait_bit_common", "mem_cgroup_handle_over_high", "kvm_vcpu_ioctl"]
+        {
+            assert!(!is_halt(page.as_bytes()), "{page}");
+        }
     }
 
     #[test]

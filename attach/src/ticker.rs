@@ -8,6 +8,8 @@ use vmm::x86::{CR0_PE, EFER_LMA};
 use vmm::{MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
+use crate::capabilities;
+use crate::guard::StopSlot;
 use crate::memory::StopMemory;
 use crate::shared::{AttachmentEnd, PauseCause, SharedState};
 use crate::stop::{StopError, ThreadStop};
@@ -31,6 +33,7 @@ type Registers = (kvm_regs, kvm_sregs);
 /// Everything that the thread owns.
 pub(crate) struct VcpuTicker<O> {
     vcpu: TargetVcpu,
+    slot: StopSlot,
     /// The vCPU is the machine's first, whose mode shows whether the guest has been reset.
     first: bool,
     observer: O,
@@ -68,16 +71,18 @@ pub(crate) fn run_ticks<E>(
 impl<O: Observer<StopMemory>> VcpuTicker<O> {
     pub(crate) fn new(
         vcpu: TargetVcpu,
+        slot: StopSlot,
         first: bool,
         observer: O,
         memory: StopMemory,
         shared: Arc<SharedState>,
     ) -> Self {
-        Self { vcpu, first, observer, memory, shared, idle: None, last: None }
+        Self { vcpu, slot, first, observer, memory, shared, idle: None, last: None }
     }
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
+        capabilities::drop_search();
         // SAFETY: takes a number; changes nothing but this thread's timers.
         unsafe {
             libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
@@ -109,6 +114,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
                 None => self.stop(due_ns, asked_ns, true),
             },
             (Ok(ThreadActivity::Running), _) => self.stop(due_ns, asked_ns, false),
+            (Ok(ThreadActivity::BlockedOnPage(_)), _) => {
+                (self.observer.missed(MissReason::BlockedInVmm, due_ns, asked_ns), asked_ns)
+            }
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
             (Ok(_), _) if self.vcpu.page.exit_reason() == KVM_EXIT_HLT && self.idle.is_some() => {
                 let next =
@@ -133,12 +141,17 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         let stopped = {
             // Before the stop: KVM checks the request when KVM_RUN returns.
             let _request = self.vcpu.page.request_registers();
-            ThreadStop::new(self.vcpu.id.thread, || !self.shared.is_over())
+            ThreadStop::new(self.vcpu.id.thread, &self.slot, || !self.shared.is_over())
         };
         let stop = match stopped {
             Ok(stop) => stop,
             Err(StopError::Gone) => return (self.thread_ended(), asked_ns),
             Err(StopError::Interrupted) => return (None, asked_ns),
+            Err(StopError::Suspended) => {
+                self.slot.wait(|| !self.shared.is_over());
+                let now_ns = monotonic_ns();
+                return (self.observer.missed(MissReason::NotRun, now_ns, now_ns), now_ns);
+            }
             Err(StopError::NotAllowed) => {
                 return (self.observer.missed(MissReason::Traced, due_ns, asked_ns), asked_ns);
             }
@@ -167,7 +180,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         if stop.interrupted_run() != Some(self.vcpu.fd) {
             return Err(MissReason::InVmm);
         }
-        let registers = self.vcpu.page.registers();
+        // Without them KVM_RUN has returned before the request, for a signal of the VMM.
+        let registers = self.vcpu.page.registers().ok_or(MissReason::NotRun)?;
+        self.vcpu.page.mark_old();
         let run_ns = self.vcpu.files.run_ns().unwrap_or(0);
         if self.has_run(&registers.0, run_ns) { Ok(registers) } else { Err(MissReason::NotRun) }
     }

@@ -46,14 +46,16 @@ impl WatchedVcpu {
     pub(crate) fn new(process: &Process, vcpu: &TargetVcpu) -> io::Result<Self> {
         let (number, fd) = (vcpu.number, vcpu.fd);
         let files = ThreadFiles::open(vcpu.id)?;
-        Ok(Self { number, fd, files, page: RunPage::map(process, fd)?, gone: false })
+        Ok(Self { number, fd, files, page: RunPage::map(process, number, fd)?, gone: false })
     }
 
     /// Returns true if the VMM keeps the vCPU out of the guest, and not because the vCPU has halted.
     fn is_kept_out(&self) -> bool {
         match self.files.activity() {
             Ok(ThreadActivity::Running) => false,
-            Ok(ThreadActivity::BlockedInRun(fd)) if fd == self.fd => false,
+            Ok(ThreadActivity::BlockedInRun(fd) | ThreadActivity::BlockedOnPage(fd)) if fd == self.fd => {
+                false
+            }
             Ok(_) => self.page.exit_reason() != KVM_EXIT_HLT,
             Err(_) => true,
         }

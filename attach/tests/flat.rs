@@ -10,7 +10,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
-use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, StopMemory, Target};
+use attach::{
+    AttachError, AttachEvent, Attachment, AttachmentEnd, PauseCause, StopMemory, Target, keep_guard,
+};
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 use vmm::{Activity, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check};
@@ -69,9 +71,14 @@ fn checksum() -> u32 {
 /// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
 /// second.
 fn vmm(role: &str) -> ! {
-    let code = if role == "checksum" { checksum_code() } else { LOOPS.to_vec() };
+    let code = if role == "checksum" || role == "page" { checksum_code() } else { LOOPS.to_vec() };
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
+    match role {
+        "spinner" => spin(),
+        "page" => take_page(),
+        _ => {}
+    }
     println!("it runs");
     if role == "exec" {
         std::thread::sleep(Duration::from_secs(1));
@@ -82,18 +89,78 @@ fn vmm(role: &str) -> ! {
     std::process::exit(0)
 }
 
+/// Starts a thread that runs all the time, and not for a vCPU.
+fn spin() {
+    let spinner = std::thread::Builder::new().name("spinner".to_owned());
+    spinner.spawn(|| while std::hint::black_box(true) {}).unwrap();
+}
+
+/// Takes the page from the guest that it writes to, and gives it back to nobody (userfaultfd(2)): the vCPU's
+/// thread waits for it in KVM_RUN.
+fn take_page() {
+    #[repr(C)]
+    struct Range([u64; 4]);
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let memory = maps.lines().find_map(|line| {
+        let (from, to) = line.split_once(' ')?.0.split_once('-')?;
+        let [from, to] = [from, to].map(|at| u64::from_str_radix(at, 16).unwrap());
+        (to - from >= 64 << 20 && line.contains("rw-p")).then_some(from)
+    });
+    let page = memory.expect("the guest's memory") + 0x40_0000;
+    // SAFETY: each call has valid arguments (include/uapi/linux/userfaultfd.h: UFFDIO_API, UFFDIO_REGISTER
+    // for missing pages), and the page belongs to the guest alone.
+    unsafe {
+        let fd = i32::try_from(libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC)).unwrap();
+        assert!(fd >= 0, "{}", std::io::Error::last_os_error());
+        let mut api = Range([0xaa, 0, 0, 0]);
+        assert_eq!(libc::ioctl(fd, 0xc018_aa3f, &raw mut api), 0);
+        let mut range = Range([page, 4096, 1, 0]);
+        assert_eq!(libc::ioctl(fd, 0xc020_aa00, &raw mut range), 0, "{}", std::io::Error::last_os_error());
+        let page = std::ptr::without_provenance_mut(usize::try_from(page).unwrap());
+        assert_eq!(libc::madvise(page, 4096, libc::MADV_DONTNEED), 0);
+    }
+}
+
 /// Runs the other child: attaches and ticks until it is killed.
 fn profiler(pid: &str) -> ! {
-    let target = Target::find(pid.parse().unwrap(), MOST).unwrap();
+    let target = Target::find(pid.parse().unwrap(), MOST, None).unwrap();
     let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap();
     println!("it runs");
     std::thread::sleep(Duration::from_secs(100));
     std::process::exit(0)
 }
 
+/// Runs a third child: attaches with a guard and with job control, and ticks until it is killed. It enters
+/// the control group `group` first, if that is not empty.
+fn guarded(test: &str, pid: &str, group: &str) -> ! {
+    if !group.is_empty() {
+        std::fs::write(format!("{group}/cgroup.procs"), "0").unwrap();
+    }
+    let mut guard = Command::new(std::env::current_exe().unwrap());
+    guard.args(["--exact", test, "--nocapture"]).env(ROLE, "guard -").stderr(Stdio::null());
+    let target = Target::find(pid.parse().unwrap(), MOST, Some(guard)).unwrap();
+    target.job_control().install(&[libc::SIGTSTP]).unwrap();
+    let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(500))).unwrap();
+    println!("it runs");
+    std::thread::sleep(Duration::from_secs(1000));
+    std::process::exit(0)
+}
+
+/// Runs the guard of that child.
+fn guard() -> ! {
+    let stops = std::env::args().next_back().unwrap().parse().unwrap();
+    keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink()).unwrap();
+    std::process::exit(0)
+}
+
 /// Plays the role that this process was started for, if any.
 fn play() {
     match std::env::var(ROLE).unwrap_or_default().split_once(' ') {
+        Some(("guarded", words)) => {
+            let [test, pid, group] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
+            guarded(test, pid, group)
+        }
+        Some(("guard", _)) => guard(),
         Some(("vmm", guest)) => vmm(guest),
         Some(("profiler", pid)) => profiler(pid),
         _ => {}
@@ -111,6 +178,8 @@ impl Role {
     fn start(test: &str, role: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
+        // A group with a parent outside of it, as a shell makes it for Ctrl-Z.
+        command.process_group(0);
         let mut child = command.spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
@@ -208,7 +277,7 @@ impl Observer<StopMemory> for Recorder {
 
 /// Profiles the process for `time`.
 fn profile(pid: i32, time: Duration) -> Vec<Recorder> {
-    let target = Target::find(pid, MOST).unwrap();
+    let target = Target::find(pid, MOST, None).unwrap();
     assert_eq!((target.vcpus(), target.unseen()), (2, 0));
     let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
     std::thread::sleep(time);
@@ -262,6 +331,170 @@ fn a_profiler_that_is_killed_leaves_the_guest_as_it_was() {
     assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
 }
 
+/// Returns true if the child has ended.
+fn has_ended(role: &mut Role) -> bool {
+    role.child.try_wait().unwrap().is_some()
+}
+
+/// Returns the state of a process, by its status.
+fn state(pid: i32) -> char {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.split_once("State:\t").unwrap().1.chars().next().unwrap()
+}
+
+/// Returns true if some thread of the process is in a tracer's stop.
+fn is_held(pid: i32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut statuses =
+        tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    statuses.any(|status| status.contains("State:\tt"))
+}
+
+#[test]
+fn a_profiler_that_is_stopped_holds_no_vcpu_for_long() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_profiler_that_is_stopped_holds_no_vcpu_for_long";
+    let vm = Role::start(test, "vmm loops");
+    let start = || Role::start(test, &format!("guarded {test} {} ", vm.pid()));
+    let (mut profiler, mut held) = (start(), 0);
+    for stop in 0..100_u64 {
+        // Somewhere in a tick or between two.
+        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+        profiler.signal(libc::SIGSTOP);
+        eventually("stop", SOON, || (state(profiler.pid()) != 'R').then_some(()));
+        if is_held(vm.pid()) {
+            held += 1;
+            // Six checks, 50 ms apart.
+            eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
+            eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
+            profiler = start();
+        } else {
+            profiler.signal(libc::SIGCONT);
+        }
+    }
+    assert!(held > 0, "no SIGSTOP came within a stop: nothing was tested");
+    drop(profiler);
+    assert!(profile(vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+}
+
+#[test]
+fn a_profiler_that_its_terminal_stops_holds_no_vcpu() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_profiler_that_its_terminal_stops_holds_no_vcpu";
+    let vm = Role::start(test, "vmm loops");
+    let mut profiler = Role::start(test, &format!("guarded {test} {} ", vm.pid()));
+    for stop in 0..100_u64 {
+        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+        profiler.signal(libc::SIGTSTP);
+        eventually("stop", SOON, || (state(profiler.pid()) == 'T').then_some(()));
+        assert!(!is_held(vm.pid()), "at stop {stop}");
+        profiler.signal(libc::SIGCONT);
+        eventually("next tick", SOON, || traced(vm.pid()).then_some(()));
+    }
+    assert!(!has_ended(&mut profiler));
+    drop(profiler);
+    assert!(profile(vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+}
+
+/// Control group that is removed at the end.
+struct Group(String);
+
+impl Group {
+    /// Makes a group, where root and control groups of version 2 allow it.
+    fn make(name: &str) -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+        let at = mounts.lines().find_map(|mount| {
+            let mut fields = mount.split(' ');
+            let at = fields.nth(1)?;
+            (fields.next()? == "cgroup2").then(|| format!("{at}/{name}-{}", std::process::id()))
+        })?;
+        std::fs::create_dir(&at).ok()?;
+        Some(Self(at))
+    }
+
+    fn freeze(&self, frozen: bool) {
+        std::fs::write(format!("{}/cgroup.freeze", self.0), if frozen { "1" } else { "0" }).unwrap();
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _busy = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_profiler_in_a_frozen_group_holds_no_vcpu_for_long() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let Some(group) = Group::make("vprof-frozen") else {
+        return testkit::missing("a control group of version 2, as root");
+    };
+    let test = "a_profiler_in_a_frozen_group_holds_no_vcpu_for_long";
+    let vm = Role::start(test, "vmm loops");
+    let start = || Role::start(test, &format!("guarded {test} {} {}", vm.pid(), group.0));
+    let (mut profiler, mut held) = (start(), 0);
+    for stop in 0..40_u64 {
+        std::thread::sleep(Duration::from_micros(1_000 + stop * 97));
+        group.freeze(true);
+        std::thread::sleep(Duration::from_millis(20));
+        if is_held(vm.pid()) {
+            held += 1;
+            eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
+            group.freeze(false);
+            eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
+            profiler = start();
+        } else {
+            group.freeze(false);
+        }
+    }
+    assert!(held > 0, "no freeze came within a stop: nothing was tested");
+    drop(profiler);
+}
+
+/// Returns the thread of a process with that name.
+fn thread_named(pid: i32, name: &str) -> i32 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let mut threads = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let is_named = |thread: &i32| {
+        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap().trim_end() == name
+    };
+    threads.find(is_named).unwrap()
+}
+
+#[test]
+fn threads_that_are_no_vcpus_are_not_stopped() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("threads_that_are_no_vcpus_are_not_stopped", "vmm spinner");
+    let status = format!("/proc/{}/task/{}/status", vm.pid(), thread_named(vm.pid(), "spinner"));
+    // A stop is a switch to another thread that the thread itself makes.
+    let stops = || {
+        let status = std::fs::read_to_string(&status).unwrap();
+        let stops = status.split_once("\nvoluntary_ctxt_switches:").unwrap().1;
+        stops.lines().next().unwrap().trim().parse::<u32>().unwrap()
+    };
+    let before = stops();
+    for _ in 0..20 {
+        let target = Target::find(vm.pid(), MOST, None).unwrap();
+        assert_eq!((target.vcpus(), target.unseen()), (2, 0));
+    }
+    assert_eq!(stops(), before);
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted", "vmm page");
+    let seen = profile(vm.pid(), Duration::from_secs(1));
+    let blocked = seen[0].missed.get("blocked in the VMM").copied().unwrap_or(0);
+    assert!(blocked > 100 && seen[0].halted == 0, "{seen:?}");
+    assert!(seen[1].halted > 100, "the other one is halted: {seen:?}");
+}
+
 /// Returns true if some thread of the process has a tracer, or is stopped.
 fn traced(pid: i32) -> bool {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
@@ -294,7 +527,7 @@ fn a_machine_that_ends_before_its_first_tick_is_an_error() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_machine_that_ends_before_its_first_tick_is_an_error", "vmm exec");
-    let target = Target::find(vm.pid(), MOST).unwrap();
+    let target = Target::find(vm.pid(), MOST, None).unwrap();
     let comm = format!("/proc/{}/comm", vm.pid());
     let executes = || std::fs::read_to_string(&comm).unwrap() == "sleep\n";
     eventually("execution of the other program", SOON, || executes().then_some(()));
@@ -305,7 +538,7 @@ fn a_machine_that_ends_before_its_first_tick_is_an_error() {
 /// A VMM that was started for the test, and its profiler, which ticks every 200 us.
 fn attached(test: &str, role: &str) -> (Role, Attachment<Recorder>) {
     let vm = Role::start(test, role);
-    let target = Target::find(vm.pid(), MOST).unwrap();
+    let target = Target::find(vm.pid(), MOST, None).unwrap();
     (vm, Attachment::start(target, |_| Recorder::new(Duration::from_micros(200))).unwrap())
 }
 
@@ -340,18 +573,18 @@ fn a_vmm_that_is_stopped_is_waited_for() {
 fn a_process_that_cannot_be_attached_to_is_an_error() {
     play();
     let own = i32::try_from(std::process::id()).unwrap();
-    let refused = |pid| Target::find(pid, MOST).unwrap_err();
+    let refused = |pid| Target::find(pid, MOST, None).unwrap_err();
     assert!(matches!(refused(own), AttachError::NoVm { .. }));
     assert!(matches!(refused(i32::MAX), AttachError::NoProcess { .. }));
     let Some(_one) = kvm() else { return };
     let vm = Role::start("a_process_that_cannot_be_attached_to_is_an_error", "vmm loops");
-    assert!(matches!(Target::find(vm.pid(), 1), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
-    let first = Target::find(vm.pid(), MOST).unwrap();
+    assert!(matches!(Target::find(vm.pid(), 1, None), Err(AttachError::TooMany { vcpus: 2, most: 1, .. })));
+    let first = Target::find(vm.pid(), MOST, None).unwrap();
     assert!(matches!(refused(vm.pid()), AttachError::InUse { by: Some(by), .. } if by == own));
     drop(first);
     vm.signal(libc::SIGSTOP);
-    let is_stopped = || matches!(Target::find(vm.pid(), MOST), Err(AttachError::Stopped { .. }));
+    let is_stopped = || matches!(Target::find(vm.pid(), MOST, None), Err(AttachError::Stopped { .. }));
     eventually("refusal of a stopped VMM", SOON, || is_stopped().then_some(()));
     vm.signal(libc::SIGCONT);
-    eventually("VMM that continues", SOON, || Target::find(vm.pid(), MOST).ok().map(drop));
+    eventually("VMM that continues", SOON, || Target::find(vm.pid(), MOST, None).ok().map(drop));
 }

@@ -16,7 +16,7 @@ use symbols::elf::ReadAt;
 use symbols::names::{GuestFiles, OpenFiles};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::GuestMemoryMmap;
-use vprof_tests::Disk;
+use vprof_tests::Ext4Image;
 
 /// Memory of the guest, bytes.
 pub const MEMORY: usize = 256 << 20;
@@ -44,7 +44,7 @@ impl QemuGuest {
         let image = vprof_tests::images().join("demo.img");
         let [socket, console, ram, kernel, initrd] =
             ["monitor", "console", "ram", "kernel", "initrd"].map(|name| directory.join(name));
-        let disk = Disk::open(&image)?;
+        let disk = Ext4Image::open(&image)?;
         fs::write(&kernel, disk.read("/boot/vmlinuz")?)?;
         let mut archives = disk.read("/boot/initrd.img")?;
         archives.resize(archives.len().next_multiple_of(guest_images::ALIGNMENT), 0);
@@ -121,7 +121,7 @@ struct ImageFiles(PathBuf);
 
 impl GuestFiles for ImageFiles {
     fn open(&self, path: &str) -> Option<Box<dyn ReadAt>> {
-        let bytes: Arc<[u8]> = Disk::open(&self.0).ok()?.read(path).ok()?.into();
+        let bytes: Arc<[u8]> = Ext4Image::open(&self.0).ok()?.read(path).ok()?.into();
         Some(Box::new(bytes))
     }
 }

@@ -55,10 +55,10 @@ const EXAMPLES: &str = "\
 Examples:
   vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
-  vprof boot guest.img --until 'login:'    does it come up, and where does the time go
+  vprof boot guest.img --until 'login:'    check that it comes up, and show where the time goes
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
-  vprof top                                a run that goes on, live on the terminal
+  vprof top                                watch a session in progress, live on the terminal
 ";
 
 const ANNOTATE_EXAMPLES: &str = "\
@@ -81,25 +81,25 @@ Examples:
 ";
 
 const RUSAGE_NOTES: &str = "\
-What the guest tells is read from its memory: what getrusage, /proc/PID/stat and /proc/stat would \
-show. It is read every second, and every fifth of a second for processes that samples hit, so the \
-last figures of a process are from shortly before its end; the truth counts up to the same moment. \
-CPUs, and processes that were there before, count on both sides from the moment on at which \
-the guest's books were first read. docs/statistics.md tells how the truth and its interval are made.";
+`reported` is what the guest's CPU accounting has, read from its memory: what getrusage, /proc/PID/stat \
+and /proc/stat would show. vprof reads it every second, and every 0.2 s for processes that samples hit, so \
+the last figures of a process are from shortly before its end. `measured` counts up to the same time. \
+CPUs, and processes that were there before, count on both sides from the first reading of the \
+accounting. docs/statistics.md describes how the measured times and their intervals are made.";
 
 const STAT_EXAMPLES: &str = "\
 Examples:
   vprof stat vprof.vprof                   the whole run
-  vprof stat vprof.vprof --live            a run that goes on, every second
+  vprof stat vprof.vprof --live            a run in progress, every second
   vprof stat vprof.vprof -1 --json         one second of it
   vprof stat vprof.vprof -C 0 -n 0         one vCPU, all rows
 ";
 
 const STAT_NOTES: &str = "\
 The states of a vCPU add up to its wall time: `guest` executes the guest, `halted` waits for an \
-interrupt, `waiting` lacks a CPU of the host, `kvm` gets a halted guest out of KVM_RUN and in again, \
+interrupt, `waiting` lacks a CPU of the host, `kvm` moves a halted guest out of KVM_RUN and in again, \
 `vmm` serves exits, `sampler` reads samples, `paused` is held by vprof, or by the VMM of an attached \
-virtual machine. Exits that KVM handles by itself are part of `guest`; KVM's counters count them.";
+virtual machine. Exits that KVM handles by itself are part of `guest`; KVM's counters include them.";
 
 const QUERY_EXAMPLES: &str = "\
 Examples:
@@ -116,10 +116,10 @@ Examples:
 
 const SYMBOLIZE_NOTES: &str = "\
 Functions, source lines and inlined functions of programs and libraries of the guest are written \
-into the profile. A debug file is used only if it has the build-id of the program; a name is \
-only replaced by a better one. Directories are asked in the order given, --debug-dir first, then \
-the servers of DEBUGINFOD_URLS, whose answers are kept as by debuginfod-find. \
-docs/symbols.md tells where names come from otherwise.
+into the profile. vprof uses a debug file only if it has the build-id of the program, and replaces a name \
+only by a better one. Directories are searched in the order given, --debug-dir first, then \
+the servers of DEBUGINFOD_URLS, whose answers are cached as by debuginfod-find. \
+docs/symbols.md lists the other sources of names.
 
 Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command line is wrong.";
 
@@ -135,58 +135,67 @@ Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command lin
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// What to do.
+    /// Command to execute.
     #[command(subcommand)]
-    pub command: Command,
+    pub command: CliCommand,
 }
 
 /// The commands.
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub enum CliCommand {
     /// Boot a guest and profile it
     Run(Box<RunArgs>),
-    /// Boot a guest, judge how it comes up, and show where the time went
+    /// Boot a guest, check that it comes up, and show where the time went
     Boot(Box<BootArgs>),
-    /// Profile a virtual machine that runs already, under whichever VMM
+    /// Profile a virtual machine that is already running, under any VMM on KVM
     Attach(Box<AttachArgs>),
     /// Show the summary of a profile
     Report(ReportArgs),
-    /// Compare the CPU time that the guest tells with the truth
+    /// Compare the CPU time that the guest reports with the time measured by vprof
     Rusage(RusageArgs),
     /// Show where the time of each vCPU went, its exits, and KVM's counters
     Stat(StatArgs),
-    /// Show where in a function's machine code samples hit
+    /// Show which instructions of a function samples hit
     Annotate(AnnotateArgs),
-    /// Compare runs: what takes more CPU time, what less, and what of that is more than chance
+    /// Compare runs: which code takes more CPU time, which less, and which changes are more than chance
     Diff(DiffArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
-    /// Ask a profile with SQL
+    /// Query a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
-    /// Watch a run that goes on, live on the terminal
+    /// Watch a run in progress, live on the terminal
     Top(TopArgs),
-    /// Look at a run that goes on, and steer it
+    /// Inspect and control a run in progress
     Ctl(CtlArgs),
-    /// Profile made-up machines whose truth is known: how right estimates are
+    /// Profile simulated machines whose shares are known, to check how accurate estimates are
     Simulate(SimulateArgs),
-    /// Look into disk images
+    /// Inspect disk images
     #[command(subcommand)]
     Image(ImageCommand),
-    /// Tell what this machine can do, and what `run` will use
+    /// Show what this machine supports, and what `run` will use
     Doctor(DoctorArgs),
     /// Compare what vprof measures on this machine with what guests measure of themselves
     Selftest(SelftestArgs),
     /// Write manual pages into a directory
     #[command(hide = true)]
     Man {
-        /// The directory; made if it is not there
+        /// The directory; created if it does not exist
         directory: PathBuf,
     },
-    /// Let a machine behind a GDB stub run on when vprof is killed
+    /// Resume an attached machine when vprof is killed, or stopped while it holds a vCPU
     #[command(hide = true)]
-    GdbGuard,
+    AttachGuard {
+        /// Descriptor of the shared memory with vprof's stops
+        stops: i32,
+    },
+    /// Run a guest behind a wall: the part of `vprof run` that executes it
+    #[command(hide = true)]
+    GuestHalf {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell
@@ -222,7 +231,7 @@ pub struct AnnotateArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Which part of the profile.
+    /// Part of the profile to use.
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -238,7 +247,7 @@ pub struct RusageArgs {
     #[arg(short = 'p', long, value_name = "NAME|PID")]
     pub process: Option<String>,
 
-    /// How it is shown.
+    /// Format of the tables.
     #[command(flatten)]
     pub shown: TableArgs,
 }
@@ -247,18 +256,18 @@ pub struct RusageArgs {
 #[derive(Debug, Args)]
 #[command(before_help = STAT_EXAMPLES, after_help = STAT_NOTES, help_template = TEMPLATE)]
 pub struct StatArgs {
-    /// The profile, of a run that has ended or goes on
+    /// The profile, of a run that has ended or is in progress
     pub profile: PathBuf,
 
-    /// Show again and again what came since the last time, until the run ends
+    /// Show what came since the last time again and again, until the run ends
     #[arg(long)]
     pub live: bool,
 
-    /// Show one interval of a run that goes on, and end
+    /// Show one interval of a run in progress, and end
     #[arg(short = '1', long, conflicts_with = "live")]
     pub once: bool,
 
-    /// Time between two looks at a run that goes on
+    /// Time between two readings of a run in progress
     #[arg(short = 'd', long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
     pub display: Duration,
 
@@ -266,12 +275,12 @@ pub struct StatArgs {
     #[arg(short = 'C', long, visible_alias = "vcpu", value_name = "N")]
     pub cpu: Option<u8>,
 
-    /// How it is shown.
+    /// Format of the tables.
     #[command(flatten)]
     pub shown: TableArgs,
 }
 
-/// How tables are shown.
+/// Format of tables.
 #[derive(Debug, Args)]
 pub struct TableArgs {
     /// Rows per table; 0 for all
@@ -294,7 +303,7 @@ pub struct QueryArgs {
     /// The profile
     pub profile: PathBuf,
 
-    /// One SQLite statement that only reads; tables and views stand in docs/profile.md
+    /// One SQLite statement that only reads; docs/profile.md lists tables and views
     pub sql: String,
 
     /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
@@ -306,11 +315,12 @@ pub struct QueryArgs {
     pub json: bool,
 }
 
-/// Where debug files are looked for on the host.
+/// Places of debug files on the host.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Names of user code")]
 pub struct DebugArgs {
-    /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files themselves; repeatable
+    /// Directory of debug files: laid out as /usr/lib/debug, with .build-id, or with the files
+    /// themselves; repeatable
     #[arg(long, value_name = "DIR")]
     pub debug_dir: Vec<PathBuf>,
 
@@ -326,7 +336,7 @@ pub struct SymbolizeArgs {
     /// The profile; it is changed
     pub profile: PathBuf,
 
-    /// Where names are looked for.
+    /// Places of debug files.
     #[command(flatten)]
     pub debug: DebugArgs,
 
@@ -338,7 +348,8 @@ pub struct SymbolizeArgs {
 /// `vprof doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR")]
     pub portable_host: Option<PathBuf>,
 

@@ -2,16 +2,16 @@
 
 use crate::args::ConsoleDevice;
 
-/// The kernel command line: the words of the disk's own boot loader or of a unified kernel image, ours, then the user's.
-/// Of those that name the same thing the last one wins.
-pub fn cmdline(theirs: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
-    // panic=-1 resets a panicked guest at once; otherwise it would spin until someone looks.
-    let ours = match device {
+/// Returns the kernel command line: the words of the disk's own boot loader or of a unified kernel image
+/// (`own`), vprof's, then the user's. Of words for the same parameter the last one takes effect.
+pub fn cmdline(own: Option<&str>, device: ConsoleDevice, append: Option<&str>) -> String {
+    // panic=-1 resets a panicked guest at once; otherwise it would spin until someone ends the run.
+    let added = match device {
         ConsoleDevice::Serial => "console=ttyS0 quiet panic=-1",
         ConsoleDevice::Virtio => "console=hvc0 quiet panic=-1",
     };
     let parts =
-        [theirs, Some(ours), append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
+        [own, Some(added), append].into_iter().flatten().map(str::trim).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")
 }
 

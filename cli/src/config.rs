@@ -1,5 +1,5 @@
-//! The configuration file: defaults of options, so that they need not be typed. A table for each command, a key for each of
-//! its long options:
+//! The configuration file: defaults of options. It has a table for each command, with a key for each of the
+//! command's long options:
 //!
 //! ```toml
 //! [run]
@@ -7,7 +7,7 @@
 //! memory = "2G"
 //! ```
 //!
-//! What is on the command line wins. docs/config.md describes it for users.
+//! The command line takes precedence. docs/config.md describes the file for users.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,35 +18,87 @@ use text::suggest::suggest;
 use text::clean::escaped;
 use text::message::{Reason, Shown};
 
-/// Names the file, or, empty, none.
+/// Environment variable with the path of the file; empty for no file.
 pub const VARIABLE: &str = "VPROF_CONFIG";
-/// The longest file that is read, bytes.
+/// Longest file that is read, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// Why the file cannot be used.
+/// Reason why the file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It cannot be read.
+    /// The file can't be read.
     #[error("can't read the configuration {}: {}", Shown(.path), Reason(.source))]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// It says what it must not.
-    #[error("the configuration {}: {what}", Shown(.path))]
+    /// The contents are wrong.
+    #[error("the configuration {}: {fault}", Shown(.path))]
     Wrong {
         /// The file.
         path: PathBuf,
-        /// One clause.
-        what: String,
+        /// The first fault.
+        fault: ConfigFault,
     },
 }
 
-/// Where the file is: `$VPROF_CONFIG`, else `vprof/config.toml` in `$XDG_CONFIG_HOME` or `~/.config`. `None` where there is
-/// no such place; whether it has to exist is told with it.
-fn place() -> Option<(PathBuf, bool)> {
+/// Fault in the contents of the file. Names from the file are escaped.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigFault {
+    /// The text is not TOML.
+    #[error("line {line}: {message}")]
+    Syntax {
+        /// Number of the line, from 1.
+        line: usize,
+        /// Message of the parser.
+        message: String,
+    },
+    /// No command has the name of a table.
+    #[error("[{table}]: vprof has no such command{hint}")]
+    UnknownCommand {
+        /// Name of the table.
+        table: String,
+        /// Suggestion of another name, or empty.
+        hint: String,
+    },
+    /// A value where a table is due.
+    #[error("{0}: it is a table, written [{0}]")]
+    NoTable(String),
+    /// A wrong key or value in the table of a command.
+    #[error("[{table}] {key}: {fault}")]
+    Key {
+        /// Name of the command.
+        table: String,
+        /// Name of the key.
+        key: String,
+        /// The fault.
+        fault: KeyFault,
+    },
+}
+
+/// Fault of one key.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyFault {
+    /// No option has the name; with a suggestion of another name, or empty.
+    #[error("there is no such option{0}")]
+    UnknownOption(String),
+    /// The option is a switch.
+    #[error("it is true or false")]
+    NotBoolean,
+    /// The option takes one value.
+    #[error("it takes one value")]
+    SeveralValues,
+    /// The value has another type.
+    #[error("it is a text or a number")]
+    WrongType,
+}
+
+/// Returns the path of the file and whether the file has to exist: `$VPROF_CONFIG`, else `vprof/config.toml`
+/// in
+/// `$XDG_CONFIG_HOME` or `~/.config`. Returns `None` if there is no such place.
+fn config_path() -> Option<(PathBuf, bool)> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
     if let Some(path) = variable(VARIABLE) {
         return (!path.as_os_str().is_empty()).then_some((path, true));
@@ -56,18 +108,18 @@ fn place() -> Option<(PathBuf, bool)> {
     Some((directory.join("vprof/config.toml"), false))
 }
 
-/// The commands with the defaults that the file gives them.
+/// Gives the commands the defaults of the file.
 pub fn apply(command: Command) -> Result<Command, ConfigError> {
-    let Some((path, must_exist)) = place() else { return Ok(command) };
+    let Some((path, must_exist)) = config_path() else { return Ok(command) };
     let text = match read(&path) {
         Ok(text) => text,
         Err(_) if !must_exist && is_out_of_reach(&path) => return Ok(command),
         Err(source) => return Err(ConfigError::Read { path, source }),
     };
-    with_defaults(command, &text).map_err(|what| ConfigError::Wrong { path, what })
+    with_defaults(command, &text).map_err(|fault| ConfigError::Wrong { path, fault })
 }
 
-/// Nobody can tell whether there is a file: whose home directory it is.
+/// Returns true if the file does not exist, or if its directory is not accessible, as of another user's home.
 fn is_out_of_reach(path: &Path) -> bool {
     let found = std::fs::symlink_metadata(path);
     found.is_err_and(|error| {
@@ -85,41 +137,43 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-fn with_defaults(mut command: Command, text: &str) -> Result<Command, String> {
+fn with_defaults(mut command: Command, text: &str) -> Result<Command, ConfigFault> {
     let tables: toml::Table = text.parse().map_err(|error: toml::de::Error| {
         let line = error
             .span()
             .map_or(1, |span| text.get(..span.start).map_or(1, |before| before.lines().count().max(1)));
-        format!("line {line}: {}", escaped(error.message()))
+        ConfigFault::Syntax { line, message: escaped(error.message()).into_owned() }
     })?;
     for (name, keys) in &tables {
         let known = || command.get_subcommands().map(Command::get_name);
         if !known().any(|known| known == name) {
-            return Err(format!("[{}]: vprof has no such command{}", escaped(name), meant(name, known())));
+            let (table, hint) = (escaped(name).into_owned(), suggestion(name, known()));
+            return Err(ConfigFault::UnknownCommand { table, hint });
         }
         let toml::Value::Table(keys) = keys else {
-            return Err(format!("{name}: it is a table, written [{name}]"));
+            return Err(ConfigFault::NoTable(escaped(name).into_owned()));
         };
         let mut failed = None;
         command = command.mut_subcommand(name, |mut subcommand| {
             for (key, value) in keys {
                 match with_default(subcommand.clone(), key, value) {
                     Ok(changed) => subcommand = changed,
-                    Err(what) => {
-                        failed = failed.take().or(Some(format!("[{name}] {}: {what}", escaped(key))))
+                    Err(fault) => {
+                        let (table, key) = (name.clone(), escaped(key).into_owned());
+                        failed.get_or_insert(ConfigFault::Key { table, key, fault });
                     }
                 }
             }
             subcommand
         });
-        if let Some(what) = failed {
-            return Err(what);
+        if let Some(fault) = failed {
+            return Err(fault);
         }
     }
     Ok(command)
 }
 
-fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, String> {
+fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, KeyFault> {
     let options = || command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
     // Hidden aliases are old names of options.
     let is_key = |arg: &&Arg| {
@@ -132,33 +186,33 @@ fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Comm
             ArgAction::Help | ArgAction::HelpLong | ArgAction::HelpShort | ArgAction::Version
         )
     }) else {
-        return Err(format!("there is no such option{}", meant(key, options())));
+        return Err(KeyFault::UnknownOption(suggestion(key, options())));
     };
     let id = arg.get_id().clone();
     let values = match (value, arg.get_action()) {
         (toml::Value::Boolean(on), ArgAction::SetTrue) => vec![on.to_string()],
-        (_, ArgAction::SetTrue) => return Err("it is true or false".to_owned()),
+        (_, ArgAction::SetTrue) => return Err(KeyFault::NotBoolean),
         (toml::Value::Array(values), ArgAction::Append) => {
-            values.iter().map(plain).collect::<Result<_, _>>()?
+            values.iter().map(typed).collect::<Result<_, _>>()?
         }
-        (toml::Value::Array(_), _) => return Err("it takes one value".to_owned()),
-        (value, _) => vec![plain(value)?],
+        (toml::Value::Array(_), _) => return Err(KeyFault::SeveralValues),
+        (value, _) => vec![typed(value)?],
     };
     Ok(command.mut_arg(id, |arg| arg.default_values(values)))
 }
 
-/// A value as it would be typed.
-fn plain(value: &toml::Value) -> Result<String, String> {
+/// Returns a value as a user types it.
+fn typed(value: &toml::Value) -> Result<String, KeyFault> {
     match value {
         toml::Value::String(text) => Ok(text.clone()),
         toml::Value::Integer(number) => Ok(number.to_string()),
         toml::Value::Float(number) => Ok(number.to_string()),
-        _ => Err("it is a text or a number".to_owned()),
+        _ => Err(KeyFault::WrongType),
     }
 }
 
-/// What may have been meant.
-fn meant<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
+/// Returns a clause that suggests the most similar name, or an empty text.
+fn suggestion<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String {
     match suggest(wanted, names).first() {
         Some(name) => format!("; did you mean {name}?"),
         None => String::new(),
@@ -173,7 +227,7 @@ mod tests {
     use crate::args::{self, Cli};
 
     fn parsed(text: &str, line: &[&str]) -> Result<Cli, String> {
-        let command = with_defaults(Cli::command(), text)?;
+        let command = with_defaults(Cli::command(), text).map_err(|fault| fault.to_string())?;
         let matches = command.try_get_matches_from(line).map_err(|error| error.to_string())?;
         Cli::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
@@ -181,13 +235,13 @@ mod tests {
     fn run(text: &str, line: &[&str]) -> Box<args::RunArgs> {
         let line = [&["vprof", "run", "x.img"], line].concat();
         match parsed(text, &line).unwrap().command {
-            args::Command::Run(args) => args,
+            args::CliCommand::Run(args) => args,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn what_is_typed_wins_over_the_file() {
+    fn the_command_line_takes_precedence_over_the_file() {
         let file = "[run]\nrate = 250\nmemory = \"2G\"\nsnapshot = true\nclock = \"exponential\"\ndisk = [\"a\", \"b\"]\n";
         let args = run(file, &[]);
         assert_eq!((args.recording.rate, args.memory, args.snapshot), (250.0, 2 << 30, true));
@@ -197,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused_with_what_was_meant() {
+    fn unknown_names_are_refused_with_a_suggestion() {
         for (file, said) in [
             ("[rum]\nrate = 1", "[rum]: vprof has no such command; did you mean run?"),
             ("[run]\nrats = 1", "[run] rats: there is no such option; did you mean rate?"),
@@ -222,7 +276,7 @@ mod tests {
         let sections: Vec<&str> = document.split("\n### ").skip(1).collect();
         for command in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             let heading = format!("`[{}]`", command.get_name());
-            let told: Vec<&str> = sections
+            let documented: Vec<&str> = sections
                 .iter()
                 .filter(|section| section.starts_with(&heading))
                 .flat_map(|section| section.lines())
@@ -230,10 +284,10 @@ mod tests {
                 .collect();
             let visible = command.get_arguments().filter(|arg| !arg.is_hide_set()).filter_map(Arg::get_long);
             let mut keys: Vec<&str> = visible.filter(|key| *key != "help").collect();
-            let mut told_sorted = told.clone();
+            let mut documented_sorted = documented.clone();
             keys.sort_unstable();
-            told_sorted.sort_unstable();
-            assert_eq!(told_sorted, keys, "{heading}");
+            documented_sorted.sort_unstable();
+            assert_eq!(documented_sorted, keys, "{heading}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `vprof ctl`: steers a run that goes on, from scripts.
+//! `vprof ctl`: controls a run in progress, from scripts.
 
 use host::ControlError;
 use host::control::client::Client;
@@ -13,8 +13,8 @@ use text::units;
 use crate::args::{CtlArgs, CtlCommand};
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json, write_text};
-use crate::render::table::{Align, Table};
-use crate::render::{Page, all_for_zero, live as tables};
+use crate::render::table::{ColumnAlign, TextTable};
+use crate::render::{PageLayout, all_for_zero, live as tables};
 
 /// Runs the command.
 pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
@@ -30,11 +30,11 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
             if args.json { write_json(&about)? } else { write_text(&status(&about))? }
         }
         CtlCommand::Tables { last, rows } => {
-            let look = client.tables(view(*last, *rows))?;
+            let snapshot = client.tables(view(*last, *rows))?;
             if args.json {
-                write_json(&look)?
+                write_json(&snapshot)?
             } else {
-                write_text(&tables::render(&look, Page::stdout().for_summary()))?
+                write_text(&tables::render(&snapshot, PageLayout::stdout().for_summary()))?
             }
         }
         CtlCommand::Watch { last, rows, every } => {
@@ -42,26 +42,26 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
             watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
         }
         CtlCommand::Start { when } => {
-            let so = when.as_ref().map_or_else(
-                || "sampling goes on".to_owned(),
+            let message = when.as_ref().map_or_else(
+                || "sampling continues".to_owned(),
                 |when| format!("sampling is stopped until {when}"),
             );
             let when = when.as_ref().map(ToString::to_string);
-            done(args, client.ask(&Request::Start { when })?, &escaped(&so))?;
+            done(args, client.ask(&Request::Start { when })?, &escaped(&message))?;
         }
         CtlCommand::Stop { when, then } => {
-            let so = when.as_ref().map_or_else(
-                || "sampling is stopped; `vprof ctl start` goes on".to_owned(),
+            let message = when.as_ref().map_or_else(
+                || "sampling is stopped; resume with `vprof ctl start`".to_owned(),
                 |when| format!("sampling stops at {when}"),
             );
             let when = when.as_ref().map(ToString::to_string);
-            done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&so))?;
+            done(args, client.ask(&Request::Stop { when, then: *then })?, &escaped(&message))?;
         }
         CtlCommand::Rate { hz } => {
             done(
                 args,
                 client.ask(&Request::Rate { hz: *hz })?,
-                &format!("the rate is {} now", units::rate(*hz)),
+                &format!("the rate is now {}", units::rate(*hz)),
             )?;
         }
         CtlCommand::Mark { text } => {
@@ -71,7 +71,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
         CtlCommand::Write => {
             let written = client.ask(&Request::Write)?;
             let path = written.get("profile").and_then(Value::as_str).unwrap_or_default();
-            let sentence = format!("what was recorded so far is in {}", escaped(path));
+            let sentence = format!("the data recorded so far is in {}", escaped(path));
             done(args, written.clone(), &sentence)?;
         }
         CtlCommand::End => done(args, client.ask(&Request::End)?, "the run ends")?,
@@ -91,7 +91,7 @@ fn done(args: &CtlArgs, answer: Value, sentence: &str) -> Result<(), Error> {
     if args.json { write_json(&answer) } else { write_text(&format!("{sentence}\n")) }
 }
 
-/// Passes look after look on, a line each, until the run ends.
+/// Prints each snapshot in one line, until the run ends.
 fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
     client.send(request)?;
     loop {
@@ -102,8 +102,8 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
         if let Some(error) = reply.error {
             return Err(ControlError::Refused(error).into());
         }
-        if let Some(look) = reply.snapshot {
-            let line = serde_json::to_string(&look).map_err(|error| stdout_error(error.into()))?;
+        if let Some(snapshot) = reply.snapshot {
+            let line = serde_json::to_string(&snapshot).map_err(|error| stdout_error(error.into()))?;
             write_text(&format!("{line}\n"))?;
         }
     }
@@ -112,7 +112,7 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
 fn list(json: bool) -> Result<(), Error> {
     let mut runs = Vec::new();
     for found in place::running() {
-        // A run that ends just now is none any more.
+        // A run that is ending does not answer, and is left out.
         if let Ok(about) = Client::new(found).and_then(|mut client| client.about()) {
             runs.push(about);
         }
@@ -121,14 +121,14 @@ fn list(json: bool) -> Result<(), Error> {
         return write_json(&runs);
     }
     if runs.is_empty() {
-        return write_text("no `vprof run` of this user is running\n");
+        return write_text("you have no `vprof run` in progress\n");
     }
-    let mut table = Table::new(&[
-        ("run", Align::Right),
-        ("time", Align::Right),
-        ("samples", Align::Right),
-        ("image", Align::Left),
-        ("profile", Align::Left),
+    let mut table = TextTable::new(&[
+        ("run", ColumnAlign::Right),
+        ("time", ColumnAlign::Right),
+        ("samples", ColumnAlign::Right),
+        ("image", ColumnAlign::Left),
+        ("profile", ColumnAlign::Left),
     ])
     .flexible(4);
     for run in &runs {
@@ -140,12 +140,12 @@ fn list(json: bool) -> Result<(), Error> {
             escaped(&run.profile.to_string_lossy()).into_owned(),
         ]);
     }
-    write_text(&table.render(Page::stdout().width))
+    write_text(&table.render(PageLayout::stdout().width))
 }
 
 fn status(about: &About) -> String {
     let sampling = match (&about.preparing, about.sampling) {
-        (Some(what), _) => format!("not there yet: {}", escaped(what)),
+        (Some(step), _) => format!("not running yet: {}", escaped(step)),
         (None, _) if about.standing.is_some() => {
             escaped(about.standing.as_deref().unwrap_or_default()).into_owned()
         }

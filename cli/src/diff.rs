@@ -1,4 +1,4 @@
-//! `vprof diff`: what got more of the CPU, what less, and what of that is more than chance.
+//! `vprof diff`: changes of CPU time between runs, and which of them are more than chance.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,25 +10,21 @@ use profile::{Filter, Profile};
 use text::clean::escaped;
 
 use crate::args::DiffArgs;
-use crate::errors::{Error, ExitCode};
-use crate::output::{Output, write_json, write_text};
-use crate::render::{Page, all_for_zero, diff as render};
+use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::{OutputTarget, write_json, write_text};
+use crate::render::{PageLayout, all_for_zero, diff as render};
 
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
     let [before, after] = sides(args);
     if args.fail_above.is_some() && !args.single && before.len() == 1 && after.len() == 1 {
-        return Err(Error::Usage(
-            "--fail-above needs two or more runs of each side, since re-runs of one program differ: make them with \
-             `vprof run --repeat 3` and give them with --before and --after, or judge these two with --single"
-                .to_owned(),
-        ));
+        return Err(UsageError::SingleRuns.into());
     }
     let filter = args.filter.to_filter();
     let [first, second] = [open(&before)?, open(&after)?];
     let diff = Diff::read(&first, &second, &filter, args.by)?;
     if let Some(path) = &args.flamegraph {
-        flamegraph(path, args.force, (&first, &second), &filter)?;
+        flamegraph(path, args.force, &first, &second, &filter)?;
     }
     if args.json {
         write_json(&diff)?;
@@ -36,14 +32,14 @@ pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
         let rows = all_for_zero(args.rows);
         let text = match args.markdown {
             true => render::markdown(&diff, rows),
-            false => render::render(&diff, rows, Page::stdout()),
+            false => render::render(&diff, rows, PageLayout::stdout()),
         };
         write_text(&text)?;
     }
     Ok(args.fail_above.map_or(ExitCode::Done, |limit| judged(&diff, limit)))
 }
 
-/// Profiles before and after.
+/// Returns the profiles before and after.
 fn sides(args: &DiffArgs) -> [Vec<PathBuf>; 2] {
     let one = |positional: &Option<PathBuf>, several: &[PathBuf]| match positional {
         Some(path) => vec![path.clone()],
@@ -56,7 +52,7 @@ fn open(paths: &[PathBuf]) -> Result<Vec<Profile>, Error> {
     paths.iter().map(|path| Ok(Profile::open(path)?)).collect()
 }
 
-/// Whether increases are as small as they shall be; the others are named on standard error.
+/// Checks increases against the limit, and prints to standard error those that exceed it.
 fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
     let time = &diff.whole.time_s;
     let too_much = match limit {
@@ -72,7 +68,7 @@ fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
     ExitCode::Expectation
 }
 
-/// Whether no row's share has grown by more than this.
+/// Checks the increase of each row's share against the limit.
 fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let grown: Vec<String> = diff
         .grown(limit)
@@ -89,11 +85,13 @@ fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     ExitCode::Expectation
 }
 
-/// Time of each stack, us per run; that before as if the runs before had been as busy as those after.
+/// Writes a flame graph of the time of each stack, us per run. Times before are scaled to the busy time
+/// after.
 fn flamegraph(
     path: &Path,
     force: bool,
-    (before, after): (&[Profile], &[Profile]),
+    before: &[Profile],
+    after: &[Profile],
     filter: &Filter,
 ) -> Result<(), Error> {
     let diff = Diff::read(before, after, filter, SharesBy::Stack)?;
@@ -104,7 +102,7 @@ fn flamegraph(
         sums.0 += whole(row.share.before * us);
         sums.1 += whole(row.share.after * us);
     }
-    let mut output = Output::open(path, force)?;
+    let mut output = OutputTarget::open(path, force)?;
     let stacks = stacks.into_iter().map(|(stack, (before, after))| (stack, before, after));
     match write_difference(stacks, "Red has grown, blue has shrunk", output.writer()) {
         Ok(()) => output.finish(),
@@ -113,7 +111,7 @@ fn flamegraph(
     }
 }
 
-/// The nearest whole number.
+/// Rounds to the nearest whole number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,

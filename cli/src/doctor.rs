@@ -1,4 +1,4 @@
-//! `vprof doctor`: what this machine can do, and what `run` will therefore use.
+//! `vprof doctor`: the features of this machine, and the host that `run` uses because of them.
 
 use std::io::Write;
 use std::time::Duration;
@@ -12,26 +12,27 @@ use vmm::kvm_check::RingSpeeds;
 use crate::args::DoctorArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::stdout_error;
-use crate::render::Style;
+use crate::render::TextStyle;
 
-/// One finding.
-struct Line {
+/// One finding about this machine.
+struct HostFinding {
     what: &'static str,
-    state: State,
+    state: FindingState,
     found: String,
-    /// What it means or what to do.
+    /// Meaning of the finding, or advice.
     note: Option<String>,
 }
 
+/// Answer of a finding.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum FindingState {
     Yes,
     No,
     Unknown,
 }
 
-impl State {
-    fn of(yes: bool) -> Self {
+impl FindingState {
+    fn from_bool(yes: bool) -> Self {
         if yes { Self::Yes } else { Self::No }
     }
 
@@ -54,7 +55,7 @@ pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
         let value = to_json(&kvm, &portable, &chosen);
         writeln!(out, "{value:#}").map_err(stdout_error)?;
     } else {
-        let style = Style::for_stream(std::io::IsTerminal::is_terminal(&out));
+        let style = TextStyle::for_stream(std::io::IsTerminal::is_terminal(&out));
         for line in kvm_lines(&kvm).into_iter().chain(portable_lines(&portable)) {
             write_line(&mut out, style, &line).map_err(stdout_error)?;
         }
@@ -66,8 +67,8 @@ pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
         if matches!(&chosen, Ok(c) if matches!(c.host, Host::Portable(_))) {
             writeln!(
                 out,
-                "Times measured in the portable host are those of an emulated machine; shares between \
-                           processes still tell."
+                                "Times measured in the portable host are those of an emulated machine; relative shares are still \
+                                 meaningful."
             )
             .map_err(stdout_error)?;
         }
@@ -75,9 +76,9 @@ pub fn command(args: &DoctorArgs) -> Result<ExitCode, Error> {
     Ok(if chosen.is_ok() { ExitCode::Done } else { ExitCode::NoHypervisor })
 }
 
-fn write_line(out: &mut impl Write, style: Style, line: &Line) -> std::io::Result<()> {
+fn write_line(out: &mut impl Write, style: TextStyle, line: &HostFinding) -> std::io::Result<()> {
     let mark = format!("{:>4}", line.state.mark());
-    let mark = if line.state == State::No { style.bold(&mark) } else { mark };
+    let mark = if line.state == FindingState::No { style.bold(&mark) } else { mark };
     let text = format!("{:<28}{}", line.what, line.found);
     writeln!(out, "{mark}  {}", text.trim_end())?;
     match &line.note {
@@ -86,14 +87,14 @@ fn write_line(out: &mut impl Write, style: Style, line: &Line) -> std::io::Resul
     }
 }
 
-fn kvm_lines(kvm: &Kvm) -> Vec<Line> {
+fn kvm_lines(kvm: &Kvm) -> Vec<HostFinding> {
     let mut lines = Vec::new();
-    let mut add = |what, state, found: String, note| lines.push(Line { what, state, found, note });
+    let mut add = |what, state, found: String, note| lines.push(HostFinding { what, state, found, note });
     let (present, permitted) = presence(kvm);
-    add("/dev/kvm present", State::of(present), String::new(), None);
+    add("/dev/kvm present", FindingState::from_bool(present), String::new(), None);
     add(
         "/dev/kvm permitted",
-        if present { State::of(permitted) } else { State::Unknown },
+        if present { FindingState::from_bool(permitted) } else { FindingState::Unknown },
         String::new(),
         kvm.state.as_ref().err().map(ToString::to_string),
     );
@@ -104,36 +105,36 @@ fn kvm_lines(kvm: &Kvm) -> Vec<Line> {
         "pvm" => "pvm (no processor support; kernel code is emulated)",
         other => other,
     };
-    add("kind", State::Yes, explained.to_owned(), None);
+    add("kind", FindingState::Yes, explained.to_owned(), None);
     let (state, found, note) = match &kvm.native {
-        Some(Ok(speeds)) if speeds.native() => (State::Yes, speed(speeds), None),
+        Some(Ok(speeds)) if speeds.native() => (FindingState::Yes, speed(speeds), None),
         Some(Ok(speeds)) => (
-            State::No,
+            FindingState::No,
             speed(speeds),
             Some("kernel code is emulated here, far too slowly to boot a guest".to_owned()),
         ),
-        Some(Err(reason)) => (State::No, String::new(), Some(reason.to_string())),
-        None => (State::Unknown, String::new(), None),
+        Some(Err(reason)) => (FindingState::No, String::new(), Some(reason.to_string())),
+        None => (FindingState::Unknown, String::new(), None),
     };
     add("64-bit kernel code native", state, found, note);
     add(
         "registers in run page",
-        State::of(capabilities.registers_in_run_page()),
+        FindingState::from_bool(capabilities.registers_in_run_page()),
         format!("KVM_CAP_SYNC_REGS = {:#x}", capabilities.sync_regs),
         (!capabilities.registers_in_run_page())
             .then(|| "samples cost more: registers are read by system calls".to_owned()),
     );
     add(
         "statistics descriptor",
-        State::of(capabilities.stats_fd),
+        FindingState::from_bool(capabilities.stats_fd),
         "KVM_CAP_BINARY_STATS_FD".to_owned(),
         None,
     );
-    add("vCPUs", State::Yes, format!("up to {} of one guest", capabilities.max_vcpus), None);
+    add("vCPUs", FindingState::Yes, format!("up to {} of one guest", capabilities.max_vcpus), None);
     lines
 }
 
-/// The self-test's result: how fast kernel code runs, against user code.
+/// Formats the self-test's result: the speed of kernel code relative to user code.
 fn speed(speeds: &RingSpeeds) -> String {
     let factor = speeds.ring3_per_s / speeds.ring0_per_s;
     if factor > 1.5 {
@@ -152,33 +153,33 @@ fn presence(kvm: &Kvm) -> (bool, bool) {
     }
 }
 
-fn portable_lines(portable: &Portable) -> Vec<Line> {
+fn portable_lines(portable: &Portable) -> Vec<HostFinding> {
     let qemu = match &portable.qemu {
-        Some(qemu) => Line {
+        Some(qemu) => HostFinding {
             what: "QEMU",
-            state: State::Yes,
+            state: FindingState::Yes,
             found: format!("{} {}", qemu.version, text::message::Shown(&qemu.path)),
             note: None,
         },
-        None => Line {
+        None => HostFinding {
             what: "QEMU",
-            state: State::No,
+            state: FindingState::No,
             found: String::new(),
             note: Some("for the portable host: `sudo apt install qemu-system-x86`".to_owned()),
         },
     };
     let bundle = match &portable.bundle {
-        Ok(bundle) => Line {
+        Ok(bundle) => HostFinding {
             what: "portable host",
-            state: State::Yes,
+            state: FindingState::Yes,
             found: text::message::Shown(&bundle.directory).to_string(),
             note: None,
         },
-        Err(not_found) => Line {
+        Err(not_found) => HostFinding {
             what: "portable host",
-            state: State::No,
+            state: FindingState::No,
             found: String::new(),
-            note: Some(format!("looked in {}; build it with `{HOW_TO_BUILD}`", not_found.places())),
+            note: Some(format!("not found in {}; build it with `{HOW_TO_BUILD}`", not_found.places())),
         },
     };
     vec![qemu, bundle]

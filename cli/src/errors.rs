@@ -1,18 +1,21 @@
-//! What can go wrong, as a person reads it, and the exit code that goes with it.
+//! Errors as the user reads them, and the exit code of each.
 //!
-//! Each part of the program has an error enum of its own whose messages are whole sentences: what was wrong, where,
-//! and what to do. [`Error`] joins them and maps them to exit codes.
+//! Each crate has its own error enums, whose messages are whole sentences: what failed, where, and what to
+//! do. [`Error`] joins them, and those of the commands, and maps them to exit codes. This module imports no
+//! other module of the crate, so that every command can use it.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError};
+use host::{
+    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError,
+};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 use text::message::{Reason, Shown};
 
-/// How `vprof` ends, as documented in its help.
+/// Exit code of `vprof`, as documented in its help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExitCode {
     /// Done.
@@ -21,16 +24,16 @@ pub enum ExitCode {
     Failed,
     /// The command line was wrong.
     Usage,
-    /// What was expected on the command line was not met.
+    /// An expectation that was given on the command line was not met.
     Expectation,
-    /// No hypervisor can be used here.
+    /// No hypervisor is usable here.
     NoHypervisor,
     /// The guest's command ended with this code.
     Guest(u8),
 }
 
 impl ExitCode {
-    /// The number for `exit(2)`.
+    /// Returns the number for `exit(2)`.
     pub fn number(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -46,19 +49,19 @@ impl ExitCode {
 /// Any failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The command line was wrong in a way that only its use shows.
-    #[error("{0}")]
-    Usage(String),
+    /// The command line was wrong in a way that the parser does not find.
+    #[error(transparent)]
+    Usage(#[from] UsageError),
     /// An image, kernel or initrd can't be used.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// No host for the guest.
+    /// No host can run the guest.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The guest's network can't be had.
+    /// The guest's network is not available.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest's sockets can't be had.
+    /// The guest's sockets are not available.
     #[error(transparent)]
     Vsock(#[from] VsockError),
     /// The portable host failed.
@@ -70,7 +73,7 @@ pub enum Error {
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The profile has no such part. Names of the guest stand in its message.
+    /// The profile has no such part. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Report(#[from] ReportError),
     /// The profile can't be created.
@@ -79,56 +82,59 @@ pub enum Error {
     /// The profile can't be changed.
     #[error(transparent)]
     Edit(#[from] EditError),
-    /// The profile holds nothing of the guest's own CPU times.
+    /// The profile has no CPU accounting of the guest.
     #[error(
-        "{} has no CPU times of the guest: its kernel was not found, or does not tell where they are \
-         (`vprof report` says what is missing)", .0.display()
+        "{} has no CPU accounting of the guest: its kernel, or its layout, was not found \
+         (`vprof report` shows what is missing)", .0.display()
     )]
-    NoBooks(PathBuf),
-    /// A query has no answer.
+    NoAccounting(PathBuf),
+    /// A query failed.
     #[error(transparent)]
     Query(#[from] QueryError),
-    /// A run that goes on can't be talked to, or refused.
+    /// A run in progress can't be reached, or refused the request.
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The run was given up at the user's second request.
-    #[error("given up; the profile has what was recorded so far")]
+    /// The run was aborted at the user's second request.
+    #[error("aborted; the profile has the data recorded so far")]
     Interrupted,
-    /// The output stands in the way.
+    /// The output exists.
     #[error(
-        "{} exists already: give another name with -o, or --force to replace it",
+        "{} exists: give another name with -o, or --force to replace it",
         Shown(.0)
     )]
     OutputExists(PathBuf),
     /// An existing output is not a profile and is left alone.
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
-    /// Runs can't be compared. Names of the guest stand in its message.
+    /// Runs can't be compared. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Diff(#[from] profile::diff::DiffError),
-    /// A file is no baseline of boots, or not of boots like these.
-    #[error("{0}")]
-    Baseline(String),
+    /// A baseline of boots can't be used.
+    #[error(transparent)]
+    Baseline(#[from] BaselineError),
     /// An export would replace a file.
-    #[error("{} exists already: give another name with -o, or --force to replace it", Shown(.0))]
+    #[error("{} exists: give another name with -o, or --force to replace it", Shown(.0))]
     ExportExists(PathBuf),
     /// An export would replace a profile.
-    #[error("{} is a profile, or another database, and is left alone: give another name with -o", Shown(.0))]
+    #[error("{} is a profile or another database, which vprof does not replace: give another name with -o", Shown(.0))]
     ExportOverProfile(PathBuf),
-    /// An export failed. Names of the guest stand in its message.
+    /// An export failed. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
     /// A guest could not be run to its end.
     #[error(transparent)]
     Run(#[from] GuestError),
-    /// A virtual machine can't be attached to.
+    /// The guest's process could not run it to its end.
+    #[error(transparent)]
+    Half(#[from] HalfError),
+    /// vprof can't attach to a virtual machine.
     #[error(transparent)]
     Attach(#[from] attach::AttachError),
     /// The guest or its processor failed.
     #[error("the guest failed: {0}")]
     Guest(String),
     /// The profile could not be written to its end.
-    #[error("{0}; what was written before can be read")]
+    #[error("{0}; the data written before is readable")]
     Sink(String),
     /// An operation on a file failed.
     #[error("can't {action} {}: {}", Shown(.path), Reason(.source))]
@@ -137,7 +143,7 @@ pub enum Error {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// An operation on the system failed.
@@ -145,18 +151,154 @@ pub enum Error {
     System {
         /// Like "wait for signals".
         action: &'static str,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
 }
 
+/// Wrong use of the command line that the parser does not find.
+#[derive(Debug, thiserror::Error)]
+pub enum UsageError {
+    /// A live view without a terminal.
+    #[error(
+        "a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once"
+    )]
+    NoTerminal,
+    /// A live view on a terminal without cursor control; the value of TERM.
+    #[error(
+        "a live view needs a terminal with cursor control, and TERM is \"{}\": `vprof ctl tables` prints the same \
+         tables once",
+        text::clean::escaped(.0)
+    )]
+    PlainTerminal(String),
+    /// `--top` and the console on the same terminal.
+    #[error("--top and --console - both need the terminal: the live view has a pane for the console")]
+    TopAndConsole,
+    /// `--json` and the console on the same stream.
+    #[error("--json and --console - both need standard output: give --console a file")]
+    JsonAndConsole,
+    /// A precision target without a random clock.
+    #[error("--until-precision needs a random clock: with --clock fixed no interval is valid")]
+    FixedClock,
+    /// `attach` without a machine.
+    #[error("give the process of the virtual machine, or its --name")]
+    NoVm,
+    /// An option of `run` that does not apply to `boot`.
+    #[error("{option} is an option of `vprof run`: {reason}")]
+    RunOption {
+        /// The option.
+        option: &'static str,
+        /// A clause about boots.
+        reason: &'static str,
+    },
+    /// A feature that only a guest on KVM has.
+    #[error("{option} is not for --host tcg: {reason}")]
+    NeedsKvm {
+        /// The option.
+        option: &'static str,
+        /// A clause about the guest.
+        reason: &'static str,
+    },
+    /// The self-test without KVM.
+    #[error("the self-test needs exact mode, which --host tcg does not have")]
+    SelftestWithoutKvm,
+    /// A time until a hang that is longer than the boot may take.
+    #[error("--hang-after {hang_after} has no effect: the boot ends after {timeout} (--timeout)")]
+    LateHang {
+        /// The time until a hang.
+        hang_after: String,
+        /// The longest time of a boot.
+        timeout: String,
+    },
+    /// A limit on increases with one run of each side.
+    #[error(
+        "--fail-above needs two or more runs of each side, since runs of the same program differ: make them with \
+         `vprof run --repeat 3` and give them with --before and --after, or judge these two with --single"
+    )]
+    SingleRuns,
+    /// A second profile for a format that shows one.
+    #[error("{0} shows one profile: use --base with --format html")]
+    BaseWithoutHtml(::export::Format),
+    /// A page of HTML from this choice of samples.
+    #[error(transparent)]
+    Page(::export::PageError),
+    /// No format is given, and the output's name has none; the names of all formats.
+    #[error("cannot infer the format from the file name: choose one with --format ({0})")]
+    UnknownFormat(String),
+    /// A binary format on a terminal.
+    #[error("{0} is a binary format: give a file with -o")]
+    BinaryToTerminal(::export::Format),
+    /// A live view of a run that has ended.
+    #[error("the run of {} has ended: leave out --live and -1 to see its figures", Shown(.0))]
+    RunEnded(PathBuf),
+    /// Symbolization without a place of debug files.
+    #[error(
+        "no place of debug files is given: name a directory with --debug-dir or --symfs, or servers in DEBUGINFOD_URLS"
+    )]
+    NoDebugPlaces,
+    /// No kernel for the guests of the self-test.
+    #[error(
+        "can't read {}, the kernel of this machine, and there is no portable host with a kernel: give one with \
+         --kernel FILE, or run this as root",
+        Shown(.0)
+    )]
+    NoKernel(PathBuf),
+    /// A name of a kernel that looks like an option.
+    #[error("{} can't be a kernel's file name", Shown(.0))]
+    KernelName(PathBuf),
+}
+
+/// Reason why a baseline of boots can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum BaselineError {
+    /// The file is too large.
+    #[error("{} is not a baseline of `vprof boot`: it is too large", Shown(.0))]
+    TooLarge(PathBuf),
+    /// The file is not JSON of this form.
+    #[error("{} is not a baseline of `vprof boot`: {}", Shown(.path), text::clean::escaped(&.source.to_string()))]
+    Syntax {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+    /// The file has another version.
+    #[error("{} is not a baseline of `vprof boot`: its version is {found}, and not {expected}", Shown(.path))]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+        /// The version of this vprof.
+        expected: u32,
+    },
+    /// The file has no boots.
+    #[error("{} is not a baseline of `vprof boot`: it has no boots", Shown(.0))]
+    NoBoots(PathBuf),
+    /// The file has a time that is negative or not finite.
+    #[error("{} is not a baseline of `vprof boot`: it has times that are not valid", Shown(.0))]
+    InvalidTimes(PathBuf),
+    /// The boots ran on another host.
+    #[error(
+        "the baseline is of the host \"{}\" and these boots of \"{}\": their times can't be compared",
+        text::clean::escaped(.baseline),
+        text::clean::escaped(.boots)
+    )]
+    OtherHost {
+        /// Host of the baseline.
+        baseline: String,
+        /// Host of these boots.
+        boots: String,
+    },
+}
+
 impl Error {
-    /// A failed operation on a file.
+    /// Makes the error of a failed operation on a file.
     pub fn file(action: &'static str, path: &Path, source: io::Error) -> Self {
         Self::File { action, path: path.to_owned(), source }
     }
 
-    /// The exit code that goes with the error.
+    /// Returns the exit code for the error.
     pub fn exit_code(&self) -> ExitCode {
         match self {
             Self::Usage(_) | Self::Diff(profile::diff::DiffError::Uneven { .. }) => ExitCode::Usage,
@@ -165,19 +307,20 @@ impl Error {
         }
     }
 
-    /// The stage of a run in which it failed: before the guest there is no profile worth keeping.
+    /// Returns the stage of a run in which it failed. A profile from before the guest is not worth keeping.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
             Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
+            Self::Half(error) => error.stage(),
             Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
             _ => Stage::Guest,
         }
     }
 
-    /// True when standard output was closed by whoever read it, like `head`: no failure worth a message.
+    /// Returns true if the reader of standard output, like `head`, has closed it: this needs no message.
     pub fn is_broken_pipe(&self) -> bool {
         matches!(self, Self::System { source, .. } if source.kind() == io::ErrorKind::BrokenPipe)
     }

@@ -7,9 +7,9 @@ use ::export::{ExportError, Format, PageError, PageRequest, Request, write_page}
 use profile::Profile;
 
 use crate::args::ExportArgs;
-use crate::errors::{Error, ExitCode};
-use crate::output::Output;
-use crate::progress::Progress;
+use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::OutputTarget;
+use crate::progress::ProgressLine;
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
@@ -18,7 +18,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         return page(args);
     }
     if args.base.is_some() {
-        return Err(Error::Usage(format!("{format} shows one profile: --base goes with --format html")));
+        return Err(UsageError::BaseWithoutHtml(format).into());
     }
     let profile = Profile::open(&args.profile)?;
     let title = title(&args.profile);
@@ -29,8 +29,8 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         title,
         ..Request::new(format)
     };
-    let mut output = Output::open(&args.output, args.force)?;
-    let mut progress = Progress::new("reading", args.quiet);
+    let mut output = OutputTarget::open(&args.output, args.force)?;
+    let mut progress = ProgressLine::new("reading", args.quiet);
     let written =
         ::export::write(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
     drop(progress);
@@ -42,7 +42,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// One page of HTML.
+/// Exports one page of HTML.
 fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let base = args.base.as_deref().map(Profile::open).transpose()?;
@@ -51,8 +51,8 @@ fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
         title: title(&args.profile),
         base: args.base.as_deref().map(title).zip(base.as_ref()),
     };
-    let mut output = Output::open(&args.output, args.force)?;
-    let mut progress = Progress::new("reading", args.quiet);
+    let mut output = OutputTarget::open(&args.output, args.force)?;
+    let mut progress = ProgressLine::new("reading", args.quiet);
     let written =
         write_page(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
     drop(progress);
@@ -61,27 +61,25 @@ fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
         Err(PageError::Write(source)) => Err(output.error(source)),
         Err(PageError::Read(error)) => Err(error.into()),
         Err(PageError::Query(error)) => Err(error.into()),
-        Err(error @ PageError::Choice(_)) => Err(Error::Usage(error.to_string())),
+        Err(error @ PageError::Choice(_)) => Err(UsageError::Page(error).into()),
     }
 }
 
-/// What a profile is called in an export.
+/// Returns the title of a profile in an export.
 fn title(path: &Path) -> String {
     path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// The format that was asked for, or that the output's name tells.
+/// Returns the requested format, or the one of the output's name.
 fn format(args: &ExportArgs) -> Result<Format, Error> {
     let stdout = args.output == Path::new("-");
     let name = args.output.file_name().unwrap_or_default().to_string_lossy();
     let Some(format) = args.format.or_else(|| Format::of_file(&name)) else {
         let names: Vec<&str> = Format::all().map(Format::name).collect();
-        let advice =
-            format!("the output's name tells no format: choose one with --format ({})", names.join(", "));
-        return Err(Error::Usage(advice));
+        return Err(UsageError::UnknownFormat(names.join(", ")).into());
     };
     if stdout && format.is_binary() && io::stdout().is_terminal() {
-        return Err(Error::Usage(format!("{format} is no text: give a file with -o")));
+        return Err(UsageError::BinaryToTerminal(format).into());
     }
     Ok(format)
 }

@@ -21,7 +21,7 @@ pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
-/// The same for people.
+/// Formats the inspection as text.
 fn text(inspection: &ImageInspection) -> String {
     let mut lines = Vec::new();
     let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);

@@ -1,9 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`], [`annotate`], [`diff`],
-//! [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`], [`selftest`]. Started as the init of
-//! a portable host, the same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
-//! self-test, it is all of that guest's programs ([`selftest::guest`]).
+//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`],
+//! [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`],
+//! [`selftest`]. Started as the init of a portable host, the same program is that host's inner half
+//! ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that guest's programs
+//! ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -37,13 +38,18 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
-use args::{Cli, Command, ImageCommand};
+use args::{Cli, CliCommand, ImageCommand};
 
-/// Bounds of hostile debug information follow from what it really takes.
+/// Counts heap memory: the bounds of hostile debug information depend on the memory that it takes.
 #[global_allocator]
 static ALLOCATOR: symbols::counted::CountingAllocator = symbols::counted::CountingAllocator;
 
 fn main() -> ExitCode {
+    // Before there is another thread, and before anything is opened.
+    if let Err(error) = ::attach::capabilities::confine_process() {
+        eprintln!("vprof: cannot drop capabilities: {error}");
+        return ExitCode::FAILURE;
+    }
     if host::portable::inner::is_inner() {
         host::portable::inner::main();
     }
@@ -51,7 +57,8 @@ fn main() -> ExitCode {
         selftest::guest::main();
     }
     // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
-    // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
+    // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
+    // signal, which kills.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
@@ -63,27 +70,34 @@ fn main() -> ExitCode {
         }
     };
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    if !matches!(cli.command, CliCommand::Attach(_))
+        && let Err(error) = ::attach::capabilities::drop_all()
+    {
+        eprintln!("vprof: cannot drop capabilities: {error}");
+        return ExitCode::FAILURE;
+    }
     let result = match cli.command {
-        Command::Run(args) => run::command(&args),
-        Command::Boot(args) => boot::command(&args),
-        Command::Attach(args) => attach::command(&args),
-        Command::Report(args) => report::command(&args),
-        Command::Rusage(args) => rusage::command(&args),
-        Command::Stat(args) => stat::command(&args),
-        Command::Annotate(args) => annotate::command(&args),
-        Command::Diff(args) => diff::command(&args),
-        Command::Export(args) => export::command(&args),
-        Command::Query(args) => query::command(&args),
-        Command::Symbolize(args) => symbolize::command(&args),
-        Command::Simulate(args) => simulate::command(&args),
-        Command::Top(args) => top::command(&args),
-        Command::Ctl(args) => ctl::command(&args),
-        Command::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
-        Command::Doctor(args) => doctor::command(&args),
-        Command::Selftest(args) => selftest::command(&args),
-        Command::Man { directory } => man::command(&Cli::command(), &directory),
-        Command::GdbGuard => attach::gdb::guard(),
-        Command::Completions { shell } => {
+        CliCommand::Run(args) => run::command(&args),
+        CliCommand::Boot(args) => boot::command(&args),
+        CliCommand::Attach(args) => attach::command(&args),
+        CliCommand::Report(args) => report::command(&args),
+        CliCommand::Rusage(args) => rusage::command(&args),
+        CliCommand::Stat(args) => stat::command(&args),
+        CliCommand::Annotate(args) => annotate::command(&args),
+        CliCommand::Diff(args) => diff::command(&args),
+        CliCommand::Export(args) => export::command(&args),
+        CliCommand::Query(args) => query::command(&args),
+        CliCommand::Symbolize(args) => symbolize::command(&args),
+        CliCommand::Simulate(args) => simulate::command(&args),
+        CliCommand::Top(args) => top::command(&args),
+        CliCommand::Ctl(args) => ctl::command(&args),
+        CliCommand::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
+        CliCommand::Doctor(args) => doctor::command(&args),
+        CliCommand::Selftest(args) => selftest::command(&args),
+        CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
+        CliCommand::GuestHalf { job } => run::guest_half(job),
+        CliCommand::AttachGuard { stops } => attach::guard(stops),
+        CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);
             let written = std::io::Write::write_all(&mut std::io::stdout(), &script);

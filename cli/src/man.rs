@@ -23,9 +23,9 @@ mod tests {
 
     #[test]
     fn every_command_has_a_page() {
-        let place = tempfile::tempdir().unwrap();
-        command(&Cli::command(), place.path()).unwrap();
-        let page = |name: &str| std::fs::read_to_string(place.path().join(format!("{name}.1"))).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        command(&Cli::command(), directory.path()).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.path().join(format!("{name}.1"))).unwrap();
         assert!(page("vprof").contains("See inside any Linux virtual machine"));
         for subcommand in Cli::command().get_subcommands().filter(|command| !command.is_hide_set()) {
             assert!(

@@ -1,5 +1,5 @@
-//! Output of commands: text and JSON on standard output, and files next to profiles, complete under their name or not
-//! there.
+//! Output of commands: text and JSON on standard output, and files next to profiles. A file gets its name
+//! only when it is complete.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Read, Write};
@@ -10,60 +10,62 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::errors::Error;
 
-/// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
+/// First bytes of every SQLite database (sqlite.org/fileformat.html, 1.3).
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Where output goes. A file is written under another name beside its own, which it gets by [`Output::finish`].
+/// Target of output. A file is written under a temporary name in its directory until
+/// [`OutputTarget::finish`].
 #[derive(Debug)]
-pub struct Output {
-    sink: Sink,
+pub struct OutputTarget {
+    sink: OutputSink,
     path: PathBuf,
     force: bool,
 }
 
 #[derive(Debug)]
-enum Sink {
+enum OutputSink {
     Stdout(BufWriter<io::Stdout>),
     /// A device or a pipe.
     Direct(BufWriter<File>),
-    Beside(BufWriter<NamedTempFile>),
+    Temporary(BufWriter<NamedTempFile>),
 }
 
-impl Output {
-    /// Opens `path`, or standard output for `-`. An existing file is replaced only by `force`, a profile never.
+impl OutputTarget {
+    /// Opens `path`, or standard output for `-`. Replaces an existing file only with `force`, and a profile
+    /// never.
     pub fn open(path: &Path, force: bool) -> Result<Self, Error> {
         let sink = if path == Path::new("-") {
-            Sink::Stdout(BufWriter::new(io::stdout()))
+            OutputSink::Stdout(BufWriter::new(io::stdout()))
         } else {
             open(path, force)?
         };
         Ok(Self { sink, path: path.to_owned(), force })
     }
 
-    /// What it is written through.
+    /// Returns the writer.
     pub fn writer(&mut self) -> &mut dyn Write {
         match &mut self.sink {
-            Sink::Stdout(out) => out,
-            Sink::Direct(out) => out,
-            Sink::Beside(out) => out,
+            OutputSink::Stdout(out) => out,
+            OutputSink::Direct(out) => out,
+            OutputSink::Temporary(out) => out,
         }
     }
 
-    /// A failure to write it.
+    /// Makes the error of a failed write.
     pub fn error(&self, source: io::Error) -> Error {
         match self.sink {
-            Sink::Stdout(_) => stdout_error(source),
+            OutputSink::Stdout(_) => stdout_error(source),
             _ => Error::file("write", &self.path, source),
         }
     }
 
-    /// All is written.
+    /// Finishes the output, and gives a file its name.
     pub fn finish(mut self) -> Result<(), Error> {
         if let Err(error) = self.writer().flush() {
             return Err(self.error(error));
         }
         let Self { sink, path, force } = self;
-        let Sink::Beside(out) = sink else { return Ok(()) };
+        let OutputSink::Temporary(out) = sink else { return Ok(()) };
         let failed = |source| Error::file("write", &path, source);
         let file = out.into_inner().map_err(|error| failed(error.into_error()))?;
         let kept = if force { file.persist(&path) } else { file.persist_noclobber(&path) };
@@ -74,7 +76,7 @@ impl Output {
     }
 }
 
-fn open(path: &Path, force: bool) -> Result<Sink, Error> {
+fn open(path: &Path, force: bool) -> Result<OutputSink, Error> {
     match fs::metadata(path) {
         Ok(metadata) if metadata.is_dir() => {
             return Err(Error::file("write", path, ErrorKind::IsADirectory.into()));
@@ -82,7 +84,7 @@ fn open(path: &Path, force: bool) -> Result<Sink, Error> {
         Ok(metadata) if !metadata.is_file() => {
             let file = OpenOptions::new().write(true).open(path);
             return file
-                .map(|file| Sink::Direct(BufWriter::new(file)))
+                .map(|file| OutputSink::Direct(BufWriter::new(file)))
                 .map_err(|error| Error::file("write", path, error));
         }
         Ok(_) if is_database(path) => return Err(Error::ExportOverProfile(path.to_owned())),
@@ -92,35 +94,35 @@ fn open(path: &Path, force: bool) -> Result<Sink, Error> {
         Err(error) => return Err(Error::file("write", path, error)),
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // As a file that is created by its name: what umask(2) leaves of this.
+    // The mode of a file that is created by its name, before umask(2).
     let file = Builder::new()
         .prefix(".vprof-")
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(parent)
         .map_err(|error| Error::file("write a file in", parent, error))?;
-    Ok(Sink::Beside(BufWriter::new(file)))
+    Ok(OutputSink::Temporary(BufWriter::new(file)))
 }
 
-/// Whether it is a profile. A file that can't be read is none that is known.
+/// Returns true for a SQLite database, as profiles are. A file that can't be read is not known as one.
 fn is_database(path: &Path) -> bool {
     let mut head = [0; 16];
     File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *SQLITE_MAGIC
 }
 
-/// Writes text to standard output, all of it at once.
+/// Writes text to standard output, all at once.
 pub fn write_text(text: &str) -> Result<(), Error> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(stdout_error)
 }
 
-/// Prints something as JSON.
+/// Prints a value as JSON.
 pub fn write_json(value: &impl serde::Serialize) -> Result<(), Error> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     serde_json::to_writer_pretty(&mut out, value).map_err(|e| stdout_error(e.into()))?;
     out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
 }
 
-/// A failure to write to standard output.
+/// Makes the error of a failed write to standard output.
 pub fn stdout_error(source: io::Error) -> Error {
     Error::System { action: "write to standard output", source }
 }
@@ -130,7 +132,7 @@ mod tests {
     use super::*;
 
     fn write(path: &Path, force: bool, text: &str) -> Result<(), Error> {
-        let mut output = Output::open(path, force)?;
+        let mut output = OutputTarget::open(path, force)?;
         output.writer().write_all(text.as_bytes()).map_err(|error| output.error(error))?;
         output.finish()
     }
@@ -145,14 +147,14 @@ mod tests {
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
         fs::write(&path, b"SQLite format 3\0 and more").unwrap();
         assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing stays beside it");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
-    fn what_is_not_finished_is_not_there() {
+    fn an_unfinished_file_does_not_exist() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("out.folded");
-        let mut output = Output::open(&path, false).unwrap();
+        let mut output = OutputTarget::open(&path, false).unwrap();
         output.writer().write_all(b"half").unwrap();
         drop(output);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);

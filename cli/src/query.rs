@@ -11,14 +11,14 @@ use text::csv::CsvWriter;
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::stdout_error;
-use crate::render::Style;
-use crate::render::table::{Align, Table};
+use crate::render::TextStyle;
+use crate::render::table::{ColumnAlign, TextTable};
 
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let stdout = io::stdout();
-    let style = Style::for_stream(stdout.is_terminal());
+    let style = TextStyle::for_stream(stdout.is_terminal());
     let mut out = BufWriter::new(stdout.lock());
     match (args.csv, args.json) {
         (true, _) => as_csv(&profile, &args.sql, &mut out)?,
@@ -29,7 +29,7 @@ pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
-/// Rows as they come; a reader that goes away ends the query.
+/// Passes each row to `write`. A failed write, as when the reader has gone, ends the query.
 fn each_row(
     profile: &Profile,
     sql: &str,
@@ -63,7 +63,7 @@ fn as_csv(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Erro
     Ok(())
 }
 
-/// One object per row, members in the order of the columns.
+/// Writes one object per row, with members in the order of the columns.
 fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
     let mut rows = 0_u64;
     each_row(profile, sql, |columns, row| {
@@ -76,7 +76,7 @@ fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error>
             serde_json::to_writer(&mut *out, column)?;
             out.write_all(b": ")?;
             match value {
-                // JSON has no infinity; SQLite has.
+                // SQLite has infinite numbers; JSON does not.
                 Value::Real(number) if !number.is_finite() => out.write_all(b"null")?,
                 other => serde_json::to_writer(&mut *out, other)?,
             }
@@ -86,7 +86,7 @@ fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error>
     out.write_all(if rows == 0 { b"[]\n" } else { b"\n]\n" }).map_err(stdout_error)
 }
 
-fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: Style) -> Result<(), Error> {
+fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: TextStyle) -> Result<(), Error> {
     let answer = profile.query(sql)?;
     let numeric = |column: usize| {
         answer
@@ -95,12 +95,12 @@ fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: Style) -> Re
             .all(|row| matches!(row.get(column), Some(Value::Integer(_) | Value::Real(_) | Value::Null)))
     };
     let names: Vec<String> = answer.columns.iter().map(|name| escaped(name).into_owned()).collect();
-    let columns: Vec<(&str, Align)> = names
+    let columns: Vec<(&str, ColumnAlign)> = names
         .iter()
         .enumerate()
-        .map(|(i, name)| (name.as_str(), if numeric(i) { Align::Right } else { Align::Left }))
+        .map(|(i, name)| (name.as_str(), if numeric(i) { ColumnAlign::Right } else { ColumnAlign::Left }))
         .collect();
-    let mut table = Table::new(&columns);
+    let mut table = TextTable::new(&columns);
     for row in &answer.rows {
         table.row(row.iter().map(|value| escaped(&text(value)).into_owned()).collect());
     }

@@ -1,4 +1,4 @@
-//! `vprof report`, and the summary at the end of `vprof run`: the same numbers by the same way.
+//! `vprof report`, and the summary at the end of `vprof run`, which shows the same numbers.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -10,7 +10,7 @@ use profile::{Filter, Profile, Report};
 use crate::args::ReportArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json, write_text};
-use crate::render::{Page, all_for_zero, boot, by, exact, states, summary, tree};
+use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, tree};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
@@ -40,7 +40,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&report)?;
     } else {
-        let page = Page::stdout();
+        let page = PageLayout::stdout();
         let default = if report.tree.is_some() { TREE_ROWS } else { SUMMARY_ROWS };
         let rows = all_for_zero(args.rows.unwrap_or(default));
         let text = match (&report.by, &report.tree) {
@@ -60,7 +60,7 @@ fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
         write_json(&boot)?;
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        write_text(&boot::render(&boot, rows, Page::stdout().for_summary()))?;
+        write_text(&boot::render(&boot, rows, PageLayout::stdout().for_summary()))?;
     }
     Ok(ExitCode::Done)
 }
@@ -73,7 +73,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
         write_json(&report)?;
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        let text = exact::render(&report, rows, Page::stdout());
+        let text = exact::render(&report, rows, PageLayout::stdout());
         write_text(&text)?;
     }
     Ok(ExitCode::Done)
@@ -87,7 +87,7 @@ fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Err
         write_json(&report)?;
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        let text = states::render(&report, rows, Page::stdout());
+        let text = states::render(&report, rows, PageLayout::stdout());
         write_text(&text)?;
     }
     Ok(ExitCode::Done)
@@ -109,10 +109,10 @@ fn request(args: &ReportArgs) -> Request {
 pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
     let written = if to_stderr {
-        let page = Page::for_stream(io::stderr().is_terminal()).for_summary();
+        let page = PageLayout::for_stream(io::stderr().is_terminal()).for_summary();
         io::stderr().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     } else {
-        let page = Page::stdout().for_summary();
+        let page = PageLayout::stdout().for_summary();
         io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)

@@ -8,7 +8,7 @@ use profile::rusage::Rusage;
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json, write_text};
-use crate::render::{Page, all_for_zero, rusage as render};
+use crate::render::{PageLayout, all_for_zero, rusage as render};
 
 /// Runs the command.
 pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
@@ -17,7 +17,7 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
         rusage.retain(wanted)?;
     }
     if rusage.processes.is_empty() && rusage.cpus.is_empty() {
-        return Err(Error::NoBooks(args.profile.clone()));
+        return Err(Error::NoAccounting(args.profile.clone()));
     }
     if args.shown.json {
         write_json(&rusage)?;
@@ -27,6 +27,6 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
         render::write_csv(&rusage, io::stdout().lock()).map_err(stdout_error)?;
         return Ok(ExitCode::Done);
     }
-    write_text(&render::render(&rusage, all_for_zero(args.shown.rows), Page::stdout().for_summary()))?;
+    write_text(&render::render(&rusage, all_for_zero(args.shown.rows), PageLayout::stdout().for_summary()))?;
     Ok(ExitCode::Done)
 }

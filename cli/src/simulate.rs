@@ -1,4 +1,4 @@
-//! `vprof simulate`: how right estimates are, on made-up machines whose truth is known.
+//! `vprof simulate`: the accuracy of estimates, on simulated machines whose shares are known.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -6,17 +6,17 @@ use profile::simulate::{Options, study};
 
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::{Output, write_json, write_text};
-use crate::render::{Page, coverage, simulate};
+use crate::output::{OutputTarget, write_json, write_text};
+use crate::render::{PageLayout, coverage, simulate};
 
 /// Runs the command.
 pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
     let options = Options { seed: args.seed, runs: args.runs, clock: args.clock };
-    let picture = args.plot.as_ref().map(|path| Output::open(path, args.force)).transpose()?;
+    let picture = args.plot.as_ref().map(|path| OutputTarget::open(path, args.force)).transpose()?;
     let live = io::stderr().is_terminal() && !args.quiet;
     let result = study(&options, |done, all| {
         if live {
-            // A progress line that can't be written is no reason to stop.
+            // A failed write of a progress line is not a reason to stop.
             let end = if done == all { "\r\x1b[K" } else { "" };
             let _ = write!(io::stderr().lock(), "\rmachine {done} of {all}{end}");
         }
@@ -30,7 +30,7 @@ pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&result)?;
     } else {
-        let page = Page::stdout().for_summary();
+        let page = PageLayout::stdout().for_summary();
         let text =
             if args.quiet { simulate::conclusion(&result, page) } else { simulate::render(&result, page) };
         write_text(&text)?;

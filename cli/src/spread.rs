@@ -1,31 +1,31 @@
-//! How several measurements of one thing lie.
+//! Statistics of several measurements of one thing.
 
 use serde::{Deserialize, Serialize};
 
-/// Several measurements of one thing.
+/// Statistics of several measurements of one thing.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Spread {
-    /// What was measured.
+pub struct ValueSpread {
+    /// Name of the measured thing.
     pub name: String,
-    /// How often.
+    /// Number of measurements.
     pub count: usize,
-    /// Each, in the order of measurement.
+    /// All values, in the order of measurement.
     pub values: Vec<f64>,
-    /// Their mean.
+    /// Mean of the values.
     pub mean: f64,
-    /// The middle one, or the mean of the two in the middle.
+    /// Median: the middle value, or the mean of the two in the middle.
     pub median: f64,
     /// The smallest.
     pub min: f64,
     /// The largest.
     pub max: f64,
-    /// Standard deviation over mean; `None` of fewer than two.
+    /// Coefficient of variation: standard deviation over mean; `None` for fewer than two values.
     pub cv: Option<f64>,
 }
 
-impl Spread {
-    /// The spread of `values`, of which there is at least one.
-    pub fn of(name: &str, values: &[f64]) -> Option<Self> {
+impl ValueSpread {
+    /// Computes the statistics of `values`; `None` if there are none.
+    pub fn from_values(name: &str, values: &[f64]) -> Option<Self> {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
         let (&min, &max) = (sorted.first()?, sorted.last()?);
@@ -46,12 +46,12 @@ mod tests {
 
     #[test]
     fn the_spread_is_as_by_hand() {
-        let spread = Spread::of("a", &[3.0, 1.0, 2.0, 6.0]).unwrap();
+        let spread = ValueSpread::from_values("a", &[3.0, 1.0, 2.0, 6.0]).unwrap();
         assert_eq!((spread.median, spread.min, spread.max, spread.count), (2.5, 1.0, 6.0, 4));
         assert_eq!((spread.mean, spread.values.as_slice()), (3.0, [3.0, 1.0, 2.0, 6.0].as_slice()));
         // Mean 3, squared distances 0 + 4 + 1 + 9 over 3.
         assert!((spread.cv.unwrap() - (14.0_f64 / 3.0).sqrt() / 3.0).abs() < 1e-12);
-        assert_eq!(Spread::of("a", &[2.0]).unwrap().cv, None);
-        assert!(Spread::of("a", &[]).is_none());
+        assert_eq!(ValueSpread::from_values("a", &[2.0]).unwrap().cv, None);
+        assert!(ValueSpread::from_values("a", &[]).is_none());
     }
 }

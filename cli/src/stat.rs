@@ -1,4 +1,4 @@
-//! `vprof stat`: where the time of vCPUs went, of a whole run, or live of one that goes on.
+//! `vprof stat`: the time of vCPUs by state, of a whole run, or live of a run in progress.
 
 use std::io::{self, IsTerminal};
 use std::thread;
@@ -8,21 +8,21 @@ use profile::Profile;
 use profile::stat::Stat;
 
 use crate::args::StatArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json, write_text};
-use crate::render::{Page, Style, all_for_zero, stat as render};
+use crate::render::{PageLayout, TextStyle, all_for_zero, stat as render};
 
-/// A run that has written nothing for this long has ended without a word.
+/// A run that has written nothing for this long has ended without a final record.
 const SILENT: Duration = Duration::from_secs(5);
-/// How often a silent run is looked at again.
+/// Time between two readings of a silent run.
 const AGAIN: Duration = Duration::from_millis(100);
-/// To the upper left corner, and erase what is below (ECMA-48: CUP, ED).
+/// Moves to the upper left corner and erases the screen below (ECMA-48: CUP, ED).
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 /// Runs the command.
 pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-    let look = || -> Result<Stat, Error> {
+    let read = || -> Result<Stat, Error> {
         let stat = Stat::read(&profile)?;
         let Some(vcpu) = args.cpu else { return Ok(stat) };
         let count = stat.vcpus.len();
@@ -34,22 +34,19 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     if args.shown.csv {
         render::write_csv_heading(io::stdout().lock()).map_err(stdout_error)?;
     }
-    let first = look()?;
+    let first = read()?;
     if !args.live && !args.once {
         show(args, &first, false)?;
         return Ok(ExitCode::Done);
     }
     if first.complete {
-        return Err(Error::Usage(format!(
-            "{} is of a run that has ended: leave --live and -1 out to see its figures",
-            args.profile.display()
-        )));
+        return Err(UsageError::RunEnded(args.profile.clone()).into());
     }
     let mut before = first;
     loop {
-        let now = next(&before, args.display, &look)?;
+        let now = next(&before, args.display, &read)?;
         let Some(now) = now else {
-            eprintln!("vprof: the run has written nothing for {} s: it has ended", SILENT.as_secs());
+            eprintln!("vprof: the run has ended: it has written nothing for {} s", SILENT.as_secs());
             return Ok(ExitCode::Done);
         };
         show(args, &now.since(&before), args.live)?;
@@ -60,16 +57,16 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// The figures one interval after `before`; `None` when the run has fallen silent.
+/// Returns the figures one interval after `before`; `None` if the run has stopped writing.
 fn next(
     before: &Stat,
     interval: Duration,
-    look: &impl Fn() -> Result<Stat, Error>,
+    read: &impl Fn() -> Result<Stat, Error>,
 ) -> Result<Option<Stat>, Error> {
     thread::sleep(interval);
     let start = Instant::now();
     loop {
-        let now = look()?;
+        let now = read()?;
         if now.complete || now.to_s > before.to_s {
             return Ok(Some(now));
         }
@@ -85,9 +82,9 @@ fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
         (true, _) => write_json(stat),
         (_, true) => render::write_csv(stat, io::stdout().lock()).map_err(stdout_error),
         _ => {
-            let page = Page::stdout().for_summary();
+            let page = PageLayout::stdout().for_summary();
             let text = render::render(stat, all_for_zero(args.shown.rows), page);
-            let redrawn = again && io::stdout().is_terminal() && page.style == Style::Terminal;
+            let redrawn = again && io::stdout().is_terminal() && page.style == TextStyle::Terminal;
             write_text(&if redrawn { format!("{CLEAR}{text}") } else { text + if again { "\n" } else { "" } })
         }
     }

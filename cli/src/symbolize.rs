@@ -1,5 +1,5 @@
-//! `vprof symbolize`: names the user code of a profile by debug files, as `vprof run` and `vprof report` do with the same
-//! options.
+//! `vprof symbolize`: names the user code of a profile by debug files, as `vprof run` and `vprof report` do
+//! with the same options.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,19 +14,17 @@ use text::clean::escaped;
 use text::units;
 
 use crate::args::{DebugArgs, SymbolizeArgs};
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{write_json, write_text};
 use crate::render::{table, terminal_columns};
 
-/// Goes to the line's start and erases it (ECMA-48: EL).
+/// Returns to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";
 
 /// Runs the command.
 pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     let Some(places) = places(&args.debug)? else {
-        let advice = "no place to look for debug files: name a directory with --debug-dir or --symfs, or servers in \
-                      DEBUGINFOD_URLS";
-        return Err(Error::Usage(advice.to_owned()));
+        return Err(UsageError::NoDebugPlaces.into());
     };
     let result = watched(&args.profile, &places, io::stderr().is_terminal())?;
     if args.json {
@@ -37,12 +35,13 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
-/// Where `vprof run` and `vprof report` are to look; `None` where no directory was named: servers are not asked unbidden.
+/// Returns the places of debug files for `vprof run` and `vprof report`. Returns `None` if no directory is
+/// given: servers are not queried unless the user asks for names.
 pub fn named_places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     if args.debug_dir.is_empty() && args.symfs.is_empty() { Ok(None) } else { places(args) }
 }
 
-/// Names what has no name yet. A profile that can't be changed is shown as it is.
+/// Names what has no name yet. A profile that can't be changed is left as it is, with a message.
 pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(), Error> {
     match watched(profile, places, !quiet && io::stderr().is_terminal()) {
         Ok(_) => Ok(()),
@@ -54,7 +53,7 @@ pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(),
     }
 }
 
-/// Names the user code of a profile, and shows how far it is.
+/// Names the user code of a profile, and shows the progress.
 fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeResult, EditError> {
     let result = symbolize(profile, places, |progress| {
         if live {
@@ -62,17 +61,17 @@ fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeR
         }
     });
     if live {
-        // There is nobody to tell that standard error can't be written.
+        // A failed write to standard error can't be reported anywhere.
         let _ = write!(io::stderr().lock(), "{ERASE}");
     }
     result
 }
 
-/// Where to look: directories in the order of the command line, then servers.
+/// Returns the places of debug files: directories in the order of the command line, then servers.
 fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     let directories: Vec<&PathBuf> = args.debug_dir.iter().chain(&args.symfs).collect();
     for directory in &directories {
-        fs::read_dir(directory).map_err(|error| Error::file("look into", directory, error))?;
+        fs::read_dir(directory).map_err(|error| Error::file("read the directory", directory, error))?;
     }
     let servers = Debuginfod::from_environment(|name| std::env::var_os(name));
     if directories.is_empty() && servers.is_none() {
@@ -95,11 +94,11 @@ fn show(progress: FileProgress<'_>) {
     let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(&line, width));
 }
 
-/// What came of it. Build-ids and paths stand on lines of their own, whatever their length: they are to be copied.
+/// Formats the result. Build-ids and paths have their own lines, of any length, so that they can be copied.
 fn render(result: &SymbolizeResult) -> String {
     let files = result.found.len() + result.not_found.len();
     if files == 0 {
-        return "There is nothing to name: the profile has no user code of files.\n".to_owned();
+        return "Nothing to name: the profile has no user code of files.\n".to_owned();
     }
     let count = |n: usize| units::count(n as u64);
     let counted = |n: usize, thing: &str| units::counted(n as u64, thing);
@@ -120,7 +119,7 @@ fn render(result: &SymbolizeResult) -> String {
     }
     let unnamed = |file: &&NotFound| file.frames.all > file.frames.before;
     if result.not_found.iter().any(|file| unnamed(&file)) {
-        text.push_str("\nUnnamed for want of a debug file\n");
+        text.push_str("\nUnnamed: no debug file found\n");
     }
     for file in result.not_found.iter().filter(unnamed) {
         let (path, reason) = (escaped(&file.path), escaped(&file.reason));

@@ -1,4 +1,5 @@
-//! The terminal as the guest's console: raw mode that is left on every way out, and keys that go to the guest.
+//! The terminal as the guest's console: raw mode that is left on every exit path, and keys that go to the
+//! guest.
 
 use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, OwnedFd};
@@ -10,47 +11,49 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::termios::{self, InputFlags, LocalFlags, SetArg, SpecialCharacterIndices, Termios};
 use tokio::sync::{mpsc, watch};
 
-/// The key that ends the run: Ctrl-], as telnet and virsh have it.
+/// Key that ends the run: Ctrl-], as in telnet and virsh.
 pub const ESCAPE: u8 = 0x1d;
 
-/// What to go back to while the terminal is raw. In a static so that a panic finds it.
-static SAVED: Mutex<Option<Saved>> = Mutex::new(None);
+/// Settings to restore while the terminal is raw. A static, so that the panic hook finds them.
+static SAVED: Mutex<Option<SavedTerminal>> = Mutex::new(None);
 
-/// What to go back to.
-struct Saved {
+/// Settings to restore.
+struct SavedTerminal {
     settings: Termios,
-    /// What the terminal is told before.
+    /// Text to write to the terminal first.
     leave: &'static str,
 }
 
-/// True when a person sits at both ends: standard input and output are terminals and this process may read.
+/// Returns true if standard input and output are terminals and this process may read.
 pub fn is_interactive() -> bool {
     let stdin = io::stdin();
     stdin.is_terminal() && io::stdout().is_terminal() && is_foreground()
 }
 
-/// A background process that reads its terminal is stopped by it.
+/// Returns true for a foreground process. A background process that reads its terminal is stopped by it.
 pub fn is_foreground() -> bool {
     nix::unistd::tcgetpgrp(io::stdin()).is_ok_and(|group| group == nix::unistd::getpgrp())
 }
 
-/// Raw mode; dropping it goes back.
+/// Guard of raw mode; dropping it restores the terminal.
 #[derive(Debug)]
 pub struct RawMode(());
 
 impl RawMode {
-    /// Gives all keys to the guest. Output processing stays on, so that this program's own lines need no care.
+    /// Gives all keys to the guest. Output processing stays on, so that this program's own lines need no
+    /// carriage returns.
     pub fn enter() -> io::Result<Self> {
         Self::enter_screen("", "")
     }
 
-    /// The same, and tells the terminal `enter`; on the way back `leave`.
+    /// Enters raw mode, and writes `enter` to the terminal; `leave` is written when the terminal is
+    /// restored.
     pub fn enter_screen(enter: &str, leave: &'static str) -> io::Result<Self> {
         make_raw(enter, leave)?;
         Ok(Self(()))
     }
 
-    /// Makes the terminal raw once more: while this process was stopped, somebody else had it.
+    /// Makes the terminal raw again: another process had it while this one was stopped.
     pub fn again(&self, enter: &str) -> io::Result<()> {
         make_raw(enter, "")
     }
@@ -68,11 +71,11 @@ fn make_raw(enter: &str, leave: &'static str) -> io::Result<()> {
     raw.control_chars[SpecialCharacterIndices::VMIN as usize] = 1;
     raw.control_chars[SpecialCharacterIndices::VTIME as usize] = 0;
     if let Ok(mut saved) = SAVED.lock() {
-        saved.get_or_insert(Saved { settings: before, leave });
+        saved.get_or_insert(SavedTerminal { settings: before, leave });
     }
     restore_on_panic();
     termios::tcsetattr(&stdin, SetArg::TCSADRAIN, &raw)?;
-    tell(enter)
+    write_to_terminal(enter)
 }
 
 impl Drop for RawMode {
@@ -81,20 +84,20 @@ impl Drop for RawMode {
     }
 }
 
-/// Goes back to the settings before raw mode; does nothing outside of it.
+/// Restores the settings before raw mode; does nothing outside of it.
 pub fn restore() {
-    // Waiting for the lock could hang a panic inside of it; then nothing was changed yet either.
+    // Waiting for the lock could hang a panic inside of it; in this case no setting has changed yet.
     if let Ok(mut saved) = SAVED.try_lock()
         && let Some(before) = saved.take()
     {
-        // There is nobody left to tell if the terminal is gone.
-        let _ = tell(before.leave);
+        // If the terminal is gone, a failure can't be reported anywhere.
+        let _ = write_to_terminal(before.leave);
         let _ = termios::tcsetattr(io::stdin(), SetArg::TCSANOW, &before.settings);
     }
 }
 
-/// Writes to the terminal, past std's lock, which another thread may hold.
-fn tell(text: &str) -> io::Result<()> {
+/// Writes to the terminal without std's lock, which another thread may hold.
+fn write_to_terminal(text: &str) -> io::Result<()> {
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
         match nix::unistd::write(io::stdout(), rest) {
@@ -117,15 +120,16 @@ fn restore_on_panic() {
     });
 }
 
-/// A thread that carries standard input to the guest; dropping it ends it.
+/// Thread that passes standard input to the guest; dropping it ends the thread.
 #[derive(Debug)]
-pub struct Keys {
+pub struct KeyReader {
     wake: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Keys {
-    /// Starts to read. With `escape`, the key of that value ends the run and is not given to the guest.
+impl KeyReader {
+    /// Starts the thread. With `escape`, the key of that value ends the run and is not given to the
+    /// guest.
     pub fn start(
         input: mpsc::Sender<Vec<u8>>,
         stop: watch::Sender<bool>,
@@ -140,7 +144,7 @@ impl Keys {
     }
 }
 
-impl Drop for Keys {
+impl Drop for KeyReader {
     fn drop(&mut self) {
         drop(self.wake.take());
         if let Some(thread) = self.thread.take() {
@@ -151,7 +155,7 @@ impl Drop for Keys {
 }
 
 fn read_keys(wake: &OwnedFd, input: &mpsc::Sender<Vec<u8>>, stop: &watch::Sender<bool>, escape: Option<u8>) {
-    // Not through std's buffer, which poll does not see.
+    // std's buffer is not used: poll does not see its contents.
     let stdin = io::stdin();
     let mut buffer = [0; 256];
     loop {
@@ -185,7 +189,7 @@ fn read_keys(wake: &OwnedFd, input: &mpsc::Sender<Vec<u8>>, stop: &watch::Sender
     }
 }
 
-/// Gives keys to the run and waits while it has enough; false once the run has ended.
+/// Gives keys to the run, and waits while its queue is full. Returns false once the run has ended.
 fn send(wake: &OwnedFd, input: &mpsc::Sender<Vec<u8>>, keys: Vec<u8>) -> bool {
     let mut keys = keys;
     loop {

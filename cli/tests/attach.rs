@@ -1,5 +1,5 @@
-//! `vprof attach` on a VMM with a few bytes of code at CPL 3 as its guest, which every KVM runs. The VMM is this test's own
-//! binary, started again.
+//! `vprof attach` on a VMM with a few bytes of code at CPL 3 as its guest, which every KVM runs. The VMM is
+//! this test's own binary, started again.
 
 mod support;
 
@@ -17,16 +17,16 @@ use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Unobserved, VmConfig, kvm_check};
 
 const SOON: Duration = Duration::from_secs(20);
-/// Set in the VMM.
+/// Variable that is set in the VMM.
 const VMM: &str = "VPROF_TEST_VMM";
 /// `1: jmp 1b`
 const SPIN: &[u8] = &[0xeb, 0xfe];
 
 /// A VMM with two vCPUs: the first spins, the second waits for its start.
-struct Vm(Child);
+struct TestVm(Child);
 
-impl Vm {
-    /// Starts this binary again for the test `test`. `None` where there is no KVM, and need not be.
+impl TestVm {
+    /// Starts this binary again for the test `test`. Returns `None` if there is no KVM and none is required.
     fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
         static ONE: Mutex<()> = Mutex::new(());
         if let Err(error) = kvm_check::open() {
@@ -48,7 +48,7 @@ impl Vm {
     }
 }
 
-impl Drop for Vm {
+impl Drop for TestVm {
     fn drop(&mut self) {
         let _ended = self.0.kill();
         let _status = self.0.wait();
@@ -56,27 +56,27 @@ impl Drop for Vm {
 }
 
 /// A vprof that is attached and has samples.
-struct Attached {
+struct AttachedVprof {
     vprof: Child,
     profile: PathBuf,
 }
 
-impl Attached {
-    fn to(vm: &Vm, directory: &Path) -> Self {
+impl AttachedVprof {
+    fn start(vm: &TestVm, directory: &Path) -> Self {
         let (profile, socket) = (directory.join("a.vprof"), directory.join("run.sock"));
         let mut attach = vprof(["attach", &vm.pid(), "-q", "-o"]);
         let vprof_there = attach.arg(&profile).arg("--control").arg(&socket).spawn().unwrap();
         let ctl = || vprof(["ctl", "--run"]).arg(&socket).args(["--json", "status"]).output().unwrap();
         eventually("samples", SOON, || {
             let status = ctl();
-            // It answers before it has begun.
+            // The run answers before it has samples.
             let samples = status.status.success().then(|| json(&status)["samples"].as_u64())?;
             samples.filter(|samples| *samples > 0)
         });
         Self { vprof: vprof_there, profile }
     }
 
-    /// Its end, which must come by itself, and what the profile says of it.
+    /// Waits for the end, which must come by itself; returns the status and the profile's event.
     fn end(mut self) -> (ExitStatus, String) {
         let status = eventually("end after the VM's", SOON, || self.vprof.try_wait().unwrap());
         let sql = "SELECT text FROM event WHERE kind = 'end'";
@@ -85,8 +85,8 @@ impl Attached {
     }
 }
 
-/// Is the VMM where this process was started for it. A line on its input has it run another program.
-fn play() {
+/// Runs as the VMM if this process was started for it. A line on its input starts another program.
+fn run_as_vmm() {
     if std::env::var_os(VMM).is_none() {
         return;
     }
@@ -110,8 +110,8 @@ fn json(output: &Output) -> Value {
 
 #[test]
 fn a_profile_of_a_vm_that_runs_already() {
-    play();
-    let Some((vm, _one)) = Vm::start("a_profile_of_a_vm_that_runs_already") else { return };
+    run_as_vmm();
+    let Some((vm, _one)) = TestVm::start("a_profile_of_a_vm_that_runs_already") else { return };
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("a.vprof");
     let mut attach = vprof(["attach", &vm.pid(), "-F", "500", "-d", "2s", "--json", "-o"]);
@@ -134,7 +134,7 @@ fn a_profile_of_a_vm_that_runs_already() {
         let states: u64 = vcpu["states"].as_object().unwrap().values().map(ns).sum();
         assert_eq!(states, wall, "{vcpu}");
         assert!(wall > 1_500_000_000, "{vcpu}");
-        // The second waits for its start; the first spins as far as the host lets it.
+        // The second vCPU waits for its start; the first spins as far as the host lets it.
         let state = |name: &str| ns(&vcpu["states"][name]);
         match vcpu["id"].as_u64() {
             Some(0) => assert!(state("guest") + state("waiting") + state("sampler") > wall / 2, "{vcpu}"),
@@ -148,11 +148,11 @@ fn a_profile_of_a_vm_that_runs_already() {
 
 #[test]
 fn one_vprof_at_a_time_until_the_vm_ends() {
-    play();
-    let Some((vm, _one)) = Vm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
+    run_as_vmm();
+    let Some((vm, _one)) = TestVm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
     let directory = tempfile::tempdir().unwrap();
     let second = directory.path().join("b.vprof");
-    let attached = Attached::to(&vm, directory.path());
+    let attached = AttachedVprof::start(&vm, directory.path());
     let mut again = vprof(["attach", &vm.pid(), "-o"]);
     let other = format!("another vprof (process {})", attached.vprof.id());
     refused(&again.arg(&second).output().unwrap(), 1, &[&other]);
@@ -164,35 +164,35 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
 }
 
 #[test]
-fn a_vmm_that_runs_another_program_is_let_go() {
-    play();
-    let Some((mut vm, _one)) = Vm::start("a_vmm_that_runs_another_program_is_let_go") else { return };
+fn a_vmm_that_runs_another_program_is_released() {
+    run_as_vmm();
+    let Some((mut vm, _one)) = TestVm::start("a_vmm_that_runs_another_program_is_released") else { return };
     let directory = tempfile::tempdir().unwrap();
-    let attached = Attached::to(&vm, directory.path());
+    let attached = AttachedVprof::start(&vm, directory.path());
     vm.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
     let (status, end) = attached.end();
     assert!(status.success());
     assert!(end.contains("vCPU"), "{end}");
     let other = std::fs::read_to_string(format!("/proc/{}/status", vm.pid())).unwrap();
-    let of = |key: &str| other.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
-    assert_eq!((of("Name:"), of("TracerPid:")), ("sleep".to_owned(), "0".to_owned()), "{other}");
-    assert!(of("State:").starts_with('S'), "it sleeps by itself: {other}");
+    let field = |key: &str| other.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+    assert_eq!((field("Name:"), field("TracerPid:")), ("sleep".to_owned(), "0".to_owned()), "{other}");
+    assert!(field("State:").starts_with('S'), "it sleeps by itself: {other}");
 }
 
 #[test]
-fn what_is_no_vm_is_told() {
-    play();
+fn a_process_without_a_vm_is_refused() {
+    run_as_vmm();
     let directory = tempfile::tempdir().unwrap();
-    let at = |words: &[&str]| {
+    let attach = |words: &[&str]| {
         let output =
             vprof(["attach", "-o"]).arg(directory.path().join("a.vprof")).args(words).output().unwrap();
         assert!(!directory.path().join("a.vprof").exists());
         output
     };
-    refused(&at(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
-    refused(&at(&["999999999"]), 1, &["there is no process 999999999"]);
-    refused(&at(&["--name", "no such vm"]), 1, &["no virtual machine is named no such vm"]);
-    refused(&at(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
+    refused(&attach(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
+    refused(&attach(&["999999999"]), 1, &["there is no process 999999999"]);
+    refused(&attach(&["--name", "no such vm"]), 1, &["no virtual machine is named no such vm"]);
+    refused(&attach(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
     assert_eq!(run(["attach"]).status.code(), Some(2));
     assert_eq!(run(["attach", "0"]).status.code(), Some(2));
 }

@@ -1,4 +1,4 @@
-//! Whatever is wrong with what a person gives: one clear sentence and the documented exit code, and no guest.
+//! Wrong input of the user: one clear sentence and the documented exit code, and no guest.
 
 mod support;
 
@@ -9,9 +9,9 @@ use std::path::{Path, PathBuf};
 use support::{ext4, fake_host, initrd, refused, run, stderr, vprof};
 
 /// A directory with good and bad files.
-struct Files(tempfile::TempDir);
+struct InputFiles(tempfile::TempDir);
 
-impl Files {
+impl InputFiles {
     fn new() -> Self {
         let files = Self(tempfile::tempdir().unwrap());
         files.write("kernel", &testkit::bz_image(10_000));
@@ -29,7 +29,7 @@ impl Files {
         path
     }
 
-    /// `vprof run` with these arguments, writing its profile here; no guest is meant to start.
+    /// Runs `vprof run` with these arguments and a profile here; no guest should start.
     fn run(&self, arguments: &[&Path]) -> std::process::Output {
         let mut command = vprof(["run", "-o"]);
         let output = command.arg(self.path("out.vprof")).args(arguments).output().unwrap();
@@ -52,8 +52,8 @@ impl Files {
 }
 
 #[test]
-fn images_that_are_none() {
-    let files = Files::new();
+fn wrong_images() {
+    let files = InputFiles::new();
     refused(&files.image("gone"), 1, &["can't read the image", "gone", "no such file or directory"]);
     files.write("empty", b"");
     refused(&files.image("empty"), 1, &["empty is empty", "a disk image (raw or qcow2) or a kernel"]);
@@ -79,15 +79,15 @@ fn images_that_are_none() {
 
 #[test]
 fn a_precision_needs_chance() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let fixed = ["--until-precision", "1%", "--clock", "fixed"].map(Path::new);
     let output = files.run(&[&[files.path("kernel").as_path()], fixed.as_slice()].concat());
-    refused(&output, 2, &["--until-precision needs a clock with chance"]);
+    refused(&output, 2, &["--until-precision needs a random clock"]);
 }
 
 #[test]
 fn images_whose_file_system_is_cut_off_or_has_no_kernel() {
-    let files = Files::new();
+    let files = InputFiles::new();
     fs::create_dir_all(files.path("root/boot")).unwrap();
     ext4(&files.path("root"), &files.path("nokernel.img"));
     refused(&files.image("nokernel.img"), 1, &["no kernel in", "/boot/vmlinuz", "--kernel FILE"]);
@@ -121,7 +121,7 @@ fn partitioned(file_system: &[u8]) -> Vec<u8> {
 
 #[test]
 fn images_with_partitions_that_lead_to_no_kernel() {
-    let files = Files::new();
+    let files = InputFiles::new();
     fs::create_dir_all(files.path("root/boot")).unwrap();
     ext4(&files.path("root"), &files.path("ext4"));
     let mut whole = partitioned(&fs::read(files.path("ext4")).unwrap());
@@ -163,8 +163,8 @@ fn images_with_partitions_that_lead_to_no_kernel() {
 }
 
 #[test]
-fn what_is_no_disk_is_not_inspected() {
-    let files = Files::new();
+fn files_that_are_not_disks_are_not_inspected() {
+    let files = InputFiles::new();
     files.write("vmdk", b"KDMV");
     let inspect = |name: &str| run(["image".as_ref(), "inspect".as_ref(), files.path(name).as_os_str()]);
     refused(&inspect("vmdk"), 1, &["a VMDK image"]);
@@ -173,8 +173,8 @@ fn what_is_no_disk_is_not_inspected() {
 }
 
 #[test]
-fn kernels_that_are_none() {
-    let files = Files::new();
+fn wrong_kernels() {
+    let files = InputFiles::new();
     refused(&files.kernel("gone"), 1, &["can't read the kernel", "gone"]);
     files.write("empty", b"");
     refused(&files.kernel("empty"), 1, &["empty is empty", "a kernel for x86-64"]);
@@ -200,8 +200,8 @@ fn kernels_that_are_none() {
 }
 
 #[test]
-fn initrds_that_are_none() {
-    let files = Files::new();
+fn wrong_initrds() {
+    let files = InputFiles::new();
     refused(&files.initrd("gone"), 1, &["can't read the initrd", "gone"]);
     files.write("empty", b"");
     refused(&files.initrd("empty"), 1, &["empty is empty", "an initrd"]);
@@ -215,8 +215,8 @@ fn initrds_that_are_none() {
 }
 
 #[test]
-fn disks_that_are_none() {
-    let files = Files::new();
+fn wrong_disks() {
+    let files = InputFiles::new();
     let kernel = files.path("kernel");
     let disk = |name: &str| files.run(&[&kernel, Path::new("--disk"), &files.path(name)]);
     refused(&disk("gone"), 1, &["can't read the disk", "gone"]);
@@ -225,8 +225,8 @@ fn disks_that_are_none() {
 }
 
 #[test]
-fn a_command_needs_somebody_who_runs_it() {
-    let files = Files::new();
+fn a_command_needs_an_init_that_runs_it() {
+    let files = InputFiles::new();
     let output = files.run(&[&files.path("kernel"), Path::new("--"), Path::new("true")]);
     refused(&output, 1, &["a command needs an init that runs it"]);
     let arguments = [
@@ -244,13 +244,13 @@ fn a_command_needs_somebody_who_runs_it() {
 }
 
 #[test]
-fn an_output_in_the_way_is_never_touched() {
-    let files = Files::new();
+fn an_existing_output_is_not_touched() {
+    let files = InputFiles::new();
     let output = files.write("mine.txt", b"my thesis");
     let kernel = files.path("kernel");
     let run_with =
         |more: &[&str]| vprof(["run", "-o"]).arg(&output).arg(&kernel).args(more).output().unwrap();
-    refused(&run_with(&[]), 1, &["mine.txt exists already", "-o", "--force"]);
+    refused(&run_with(&[]), 1, &["mine.txt exists", "-o", "--force"]);
     refused(&run_with(&["--force"]), 1, &["mine.txt exists and is not a profile"]);
     assert_eq!(fs::read(&output).unwrap(), b"my thesis");
     let output = run(["run".as_ref(), kernel.as_os_str(), "-o".as_ref(), "/nowhere/p.vprof".as_ref()]);
@@ -260,8 +260,8 @@ fn an_output_in_the_way_is_never_touched() {
 #[test]
 fn wrong_command_lines_end_with_2() {
     for (arguments, word) in [
-        (&["run", "x", "--memory", "300G"][..], "the most is 256 GiB"),
-        (&["run", "x", "--memory", "512"], "it has no unit"),
+        (&["run", "x", "--memory", "300G"][..], "the maximum is 256 GiB"),
+        (&["run", "x", "--memory", "512"], "the unit is missing"),
         (&["run", "x", "--cpus", "65"], "65 is not in 1..=64"),
         (&["run", "x", "--cpus", "0"], "0 is not in 1..=64"),
         (&["run", "x", "-F", "0"], "from 0.1 to 50000"),
@@ -277,7 +277,7 @@ fn wrong_command_lines_end_with_2() {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
     }
-    let files = Files::new();
+    let files = InputFiles::new();
     let kernel = files.path("kernel");
     refused(
         &files.run(&[&kernel, Path::new("--json"), Path::new("--console"), Path::new("-")]),
@@ -288,7 +288,7 @@ fn wrong_command_lines_end_with_2() {
 
 #[test]
 fn more_memory_than_there_is() {
-    let files = Files::new();
+    let files = InputFiles::new();
     let (bundle, bin) = fake_host(files.0.path(), "exit 1");
     let output = vprof(["run", "-q", "--memory", "256G", "--host", "portable", "--portable-host"])
         .env("PATH", format!("{}:{}", bin.display(), std::env::var("PATH").unwrap()))
@@ -303,8 +303,8 @@ fn more_memory_than_there_is() {
 }
 
 #[test]
-fn no_hypervisor_ends_with_4_and_what_to_type() {
-    let files = Files::new();
+fn no_hypervisor_ends_with_4_and_advice() {
+    let files = InputFiles::new();
     let empty = files.path("empty");
     fs::create_dir(&empty).unwrap();
     let output = vprof(["run", "--host", "portable"])
@@ -318,8 +318,8 @@ fn no_hypervisor_ends_with_4_and_what_to_type() {
 }
 
 #[test]
-fn networks_that_cannot_be_had() {
-    let files = Files::new();
+fn networks_that_are_not_available() {
+    let files = InputFiles::new();
     let (bundle, bin) = fake_host(files.0.path(), "exit 1");
     let run = |network: &str| {
         let mut command = vprof(["run", "-q", "--host", "portable", "--net", network]);
@@ -341,8 +341,8 @@ fn networks_that_cannot_be_had() {
 }
 
 #[test]
-fn sockets_that_cannot_be_had() {
-    let files = Files::new();
+fn sockets_that_are_not_available() {
+    let files = InputFiles::new();
     let (bundle, bin) = fake_host(files.0.path(), "exit 1");
     let run = |vsock: &Path| {
         let mut command = vprof(["run", "-q", "--host", "portable", "--vsock"]);
@@ -362,7 +362,7 @@ fn sockets_that_cannot_be_had() {
     fs::remove_file(&path).unwrap();
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
     refused(&run(&path), 1, &["exists already"]);
-    // A socket that a killed run has left is replaced, and gone whatever becomes of this run.
+    // vprof replaces a socket that a killed run has left, and removes it after any end of this run.
     drop(listener);
     assert_eq!(run(&path).status.code(), Some(4));
     assert!(!path.exists());
@@ -373,10 +373,10 @@ fn sockets_that_cannot_be_had() {
 
 #[test]
 fn qcow2_images_that_name_themselves_or_nothing() {
-    let files = Files::new();
+    let files = InputFiles::new();
     for name in ["gone.img", "loop.qcow2"] {
-        // Header of version 2: magic, version, place and length of the backing file's name, cluster bits, size, no
-        // encryption, L1 entries and table, refcount table and its clusters.
+        // Header of version 2: magic, version, offset and length of the backing file's name, cluster bits,
+        // size, no encryption, L1 entries and table, refcount table and its clusters.
         let mut image = b"QFI\xfb\0\0\0\x02".to_vec();
         image.extend(512_u64.to_be_bytes());
         image.extend(u32::try_from(name.len()).unwrap().to_be_bytes());
@@ -406,7 +406,7 @@ fn more_memory_than_there_is_on_kvm() {
     if open.is_err() || total > 200 << 20 {
         return testkit::missing("/dev/kvm, and a machine of less than 200 GiB");
     }
-    let files = Files::new();
+    let files = InputFiles::new();
     let arguments = ["-q", "--host", "kvm", "--memory", "256G"].map(Path::new);
     let kernel = files.path("kernel");
     let all: Vec<&Path> = arguments.into_iter().chain([kernel.as_path()]).collect();
@@ -416,13 +416,13 @@ fn more_memory_than_there_is_on_kvm() {
 #[test]
 fn no_permission_on_dev_kvm() {
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
-    // Only root can become somebody who may not.
+    // Only root can switch to a user without permission.
     let closed = fs::metadata("/dev/kvm").is_ok_and(|m| m.mode() & 0o006 == 0);
     let is_root = fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0);
     if !closed || !is_root {
         return testkit::missing("root, and a /dev/kvm that is closed to others");
     }
-    let files = Files::new();
+    let files = InputFiles::new();
     fs::set_permissions(files.0.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = vprof(["run", "--host", "kvm"]);
     command.args([&files.path("kernel"), Path::new("-o"), &files.path("out.vprof")]);

@@ -1,4 +1,4 @@
-//! `diff`: of two runs, of several, and for machines.
+//! `diff` of two runs, of several, and with machine-readable output.
 
 mod support;
 
@@ -6,21 +6,21 @@ use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
-use support::{refused, run, stderr, stdout, write_profile_of};
+use support::{refused, run, stderr, stdout, write_profile_with_quarters};
 
-/// Profiles `a*` with a process of one quarter, and `b*` with one of three.
-struct Profiles(tempfile::TempDir);
+/// Profiles `a*` with a process of one quarter, and `b*` with one of three quarters.
+struct ProfilePairs(tempfile::TempDir);
 
-impl Profiles {
+impl ProfilePairs {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        for (name, of_four) in [("a1", 1), ("a2", 1), ("b1", 3), ("b2", 3)] {
-            write_profile_of(&directory.path().join(name), of_four);
+        for (name, quarters) in [("a1", 1), ("a2", 1), ("b1", 3), ("b2", 3)] {
+            write_profile_with_quarters(&directory.path().join(name), quarters);
         }
         Self(directory)
     }
 
-    /// Words that are names of profiles stand for their paths.
+    /// Runs `diff`. Words that are names of profiles become their paths.
     fn diff(&self, words: &[&str]) -> Output {
         let path = |word: &&str| {
             let file = self.0.path().join(word);
@@ -38,8 +38,8 @@ impl Profiles {
 }
 
 #[test]
-fn what_has_grown_and_what_has_shrunk_are_marked() {
-    let profiles = Profiles::new();
+fn growth_and_decline_are_marked() {
+    let profiles = ProfilePairs::new();
     let diff = profiles.json(&["a1", "b1", "--by", "process"]);
     let row = |name: &str| {
         let rows = diff["rows"].as_array().unwrap();
@@ -58,11 +58,11 @@ fn what_has_grown_and_what_has_shrunk_are_marked() {
 }
 
 #[test]
-fn people_read_changes_with_intervals_and_what_they_do_not_cover() {
-    let profiles = Profiles::new();
+fn the_text_has_changes_with_intervals_and_notes() {
+    let profiles = ProfilePairs::new();
     let text = stdout(&profiles.diff(&["a1", "b1"]));
     assert!(text.contains("+50.00") && text.contains("do_work") && text.contains('*'), "{text}");
-    assert!(text.contains("compares these two runs only") && text.contains("--repeat"), "{text}");
+    assert!(text.contains("the comparison is of these two runs only") && text.contains("--repeat"), "{text}");
     assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text:?}");
     let several = stdout(&profiles.diff(&["--before", "a1", "a2", "--after", "b1", "b2", "--by", "stack"]));
     assert!(several.contains("2 runs, each") && !several.contains("Note"), "{several}");
@@ -72,15 +72,15 @@ fn people_read_changes_with_intervals_and_what_they_do_not_cover() {
     assert!(filtered.contains("do_work") && !filtered.contains("[user]"), "{filtered}");
 }
 
-/// The name of a process that is not printed as it is.
+/// Name of a process that needs escapes.
 const EVIL: &str = "evil\x1b[2J,\"x\"";
 
 #[test]
 fn an_increase_beyond_the_limit_is_exit_code_3() {
-    let profiles = Profiles::new();
+    let profiles = ProfilePairs::new();
     let several = ["--before", "a1", "a2", "--after", "b1", "b2"];
     let judge = |more: &[&str]| profiles.diff(&several.iter().chain(more).copied().collect::<Vec<_>>());
-    // Of evil's share 25 to 75 %: 50 points, and three times the time. Of calm it is the other way round.
+    // The share of evil grows from 25 to 75 %: by 50 points, to three times the time. That of calm falls.
     for (limit, process, code) in [
         ("40pt", None, 3),
         ("60pt", None, 0),
@@ -91,8 +91,8 @@ fn an_increase_beyond_the_limit_is_exit_code_3() {
         ("0%", Some("calm"), 0),
         ("5%", None, 0),
     ] {
-        let of: Vec<&str> = process.into_iter().flat_map(|name| ["--process", name]).collect();
-        let output = judge(&[&["--by", "process", "--fail-above", limit][..], &of].concat());
+        let filter: Vec<&str> = process.into_iter().flat_map(|name| ["--process", name]).collect();
+        let output = judge(&[&["--by", "process", "--fail-above", limit][..], &filter].concat());
         assert_eq!(output.status.code(), Some(code), "{limit} {process:?}: {}", stderr(&output));
         assert_eq!(
             stderr(&output).contains("more than --fail-above allows"),
@@ -110,8 +110,8 @@ fn an_increase_beyond_the_limit_is_exit_code_3() {
 }
 
 #[test]
-fn one_run_of_each_is_judged_only_if_that_is_asked_for() {
-    let profiles = Profiles::new();
+fn one_run_of_each_is_judged_only_on_request() {
+    let profiles = ProfilePairs::new();
     let words = ["a1", "b1", "--process", EVIL, "--fail-above", "5%"];
     refused(&profiles.diff(&words), 2, &["--fail-above", "--repeat", "--single"]);
     let output = profiles.diff(&[&words[..], &["--single"]].concat());
@@ -120,18 +120,18 @@ fn one_run_of_each_is_judged_only_if_that_is_asked_for() {
 
 #[test]
 fn a_flame_graph_shows_both() {
-    let profiles = Profiles::new();
+    let profiles = ProfilePairs::new();
     let file = profiles.0.path().join("d.svg");
     let words = ["a1", "b1", "--flamegraph", file.to_str().unwrap()];
     assert!(profiles.diff(&words).status.success());
     let svg = fs::read_to_string(&file).unwrap();
     assert!(svg.contains("<title>do_work (300,000 us, 25.00%; -50.00%)</title>"), "{svg}");
-    refused(&profiles.diff(&words), 1, &["exists already"]);
+    refused(&profiles.diff(&words), 1, &["d.svg exists"]);
 }
 
 #[test]
-fn what_can_not_be_compared_is_refused() {
-    let profiles = Profiles::new();
+fn runs_that_can_not_be_compared_are_refused() {
+    let profiles = ProfilePairs::new();
     refused(&profiles.diff(&["--before", "a1", "--after", "b1", "b2"]), 2, &["1 before and 2 after"]);
     refused(&profiles.diff(&["a1", "missing.vprof"]), 1, &["missing.vprof"]);
     refused(&profiles.diff(&["a1", "b1", "--process", "nobody"]), 1, &["nobody"]);

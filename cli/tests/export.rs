@@ -1,4 +1,4 @@
-//! `export`: where it writes, and what it does when it can't.
+//! `export`: its output, and its errors.
 
 mod support;
 
@@ -10,9 +10,10 @@ use std::process::Stdio;
 use profile::made_up;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
 
-struct Profile(tempfile::TempDir);
+/// A profile in a directory.
+struct TestProfile(tempfile::TempDir);
 
-impl Profile {
+impl TestProfile {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         write_profile(&directory.path().join("p.vprof"));
@@ -28,15 +29,15 @@ impl Profile {
         run(["export", path.to_str().unwrap()].iter().chain(more))
     }
 
-    fn to(&self, output: &Path, more: &[&str]) -> std::process::Output {
+    fn export_to(&self, output: &Path, more: &[&str]) -> std::process::Output {
         let arguments = ["-o", output.to_str().unwrap()];
         self.export(&arguments.iter().chain(more).copied().collect::<Vec<_>>())
     }
 }
 
 #[test]
-fn the_name_of_the_file_tells_the_format() {
-    let profile = Profile::new();
+fn the_format_is_inferred_from_the_file_name() {
+    let profile = TestProfile::new();
     for (name, start) in [
         ("a.folded", &b"calm;"[..]),
         ("a.svg", b"<?xml"),
@@ -46,13 +47,13 @@ fn the_name_of_the_file_tells_the_format() {
         ("a.csv", b"time_ns,"),
     ] {
         let file = profile.file(name);
-        let output = profile.to(&file, &[]);
+        let output = profile.export_to(&file, &[]);
         assert!(output.status.success(), "{name}: {}", stderr(&output));
         assert_eq!((stdout(&output), stderr(&output)), (String::new(), String::new()), "{name}");
         let written = fs::read(&file).unwrap();
         assert!(written.starts_with(start), "{name}: {:?}", String::from_utf8_lossy(&written[..40]));
     }
-    refused(&profile.to(&profile.file("a.what"), &[]), 2, &["--format", "folded", "pprof"]);
+    refused(&profile.export_to(&profile.file("a.what"), &[]), 2, &["--format", "folded", "pprof"]);
     refused(&profile.export(&[]), 2, &["--format"]);
     let wrong = profile.export(&["--format", "gif"]);
     assert_eq!(wrong.status.code(), Some(2));
@@ -61,7 +62,7 @@ fn the_name_of_the_file_tells_the_format() {
 
 #[test]
 fn standard_output_has_what_a_filter_chooses() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let output = profile.export(&["--format", "folded", "--count", "samples"]);
     assert_eq!(stdout(&output), "calm;do_work 100\nevil\\x1b[2J,\"x\";[user] 300\n");
     let calm = profile.export(&["-f", "folded", "-o", "-", "--process", "calm", "--count", "samples"]);
@@ -73,30 +74,30 @@ fn standard_output_has_what_a_filter_chooses() {
 
 #[test]
 fn files_are_replaced_by_force_only_and_profiles_never() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let file = profile.file("a.folded");
     fs::write(&file, "mine").unwrap();
-    refused(&profile.to(&file, &[]), 1, &["a.folded", "exists already", "--force"]);
+    refused(&profile.export_to(&file, &[]), 1, &["a.folded exists", "--force"]);
     assert_eq!(fs::read(&file).unwrap(), b"mine");
-    assert!(profile.to(&file, &["--force"]).status.success());
+    assert!(profile.export_to(&file, &["--force"]).status.success());
     assert!(fs::read_to_string(&file).unwrap().contains("calm;do_work"));
     let own = profile.file("p.vprof");
-    refused(&profile.to(&own, &["-f", "folded", "--force"]), 1, &["p.vprof", "is a profile"]);
+    refused(&profile.export_to(&own, &["-f", "folded", "--force"]), 1, &["p.vprof", "is a profile"]);
     assert!(fs::read(&own).unwrap().starts_with(b"SQLite"));
 }
 
 #[test]
-fn a_place_without_room_leaves_no_half_file() {
-    let profile = Profile::new();
+fn a_failed_write_leaves_no_partial_file() {
+    let profile = TestProfile::new();
     for (output, words) in [
         (profile.file("no/such/a.folded"), ["no such file or directory", "no/such"]),
         (profile.file("p.vprof/a.folded"), ["not a directory", "a.folded"]),
         (profile.0.path().to_owned(), ["is a directory", "write"]),
         (PathBuf::from("/dev/full"), ["no space left", "/dev/full"]),
     ] {
-        refused(&profile.to(&output, &["-f", "folded"]), 1, &words);
+        refused(&profile.export_to(&output, &["-f", "folded"]), 1, &words);
     }
-    // A limit on the size of files stands for a full disk.
+    // A limit on the size of files has the effect of a full disk.
     let program = env!("CARGO_BIN_EXE_vprof");
     let (from, to) = (profile.file("p.vprof"), profile.file("big.csv"));
     let script = format!("ulimit -f 1; exec {program} export {} -o {}", from.display(), to.display());
@@ -108,7 +109,7 @@ fn a_place_without_room_leaves_no_half_file() {
 }
 
 #[test]
-fn a_reader_that_ends_early_is_no_failure() {
+fn a_reader_that_ends_early_is_not_a_failure() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("long.vprof");
     made_up::write_profile(&path, 50_000, 0);
@@ -124,18 +125,18 @@ fn a_reader_that_ends_early_is_no_failure() {
 }
 
 #[test]
-fn a_profile_that_is_none_is_refused_and_nothing_is_written() {
-    let profile = Profile::new();
+fn a_file_that_is_not_a_profile_is_refused_and_nothing_is_written() {
+    let profile = TestProfile::new();
     let (bad, to) = (profile.file("bad.vprof"), profile.file("bad.folded"));
     fs::write(&bad, "no profile").unwrap();
     let output = run(["export", bad.to_str().unwrap(), "-o", to.to_str().unwrap()]);
     refused(&output, 1, &["bad.vprof"]);
-    // A name that is no UTF-8, as only a damaged profile has.
+    // A name that is not UTF-8, as only a damaged profile has.
     let damaged = profile.file("p.vprof");
     let mut bytes = fs::read(&damaged).unwrap();
     let at = bytes.windows(7).position(|window| window == b"do_work").unwrap();
     bytes[at] = 0xff;
     fs::write(&damaged, bytes).unwrap();
-    refused(&profile.to(&to, &[]), 1, &["p.vprof"]);
+    refused(&profile.export_to(&to, &[]), 1, &["p.vprof"]);
     assert!(!to.exists());
 }

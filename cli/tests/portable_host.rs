@@ -14,13 +14,14 @@ use profile::rows::{EventRow, SampleRow};
 use support::{fake_host, stderr, vprof};
 use vmm::MachineEnd;
 
-struct Fake {
+/// A portable host whose QEMU is a script.
+struct FakeHost {
     directory: tempfile::TempDir,
     bundle: PathBuf,
     path: String,
 }
 
-impl Fake {
+impl FakeHost {
     fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = format!("echo $$ >> '{}'\n{script}", directory.path().join("pids").display());
@@ -106,7 +107,7 @@ fn ended(end: MachineEnd) -> Vec<FromHost> {
 #[test]
 fn a_guest_that_stalls_ends_the_run_and_is_run_again_with_retry() {
     let stalls = [stalled(true), ended(MachineEnd::PowerOff)];
-    let fake = Fake::sending(&stalls);
+    let fake = FakeHost::sending(&stalls);
     let output = fake.run(&["-q"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -117,7 +118,7 @@ fn a_guest_that_stalls_ends_the_run_and_is_run_again_with_retry() {
     assert!(error.contains("`--retry`") && error.trim_end().lines().count() == 1, "{error}");
     assert_eq!((fake.pids().len(), fake.events("emulation").len()), (1, 1), "the profile stays");
 
-    let fake = Fake::sending(&stalls);
+    let fake = FakeHost::sending(&stalls);
     let output = fake.run(&["-q", "--retry"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(0), "{error}");
@@ -133,11 +134,11 @@ fn a_guest_that_stalls_ends_the_run_and_is_run_again_with_retry() {
 
 #[test]
 fn a_guest_that_stalls_before_it_is_measured_is_run_again_anyway() {
-    let fake = Fake::sending(&[stalled(false), stalled(false), ended(MachineEnd::PowerOff)]);
+    let fake = FakeHost::sending(&[stalled(false), stalled(false), ended(MachineEnd::PowerOff)]);
     let output = fake.run(&["-q"]).output().unwrap();
     assert_eq!((output.status.code(), fake.pids().len()), (Some(0), 3), "{}", stderr(&output));
     assert_eq!(fake.events("emulation").len(), 2);
-    let fake = Fake::sending(&[stalled(false), stalled(false), stalled(false)]);
+    let fake = FakeHost::sending(&[stalled(false), stalled(false), stalled(false)]);
     let output = fake.run(&["-q"]).output().unwrap();
     assert_eq!((output.status.code(), fake.pids().len()), (Some(1), 3), "{}", stderr(&output));
 }
@@ -145,18 +146,18 @@ fn a_guest_that_stalls_before_it_is_measured_is_run_again_anyway() {
 #[test]
 fn a_triple_fault_counts_as_one_of_the_emulation() {
     let failed = MachineEnd::Failed(format!("vCPU 0: {}: an exception", vmm::TRIPLE_FAULT));
-    let fake = Fake::sending(&[ended(failed.clone()), ended(failed), ended(MachineEnd::PowerOff)]);
+    let fake = FakeHost::sending(&[ended(failed.clone()), ended(failed), ended(MachineEnd::PowerOff)]);
     let output = fake.run(&["-q", "--retry=2"]).output().unwrap();
     assert_eq!((output.status.code(), fake.pids().len()), (Some(0), 3), "{}", stderr(&output));
     let failed = MachineEnd::Failed(format!("vCPU 0: {}: an exception", vmm::TRIPLE_FAULT));
-    let fake = Fake::sending(&[ended(failed)]);
+    let fake = FakeHost::sending(&[ended(failed)]);
     let output = fake.run(&["-q"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!((output.status.code(), fake.pids().len()), (Some(1), 1), "{error}");
     assert!(error.contains("triple fault after 20.00 s") && error.contains("`--retry`"), "{error}");
 }
 
-/// True once the process is gone, or a zombie that nobody has asked about yet.
+/// Returns true once the process is gone, or a zombie.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Err(_) => true,
@@ -170,7 +171,7 @@ fn wait_until(what: &str, mut met: impl FnMut() -> bool) {
 
 #[test]
 fn a_silent_host_is_killed_and_tried_three_times() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let output = fake.run(&["--host-timeout", "200ms", "-v"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -185,8 +186,8 @@ fn a_silent_host_is_killed_and_tried_three_times() {
 }
 
 #[test]
-fn a_host_that_dies_is_told_with_its_last_words() {
-    let fake = Fake::new("echo 'no such machine' >&2; exit 7");
+fn a_host_that_dies_is_reported_with_its_last_words() {
+    let fake = FakeHost::new("echo 'no such machine' >&2; exit 7");
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
@@ -197,11 +198,11 @@ fn a_host_that_dies_is_told_with_its_last_words() {
 }
 
 #[test]
-fn a_host_that_sends_nonsense_is_not_believed() {
+fn a_host_that_sends_an_invalid_message_is_refused() {
     // The port is the only socket that is inherited; 0xffffffff is a frame of 4 GiB.
     let script = "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n\
                   printf '\\377\\377\\377\\377' >&$port; exec sleep 1000";
-    let fake = Fake::new(script);
+    let fake = FakeHost::new(script);
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -211,7 +212,7 @@ fn a_host_that_sends_nonsense_is_not_believed() {
 
 #[test]
 fn a_signal_ends_the_run_and_the_host() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     let killed = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
@@ -223,7 +224,7 @@ fn a_signal_ends_the_run_and_the_host() {
 
 #[test]
 fn the_host_dies_with_a_killed_vprof() {
-    let fake = Fake::new("exec sleep 1000");
+    let fake = FakeHost::new("exec sleep 1000");
     let mut child = fake.run(&["-q"]).spawn().unwrap();
     wait_until("QEMU starts", || fake.pids().len() == 1);
     child.kill().unwrap();

@@ -1,4 +1,4 @@
-//! `report` and `query` on a profile made here, and on files that are none.
+//! `report` and `query` on a profile made here, and on files that are not profiles.
 
 mod support;
 
@@ -7,9 +7,10 @@ use std::fs;
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, write_profile};
 
-struct Profile(tempfile::TempDir);
+/// A profile in a directory.
+struct TestProfile(tempfile::TempDir);
 
-impl Profile {
+impl TestProfile {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         write_profile(&directory.path().join("p.vprof"));
@@ -36,14 +37,14 @@ impl Profile {
     }
 }
 
-/// The part of a document under this heading.
+/// Returns the part of a document under this heading.
 fn section<'a>(document: &'a str, heading: &str) -> &'a str {
     document.split_once(&format!("\n{heading}\n")).expect("a section").1
 }
 
 #[test]
 fn the_text_report_names_processes_and_functions() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let output = profile.report(&[]);
     assert!(output.status.success(), "{}", stderr(&output));
     let text = stdout(&output);
@@ -57,7 +58,7 @@ fn the_text_report_names_processes_and_functions() {
 
 #[test]
 fn the_json_report_is_one_object() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let report: Value = serde_json::from_slice(&profile.report(&["--json"]).stdout).unwrap();
     assert_eq!(report["host"], "kvm");
     assert_eq!(report["samples"], 800);
@@ -77,7 +78,7 @@ fn the_json_report_is_one_object() {
 
 #[test]
 fn tables_by_everything() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     for by in [
         "function",
         "instruction",
@@ -118,9 +119,9 @@ fn tables_by_everything() {
 
 #[test]
 fn callers_and_annotations_are_shown() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let text = stdout(&profile.report(&["--callers", "do_work"]));
-    assert!(text.contains("Callers of do_work: 100 samples have it on their stack\n"), "{text}");
+    assert!(text.contains("Callers of do_work: on the stack of 100 samples\n"), "{text}");
     assert!(text.contains("25.0 %  100.0 %      100  do_work\n"), "{text}");
     let text = stdout(&profile.report(&["--callees", "do_work", "--process", "evil\x1b[2J,\"x\""]));
     assert!(text.ends_with("No chosen sample has do_work on its stack.\n"), "{text}");
@@ -140,8 +141,8 @@ fn callers_and_annotations_are_shown() {
 }
 
 #[test]
-fn rows_are_sorted_and_limited_as_asked() {
-    let profile = Profile::new();
+fn rows_are_sorted_and_limited() {
+    let profile = TestProfile::new();
     let text = stdout(&profile.report(&["--sort", "pid", "-n", "1"]));
     assert!(text.contains("evil") && !text.contains("calm#"), "{text}");
     assert!(text.contains("in 1 more; -n 0 shows all"), "{text}");
@@ -151,7 +152,7 @@ fn rows_are_sorted_and_limited_as_asked() {
 
 #[test]
 fn queries_answer_as_table_csv_and_json() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let sql = "SELECT comm, pid, NULL AS void, 0.5 AS half, x'00ff' AS blob FROM instance ORDER BY pid";
     assert_eq!(
         stdout(&profile.query(sql, &["--csv"])),
@@ -173,8 +174,8 @@ fn queries_answer_as_table_csv_and_json() {
 }
 
 #[test]
-fn wrong_questions_get_one_sentence() {
-    let profile = Profile::new();
+fn wrong_queries_get_one_sentence() {
+    let profile = TestProfile::new();
     refused(&profile.query("SELEC 1", &[]), 1, &["syntax error"]);
     refused(&profile.query("SELECT * FROM void", &[]), 1, &["no such table: void"]);
     refused(&profile.query("DELETE FROM sample", &[]), 1, &["would change"]);
@@ -205,8 +206,8 @@ fn wrong_questions_get_one_sentence() {
 }
 
 #[test]
-fn files_that_are_no_profile() {
-    let profile = Profile::new();
+fn files_that_are_not_profiles() {
+    let profile = TestProfile::new();
     let directory = profile.0.path();
     let report = |name: &str| run(["report".as_ref(), directory.join(name).as_os_str()]);
     let whole = fs::read(profile.path()).unwrap();
@@ -226,9 +227,9 @@ fn files_that_are_no_profile() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_reader_that_goes_away_is_not_a_failure() {
     use std::io::Read;
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n";
     let mut child = support::vprof(["query", &profile.path(), sql, "--csv"])
         .stdout(std::process::Stdio::piped())
@@ -243,7 +244,7 @@ fn a_reader_that_goes_away_is_no_failure() {
 }
 
 #[test]
-fn help_opens_with_examples_and_version_tells_it() {
+fn help_opens_with_examples_and_there_is_a_version() {
     for command in [
         &["--help"][..],
         &["run", "--help"],
@@ -265,7 +266,7 @@ fn help_opens_with_examples_and_version_tells_it() {
 
 #[test]
 fn the_queries_in_the_help_work() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     let help = stdout(&run(["--help"])) + &stdout(&run(["query", "--help"]));
     let queries: Vec<&str> = help.split('"').filter(|part| part.starts_with("SELECT")).collect();
     assert_eq!(queries.len(), 2, "{help}");
@@ -276,7 +277,7 @@ fn the_queries_in_the_help_work() {
 }
 
 #[test]
-fn doctor_speaks_json() {
+fn doctor_prints_json() {
     let output = run(["doctor", "--json"]);
     let found: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(found["kvm"]["present"].is_boolean());
@@ -287,7 +288,7 @@ fn doctor_speaks_json() {
 
 #[test]
 fn states_of_tasks_need_scans_or_exact_data() {
-    let profile = Profile::new();
+    let profile = TestProfile::new();
     for from in ["--states", "--states=sampled", "--states=exact"] {
         let output = profile.report(&[from]);
         assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
@@ -301,7 +302,7 @@ fn states_of_tasks_need_scans_or_exact_data() {
 }
 
 #[test]
-fn a_configuration_gives_defaults_and_is_refused_where_it_is_wrong() {
+fn a_configuration_gives_defaults_and_a_wrong_one_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("config.toml");
     let with = |text: &str, arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! `simulate`: the same numbers for the same options, in the form that is documented.
+//! `simulate`: the same numbers for the same options, in the documented form.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn the_tables_are_as_they_were() {
     assert!(stderr(&output).is_empty());
     let short = run(["simulate", "--seed", "3", "--runs", "3", "-q"]);
     let conclusion = stdout(&short);
-    assert!(conclusion.starts_with("\nWhat this says\n") && text.ends_with(&conclusion), "{conclusion}");
+    assert!(conclusion.starts_with("\nConclusion\n") && text.ends_with(&conclusion), "{conclusion}");
 }
 
 #[test]

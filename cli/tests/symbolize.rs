@@ -20,16 +20,16 @@ const SOURCE: &str =
     "int work(int n) { return n * 3; }\nint main(int n, char **a) { return work(n) + !a; }\n";
 const OTHER: &str = "00112233445566778899aabbccddeeff00112233";
 
-/// A directory with `root/usr/bin/prog`, which has symbols and DWARF, `dbg`, which is empty, and `p.vprof`, in which ten
-/// samples hit the program.
-struct Setup {
+/// A directory with `root/usr/bin/prog`, which has symbols and DWARF, `dbg`, which is empty, and `p.vprof`,
+/// in which ten samples hit the program.
+struct TestProgram {
     directory: tempfile::TempDir,
     build_id: String,
     start: u64,
 }
 
-impl Setup {
-    /// `None` where there is no compiler, and need not be.
+impl TestProgram {
+    /// Compiles the program. Returns `None` if there is no compiler and none is required.
     fn new() -> Option<Self> {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
@@ -51,11 +51,11 @@ impl Setup {
         Some(setup)
     }
 
-    fn at(&self, name: &str) -> PathBuf {
+    fn file(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// The profile, whose program has this build-id.
+    /// Writes the profile, whose program has this build-id.
     fn write(&self, build_id: &str) {
         let file = FileRow {
             id: 1,
@@ -93,7 +93,7 @@ impl Setup {
             samples: (0..10).map(sample).collect(),
             ..Batch::default()
         };
-        let mut writer = ProfileWriter::create(&self.at("p.vprof"), true).unwrap();
+        let mut writer = ProfileWriter::create(&self.file("p.vprof"), true).unwrap();
         writer.write(&batch).unwrap();
         writer.finish().unwrap();
     }
@@ -101,40 +101,40 @@ impl Setup {
     fn symbolize(&self, option: &str, directory: &str) -> Output {
         run([
             "symbolize".as_ref(),
-            self.at("p.vprof").as_os_str(),
+            self.file("p.vprof").as_os_str(),
             option.as_ref(),
-            self.at(directory).as_ref(),
+            self.file(directory).as_ref(),
         ])
     }
 
     fn names(&self) -> String {
         let sql = "SELECT symbol, offset, line FROM frame";
-        stdout(&run(["query".as_ref(), self.at("p.vprof").as_os_str(), sql.as_ref(), "--csv".as_ref()]))
+        stdout(&run(["query".as_ref(), self.file("p.vprof").as_os_str(), sql.as_ref(), "--csv".as_ref()]))
     }
 
     fn report(&self) -> String {
-        stdout(&run(["report".as_ref(), self.at("p.vprof").as_os_str()])).replace("\n  ", " ")
+        stdout(&run(["report".as_ref(), self.file("p.vprof").as_os_str()])).replace("\n  ", " ")
     }
 }
 
 #[test]
-fn reports_ask_for_it_and_then_have_names() {
-    let Some(setup) = Setup::new() else { return };
+fn reports_suggest_symbolize_and_then_have_names() {
+    let Some(setup) = TestProgram::new() else { return };
     let nameless = format!("prog[{:#x}]", setup.start);
     let before = setup.report();
     assert!(before.contains("Unnamed code: 100.0 % of user samples"), "{before}");
-    let hint = format!("`vprof symbolize {} --debug-dir /usr/lib/debug`", setup.at("p.vprof").display());
+    let hint = format!("`vprof symbolize {} --debug-dir /usr/lib/debug`", setup.file("p.vprof").display());
     assert!(before.contains(&hint), "{before}");
     assert!(before.contains(&setup.build_id), "{before}");
     let annotate =
-        |function: &str| run(["annotate".as_ref(), function.as_ref(), setup.at("p.vprof").as_os_str()]);
+        |function: &str| run(["annotate".as_ref(), function.as_ref(), setup.file("p.vprof").as_os_str()]);
     let note = stdout(&annotate(&nameless));
     assert!(note.contains(&hint), "{note}");
 
     let output = setup.symbolize("--symfs", "root");
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
-    let program = setup.at("root/usr/bin/prog");
+    let program = setup.file("root/usr/bin/prog");
     assert_eq!(
         stdout(&output),
         format!(
@@ -144,10 +144,10 @@ fn reports_ask_for_it_and_then_have_names() {
         )
     );
     assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n");
-    // Once more, for programs: nothing is left to gain.
-    let again = run(["symbolize".as_ref(), "--json".as_ref(), setup.at("p.vprof").as_os_str()]
+    // A second time, as JSON: no frame is left to name.
+    let again = run(["symbolize".as_ref(), "--json".as_ref(), setup.file("p.vprof").as_os_str()]
         .into_iter()
-        .chain(["--symfs".as_ref(), setup.at("root").as_os_str()]));
+        .chain(["--symfs".as_ref(), setup.file("root").as_os_str()]));
     let json: serde_json::Value = serde_json::from_str(&stdout(&again)).unwrap();
     let frames = serde_json::json!({ "all": 1, "before": 1, "after": 1 });
     let found = serde_json::json!([{
@@ -162,26 +162,29 @@ fn reports_ask_for_it_and_then_have_names() {
 
 #[test]
 fn reports_add_names_themselves() {
-    let Some(setup) = Setup::new() else { return };
+    let Some(setup) = TestProgram::new() else { return };
     let report = |option: &str, directory: &str| {
         run([
             "report".as_ref(),
-            setup.at("p.vprof").as_os_str(),
+            setup.file("p.vprof").as_os_str(),
             option.as_ref(),
-            setup.at(directory).as_os_str(),
+            setup.file(directory).as_os_str(),
         ])
     };
-    refused(&report("--symfs", "gone"), 1, &["can't look into", "gone"]);
+    refused(&report("--symfs", "gone"), 1, &["can't read the directory", "gone"]);
     assert!(stdout(&report("--debug-dir", "dbg")).contains("Unnamed"), "nothing is there");
-    // Who may not change the profile sees it as it is.
-    fs::set_permissions(setup.at("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
+    // A profile that can't be changed is shown as it is.
+    fs::set_permissions(setup.file("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
     let output = report("--symfs", "root");
     assert_eq!(output.status.code(), Some(0));
     assert!(stdout(&output).contains("Unnamed"), "{}", stdout(&output));
-    let said = stderr(&output);
-    assert!(said.starts_with("vprof: no names were added: ") && said.contains("read-only"), "{said}");
-    assert_eq!(said.lines().count(), 1, "{said}");
-    fs::set_permissions(setup.at("p.vprof"), fs::Permissions::from_mode(0o644)).unwrap();
+    let message = stderr(&output);
+    assert!(
+        message.starts_with("vprof: no names were added: ") && message.contains("read-only"),
+        "{message}"
+    );
+    assert_eq!(message.lines().count(), 1, "{message}");
+    fs::set_permissions(setup.file("p.vprof"), fs::Permissions::from_mode(0o644)).unwrap();
     let output = report("--symfs", "root");
     assert_eq!((output.status.code(), stderr(&output).as_str()), (Some(0), ""));
     let text = stdout(&output);
@@ -191,15 +194,15 @@ fn reports_add_names_themselves() {
 
 #[test]
 fn debug_files_of_another_build_are_not_used() {
-    let Some(setup) = Setup::new() else { return };
+    let Some(setup) = TestProgram::new() else { return };
     setup.write(OTHER);
     let before = setup.names();
-    // By its path, by its name and in the place of the other build-id: it is not that build.
-    let place = setup.at("dbg/.build-id/00");
+    // By path, by name, and in the directory of the other build-id: the file has another build-id.
+    let place = setup.file("dbg/.build-id/00");
     fs::create_dir_all(&place).unwrap();
-    let program = setup.at("root/usr/bin/prog");
+    let program = setup.file("root/usr/bin/prog");
     fs::copy(&program, place.join(format!("{}.debug", &OTHER[2..]))).unwrap();
-    fs::copy(&program, setup.at("dbg/prog")).unwrap();
+    fs::copy(&program, setup.file("dbg/prog")).unwrap();
     for (option, directory) in [("--symfs", "root"), ("--debug-dir", "dbg"), ("--debug-dir", "root/usr/bin")]
     {
         let output = setup.symbolize(option, directory);
@@ -208,7 +211,7 @@ fn debug_files_of_another_build_are_not_used() {
             stdout(&output),
             format!(
                 "0 of 1 frame named (0 before), 0 of 1 file with a debug file.\n\n\
-                 Unnamed for want of a debug file\n  \
+                 Unnamed: no debug file found\n  \
                  1 frame: build-id {OTHER} (/usr/bin/prog): no debug file of this build\n"
             )
         );
@@ -217,7 +220,7 @@ fn debug_files_of_another_build_are_not_used() {
 }
 
 #[test]
-fn places_that_are_none() {
+fn wrong_places_of_debug_files() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);
     write_profile(&at("p.vprof"));
@@ -225,16 +228,20 @@ fn places_that_are_none() {
         let profile = at("p.vprof");
         run([Path::new("symbolize"), &profile].iter().chain(more))
     };
-    refused(&symbolize(&[]), 2, &["no place to look", "--debug-dir", "DEBUGINFOD_URLS"]);
+    refused(&symbolize(&[]), 2, &["no place of debug files is given", "--debug-dir", "DEBUGINFOD_URLS"]);
     for option in ["--debug-dir", "--symfs"] {
         let option = Path::new(option);
-        refused(&symbolize(&[option, &at("gone")]), 1, &["can't look into", "gone", "no such file"]);
-        refused(&symbolize(&[option, &at("p.vprof")]), 1, &["can't look into", "p.vprof", "not a directory"]);
+        refused(&symbolize(&[option, &at("gone")]), 1, &["can't read the directory", "gone", "no such file"]);
+        refused(
+            &symbolize(&[option, &at("p.vprof")]),
+            1,
+            &["can't read the directory", "p.vprof", "not a directory"],
+        );
     }
     // All user code of this profile is of memory without a file.
     let output = symbolize(&[Path::new("--debug-dir"), directory.path()]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert_eq!(stdout(&output), "There is nothing to name: the profile has no user code of files.\n");
+    assert_eq!(stdout(&output), "Nothing to name: the profile has no user code of files.\n");
 }
 
 #[test]
@@ -261,26 +268,26 @@ fn profiles_that_can_not_be_changed() {
     refused(&symbolize("newer"), 1, &["version 9", "use a newer vprof"]);
     fs::set_permissions(at("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
     refused(&symbolize("p.vprof"), 1, &["p.vprof is read-only", "copy"]);
-    let mut writer = ProfileWriter::create(&at("going-on"), false).unwrap();
+    let mut writer = ProfileWriter::create(&at("in-progress"), false).unwrap();
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     writer.write(&Batch { meta, ..Batch::default() }).unwrap();
-    refused(&symbolize("going-on"), 1, &["going-on is in use", "when that has ended"]);
+    refused(&symbolize("in-progress"), 1, &["in-progress is in use", "when that has ended"]);
 }
 
 #[test]
-fn a_terminal_shows_how_far_it_is() {
-    let Some(setup) = Setup::new() else { return };
+fn a_terminal_shows_the_progress() {
+    let Some(setup) = TestProgram::new() else { return };
     let mut command = vprof(["symbolize"]);
-    command.arg(setup.at("p.vprof")).arg("--symfs").arg(setup.at("root"));
+    command.arg(setup.file("p.vprof")).arg("--symfs").arg(setup.file("root"));
     let (status, shown) = Terminal::start(command, 24, 80).end();
     assert!(status.success());
     assert!(shown.starts_with("\r\x1b[Kfile 1 of 1: /usr/bin/prog\r\x1b[K"), "{shown:?}");
 }
 
-/// Ends the process when dropped.
-struct Server(Child);
+/// A server process, which ends when this is dropped.
+struct ServerProcess(Child);
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -288,24 +295,24 @@ impl Drop for Server {
 }
 
 #[test]
-fn servers_are_asked() {
-    let Some(setup) = Setup::new() else { return };
+fn servers_are_queried() {
+    let Some(setup) = TestProgram::new() else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let Some(mut debuginfod) = tool("debuginfod") else { return };
     let started = debuginfod
         .args(["-F", "-p", &port.to_string(), "-d"])
-        .args([setup.at("database"), setup.at("root")])
+        .args([setup.file("database"), setup.file("root")])
         .env_remove("DEBUGINFOD_URLS")
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn();
-    let _server = Server(started.unwrap());
+    let _server = ServerProcess(started.unwrap());
     let deadline = Instant::now() + Duration::from_secs(60);
     for attempt in 0.. {
-        // A miss is remembered: each try has a cache of its own until the server has seen the file.
-        let output = vprof(["symbolize".as_ref(), setup.at("p.vprof").as_os_str()])
+        // debuginfod clients cache a miss, so each try has another cache until the server has seen the file.
+        let output = vprof(["symbolize".as_ref(), setup.file("p.vprof").as_os_str()])
             .env("DEBUGINFOD_URLS", format!("http://127.0.0.1:{port}"))
-            .env("DEBUGINFOD_CACHE_PATH", setup.at(&format!("cache-{attempt}")))
+            .env("DEBUGINFOD_CACHE_PATH", setup.file(&format!("cache-{attempt}")))
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", stderr(&output));

@@ -1,6 +1,6 @@
-//! Every table that vprof prints, as it stands in `golden/`: a change of one is seen and meant.
+//! Every table that vprof prints, compared with its file in `golden/`: a change of a table shows in a diff.
 //!
-//! `VPROF_GOLDEN=write cargo test -p vprof --test tables` writes what is printed now.
+//! `VPROF_GOLDEN=write cargo test -p vprof --test tables` writes the current output.
 
 mod support;
 
@@ -17,13 +17,13 @@ use profile::rows::{
     TaskScanStateRow, TaskStateRow, ThreadRow, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
-use support::{batch_of, run, stderr, stdout, write_batch, write_profile_of};
+use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
 
 const MS: u64 = 1_000_000;
 
-/// What every profile has: stacks, exits, the guest's books, who is in which control group.
-fn with_everything(of_four: u64) -> Batch {
-    let mut batch = batch_of(of_four);
+/// Rows that every profile has: stacks, exits, the guest's CPU accounting, control groups.
+fn with_everything(quarters: u64) -> Batch {
+    let mut batch = batch_with_quarters(quarters);
     let states = Microstates {
         guest: 600 * MS,
         halted: 100 * MS,
@@ -81,7 +81,7 @@ fn with_everything(of_four: u64) -> Batch {
     batch
 }
 
-/// Half of a second of exact data: two tasks, one of which sleeps for a pipe.
+/// Rows of half a second of exact data: two tasks, one of which waits for a pipe.
 fn with_exact() -> Batch {
     let mut batch = with_everything(3);
     for (key, value) in [
@@ -140,12 +140,12 @@ fn with_exact() -> Batch {
     batch
 }
 
-/// The same tasks by 40 scans.
+/// Rows of the same tasks by 40 scans.
 fn with_task_scans() -> Batch {
     let mut batch = with_everything(3);
     batch.meta.push(("task_scan_hz".to_owned(), "50".to_owned()));
-    let moment = |id| TaskScanRow { id, time_ns: id * 19 * MS, late_ns: 30_000, backoff: 0 };
-    batch.task_scans = (1..=40).map(moment).collect();
+    let scan = |id| TaskScanRow { id, time_ns: id * 19 * MS, late_ns: 30_000, backoff: 0 };
+    batch.task_scans = (1..=40).map(scan).collect();
     let seen = |instance, tid, scan, state, wait_reason| TaskScanStateRow {
         instance,
         tid,
@@ -168,7 +168,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("{name}.txt"))
 }
 
-/// A directory with the profiles that the tables are of.
+/// Returns a directory with the profiles of the tables.
 fn profiles() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
@@ -176,7 +176,7 @@ fn profiles() -> &'static Path {
         fs::create_dir_all(&directory).unwrap();
         let at = |name: &str| {
             let path = directory.join(name);
-            // Of an earlier run.
+            // A file of an earlier run may be there.
             fs::remove_file(&path)
                 .or_else(|error| (error.kind() == ErrorKind::NotFound).then_some(()).ok_or(error))
                 .unwrap();
@@ -185,12 +185,12 @@ fn profiles() -> &'static Path {
         write_batch(&at("p.vprof"), &with_everything(3));
         write_batch(&at("exact.vprof"), &with_exact());
         write_batch(&at("sampled.vprof"), &with_task_scans());
-        write_profile_of(&at("after.vprof"), 1);
+        write_profile_with_quarters(&at("after.vprof"), 1);
         directory
     })
 }
 
-/// Runs `vprof` with these words in the directory of [`profiles`] and compares what it prints.
+/// Runs `vprof` with these words in the directory of [`profiles`] and compares the output.
 fn same(name: &str, words: &str) {
     let directory = profiles();
     let arguments = words.split(' ').map(|word| match word.strip_prefix('@') {
@@ -199,7 +199,7 @@ fn same(name: &str, words: &str) {
     });
     let output = run(arguments);
     assert!(output.status.success(), "{words}: {}", stderr(&output));
-    // The profile's place is another one every time.
+    // The directory differs from run to run.
     let text = stdout(&output).replace(&*directory.to_string_lossy(), "DIRECTORY");
     let path = golden(name);
     if std::env::var("VPROF_GOLDEN").is_ok_and(|value| value == "write") {
@@ -209,7 +209,7 @@ fn same(name: &str, words: &str) {
     assert!(text == expected, "{words} prints:\n{text}\nand {} has:\n{expected}", path.display());
 }
 
-/// A test for each table, whose file in `golden` has the test's name with hyphens.
+/// Makes a test for each table, whose file in `golden` has the test's name with hyphens.
 macro_rules! tables {
     ($($name:ident: $words:literal,)*) => {
         $(

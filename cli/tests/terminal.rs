@@ -1,4 +1,4 @@
-//! The terminal as console: raw while the run goes on, as before after every end.
+//! The terminal as console: raw during the run, and restored after every end.
 
 mod support;
 
@@ -12,13 +12,13 @@ use testkit::{Terminal, bz_image, eventually};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// `vprof run` on a terminal, waiting for a portable host that never speaks.
-struct Session {
+/// `vprof run` on a terminal, waiting for a portable host that is silent.
+struct TerminalSession {
     terminal: Terminal,
     _directory: tempfile::TempDir,
 }
 
-impl Session {
+impl TerminalSession {
     fn start(more: &[&str]) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let (bundle, bin) = fake_host(directory.path(), "exec sleep 1000");
@@ -34,7 +34,7 @@ impl Session {
         eventually("raw mode", SOON, || self.terminal.is_raw().then_some(()));
     }
 
-    /// Exit code and everything printed, once vprof has ended and left the terminal as before.
+    /// Waits for the end; returns the exit code and everything printed, once the terminal is restored.
     fn end(self) -> (i32, String) {
         let (status, text) = self.terminal.end();
         (status.code().unwrap(), text)
@@ -42,8 +42,8 @@ impl Session {
 }
 
 #[test]
-fn the_escape_key_ends_the_run_and_the_terminal_is_as_before() {
-    let mut session = Session::start(&[]);
+fn the_escape_key_ends_the_run_and_the_terminal_is_restored() {
+    let mut session = TerminalSession::start(&[]);
     session.until_raw();
     session.terminal.press("abc\x03\x1d");
     let (code, text) = session.end();
@@ -53,9 +53,9 @@ fn the_escape_key_ends_the_run_and_the_terminal_is_as_before() {
 }
 
 #[test]
-fn a_signal_leaves_the_terminal_as_before() {
+fn a_signal_restores_the_terminal() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
-        let session = Session::start(&["-q"]);
+        let session = TerminalSession::start(&["-q"]);
         session.until_raw();
         kill(Pid::from_raw(i32::try_from(session.terminal.pid()).unwrap()), signal).unwrap();
         let (code, text) = session.end();
@@ -64,8 +64,8 @@ fn a_signal_leaves_the_terminal_as_before() {
 }
 
 #[test]
-fn a_failing_host_leaves_the_terminal_as_before() {
-    let session = Session::start(&["--host-timeout", "300ms"]);
+fn a_failing_host_restores_the_terminal() {
+    let session = TerminalSession::start(&["--host-timeout", "300ms"]);
     session.until_raw();
     let (code, text) = session.end();
     assert_eq!(code, 4, "{text}");
@@ -74,7 +74,7 @@ fn a_failing_host_leaves_the_terminal_as_before() {
 
 #[test]
 fn without_the_console_keys_keep_their_meaning() {
-    let mut session = Session::start(&["--console", "none"]);
+    let mut session = TerminalSession::start(&["--console", "none"]);
     let pid = session.terminal.pid();
     eventually("QEMU", SOON, || {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();

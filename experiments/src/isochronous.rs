@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
-use vprof_tests::{FRAMES_AT_TRIPWIRES, Run};
+use vprof_tests::{FRAMES_AT_PROBES, Run};
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, end, growth, lateness, lines, printed_at, rusage, setting, since, value};
@@ -172,7 +172,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
     let mut table = MarkdownTable::new(&headings);
     let (mut plots, mut images) = (Vec::new(), String::new());
     let (mut measured, mut late) = (String::new(), Vec::new());
-    let met = format!("v.comm = 'isochronous' AND s.frame NOT IN ({FRAMES_AT_TRIPWIRES})");
+    let met = format!("v.comm = 'isochronous' AND s.frame NOT IN ({FRAMES_AT_PROBES})");
     for case in CASES {
         let options = [case.clock, &["--depth", "0", "--exact"]].concat();
         let mut sum = CaseSum::default();

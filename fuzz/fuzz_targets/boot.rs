@@ -12,10 +12,10 @@ fuzz_target!(
     init: seeds::offer(|| [testkit::bz_image(512), files::vmlinux(), files::efi()]),
     |bytes: &[u8]| {
         let good = vmm::check_kernel(bytes).is_ok();
-        // The tail is the initrd, and its length tells where it starts.
+        // The tail is the initrd; its length gives its start.
         let initrd = bytes.get(bytes.len() / 2..).filter(|_| bytes.len().is_multiple_of(3)).map(<[u8]>::to_vec);
         let cmdline = String::from_utf8_lossy(&bytes[..bytes.len().min(64)]).into_owned();
         let loaded = vmm::fuzz::load(bytes.to_vec(), initrd, cmdline, MEMORY);
-        assert!(good || !loaded, "what is no kernel is not loaded");
+        assert!(good || !loaded, "only a kernel is loaded");
     }
 );

@@ -1,4 +1,4 @@
-//! What a GDB stub sends: packets, and the description of its target.
+//! Bytes from a GDB stub: packets, and the description of its target.
 
 #![no_main]
 

@@ -35,7 +35,7 @@ fuzz_target!(
     }
 );
 
-/// All messages of a stream, each encoded again, and whether it broke off.
+/// Returns all messages of a stream, each encoded again; true if the stream broke off.
 fn messages<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) -> (Vec<Vec<u8>>, bool) {
     let (mut decoder, mut messages) = (Decoder::default(), Vec::new());
     for part in bytes.chunks(length) {
@@ -81,7 +81,7 @@ fn seeds() -> Vec<Vec<u8>> {
             totals: SessionTotals::default(),
             host_restarts: 0,
         }),
-        FromHost::Error("no".to_owned()),
+        FromHost::Error { stage: host::Stage::Guest, sentence: "no".to_owned() },
     ];
     let wait = RunTrigger::Stop { when: Condition::Console("^a".to_owned()), end: true };
     let to = [
@@ -110,6 +110,7 @@ fn seeds() -> Vec<Vec<u8>> {
             },
             command: None,
             recording: RecordingConfig::default(),
+            policy: wall::SyscallPolicy::Refuse,
             duration: Some(Duration::from_secs(1)),
             retries: 1,
             waits: vec![wait],

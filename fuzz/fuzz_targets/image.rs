@@ -26,33 +26,33 @@ const CHANGES: usize = 24;
 const BETWEEN: u8 = 0;
 
 /// A sound disk, and where it is not empty.
-struct Sound {
+struct SoundDisk {
     bytes: Vec<u8>,
     used: Vec<usize>,
 }
 
-static SOUND: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+static SOUND: LazyLock<Vec<SoundDisk>> = LazyLock::new(|| {
     let (fat, ext4, gpt) = (disks::fat(), disks::ext4(), disks::gpt());
     let packed = [disks::qcow2(&ext4), disks::qcow2(&gpt)];
     let disks = [fat, ext4, gpt, disks::mbr()].into_iter().chain(packed);
     let used = |bytes: &[u8]| (0..bytes.len()).filter(|at| bytes[*at] != 0).collect();
-    disks.map(|bytes| Sound { used: used(&bytes), bytes }).collect()
+    disks.map(|bytes| SoundDisk { used: used(&bytes), bytes }).collect()
 });
 
 /// A place for the hostile disk, in memory where there is such a directory.
-struct Place {
+struct DiskFile {
     _directory: TempDir,
     path: PathBuf,
     file: File,
 }
 
-static PLACE: LazyLock<Place> = LazyLock::new(|| {
+static DISK_FILE: LazyLock<DiskFile> = LazyLock::new(|| {
     let memory = std::path::Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.expect("a directory");
     let path = directory.path().join("disk");
     let file = File::create(&path).expect("a file");
-    Place { _directory: directory, path, file }
+    DiskFile { _directory: directory, path, file }
 });
 
 fuzz_target!(
@@ -72,9 +72,9 @@ fuzz_target!(
     |bytes: &[u8]| {
         let Some((&kind, bytes)) = bytes.split_first() else { return };
         match kind {
-            0 => look(bytes),
-            1 => look_at_files(bytes),
-            kind => look(&changed(kind, bytes)),
+            0 => check_disk(bytes),
+            1 => check_files(bytes),
+            kind => check_disk(&changed(kind, bytes)),
         }
     }
 );
@@ -91,7 +91,7 @@ fn seeds() -> Vec<Vec<u8>> {
     whole.into_iter().chain([table]).chain(changed).collect()
 }
 
-/// A sound disk with changes: how, where, what. A change is mostly where the disk is not empty.
+/// Returns a sound disk with changes: kind, place, value. A change is mostly where the disk is not empty.
 fn changed(kind: u8, changes: &[u8]) -> Vec<u8> {
     let kind = usize::from(kind) - 2;
     let sound = &SOUND[kind / 2 % SOUND.len()];
@@ -118,8 +118,8 @@ fn changed(kind: u8, changes: &[u8]) -> Vec<u8> {
     disk
 }
 
-fn look(disk: &[u8]) {
-    let Place { path, file, .. } = &*PLACE;
+fn check_disk(disk: &[u8]) {
+    let DiskFile { path, file, .. } = &*DISK_FILE;
     file.set_len(0).expect("an empty file");
     file.write_all_at(disk, 0).expect("room for a small file");
     let inspected = inspect(path, str::to_owned);
@@ -138,7 +138,7 @@ fn look(disk: &[u8]) {
     }
 }
 
-fn look_at_files(bytes: &[u8]) {
+fn check_files(bytes: &[u8]) {
     let mut parts = bytes.split(|byte| *byte == BETWEEN);
     let mut files = BTreeMap::new();
     while let (Some(path), Some(bytes)) = (parts.next(), parts.next()) {

@@ -12,12 +12,12 @@ use vprof_fuzz::seeds;
 const BOOT: [u8; 16] = [7; 16];
 
 /// A file as far as it is in memory.
-struct File<'a> {
+struct JournalBuffer<'a> {
     bytes: &'a [u8],
     reads: Cell<usize>,
 }
 
-impl JournalBytes for File<'_> {
+impl JournalBytes for JournalBuffer<'_> {
     fn read(&self, offset: u64, into: &mut [u8]) -> Option<()> {
         self.reads.set(self.reads.get() + 1);
         let start = usize::try_from(offset).ok().filter(|&start| start < self.bytes.len())?;
@@ -55,7 +55,7 @@ fuzz_target!(
         let (mut messages, mut journal) = (UnitMessages::new(BOOT), Journal::default());
         let mut all = 0;
         for part in [bytes.len() / 2, bytes.len(), bytes.len()] {
-            let file = File { bytes: &bytes[..part], reads: Cell::new(0) };
+            let file = JournalBuffer { bytes: &bytes[..part], reads: Cell::new(0) };
             for message in messages.read(&mut journal, &file).unwrap_or_default() {
                 all += 1;
                 if let UnitStep::Starting(unit) | UnitStep::Started(unit) | UnitStep::Failed(unit, _) = message.step {

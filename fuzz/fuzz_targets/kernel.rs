@@ -6,21 +6,21 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use linux::{Kernel, VirtAddr};
 use vprof_fuzz::guests::{BANNER, BTF, KALLSYMS, PAGE_TABLES, TOP_TABLE, sound};
-use vprof_fuzz::memory::{Patch, Patched};
+use vprof_fuzz::memory::{MemoryPatch, PatchedMemory};
 
 #[derive(Debug, Arbitrary)]
-struct Input {
+struct KernelInput {
     guest: u8,
     five_level: bool,
     cr3: u64,
     address: u64,
-    patches: Vec<Patch>,
+    patches: Vec<MemoryPatch>,
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: KernelInput| {
     let guest = &sound(input.guest).guest;
     let places = [PAGE_TABLES, TOP_TABLE, KALLSYMS, KALLSYMS, BTF, BANNER];
-    let memory = Patched::new(&guest.memory, &places, &input.patches);
+    let memory = PatchedMemory::new(&guest.memory, &places, &input.patches);
     // Mostly the guest's own, with wrong low bits now and then.
     let cr3 = if input.cr3 >> 56 == 0xff { input.cr3 } else { guest.cr3 ^ input.cr3 & 0x1fff };
     let Ok(kernel) = Kernel::find(&memory, cr3, guest.five_level ^ input.five_level) else { return };

@@ -1,5 +1,5 @@
-//! Kernel stacks: copies of a guest's stacks, ORC tables of image and modules, walks by them, by frame pointers, and
-//! through generated code.
+//! Kernel stacks: copies of a guest's stacks, ORC tables of image and modules, walks by them, by frame
+//! pointers, and through generated code.
 
 #![no_main]
 
@@ -12,8 +12,8 @@ use linux::{
     Kernel, PhysAddr, PhysicalMemory, SleepingTask, StackCopy, StackReader, StackSample, VirtAddr, WalkEnd,
 };
 use vprof_fuzz::guests::{GENERATED, GENERATED_CODE, MODULES, PAGE_TABLES, PER_CPU, TASKS};
-use vprof_fuzz::memory::{Patch, Patched, Place};
-use vprof_fuzz::stacks::{Word, registers};
+use vprof_fuzz::memory::{MemoryPatch, MemoryPlace, PatchedMemory};
+use vprof_fuzz::stacks::{StackWord, registers};
 
 /// Rules of the image.
 const RULES: u64 = 48;
@@ -21,12 +21,12 @@ const RULES: u64 = 48;
 const COVERS: u64 = 0x100;
 /// The first rule's code, from `_text`; the 16 last ones are entry code.
 const CODE: u64 = 0x1000;
-/// Where the guest has the rules' addresses and the rules, from `_text` and in memory.
-const ADDRESSES: (u64, Place) = (0x5_0000, (0x205_0000, RULES * 4));
-const ENTRIES: (u64, Place) = (0x6_0000, (0x206_0000, RULES * 6));
-/// The module's table lies behind the image's.
+/// Place of the rules' addresses, and of the rules, from `_text` and in memory.
+const ADDRESSES: (u64, MemoryPlace) = (0x5_0000, (0x205_0000, RULES * 4));
+const ENTRIES: (u64, MemoryPlace) = (0x6_0000, (0x206_0000, RULES * 6));
+/// The module's table follows the image's.
 const MODULE_RULES: u64 = 4;
-const MODULE_PLACE: (u64, Place) = (0x7_0000, (0x207_0000, 0x100));
+const MODULE_PLACE: (u64, MemoryPlace) = (0x7_0000, (0x207_0000, 0x100));
 /// Bytes of a task's stack.
 const STACK: u64 = 0x4000;
 /// Bytes at its end that the fuzzer fills.
@@ -40,16 +40,16 @@ const TSS: u64 = 0x1100;
 /// Frames of a walk, at most.
 const LIMIT: usize = 64;
 
-struct Sound {
+struct SoundStack {
     guest: Guest,
     kernel: Kernel,
     task: u64,
-    /// Where the task's stack starts in memory.
+    /// Physical address of the task's stack.
     stack: u64,
     user_cr3: u64,
 }
 
-/// An ORC entry (arch/x86/include/asm/orc_types.h): `sp_offset`, `bp_offset`, registers, type.
+/// Returns an ORC entry (arch/x86/include/asm/orc_types.h): `sp_offset`, `bp_offset`, registers, type.
 fn entry(style: Style, number: u64) -> [u8; 6] {
     // 6.1: call 0, regs 1, partial 2, end by bit 2. Since 6.4: undefined 0, end 1, call 2, regs 3, partial 4.
     let kinds: [u8; 4] = if style == Style::V6_1 { [0, 1, 2, 4] } else { [2, 3, 4, 1] };
@@ -77,7 +77,7 @@ fn put_rules(guest: &mut Guest, at: (u64, u64), style: Style, (text, first): (u6
     }
 }
 
-static SOUND: LazyLock<Vec<Sound>> = LazyLock::new(|| {
+static SOUND: LazyLock<Vec<SoundStack>> = LazyLock::new(|| {
     [Style::V6_1, Style::V6_12, Style::V6_15]
         .into_iter()
         .map(|style| {
@@ -120,16 +120,16 @@ static SOUND: LazyLock<Vec<Sound>> = LazyLock::new(|| {
             kernel.stack_reader(&guest.memory).expect("a reader of stacks");
             let task = guest.task(100).expect("process 100");
             let user_cr3 = kernel.user_memory(&guest.memory, task).expect("its memory").root().0;
-            // `task_struct.stack`; all of it lies in the direct map.
+            // `task_struct.stack`; all of it is in the direct map.
             let pointer = guest.memory.read_u64(PhysAddr((task & 0xfff_ffff) + 0x20)).unwrap_or(0);
-            Sound { stack: pointer & 0xfff_ffff, guest, kernel, task, user_cr3 }
+            SoundStack { stack: pointer & 0xfff_ffff, guest, kernel, task, user_cr3 }
         })
         .collect()
 });
 
 /// A place on one of the stacks.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-enum Rsp {
+enum StackPointer {
     /// Words below the top of the task's stack.
     Task(u16),
     /// Of the interrupt stack.
@@ -146,9 +146,9 @@ enum Rsp {
 
 /// A word of a stack.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-enum Slot {
+enum StackSlot {
     /// As on any stack, from RSP up.
-    Here(Word),
+    Here(StackWord),
     /// An address among the words of the task's stack.
     Task(u8),
     /// Code of the module.
@@ -160,50 +160,50 @@ enum Slot {
 }
 
 #[derive(Debug, Arbitrary)]
-struct Input {
+struct KernelStackInput {
     guest: u8,
     cpl: u8,
     cpu: u8,
-    rip: Slot,
-    rsp: Rsp,
-    rbp: Slot,
+    rip: StackSlot,
+    rsp: StackPointer,
+    rbp: StackSlot,
     kernel_thread: bool,
     sleeping: bool,
     /// From RSP up.
-    words: Vec<Slot>,
+    words: Vec<StackSlot>,
     /// At the end of the task's stack.
-    task_words: Vec<Slot>,
-    patches: Vec<Patch>,
+    task_words: Vec<StackSlot>,
+    patches: Vec<MemoryPatch>,
 }
 
-impl Sound {
+impl SoundStack {
     fn direct(&self, phys: u64) -> u64 {
         phys_to_virt(phys, self.guest.five_level)
     }
 
-    /// The address and, on a kernel stack, its place in memory.
-    fn rsp(&self, rsp: Rsp) -> (u64, Option<u64>) {
+    /// Returns the address and, on a kernel stack, its physical address.
+    fn rsp(&self, rsp: StackPointer) -> (u64, Option<u64>) {
         let below = |top: u64, words: u16| {
             let at = top - u64::from(words) % (STACK / 8) * 8;
             (self.direct(at), Some(at))
         };
         match rsp {
-            Rsp::Task(words) => below(self.stack + STACK, words),
-            Rsp::Interrupt(words) => below(INTERRUPT_TOP, words),
-            Rsp::Exception(words) => below(EXCEPTION_TOP, words),
-            Rsp::Entry(words) => below(ENTRY_TOP, u16::from(words)),
-            Rsp::User(words) => (0x7fff_0000_3000 - u64::from(words) % 0x400 * 8, None),
-            Rsp::Any(at) => (at, None),
+            StackPointer::Task(words) => below(self.stack + STACK, words),
+            StackPointer::Interrupt(words) => below(INTERRUPT_TOP, words),
+            StackPointer::Exception(words) => below(EXCEPTION_TOP, words),
+            StackPointer::Entry(words) => below(ENTRY_TOP, u16::from(words)),
+            StackPointer::User(words) => (0x7fff_0000_3000 - u64::from(words) % 0x400 * 8, None),
+            StackPointer::Any(at) => (at, None),
         }
     }
 
-    fn value(&self, slot: Slot, rsp: u64) -> u64 {
+    fn value(&self, slot: StackSlot, rsp: u64) -> u64 {
         match slot {
-            Slot::Here(word) => word.value(self.guest.text(CODE).0, rsp),
-            Slot::Task(word) => self.direct(self.stack + STACK - TAIL) + u64::from(word) * 8,
-            Slot::Module(offset) => self.guest.module_text(0, u64::from(offset)).0,
-            Slot::Generated(offset) => self.guest.generated(u64::from(offset)),
-            Slot::Segment(user) => {
+            StackSlot::Here(word) => word.value(self.guest.text(CODE).0, rsp),
+            StackSlot::Task(word) => self.direct(self.stack + STACK - TAIL) + u64::from(word) * 8,
+            StackSlot::Module(offset) => self.guest.module_text(0, u64::from(offset)).0,
+            StackSlot::Generated(offset) => self.guest.generated(u64::from(offset)),
+            StackSlot::Segment(user) => {
                 if user {
                     0x33
                 } else {
@@ -213,13 +213,13 @@ impl Sound {
         }
     }
 
-    fn bytes(&self, slots: &[Slot], rsp: u64, most: u64) -> Vec<u8> {
+    fn bytes(&self, slots: &[StackSlot], rsp: u64, most: u64) -> Vec<u8> {
         let most = usize::try_from(most / 8).unwrap_or(0);
         slots.iter().take(most).flat_map(|&slot| self.value(slot, rsp).to_le_bytes()).collect()
     }
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: KernelStackInput| {
     let sound = &SOUND[usize::from(input.guest) % SOUND.len()];
     let places = [
         ADDRESSES.1,
@@ -233,7 +233,7 @@ fuzz_target!(|input: Input| {
         GENERATED_CODE,
     ];
     let (rsp, place) = sound.rsp(input.rsp);
-    let mut memory = Patched::new(&sound.guest.memory, &places, &input.patches);
+    let mut memory = PatchedMemory::new(&sound.guest.memory, &places, &input.patches);
     memory.write(sound.stack + STACK - TAIL, sound.bytes(&input.task_words, rsp, TAIL));
     if let Some(place) = place {
         memory.write(place, sound.bytes(&input.words, rsp, STACK));

@@ -1,24 +1,24 @@
-//! What stands behind a process: mappings by maple tree, or by list and red-black tree; files, arguments, control
-//! group; names in the dcache, and the page cache.
+//! Data of a process: mappings by maple tree, or by list and red-black tree; files, arguments, control group;
+//! names in the dcache, and the page cache.
 
 #![no_main]
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use linux::{FileRef, MappingKind, PageCache, PhysicalMemory, VirtAddr, container, systemd_unit};
-use vprof_fuzz::guests::{ARGUMENTS, PAGE_TABLES, PAGES, PROCESS, Sound, TASKS, sound};
-use vprof_fuzz::memory::{Patch, Patched};
+use vprof_fuzz::guests::{ARGUMENTS, PAGE_TABLES, PAGES, PROCESS, SoundGuest, TASKS, sound};
+use vprof_fuzz::memory::{MemoryPatch, PatchedMemory};
 
 #[derive(Debug, Arbitrary)]
-struct Input {
+struct ProcessesInput {
     guest: u8,
     address: u64,
     path: Vec<u8>,
     offset: u32,
-    patches: Vec<Patch>,
+    patches: Vec<MemoryPatch>,
 }
 
-fn read_file(guest: &Sound, memory: &impl PhysicalMemory, file: &FileRef, offset: u64) {
+fn read_file(guest: &SoundGuest, memory: &impl PhysicalMemory, file: &FileRef, offset: u64) {
     let Ok(cache) = PageCache::new(&guest.kernel, memory) else { return };
     let mut bytes = [0; 6000];
     for at in [0, offset, u64::MAX - 100] {
@@ -26,10 +26,10 @@ fn read_file(guest: &Sound, memory: &impl PhysicalMemory, file: &FileRef, offset
     }
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: ProcessesInput| {
     let guest = sound(input.guest);
     let places = [PROCESS, PROCESS, PROCESS, PROCESS, TASKS, PAGES, ARGUMENTS, PAGE_TABLES];
-    let memory = Patched::new(&guest.guest.memory, &places, &input.patches);
+    let memory = PatchedMemory::new(&guest.guest.memory, &places, &input.patches);
     let kernel = &guest.kernel;
     let Some(task) = guest.guest.task(100) else { return };
     let offset = u64::from(input.offset);

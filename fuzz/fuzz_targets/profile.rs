@@ -20,19 +20,19 @@ const STACKS: u32 = 6;
 const VALUES: usize = 12;
 
 #[derive(Debug, Arbitrary)]
-enum Input {
+enum ProfileChange {
     /// Wrong bytes: where, what.
     Bytes(Vec<(u16, u16, u8)>),
     /// A file of this length, cut or grown.
     Length(u32, Vec<(u16, u16, u8)>),
     /// Wrong values: table, column, row, value.
-    Values(Vec<(u8, u8, u8, Cell)>),
+    Values(Vec<(u8, u8, u8, CellValue)>),
     /// Rows that are gone: table, row.
-    Rows(Vec<(u8, u8)>, Vec<(u8, u8, u8, Cell)>),
+    Rows(Vec<(u8, u8)>, Vec<(u8, u8, u8, CellValue)>),
 }
 
 #[derive(Debug, Arbitrary)]
-enum Cell {
+enum CellValue {
     Null,
     Small(i8),
     Integer(i64),
@@ -41,7 +41,7 @@ enum Cell {
     Blob(Vec<u8>),
 }
 
-impl Cell {
+impl CellValue {
     fn value(&self) -> Value {
         match self {
             Self::Null => Value::Null,
@@ -55,14 +55,14 @@ impl Cell {
 }
 
 /// The sound profile's bytes, its tables with their columns, and a place for the hostile one.
-struct Sound {
+struct SoundProfile {
     bytes: Vec<u8>,
     columns: Vec<(String, Vec<String>)>,
     _directory: TempDir,
     path: PathBuf,
 }
 
-static SOUND: LazyLock<Sound> = LazyLock::new(|| {
+static SOUND: LazyLock<SoundProfile> = LazyLock::new(|| {
     let memory = Path::new("/dev/shm");
     let directory = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() };
     let directory = directory.expect("a directory");
@@ -83,7 +83,7 @@ static SOUND: LazyLock<Sound> = LazyLock::new(|| {
         .collect::<Vec<_>>();
     shrink(&connection, &columns);
     drop(connection);
-    Sound { bytes: std::fs::read(&path).expect("the profile"), columns, _directory: directory, path }
+    SoundProfile { bytes: std::fs::read(&path).expect("the profile"), columns, _directory: directory, path }
 });
 
 /// Leaves out the frames that no stack has, and puts a row into each table that has none.
@@ -103,8 +103,8 @@ fn shrink(connection: &Connection, columns: &[(String, Vec<String>)]) {
     connection.execute_batch("VACUUM").expect("a smaller file");
 }
 
-/// Any of a table's rows, which all have a rowid or are few.
-fn change(connection: &Connection, values: &[(u8, u8, u8, Cell)]) {
+/// Changes any of a table's rows, which all have a rowid or are few.
+fn change(connection: &Connection, values: &[(u8, u8, u8, CellValue)]) {
     for (table, column, row, cell) in values.iter().take(VALUES) {
         let (table, columns) = &SOUND.columns[usize::from(*table) % SOUND.columns.len()];
         let column = &columns[usize::from(*column) % columns.len()];
@@ -128,24 +128,24 @@ fn write(bytes: &[u8], wrong: &[(u16, u16, u8)]) {
     std::fs::write(&SOUND.path, bytes).expect("room for a small file");
 }
 
-fuzz_target!(|input: (u8, Input)| {
+fuzz_target!(|input: (u8, ProfileChange)| {
     let (question, input) = input;
     match &input {
-        Input::Bytes(wrong) => write(&SOUND.bytes, wrong),
-        Input::Length(length, wrong) => {
+        ProfileChange::Bytes(wrong) => write(&SOUND.bytes, wrong),
+        ProfileChange::Length(length, wrong) => {
             let mut bytes = SOUND.bytes.clone();
             bytes.resize(*length as usize % (2 * bytes.len()), 0);
             write(&bytes, wrong);
         }
-        Input::Values(..) | Input::Rows(..) => {
+        ProfileChange::Values(..) | ProfileChange::Rows(..) => {
             write(&SOUND.bytes, &[]);
             let connection = Connection::open(&SOUND.path).expect("the sound profile");
             connection
                 .execute_batch("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; PRAGMA foreign_keys = OFF; PRAGMA ignore_check_constraints = ON; BEGIN")
                 .expect("settings");
             match &input {
-                Input::Values(values) => change(&connection, values),
-                Input::Rows(gone, values) => {
+                ProfileChange::Values(values) => change(&connection, values),
+                ProfileChange::Rows(gone, values) => {
                     for (table, row) in gone.iter().take(VALUES) {
                         let (table, columns) = &SOUND.columns[usize::from(*table) % SOUND.columns.len()];
                         let _ = connection.execute(

@@ -1,4 +1,5 @@
-//! The tables that everything else hangs on, as bytes: kallsyms in an image, and BTF with all that is looked up in it.
+//! The tables that everything else depends on, as bytes: kallsyms in an image, and BTF with all look-ups in
+//! it.
 
 #![no_main]
 
@@ -7,16 +8,16 @@ use linux::fixture::{KallsymsLayout, KallsymsSymbol, parsers, write_kallsyms};
 use linux::{PhysAddr, PhysicalMemory};
 use vprof_fuzz::{guests, seeds};
 
-/// Where the image is mapped.
+/// Virtual address of the image.
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 /// Bytes before the arrays.
 const BEFORE: usize = 64;
-/// Bytes of a seed's image, at least: symbols lie 16 bytes apart on average, as in no kernel.
+/// Bytes of a seed's image, at least: symbols are 16 bytes apart on average, as in no kernel.
 const END: u64 = 0x2680;
 /// Symbols of a seed: enough for three markers.
 const SYMBOLS: u64 = 600;
 
-/// The first byte tells what the others are.
+/// The first byte selects the meaning of the others.
 const BTF: u8 = b'B';
 const KALLSYMS: u8 = b'K';
 

@@ -1,4 +1,5 @@
-//! Lists and tables of a kernel that was found: modules, generated code, tasks, current tasks, interrupts, system calls.
+//! Lists and tables of a kernel that was found: modules, generated code, tasks, current tasks, interrupts,
+//! system calls.
 
 #![no_main]
 
@@ -6,18 +7,18 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use linux::VirtAddr;
 use vprof_fuzz::guests::{DATA, GENERATED, GENERATED_CODE, MODULES, PER_CPU, PROCESS, TASKS, sound};
-use vprof_fuzz::memory::{Patch, Patched};
+use vprof_fuzz::memory::{MemoryPatch, PatchedMemory};
 
 #[derive(Debug, Arbitrary)]
-struct Input {
+struct TasksInput {
     guest: u8,
-    patches: Vec<Patch>,
+    patches: Vec<MemoryPatch>,
 }
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: TasksInput| {
     let guest = sound(input.guest);
     let places = [DATA, MODULES, TASKS, PER_CPU, GENERATED, GENERATED_CODE, PROCESS];
-    let memory = Patched::new(&guest.guest.memory, &places, &input.patches);
+    let memory = PatchedMemory::new(&guest.guest.memory, &places, &input.patches);
     let kernel = &guest.kernel;
     if let Ok(tasks) = kernel.tasks(&memory) {
         assert!(tasks.len() <= 65_536);

@@ -1,4 +1,5 @@
-//! The unwinder of programs: `.eh_frame`, `.eh_frame_hdr`, `.debug_frame`, expressions; walks of a copied stack.
+//! The unwinder of programs: `.eh_frame`, `.eh_frame_hdr`, `.debug_frame`, expressions; walks of a copied
+//! stack.
 
 #![no_main]
 
@@ -9,30 +10,30 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode, UserUnwinder};
 use symbols::fixture::cfi::{Builder, EH_FRAME, HEADER, cfa_offset, debug_frame, saved};
-use vprof_fuzz::stacks::{Word, Words, registers};
+use vprof_fuzz::stacks::{StackWord, StackWords, registers};
 
-/// Where the file is mapped.
+/// Virtual address of the file.
 const BIAS: u64 = 0x5555_0000_0000;
-/// Where code made at run time is.
+/// Virtual address of code made at run time.
 const JIT: u64 = 0x7000_0000_0000;
-/// Where the stack is.
+/// Virtual address of the stack.
 const STACK: u64 = 0x7fff_0000_1000;
 /// Frames of a walk, at most.
 const LIMIT: usize = 64;
 
 #[derive(Debug, Arbitrary)]
-struct Input {
-    tables: Tables,
+struct UserStackInput {
+    tables: UnwindTables,
     with_header: bool,
     code_kind: u8,
     starts: [u16; 2],
-    words: Vec<Word>,
+    words: Vec<StackWord>,
     code: Vec<u8>,
 }
 
-/// Where the sections come from.
+/// Source of the sections.
 #[derive(Debug, Arbitrary)]
-enum Tables {
+enum UnwindTables {
     /// Three functions with these rules, the last one a signal frame.
     Rules(Vec<u8>, Vec<u8>, Vec<u8>),
     /// An expression for the CFA and for a register.
@@ -43,13 +44,13 @@ enum Tables {
     Any(Vec<u8>, Vec<u8>, Vec<u8>),
 }
 
-struct Process<'a> {
+struct MappedProcess<'a> {
     id: u32,
     code: ImageCode<'a>,
     bytes: &'a [u8],
 }
 
-impl CodeMappings for Process<'_> {
+impl CodeMappings for MappedProcess<'_> {
     fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
         match address {
             BIAS..0x5555_0001_0000 => Some(CodeMapping { id: self.id, bias: BIAS, code: self.code }),
@@ -92,7 +93,7 @@ fn damage(section: &mut CfiSection, wrong: impl Iterator<Item = (usize, u8)>) {
     section.bytes = bytes.into();
 }
 
-impl Tables {
+impl UnwindTables {
     fn sections(&self) -> CfiSections {
         let short = |rules: &[u8]| rules[..rules.len().min(2000)].to_vec();
         match self {
@@ -134,7 +135,7 @@ impl Tables {
 static UNWINDER: LazyLock<Mutex<UserUnwinder>> = LazyLock::new(|| Mutex::new(UserUnwinder::new()));
 static NEXT: AtomicU32 = AtomicU32::new(1);
 
-fuzz_target!(|input: Input| {
+fuzz_target!(|input: UserStackInput| {
     let mut sections = input.tables.sections();
     if !input.with_header {
         sections.eh_frame_hdr = None;
@@ -154,9 +155,9 @@ fuzz_target!(|input: Input| {
     };
     // No table gets the number of another one.
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
-    let process = Process { id, code, bytes: &input.code };
+    let process = MappedProcess { id, code, bytes: &input.code };
     let words: Vec<u64> = input.words.iter().map(|word| word.value(BIAS, STACK)).collect();
-    let stack = Words { start: STACK, words: &words };
+    let stack = StackWords { start: STACK, words: &words };
     // One for all inputs: its cache is large.
     let mut unwinder = UNWINDER.lock().expect("nobody else has it");
     // Twice: the second walk finds its rows in the cache.

@@ -23,15 +23,15 @@ const WINDOW: u64 = 0x8000;
 const DISK: u64 = 64 << 10;
 /// Steps of a driver, at most.
 const STEPS: usize = 200;
-/// Where a driver that means well has its descriptors, rings and buffers.
+/// Addresses of the descriptors, rings and buffers of a driver that means well.
 const DESCRIPTORS: u64 = 0x1_0000;
 const AVAILABLE: u64 = 0x2_0000;
 const USED: u64 = 0x3_0000;
 const BUFFERS: u64 = 0x4_0000;
 /// Bytes from the table and rings of one queue to those of the next.
 const QUEUE: u64 = 0x1000;
-/// Devices (disk, random numbers, network card, console, sockets), and queues of one that are used at most: the third one
-/// of the last has no requests.
+/// Number of devices (disk, random numbers, network card, console, sockets), and maximum of queues used of
+/// each: the third queue of the sockets has no requests.
 const DEVICES: usize = 5;
 const QUEUES: usize = 2;
 /// The guest's context id, and programs of the host that talk to it at once.
@@ -39,21 +39,21 @@ const CID: u32 = 3;
 const PROGRAMS: usize = 4;
 
 #[derive(Debug, Arbitrary)]
-enum Step {
+enum DriverStep {
     /// Sets one device up as the specification has it.
-    Start(Place),
+    Start(QueuePlace),
     /// A descriptor: index, address, length, flags, next.
-    Descriptor(Place, u8, At, u32, u16, u8),
+    Descriptor(QueuePlace, u8, DescriptorAddress, u32, u16, u8),
     /// The header of a block request: type, sector.
     Header(u8, u32),
-    /// Makes a head available, and tells so.
-    Submit(Place, u8),
+    /// Makes a head available, and notifies the device.
+    Submit(QueuePlace, u8),
     /// Makes so many entries of the ring available at once.
-    Announce(Place, u16),
+    Announce(QueuePlace, u16),
     /// Writes a word into memory.
     Memory(u32, u64),
     /// Writes to a register of a device: offset, bytes, width.
-    Register(Place, u16, u32, u8),
+    Register(QueuePlace, u16, u32, u8),
     /// Reads one.
     Read(u32, u8),
     /// Selects a configuration register and writes it: device, register, value, width.
@@ -63,8 +63,8 @@ enum Step {
     /// Something comes over the network: a frame of this length, or bytes as they are.
     Frame(u16),
     Cable([u8; 4]),
-    /// The header of a packet between two ports: operation, the guest's port, the host's, flags, bytes, and room and bytes
-    /// taken as its sender tells them.
+    /// The header of a packet between two ports: operation, the guest's port, the host's, flags, bytes, and
+    /// the sender's credit: room and bytes taken.
     Packet(u8, bool, bool, u8, u16, u32, u32),
     /// A program of the host connects, writes, reads or ends.
     Program(u8, u16),
@@ -74,33 +74,33 @@ enum Step {
 
 /// A device and one of its queues.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-struct Place(u8, bool);
+struct QueuePlace(u8, bool);
 
-impl Place {
+impl QueuePlace {
     fn device(self) -> usize {
         usize::from(self.0) % DEVICES
     }
 
-    /// Disk and random numbers have one queue only.
+    /// Returns the queue's index: disk and random numbers have only one queue.
     fn queue(self) -> usize {
         usize::from(self.1 && self.device() > 1)
     }
 
-    /// Where a table or ring of the queue lies.
-    fn at(self, start: u64) -> u64 {
+    /// Returns the address of a table or ring of the queue.
+    fn address(self, start: u64) -> u64 {
         start + self.queue() as u64 * QUEUE
     }
 }
 
 #[derive(Debug, Arbitrary)]
-enum At {
+enum DescriptorAddress {
     Buffer(u16),
     Table(u16),
     Ring(bool, u16),
     Any(u64),
 }
 
-impl At {
+impl DescriptorAddress {
     fn address(&self) -> u64 {
         match *self {
             Self::Buffer(offset) => BUFFERS + u64::from(offset),
@@ -111,24 +111,24 @@ impl At {
     }
 }
 
-struct Driver {
+struct GuestDriver {
     hardware: Hardware,
     memory: GuestMemoryMmap,
     cable: UnixStream,
-    /// Where programs connect to the guest, those that have, and one that takes the guest's connections.
+    /// Path of the socket at which programs connect to the guest.
     sockets: PathBuf,
     programs: Vec<UnixStream>,
     listener: UnixListener,
     next: [[u16; QUEUES]; DEVICES],
 }
 
-impl Driver {
+impl GuestDriver {
     fn put(&self, at: u64, bytes: &[u8]) {
         // Beyond memory there is nothing to be put.
         let _ = self.memory.write_slice(bytes, GuestAddress(at));
     }
 
-    fn register(&mut self, place: Place, offset: u64, bytes: &[u8]) {
+    fn register(&mut self, place: QueuePlace, offset: u64, bytes: &[u8]) {
         self.hardware.write_memory(place.device() as u64 * WINDOW + offset, bytes);
     }
 
@@ -140,7 +140,7 @@ impl Driver {
         self.hardware.read_port(0xcfc, &mut back);
     }
 
-    fn start(&mut self, place: Place) {
+    fn start(&mut self, place: QueuePlace) {
         let device = u8::try_from(place.device() + 1).unwrap_or(0);
         self.config(device, 4, &6u16.to_le_bytes());
         self.config(device, 0x42, &0x8000u16.to_le_bytes());
@@ -149,13 +149,13 @@ impl Driver {
             self.register(place, offset, bytes);
         }
         self.register(place, 0x14, &[0x0b]);
-        for queue in [false, true].map(|second| Place(place.0, second)) {
+        for queue in [false, true].map(|second| QueuePlace(place.0, second)) {
             let index = u16::try_from(queue.queue()).unwrap_or(0);
             self.register(place, 0x16, &index.to_le_bytes());
             self.register(place, 0x18, &16u16.to_le_bytes());
             self.register(place, 0x1a, &(index + 1).to_le_bytes());
             for (offset, address) in [(0x20, DESCRIPTORS), (0x28, AVAILABLE), (0x30, USED)] {
-                let [a, b, c, d, ..] = queue.at(address).to_le_bytes();
+                let [a, b, c, d, ..] = queue.address(address).to_le_bytes();
                 self.register(place, offset, &[a, b, c, d]);
                 self.register(place, offset + 4, &[0; 4]);
             }
@@ -166,13 +166,13 @@ impl Driver {
         self.hardware.serve();
     }
 
-    fn announce(&mut self, place: Place, index: u16) {
-        self.put(place.at(AVAILABLE) + 2, &index.to_le_bytes());
+    fn announce(&mut self, place: QueuePlace, index: u16) {
+        self.put(place.address(AVAILABLE) + 2, &index.to_le_bytes());
         self.register(place, 0x3000 + place.queue() as u64 * 4, &[0, 0]);
         self.hardware.serve();
     }
 
-    /// Bytes from the other end; what finds no room is lost.
+    /// Sends bytes from the other end; bytes without room are lost.
     fn cable(&mut self, bytes: &[u8]) {
         let _ = self.cable.write(bytes);
         self.hardware.serve();
@@ -204,54 +204,54 @@ impl Driver {
         Some(())
     }
 
-    fn step(&mut self, step: &Step) {
+    fn step(&mut self, step: &DriverStep) {
         let width = |bytes: [u8; 4], choice: u8| bytes[..1 << (choice % 3)].to_vec();
         match step {
-            Step::Start(place) => self.start(*place),
-            Step::Descriptor(of, index, at, length, flags, next) => {
-                let place = of.at(DESCRIPTORS) + u64::from(*index) * 16;
+            DriverStep::Start(place) => self.start(*place),
+            DriverStep::Descriptor(of, index, at, length, flags, next) => {
+                let place = of.address(DESCRIPTORS) + u64::from(*index) * 16;
                 self.put(place, &at.address().to_le_bytes());
                 self.put(place + 8, &length.to_le_bytes());
                 self.put(place + 12, &flags.to_le_bytes());
                 self.put(place + 14, &u16::from(*next).to_le_bytes());
             }
-            Step::Header(kind, sector) => {
+            DriverStep::Header(kind, sector) => {
                 self.put(BUFFERS, &u64::from(*kind).to_le_bytes());
                 self.put(BUFFERS + 8, &u64::from(*sector).to_le_bytes());
             }
-            Step::Submit(place, head) => {
+            DriverStep::Submit(place, head) => {
                 let next = &mut self.next[place.device()][place.queue()];
-                let slot = place.at(AVAILABLE) + 4 + u64::from(*next % 16) * 2;
+                let slot = place.address(AVAILABLE) + 4 + u64::from(*next % 16) * 2;
                 *next = next.wrapping_add(1);
                 let index = *next;
                 self.put(slot, &u16::from(*head).to_le_bytes());
                 self.announce(*place, index);
             }
-            Step::Announce(place, index) => self.announce(*place, *index),
-            Step::Memory(at, value) => self.put(u64::from(*at) % MEMORY as u64, &value.to_le_bytes()),
-            Step::Register(place, offset, value, choice) => {
+            DriverStep::Announce(place, index) => self.announce(*place, *index),
+            DriverStep::Memory(at, value) => self.put(u64::from(*at) % MEMORY as u64, &value.to_le_bytes()),
+            DriverStep::Register(place, offset, value, choice) => {
                 self.register(*place, u64::from(*offset), &width(value.to_le_bytes(), *choice));
                 self.hardware.serve();
             }
-            Step::Read(offset, length) => {
+            DriverStep::Read(offset, length) => {
                 let mut bytes = vec![0; usize::from(*length % 9)];
                 self.hardware.read_memory(u64::from(*offset), &mut bytes);
             }
-            Step::Config(device, register, value, choice) => {
+            DriverStep::Config(device, register, value, choice) => {
                 self.config(device % 7, *register, &width(value.to_le_bytes(), *choice));
             }
-            Step::Port(port, value, choice) => {
+            DriverStep::Port(port, value, choice) => {
                 let bytes = width(value.to_le_bytes(), *choice);
                 self.hardware.write_port(*port, &bytes);
                 self.hardware.read_port(*port, &mut bytes.clone());
             }
-            Step::Frame(length) => {
+            DriverStep::Frame(length) => {
                 let mut bytes = u32::from(*length).to_be_bytes().to_vec();
                 bytes.resize(4 + usize::from(*length), 0x5a);
                 self.cable(&bytes);
             }
-            Step::Cable(bytes) => self.cable(bytes),
-            Step::Packet(op, guest, host, flags, len, buf_alloc, fwd_cnt) => {
+            DriverStep::Cable(bytes) => self.cable(bytes),
+            DriverStep::Packet(op, guest, host, flags, len, buf_alloc, fwd_cnt) => {
                 let header = Header {
                     src_cid: CID.into(),
                     dst_cid: 2,
@@ -266,17 +266,17 @@ impl Driver {
                 };
                 self.put(BUFFERS, &header.to_bytes());
             }
-            Step::Program(act, length) => {
+            DriverStep::Program(act, length) => {
                 // What a program can't do does not happen.
                 let _ = self.program(*act, *length);
                 self.hardware.serve();
             }
-            Step::Serve => self.hardware.serve(),
+            DriverStep::Serve => self.hardware.serve(),
         }
     }
 }
 
-fuzz_target!(|input: (u8, Vec<Step>)| {
+fuzz_target!(|input: (u8, Vec<DriverStep>)| {
     let (mode, steps) = input;
     let mode = match mode % 3 {
         0 => DiskMode::ReadWrite,
@@ -303,14 +303,15 @@ fuzz_target!(|input: (u8, Vec<Step>)| {
     let vsock = Vsock { cid: CID, backend: Box::new(sockets) };
     let Some(hardware) = Hardware::new(disk, network, vsock, &memory) else { return };
     let next = [[0; QUEUES]; DEVICES];
-    let mut driver = Driver { hardware, memory, cable, sockets: path, programs: Vec::new(), listener, next };
+    let mut driver =
+        GuestDriver { hardware, memory, cable, sockets: path, programs: Vec::new(), listener, next };
     for step in steps.iter().take(STEPS) {
         driver.step(step);
     }
     assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
     // Whatever was done, a reset makes devices that work.
     for device in 0..5 {
-        driver.register(Place(device, false), 0x14, &[0]);
+        driver.register(QueuePlace(device, false), 0x14, &[0]);
         driver.hardware.serve();
     }
 });

@@ -6,7 +6,7 @@ use crate::files;
 
 /// Bytes of a sector.
 const SECTOR: usize = 512;
-/// Sectors before the first partition, and behind the last one.
+/// Sectors before the first partition, and after the last one.
 const EDGE: usize = 64;
 /// Bytes of a block of the ext4 file systems.
 const BLOCK: usize = 1024;
@@ -15,7 +15,7 @@ const INODES: usize = 32;
 /// First block of its data: boot block, superblock, group, two bitmaps, inodes.
 const DATA: usize = 5 + INODES * 128 / BLOCK;
 
-/// Configurations of all boot loaders that are known, with a kernel.
+/// Returns configurations of all known boot loaders, with a kernel.
 pub fn configurations() -> Vec<(&'static str, Vec<u8>)> {
     let grub = "set default=\"${saved_entry}\"\nmenuentry 'Debian' --id a {\n linux /boot/vmlinuz root=UUID=1 ro $kernelopts\n \
                 initrd /boot/initrd.img\n}\nsubmenu 'More' {\nmenuentry 'Old' {\nlinux (hd0,gpt2)/boot/old\n}\n}\n";
@@ -35,7 +35,7 @@ pub fn configurations() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// A disk that is one FAT file system.
+/// Returns a disk that is one FAT file system.
 pub fn fat() -> Vec<u8> {
     let mut disk = Cursor::new(vec![0; 128 << 10]);
     let options = fatfs::FormatVolumeOptions::new().volume_label(*b"ESP        ").volume_id(7);
@@ -57,22 +57,22 @@ pub fn fat() -> Vec<u8> {
     disk.into_inner()
 }
 
-/// A disk that is one ext4 file system: one group of blocks of 1 KiB, inodes with extents, no journal, no checksums
-/// (Documentation/filesystems/ext4 of Linux).
+/// Returns a disk that is one ext4 file system: one group of blocks of 1 KiB, inodes with extents, no
+/// journal, no checksums (Documentation/filesystems/ext4 of Linux).
 pub fn ext4() -> Vec<u8> {
-    let mut volume = Ext4 { disk: vec![0; 128 * BLOCK], next_block: DATA, next_inode: 12 };
+    let mut volume = Ext4Writer { disk: vec![0; 128 * BLOCK], next_block: DATA, next_inode: 12 };
     let root = volume.tree("", &configurations());
     volume.inode(2, 0x41ed, &root);
     volume.finish()
 }
 
-struct Ext4 {
+struct Ext4Writer {
     disk: Vec<u8>,
     next_block: usize,
     next_inode: usize,
 }
 
-impl Ext4 {
+impl Ext4Writer {
     /// Writes what is below a directory, and returns the directory's own entries.
     fn tree(&mut self, directory: &str, files: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let mut names: Vec<(&str, bool)> = Vec::new();
@@ -162,7 +162,7 @@ impl Ext4 {
     }
 }
 
-/// A disk with a GUID partition table: an EFI system partition and a root.
+/// Returns a disk with a GUID partition table: an EFI system partition and a root.
 pub fn gpt() -> Vec<u8> {
     let parts = [(fat(), ESP), (ext4(), ROOT)];
     let mut disk = vec![0; EDGE * SECTOR];
@@ -201,7 +201,7 @@ const ESP: [u8; 16] =
 const ROOT: [u8; 16] =
     [0xe3, 0xbc, 0x68, 0x4f, 0xcd, 0xe8, 0xb1, 0x4d, 0x96, 0xe7, 0xfb, 0xca, 0xf9, 0x84, 0xb7, 0x09];
 
-/// Puts the checksums of a GUID partition table right, whatever it says, where it can be said.
+/// Corrects the checksums of a GUID partition table, whatever its fields are, if its places are on the disk.
 pub fn sum_gpt(disk: &mut [u8]) {
     let Some(last) = (disk.len() / SECTOR).checked_sub(1) else { return };
     for at in [SECTOR, last * SECTOR] {
@@ -233,7 +233,7 @@ fn crc(bytes: &[u8]) -> u32 {
     crc.sum()
 }
 
-/// A disk with a master boot record: an ext4 partition, and a FAT one in an extended partition.
+/// Returns a disk with a master boot record: an ext4 partition, and a FAT one in an extended partition.
 pub fn mbr() -> Vec<u8> {
     let (ext4, fat) = (ext4(), fat());
     let extended = EDGE + ext4.len() / SECTOR;
@@ -255,7 +255,7 @@ pub fn mbr() -> Vec<u8> {
     disk
 }
 
-/// A disk in a qcow2 file of version 3 with clusters of 4 KiB (docs/interop/qcow2.txt of QEMU).
+/// Returns a disk in a qcow2 file of version 3 with clusters of 4 KiB (docs/interop/qcow2.txt of QEMU).
 pub fn qcow2(disk: &[u8]) -> Vec<u8> {
     const CLUSTER: usize = 4096;
     let data = disk.len().div_ceil(CLUSTER);

@@ -4,28 +4,30 @@ use gimli::write::{
     Address, AttributeValue, Dwarf, EndianVec, LineProgram, LineString, Range, RangeList, Sections, Unit,
 };
 use gimli::{Encoding, Format, LineEncoding, LittleEndian};
+use testkit::elf::{EXECUTABLE, ElfImage, ElfSection, LoadSegment, section_type, symbol};
+use testkit::{CpioEntry, cpio_archive};
 
 /// Puts `bytes` at `at`.
 fn put(file: &mut [u8], at: usize, bytes: &[u8]) {
     file[at..at + bytes.len()].copy_from_slice(bytes);
 }
 
-/// An ELF kernel with one segment of 64 bytes at 16 MiB.
+/// Returns an ELF kernel with one segment of 64 bytes at 16 MiB.
 pub fn vmlinux() -> Vec<u8> {
-    let mut file = vec![0; 120 + 64];
-    put(&mut file, 0, b"\x7fELF\x02\x01\x01");
-    put(&mut file, 16, &[2, 0, 62, 0, 1]);
-    put(&mut file, 24, &0x100_0000u64.to_le_bytes());
-    put(&mut file, 32, &64u64.to_le_bytes());
-    put(&mut file, 52, &[64, 0, 56, 0, 1, 0]);
-    put(&mut file, 64, &[1, 0, 0, 0, 5]);
-    for (at, value) in [(72, 120u64), (80, 0x100_0000), (88, 0x100_0000), (96, 64), (104, 128)] {
-        put(&mut file, at, &value.to_le_bytes());
-    }
-    file
+    let address = 0x100_0000;
+    let segment = LoadSegment {
+        offset: ElfImage::CONTENT,
+        virt: address,
+        phys: address,
+        file_bytes: 64,
+        memory_bytes: 128,
+        ..LoadSegment::default()
+    };
+    let (kind, segment) = (EXECUTABLE, Some(segment));
+    ElfImage { kind, entry: address, segment, content: &[0; 64], ..ElfImage::default() }.to_bytes()
 }
 
-/// The head of an EFI program for 64-bit ARM.
+/// Returns the head of an EFI program for 64-bit ARM.
 pub fn efi() -> Vec<u8> {
     let mut file = vec![0; 1200];
     put(&mut file, 0, b"MZ");
@@ -34,88 +36,24 @@ pub fn efi() -> Vec<u8> {
     file
 }
 
-/// A section of [`elf`]: name, type, address, link, bytes.
-pub type SectionOf<'a> = (&'a str, u32, u64, u32, &'a [u8]);
-
-/// Section types (System V ABI, "Section Header").
-pub mod kind {
-    /// SHT_PROGBITS.
-    pub const BITS: u32 = 1;
-    /// SHT_SYMTAB.
-    pub const SYMTAB: u32 = 2;
-    /// SHT_STRTAB.
-    pub const STRTAB: u32 = 3;
-    /// SHT_RELA.
-    pub const RELA: u32 = 4;
-    /// SHT_NOTE.
-    pub const NOTE: u32 = 7;
-    /// SHT_DYNSYM.
-    pub const DYNSYM: u32 = 11;
-}
-
-/// Where the code of [`elf`] starts, and its bytes.
+/// Address and length of the code of [`elf`], bytes.
 pub const TEXT: (u64, u64) = (0x1000, 0x1000);
 
-/// A shared library with these sections and one executable segment at [`TEXT`].
-pub fn elf(sections: &[SectionOf<'_>]) -> Vec<u8> {
-    const HEADERS: usize = 64 + 56;
-    let (mut names, mut body, mut table) = (vec![0u8], Vec::<u8>::new(), vec![0u8; 64]);
-    let strings: SectionOf<'_> = (".shstrtab", kind::STRTAB, 0, 0, &[]);
-    let mut all: Vec<_> = sections.iter().copied().chain([strings]).map(|s| (s, s.4.to_vec())).collect();
-    for ((name, ..), _) in &all {
-        names.extend(name.bytes().chain([0]));
-    }
-    if let Some((_, bytes)) = all.last_mut() {
-        bytes.clone_from(&names);
-    }
-    let mut name_at = 1usize;
-    for ((name, kind, address, link, _), bytes) in &all {
-        let offset = (HEADERS + body.len()) as u64;
-        let entry = match *kind {
-            kind::SYMTAB | kind::DYNSYM | kind::RELA => 24u64,
-            _ => 0,
-        };
-        table.extend((name_at as u32).to_le_bytes());
-        table.extend(kind.to_le_bytes());
-        table.extend(u64::from(*address != 0).to_le_bytes().map(|byte| byte * 2));
-        for word in [*address, offset, bytes.len() as u64] {
-            table.extend(word.to_le_bytes());
-        }
-        table.extend(link.to_le_bytes());
-        table.extend([0; 4]);
-        table.extend(1u64.to_le_bytes());
-        table.extend(entry.to_le_bytes());
-        body.extend(bytes);
-        name_at += name.len() + 1;
-    }
-    let mut file = vec![0; HEADERS];
-    put(&mut file, 0, b"\x7fELF\x02\x01\x01");
-    put(&mut file, 16, &[3, 0, 62, 0, 1]);
-    put(&mut file, 32, &64u64.to_le_bytes());
-    put(&mut file, 40, &((HEADERS + body.len()) as u64).to_le_bytes());
-    put(&mut file, 52, &[64, 0, 56, 0, 1, 0, 64, 0]);
-    put(&mut file, 60, &(all.len() as u16 + 1).to_le_bytes());
-    put(&mut file, 62, &(all.len() as u16).to_le_bytes());
-    put(&mut file, 64, &[1, 0, 0, 0, 5]);
-    for (at, value) in [(80, TEXT.0), (88, TEXT.0), (96, TEXT.1), (104, TEXT.1), (112, 0x1000)] {
-        put(&mut file, at, &value.to_le_bytes());
-    }
-    file.extend(body);
-    file.extend(table);
-    file
+/// Returns a shared library with these sections and one executable segment at [`TEXT`].
+pub fn elf(sections: &[ElfSection<'_>]) -> Vec<u8> {
+    let (address, bytes) = TEXT;
+    let segment = LoadSegment {
+        offset: 0,
+        virt: address,
+        phys: address,
+        file_bytes: bytes,
+        memory_bytes: bytes,
+        alignment: 0x1000,
+    };
+    ElfImage { segment: Some(segment), sections, ..ElfImage::default() }.to_bytes()
 }
 
-/// A symbol (System V ABI, "Symbol Table Entry"): name's offset, type, section, address, size.
-fn symbol(name: u32, info: u8, section: u16, address: u64, size: u64) -> Vec<u8> {
-    let mut bytes = name.to_le_bytes().to_vec();
-    bytes.extend([info, 0]);
-    bytes.extend(section.to_le_bytes());
-    bytes.extend(address.to_le_bytes());
-    bytes.extend(size.to_le_bytes());
-    bytes
-}
-
-/// A library with symbols of every kind, a PLT with its relocations, notes and links to debug files.
+/// Returns a library with symbols of every kind, a PLT with its relocations, notes and links to debug files.
 pub fn library() -> Vec<u8> {
     let strings = b"\0malloc\0_ZN4shop4Till3sumEi\0label\0resolver\0write.part.0\0";
     let symbols = [
@@ -147,48 +85,53 @@ pub fn library() -> Vec<u8> {
     let builder = symbols::fixture::cfi::Builder::new().function(0x1100, &[]).function(0x1200, &[]);
     let header = builder.header();
     elf(&[
-        (".text", kind::BITS, 0x1100, 0, &[0x90; 64]),
-        (".dynsym", kind::DYNSYM, 0x400, 3, &symbols),
-        (".dynstr", kind::STRTAB, 0x600, 0, strings),
-        (".symtab", kind::SYMTAB, 0, 5, &symbols),
-        (".strtab", kind::STRTAB, 0, 0, strings),
-        (".rela.plt", kind::RELA, 0x700, 2, &rela),
-        (".plt", kind::BITS, 0x1000, 0, &plt),
-        (".plt.sec", kind::BITS, 0x1040, 0, &second),
-        (".note.gnu.build-id", kind::NOTE, 0x300, 0, &note),
-        (".gnu_debuglink", kind::BITS, 0, 0, &link),
-        (".gnu_debugaltlink", kind::BITS, 0, 0, &shared),
-        (".eh_frame_hdr", kind::BITS, header.address, 0, &header.bytes),
-        (".eh_frame", kind::BITS, symbols::fixture::cfi::EH_FRAME, 0, &builder.eh_frame),
+        ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100),
+        ElfSection::new(".dynsym", section_type::DYNSYM, &symbols).with_address(0x400).with_link(3),
+        ElfSection::new(".dynstr", section_type::STRTAB, strings).with_address(0x600),
+        ElfSection::new(".symtab", section_type::SYMTAB, &symbols).with_link(5),
+        ElfSection::new(".strtab", section_type::STRTAB, strings),
+        ElfSection::new(".rela.plt", section_type::RELA, &rela).with_address(0x700).with_link(2),
+        ElfSection::new(".plt", section_type::BITS, &plt).with_address(0x1000),
+        ElfSection::new(".plt.sec", section_type::BITS, &second).with_address(0x1040),
+        ElfSection::new(".note.gnu.build-id", section_type::NOTE, &note).with_address(0x300),
+        ElfSection::new(".gnu_debuglink", section_type::BITS, &link),
+        ElfSection::new(".gnu_debugaltlink", section_type::BITS, &shared),
+        ElfSection::new(".eh_frame_hdr", section_type::BITS, &header.bytes).with_address(header.address),
+        ElfSection::new(".eh_frame", section_type::BITS, &builder.eh_frame)
+            .with_address(symbols::fixture::cfi::EH_FRAME),
     ])
 }
 
-/// A stripped library whose only symbols are in a `.gnu_debugdata`.
+/// Returns a stripped library whose only symbols are in a `.gnu_debugdata`.
 pub fn with_small_file() -> Vec<u8> {
     use std::io::Write;
     let strings = b"\0static_function\0";
     let symbols = [symbol(0, 0, 0, 0, 0), symbol(1, 2, 1, 0x1100, 0x40)].concat();
     let small = elf(&[
-        (".text", kind::BITS, 0x1100, 0, &[]),
-        (".symtab", kind::SYMTAB, 0, 3, &symbols),
-        (".strtab", kind::STRTAB, 0, 0, strings),
+        ElfSection::new(".text", section_type::BITS, &[]).with_address(0x1100),
+        ElfSection::new(".symtab", section_type::SYMTAB, &symbols).with_link(3),
+        ElfSection::new(".strtab", section_type::STRTAB, strings),
     ]);
     let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))
         .expect("a writer into memory");
     writer.write_all(&small).expect("room in memory");
     let packed = writer.finish().expect("room in memory");
-    elf(&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64]), (".gnu_debugdata", kind::BITS, 0, 0, &packed)])
+    elf(&[
+        ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100),
+        ElfSection::new(".gnu_debugdata", section_type::BITS, &packed),
+    ])
 }
 
-/// A library with DWARF of this version: a unit with two functions, one inlined twice over, and their lines.
+/// Returns a library with DWARF of this version: a unit with two functions, one inlined twice over, and their
+/// lines.
 pub fn with_dwarf(version: u16) -> Vec<u8> {
     let sections = dwarf(version);
-    let named: Vec<SectionOf<'_>> =
-        sections.iter().map(|(name, bytes)| (*name, kind::BITS, 0, 0, bytes.as_slice())).collect();
-    elf(&[&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64][..])], named.as_slice()].concat())
+    let mut named = vec![ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100)];
+    named.extend(sections.iter().map(|(name, bytes)| ElfSection::new(name, section_type::BITS, bytes)));
+    elf(&named)
 }
 
-/// The same with its sections compressed by zlib (SHF_COMPRESSED is told by the flag 0x800).
+/// Returns a library with DWARF whose sections are compressed by zlib, in the old form `.zdebug_*`.
 pub fn with_compressed_dwarf() -> Vec<u8> {
     use std::io::Write;
     let sections: Vec<_> = dwarf(4)
@@ -203,8 +146,8 @@ pub fn with_compressed_dwarf() -> Vec<u8> {
             (name.replace(".debug", ".zdebug"), old)
         })
         .collect();
-    let named: Vec<SectionOf<'_>> =
-        sections.iter().map(|(name, bytes)| (name.as_str(), kind::BITS, 0, 0, bytes.as_slice())).collect();
+    let named: Vec<_> =
+        sections.iter().map(|(name, bytes)| ElfSection::new(name, section_type::BITS, bytes)).collect();
     elf(&named)
 }
 
@@ -270,38 +213,33 @@ fn dwarf(version: u16) -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// A library with these bytes as Go's table.
+/// Returns a library with these bytes as Go's table.
 pub fn with_go_table(bytes: &[u8]) -> Vec<u8> {
-    elf(&[(".text", kind::BITS, 0x1100, 0, &[0x90; 64]), (".gopclntab", kind::BITS, 0, 0, bytes)])
+    elf(&[
+        ElfSection::new(".text", section_type::BITS, &[0x90; 64]).with_address(0x1100),
+        ElfSection::new(".gopclntab", section_type::BITS, bytes),
+    ])
 }
 
-/// A cpio archive with a program under two names, a script and a directory.
+/// Returns a cpio archive with a program under two names, a script and a directory.
 pub fn archive() -> Vec<u8> {
     let program = library();
-    let entries: [(&str, u32, u32, &[u8]); 6] = [
-        ("bin", 0o040_755, 2, &[]),
-        ("bin/one", 0o100_755, 2, &[]),
-        ("bin/two", 0o100_755, 2, &program),
-        ("./init", 0o100_755, 1, &program),
-        ("etc/script", 0o100_644, 1, b"#!/bin/sh\n"),
-        ("TRAILER!!!", 0, 1, &[]),
-    ];
-    let mut bytes = Vec::new();
-    for (name, mode, links, content) in entries {
-        let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
-        bytes.extend(b"070701");
-        for field in [7, mode, 0, 0, links, 0, size, 0, 0, 0, 0, name_size, 0] {
-            bytes.extend(format!("{field:08x}").bytes());
-        }
-        bytes.extend(name.bytes().chain([0]));
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes.extend(content);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-    }
-    bytes
+    let entry = |name, mode, links, content: &[u8]| CpioEntry {
+        mode,
+        links,
+        inode: 7,
+        ..CpioEntry::new(name, content)
+    };
+    cpio_archive(&[
+        entry("bin", 0o040_755, 2, &[]),
+        entry("bin/one", 0o100_755, 2, &[]),
+        entry("bin/two", 0o100_755, 2, &program),
+        entry("./init", 0o100_755, 1, &program),
+        entry("etc/script", 0o100_644, 1, b"#!/bin/sh\n"),
+    ])
 }
 
-/// Bytes in gzip.
+/// Compresses bytes to gzip.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -309,7 +247,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     packer.finish().expect("room in memory")
 }
 
-/// Bytes in xz.
+/// Compresses bytes to xz.
 pub fn xz(bytes: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut writer = lzma_rust2::XzWriter::new(Vec::new(), lzma_rust2::XzOptions::with_preset(1))
@@ -318,12 +256,12 @@ pub fn xz(bytes: &[u8]) -> Vec<u8> {
     writer.finish().expect("room in memory")
 }
 
-/// Bytes in zstd.
+/// Compresses bytes to zstd.
 pub fn zstd(bytes: &[u8]) -> Vec<u8> {
     ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
 }
 
-/// Bytes in one legacy frame of LZ4.
+/// Compresses bytes to one legacy frame of LZ4.
 pub fn lz4(bytes: &[u8]) -> Vec<u8> {
     let packed = lz4_flex::block::compress(bytes);
     [&[0x02, 0x21, 0x4c, 0x18][..], &(packed.len() as u32).to_le_bytes(), &packed].concat()

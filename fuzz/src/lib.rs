@@ -1,8 +1,8 @@
-//! What the fuzz targets share: guests, files and stacks that are sound until the fuzzer's bytes change them.
+//! Guests, files and stacks that the fuzz targets share: valid until the fuzzer's bytes change them.
 //!
-//! A parser that wants a page table, a symbol table and BTF before it does anything is not reached by bytes at
-//! random. So most targets start from something that is right, written by code, and the fuzzer chooses what to break:
-//! [`memory::Patched`] for memory, [`seeds`] for files.
+//! Random bytes do not reach a parser that needs a page table, a symbol table and BTF first. So most targets
+//! start from valid input, written by code, and the fuzzer chooses what to break: [`memory::PatchedMemory`]
+//! for memory, [`seeds`] for files.
 
 pub mod disks;
 pub mod files;

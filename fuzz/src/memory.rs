@@ -10,19 +10,19 @@ const MAX_PATCHES: usize = 24;
 
 /// A change of 1 to 8 bytes.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-pub struct Patch {
-    /// Which of the target's places, modulo their number.
+pub struct MemoryPatch {
+    /// Index of the place among the target's places, modulo their number.
     place: u8,
-    /// Where in the place, modulo its length.
+    /// Offset in the place, modulo its length.
     at: u16,
-    /// Reads of memory before the change is there: a guest runs on while it is read.
+    /// Reads of memory before the change is there: a guest continues to run while it is read.
     after: u8,
-    what: What,
+    what: PatchKind,
 }
 
-/// What becomes of the bytes.
+/// Change of the bytes.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-enum What {
+enum PatchKind {
     /// One byte.
     Byte(u8),
     /// Two bytes.
@@ -31,16 +31,16 @@ enum What {
     Word(u64),
     /// An aligned word moved by so much.
     Add(i16),
-    /// An aligned word that stands somewhere else in the memory: pointers that are right at another place.
+    /// An aligned word from elsewhere in the memory: a pointer that is valid at another place.
     Copy(u8, u16),
 }
 
 /// A part of a memory that the fuzzer may change: first address and bytes.
-pub type Place = (u64, u64);
+pub type MemoryPlace = (u64, u64);
 
 /// A memory under changes. It is not copied.
 #[derive(Debug)]
-pub struct Patched<'a> {
+pub struct PatchedMemory<'a> {
     sound: &'a FlatMemory<Vec<u8>>,
     /// Address, bytes, how many of them, reads before.
     changes: Vec<(u64, [u8; 8], u64, u32)>,
@@ -49,9 +49,9 @@ pub struct Patched<'a> {
     reads: Cell<u32>,
 }
 
-impl<'a> Patched<'a> {
-    /// `sound` with `patches` in `places`, which are in it and not empty.
-    pub fn new(sound: &'a FlatMemory<Vec<u8>>, places: &[Place], patches: &[Patch]) -> Self {
+impl<'a> PatchedMemory<'a> {
+    /// Makes `sound` memory with `patches` in `places`, which are in it and not empty.
+    pub fn new(sound: &'a FlatMemory<Vec<u8>>, places: &[MemoryPlace], patches: &[MemoryPatch]) -> Self {
         let word_at = |place: u8, at: u16| {
             let (start, len) = places[usize::from(place) % places.len()];
             start + u64::from(at) % (len / 8) * 8
@@ -61,14 +61,16 @@ impl<'a> Patched<'a> {
             let (start, len) = places[usize::from(patch.place) % places.len()];
             let byte = start + u64::from(patch.at) % len;
             let (at, value, bytes) = match patch.what {
-                What::Byte(value) => (byte, u64::from(value), 1),
-                What::Half(value) => (byte, u64::from(value), 2),
-                What::Word(value) => (word, value, 8),
-                What::Add(value) => {
+                PatchKind::Byte(value) => (byte, u64::from(value), 1),
+                PatchKind::Half(value) => (byte, u64::from(value), 2),
+                PatchKind::Word(value) => (word, value, 8),
+                PatchKind::Add(value) => {
                     let before = sound.read_u64(PhysAddr(word)).unwrap_or(0);
                     (word, before.wrapping_add_signed(i64::from(value)), 8)
                 }
-                What::Copy(place, at) => (word, sound.read_u64(PhysAddr(word_at(place, at))).unwrap_or(0), 8),
+                PatchKind::Copy(place, at) => {
+                    (word, sound.read_u64(PhysAddr(word_at(place, at))).unwrap_or(0), 8)
+                }
             };
             (at, value.to_le_bytes(), bytes, u32::from(patch.after.saturating_sub(128)))
         });
@@ -81,7 +83,7 @@ impl<'a> Patched<'a> {
     }
 }
 
-impl PhysicalMemory for Patched<'_> {
+impl PhysicalMemory for PatchedMemory<'_> {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         self.sound.read(at, into)?;
         let now = self.reads.get();

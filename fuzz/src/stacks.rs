@@ -5,14 +5,14 @@ use symbols::{Registers, StackMemory};
 
 /// Words of a stack from an address up; all others were not copied.
 #[derive(Debug)]
-pub struct Words<'a> {
+pub struct StackWords<'a> {
     /// Address of the first word.
     pub start: u64,
     /// The words.
     pub words: &'a [u64],
 }
 
-impl StackMemory for Words<'_> {
+impl StackMemory for StackWords<'_> {
     fn read_u64(&self, at: u64) -> Option<u64> {
         let offset = at.checked_sub(self.start)?;
         let index = usize::try_from(offset / 8).ok()?;
@@ -26,7 +26,7 @@ impl StackMemory for Words<'_> {
 
 /// A word of a stack: mostly an address that means something.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-pub enum Word {
+pub enum StackWord {
     /// Somewhere in the code.
     Code(u16),
     /// Somewhere on the stack.
@@ -35,8 +35,8 @@ pub enum Word {
     Any(u64),
 }
 
-impl Word {
-    /// The word, where code is at `code` and the stack at `stack`.
+impl StackWord {
+    /// Returns the word, with code at `code` and the stack at `stack`.
     pub fn value(self, code: u64, stack: u64) -> u64 {
         match self {
             Self::Code(offset) => code.wrapping_add(u64::from(offset)),
@@ -46,7 +46,7 @@ impl Word {
     }
 }
 
-/// Registers with `rip`, `rsp` and `rbp`; the others hold the stack's words.
+/// Returns registers with `rip`, `rsp` and `rbp`; the others hold the stack's words.
 pub fn registers(rip: u64, rsp: u64, rbp: u64, words: &[u64]) -> Registers {
     let mut registers = Registers { rip, ..Registers::default() };
     for (register, word) in registers.gpr.iter_mut().zip(words) {

@@ -26,7 +26,7 @@ const PREFERENCES: &str = "Package: *\nPin: release o=Debian*\nPin-Priority: 500
 
 /// apt with a private state.
 #[derive(Debug)]
-pub(crate) struct Apt {
+pub(crate) struct AptClient {
     directory: PathBuf,
     mirrors: ArchiveMirrors,
     release: DebianSuites,
@@ -43,7 +43,7 @@ pub(crate) struct ListedPackage {
     pub(crate) sha256: String,
 }
 
-impl Apt {
+impl AptClient {
     /// Creates the state for a release below `directory`.
     pub(crate) fn new(directory: &Path, release: DebianSuites) -> Result<Self> {
         let apt = Self {

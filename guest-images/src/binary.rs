@@ -41,8 +41,11 @@ pub(crate) fn programs() -> Result<PathBuf> {
     Ok(output_directory())
 }
 
+/// Returns the directory in which cargo puts the programs that [`build`] builds.
 fn output_directory() -> PathBuf {
-    workspace().join("target").join(TARGET).join("release")
+    // Cargo resolves a relative directory from where it is started.
+    let target = env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into());
+    workspace().join(target).join(TARGET).join("release")
 }
 
 /// Value of `profile.strip` that removes debug information and keeps symbols.

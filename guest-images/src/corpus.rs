@@ -15,7 +15,7 @@ use anyhow::{Context, Result};
 
 use crate::debian::DebianRelease;
 use crate::installation::{DebianInstallation, quoted};
-use crate::manifest::{Manifest, fingerprint, product};
+use crate::manifest::{ImageManifest, fingerprint, product};
 use crate::place::{DirectoryLock, guest_directory, make_directory};
 use crate::sources::DebianSuites;
 use crate::{Progress, disk};
@@ -87,7 +87,7 @@ pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf
     let image = guest_directory().join(&name);
     let manifest = image.with_extension("manifest.json");
     let recipe = recipe(release);
-    if Manifest::is_current(&manifest, &recipe) {
+    if ImageManifest::is_current(&manifest, &recipe) {
         return Ok(image);
     }
     let stage = lock.stage()?;
@@ -97,7 +97,7 @@ pub fn corpus(release: DebianRelease, progress: &dyn Progress) -> Result<PathBuf
     let made = product(&fresh, &name)?;
     fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
     // The image's package database has the packages.
-    Manifest {
+    ImageManifest {
         fingerprint: recipe,
         kernel_release,
         products: vec![made],

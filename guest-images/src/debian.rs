@@ -17,7 +17,7 @@ use anyhow::{Context, Result};
 
 use crate::installation::{DebianInstallation, quoted};
 use crate::kernel::UnknownName;
-use crate::manifest::{Manifest, ProductFile, fingerprint, product};
+use crate::manifest::{ImageManifest, ProductFile, fingerprint, product};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::sources::DebianSuites;
 use crate::tools::{run, tool};
@@ -151,7 +151,7 @@ pub fn debian(options: &DebianOptions, progress: &dyn Progress) -> Result<PathBu
     let image = directory.join(raw.file_name());
     let manifest = image.with_extension("manifest.json");
     let recipe = fingerprint(&[RECIPE, &[options.release.suites().suites()]].concat(), &[], &[]);
-    if !Manifest::is_current(&manifest, &recipe) {
+    if !ImageManifest::is_current(&manifest, &recipe) {
         let stage = lock.stage()?;
         let release = build(options.release, stage.path(), progress)?;
         let fresh = stage.path().join("disk");
@@ -174,8 +174,8 @@ fn qcow2_of(
 ) -> Result<PathBuf> {
     let image = guest_directory().join(options.file_name());
     let manifest = image.with_added_extension("manifest.json");
-    let of_raw = Manifest::read(&raw.with_extension("manifest.json"))?;
-    if Manifest::is_current(&manifest, &of_raw.fingerprint) {
+    let of_raw = ImageManifest::read(&raw.with_extension("manifest.json"))?;
+    if ImageManifest::is_current(&manifest, &of_raw.fingerprint) {
         return Ok(image);
     }
     progress.begin(&format!("making {}", image.display()));
@@ -192,8 +192,14 @@ fn qcow2_of(
 
 fn record(path: &Path, fingerprint: String, kernel_release: String, made: ProductFile) -> Result<()> {
     // The image's package database has the packages.
-    Manifest { fingerprint, kernel_release, products: vec![made], packages: Vec::new(), programs: Vec::new() }
-        .write(path)
+    ImageManifest {
+        fingerprint,
+        kernel_release,
+        products: vec![made],
+        packages: Vec::new(),
+        programs: Vec::new(),
+    }
+    .write(path)
 }
 
 /// Makes `disk` in the directory `stage`, and returns the kernel's release.

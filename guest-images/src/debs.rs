@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use crate::Progress;
-use crate::apt::{Apt, ListedPackage};
+use crate::apt::{AptClient, ListedPackage};
 use crate::manifest::{PackageFile, sha256_of};
 use crate::place::{make_directory, write_whole};
 use crate::sources::DebianSuites;
@@ -54,7 +54,7 @@ pub(crate) struct PackageStore {
     directory: PathBuf,
     apt_directory: PathBuf,
     resolved: ResolvedQueries,
-    apts: BTreeMap<DebianSuites, Apt>,
+    apts: BTreeMap<DebianSuites, AptClient>,
 }
 
 impl PackageStore {
@@ -135,9 +135,9 @@ impl PackageStore {
         Ok(inputs)
     }
 
-    fn fresh_apt(&self, release: DebianSuites, progress: &dyn Progress) -> Result<Apt> {
+    fn fresh_apt(&self, release: DebianSuites, progress: &dyn Progress) -> Result<AptClient> {
         progress.begin(&format!("reading the package lists of Debian's {}", release.name()));
-        let apt = Apt::new(&self.apt_directory.join(release.name()), release)?;
+        let apt = AptClient::new(&self.apt_directory.join(release.name()), release)?;
         apt.update()?;
         progress.end();
         Ok(apt)

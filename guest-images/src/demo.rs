@@ -10,7 +10,7 @@ use guest_programs::{DEMO_LOAD, INIT, MIXED_LOAD, WORKLOADS};
 use crate::binary::programs;
 use crate::debs::{PackageQuery, PackageStore};
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{Manifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
+use crate::manifest::{ImageManifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::rootfs::{self, put, put_directory, read, set_mode, settle};
 use crate::{Progress, disk, foreign, initrd};
@@ -103,7 +103,7 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     let root_inputs = store.fetch(PackageQuery::Closure(PACKAGES), progress)?;
     let packages: Vec<PackageFile> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint = fingerprint(&[RECIPE, rootfs::RECIPE, foreign::SOURCES].concat(), &packages, &programs);
-    if Manifest::is_current(&manifest_path, &fingerprint) {
+    if ImageManifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }
 
@@ -115,7 +115,7 @@ pub fn demo(options: &DemoOptions, progress: &dyn Progress) -> Result<PathBuf> {
     disk::make(&root, &fresh, &file_system())?;
     let made = product(&fresh, &format!("{}.img", options.name()))?;
     fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    Manifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
+    ImageManifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
         .write(&manifest_path)?;
     progress.end();
     Ok(image)

@@ -11,7 +11,7 @@ use guest_programs::INIT;
 use crate::binary::programs;
 use crate::debs::{PackageQuery, PackageStore};
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{Manifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
+use crate::manifest::{ImageManifest, PackageFile, ProgramFile, fingerprint, product, sha256_of};
 use crate::place::{DirectoryLock, guest_directory};
 use crate::{Progress, disk, initrd, rootfs};
 
@@ -28,8 +28,8 @@ const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
 /// Makes the image of a host with KVM and QEMU and returns its path, `target/guest/kvm-host.img`, a
 /// whole-disk ext4.
 ///
-/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo()), and
-/// needs a command.
+/// `kvm-host.manifest.json` next to the image lists its contents. Init is that of [`demo`](crate::demo()),
+/// and needs a command.
 ///
 /// # Errors
 /// A tool is missing, Debian's archive cannot be reached, a program does not compile, the disk is full.
@@ -49,7 +49,7 @@ pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
     let packages: Vec<PackageFile> = root_inputs.iter().chain(&kernel_inputs).cloned().collect();
     let fingerprint =
         fingerprint(&[&[include_str!("kvm_host.rs")], rootfs::RECIPE].concat(), &packages, &programs);
-    if Manifest::is_current(&manifest_path, &fingerprint) {
+    if ImageManifest::is_current(&manifest_path, &fingerprint) {
         return Ok(image);
     }
 
@@ -69,7 +69,7 @@ pub fn kvm_host(progress: &dyn Progress) -> Result<PathBuf> {
     )?;
     let made = product(&fresh, &format!("{NAME}.img"))?;
     fs::rename(&fresh, &image).with_context(|| format!("cannot write {}", image.display()))?;
-    Manifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
+    ImageManifest { fingerprint, kernel_release: kernel.release, products: vec![made], packages, programs }
         .write(&manifest_path)?;
     progress.end();
     Ok(image)

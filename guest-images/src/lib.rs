@@ -58,7 +58,7 @@ pub use debian::{DebianOptions, DebianRelease, FileFormat, debian};
 pub use demo::{DemoOptions, demo};
 pub use kernel::{KernelFlavour, KernelSeries, UnknownName};
 pub use kvm_host::kvm_host;
-pub use manifest::{Manifest, PackageFile};
+pub use manifest::{ImageManifest, PackageFile};
 pub use place::guest_directory;
 pub use portable::portable_host;
 pub use tools::find_program;

@@ -48,7 +48,7 @@ pub struct ProductFile {
 
 /// Contents of the `.manifest.json` next to an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Manifest {
+pub struct ImageManifest {
     /// Hash that changes whenever an input of the image changes, the recipe included.
     pub fingerprint: String,
     /// Release of the guest's kernel, as `uname -r` prints it.
@@ -61,7 +61,7 @@ pub struct Manifest {
     pub programs: Vec<ProgramFile>,
 }
 
-impl Manifest {
+impl ImageManifest {
     /// Reads a manifest.
     ///
     /// # Errors
@@ -174,21 +174,21 @@ mod tests {
         let product = product(&image, "x.img").unwrap();
         // FIPS 180-2, appendix B.1.
         assert_eq!(product.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        let manifest = Manifest {
+        let manifest = ImageManifest {
             fingerprint: "f".into(),
             kernel_release: "6.1".into(),
             products: vec![product],
             packages: vec![input("f")],
             programs: vec![program("p")],
         };
-        assert!(!Manifest::is_current(&path, "f"));
+        assert!(!ImageManifest::is_current(&path, "f"));
         manifest.write(&path).unwrap();
-        assert_eq!(Manifest::read(&path).unwrap(), manifest);
-        assert!(Manifest::is_current(&path, "f"));
-        assert!(!Manifest::is_current(&path, "g"));
+        assert_eq!(ImageManifest::read(&path).unwrap(), manifest);
+        assert!(ImageManifest::is_current(&path, "f"));
+        assert!(!ImageManifest::is_current(&path, "g"));
         fs::write(&image, b"ab").unwrap();
-        assert!(!Manifest::is_current(&path, "f"));
+        assert!(!ImageManifest::is_current(&path, "f"));
         fs::remove_file(&image).unwrap();
-        assert!(!Manifest::is_current(&path, "f"));
+        assert!(!ImageManifest::is_current(&path, "f"));
     }
 }

@@ -152,30 +152,14 @@ fn number(bytes: &[u8], at: usize, length: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use testkit::elf::{ElfImage, ElfSection, section_type};
+
     use super::*;
 
     /// Returns an ELF file with only `.modinfo` and the names of sections.
     fn elf(info: &str) -> Vec<u8> {
-        let names = b"\0.modinfo\0.shstrtab\0";
-        let mut file = vec![0; 64];
-        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        let at = |file: &Vec<u8>| u64::try_from(file.len()).unwrap();
-        let info_at = at(&file);
-        file.extend_from_slice(info.as_bytes());
-        let names_at = at(&file);
-        file.extend_from_slice(names);
-        let table = at(&file);
-        for (name, start, length) in [(0u32, 0, 0), (1, info_at, info.len()), (10, names_at, names.len())] {
-            let mut header = [0; 64];
-            header[..4].copy_from_slice(&name.to_le_bytes());
-            header[0x18..0x20].copy_from_slice(&start.to_le_bytes());
-            header[0x20..0x28].copy_from_slice(&u64::try_from(length).unwrap().to_le_bytes());
-            file.extend_from_slice(&header);
-        }
-        file[0x28..0x30].copy_from_slice(&table.to_le_bytes());
-        file[0x3c..0x3e].copy_from_slice(&3u16.to_le_bytes());
-        file[0x3e..0x40].copy_from_slice(&2u16.to_le_bytes());
-        file
+        let sections = [ElfSection::new(".modinfo", section_type::BITS, info.as_bytes())];
+        ElfImage { sections: &sections, ..ElfImage::default() }.to_bytes()
     }
 
     fn kernel(built_in: &str, modules: &[(&str, &str)]) -> (tempfile::TempDir, KernelModules) {

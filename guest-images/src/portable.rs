@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use crate::debs::PackageStore;
 use crate::kernel::{KernelFlavour, KernelSeries, UnpackedKernel, wanted};
-use crate::manifest::{Manifest, fingerprint, product};
+use crate::manifest::{ImageManifest, fingerprint, product};
 use crate::place::{DirectoryLock, guest_directory, make_directory, write_whole};
 use crate::{Progress, initrd};
 
@@ -45,7 +45,7 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     let mut store = PackageStore::open(&guest)?;
     let packages = store.fetch(wanted(KernelSeries::V6_1, KernelFlavour::Cloud), progress)?;
     let fingerprint = fingerprint(RECIPE, &packages, &[]);
-    if Manifest::is_current(&manifest_path, &fingerprint) {
+    if ImageManifest::is_current(&manifest_path, &fingerprint) {
         return Ok(bundle);
     }
 
@@ -62,7 +62,7 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
         .into_iter()
         .map(|name| product(&bundle.join(name), name))
         .collect::<Result<Vec<_>>>()?;
-    Manifest { fingerprint, kernel_release: kernel.release, products, packages, programs: Vec::new() }
+    ImageManifest { fingerprint, kernel_release: kernel.release, products, packages, programs: Vec::new() }
         .write(&manifest_path)?;
     progress.end();
     Ok(bundle)

@@ -10,7 +10,7 @@ use guest_images::{
     DemoOptions, KernelFlavour, KernelSeries, SilentProgress, command_archive, demo, find_program,
 };
 use guest_programs::EXIT_PORT;
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
 /// Seconds after which an emulated guest counts as hanging.
 const LIMIT: &str = "180";
@@ -54,7 +54,7 @@ impl ImageGuest {
         for _ in 0..REPEATS {
             match self.boot_once() {
                 Ok(ended) => return ended,
-                Err(console) => repeated(Failure::Frozen, &console),
+                Err(console) => repeated(EmulationFailure::Frozen, &console),
             }
         }
         self.boot_once()
@@ -251,7 +251,7 @@ fn a_disk_is_clean_after_the_guest() {
     assert_eq!(guest.boot().status, Some(9));
 }
 
-/// The number in front of ` s` at the end of the line that starts with `start`.
+/// Returns the number before ` s` at the end of the line that starts with `start`.
 fn seconds_of(console: &str, start: &str) -> f64 {
     let line = lines(console).into_iter().find(|line| line.starts_with(start));
     let line = line.unwrap_or_else(|| panic!("no line {start:?} in:\n{console}"));

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use attach::{AttachEvent, Attachment, PauseCause};
+use attach::{AttachEvent, Attachment, PauseCause, RateLimit};
 use sampler::Session;
 
 use crate::guest::ProfiledVm;
@@ -67,16 +67,51 @@ impl<O> ProfiledVm for Attachment<O> {
     fn look(&self, session: &Session) {
         tell(session, self.take_events());
         let wanted = session.status().wanted_hz;
-        if let Some(held) = lowered_rate(wanted, self.sustainable_hz()) {
-            session.event("rate", &rate_sentence(held, wanted));
-            session.set_rate(held);
+        if let Some(lowered) = LoweredRate::new(wanted, self.rate_limit()) {
+            session.event("rate", &lowered.sentence());
+            session.set_rate(lowered.hz);
         }
     }
 }
 
-/// Returns the rate that a GDB stub holds, where that is less than the wanted one, Hz.
-pub fn lowered_rate(wanted: f64, sustainable: Option<f64>) -> Option<f64> {
-    sustainable.filter(|held| wanted > held * TOLERANCE).map(round)
+/// Sampling rate that is lower than the wanted one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LoweredRate {
+    /// The rate, Hz per vCPU.
+    pub hz: f64,
+    wanted: f64,
+    limit: RateLimit,
+}
+
+impl LoweredRate {
+    /// Applies a limit to the wanted rate, Hz per vCPU; `None` if the wanted rate is within the limit.
+    pub fn new(wanted: f64, limit: Option<RateLimit>) -> Option<Self> {
+        let limit = limit?;
+        let most = match limit {
+            RateLimit::Stub(hz) => hz * TOLERANCE,
+            RateLimit::Stops(hz) => hz,
+        };
+        (wanted > most).then(|| Self { hz: round(limit.hz()), wanted, limit })
+    }
+
+    /// Returns a sentence with the reason.
+    pub fn sentence(&self) -> String {
+        let Self { hz, wanted, limit } = self;
+        match limit {
+            RateLimit::Stub(_) => {
+                // The limit follows from this.
+                let stop_ms = 100.0 / hz.max(0.1);
+                format!(
+                    "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {hz} Hz instead of {wanted} Hz, so that \
+                     stops take at most a tenth of the time"
+                )
+            }
+            RateLimit::Stops(_) => format!(
+                "the rate is {hz} Hz per vCPU instead of {wanted} Hz: more than 8,000 stops a second of all vCPUs \
+                 together would slow the whole host down"
+            ),
+        }
+    }
 }
 
 /// A rate that a person reads, Hz.
@@ -84,12 +119,21 @@ fn round(hz: f64) -> f64 {
     if hz >= 10.0 { hz.floor() } else { (hz * 10.0).floor().max(1.0) / 10.0 }
 }
 
-/// Why the rate is another than what was wanted.
-pub fn rate_sentence(held: f64, wanted: f64) -> String {
-    // What the stub holds follows from this.
-    let stop_ms = 100.0 / held.max(0.1);
-    format!(
-        "a stop by the GDB stub takes {stop_ms:.1} ms: the rate is {held} Hz instead of {wanted} Hz, so that the virtual \
-         machine is stopped for a tenth of the time at most"
-    )
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_above_the_limit_is_lowered_and_the_sentence_names_both() {
+        let stops = |wanted| LoweredRate::new(wanted, Some(RateLimit::Stops(8_000.0 / 64.0)));
+        assert_eq!(stops(125.0), None);
+        let lowered = stops(1_000.0).unwrap();
+        assert_eq!(lowered.hz, 125.0);
+        let sentence = lowered.sentence();
+        assert!(sentence.contains("125 Hz") && sentence.contains("1000 Hz") && sentence.contains("8,000"));
+        let stub = |wanted| LoweredRate::new(wanted, Some(RateLimit::Stub(40.0)));
+        assert_eq!(stub(43.0), None, "measured limits vary");
+        assert!(stub(45.0).unwrap().sentence().starts_with("a stop by the GDB stub takes 2.5 ms"));
+        assert_eq!(LoweredRate::new(1_000.0, None), None);
+    }
 }

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -17,11 +17,10 @@ use text::message::{Reason, Shown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{Console, Disk, Extra, Machine, MachineEnd, StartError, VmConfig, Vsock, WaitError};
+use vmm::{Console, Disk, Extra, Machine, MachineEnd, Network, StartError, VmConfig, Vsock, WaitError};
 
 use crate::heap;
 use crate::link::{Link, Phase};
-use crate::network::{Passt, Plugged};
 use crate::protocol::Control;
 use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
@@ -80,11 +79,13 @@ impl GuestError {
     }
 }
 
-/// Backends of the guest's devices, where it has such devices.
+/// Descriptors of the machine, and connections of the devices that it has.
 #[derive(Debug)]
 pub struct Connected {
+    /// `/dev/kvm`.
+    pub kvm: OwnedFd,
     /// Its network card.
-    pub network: Option<Plugged>,
+    pub network: Option<Network>,
     /// Its virtio-vsock device.
     pub vsock: Option<Vsock>,
 }
@@ -134,11 +135,11 @@ pub async fn run(
     if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
         session.booted_with(initrd);
     }
-    let (card, passt) = connected.network.map(Plugged::into_card).unzip();
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
     let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
     let machine = &spec.machine;
     let config = VmConfig {
+        kvm: Some(connected.kvm),
         vcpus: machine.vcpus,
         memory_bytes: machine.memory_bytes,
         huge_pages: machine.huge_pages,
@@ -151,7 +152,7 @@ pub async fn run(
         console: Console(Box::new(console.clone())),
         second_console: receiver.map(|receiver| Console(Box::new(receiver))),
         extra: Extra {
-            network: card,
+            network: connected.network,
             console: machine.virtio_console.then(|| Console(Box::new(console))),
             vsock: connected.vsock,
         },
@@ -183,9 +184,6 @@ pub async fn run(
     meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
     meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
     let end = GuestEnd::Ran(command.map_or(ended.end, |command| MachineEnd::Exited(command.status.into())));
-    if let Some(sentence) = passt.flatten().and_then(Passt::failure) {
-        session.event("network", &sentence);
-    }
     session.event("end", &end.sentence());
     let totals = session.finish(meta);
     for (disk, contents) in spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written()) {

@@ -14,6 +14,8 @@ use text::message::Reason;
 use vmm::Network;
 use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
+use crate::half::CableFd;
+
 /// The program of `--net passt`.
 const PASST: &str = "passt";
 /// Time for which passt is watched for a failure to start, ms: it has checked its options and the host by
@@ -78,6 +80,16 @@ impl NetworkSpec {
         Self { kind, mac: mac.unwrap_or_else(|| mac_of(seed)) }
     }
 
+    /// Returns the card with this end of its cable.
+    pub fn card(&self, end: CardEnd) -> Network {
+        let backend: Box<dyn Backend> = match end {
+            CardEnd::Tap(tap) => Box::new(tap),
+            CardEnd::Stream(stream) => Box::new(stream),
+            CardEnd::Interface(interface) => Box::new(interface),
+        };
+        Network { mac: self.mac, backend }
+    }
+
     /// The same card seen from inside of the portable host.
     pub fn inside(&self) -> Self {
         Self { kind: NetworkKind::Interface("eth0".to_owned()), mac: self.mac }
@@ -96,26 +108,49 @@ pub fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// One end of a cable that another program may have.
+/// One end of a cable, for another process.
 #[derive(Debug)]
 pub enum Cable {
     /// A tap.
     Tap(OwnedFd),
-    /// A socket on which each frame follows its length.
+    /// A stream socket on which each frame follows its length.
     Stream(OwnedFd),
+    /// A packet socket that is bound to an interface.
+    Interface(OwnedFd),
+}
+
+impl Cable {
+    /// Returns the number of the descriptor with its kind.
+    pub fn number(&self) -> CableFd {
+        match self {
+            Self::Tap(fd) => CableFd::Tap(fd.as_raw_fd()),
+            Self::Stream(fd) => CableFd::Stream(fd.as_raw_fd()),
+            Self::Interface(fd) => CableFd::Interface(fd.as_raw_fd()),
+        }
+    }
 }
 
 impl AsRawFd for Cable {
     fn as_raw_fd(&self) -> RawFd {
-        let (Self::Tap(fd) | Self::Stream(fd)) = self;
+        let (Self::Tap(fd) | Self::Stream(fd) | Self::Interface(fd)) = self;
         fd.as_raw_fd()
     }
+}
+
+/// The end of a cable in the process that moves the card's frames.
+#[derive(Debug)]
+pub enum CardEnd {
+    /// A tap.
+    Tap(Tap),
+    /// A stream socket.
+    Stream(Stream),
+    /// An interface of this host.
+    Interface(Interface),
 }
 
 /// Backend of a card, open.
 #[derive(Debug)]
 pub struct Plugged {
-    mac: [u8; 6],
     end: End,
     passt: Option<Passt>,
 }
@@ -123,7 +158,7 @@ pub struct Plugged {
 #[derive(Debug)]
 enum End {
     Tap(Tap),
-    Stream(Stream, OwnedFd),
+    Stream(UnixStream),
     Interface(Interface),
 }
 
@@ -149,36 +184,22 @@ impl Plugged {
                 if has_hung_up(&ours).map_err(fail)? {
                     return Err(NetworkError::Passt(passt.last_words()));
                 }
-                let copy = ours.as_fd().try_clone_to_owned().map_err(fail)?;
-                (End::Stream(Stream::new(ours).map_err(fail)?, copy), Some(passt))
+                (End::Stream(ours), Some(passt))
             }
         };
-        Ok(Self { mac: spec.mac, end, passt })
+        Ok(Self { end, passt })
     }
 
-    /// Returns the guest's card, and the program of its backend.
-    pub fn into_card(self) -> (Network, Option<Passt>) {
-        let backend: Box<dyn Backend> = match self.end {
-            End::Tap(tap) => Box::new(tap),
-            End::Stream(stream, _) => Box::new(stream),
-            End::Interface(interface) => Box::new(interface),
-        };
-        (Network { mac: self.mac, backend }, self.passt)
-    }
-
-    /// The end of the cable for QEMU.
+    /// Returns the end of the cable for the process that moves the card's frames.
     ///
     /// # Errors
-    /// There are no more descriptors, or QEMU cannot use it.
+    /// There are no more descriptors.
     pub fn cable(&self) -> io::Result<Cable> {
-        match &self.end {
-            End::Tap(tap) => tap.try_clone_fd().map(Cable::Tap),
-            End::Stream(_, socket) => {
-                let socket = UnixStream::from(socket.try_clone()?);
-                Ok(Cable::Stream(socket.into()))
-            }
-            End::Interface(_) => Err(io::ErrorKind::Unsupported.into()),
-        }
+        Ok(match &self.end {
+            End::Tap(tap) => Cable::Tap(tap.try_clone_fd()?),
+            End::Stream(socket) => Cable::Stream(socket.try_clone()?.into()),
+            End::Interface(interface) => Cable::Interface(interface.try_clone_fd()?),
+        })
     }
 
     /// Returns the program of the backend.

@@ -11,6 +11,7 @@ use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
 use vmm::{DiskMode, MachineEnd};
+use wall::SyscallPolicy;
 
 use crate::network::NetworkSpec;
 use crate::systemd::GuestCommand;
@@ -26,6 +27,8 @@ pub struct RunSpec {
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
+    /// Fate of system calls that the guest's process is not known to make.
+    pub policy: SyscallPolicy,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
     /// Restarts after faults of the emulated host that came when something was measured already.

@@ -1,7 +1,9 @@
 //! Classification of failures of a run.
 
+use serde::{Deserialize, Serialize};
+
 /// Stage of a run in which it failed, in order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Stage {
     /// There is no hypervisor that works.
     Hypervisor,

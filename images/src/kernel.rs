@@ -76,8 +76,22 @@ mod tests {
     use super::*;
     use crate::boot::unified::tests::pe;
     use testkit::bz_image;
+    use testkit::elf::{EXECUTABLE, ElfImage, LoadSegment};
 
-    use crate::test_files::elf;
+    /// Returns an executable with one segment at this virtual address.
+    fn elf(address: u64) -> Vec<u8> {
+        let bytes = ElfImage::CONTENT;
+        let segment = LoadSegment {
+            virt: address,
+            phys: 0x10_0000,
+            file_bytes: bytes,
+            memory_bytes: bytes,
+            alignment: 0x1000,
+            ..LoadSegment::default()
+        };
+        let (kind, segment) = (EXECUTABLE, Some(segment));
+        ElfImage { kind, entry: address, segment, ..ElfImage::default() }.to_bytes()
+    }
 
     fn sentence(kernel: &[u8]) -> String {
         check(kernel, Path::new("k")).unwrap_err().to_string()

@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn known_formats_are_recognized() {
-        assert_eq!(classify(&super::super::test_files::bzimage(64)), FileContent::BzImage);
+        assert_eq!(classify(&testkit::bz_image(64)), FileContent::BzImage);
         assert_eq!(classify(&with(0, b"\x7fELF")), FileContent::Elf);
         let pe = super::super::boot::unified::tests::pe;
         assert_eq!(classify(&pe(&[(".linux", &[0; 0x10000])])), FileContent::UnifiedImage);

@@ -21,6 +21,7 @@ use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
 use vmm::{Counters, Machine, Observer, monotonic_ns};
+use wall::ThreadKind;
 
 use crate::capacity::QueueCapacity;
 use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
@@ -386,7 +387,11 @@ fn spawn<T: Send + 'static>(
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, SinkError> {
     let builder = std::thread::Builder::new().name(name.to_owned());
-    builder.spawn(run).map_err(|error| SinkError(format!("cannot start the thread {name}: {error}")))
+    let behind_wall = move || {
+        wall::enter_thread(ThreadKind::Sampler);
+        run()
+    };
+    builder.spawn(behind_wall).map_err(|error| SinkError(format!("cannot start the thread {name}: {error}")))
 }
 
 fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {

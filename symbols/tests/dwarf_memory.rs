@@ -6,6 +6,7 @@ use std::cell::Cell;
 use symbols::counted::{CountingAllocator, allocated};
 use symbols::elf::{ElfError, ElfFile};
 use symbols::names::{DebugInfoLimit, SourceLines};
+use testkit::elf::{ElfImage, ElfSection, section_type};
 
 thread_local! {
     static PEAK: Cell<i64> = const { Cell::new(0) };
@@ -50,33 +51,10 @@ const BOUND: i64 = 3 * (256 << 20);
 
 /// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> ElfFile {
-    let mut names = vec![0u8];
-    let mut body: Vec<u8> = Vec::new();
-    let mut table = vec![0u8; 64];
-    let mut header = |name: usize, kind: u32, offset: usize, size: usize| {
-        table.extend(u32::try_from(name).unwrap().to_le_bytes());
-        table.extend(kind.to_le_bytes());
-        for word in [0, 0, offset, size, 0, 1, 0] {
-            table.extend((word as u64).to_le_bytes());
-        }
-    };
-    for (name, bytes) in sections {
-        header(names.len(), 1, 64 + body.len(), bytes.len());
-        names.extend(name.bytes().chain([0]));
-        body.extend(*bytes);
-    }
-    header(0, 3, 64 + body.len(), names.len());
-    body.extend(&names);
-    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 62, 0, 1, 0, 0, 0];
-    file.extend([0; 16]);
-    file.extend((64 + body.len() as u64).to_le_bytes());
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 0, 0, 64, 0]);
-    let count = u16::try_from(sections.len()).unwrap();
-    file.extend((count + 2).to_le_bytes());
-    file.extend((count + 1).to_le_bytes());
-    file.extend(body);
-    file.extend(table);
-    ElfFile::open(Box::new(file)).unwrap()
+    let section = |&(name, bytes)| ElfSection::new(name, section_type::BITS, bytes);
+    let sections: Vec<_> = sections.iter().map(section).collect();
+    let image = ElfImage { sections: &sections, ..ElfImage::default() };
+    ElfFile::open(Box::new(image.to_bytes())).unwrap()
 }
 
 /// Abbreviation 1: a unit with a range, and with its lines at an offset; 2: a function in it; 3: an inlined

@@ -1,6 +1,7 @@
 //! Events of a run of the tests, which `cargo xtask test` counts and prints at its end.
 //!
-//! The file that [`EVENTS`] names gets a line for each: a kind, a test's name and a value, with tabs between them.
+//! The file that [`EVENTS`] names gets a line for each: a kind, a test's name and a value, with tabs between
+//! them.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -10,9 +11,9 @@ use std::time::Duration;
 /// Environment variable with the path of the file.
 pub const EVENTS: &str = "VPROF_TEST_EVENTS";
 
-/// How QEMU's emulation of SVM fails a guest (docs/limits.md).
+/// Failure of QEMU's emulation of SVM (docs/limits.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub enum EmulationFailure {
     /// The guest was reset by a fault that its own code did not cause.
     TripleFault,
     /// A vCPU stays in the guest, without ticks.
@@ -21,7 +22,7 @@ pub enum Failure {
     Other,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for EmulationFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TripleFault => "triple fault",
@@ -32,13 +33,13 @@ impl fmt::Display for Failure {
 }
 
 /// Reports that a test repeats something because the emulation failed.
-pub fn repeated(failure: Failure, state: &str) {
+pub fn repeated(failure: EmulationFailure, state: &str) {
     note("repeated", &failure.to_string());
     eprintln!("REPEATED, the emulation failed ({failure}): {state}");
 }
 
 /// Reports that the emulation failed and the running test fails for it: the test may be run again.
-pub fn failed_by_emulation(failure: Failure) {
+pub fn failed_by_emulation(failure: EmulationFailure) {
     note("failed", &failure.to_string());
 }
 

@@ -3,18 +3,18 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Pause between two looks.
+/// Pause between two calls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Calls `look` until it returns something, and returns that.
+/// Calls `check` until it returns a value, and returns that value.
 ///
 /// # Panics
-/// It has returned nothing for `limit`.
+/// `check` has returned nothing for `limit`.
 #[track_caller]
-pub fn eventually<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Option<T>) -> T {
+pub fn eventually<T>(what: &str, limit: Duration, mut check: impl FnMut() -> Option<T>) -> T {
     let begin = Instant::now();
     loop {
-        if let Some(found) = look() {
+        if let Some(found) = check() {
             return found;
         }
         assert!(begin.elapsed() < limit, "no {what} within {limit:?}");
@@ -28,12 +28,12 @@ mod tests {
 
     #[test]
     fn the_first_answer_counts() {
-        let mut looks = 0;
-        let found = eventually("third look", Duration::from_secs(60), || {
-            looks += 1;
-            (looks == 3).then_some("found")
+        let mut calls = 0;
+        let found = eventually("third call", Duration::from_secs(60), || {
+            calls += 1;
+            (calls == 3).then_some("found")
         });
-        assert_eq!((found, looks), ("found", 3));
+        assert_eq!((found, calls), ("found", 3));
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! A kernel file, written by code.
 
-/// A bzImage of 64-bit Linux with a setup of 2.5 KiB and `payload` bytes of kernel, all zeros, that is loaded at 16 MiB
-/// (Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"): enough to pass for a kernel until it is booted.
+/// Returns a bzImage of 64-bit Linux with a setup of 2.5 KiB and `payload` bytes of kernel, all zeros, that
+/// is loaded at 16 MiB (Documentation/arch/x86/boot.rst, "The Real-Mode Kernel Header"): enough to pass for a
+/// kernel until it is booted.
 ///
 /// # Panics
-/// The payload is larger than the header can say.
+/// The payload is larger than the header can express.
 pub fn bz_image(payload: usize) -> Vec<u8> {
     let mut file = vec![0; 5 * 512 + payload];
     let paragraphs = u32::try_from(payload.div_ceil(16)).expect("a small kernel");

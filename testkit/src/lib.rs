@@ -1,14 +1,17 @@
-//! Test support: what the tests of several crates share.
+//! Test support: fixtures and drivers that the tests of several crates share.
 //!
 //! Never a dependency of the program.
 
+mod cpio;
+pub mod elf;
 pub mod events;
 mod eventually;
 mod kernel;
 mod needs;
 mod terminal;
 
+pub use cpio::{CpioEntry, cpio_archive};
 pub use eventually::eventually;
 pub use kernel::bz_image;
-pub use needs::{ALLOW_MISSING, FILES, Need, PROGRAMS, Sign, missing, python_module, tool};
+pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
 pub use terminal::Terminal;

@@ -1,7 +1,8 @@
 //! Programs and files of this machine that tests need.
 //!
-//! A test that cannot run has not passed: it fails, and its message names the Debian package. `cargo xtask deps` installs
-//! all of them. With `cargo xtask test --allow-missing` such a test prints `SKIPPED` and passes.
+//! A test that cannot run has not passed: it fails, and its message names the Debian package.
+//! `cargo xtask deps` installs all packages. With `cargo xtask test --allow-missing` such a test prints
+//! `SKIPPED` and passes.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,18 +13,18 @@ pub const ALLOW_MISSING: &str = "VPROF_TESTS_ALLOW_MISSING";
 
 /// A Debian package that tests need.
 #[derive(Debug)]
-pub struct Need {
+pub struct TestNeed {
     /// Name of the package.
     pub package: &'static str,
-    /// How to see that it is installed.
-    pub sign: Sign,
+    /// Evidence that the package is installed.
+    pub sign: InstalledSign,
     /// Use in the tests.
     pub purpose: &'static str,
 }
 
-/// What counts is that the thing works, not who installed it.
+/// Evidence that a package is installed, by whatever means.
 #[derive(Debug)]
-pub enum Sign {
+pub enum InstalledSign {
     /// A program in `PATH` or in a directory of system programs.
     Program(&'static str),
     /// A file.
@@ -32,12 +33,12 @@ pub enum Sign {
     PythonModule(&'static str),
 }
 
-const fn program(program: &'static str, package: &'static str, purpose: &'static str) -> Need {
-    Need { package, sign: Sign::Program(program), purpose }
+const fn program(program: &'static str, package: &'static str, purpose: &'static str) -> TestNeed {
+    TestNeed { package, sign: InstalledSign::Program(program), purpose }
 }
 
 /// Every package whose program a test starts.
-pub const PROGRAMS: &[Need] = &[
+pub const PROGRAMS: &[TestNeed] = &[
     program("bash", "bash", "is a program with PLT entries, and writes hostile scripts"),
     program("bzip2", "bzip2", "packs an initrd"),
     program("g++", "g++", "compiles a C++ program with inlined functions"),
@@ -68,27 +69,31 @@ pub const PROGRAMS: &[Need] = &[
 ];
 
 /// The other packages that tests need.
-pub const FILES: &[Need] = &[
-    Need {
+pub const FILES: &[TestNeed] = &[
+    TestNeed {
         package: "libc6-dbg",
-        sign: Sign::File("/usr/lib/debug/.build-id"),
+        sign: InstalledSign::File("/usr/lib/debug/.build-id"),
         purpose: "is debug information of a stripped library",
     },
-    Need {
+    TestNeed {
         package: "python3-venv",
-        sign: Sign::PythonModule("ensurepip"),
+        sign: InstalledSign::PythonModule("ensurepip"),
         purpose: "keeps pyarrow apart from the machine's Python",
     },
-    Need { package: "python3-yaml", sign: Sign::PythonModule("yaml"), purpose: "reads workflows of CI" },
+    TestNeed {
+        package: "python3-yaml",
+        sign: InstalledSign::PythonModule("yaml"),
+        purpose: "reads workflows of CI",
+    },
 ];
 
-impl Need {
-    /// Whether it is installed.
+impl TestNeed {
+    /// True if the package is installed.
     pub fn is_met(&self) -> bool {
         match self.sign {
-            Sign::Program(name) => find(name).is_some(),
-            Sign::File(path) => Path::new(path).exists(),
-            Sign::PythonModule(module) => has_python_module(module),
+            InstalledSign::Program(name) => find(name).is_some(),
+            InstalledSign::File(path) => Path::new(path).exists(),
+            InstalledSign::PythonModule(module) => has_python_module(module),
         }
     }
 }
@@ -114,13 +119,15 @@ fn has_python_module(module: &str) -> bool {
     find("python3").is_some_and(imports)
 }
 
-/// A call of a program, whose messages are in English. `None`, reported as [`missing`] does, where it is not installed.
+/// Returns a call of a program, whose messages are in English. `None`, reported by [`missing`], if the
+/// program is not installed.
 ///
 /// # Panics
-/// It is not installed, and nothing may be missing. It has no package in [`PROGRAMS`].
+/// The program is not installed, and nothing may be missing, or it has no package in [`PROGRAMS`].
 #[track_caller]
 pub fn tool(program: &str) -> Option<Command> {
-    let need = PROGRAMS.iter().find(|need| matches!(need.sign, Sign::Program(name) if name == program));
+    let need =
+        PROGRAMS.iter().find(|need| matches!(need.sign, InstalledSign::Program(name) if name == program));
     let need = need.unwrap_or_else(|| panic!("{program} has no Debian package in testkit/src/needs.rs"));
     let Some(path) = find(program) else {
         missing(&format!("{program} (Debian package {}; `cargo xtask deps` installs it)", need.package));
@@ -131,10 +138,10 @@ pub fn tool(program: &str) -> Option<Command> {
     Some(command)
 }
 
-/// Whether `python3` has a module. If not, that is reported as [`missing`] does.
+/// True if `python3` has a module. A missing module is reported by [`missing`].
 ///
 /// # Panics
-/// It has not, and nothing may be missing.
+/// The module is missing, and nothing may be missing.
 #[track_caller]
 pub fn python_module(module: &str, package: &str) -> bool {
     let is_there = has_python_module(module);
@@ -146,11 +153,11 @@ pub fn python_module(module: &str, package: &str) -> bool {
     is_there
 }
 
-/// Reports that a test needs something that this machine lacks: prints `SKIPPED` and returns where [`ALLOW_MISSING`] is
-/// set.
+/// Reports that a test needs something that this machine lacks: prints `SKIPPED` and returns if
+/// [`ALLOW_MISSING`] is set.
 ///
 /// # Panics
-/// It is not set.
+/// [`ALLOW_MISSING`] is not set.
 #[track_caller]
 pub fn missing(what: &str) {
     assert!(
@@ -187,10 +194,13 @@ mod tests {
 
     #[test]
     fn signs_are_read() {
-        let need = |sign| Need { package: "x", sign, purpose: "x" };
-        assert!(need(Sign::Program("sh")).is_met() && need(Sign::File("/proc/self/exe")).is_met());
-        assert!(!need(Sign::Program("no-such-program-here")).is_met());
-        assert!(!need(Sign::File("/no/such/file")).is_met());
-        assert!(!need(Sign::PythonModule("no_such_module_here")).is_met());
+        let need = |sign| TestNeed { package: "x", sign, purpose: "x" };
+        assert!(
+            need(InstalledSign::Program("sh")).is_met()
+                && need(InstalledSign::File("/proc/self/exe")).is_met()
+        );
+        assert!(!need(InstalledSign::Program("no-such-program-here")).is_met());
+        assert!(!need(InstalledSign::File("/no/such/file")).is_met());
+        assert!(!need(InstalledSign::PythonModule("no_such_module_here")).is_met());
     }
 }

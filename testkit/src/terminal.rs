@@ -25,11 +25,11 @@ pub struct Terminal {
     /// Held open, so that the terminal outlives the program.
     slave: OwnedFd,
     before: Termios,
-    output: Arc<Mutex<Output>>,
+    output: Arc<Mutex<TerminalOutput>>,
 }
 
 /// Everything that was written to the terminal, and the screen that it makes.
-struct Output {
+struct TerminalOutput {
     bytes: Vec<u8>,
     screen: vt100::Parser,
 }
@@ -57,13 +57,13 @@ impl Terminal {
             });
         }
         let screen = vt100::Parser::new(rows, cols, 0);
-        let output = Arc::new(Mutex::new(Output { bytes: Vec::new(), screen }));
+        let output = Arc::new(Mutex::new(TerminalOutput { bytes: Vec::new(), screen }));
         let keys = File::from(pty.master);
         let mut master = keys.try_clone().expect("a descriptor");
         let shared = Arc::clone(&output);
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // Ends with EIO, once nobody has the other end open.
+            // Ends with EIO when no process has the other end open.
             while let Ok(count @ 1..) = master.read(&mut bytes) {
                 let mut output = shared.lock().unwrap_or_else(PoisonError::into_inner);
                 output.bytes.extend_from_slice(&bytes[..count]);
@@ -73,16 +73,16 @@ impl Terminal {
         Self { child: command.spawn().expect("the program starts"), keys, slave: pty.slave, before, output }
     }
 
-    fn output(&self) -> MutexGuard<'_, Output> {
+    fn output(&self) -> MutexGuard<'_, TerminalOutput> {
         self.output.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The process.
+    /// Returns the id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The screen, a line each.
+    /// Returns the screen, one line for each row.
     pub fn text(&self) -> String {
         let output = self.output();
         let screen = output.screen.screen();
@@ -93,12 +93,12 @@ impl Terminal {
         })
     }
 
-    /// Everything written so far, control sequences included.
+    /// Returns everything written so far, control sequences included.
     pub fn transcript(&self) -> String {
         String::from_utf8_lossy(&self.output().bytes).into_owned()
     }
 
-    /// Whether keys reach the program unchanged, and unseen.
+    /// True if keys reach the program unchanged and without an echo.
     ///
     /// # Panics
     /// The terminal is gone.
@@ -110,7 +110,7 @@ impl Terminal {
     /// Waits until the screen is as wanted, and returns its text.
     ///
     /// # Panics
-    /// It is not within half a minute, or the program has ended.
+    /// The screen is not as wanted within half a minute, or the program has ended.
     pub fn until(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
         eventually(&format!("{what} on the screen"), PATIENCE, || {
             let text = self.text();
@@ -131,11 +131,11 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Waits for the program's end, and returns its status and everything that it wrote. Asserts that it leaves the
-    /// terminal's modes as they were, and the first screen shown.
+    /// Waits for the program's end, and returns its status and everything that it wrote. Asserts that it
+    /// leaves the terminal's modes as they were, and the first screen shown.
     ///
     /// # Panics
-    /// It does not, or it does not end.
+    /// The modes or the screen differ, or the program does not end.
     pub fn end(mut self) -> (ExitStatus, String) {
         let status = eventually("end of the program", PATIENCE, || self.child.try_wait().expect("our child"));
         assert!(

@@ -1,6 +1,7 @@
-//! Real programs of Debian's packages that measure themselves, and what a profile says of them.
+//! Real programs of Debian's packages that measure themselves, and their figures by a profile.
 //!
-//! An [`Entry`] is a program on a corpus image. Its workload (guest-images/corpus) prints on its standard output
+//! An [`CorpusProgram`] is a program on a corpus image. Its workload (guest-images/corpus) prints on its
+//! standard output
 //!
 //! ```text
 //! phase NAME SECONDS            CPU time of a function, by the thread's or process's own CPU clock
@@ -17,15 +18,15 @@ use crate::{Guest, Run, images, kernel_of};
 const SERVERS: &str = "/servers.sh";
 /// Memory that vprof may take beyond the guest's, bytes (docs/performance.md).
 const MEMORY: f64 = 64e6;
-/// Standard errors that a share may be off by chance.
+/// Maximum deviation of a share by chance, standard errors.
 const Z_ALLOWED: f64 = 3.29;
 
-/// A program, and what a profile of it has to have at least.
+/// A program, and the least that a profile of it must have.
 #[derive(Debug, Clone, Copy)]
-pub struct Entry {
+pub struct CorpusProgram {
     /// Name of the test and of the row.
     pub name: &'static str,
-    /// The runtime as people call it.
+    /// Usual name of the runtime.
     pub runtime: &'static str,
     /// Debian's release, whose image it is on.
     pub release: &'static str,
@@ -33,8 +34,8 @@ pub struct Entry {
     pub command: &'static str,
     /// Name of its process in the profile.
     pub process: &'static str,
-    /// Phases, and a part of the name of the function that is on the stack in each, lower case without underscores.
-    /// Empty where a profile cannot show them.
+    /// Phases, and a part of the name of the function that is on the stack in each, lower case without
+    /// underscores. Empty where a profile cannot show them.
     pub phases: &'static [(&'static str, &'static str)],
     /// Least part of its samples in user code whose function has a name.
     pub named: f64,
@@ -44,9 +45,10 @@ pub struct Entry {
 
 const RUN_PHASES: &[(&str, &str)] = &[("fib", "runfib"), ("sieve", "runsieve"), ("text", "runtext")];
 
-/// All programs, in the order of the table. The bounds are below what was measured, for another compiler's or kernel's sake.
-pub const ENTRIES: &[Entry] = &[
-    Entry {
+/// All programs, in the order of the table. The bounds are below the measured values, so that another
+/// compiler or kernel passes too.
+pub const CORPUS_PROGRAMS: &[CorpusProgram] = &[
+    CorpusProgram {
         name: "python_11",
         runtime: "CPython 3.11",
         release: "bookworm",
@@ -56,7 +58,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.4,
         complete: 0.98,
     },
-    Entry {
+    CorpusProgram {
         name: "python_13_perf",
         runtime: "CPython 3.13 `-X perf`",
         release: "trixie",
@@ -66,7 +68,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.4,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "numpy",
         runtime: "numpy 1.24",
         release: "bookworm",
@@ -76,29 +78,31 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.4,
         complete: 0.9,
     },
-    Entry {
+    CorpusProgram {
         name: "node_18",
         runtime: "Node.js 18 `--perf-basic-prof`",
         release: "bookworm",
         command: "node --perf-basic-prof --interpreted-frames-native-stack /opt/corpus/phases.js 10",
         process: "node",
-        // Its clock is the process's: it counts what other threads compile and collect, which is below no phase.
+        // Its clock is the process's: it counts what other threads compile and collect, which is below no
+        // phase.
         phases: &[],
         named: 0.5,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "node_20",
         runtime: "Node.js 20 `--perf-basic-prof`",
         release: "trixie",
         command: "node --perf-basic-prof --interpreted-frames-native-stack /opt/corpus/phases.js 10",
         process: "node",
-        // Its clock is the process's: it counts what other threads compile and collect, which is below no phase.
+        // Its clock is the process's: it counts what other threads compile and collect, which is below no
+        // phase.
         phases: &[],
         named: 0.5,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "java_17",
         runtime: "OpenJDK 17 `-XX:+DumpPerfMapAtExit`",
         release: "bookworm",
@@ -108,7 +112,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "java_21",
         runtime: "OpenJDK 21 `-XX:+DumpPerfMapAtExit`",
         release: "trixie",
@@ -118,7 +122,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "go_19",
         runtime: "Go 1.19",
         release: "bookworm",
@@ -128,7 +132,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.95,
         complete: 0.98,
     },
-    Entry {
+    CorpusProgram {
         name: "go_24",
         runtime: "Go 1.24",
         release: "trixie",
@@ -138,7 +142,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.95,
         complete: 0.98,
     },
-    Entry {
+    CorpusProgram {
         name: "ruby_31",
         runtime: "Ruby 3.1",
         release: "bookworm",
@@ -148,7 +152,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "ruby_31_yjit",
         runtime: "Ruby 3.1 `--yjit`",
         release: "bookworm",
@@ -158,7 +162,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "ruby_33_yjit",
         runtime: "Ruby 3.3 `--yjit`",
         release: "trixie",
@@ -168,7 +172,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.0,
     },
-    Entry {
+    CorpusProgram {
         name: "php_82",
         runtime: "PHP 8.2",
         release: "bookworm",
@@ -178,7 +182,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.5,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "php_82_jit",
         runtime: "PHP 8.2, JIT with `opcache.jit_debug=16`",
         release: "bookworm",
@@ -189,7 +193,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.3,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "perl",
         runtime: "Perl 5.36",
         release: "bookworm",
@@ -199,7 +203,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.5,
         complete: 0.98,
     },
-    Entry {
+    CorpusProgram {
         name: "bash",
         runtime: "bash 5.2",
         release: "bookworm",
@@ -209,7 +213,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.2,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "postgresql_15",
         runtime: "PostgreSQL 15, pgbench",
         release: "bookworm",
@@ -219,7 +223,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.4,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "redis_7",
         runtime: "redis 7, redis-benchmark",
         release: "bookworm",
@@ -229,7 +233,7 @@ pub const ENTRIES: &[Entry] = &[
         named: 0.3,
         complete: 0.95,
     },
-    Entry {
+    CorpusProgram {
         name: "nginx",
         runtime: "nginx 1.22, wrk",
         release: "bookworm",
@@ -243,27 +247,27 @@ pub const ENTRIES: &[Entry] = &[
 
 /// A value by vprof next to the program's own.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Compared {
+pub struct ValueComparison {
     /// The phase or process.
     pub name: String,
     /// By the program's own clock.
     pub own: f64,
     /// By vprof.
     pub found: f64,
-    /// How far they may be apart.
+    /// Maximum distance of the two values.
     pub tolerance: f64,
 }
 
-impl Compared {
-    /// True where they are no further apart than that.
+impl ValueComparison {
+    /// True if the values differ by the tolerance at most.
     pub fn agrees(&self) -> bool {
         (self.found - self.own).abs() <= self.tolerance
     }
 }
 
-/// What a profile says of an entry.
+/// Figures of a corpus program by its profile.
 #[derive(Debug, Clone)]
-pub struct Measured {
+pub struct ProfileFigures {
     /// Samples of its process in user code.
     pub samples: i64,
     /// Part of them whose function has a name.
@@ -271,28 +275,28 @@ pub struct Measured {
     /// Part of its user stacks that lead to their end.
     pub complete: f64,
     /// Shares of the phases in the samples of the process.
-    pub phases: Vec<Compared>,
-    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second and of its
-    /// control group. A guest's
-    /// kernel charges its tasks for what an emulated machine's interrupts and exits take: then they are not judged.
-    pub times: Vec<Compared>,
+    pub phases: Vec<ValueComparison>,
+    /// CPU times, s: of the process, or of each process of a server that used more than a tenth of a second
+    /// and of its control group. Not judged on an emulated machine, whose interrupts and exits the guest's
+    /// kernel charges to its tasks.
+    pub times: Vec<ValueComparison>,
     /// Memory that vprof took beyond the guest's at the end, bytes.
     pub memory: f64,
-    /// The host was emulated.
+    /// True if the host was emulated.
     pub emulated: bool,
 }
 
-impl Entry {
-    /// The entry of this name.
+impl CorpusProgram {
+    /// Returns the program of this name.
     ///
     /// # Panics
-    /// There is none.
+    /// There is no such program.
     pub fn named(name: &str) -> &'static Self {
-        ENTRIES.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no entry {name:?}"))
+        CORPUS_PROGRAMS.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no entry {name:?}"))
     }
 
-    /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init and the
-    /// kernel of the demo image, which start in seconds.
+    /// Runs the guest: a server under systemd with the image's own kernel, any other program under the init
+    /// and the kernel of the demo image, which start in seconds.
     pub fn run(&self) -> Run {
         let guest = Guest::distribution(images().join(format!("corpus-{}.img", self.release)))
             .options(["-m", "1G", "--rate", "500"])
@@ -306,38 +310,44 @@ impl Entry {
         guest.options(options).run().succeeded()
     }
 
-    /// Reads what its profile says.
-    pub fn measure(&self, run: &Run) -> Measured {
-        let told = Told::parse(&run.stdout);
+    /// Reads the figures from its profile.
+    pub fn measure(&self, run: &Run) -> ProfileFigures {
+        let printed = WorkloadOutput::parse(&run.stdout);
         let user = run.user_code(self.process, "function");
         let (code, walks) = (user.get("user_code"), user.walks("user"));
         let samples = code["samples"].as_i64().expect("samples");
-        Measured {
+        ProfileFigures {
             samples,
             named: 1.0 - code["unnamed_share"].as_f64().expect("a share"),
             complete: 1.0 - walks.lost() as f64 / walks.walks.max(1) as f64,
-            phases: self.phases(run, &told),
-            times: self.times(run, &told),
+            phases: self.phases(run, &printed),
+            times: self.times(run, &printed),
             memory: run
                 .number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'memory_beyond_guest_bytes'"),
             emulated: run.report().get("host") == "portable",
         }
     }
 
-    /// Shares of the phases in those samples of the process that are in any of them.
-    fn phases(&self, run: &Run, told: &Told) -> Vec<Compared> {
+    /// Returns the shares of the phases in those samples of the process that are in any phase.
+    fn phases(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
         let samples: Vec<f64> = self.phases.iter().map(|(_, function)| self.below(run, function)).collect();
-        let (all, own_all) = (samples.iter().sum::<f64>(), told.phases.values().sum::<f64>());
+        let (all, own_all) = (samples.iter().sum::<f64>(), printed.phases.values().sum::<f64>());
         let compared = |((name, _), found): (&(&str, &str), &f64)| {
-            let own = told.phases.get(*name).copied().unwrap_or(0.0) / own_all;
+            let own = printed.phases.get(*name).copied().unwrap_or(0.0) / own_all;
             let chance = Z_ALLOWED * (own * (1.0 - own) / all.max(1.0)).sqrt();
-            // Besides chance: what runs between two readings of the program's clock is in no phase, or in both.
-            Compared { name: (*name).to_owned(), own, found: found / all.max(1.0), tolerance: chance + 0.02 }
+            // Besides chance: what runs between two readings of the program's clock is in no phase, or in
+            // both.
+            ValueComparison {
+                name: (*name).to_owned(),
+                own,
+                found: found / all.max(1.0),
+                tolerance: chance + 0.02,
+            }
         };
         self.phases.iter().zip(&samples).map(compared).collect()
     }
 
-    /// Samples of the process with such a function on their stack.
+    /// Returns the number of samples of the process with such a function on their stack.
     fn below(&self, run: &Run, function: &str) -> f64 {
         run.number(&format!(
             "WITH RECURSIVE inside(id) AS (\
@@ -350,7 +360,7 @@ impl Entry {
         ))
     }
 
-    fn times(&self, run: &Run, told: &Told) -> Vec<Compared> {
+    fn times(&self, run: &Run, printed: &WorkloadOutput) -> Vec<ValueComparison> {
         let processes = run.report().get("processes").as_array().cloned().unwrap_or_default();
         let estimate = |fits: &dyn Fn(&serde_json::Value) -> bool| {
             let fitting = processes.iter().filter(|process| fits(process));
@@ -358,22 +368,23 @@ impl Entry {
                 |key: &str| -> f64 { fitting.clone().filter_map(|process| process[key].as_f64()).sum() };
             (sum("time_s"), (sum("time_high_s") - sum("time_low_s")) / 2.0)
         };
-        let compared = |name: &str, own: f64, (found, half): (f64, f64)| Compared {
+        let compared = |name: &str, own: f64, (found, half): (f64, f64)| ValueComparison {
             name: name.to_owned(),
             own,
             found,
-            // 1.96 standard errors are half an interval. Besides chance: interrupts, which the guest's kernel counts as
-            // the program's.
+            // 1.96 standard errors are half an interval. Besides chance: interrupts, which the guest's kernel
+            // counts as the program's.
             tolerance: half / 1.96 * Z_ALLOWED + 0.03 * own + 0.05,
         };
-        let of_total = told
+        let of_total = printed
             .total
             .map(|own| compared(self.process, own, estimate(&|process| process["comm"] == self.process)));
-        let of_processes = told.processes.iter().filter(|(_, _, own)| *own > 0.1).map(|(comm, pid, own)| {
-            compared(&format!("{comm} {pid}"), *own, estimate(&|process| process["pid"] == *pid))
-        });
+        let of_processes =
+            printed.processes.iter().filter(|(_, _, own)| *own > 0.1).map(|(comm, pid, own)| {
+                compared(&format!("{comm} {pid}"), *own, estimate(&|process| process["pid"] == *pid))
+            });
         let by_cgroup = run.report_with(&["--by", "cgroup"]);
-        let of_units = told.units.iter().filter_map(|(name, own)| {
+        let of_units = printed.units.iter().filter_map(|(name, own)| {
             let rows = by_cgroup.get("by")["rows"].as_array()?;
             let found = &rows.iter().find(|row| row["unit"] == name.as_str())?["self"];
             let number = |key: &str| found[key].as_f64();
@@ -383,8 +394,8 @@ impl Entry {
         of_total.into_iter().chain(of_processes).chain(of_units).collect()
     }
 
-    /// Sentences on what is not as it has to be.
-    pub fn faults(&self, measured: &Measured) -> Vec<String> {
+    /// Returns a sentence for each figure that is out of bounds.
+    pub fn faults(&self, measured: &ProfileFigures) -> Vec<String> {
         let mut faults = Vec::new();
         if measured.samples < 500 {
             faults.push(format!("{} samples in user code are too few", measured.samples));
@@ -406,36 +417,36 @@ impl Entry {
     }
 }
 
-/// What a workload printed.
+/// Figures that a workload printed.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct WorkloadOutput {
     phases: BTreeMap<String, f64>,
     total: Option<f64>,
     processes: Vec<(String, i64, f64)>,
     units: Vec<(String, f64)>,
 }
 
-impl Told {
+impl WorkloadOutput {
     fn parse(stdout: &str) -> Self {
-        let mut told = Self::default();
+        let mut printed = Self::default();
         for line in stdout.lines() {
             let words: Vec<&str> = line.split_whitespace().collect();
             match words[..] {
                 ["phase", name, seconds] => {
-                    told.phases.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
+                    printed.phases.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
                 }
-                ["total", seconds] => told.total = seconds.parse().ok(),
+                ["total", seconds] => printed.total = seconds.parse().ok(),
                 ["process", comm, pid, seconds] => {
                     let numbers = pid.parse().ok().zip(seconds.parse().ok());
-                    told.processes.extend(numbers.map(|(pid, s)| (comm.to_owned(), pid, s)));
+                    printed.processes.extend(numbers.map(|(pid, s)| (comm.to_owned(), pid, s)));
                 }
                 ["unit", name, seconds] => {
-                    told.units.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
+                    printed.units.extend(seconds.parse().ok().map(|s| (name.to_owned(), s)));
                 }
                 _ => {}
             }
         }
-        told
+        printed
     }
 }
 
@@ -445,20 +456,20 @@ mod tests {
 
     #[test]
     fn what_a_workload_prints_is_read() {
-        let told = Told::parse(
+        let printed = WorkloadOutput::parse(
             "phase fib 1.5\nnoise\nphase text 0.5\ntotal 2.25\nprocess postgres 31 4.5\nunit a.service 5\n",
         );
-        assert_eq!(told.phases["fib"], 1.5);
-        assert_eq!((told.phases.len(), told.total), (2, Some(2.25)));
-        assert_eq!(told.processes, [("postgres".to_owned(), 31, 4.5)]);
-        assert_eq!(told.units, [("a.service".to_owned(), 5.0)]);
+        assert_eq!(printed.phases["fib"], 1.5);
+        assert_eq!((printed.phases.len(), printed.total), (2, Some(2.25)));
+        assert_eq!(printed.processes, [("postgres".to_owned(), 31, 4.5)]);
+        assert_eq!(printed.units, [("a.service".to_owned(), 5.0)]);
     }
 
     #[test]
     fn values_too_far_apart_are_faults() {
-        let entry = Entry::named("go_19");
-        let compared = |found| Compared { name: "fib".into(), own: 0.5, found, tolerance: 0.03 };
-        let measured = |found, named| Measured {
+        let entry = CorpusProgram::named("go_19");
+        let compared = |found| ValueComparison { name: "fib".into(), own: 0.5, found, tolerance: 0.03 };
+        let measured = |found, named| ProfileFigures {
             samples: 1_000,
             named,
             complete: 1.0,
@@ -470,15 +481,15 @@ mod tests {
         assert_eq!(entry.faults(&measured(0.52, 1.0)), Vec::<String>::new());
         assert_eq!(entry.faults(&measured(0.54, 1.0)).len(), 1);
         assert_eq!(entry.faults(&measured(0.54, 0.1)).len(), 2);
-        let native = Measured { emulated: false, ..measured(0.52, 1.0) };
+        let native = ProfileFigures { emulated: false, ..measured(0.52, 1.0) };
         assert_eq!(entry.faults(&native).len(), 1);
-        let large = Measured { memory: MEMORY + 1.0, ..measured(0.52, 1.0) };
+        let large = ProfileFigures { memory: MEMORY + 1.0, ..measured(0.52, 1.0) };
         assert_eq!(entry.faults(&large), ["vprof took 64.0 MB beyond the guest's memory"]);
     }
 
     #[test]
     fn names_are_unique() {
-        let names: std::collections::BTreeSet<_> = ENTRIES.iter().map(|entry| entry.name).collect();
-        assert_eq!(names.len(), ENTRIES.len());
+        let names: std::collections::BTreeSet<_> = CORPUS_PROGRAMS.iter().map(|entry| entry.name).collect();
+        assert_eq!(names.len(), CORPUS_PROGRAMS.len());
     }
 }

@@ -1,4 +1,4 @@
-//! A guest under QEMU without KVM, whom vprof does not know before it attaches by QEMU's GDB stub.
+//! A guest under QEMU without KVM, to which vprof attaches by QEMU's GDB stub.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,40 +10,41 @@ use std::time::Duration;
 use testkit::eventually;
 
 use crate::kernel::kernel_of;
-use crate::{Run, Running, Turn, images, vprof};
+use crate::{ActiveRun, GuestTurn, Run, images, vprof};
 
 /// The emulator.
 pub(crate) const QEMU: &str = "qemu-system-x86_64";
-/// How long the guest may take to say something, or the monitor to answer.
+/// Limit for the guest's console output and for the monitor's answer.
 const LIMIT: Duration = Duration::from_secs(120);
-/// How often it is looked at.
+/// Pause between two checks of the guest.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long `vprof attach` may run.
+/// Limit of `vprof attach`.
 const ATTACH_LIMIT: Duration = Duration::from_secs(120);
-/// How long a guest may stand still after its profiler was killed: its guard has to notice that.
+/// Limit for a guest to run again after its profiler was killed: the guard has to notice that first.
 const RESUME_LIMIT: Duration = Duration::from_secs(5);
-/// Looks at a guest that was paused, with [`PAUSE`] between two, all of which must find it so: several ticks pass meanwhile.
+/// Consecutive checks, [`PAUSE`] apart, that must find a guest paused: several ticks pass meanwhile.
 const STILL: u32 = 10;
-/// What QEMU's monitor asks with.
+/// Prompt of QEMU's monitor.
 const PROMPT: &str = "(qemu) ";
 
 /// A guest under QEMU's emulation; killed when dropped.
 #[derive(Debug)]
-pub struct Emulated {
+pub struct EmulatedGuest {
     qemu: Child,
     monitor: UnixStream,
     stub: String,
     directory: tempfile::TempDir,
-    _turn: Turn,
+    _turn: GuestTurn,
 }
 
-impl Emulated {
-    /// Boots the demo image, which runs `script`, with more options for QEMU; returns when the guest has printed `ready`.
+impl EmulatedGuest {
+    /// Boots the demo image, which runs `script`, with more options for QEMU; returns when the guest has
+    /// printed `ready`.
     ///
     /// # Panics
-    /// QEMU is not there, or the guest does not come up.
+    /// QEMU is not installed, or the guest does not come up.
     pub fn start(options: &[&str], script: &str) -> Self {
-        let turn = Turn::beside_others();
+        let turn = GuestTurn::next_to_others();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("demo.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());
@@ -83,31 +84,32 @@ impl Emulated {
         guest
     }
 
-    /// HOST:PORT of the stub.
+    /// Returns HOST:PORT of the stub.
     pub fn stub(&self) -> &str {
         &self.stub
     }
 
-    /// QEMU's process.
+    /// Returns the id of QEMU's process.
     pub fn pid(&self) -> u32 {
         self.qemu.id()
     }
 
-    /// What QEMU's monitor says to a command.
+    /// Returns the answer of QEMU's monitor to a command.
     ///
     /// # Panics
-    /// It says nothing.
+    /// The monitor does not answer.
     pub fn monitor(&mut self, command: &str) -> String {
         self.monitor.write_all(format!("{command}\n").as_bytes()).expect("the monitor listens");
         self.answer()
     }
 
-    /// Whether QEMU lets the guest run.
+    /// True if QEMU lets the guest run.
     pub fn runs(&mut self) -> bool {
         self.monitor("info status").contains("running")
     }
 
-    /// Has QEMU pause the guest, for good: within a stop of a debugger `stop` does nothing, and the debugger lets it run on.
+    /// Pauses the guest, for good: while a debugger has stopped it, `stop` does nothing, and the debugger
+    /// resumes the guest.
     pub fn pause(&mut self) {
         let mut still = 0;
         while still < STILL {
@@ -120,17 +122,17 @@ impl Emulated {
         }
     }
 
-    /// The console so far.
+    /// Returns the console's output so far.
     pub fn console(&self) -> String {
         std::fs::read(self.directory.path().join("console"))
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    /// Waits until that many lines of the console have this in them.
+    /// Waits until that many lines of the console contain `what`.
     ///
     /// # Panics
-    /// They have not.
+    /// The lines do not come, or QEMU ends.
     pub fn wait_for_console(&mut self, lines: usize, what: &str) {
         eventually(&format!("line with {what} on the console"), LIMIT, || {
             let console = self.console();
@@ -150,12 +152,12 @@ impl Emulated {
     /// Waits until QEMU lets the guest run.
     ///
     /// # Panics
-    /// It does not.
+    /// The guest stays paused.
     pub fn wait_until_it_runs(&mut self, when: &str) {
-        eventually(&format!("guest that runs on: {when}"), RESUME_LIMIT, || self.runs().then_some(()));
+        eventually(&format!("guest that runs again: {when}"), RESUME_LIMIT, || self.runs().then_some(()));
     }
 
-    /// Another address of the stub, at which this process listens and passes on what one client says.
+    /// Returns another address of the stub, at which this process forwards the bytes of one client.
     pub fn tunnel(&self) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
@@ -175,43 +177,43 @@ impl Emulated {
         address
     }
 
-    /// `vprof attach --gdb` with more options.
-    pub fn attach(&self, options: &[&str]) -> Running {
+    /// Starts `vprof attach --gdb` with more options.
+    pub fn attach(&self, options: &[&str]) -> ActiveRun {
         self.attach_at(&self.stub, options)
     }
 
-    /// The same, by another address.
-    pub fn attach_at(&self, stub: &str, options: &[&str]) -> Running {
+    /// Starts `vprof attach --gdb` with another address of the stub.
+    pub fn attach_at(&self, stub: &str, options: &[&str]) -> ActiveRun {
         self.attach_with(&[&["--gdb", stub], options].concat())
     }
 
-    /// `vprof attach` with these arguments.
-    pub fn attach_with(&self, arguments: &[&str]) -> Running {
+    /// Starts `vprof attach` with these arguments.
+    pub fn attach_with(&self, arguments: &[&str]) -> ActiveRun {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
         command.args(["attach", "-o"]).arg(&profile);
         command.arg("--control").arg(profile.with_extension("sock")).args(arguments).stdin(Stdio::null());
-        Running::beside(command, directory, profile, ATTACH_LIMIT)
+        ActiveRun::in_turn(command, directory, profile, ATTACH_LIMIT)
     }
 
-    /// The same, to its end.
+    /// Runs `vprof attach --gdb` to its end.
     pub fn attached(&self, options: &[&str]) -> Run {
         self.attach(options).finish()
     }
 
-    /// What the monitor says up to its next prompt.
+    /// Reads the monitor's output up to its next prompt.
     fn answer(&mut self) -> String {
-        let mut said = Vec::new();
+        let mut answer = Vec::new();
         let mut some = [0; 4096];
         loop {
-            let text = String::from_utf8_lossy(&said);
+            let text = String::from_utf8_lossy(&answer);
             if text.ends_with(PROMPT) {
                 return text.into_owned();
             }
             let count = self.monitor.read(&mut some).expect("the monitor answers");
             assert!(count > 0, "QEMU's monitor has ended: {text}");
-            said.extend_from_slice(&some[..count]);
+            answer.extend_from_slice(&some[..count]);
         }
     }
 
@@ -223,9 +225,9 @@ impl Emulated {
     }
 }
 
-impl Drop for Emulated {
+impl Drop for EmulatedGuest {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if QEMU is gone already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
@@ -239,7 +241,7 @@ pub(crate) fn add_command(initrd: &Path, words: &[&str]) {
     std::fs::write(initrd, bytes).expect("room for an initrd");
 }
 
-/// The socket at which QEMU listens.
+/// Connects to the socket at which QEMU listens.
 pub(crate) fn connected(qemu: &mut Child, path: &Path) -> UnixStream {
     let stream = eventually("connection with QEMU", LIMIT, || {
         let ended = qemu.try_wait().expect("QEMU is our child");

@@ -7,7 +7,7 @@
 //!                        └── vprof attach
 //! ```
 //!
-//! The host does what it is asked by shell scripts, one at a time, through a port:
+//! The host runs shell scripts, one at a time, that it receives through a port:
 //!
 //! | direction | bytes |
 //! |---|---|
@@ -21,28 +21,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
 use crate::emulated::{QEMU, add_command, connected};
 use crate::kernel::kernel_of;
-use crate::{REPEATS, Run, Turn, images, vprof};
+use crate::{GuestTurn, REPEATS, Run, images, vprof};
 
-/// How long a script may take: a host that says nothing for so long is frozen.
+/// Limit of a script: a host that does not answer for so long is frozen.
 const LIMIT: Duration = Duration::from_secs(40);
-/// How long something that is waited for may take.
+/// Limit for a condition to come true.
 const PATIENCE: Duration = Duration::from_secs(100);
-/// How long one script waits, in steps of 0.2 s.
+/// Maximum wait of one script, in steps of 0.2 s.
 const STEPS: u32 = 20;
-/// Room for the guests' memory and for huge pages.
+/// Memory of the host: has room for the guests' memory and for huge pages.
 const MEMORY: &str = "3G";
 
-/// The host's command line: nothing that takes time and protects nobody, no console but for trouble, clocks that need no
-/// calibration.
+/// The host's command line: without slow protections that a test does not need, without console output but
+/// for errors, with clocks that need no calibration.
 const CMDLINE: &str = "root=/dev/vda ro console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable \
      no_timer_check nowatchdog audit=0 apparmor=0 random.trust_cpu=on cryptomgr.notests i8042.noaux i8042.nokbd";
 
-/// What the host runs: it serves the port. Each script has a session of its own: with stopped processes in the server's, the
-/// kernel would hang that up.
+/// Script of the host that serves the port. Each script has its own session: the kernel would hang up the
+/// server's session if it had stopped processes.
 const SERVER: &str = r#"
 until set -- /dev/vport*p1 && [ -c "$1" ]; do sleep 0.05; done
 exec 3<>"$1"
@@ -54,7 +54,7 @@ while read -r length <&3; do
     cat /run/stdout /run/stderr >&3
 done"#;
 
-/// What is done first. Guests may have more memory than the host: they do not use it.
+/// Script that prepares the host. Guests may have more memory than the host: they do not use it.
 const PREPARE: &str = "set -e
 echo 1 >/proc/sys/vm/overcommit_memory
 cat /dev/vdc >/run/vprof
@@ -65,38 +65,39 @@ cp /mnt/boot/initrd.img /run/initrd
 truncate -s %4 /run/initrd
 [ -c /dev/kvm ]";
 
-/// An emulated host; it ends when dropped.
+/// An emulated host; ended when dropped.
 #[derive(Debug)]
 pub struct KvmHost {
     qemu: Child,
     port: BufReader<UnixStream>,
-    /// How the emulation has failed, and no test.
-    failure: Option<Failure>,
-    /// How often vprof was started.
+    /// Failure of the emulation, in contrast to a failed test.
+    failure: Option<EmulationFailure>,
+    /// Number of vprofs started so far.
     profilings: u32,
     directory: tempfile::TempDir,
-    _turn: Turn,
+    _turn: GuestTurn,
 }
 
-/// How a script has ended.
+/// Results of a script.
 #[derive(Debug)]
-pub struct Said {
+pub struct ScriptOutput {
     /// Its exit code.
     pub code: i32,
-    /// Its output.
+    /// Its standard output.
     pub stdout: String,
-    /// What it said on standard error.
+    /// Its standard error.
     pub stderr: String,
 }
 
 /// A `vprof` that was started on a host.
 #[derive(Debug)]
-pub struct Profiling(String);
+pub struct ProfilerRun(String);
 
-/// Calls `test` with a host that has just booted; again, and saying so, where the emulation has failed (docs/limits.md).
+/// Calls `test` with a host that has just booted. Repeats, and reports, a test in which the emulation has
+/// failed (docs/limits.md).
 ///
 /// # Panics
-/// If `test` panics.
+/// `test` panics.
 pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
     for repeat in 0.. {
         let mut host = KvmHost::boot();
@@ -113,7 +114,7 @@ pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
 
 impl KvmHost {
     fn boot() -> Self {
-        let turn = Turn::alone();
+        let turn = GuestTurn::alone();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("kvm-host.img");
         let (kernel, initrd) = kernel_of(&image, directory.path());
@@ -135,7 +136,8 @@ impl KvmHost {
         for file in [&image, &images().join("demo.img"), vprof()] {
             qemu.arg("-drive").arg(format!("file={},if=virtio,format=raw,readonly=on", file.display()));
         }
-        // SAFETY: prctl takes numbers here and is async-signal-safe; nothing else happens between fork and exec.
+        // SAFETY: prctl takes numbers here and is async-signal-safe; nothing else happens between fork and
+        // exec.
         unsafe {
             qemu.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
                 0 => Ok(()),
@@ -156,31 +158,31 @@ impl KvmHost {
     ///
     /// # Panics
     /// The host does not answer.
-    pub fn sh(&mut self, script: &str) -> Said {
-        let (code, stdout, stderr) = self.asked(script);
+    pub fn sh(&mut self, script: &str) -> ScriptOutput {
+        let (code, stdout, stderr) = self.execute(script);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Said { code, stdout: text(&stdout), stderr: text(&stderr) }
+        ScriptOutput { code, stdout: text(&stdout), stderr: text(&stderr) }
     }
 
-    /// Runs a shell script that has to succeed, and gives its output.
+    /// Runs a shell script that has to succeed, and returns its output.
     ///
     /// # Panics
-    /// It fails.
+    /// The script fails.
     pub fn must(&mut self, script: &str) -> String {
-        let said = self.sh(script);
-        assert_eq!(said.code, 0, "{script}: {said:?}\n{}", self.state());
-        said.stdout
+        let output = self.sh(script);
+        assert_eq!(output.code, 0, "{script}: {output:?}\n{}", self.state());
+        output.stdout
     }
 
     /// Waits until a shell's condition holds.
     ///
     /// # Panics
-    /// It does not.
+    /// The condition does not come true.
     pub fn wait_until(&mut self, condition: &str) {
         assert!(self.comes_true(condition), "{condition} does not come true\n{}", self.state());
     }
 
-    /// Whether a shell's condition comes to hold.
+    /// Waits for a shell's condition; true if it comes true.
     fn comes_true(&mut self, condition: &str) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
@@ -191,7 +193,7 @@ impl KvmHost {
         false
     }
 
-    /// The same of a QEMU, as long as it has not ended.
+    /// Waits for a shell's condition while this QEMU runs; true if it comes true.
     fn comes_true_of(&mut self, name: &str, condition: &str) -> bool {
         let lives = format!("kill -0 $(cat /run/{name}.pid) 2>/dev/null");
         self.comes_true(&format!("{condition} || ! {lives}"))
@@ -201,7 +203,7 @@ impl KvmHost {
     /// Starts QEMU with KVM under this name.
     ///
     /// # Panics
-    /// It does not start.
+    /// QEMU does not start.
     pub fn qemu(&mut self, name: &str, options: &str) {
         self.must(&format!(
             "set -e; cd /run; mkfifo {name}.in {name}.out; cat {name}.out >{name}.said &
@@ -213,7 +215,8 @@ impl KvmHost {
         assert!(up, "QEMU does not start\n{}", self.state());
     }
 
-    /// Boots the demo image, which runs `script`, in QEMU with KVM; returns when the guest has printed `ready`.
+    /// Boots the demo image, which runs `script`, in QEMU with KVM; returns when the guest has printed
+    /// `ready`.
     ///
     /// # Panics
     /// The guest does not come up.
@@ -231,45 +234,45 @@ impl KvmHost {
         self.wait_for_console(name, 1, "ready");
     }
 
-    /// Waits until that many lines of the guest's console have this in them.
+    /// Waits until that many lines of the guest's console contain `what`.
     ///
     /// # Panics
-    /// They have not: the guest does not come up.
+    /// The lines do not come: the guest does not come up.
     pub fn wait_for_console(&mut self, name: &str, lines: u32, what: &str) {
         let up = self.comes_true_of(name, &format!("[ $(grep -c '{what}' /run/{name}.console) = {lines} ]"));
-        // vprof has no part in that.
-        self.failure = self.failure.or((!up).then_some(Failure::Other));
+        // A guest that does not boot has nothing to do with vprof.
+        self.failure = self.failure.or((!up).then_some(EmulationFailure::Other));
         assert!(up, "the guest does not come up\n{}", self.state());
     }
 
-    /// What QEMU's monitor says to a command.
+    /// Returns the answer of QEMU's monitor to a command.
     pub fn monitor(&mut self, name: &str, command: &str) -> String {
-        let said = format!("tail -c +$((before + 1)) /run/{name}.said");
+        let output = format!("tail -c +$((before + 1)) /run/{name}.said");
         self.must(&format!(
             "before=$(stat -c %s /run/{name}.said); echo '{command}' >/run/{name}.in
              {}
-             {said}",
-            waiting(&prompted(&said))
+             {output}",
+            waiting(&prompted(&output))
         ))
     }
 
-    /// Asks QEMU's monitor until it says this.
+    /// Repeats a command of QEMU's monitor until the answer contains `what`.
     ///
     /// # Panics
-    /// It does not.
+    /// The answer stays another one.
     pub fn wait_for_monitor(&mut self, name: &str, command: &str, what: &str) {
-        let mut said = String::new();
+        let mut answer = String::new();
         let begin = Instant::now();
         while begin.elapsed() < PATIENCE {
-            said = self.monitor(name, command);
-            if said.contains(what) {
+            answer = self.monitor(name, command);
+            if answer.contains(what) {
                 return;
             }
         }
-        panic!("{command} does not come to say {what}: {said}");
+        panic!("{command} does not answer {what}: {answer}");
     }
 
-    /// Whether QEMU lets the guest run.
+    /// True if QEMU lets the guest run.
     pub fn runs(&mut self, name: &str) -> bool {
         self.monitor(name, "info status").contains("running")
     }
@@ -280,12 +283,12 @@ impl KvmHost {
     }
 
     /// Starts `vprof attach` with these words of a shell.
-    pub fn attach(&mut self, words: &str) -> Profiling {
+    pub fn attach(&mut self, words: &str) -> ProfilerRun {
         self.vprof(&format!("attach {words}"))
     }
 
     /// Starts `vprof` with these words of a shell, the first of which is a command that makes a profile.
-    pub fn vprof(&mut self, words: &str) -> Profiling {
+    pub fn vprof(&mut self, words: &str) -> ProfilerRun {
         self.profilings += 1;
         let at = format!("/run/profiling{}", self.profilings);
         let (command, words) = words.split_once(' ').unwrap_or((words, ""));
@@ -295,64 +298,63 @@ impl KvmHost {
                  wait $!; echo $? >status; }} &"
         ));
         self.wait_until(&format!("[ -s {at}/pid ]"));
-        Profiling(at)
+        ProfilerRun(at)
     }
 
     /// Waits until the profile is being written.
-    pub fn wait_for_profile(&mut self, profiling: &Profiling) {
+    pub fn wait_for_profile(&mut self, profiling: &ProfilerRun) {
         self.wait_until(&format!("[ -s {0}/out.vprof ] || [ -s {0}/status ]", profiling.0));
     }
 
-    /// Waits until a vprof has this in its output.
-    pub fn wait_for_output(&mut self, profiling: &Profiling, what: &str) {
+    /// Waits until the output of a vprof contains `what`.
+    pub fn wait_for_output(&mut self, profiling: &ProfilerRun, what: &str) {
         self.wait_until(&format!("grep -q '{what}' {}/stdout", profiling.0));
     }
 
-    /// Waits until `vprof ctl status` says this of a vprof's run.
-    pub fn wait_for_status(&mut self, profiling: &Profiling, what: &str) {
+    /// Waits until the output of `vprof ctl status` for a vprof's run contains `what`.
+    pub fn wait_for_status(&mut self, profiling: &ProfilerRun, what: &str) {
         self.wait_until(&format!("/run/vprof ctl status --run {}/out.sock | grep -q '{what}'", profiling.0));
     }
 
-    /// The process of a vprof.
-    pub fn pid(&mut self, profiling: &Profiling) -> String {
+    /// Returns the process id of a vprof.
+    pub fn pid(&mut self, profiling: &ProfilerRun) -> String {
         self.must(&format!("cat {}/pid", profiling.0)).trim().to_owned()
     }
 
     /// Sends a signal to a vprof.
-    pub fn signal(&mut self, profiling: &Profiling, signal: &str) {
+    pub fn signal(&mut self, profiling: &ProfilerRun, signal: &str) {
         self.must(&format!("kill -{signal} $(cat {}/pid)", profiling.0));
     }
 
-    /// Waits for the end of a vprof, and takes out what it has left.
-    pub fn finish(&mut self, profiling: Profiling) -> Run {
-        let Profiling(at) = profiling;
+    /// Waits for the end of a vprof, and copies its results out of the host.
+    pub fn finish(&mut self, profiling: ProfilerRun) -> Run {
+        let ProfilerRun(at) = profiling;
         self.wait_until(&format!("[ -s {at}/status ]"));
-        let mut file = |name: &str| self.asked(&format!("cat {at}/{name}")).1;
+        let mut file = |name: &str| self.execute(&format!("cat {at}/{name}")).1;
         let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
         let (status, stdout, stderr) = (text(file("status")), text(file("stdout")), text(file("stderr")));
         let status: i32 = status.trim().parse().expect("an exit code");
         let profile = file("out.vprof");
         self.must(&format!("rm -r {at}"));
-        Run::of(ExitStatus::from_raw(status << 8), stdout, stderr, &profile)
+        Run::from_parts(ExitStatus::from_raw(status << 8), stdout, stderr, &profile)
     }
 
-    /// `vprof attach` to its end.
+    /// Runs `vprof attach` to its end.
     pub fn attached(&mut self, words: &str) -> Run {
         let profiling = self.attach(words);
         self.finish(profiling)
     }
 
-    /// Sends a script and reads its end.
-    fn asked(&mut self, script: &str) -> (i32, Vec<u8>, Vec<u8>) {
-        let answer = self.answer(script);
-        answer.unwrap_or_else(|error| {
+    /// Sends a script and reads its results.
+    fn execute(&mut self, script: &str) -> (i32, Vec<u8>, Vec<u8>) {
+        self.exchange(script).unwrap_or_else(|error| {
             let timed_out = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
-            self.failure = Some(if timed_out { Failure::Frozen } else { Failure::Other });
+            self.failure = Some(if timed_out { EmulationFailure::Frozen } else { EmulationFailure::Other });
             panic!("the emulated host does not answer ({error}) to {script}\n{}", self.state());
         })
     }
 
-    fn answer(&mut self, script: &str) -> std::io::Result<(i32, Vec<u8>, Vec<u8>)> {
+    fn exchange(&mut self, script: &str) -> std::io::Result<(i32, Vec<u8>, Vec<u8>)> {
         let request = format!("{}\n{script}", script.len());
         self.port.get_mut().write_all(request.as_bytes())?;
         let mut line = String::new();
@@ -368,12 +370,12 @@ impl KvmHost {
         Ok((i32::try_from(code).unwrap_or(i32::MAX), bytes(stdout)?, bytes(stderr)?))
     }
 
-    /// What may tell why something did not come.
+    /// Returns text that may explain why a condition did not come true.
     fn state(&mut self) -> String {
         let console = std::fs::read(self.directory.path().join("console")).unwrap_or_default();
         let console = String::from_utf8_lossy(&console).into_owned();
         let files = "cd /run; tail -n 20 *.console *.errors *.said profiling*/std*";
-        let inside = if self.failure.is_some() { None } else { self.answer(files).ok() };
+        let inside = if self.failure.is_some() { None } else { self.exchange(files).ok() };
         let inside = inside.map(|(_, files, _)| String::from_utf8_lossy(&files).into_owned());
         format!("console of the host: {console}\n{}", inside.unwrap_or_default())
     }
@@ -381,18 +383,18 @@ impl KvmHost {
 
 impl Drop for KvmHost {
     fn drop(&mut self) {
-        // Both fail only if it is gone already.
+        // Both fail only if QEMU is gone already.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// The condition that what a command prints ends with the prompt of QEMU's monitor.
+/// Returns the condition that a command's output ends with the prompt of QEMU's monitor.
 fn prompted(command: &str) -> String {
     format!("{command} | tail -n 1 | grep -q '^(qemu) $'")
 }
 
-/// A script that succeeds as soon as the condition holds, and fails where it does not come to that.
+/// Returns a script that succeeds as soon as the condition holds, and fails if it does not come true in time.
 fn waiting(condition: &str) -> String {
     format!(
         "steps=0; until {condition}; do steps=$((steps + 1)); [ $steps -lt {STEPS} ] || exit 1; sleep 0.2; done"

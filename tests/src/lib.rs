@@ -1,6 +1,6 @@
-//! Boots a guest under the real `vprof` binary and looks at what came out.
+//! Boots a guest under the real `vprof` binary and reads its profile.
 //!
-//! A test is a few lines: build a [`Guest`], run it, ask its [`Run`].
+//! A test is a few lines: build a [`Guest`], run it, read its [`Run`].
 //!
 //! ```no_run
 //! use vprof_tests::Guest;
@@ -8,8 +8,8 @@
 //! assert!(run.report().process("spin").share > 0.5);
 //! ```
 //!
-//! A guest runs alone, since two would share the host's CPUs and blur each other's time, unless its test says that it
-//! does not measure ([`Guest::beside_others`]).
+//! A guest runs alone, since two would share the host's CPUs and blur each other's time, unless its test says
+//! that it does not measure ([`Guest::next_to_others`]).
 
 pub mod corpus;
 mod emulated;
@@ -27,27 +27,27 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-pub use emulated::Emulated;
-pub use image::Disk;
-pub use kernel::{Lost, kernel_of, kernel_without};
-pub use kvm_host::{KvmHost, Profiling, Said, on_kvm_host};
-pub use network::Network;
-pub use report::{Function, Process, Report, Row, Vcpu, Walks};
-pub use run::{Run, Running};
+pub use emulated::EmulatedGuest;
+pub use image::Ext4Image;
+pub use kernel::{RemovedPart, kernel_of, kernel_without};
+pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host};
+pub use network::GuestNetwork;
+pub use report::{FunctionRow, NamedRow, ProcessRow, Report, VcpuRow, WalkCounts};
+pub use run::{ActiveRun, Run};
 pub use testkit::Terminal;
-use testkit::events::{Failure, repeated};
+use testkit::events::{EmulationFailure, repeated};
 
-use turn::Turn;
+use turn::GuestTurn;
 
-/// A query of the frames at tripwires, where the guest is while exact mode switches to the host and back.
-pub const FRAMES_AT_TRIPWIRES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
+/// SQL query of the frames at probes, where the guest is while exact mode switches to the host and back.
+pub const FRAMES_AT_PROBES: &str = "SELECT id FROM frame WHERE kind = 'kernel' AND \"offset\" < 10 \
     AND (symbol LIKE 'finish_task_switch%' OR symbol IN ('try_to_wake_up', 'wake_up_new_task', 'release_task', \
     'irq_enter_rcu', 'irq_exit_rcu', '__common_interrupt', '__text_poke'))";
 
-/// How often a guest is run again because the portable host failed.
+/// Maximum number of repeats of a guest because the portable host failed.
 const REPEATS: usize = 2;
 
-/// What one guest of a test is like, and how `vprof run` is called on it.
+/// Configuration of a test's guest, and arguments of `vprof run`.
 #[derive(Debug, Clone)]
 pub struct Guest {
     image: PathBuf,
@@ -57,41 +57,41 @@ pub struct Guest {
     limit: Duration,
     write_through: bool,
     in_place: bool,
-    beside_others: bool,
+    next_to_others: bool,
 }
 
-/// A guest takes far less; this only keeps a broken one from holding up everything else.
+/// Limit of a guest, which takes far less: a broken guest must not delay all other tests.
 const RUN_LIMIT: Duration = Duration::from_secs(240);
 
 impl Guest {
-    /// The demo image with Debian's default cloud kernel.
+    /// Returns the demo image with Debian's default cloud kernel.
     pub fn demo() -> Self {
         Self::image(images().join("demo.img"))
     }
 
-    /// The demo image with another kernel, by what its file is named after: a series, a flavour or both, like `6.12`,
-    /// `rt` or `newest-rt`.
+    /// Returns the demo image with another kernel, by the part of its file's name: a series, a flavour or
+    /// both, like `6.12`, `rt` or `newest-rt`.
     pub fn demo_with_kernel(kernel: &str) -> Self {
         Self::image(images().join(format!("demo-{kernel}.img")))
     }
 
-    /// An unmodified Debian with systemd, on a disk with partitions.
+    /// Returns an unmodified Debian with systemd, on a disk with partitions.
     pub fn debian() -> Self {
         Self::distribution(images().join("debian.img"))
     }
 
-    /// The release after that one, on a disk in qcow2.
+    /// Returns the next release of Debian, on a disk in qcow2.
     pub fn debian_trixie() -> Self {
         Self::distribution(images().join("debian-trixie.qcow2"))
     }
 
-    /// An image with a whole system.
+    /// Returns an image with a complete system.
     pub fn distribution(image: impl Into<PathBuf>) -> Self {
         // It starts a whole system, which takes an emulated host on a slow machine minutes.
         Self { limit: 2 * RUN_LIMIT, ..Self::image(image) }
     }
 
-    /// Any image or kernel.
+    /// Returns any image or kernel.
     pub fn image(image: impl Into<PathBuf>) -> Self {
         Self {
             image: image.into(),
@@ -101,17 +101,18 @@ impl Guest {
             limit: RUN_LIMIT,
             write_through: false,
             in_place: false,
-            beside_others: false,
+            next_to_others: false,
         }
     }
 
-    /// May run at the same time as guests of other tests: nothing that the test looks at depends on how fast it runs.
-    pub fn beside_others(mut self) -> Self {
-        self.beside_others = true;
+    /// Lets the guest run at the same time as guests of other tests: no assertion of its test depends on its
+    /// speed.
+    pub fn next_to_others(mut self) -> Self {
+        self.next_to_others = true;
         self
     }
 
-    /// Is judged by `vprof boot` instead.
+    /// Uses `vprof boot` instead of `vprof run`.
     pub fn boot(mut self) -> Self {
         self.verb = "boot";
         self
@@ -123,13 +124,13 @@ impl Guest {
         self
     }
 
-    /// The command that the guest runs, after which the run ends.
+    /// Sets the command that the guest runs, after which the run ends.
     pub fn command<S: AsRef<OsStr>>(mut self, argv: impl IntoIterator<Item = S>) -> Self {
         self.command = argv.into_iter().map(|a| a.as_ref().to_owned()).collect();
         self
     }
 
-    /// A shell script that the guest runs.
+    /// Sets a shell script that the guest runs.
     pub fn script(self, script: &str) -> Self {
         self.command(["sh", "-c", script])
     }
@@ -146,7 +147,8 @@ impl Guest {
         self
     }
 
-    /// Runs the guest to its end; again, and saying so, where the portable host's own emulation failed (docs/limits.md).
+    /// Runs the guest to its end. Repeats, and reports, a run in which the portable host's emulation failed
+    /// (docs/limits.md).
     pub fn run(self) -> Run {
         for _ in 0..REPEATS {
             match self.clone().start().finish_unless_frozen() {
@@ -154,21 +156,21 @@ impl Guest {
                     Some(failure) => repeated(failure, &run.stderr),
                     None => return run,
                 },
-                Err(state) => repeated(Failure::Frozen, &state),
+                Err(state) => repeated(EmulationFailure::Frozen, &state),
             }
         }
         self.start().finish()
     }
 
-    /// Does what runs guests of its own, while no other guest runs.
+    /// Calls `work`, which runs guests itself, while no other guest runs.
     pub fn alone<T>(work: impl FnOnce() -> T) -> T {
-        let _turn = Turn::alone();
+        let _turn = GuestTurn::alone();
         work()
     }
 
     /// Starts the guest.
-    pub fn start(self) -> Running {
-        let turn = if self.beside_others { Turn::beside_others() } else { Turn::alone() };
+    pub fn start(self) -> ActiveRun {
+        let turn = if self.next_to_others { GuestTurn::next_to_others() } else { GuestTurn::alone() };
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
@@ -193,22 +195,25 @@ impl Guest {
             command.arg("--").args(&self.command);
         }
         command.env("VPROF_PORTABLE_HOST", images().join("portable-host")).stdin(Stdio::null());
-        Running::spawn(command, directory, profile, self.limit, turn)
+        ActiveRun::spawn(command, directory, profile, self.limit, turn)
     }
 }
 
-/// Asserts that `part` of `all` samples is the share `truth`, as well as chance allows.
+/// Asserts that `part` of `all` samples is the share `expected`, within the bounds of chance.
 ///
 /// # Panics
-/// It is not.
-pub fn assert_share(what: &str, part: i64, all: i64, truth: f64) {
+/// The share is out of bounds.
+pub fn assert_share(what: &str, part: i64, all: i64, expected: f64) {
     let found = part as f64 / all as f64;
-    // 3.3 standard errors: one time in a thousand it may lie outside by chance.
-    let bound = 3.3 * (truth * (1.0 - truth) / all as f64).sqrt();
-    assert!((found - truth).abs() <= bound, "{what}: {found} of {all} samples is not {truth} +- {bound}");
+    // 3.3 standard errors: exceeded by chance once in a thousand times.
+    let bound = 3.3 * (expected * (1.0 - expected) / all as f64).sqrt();
+    assert!(
+        (found - expected).abs() <= bound,
+        "{what}: {found} of {all} samples is not {expected} +- {bound}"
+    );
 }
 
-/// The `vprof` binary under test: `VPROF_BIN`, else built now.
+/// Returns the `vprof` binary under test: `VPROF_BIN`, else one that is built now.
 pub fn vprof() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| match std::env::var_os("VPROF_BIN") {
@@ -217,7 +222,7 @@ pub fn vprof() -> &'static Path {
     })
 }
 
-/// The directory of the guest images; `cargo xtask test` builds them.
+/// Returns the directory of the guest images, which `cargo xtask test` builds.
 pub fn images() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {

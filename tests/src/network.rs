@@ -6,22 +6,22 @@ use std::process::Command;
 
 /// The host's address on the tap.
 const HOST: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
-/// Where the host's default route leads. Nothing is there; a guest behind passt finds the host's own servers at it.
+/// Gateway of the host's default route. No machine has the address; a guest that uses passt reaches the
+/// host's own servers by it.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 254);
 
-/// A tap with an address in a network namespace that nothing else is in, and a server on TCP port 7 that sends all it gets
-/// back.
+/// A tap with an address in a separate network namespace, and a server on TCP port 7 that echoes.
 #[derive(Debug)]
-pub struct Network {
+pub struct GuestNetwork {
     tap: &'static str,
 }
 
-impl Network {
-    /// Calls `test` on a thread in such a namespace, which what it starts is in as well. `None` where this process may
-    /// not make one, and need not.
+impl GuestNetwork {
+    /// Calls `test` on a thread in such a namespace; the thread's children are in the namespace too. `None`
+    /// if this process may not make a namespace and the test may be skipped.
     ///
     /// # Panics
-    /// The tap can't be made, and if `test` panics.
+    /// The tap cannot be made, or `test` panics.
     pub fn apart<T: Send>(test: impl FnOnce(&Self) -> T + Send) -> Option<T> {
         let apart = || {
             if let Err(error) = nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET) {
@@ -41,25 +41,25 @@ impl Network {
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// The guest's address and the host's, for a guest at the tap.
+    /// Returns the guest's address and the host's, for a guest at the tap.
     pub fn by_tap(&self) -> [String; 2] {
         [Ipv4Addr::new(10, 99, 0, 2), HOST].map(|address| address.to_string())
     }
 
-    /// The same for a guest behind passt, which has the host's own address.
+    /// Returns both addresses for a guest that uses passt and has the host's own address.
     pub fn by_passt(&self) -> [String; 2] {
         [HOST, GATEWAY].map(|address| address.to_string())
     }
 
-    /// The tap's name.
+    /// Returns the tap's name.
     pub fn tap(&self) -> &str {
         self.tap
     }
 
-    /// What `ip` says in the namespace.
+    /// Returns the output of `ip` in the namespace.
     ///
     /// # Panics
-    /// It fails.
+    /// `ip` fails.
     pub fn ip(&self, arguments: &[&str]) -> String {
         let output = Command::new("ip").args(arguments).output().expect("ip, of the package iproute2");
         assert!(output.status.success(), "ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -69,7 +69,7 @@ impl Network {
 
 /// Starts the server; it ends with the process.
 fn serve_echo() {
-    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 7)).expect("nobody else is in the namespace");
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 7)).expect("the namespace has no other server");
     std::thread::spawn(move || {
         for mut connection in listener.incoming().flatten() {
             std::thread::spawn(move || {

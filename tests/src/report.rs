@@ -1,4 +1,4 @@
-//! `vprof report --json` as tests read it: by the names that docs/json.md promises.
+//! `vprof report --json`, read by the names that docs/json.md promises.
 
 use serde_json::Value;
 
@@ -9,7 +9,7 @@ pub struct Report(Value);
 /// A row of `processes`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
-pub struct Process {
+pub struct ProcessRow {
     pub comm: String,
     pub pid: i64,
     pub instance: i64,
@@ -24,7 +24,7 @@ pub struct Process {
 /// A row of `functions`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
-pub struct Function {
+pub struct FunctionRow {
     pub symbol: String,
     pub module: Option<String>,
     pub mode: String,
@@ -35,7 +35,7 @@ pub struct Function {
 /// A row of `vcpus`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
-pub struct Vcpu {
+pub struct VcpuRow {
     pub id: i64,
     pub samples: i64,
     pub user: f64,
@@ -48,7 +48,7 @@ pub struct Vcpu {
 /// A row of `by`.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
-pub struct Row {
+pub struct NamedRow {
     pub name: String,
     pub kind: Option<String>,
     pub module: Option<String>,
@@ -59,14 +59,14 @@ pub struct Row {
 /// One half of `stacks`: the walks over the kernel's stacks, or over those of programs.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
-pub struct Walks {
+pub struct WalkCounts {
     pub walks: i64,
     /// Reason and number.
     pub broken: Vec<(String, i64)>,
 }
 
-impl Walks {
-    /// Walks that ended for any other reason than the number of frames that was asked for.
+impl WalkCounts {
+    /// Returns the number of walks that ended early for any reason but the requested depth.
     pub fn lost(&self) -> i64 {
         self.broken.iter().filter(|(reason, _)| reason != "too deep").map(|(_, walks)| walks).sum()
     }
@@ -77,19 +77,19 @@ impl Report {
         Self(value)
     }
 
-    /// A top-level member.
+    /// Returns a top-level member.
     pub fn get(&self, name: &str) -> &Value {
         self.0.get(name).unwrap_or_else(|| panic!("the report has no {name:?}: {}", self.0))
     }
 
-    /// A top-level number.
+    /// Returns a top-level number.
     pub fn number(&self, name: &str) -> f64 {
         number(&self.0, name)
     }
 
-    /// All of `processes`.
-    pub fn processes(&self) -> Vec<Process> {
-        rows(self.get("processes"), |p| Process {
+    /// Returns all of `processes`.
+    pub fn processes(&self) -> Vec<ProcessRow> {
+        rows(self.get("processes"), |p| ProcessRow {
             comm: text(p, "comm"),
             pid: integer(p, "pid"),
             instance: integer(p, "instance"),
@@ -102,21 +102,21 @@ impl Report {
         })
     }
 
-    /// The processes of this name.
-    pub fn processes_named(&self, comm: &str) -> Vec<Process> {
+    /// Returns the processes of this name.
+    pub fn processes_named(&self, comm: &str) -> Vec<ProcessRow> {
         self.processes().into_iter().filter(|p| p.comm == comm).collect()
     }
 
-    /// The only process of this name.
-    pub fn process(&self, comm: &str) -> Process {
+    /// Returns the only process of this name.
+    pub fn process(&self, comm: &str) -> ProcessRow {
         let mut found = self.processes_named(comm);
         assert_eq!(found.len(), 1, "processes named {comm:?} in {:#?}", self.processes());
         found.remove(0)
     }
 
-    /// All of `functions`.
-    pub fn functions(&self) -> Vec<Function> {
-        rows(self.get("functions"), |f| Function {
+    /// Returns all of `functions`.
+    pub fn functions(&self) -> Vec<FunctionRow> {
+        rows(self.get("functions"), |f| FunctionRow {
             symbol: text(f, "symbol"),
             module: f["module"].as_str().map(str::to_owned),
             mode: text(f, "mode"),
@@ -125,9 +125,9 @@ impl Report {
         })
     }
 
-    /// All rows of `by`.
-    pub fn rows(&self) -> Vec<Row> {
-        rows(&self.get("by")["rows"], |r| Row {
+    /// Returns all rows of `by`.
+    pub fn rows(&self) -> Vec<NamedRow> {
+        rows(&self.get("by")["rows"], |r| NamedRow {
             name: text(r, "name"),
             kind: r["kind"].as_str().map(str::to_owned),
             module: r["module"].as_str().map(str::to_owned),
@@ -136,25 +136,25 @@ impl Report {
         })
     }
 
-    /// The only row of `by` with this name.
-    pub fn row(&self, name: &str) -> Row {
-        let mut found: Vec<Row> = self.rows().into_iter().filter(|row| row.name == name).collect();
+    /// Returns the only row of `by` with this name.
+    pub fn row(&self, name: &str) -> NamedRow {
+        let mut found: Vec<NamedRow> = self.rows().into_iter().filter(|row| row.name == name).collect();
         assert_eq!(found.len(), 1, "rows named {name:?} in {:#?}", self.rows());
         found.remove(0)
     }
 
-    /// `stacks` of the `kernel` or of the `user`.
-    pub fn walks(&self, kind: &str) -> Walks {
+    /// Returns `stacks` of the `kernel` or of the `user`.
+    pub fn walks(&self, kind: &str) -> WalkCounts {
         let walks = &self.get("stacks")[kind];
-        Walks {
+        WalkCounts {
             walks: integer(walks, "walks"),
             broken: rows(&walks["broken"], |b| (text(b, "reason"), integer(b, "walks"))),
         }
     }
 
-    /// All of `vcpus`.
-    pub fn vcpus(&self) -> Vec<Vcpu> {
-        rows(self.get("vcpus"), |v| Vcpu {
+    /// Returns all of `vcpus`.
+    pub fn vcpus(&self) -> Vec<VcpuRow> {
+        rows(self.get("vcpus"), |v| VcpuRow {
             id: integer(v, "id"),
             samples: integer(v, "samples"),
             user: number(v, "user"),

@@ -1,4 +1,4 @@
-//! A guest that runs, and what it left.
+//! A guest that runs, and its results.
 
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
@@ -10,36 +10,36 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use testkit::Terminal;
-use testkit::events::{Failure, failed_by_emulation};
+use testkit::events::{EmulationFailure, failed_by_emulation};
 
-use crate::Turn;
+use crate::GuestTurn;
 use crate::report::Report;
 
-/// How often a run is looked at.
+/// Pause between two checks of a run.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How long a guest may go without a sample: emulated ones freeze now and then (docs/limits.md), and would hold up all others
-/// until their limit.
+/// Maximum time without a sample: emulated guests freeze now and then (docs/limits.md), and would delay all
+/// others until their limit.
 const FROZEN: Duration = Duration::from_secs(60);
 
-/// Between two looks at a guest whose time is over.
+/// Pause between two checks of a guest whose time is over.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// A `vprof run` under way; killed when dropped.
+/// A `vprof run` in progress; killed when dropped.
 #[derive(Debug)]
-pub struct Running {
+pub struct ActiveRun {
     child: Child,
     stdout: std::fs::File,
     stderr: std::fs::File,
     directory: Option<tempfile::TempDir>,
     profile: PathBuf,
     deadline: Instant,
-    turn: Option<Turn>,
+    turn: Option<GuestTurn>,
 }
 
 /// A `vprof run` that has ended.
 #[derive(Debug)]
 pub struct Run {
-    /// How the process ended.
+    /// Exit status of the process.
     pub status: ExitStatus,
     /// All of its standard output.
     pub stdout: String,
@@ -49,21 +49,21 @@ pub struct Run {
     _directory: tempfile::TempDir,
 }
 
-impl Running {
+impl ActiveRun {
     pub(crate) fn spawn(
         command: Command,
         directory: tempfile::TempDir,
         profile: PathBuf,
         limit: Duration,
-        turn: Turn,
+        turn: GuestTurn,
     ) -> Self {
-        let mut running = Self::beside(command, directory, profile, limit);
+        let mut running = Self::in_turn(command, directory, profile, limit);
         running.turn = Some(turn);
         running
     }
 
-    /// For a guest whose turn it is already.
-    pub(crate) fn beside(
+    /// Starts `vprof` for a guest that has its turn already.
+    pub(crate) fn in_turn(
         mut command: Command,
         directory: tempfile::TempDir,
         profile: PathBuf,
@@ -73,7 +73,7 @@ impl Running {
         let (stdout, stderr) = (open(), open());
         command.stdout(stdout.try_clone().expect("a descriptor"));
         command.stderr(stderr.try_clone().expect("a descriptor"));
-        // As from a shell that says `trap "" XFSZ`: what fails is the write.
+        // Ignored as after `trap "" XFSZ` in a shell, so that the write fails instead.
         // SAFETY: signal is async-signal-safe, and nothing else happens between fork and exec.
         unsafe {
             command.pre_exec(|| match libc::signal(libc::SIGXFSZ, libc::SIG_IGN) {
@@ -92,12 +92,12 @@ impl Running {
         }
     }
 
-    /// The process.
+    /// Returns the id of the process.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The profile being written.
+    /// Returns the path of the profile being written.
     pub fn profile(&self) -> &Path {
         &self.profile
     }
@@ -108,9 +108,9 @@ impl Running {
         kill(pid, signal).expect("vprof still runs");
     }
 
-    /// What `vprof ctl` says of this run, with `--json`.
+    /// Returns the output of `vprof ctl --json` for this run.
     pub fn ctl(&self, arguments: &[&str]) -> Value {
-        let output = self.ask(&[&["--json"], arguments].concat());
+        let output = self.call_ctl(&[&["--json"], arguments].concat());
         assert!(
             output.status.success(),
             "{arguments:?}: {}; the run itself: {}",
@@ -120,23 +120,23 @@ impl Running {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// `vprof top` on this run, in a terminal of 80 columns and 24 lines.
+    /// Starts `vprof top` on this run, in a terminal of 80 columns and 24 lines.
     pub fn top(&self) -> Terminal {
         let mut command = Command::new(crate::vprof());
         command.arg("top").arg(self.profile.with_extension("sock"));
         Terminal::start(command, 24, 80)
     }
 
-    /// From now on no file that `vprof` writes may grow beyond this many bytes: a full disk.
+    /// Limits all files that `vprof` writes to this many bytes: a full disk.
     pub fn limit_file_size(&self, bytes: u64) {
         let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
         let pid = i32::try_from(self.child.id()).expect("a pid");
-        // SAFETY: `limit` is valid for the call, and no old limit is asked for.
+        // SAFETY: `limit` is valid for the call, and the pointer for the old limit may be null.
         let done = unsafe { libc::prlimit(pid, libc::RLIMIT_FSIZE, &raw const limit, std::ptr::null_mut()) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// Waits for the end, however that is.
+    /// Waits for the end, whatever the exit status.
     pub fn wait(mut self) {
         self.child.wait().expect("vprof is our child");
     }
@@ -156,15 +156,15 @@ impl Running {
         });
     }
 
-    /// Waits until `vprof ctl` says what is wanted, and gives that.
+    /// Waits until the output of `vprof ctl` is as wanted, and returns it.
     pub fn wait_for_ctl(&mut self, arguments: &[&str], wanted: impl Fn(&Value) -> bool) -> Value {
-        let mut said = Value::Null;
+        let mut answer = Value::Null;
         self.wait_until("control socket", |run| run.profile.with_extension("sock").exists());
         self.wait_until("such answer", |run| {
-            said = run.ctl(arguments);
-            wanted(&said)
+            answer = run.ctl(arguments);
+            wanted(&answer)
         });
-        said
+        answer
     }
 
     fn wait_until(&mut self, what: &str, mut met: impl FnMut(&mut Self) -> bool) {
@@ -178,17 +178,17 @@ impl Running {
         }
     }
 
-    /// A call of `vprof ctl` for this run.
-    fn ask(&self, arguments: &[&str]) -> Output {
+    /// Calls `vprof ctl` for this run.
+    fn call_ctl(&self, arguments: &[&str]) -> Output {
         let mut command = Command::new(crate::vprof());
         command.arg("ctl").args(arguments).arg("--run").arg(self.profile.with_extension("sock"));
         command.output().expect("vprof starts")
     }
 
-    /// What may explain why it makes no progress.
+    /// Returns text that may explain why the run makes no progress.
     fn state(&mut self) -> String {
         let stderr = read_all(&mut self.stderr);
-        let status = self.ask(&["status"]);
+        let status = self.call_ctl(&["status"]);
         let console = "SELECT CAST(bytes AS TEXT) FROM console ORDER BY time_ns DESC LIMIT 20";
         format!(
             "stderr: {stderr}\nstatus: {}{}\nconsole, the last first: {:?}",
@@ -203,7 +203,7 @@ impl Running {
         self.watched(None).unwrap_or_else(|state| panic!("the guest froze: {state}"))
     }
 
-    /// The same, or the state of a guest that has taken no sample for [`FROZEN`].
+    /// Waits for the end; an error with the state of a guest that has taken no sample for [`FROZEN`].
     pub(crate) fn finish_unless_frozen(self) -> Result<Run, String> {
         self.watched(Some(FROZEN))
     }
@@ -230,9 +230,10 @@ impl Running {
         }
     }
 
-    /// How many samples there are; `None` where vprof does not answer, as before it has a guest, or takes none.
+    /// Returns the number of samples; `None` if vprof does not answer, as before it has a guest, or takes
+    /// none.
     fn samples(&self) -> Option<u64> {
-        let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+        let status: Value = serde_json::from_slice(&self.call_ctl(&["status", "--json"]).stdout).ok()?;
         status["samples"].as_u64().filter(|_| status["sampling"] != false)
     }
 
@@ -243,7 +244,7 @@ impl Running {
         let samples = self.samples();
         std::thread::sleep(GRACE);
         if samples.is_some() && samples == self.samples() {
-            failed_by_emulation(Failure::Frozen);
+            failed_by_emulation(EmulationFailure::Frozen);
         }
         panic!("no {what} in time; {}", self.state());
     }
@@ -259,10 +260,10 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ActiveRun {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Both fail only if the process is gone already, which is what is wanted.
+            // Both fail only if the process is gone already, as wanted.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -270,8 +271,8 @@ impl Drop for Running {
 }
 
 impl Run {
-    /// A run that was elsewhere, of which this came back.
-    pub(crate) fn of(status: ExitStatus, stdout: String, stderr: String, profile: &[u8]) -> Self {
+    /// Makes the run of a vprof on another machine from its results.
+    pub(crate) fn from_parts(status: ExitStatus, stdout: String, stderr: String, profile: &[u8]) -> Self {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let path = directory.path().join("out.vprof");
         if !profile.is_empty() {
@@ -280,17 +281,17 @@ impl Run {
         Self { status, stdout, stderr, profile: path, _directory: directory }
     }
 
-    /// How QEMU's emulation of SVM has failed the guest, if it has (docs/limits.md).
-    pub(crate) fn emulation_failed(&self) -> Option<Failure> {
-        // One that froze early and was started again by vprof itself has not failed.
+    /// Returns the failure of QEMU's emulation of SVM, if it has failed (docs/limits.md).
+    pub(crate) fn emulation_failed(&self) -> Option<EmulationFailure> {
+        // A host that froze early and was started again by vprof itself has not failed.
         if self.status.success() || !self.stderr.contains("host: portable") {
             return None;
         }
         let signs = [
-            ("the guest caused a triple fault", Failure::TripleFault),
-            ("the portable host froze", Failure::Frozen),
-            ("the emulated host stalled", Failure::Frozen),
-            ("the portable host ended", Failure::Other),
+            ("the guest caused a triple fault", EmulationFailure::TripleFault),
+            ("the portable host froze", EmulationFailure::Frozen),
+            ("the emulated host stalled", EmulationFailure::Frozen),
+            ("the portable host ended", EmulationFailure::Other),
         ];
         signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)
     }
@@ -302,7 +303,7 @@ impl Run {
 
     /// Asserts an exit code.
     pub fn exited(self, code: i32) -> Self {
-        // Where the test fails later on, this is shown with it.
+        // Shown if the test fails later.
         println!("{}", self.stderr);
         if self.status.code() != Some(code)
             && let Some(failure) = self.emulation_failed()
@@ -320,28 +321,28 @@ impl Run {
         self
     }
 
-    /// The profile file.
+    /// Returns the path of the profile.
     pub fn profile(&self) -> &Path {
         &self.profile
     }
 
-    /// What it printed, as JSON.
-    pub fn said(&self) -> Value {
+    /// Parses the standard output as JSON.
+    pub fn stdout_json(&self) -> Value {
         serde_json::from_str(&self.stdout).expect("JSON")
     }
 
-    /// What `vprof report --json` says.
+    /// Returns the output of `vprof report --json`.
     pub fn report(&self) -> Report {
         self.report_with(&[])
     }
 
-    /// What `vprof report --json` says with more options.
+    /// Returns the output of `vprof report --json` with more options.
     pub fn report_with(&self, options: &[&str]) -> Report {
         let arguments: Vec<&str> = ["report"].iter().chain(options).copied().collect();
         Report::new(self.json(&arguments))
     }
 
-    /// What a command of vprof says of the profile with `--json`: its name, and options.
+    /// Returns the output of a command of vprof on the profile with `--json`: its name, and options.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let output = Command::new(crate::vprof())
             .args(arguments)
@@ -353,24 +354,25 @@ impl Run {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// What `vprof report --exact --json` says.
+    /// Returns the output of `vprof report --exact --json`.
     pub fn exact_report(&self) -> Value {
         self.json(&["report", "--exact"])
     }
 
-    /// Calls `vprof` on the profile: its exit code and what it says on standard error.
-    pub fn refused(&self, arguments: &[&str]) -> (Option<i32>, String) {
+    /// Calls `vprof` on the profile; returns its exit code and standard error.
+    pub fn call(&self, arguments: &[&str]) -> (Option<i32>, String) {
         let output =
             Command::new(crate::vprof()).args(arguments).arg(&self.profile).output().expect("vprof starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// What `vprof report --json` says of user code of one program, by `what`.
+    /// Returns the report on user code of one program, by `what`.
     pub fn user_code(&self, program: &str, what: &str) -> Report {
         self.report_with(&["--by", what, "--process", program, "--mode", "user"])
     }
 
-    /// Stacks as text, innermost function first, of the samples in user code of one program, and how often they came.
+    /// Returns the stacks of the samples in user code of one program as text, innermost function first, with
+    /// their counts.
     pub fn user_stacks(&self, program: &str) -> Vec<(String, i64)> {
         let rows = self.query(&format!(
             "SELECT text, count(*) FROM sample JOIN v_stacks ON v_stacks.id = sample.stack \
@@ -381,18 +383,18 @@ impl Run {
         rows.iter().filter_map(stack).collect()
     }
 
-    /// The rows of `vprof query --json`, each a list of values.
+    /// Returns the rows of `vprof query --json`, each a list of values.
     pub fn query(&self, sql: &str) -> Vec<Vec<Value>> {
         query(&self.profile, sql).expect("the query works")
     }
 
-    /// What the guest wrote to its console. A row of the profile may end in the middle of a word.
+    /// Returns the console's output. A row of the profile may end in the middle of a word.
     pub fn console(&self) -> String {
         let rows = self.query("SELECT CAST(bytes AS TEXT) FROM console ORDER BY rowid");
         rows.iter().filter_map(|row| row[0].as_str()).collect()
     }
 
-    /// The only value of a query, a number.
+    /// Returns the only value of a query, a number.
     pub fn number(&self, sql: &str) -> f64 {
         self.query(sql)[0][0].as_f64().expect("a number")
     }

@@ -86,6 +86,7 @@ fn options() -> Result<Options, Fail> {
     let console = Console(Box::new(io::stdout()));
     Ok(Options {
         config: VmConfig {
+            kvm: None,
             vcpus,
             memory_bytes,
             huge_pages: false,

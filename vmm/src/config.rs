@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,8 @@ use crate::vsock;
 /// Everything that [`crate::Machine::start`] needs to know.
 #[derive(Debug)]
 pub struct VmConfig {
+    /// `/dev/kvm`, opened by another process; `None` has [`crate::Machine::start`] open it.
+    pub kvm: Option<OwnedFd>,
     /// Number of vCPUs, 1 to [`MAX_VCPUS`].
     pub vcpus: u8,
     /// Guest memory in bytes, a multiple of 4 KiB, at most [`MAX_MEMORY`].
@@ -36,6 +39,7 @@ impl VmConfig {
     /// ([`Payload::Flat`]) at CPL 3. It has no disks, and its console's output is dropped.
     pub fn flat(code: impl Into<Vec<u8>>) -> Self {
         Self {
+            kvm: None,
             vcpus: 1,
             memory_bytes: 8 << 20,
             huge_pages: false,

@@ -9,6 +9,7 @@ use kvm_bindings::kvm_msi;
 use kvm_ioctls::{IoEventAddress, NoDatamatch, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
+use wall::ThreadKind;
 
 use crate::config::{Disk, Extra};
 use crate::error::{StartError, WaitError};
@@ -141,10 +142,12 @@ impl Devices {
             interrupts: Arc::clone(&interrupts),
             memory: memory.clone(),
         };
+        let kind = if name.starts_with("disk") { ThreadKind::Disk } else { ThreadKind::Device };
         let thread = thread::Builder::new()
             .name(name)
             .spawn(move || {
                 kick::mask_signals();
+                wall::enter_thread(kind);
                 worker.run();
             })
             .map_err(StartError::host("a device thread"))?;

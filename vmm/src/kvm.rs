@@ -1,6 +1,7 @@
 //! Opening `/dev/kvm` and asking what it can do.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use kvm_bindings::{KVM_API_VERSION, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS};
 use kvm_ioctls::{Cap, Kvm};
@@ -47,6 +48,23 @@ pub fn open() -> Result<Kvm, KvmError> {
         return Err(KvmError::Api(version));
     }
     Ok(kvm)
+}
+
+/// Opens `/dev/kvm` for another process, which passes the descriptor to a machine.
+///
+/// # Errors
+/// As of [`open`].
+pub fn open_descriptor() -> Result<OwnedFd, KvmError> {
+    let kvm = open()?;
+    // SAFETY: the descriptor is open as long as `kvm`, which outlives the borrow.
+    let borrowed = unsafe { BorrowedFd::borrow_raw(kvm.as_raw_fd()) };
+    borrowed.try_clone_to_owned().map_err(KvmError::Open)
+}
+
+/// Takes a descriptor of [`open_descriptor`] over.
+pub(crate) fn from_descriptor(fd: OwnedFd) -> Kvm {
+    // SAFETY: the descriptor is that of /dev/kvm, and nobody else's from here on.
+    unsafe { Kvm::from_raw_fd(fd.into_raw_fd()) }
 }
 
 /// Asks an open KVM what it can do.

@@ -8,7 +8,7 @@ use crate::error::StartError;
 use crate::machine::Machine;
 use crate::observer::{Observer, Tick};
 
-pub use crate::kvm::{Capabilities, capabilities, open};
+pub use crate::kvm::{Capabilities, capabilities, open, open_descriptor};
 
 /// Iterations of a counting loop per second at both privilege levels.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -98,6 +98,7 @@ impl Observer for SpeedMeter {
 fn speed(cpl: u8) -> Result<f64, RingSpeedError> {
     let (readings, receiver) = sync_channel(2);
     let config = VmConfig {
+        kvm: None,
         memory_bytes: 4 << 20,
         payload: Payload::Flat { code: COUNT.to_vec(), cpl },
         ..VmConfig::flat(COUNT)

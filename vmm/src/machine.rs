@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::{VcpuFd, VmFd};
 use vm_memory::GuestMemoryMmap;
 use vmm_sys_util::eventfd::EventFd;
+use wall::ThreadKind;
 
 use crate::boot;
 use crate::bus::Bus;
@@ -73,12 +74,15 @@ impl<O: Observer> Machine<O> {
     /// A reason why this host cannot run this machine. All that was started until then is stopped and
     /// released.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
-        let VmConfig { vcpus, memory_bytes, huge_pages, payload, disks, console, second_console, extra } =
+        let VmConfig { kvm, vcpus, memory_bytes, huge_pages, payload, disks, console, second_console, extra } =
             config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(StartError::Vcpus { asked: vcpus });
         }
-        let kvm = kvm::open()?;
+        let kvm = match kvm {
+            Some(fd) => kvm::from_descriptor(fd),
+            None => kvm::open()?,
+        };
         kvm::require(&kvm)?;
         let capabilities = kvm::capabilities(&kvm);
         let most = capabilities.max_vcpus;
@@ -332,7 +336,10 @@ fn vcpu_thread<O: Observer>(
     // The starter waits until every thread has dropped its end of the channel.
     drop(ready);
     match (gate.recv(), timer) {
-        (Ok(()), Some(timer)) => vcpu.run(timer),
+        (Ok(()), Some(timer)) => {
+            wall::enter_thread(ThreadKind::Vcpu);
+            vcpu.run(timer)
+        }
         _ => vcpu.observer,
     }
 }

@@ -5,18 +5,18 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use guest_images::{DemoOptions, Progress};
 
-use crate::demo::{Tools, exit_code};
+use crate::demo::{GuestTools, exit_code};
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
 /// Builds what is measured and measures it.
 pub fn run() -> Result<ExitCode> {
-    let line = Line::new();
+    let line = ProgressLine::new();
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     guest_images::demo(&DemoOptions::default(), &line)?;
-    let tools = Tools::build(&line)?;
+    let tools = GuestTools::build(&line)?;
     line.end();
     let status = tools
         .cargo()

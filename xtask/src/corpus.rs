@@ -1,27 +1,28 @@
-//! `cargo xtask corpus`: profiles real programs that measure themselves, and writes the table of docs/guests.md.
+//! `cargo xtask corpus`: profiles real programs that measure themselves, and writes the table of
+//! docs/guests.md.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use guest_images::{DebianRelease, DemoOptions, Progress};
 
-use crate::demo::{Tools, exit_code};
+use crate::demo::{GuestTools, exit_code};
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
+use crate::workspace;
 
-/// Which programs.
+/// Programs to profile.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// Which ones, by the last column of the table [default: all]
+pub struct CorpusArgs {
+    /// Programs by the last column of the table [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
 /// Builds what is needed and profiles the programs.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(options: &CorpusArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
@@ -29,9 +30,9 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     for release in [DebianRelease::Bookworm, DebianRelease::Trixie] {
         guest_images::corpus(release, &line)?;
     }
-    let tools = Tools::build(&line)?;
+    let tools = GuestTools::build(&line)?;
     line.end();
-    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guests.md");
+    let document = workspace::root()?.join("docs/guests.md");
     let status = tools
         .cargo()
         .args(["run", "--quiet", "--package", "vprof-tests", "--bin", "corpus", "--"])

@@ -10,7 +10,7 @@ use guest_images::{
 };
 
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
 /// Name of the process that the guest's load begins with (`guest-images/src/demo-load.sh`).
 const LOAD: &str = "demo-load";
@@ -20,9 +20,9 @@ const RETRIES: u32 = 3;
 /// Query for the first report of a stall in a profile.
 const STALLS: &str = "SELECT text FROM event WHERE kind IN ('stall', 'standstill') ORDER BY time_ns LIMIT 1";
 
-/// What the demo may be told.
+/// Arguments of `cargo xtask demo`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct DemoArgs {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value_t)]
     kernel: KernelSeries,
@@ -34,33 +34,33 @@ pub struct Options {
     seconds: u32,
 }
 
-/// What demo and tests run with.
+/// Program and portable host that demo and tests run with.
 #[derive(Debug)]
-pub struct Tools {
+pub struct GuestTools {
     /// The static `vprof`.
     pub vprof: PathBuf,
     /// The portable host's bundle.
     pub portable_host: PathBuf,
 }
 
-impl Tools {
+impl GuestTools {
     /// Builds what has changed.
-    pub fn build(line: &Line) -> Result<Self> {
+    pub fn build(line: &ProgressLine) -> Result<Self> {
         let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
         let portable_host = portable_host(line)?;
         Ok(Self { vprof, portable_host })
     }
 
-    /// A call of cargo that finds these tools and the guest images in its environment, as the crate `tests` looks for
-    /// them.
+    /// Returns a call of cargo whose environment names these tools and the guest images, as the crate `tests`
+    /// expects.
     pub fn cargo(&self) -> Command {
         let mut cargo = cargo();
-        self.tell(&mut cargo);
+        self.set_environment(&mut cargo);
         cargo
     }
 
     /// Puts them into a command's environment.
-    pub fn tell(&self, command: &mut Command) {
+    pub fn set_environment(&self, command: &mut Command) {
         command
             .env("VPROF_BIN", &self.vprof)
             .env("VPROF_GUEST_DIR", guest_directory())
@@ -69,13 +69,13 @@ impl Tools {
 }
 
 /// Runs the demo.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(options: &DemoArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     let image = guest_images::demo(&DemoOptions { series: options.kernel, flavour: options.flavour }, &line)?;
-    let Tools { vprof, portable_host } = Tools::build(&line)?;
+    let GuestTools { vprof, portable_host } = GuestTools::build(&line)?;
     line.end();
     let profile = image.with_extension("vprof");
 
@@ -131,18 +131,18 @@ fn stall(vprof: &str, profile: &str) -> Result<Option<String>> {
     Ok(rows[0]["text"].as_str().map(str::to_owned))
 }
 
-/// The cargo that runs this program.
+/// Returns the cargo that runs this program.
 pub fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
-/// The path as a person in this directory would type it.
+/// Returns the path relative to the current directory, if it is below it.
 fn short(path: &Path) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     path.strip_prefix(&here).unwrap_or(path).display().to_string()
 }
 
-/// A child's exit code as this process' own; one that a signal ended counts as failed.
+/// Converts a child's exit code to this process's; a child that a signal ended has failed.
 pub fn exit_code(status: std::process::ExitStatus) -> ExitCode {
     match status.code().map(u8::try_from) {
         Some(Ok(code)) => ExitCode::from(code),

@@ -4,43 +4,67 @@ use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use guest_images::find_program;
-use testkit::{FILES, Need, PROGRAMS, Sign};
+use testkit::{FILES, InstalledSign, PROGRAMS, TestNeed};
 
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
-const NEEDS: &[Need] = &[
-    Need { package: "apt", sign: Sign::Program("apt-get"), purpose: "fetches Debian packages" },
-    Need { package: "dpkg", sign: Sign::Program("dpkg-deb"), purpose: "unpacks Debian packages" },
-    Need { package: "tar", sign: Sign::Program("tar"), purpose: "unpacks Debian packages" },
-    Need {
+const NEEDS: &[TestNeed] = &[
+    TestNeed { package: "apt", sign: InstalledSign::Program("apt-get"), purpose: "fetches Debian packages" },
+    TestNeed {
+        package: "dpkg",
+        sign: InstalledSign::Program("dpkg-deb"),
+        purpose: "unpacks Debian packages",
+    },
+    TestNeed { package: "tar", sign: InstalledSign::Program("tar"), purpose: "unpacks Debian packages" },
+    TestNeed {
         package: "debian-archive-keyring",
-        sign: Sign::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
+        sign: InstalledSign::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
         purpose: "checks Debian packages",
     },
-    Need { package: "xz-utils", sign: Sign::Program("xz"), purpose: "unpacks kernel modules" },
-    Need { package: "e2fsprogs", sign: Sign::Program("mke2fs"), purpose: "makes disk images" },
-    Need { package: "gcc", sign: Sign::Program("gcc"), purpose: "links programs" },
-    Need { package: "g++", sign: Sign::Program("g++"), purpose: "compiles a guest's C++ program" },
-    Need {
+    TestNeed { package: "xz-utils", sign: InstalledSign::Program("xz"), purpose: "unpacks kernel modules" },
+    TestNeed { package: "e2fsprogs", sign: InstalledSign::Program("mke2fs"), purpose: "makes disk images" },
+    TestNeed { package: "gcc", sign: InstalledSign::Program("gcc"), purpose: "links programs" },
+    TestNeed {
+        package: "g++",
+        sign: InstalledSign::Program("g++"),
+        purpose: "compiles a guest's C++ program",
+    },
+    TestNeed {
         package: "libc6-dev",
-        sign: Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
+        sign: InstalledSign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
         purpose: "makes programs static",
     },
-    Need { package: "mmdebstrap", sign: Sign::Program("mmdebstrap"), purpose: "installs a Debian" },
-    Need { package: "fdisk", sign: Sign::Program("sfdisk"), purpose: "makes partition tables" },
-    Need { package: "dosfstools", sign: Sign::Program("mkfs.vfat"), purpose: "makes EFI system partitions" },
-    Need { package: "mtools", sign: Sign::Program("mcopy"), purpose: "fills EFI system partitions" },
-    Need { package: "qemu-utils", sign: Sign::Program("qemu-img"), purpose: "makes a test's qcow2 image" },
-    Need {
+    TestNeed {
+        package: "mmdebstrap",
+        sign: InstalledSign::Program("mmdebstrap"),
+        purpose: "installs a Debian",
+    },
+    TestNeed { package: "fdisk", sign: InstalledSign::Program("sfdisk"), purpose: "makes partition tables" },
+    TestNeed {
+        package: "dosfstools",
+        sign: InstalledSign::Program("mkfs.vfat"),
+        purpose: "makes EFI system partitions",
+    },
+    TestNeed {
+        package: "mtools",
+        sign: InstalledSign::Program("mcopy"),
+        purpose: "fills EFI system partitions",
+    },
+    TestNeed {
+        package: "qemu-utils",
+        sign: InstalledSign::Program("qemu-img"),
+        purpose: "makes a test's qcow2 image",
+    },
+    TestNeed {
         package: "qemu-system-x86",
-        sign: Sign::Program("qemu-system-x86_64"),
+        sign: InstalledSign::Program("qemu-system-x86_64"),
         purpose: "is the portable host where KVM cannot run a kernel",
     },
 ];
 
-/// `cargo xtask deps`.
+/// Runs `cargo xtask deps`.
 pub fn run() -> Result<ExitCode> {
-    let line = Line::new();
+    let line = ProgressLine::new();
     if !ensure_for_tests(&line)? {
         return Ok(ExitCode::FAILURE);
     }
@@ -48,21 +72,21 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Sees to it that all packages are there. As root it installs what is missing; otherwise it says what to type and
-/// returns `false`.
-pub fn ensure(line: &Line) -> Result<bool> {
+/// Ensures that all packages are installed. As root it installs missing packages; otherwise it prints the
+/// command to type and returns `false`.
+pub fn ensure(line: &ProgressLine) -> Result<bool> {
     met(NEEDS.iter(), line)
 }
 
-/// The same, for all that tests need.
-pub fn ensure_for_tests(line: &Line) -> Result<bool> {
+/// Does the same for all packages that tests need.
+pub fn ensure_for_tests(line: &ProgressLine) -> Result<bool> {
     met(NEEDS.iter().chain(PROGRAMS).chain(FILES), line)
 }
 
-fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
-    let needs: Vec<&Need> = needs.collect();
-    // apt may remove an installed package that conflicts with a new one (qemu-utils from backports with qemu-system-x86):
-    // such a package is installed in the second round.
+fn met<'a>(needs: impl Iterator<Item = &'a TestNeed>, line: &ProgressLine) -> Result<bool> {
+    let needs: Vec<&TestNeed> = needs.collect();
+    // apt may remove an installed package that conflicts with a new one (qemu-utils from backports with
+    // qemu-system-x86): such a package is installed in the second round.
     for _ in 0..2 {
         let missing = unmet(&needs);
         if missing.is_empty() {
@@ -95,13 +119,14 @@ fn met<'a>(needs: impl Iterator<Item = &'a Need>, line: &Line) -> Result<bool> {
     Ok(true)
 }
 
-/// The needs whose sign is missing.
-fn unmet<'a>(needs: &[&'a Need]) -> Vec<&'a Need> {
+/// Returns the needs that are not met.
+fn unmet<'a>(needs: &[&'a TestNeed]) -> Vec<&'a TestNeed> {
     needs.iter().copied().filter(|need| !need.is_met()).collect()
 }
 
 fn install(packages: &[&str]) -> Result<()> {
-    // Package lists may be missing, as in a fresh container, or too old: then they are fetched and it is tried again.
+    // Package lists may be missing, as in a fresh container, or too old: then they are fetched and the
+    // installation is tried again.
     let mut arguments = vec!["install", "-y", "--no-install-recommends"];
     arguments.extend(packages);
     if apt_get(&arguments).is_ok() {
@@ -127,7 +152,7 @@ fn apt_get(arguments: &[&str]) -> Result<()> {
     bail!("apt-get {} failed ({}): {}", arguments.join(" "), output.status, errors.join("; "))
 }
 
-/// Asked from `id`, which needs no unsafe call.
+/// True for root. The program `id` reports it without an unsafe call.
 fn is_root() -> Result<bool> {
     let output = Command::new("id").arg("-u").output().context("cannot start id")?;
     Ok(output.stdout.trim_ascii() == b"0")

@@ -1,40 +1,40 @@
 //! `cargo xtask experiments`: the papers' experiments on guests of today, written into docs/experiments.md.
 
-use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use guest_images::{DemoOptions, Progress};
 
-use crate::demo::{Tools, exit_code};
+use crate::demo::{GuestTools, exit_code};
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
+use crate::workspace;
 
 /// The experiments that the program `experiments` knows.
 const NAMES: [&str; 6] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked"];
 
-/// Which experiments, and how often.
+/// Experiments to run, and their repetitions.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// Which ones [default: all]
+pub struct ExperimentsArgs {
+    /// Experiments to run [default: all]
     #[arg(value_name = "NAME", value_parser = NAMES)]
     names: Vec<String>,
-    /// How often those that compare times run each of their guests
+    /// Runs of each guest in experiments that compare times
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
     runs: u32,
 }
 
 /// Builds what is needed and runs the experiments.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(options: &ExperimentsArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     guest_images::demo(&DemoOptions::default(), &line)?;
-    let tools = Tools::build(&line)?;
+    let tools = GuestTools::build(&line)?;
     line.end();
-    let documents = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs");
+    let documents = workspace::root()?.join("docs");
     let status = tools
         .cargo()
         .args(["run", "--quiet", "--package", "experiments", "--"])

@@ -1,18 +1,19 @@
-//! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and tells what came of it.
+//! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and prints their results.
 
 mod output;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use guest_images::find_program;
 
-use crate::progress::Line;
-use output::Outcome;
+use crate::progress::ProgressLine;
+use crate::workspace;
+use output::FuzzOutcome;
 
 /// Memory that a target may take, MiB.
 const MEMORY: u32 = 2048;
@@ -25,33 +26,32 @@ const SANITIZER: (&str, &str) = ("ASAN_OPTIONS", "detect_odr_violation=0");
 /// The only platform that vprof runs on.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-/// What fuzzing may be told.
+/// Arguments of `cargo xtask fuzz`.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// The target to run; all of them when it is left out
+pub struct FuzzArgs {
+    /// Target to run [default: all]
     target: Option<String>,
-    /// How long each target runs
+    /// Time for each target, s
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
 }
 
-/// Where things lie.
-struct Places {
+/// Directories of targets and builds.
+struct FuzzPaths {
     /// The crate of the targets.
     fuzz: PathBuf,
-    /// What is built.
+    /// Directory of built targets.
     built: PathBuf,
 }
 
-impl Places {
+impl FuzzPaths {
     fn new() -> Result<Self> {
-        let root =
-            Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the workspace has no directory")?;
+        let root = workspace::root()?;
         let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
         Ok(Self { fuzz: root.join("fuzz"), built: target.join("fuzz") })
     }
 
-    /// Names of all targets, sorted.
+    /// Returns the names of all targets, sorted.
     fn targets(&self) -> Result<Vec<String>> {
         let directory = self.fuzz.join("fuzz_targets");
         let listed =
@@ -69,7 +69,7 @@ impl Places {
         Ok(names)
     }
 
-    /// A directory of a target's, made if it is not there.
+    /// Returns a target's directory of this kind, and creates it if it is missing.
     fn directory(&self, kind: &str, target: &str) -> Result<PathBuf> {
         let path = self.fuzz.join(kind).join(target);
         fs::create_dir_all(&path).with_context(|| format!("cannot create {}", path.display()))?;
@@ -81,23 +81,23 @@ impl Places {
     }
 }
 
-/// Fuzzes; the exit code tells whether something was found.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let places = Places::new()?;
-    let mut targets = places.targets()?;
+/// Fuzzes; the exit code is 1 if a target found a fault.
+pub fn run(options: &FuzzArgs) -> Result<ExitCode> {
+    let paths = FuzzPaths::new()?;
+    let mut targets = paths.targets()?;
     if let Some(wanted) = &options.target {
         if !targets.contains(wanted) {
             bail!("there is no fuzz target {wanted}: choose one of {}", targets.join(", "));
         }
         targets.retain(|target| target == wanted);
     }
-    let line = Line::new();
+    let line = ProgressLine::new();
     ensure_tools()?;
-    build(&places, options.target.as_deref(), &line)?;
+    build(&paths, options.target.as_deref(), &line)?;
     let mut outcomes = Vec::new();
     for target in targets {
         let step = format!("fuzzing {target} for {} s", options.seconds);
-        let outcome = line.during(&step, || fuzz(&places, &target, options.seconds))?;
+        let outcome = line.during(&step, || fuzz(&paths, &target, options.seconds))?;
         if let Some(found) = &outcome.found {
             eprintln!("{target}: {found}");
         }
@@ -108,7 +108,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Says which tool is missing, and how to get it.
+/// Fails with the command that installs the first missing tool.
 fn ensure_tools() -> Result<()> {
     if find_program("rustup").is_none() {
         bail!("fuzzing needs Rust's nightly toolchain and rustup to choose it: see https://rustup.rs");
@@ -125,18 +125,18 @@ fn ensure_tools() -> Result<()> {
     Ok(())
 }
 
-/// `rustup run nightly`, whatever toolchain this command was started with.
+/// Returns a call of `rustup run nightly`, whatever toolchain this command was started with.
 fn rustup() -> Command {
     let mut command = Command::new("rustup");
     command.args(["run", "nightly"]);
     command
 }
 
-fn build(places: &Places, target: Option<&str>, line: &Line) -> Result<()> {
+fn build(paths: &FuzzPaths, target: Option<&str>, line: &ProgressLine) -> Result<()> {
     let mut cargo = rustup();
     // One unit per crate, which is the default, takes many minutes of a small machine.
-    cargo.args(["cargo", "fuzz", "build", "--codegen-units", "16", "--fuzz-dir"]).arg(&places.fuzz);
-    cargo.arg("--target-dir").arg(&places.built).args(target).current_dir(&places.fuzz);
+    cargo.args(["cargo", "fuzz", "build", "--codegen-units", "16", "--fuzz-dir"]).arg(&paths.fuzz);
+    cargo.arg("--target-dir").arg(&paths.built).args(target).current_dir(&paths.fuzz);
     let output =
         line.during("building the fuzz targets", || cargo.output()).context("cannot start cargo fuzz")?;
     if !output.status.success() {
@@ -147,13 +147,13 @@ fn build(places: &Places, target: Option<&str>, line: &Line) -> Result<()> {
 }
 
 /// Runs one target, from its seeds and from what earlier runs found.
-fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
-    let program = places.program(target);
+fn fuzz(paths: &FuzzPaths, target: &str, seconds: u32) -> Result<FuzzOutcome> {
+    let program = paths.program(target);
     let start = || format!("cannot start {}", program.display());
     let [corpus, artifacts, seeds] =
-        ["corpus", "artifacts", "seeds"].map(|kind| places.directory(kind, target));
+        ["corpus", "artifacts", "seeds"].map(|kind| paths.directory(kind, target));
     let (corpus, artifacts, seeds) = (corpus?, artifacts?, seeds?);
-    // A target without seeds ends at once, too: it is told to run no input.
+    // Without seeds a target would start fuzzing; -runs=0 makes it end at once.
     let offered = Command::new(&program)
         .arg("-runs=0")
         .env(SEEDS, &seeds)
@@ -179,7 +179,7 @@ fn fuzz(places: &Places, target: &str, seconds: u32) -> Result<Outcome> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(start)?;
-    let mut outcome = Outcome::default();
+    let mut outcome = FuzzOutcome::default();
     if let Some(stderr) = child.stderr.take() {
         for line in BufReader::new(stderr).split(b'\n') {
             outcome.take(&String::from_utf8_lossy(&line.context("cannot read what the target says")?));

@@ -10,26 +10,26 @@ use guest_images::{
 };
 
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
-/// Which image.
+/// Image to make.
 #[derive(Debug, Subcommand)]
-pub enum Image {
+pub enum ImageCommand {
     /// A disk with a kernel, a small Debian and programs whose use of the CPU is known
-    Demo(Demo),
+    Demo(DemoImageArgs),
     /// An unmodified Debian with systemd on a disk with partitions, installed by Debian's own tools
-    Debian(Debian),
+    Debian(DebianImageArgs),
     /// A Debian with servers and language runtimes, and workloads that measure themselves
-    Corpus(Corpus),
+    Corpus(CorpusImageArgs),
     /// A small Debian with QEMU and KVM, in which tests run virtual machines that are not vprof's
     KvmHost,
     /// Kernel and modules of the emulated host that offers a real /dev/kvm
     PortableHost,
 }
 
-/// Which demo image.
+/// Kernel of a demo image.
 #[derive(Debug, Args)]
-pub struct Demo {
+pub struct DemoImageArgs {
     /// Series of the guest's kernel: 5.10, 6.1, 6.12 or newest
     #[arg(long, default_value_t)]
     kernel: KernelSeries,
@@ -38,9 +38,9 @@ pub struct Demo {
     flavour: KernelFlavour,
 }
 
-/// Which Debian image.
+/// Release and format of a Debian image.
 #[derive(Debug, Args)]
-pub struct Debian {
+pub struct DebianImageArgs {
     /// Debian's release: bookworm or trixie
     #[arg(long, default_value_t)]
     release: DebianRelease,
@@ -51,28 +51,28 @@ pub struct Debian {
 
 /// Which image of real programs.
 #[derive(Debug, Args)]
-pub struct Corpus {
+pub struct CorpusImageArgs {
     /// Debian's release: bookworm or trixie
     #[arg(long, default_value_t)]
     release: DebianRelease,
 }
 
 /// Makes the image, if something in it changed, and prints its path.
-pub fn run(image: &Image) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(image: &ImageCommand) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     if !deps::ensure(&line)? {
         return Ok(ExitCode::FAILURE);
     }
     let path = match image {
-        Image::Demo(Demo { kernel, flavour }) => {
+        ImageCommand::Demo(DemoImageArgs { kernel, flavour }) => {
             demo(&DemoOptions { series: *kernel, flavour: *flavour }, &line)?
         }
-        Image::Debian(Debian { release, format }) => {
+        ImageCommand::Debian(DebianImageArgs { release, format }) => {
             debian(&DebianOptions { release: *release, format: *format }, &line)?
         }
-        Image::Corpus(Corpus { release }) => corpus(*release, &line)?,
-        Image::KvmHost => kvm_host(&line)?,
-        Image::PortableHost => portable_host(&line)?,
+        ImageCommand::Corpus(CorpusImageArgs { release }) => corpus(*release, &line)?,
+        ImageCommand::KvmHost => kvm_host(&line)?,
+        ImageCommand::PortableHost => portable_host(&line)?,
     };
     println!("{}", path.display());
     Ok(ExitCode::SUCCESS)

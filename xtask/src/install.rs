@@ -8,9 +8,9 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use guest_images::static_binary;
 
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
-/// Where each shell looks for completions, under the prefix.
+/// Path of each shell's completions, under the prefix.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/vprof"),
     ("zsh", "share/zsh/site-functions/_vprof"),
@@ -19,20 +19,20 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// `cargo xtask install`.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// Where to: `bin/vprof`, `share/man/man1` and the completions of bash, zsh and fish go there
+pub struct InstallArgs {
+    /// Prefix of `bin/vprof`, `share/man/man1` and the completions of bash, zsh and fish
     #[arg(long, default_value = "/usr/local", value_name = "DIR")]
     prefix: PathBuf,
 }
 
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let line = Line::new();
+pub fn run(options: &InstallArgs) -> Result<ExitCode> {
+    let line = ProgressLine::new();
     let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
     let prefix = &options.prefix;
     let program = prefix.join("bin/vprof");
     copy(&vprof, &program)?;
     let pages = prefix.join("share/man/man1");
-    call(&program, &["man", pages.to_str().context("the prefix is no text")?])?;
+    call(&program, &["man", pages.to_str().context("the prefix is not UTF-8")?])?;
     for (shell, path) in COMPLETIONS {
         let script = call(&program, &["completions", shell])?;
         let path = prefix.join(path);
@@ -48,7 +48,7 @@ fn directory_of(path: &Path) -> Result<()> {
     fs::create_dir_all(directory).with_context(|| format!("can't make {}", directory.display()))
 }
 
-/// Copies beside the target first: a program that runs cannot be written over.
+/// Copies to a file next to the target first: a running program cannot be overwritten.
 fn copy(from: &Path, to: &Path) -> Result<()> {
     directory_of(to)?;
     let beside = to.with_extension("new");

@@ -1,7 +1,7 @@
 //! `cargo xtask licences`: the dependencies' licences, and dependencies that are there in two versions.
 //!
-//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not shipped and not
-//! checked.
+//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not
+//! shipped and not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -11,8 +11,8 @@ use serde_json::Value;
 
 use crate::demo::cargo;
 
-/// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX identifiers. CDDL-1.0 is
-/// the licence of one crate that is used as a library, unchanged.
+/// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX
+/// identifiers. CDDL-1.0 is the licence of one crate that is used as a library, unchanged.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",
@@ -36,7 +36,7 @@ const IN_TWO_VERSIONS: &[&str] = &[
 
 /// A dependency.
 #[derive(Debug, PartialEq, Eq)]
-struct Dependency {
+struct LicensedCrate {
     name: String,
     version: String,
     /// SPDX expression.
@@ -74,8 +74,8 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is built and does not come from this repository.
-fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
+/// Returns the crates that are built and do not come from this repository.
+fn dependencies(metadata: &Value) -> Result<Vec<LicensedCrate>> {
     let list = |value: &Value| value.as_array().cloned().context("not the form of cargo metadata");
     let built = list(&metadata["resolve"]["nodes"])?;
     let built: BTreeSet<&str> = built.iter().filter_map(|node| node["id"].as_str()).collect();
@@ -86,24 +86,25 @@ fn dependencies(metadata: &Value) -> Result<Vec<Dependency>> {
         if is_built && package["source"].is_string() {
             let name = text(&package["name"]).context("a package without a name")?;
             let version = text(&package["version"]).context("a package without a version")?;
-            found.push(Dependency { name, version, licence: text(&package["license"]) });
+            found.push(LicensedCrate { name, version, licence: text(&package["license"]) });
         }
     }
     Ok(found)
 }
 
-/// A sentence for each dependency whose licence is not allowed.
-fn licences(dependencies: &[Dependency]) -> Vec<String> {
+/// Returns a sentence for each dependency whose licence is not allowed.
+fn licences(dependencies: &[LicensedCrate]) -> Vec<String> {
     let refused =
         dependencies.iter().filter(|dependency| !dependency.licence.as_deref().is_some_and(is_allowed));
-    let sentence = |dependency: &Dependency| {
+    let sentence = |dependency: &LicensedCrate| {
         let licence = dependency.licence.as_deref().unwrap_or("none");
         format!("{} {}: its licence is not allowed: {licence}", dependency.name, dependency.version)
     };
     refused.map(sentence).collect()
 }
 
-/// Whether the licences of [`ALLOWED`] are enough for an SPDX expression (SPDX 2.3, annex D). Older crates write `/` for OR.
+/// True if the licences of [`ALLOWED`] satisfy an SPDX expression (SPDX 2.3, annex D). Older crates write `/`
+/// for OR.
 fn is_allowed(expression: &str) -> bool {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let mut words = spaced.split_whitespace().peekable();
@@ -111,9 +112,9 @@ fn is_allowed(expression: &str) -> bool {
     allowed && words.peek().is_none()
 }
 
-type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
+type ExpressionWords<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-fn either(words: &mut Words<'_>) -> bool {
+fn either(words: &mut ExpressionWords<'_>) -> bool {
     let mut allowed = both(words);
     while words.next_if_eq(&"OR").is_some() {
         allowed |= both(words);
@@ -121,8 +122,8 @@ fn either(words: &mut Words<'_>) -> bool {
     allowed
 }
 
-/// AND binds closer than OR.
-fn both(words: &mut Words<'_>) -> bool {
+/// Parses operands of AND, which binds closer than OR.
+fn both(words: &mut ExpressionWords<'_>) -> bool {
     let mut allowed = one(words);
     while words.next_if_eq(&"AND").is_some() {
         allowed &= one(words);
@@ -130,7 +131,7 @@ fn both(words: &mut Words<'_>) -> bool {
     allowed
 }
 
-fn one(words: &mut Words<'_>) -> bool {
+fn one(words: &mut ExpressionWords<'_>) -> bool {
     match words.next() {
         Some("(") => {
             let allowed = either(words);
@@ -147,8 +148,9 @@ fn one(words: &mut Words<'_>) -> bool {
     }
 }
 
-/// A sentence for each dependency that is there in more versions than is known, and for each that is known without reason.
-fn versions(dependencies: &[Dependency], known: &[&str]) -> Vec<String> {
+/// Returns a sentence for each dependency with more versions than `known` lists, and for each needless entry
+/// of `known`.
+fn versions(dependencies: &[LicensedCrate], known: &[&str]) -> Vec<String> {
     let mut versions: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for dependency in dependencies {
         versions.entry(&dependency.name).or_default().push(&dependency.version);
@@ -194,8 +196,8 @@ mod tests {
         }
     }
 
-    fn dependency(name: &str, version: &str, licence: Option<&str>) -> Dependency {
-        Dependency { name: name.into(), version: version.into(), licence: licence.map(str::to_owned) }
+    fn dependency(name: &str, version: &str, licence: Option<&str>) -> LicensedCrate {
+        LicensedCrate { name: name.into(), version: version.into(), licence: licence.map(str::to_owned) }
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`, `install`,
-//! `lint`, `tree`, `licences`, `deps`.
+//! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
+//! `install`, `lint`, `tree`, `licences`, `deps`.
 
 mod bench;
 mod corpus;
@@ -14,6 +14,7 @@ mod lint;
 mod progress;
 mod test;
 mod tree;
+mod workspace;
 
 use std::process::ExitCode;
 
@@ -22,54 +23,54 @@ use clap::{Parser, Subcommand};
 /// The developer's commands of vprof.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
-struct Cli {
+struct XtaskArgs {
     #[command(subcommand)]
-    command: Command,
+    command: XtaskCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Profile a demo guest: fetches and builds everything that takes
-    Demo(demo::Options),
+enum XtaskCommand {
+    /// Profile a demo guest; fetches and builds what is needed
+    Demo(demo::DemoArgs),
     /// Run all tests: units, KVM, and guests end to end
-    Test(test::Options),
-    /// Run everything that reads a guest's or a file's bytes on hostile ones, by cargo-fuzz
-    Fuzz(fuzz::Options),
+    Test(test::TestArgs),
+    /// Run the fuzz targets: every parser of a guest's or a file's bytes, by cargo-fuzz
+    Fuzz(fuzz::FuzzArgs),
     /// Measure vprof against its budgets
     Bench,
     /// Run the papers' experiments on guests and write docs/experiments.md
-    Experiments(experiments::Options),
+    Experiments(experiments::ExperimentsArgs),
     /// Profile real programs that measure themselves and write the table of docs/guests.md
-    Corpus(corpus::Options),
+    Corpus(corpus::CorpusArgs),
     /// Install the program, its manual pages and completions into a prefix
-    Install(install::Options),
+    Install(install::InstallArgs),
     /// Check the wording of comments, messages and documents, links, and widths of lines
-    Lint(lint::Options),
+    Lint(lint::LintArgs),
     /// Make an image
     #[command(subcommand)]
-    Image(image::Image),
+    Image(image::ImageCommand),
     /// Draw the crates and their imports into docs/contributing.md
-    Tree(tree::Options),
-    /// Check the licences of dependencies, and which are there in two versions
+    Tree(tree::TreeArgs),
+    /// Check the licences of dependencies, and dependencies in two versions
     Licences,
     /// Install the Debian packages that the other commands need
     Deps,
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
-        Command::Demo(options) => demo::run(&options),
-        Command::Test(options) => test::run(&options),
-        Command::Fuzz(options) => fuzz::run(&options),
-        Command::Bench => bench::run(),
-        Command::Experiments(options) => experiments::run(&options),
-        Command::Corpus(options) => corpus::run(&options),
-        Command::Install(options) => install::run(&options),
-        Command::Lint(options) => lint::run(&options),
-        Command::Image(image) => image::run(&image),
-        Command::Tree(options) => tree::run(&options),
-        Command::Licences => licences::run(),
-        Command::Deps => deps::run(),
+    let result = match XtaskArgs::parse().command {
+        XtaskCommand::Demo(options) => demo::run(&options),
+        XtaskCommand::Test(options) => test::run(&options),
+        XtaskCommand::Fuzz(options) => fuzz::run(&options),
+        XtaskCommand::Bench => bench::run(),
+        XtaskCommand::Experiments(options) => experiments::run(&options),
+        XtaskCommand::Corpus(options) => corpus::run(&options),
+        XtaskCommand::Install(options) => install::run(&options),
+        XtaskCommand::Lint(options) => lint::run(&options),
+        XtaskCommand::Image(image) => image::run(&image),
+        XtaskCommand::Tree(options) => tree::run(&options),
+        XtaskCommand::Licences => licences::run(),
+        XtaskCommand::Deps => deps::run(),
     };
     match result {
         Ok(code) => code,
@@ -88,6 +89,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
-        Cli::command().debug_assert();
+        XtaskArgs::command().debug_assert();
     }
 }

@@ -15,21 +15,21 @@ const WORTH_A_LINE: Duration = Duration::from_secs(2);
 
 /// A spinner with the seconds gone on a terminal, a line at the start and the end of a long step elsewhere.
 #[derive(Debug)]
-pub struct Line {
+pub struct ProgressLine {
     terminal: bool,
-    step: Mutex<Option<Step>>,
+    step: Mutex<Option<ProgressStep>>,
 }
 
 #[derive(Debug)]
-struct Step {
+struct ProgressStep {
     text: String,
     start: Instant,
     /// Draws until the other end is dropped.
     spinner: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-impl Line {
-    /// For stderr as it is now.
+impl ProgressLine {
+    /// Makes a line for the present kind of standard error.
     pub fn new() -> Self {
         Self { terminal: io::stderr().is_terminal(), step: Mutex::new(None) }
     }
@@ -42,7 +42,7 @@ impl Line {
         result
     }
 
-    fn finish(&self, step: Step) {
+    fn finish(&self, step: ProgressStep) {
         let took = step.start.elapsed();
         if let Some((stop, thread)) = step.spinner {
             drop(stop);
@@ -56,7 +56,7 @@ impl Line {
     }
 }
 
-impl Progress for Line {
+impl Progress for ProgressLine {
     fn begin(&self, text: &str) {
         self.end();
         let start = Instant::now();
@@ -64,7 +64,7 @@ impl Progress for Line {
         if spinner.is_none() {
             eprintln!("{text} ...");
         }
-        let step = Step { text: text.to_owned(), start, spinner };
+        let step = ProgressStep { text: text.to_owned(), start, spinner };
         *self.step.lock().unwrap_or_else(PoisonError::into_inner) = Some(step);
     }
 
@@ -76,8 +76,8 @@ impl Progress for Line {
     }
 }
 
-impl Drop for Line {
-    // An error may leave a step open; its message must not land behind the spinner.
+impl Drop for ProgressLine {
+    // An error may leave a step open; its message must not follow the spinner on one line.
     fn drop(&mut self) {
         self.end();
     }

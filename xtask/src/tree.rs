@@ -9,22 +9,25 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use serde_json::Value;
 
+use crate::workspace;
+
 /// Lines of the document between which the drawing is.
 const MARKS: [&str; 2] = ["<!-- crates: cargo xtask tree -->", "<!-- end of crates -->"];
 
-/// Options of the command.
+/// Arguments of `cargo xtask tree`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct TreeArgs {
     /// Write nothing; fail if the document shows another tree
     #[arg(long)]
     check: bool,
 }
 
 /// Draws the tree, or checks that the document has it.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/contributing.md");
+pub fn run(options: &TreeArgs) -> Result<ExitCode> {
+    let root = workspace::root()?;
+    let path = root.join("docs/contributing.md");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let drawn = with_drawing(&text, &draw(&crates()?)?)?;
+    let drawn = with_drawing(&text, &draw(&crates(&root)?)?)?;
     if drawn == text {
         return Ok(ExitCode::SUCCESS);
     }
@@ -34,14 +37,14 @@ pub fn run(options: &Options) -> Result<ExitCode> {
 }
 
 /// Members of the workspace, each with the members that its production code imports.
-type Imports = BTreeMap<String, BTreeSet<String>>;
+type CrateImports = BTreeMap<String, BTreeSet<String>>;
 
 /// Reads the members of the workspace from cargo: dependencies of tests and build scripts do not count.
-fn crates() -> Result<Imports> {
+fn crates(root: &Path) -> Result<CrateImports> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Cargo.toml"))
+        .arg(root.join("Cargo.toml"))
         .output()
         .context("cannot start cargo metadata")?;
     ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -61,7 +64,7 @@ fn crates() -> Result<Imports> {
 }
 
 /// Draws floors, the highest first: a crate is above all that it imports.
-fn draw(members: &Imports) -> Result<String> {
+fn draw(members: &CrateImports) -> Result<String> {
     let mut floors: BTreeMap<&str, usize> = BTreeMap::new();
     while floors.len() < members.len() {
         let before = floors.len();
@@ -93,8 +96,8 @@ fn draw(members: &Imports) -> Result<String> {
     Ok(text)
 }
 
-/// Whether `from`, which is not `to`, imports `to`, directly or through others. There is no circle.
-fn reaches(members: &Imports, from: &str, to: &str) -> bool {
+/// True if `from`, which is not `to`, imports `to`, directly or through others. There is no circle.
+fn reaches(members: &CrateImports, from: &str, to: &str) -> bool {
     from != to
         && members.get(from).is_some_and(|imports| {
             imports.contains(to) || imports.iter().any(|next| reaches(members, next, to))
@@ -113,7 +116,7 @@ fn with_drawing(text: &str, drawing: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn members(list: &[(&str, &[&str])]) -> Imports {
+    fn members(list: &[(&str, &[&str])]) -> CrateImports {
         let own = |(name, imports): &(&str, &[&str])| {
             ((*name).to_owned(), imports.iter().map(|&import| import.to_owned()).collect())
         };
@@ -141,7 +144,7 @@ mod tests {
     #[test]
     fn the_document_shows_the_tree() {
         assert_eq!(
-            run(&Options { check: true }).expect("the tree in docs/contributing.md is current"),
+            run(&TreeArgs { check: true }).expect("the tree in docs/contributing.md is current"),
             ExitCode::SUCCESS
         );
     }

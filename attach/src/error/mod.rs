@@ -4,8 +4,12 @@ mod gdb;
 
 use std::fmt;
 use std::io;
+use std::path::Path;
 
 pub use gdb::GdbError;
+
+/// Number of the capability (include/uapi/linux/capability.h).
+const CAP_SYS_PTRACE: u32 = 19;
 
 /// Reason why vprof cannot attach to a process.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +47,41 @@ pub enum AttachError {
     /// The process has no vCPU.
     #[error("process {pid} ({name}) runs no virtual machine: it has no KVM vCPU")]
     NoVm {
+        /// The process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+    },
+    /// The host's kernel has no such call.
+    #[error(
+        "cannot {action}: attaching to a process needs Linux 5.6 or later; this kernel ({release}) lacks a call, or a \
+         container's filter hides it. Attach through QEMU's GDB stub (`--gdb`), or outside of the container"
+    )]
+    OldKernel {
+        /// The step.
+        action: &'static str,
+        /// Release of the kernel.
+        release: String,
+    },
+    /// The machine is protected from the host.
+    #[error(
+        "the virtual machine of process {pid} ({name}) is confidential (SEV, TDX): {found}. Its registers and memory \
+         are hidden from the host; vprof has not changed anything"
+    )]
+    Confidential {
+        /// The process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+        /// Evidence, as a clause.
+        found: String,
+    },
+    /// The process has several machines.
+    #[error(
+        "process {pid} ({name}) runs several virtual machines, whose vCPUs cannot be distinguished from outside; run each \
+         in its own process"
+    )]
+    SeveralVms {
         /// The process.
         pid: i32,
         /// Name of the process.
@@ -136,17 +175,34 @@ impl fmt::Display for PermissionHint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let program = std::env::current_exe().ok();
         let program = program.as_deref().and_then(|path| path.to_str()).unwrap_or("vprof");
-        write!(
-            f,
-            "run it with sudo, or grant the right once: \
-             `sudo setcap cap_sys_ptrace,cap_dac_read_search+ep {program}`"
-        )?;
-        let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope").unwrap_or_default();
-        if scope.trim() == "3" {
-            f.write_str(" (kernel.yama.ptrace_scope is 3 here, which forbids tracing until the next boot)")?;
-        }
-        Ok(())
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        f.write_str(&permission_hint(Path::new("/"), &status, program))
     }
+}
+
+/// Returns the reason why tracing is forbidden on the machine with this root directory, and what to do, for a
+/// process with this status (proc_pid_status(5)).
+fn permission_hint(root: &Path, status: &str, program: &str) -> String {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default();
+    if read("proc/sys/kernel/yama/ptrace_scope").trim() == "3" {
+        return "kernel.yama.ptrace_scope is 3 here, which forbids tracing until the next boot".to_owned();
+    }
+    // The value, and the value after the next commit (security/selinux/selinuxfs.c).
+    if read("sys/fs/selinux/booleans/deny_ptrace").trim_start().starts_with('1') {
+        return "SELinux forbids tracing here; allow it (`sudo setsebool deny_ptrace off`), then attach"
+            .to_owned();
+    }
+    let permitted = status.lines().find_map(|line| line.strip_prefix("CapPrm:"));
+    let permitted = permitted.and_then(|set| u64::from_str_radix(set.trim(), 16).ok()).unwrap_or(0);
+    if permitted & 1 << CAP_SYS_PTRACE != 0 {
+        return "vprof has the capability (CAP_SYS_PTRACE); a security module (SELinux, AppArmor) or a container's filter \
+                forbids it, or the process is in another user namespace. Run vprof outside of containers, as root"
+            .to_owned();
+    }
+    format!(
+        "run it with sudo, or let a group run it with the right to trace: `sudo groupadd -f vprof`, `sudo chgrp vprof \
+         {program}`, `sudo chmod 0750 {program}`, `sudo setcap cap_sys_ptrace,cap_dac_read_search+ep {program}`"
+    )
 }
 
 /// Displays the process id in parentheses, if it is known.
@@ -168,5 +224,34 @@ impl fmt::Display for MachineList<'_> {
         }
         let list: Vec<String> = self.0.iter().map(|(pid, name)| format!("{pid} {name}")).collect();
         write!(f, " ({})", list.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hint_names_what_forbids_tracing() {
+        let root = std::env::temp_dir().join(format!("vprof-hint-{}", std::process::id()));
+        let write = |path: &str, text: &str| {
+            let path = root.join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        let (none, tracing) = ("CapPrm:\t0000000000000000\n", "Name:\tx\nCapPrm:\t0000000000080000\n");
+        let hint = |status| permission_hint(&root, status, "/usr/bin/vprof");
+        write("proc/sys/kernel/yama/ptrace_scope", "1\n");
+        write("sys/fs/selinux/booleans/deny_ptrace", "0 0");
+        let advice = hint(none);
+        let order = ["chgrp vprof", "chmod 0750", "setcap"].map(|word| advice.find(word).unwrap());
+        // A change of the owner or the group drops a file's capabilities.
+        assert!(order.is_sorted() && advice.contains("/usr/bin/vprof"), "{advice}");
+        assert!(!hint(tracing).contains("setcap") && hint(tracing).contains("AppArmor"));
+        write("sys/fs/selinux/booleans/deny_ptrace", "1 1");
+        assert!(hint(tracing).contains("deny_ptrace off") && !hint(none).contains("setcap"));
+        write("proc/sys/kernel/yama/ptrace_scope", "3\n");
+        assert!(hint(none).contains("until the next boot"));
+        std::fs::remove_dir_all(&root).unwrap();
     }
 }

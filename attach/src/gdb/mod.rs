@@ -9,7 +9,6 @@
 //! A stub stops all vCPUs together. So there is one clock for all of them, and each tick is a sample of each.
 
 mod description;
-mod guard;
 mod owner;
 mod stub;
 mod target;
@@ -22,6 +21,5 @@ pub use crate::error::GdbError;
 pub use crate::rsp::memory::StubMemory;
 pub use crate::rsp::packet::{PacketDecoder, PacketError};
 pub use description::{DescriptionError, TargetDescription};
-pub use guard::keep_guard;
 pub use target::GdbTarget;
 pub(crate) use ticker::{GdbTicker, SustainableRate};

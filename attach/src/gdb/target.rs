@@ -8,11 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::guard::ResumeGuard;
 use super::owner::PortListeners;
 use super::stub::Stub;
+use crate::attachment::RateLimit;
+use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::error::GdbError;
+use crate::guard::{GuardProcess, Heartbeat, StopSlot};
+use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
 use crate::process::Process;
@@ -39,15 +42,17 @@ pub struct GdbTarget {
     pub(crate) process: Option<Arc<Process>>,
     pub(crate) memory: AttachedMemory,
     pub(crate) lock: Option<ProcessLock>,
-    pub(crate) guard: Option<ResumeGuard>,
+    pub(crate) guard: Option<GuardProcess>,
+    /// Stops in progress.
+    heartbeat: Arc<Heartbeat>,
     /// Measured duration of a stop.
     cost: Option<Duration>,
 }
 
 impl GdbTarget {
     /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs. The machine runs when this
-    /// returns. `guard` is a program that calls [`super::keep_guard`]: it resumes the machine if this process
-    /// is killed within a stop.
+    /// returns. `guard` is a program that calls [`crate::keep_guard`] with the number that is added to its
+    /// arguments: it resumes the machine if this process is killed or stopped within a stop.
     ///
     /// # Errors
     /// The stub cannot be reached, serves another debugger, or lacks a needed feature; the machine is paused
@@ -55,21 +60,28 @@ impl GdbTarget {
     /// paused.
     pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
+        let search = SearchRight::raise();
         let (process, taken) = owner(&to);
         // A client that waits for a busy stub is served after the other debugger has gone, and must still be
         // there then.
-        let lock = process.as_ref().map(ProcessLock::take).transpose()?;
+        // Others may not read it either, and are refused by the stub.
+        let readable = process.as_ref().filter(|process| process.may_be_read());
+        let lock = readable.map(ProcessLock::take).transpose()?;
         if taken && !becomes_free(&to) {
             return Err(GdbError::InUse { address: address.to_owned() }.into());
         }
+        drop(search);
         let process = process.map(Arc::new);
-        let mut client = StubClient::connect(address, &to, Arc::default())?;
+        let shared = |source| AttachError::Host { action: "share memory with the guard", source };
+        let heartbeat = Heartbeat::new(0).map_err(shared)?;
+        let slot = StopSlot::new(&heartbeat, 0);
+        let mut client = StubClient::connect(address, &to, Arc::default(), slot)?;
         let ran = client.handshake().map_err(|lost| lost.error(address))?;
         if !ran {
             client.set_paused();
             return Err(GdbError::Paused { address: address.to_owned() }.into());
         }
-        Self::describe(client, (address, most), (process, lock), guard)
+        Self::describe((client, heartbeat), (address, most), (process, lock), guard)
     }
 
     /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), behind one end
@@ -82,21 +94,24 @@ impl GdbTarget {
         let process = Arc::new(Process::open(pid)?);
         let lock = ProcessLock::take(&process)?;
         let host = |source| AttachError::Host { action: "use a socket", source };
-        let mut client = StubClient::from_pair(stream, Arc::default()).map_err(host)?;
+        let heartbeat = Heartbeat::new(0).map_err(host)?;
+        let slot = StopSlot::new(&heartbeat, 0);
+        let mut client = StubClient::from_pair(stream, Arc::default(), slot).map_err(host)?;
         client.handshake().map_err(|lost| lost.error(&address))?;
         // Nobody needs a guard: QEMU ends with the process that has started it.
-        Self::describe(client, (&address, most), (Some(process), Some(lock)), None)
+        Self::describe((client, heartbeat), (&address, most), (Some(process), Some(lock)), None)
     }
 
     /// Queries the stub, and resumes the machine.
     fn describe(
-        mut client: StubClient,
+        (mut client, heartbeat): (StubClient, Arc<Heartbeat>),
         (address, most): (&str, usize),
         (process, lock): (Option<Arc<Process>>, Option<ProcessLock>),
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
         let hurry = client.hurry();
         let mut guarding = None;
+        let guard = guard.map(|program| (program, &*heartbeat));
         match ask(&mut client, address, most, process.as_deref(), guard, &mut guarding) {
             Ok((stub, local)) => {
                 let client = Arc::new(Mutex::new(client));
@@ -107,7 +122,8 @@ impl GdbTarget {
                     None => AttachedMemory::Stub(StubMemory::new(Arc::clone(&client))),
                 };
                 let address = address.to_owned();
-                Ok(Self { address, client, hurry, stub, process, memory, lock, guard: guarding, cost: None })
+                let (guard, cost) = (guarding, None);
+                Ok(Self { address, client, hurry, stub, process, memory, lock, guard, heartbeat, cost })
             }
             Err(error) => {
                 if client.detach().is_ok()
@@ -118,6 +134,11 @@ impl GdbTarget {
                 Err(error)
             }
         }
+    }
+
+    /// Returns the handle by which Ctrl-Z waits for the end of stops.
+    pub fn job_control(&self) -> JobControl {
+        JobControl(Arc::clone(&self.heartbeat))
     }
 
     /// Returns the stub's address.
@@ -140,10 +161,9 @@ impl GdbTarget {
         &self.memory
     }
 
-    /// Returns the sampling rate, Hz per vCPU, at which the machine is stopped for at most a tenth of the
-    /// time. `None` before [`Self::prove`].
-    pub fn sustainable_hz(&self) -> Option<f64> {
-        self.cost.map(|cost| MOST_STOPPED / cost.as_secs_f64().max(1e-6))
+    /// Returns the limit of the sampling rate. `None` before [`Self::prove`].
+    pub fn rate_limit(&self) -> Option<RateLimit> {
+        self.cost.map(|cost| RateLimit::Stub(MOST_STOPPED / cost.as_secs_f64().max(1e-6)))
     }
 
     /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for
@@ -227,8 +247,8 @@ fn ask(
     address: &str,
     most: usize,
     process: Option<&Process>,
-    guard: Option<Command>,
-    guarding: &mut Option<ResumeGuard>,
+    guard: Option<(Command, &Heartbeat)>,
+    guarding: &mut Option<GuardProcess>,
 ) -> Result<(Stub, bool), AttachError> {
     let lost = |lost: ConnectionError| lost.error(address);
     // Another process is most likely a tunnel.
@@ -236,8 +256,8 @@ fn ask(
     if !local && !client.read_physical_memory().map_err(lost)? {
         return Err(GdbError::Memory { address: address.to_owned() }.into());
     }
-    if let Some(guard) = guard {
-        let started = ResumeGuard::start(guard, client);
+    if let Some((program, heartbeat)) = guard {
+        let started = GuardProcess::start(program, heartbeat, Some(client));
         *guarding = Some(started.map_err(|source| AttachError::Host { action: "start a process", source })?);
     }
     let stub = Stub::ask(client, address, most)?;

@@ -218,7 +218,7 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
         thread::sleep(Duration::from_millis(1));
     }
     target.prove(Duration::from_millis(500));
-    assert!(target.sustainable_hz().is_some_and(|hz| hz > 1.0));
+    assert!(target.rate_limit().is_some_and(|limit| limit.hz() > 1.0));
     let begin_ns = monotonic_ns();
     let attached = Attachment::start_by_gdb(target, observer).unwrap();
     let AttachedMemory::Stub(memory) = attached.memory().clone() else { panic!("no QEMU listens") };
@@ -227,7 +227,7 @@ fn every_stop_is_a_sample_of_each_vcpu_and_the_machine_runs_in_the_end() {
     memory.read(PhysAddr(7), &mut many).unwrap();
     assert!(many.iter().zip(7..).all(|(found, at)| *found == byte(at)));
     assert_eq!(memory.read(PhysAddr(1 << 20), &mut [0; 8]), None);
-    while attached.sustainable_hz().is_none() {
+    while attached.rate_limit().is_none() {
         thread::sleep(Duration::from_millis(1));
     }
     let ended = attached.wait().unwrap();

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use super::packet::{PacketDecoder, PacketError, frame, hex, unhex};
 use crate::error::GdbError;
+use crate::guard::StopSlot;
 
 /// Time limit of a connection, and of a new stub's first answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -23,6 +24,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 const LAST_LIMIT: Duration = Duration::from_secs(2);
 /// Interval at which a wait checks whether everything is to end, ms.
 const CHECK_MS: i32 = 50;
+/// Thread of a record of a stop, which a stub does not show.
+const HELD: i32 = 1;
 /// Byte that stops a running machine ("Debugging with GDB", E.9 Interrupts).
 const INTERRUPT: u8 = 3;
 /// Maximum number of questions without an answer.
@@ -124,6 +127,8 @@ pub(crate) struct StubClient {
     limit: Duration,
     /// Everything is to end.
     hurry: Arc<AtomicBool>,
+    /// Record of stops, for the guard.
+    slot: StopSlot,
     /// Size of memory in one answer, bytes.
     chunk: usize,
     /// `m` reads physical memory, which must be undone.
@@ -147,6 +152,7 @@ impl StubClient {
         address: &str,
         to: &[SocketAddr],
         hurry: Arc<AtomicBool>,
+        slot: StopSlot,
     ) -> Result<Self, GdbError> {
         let address = || address.to_owned();
         let mut refused = GdbError::Address { address: address() };
@@ -156,7 +162,7 @@ impl StubClient {
                 stream.set_write_timeout(Some(ANSWER_LIMIT))?;
                 Ok(stream)
             }) {
-                Ok(stream) => return Ok(Self::new(StubStream::Tcp(stream), CONNECT_LIMIT, hurry)),
+                Ok(stream) => return Ok(Self::new(StubStream::Tcp(stream), CONNECT_LIMIT, hurry, slot)),
                 Err(failed) => failed,
             };
             refused = match failed.kind() {
@@ -171,12 +177,14 @@ impl StubClient {
     ///
     /// # Errors
     /// The socket refuses a time limit.
-    pub(crate) fn from_pair(stream: UnixStream, hurry: Arc<AtomicBool>) -> io::Result<Self> {
+    pub(crate) fn from_pair(stream: UnixStream, hurry: Arc<AtomicBool>, slot: StopSlot) -> io::Result<Self> {
         stream.set_write_timeout(Some(ANSWER_LIMIT))?;
-        Ok(Self::new(StubStream::Pair(stream), ANSWER_LIMIT, hurry))
+        Ok(Self::new(StubStream::Pair(stream), ANSWER_LIMIT, hurry, slot))
     }
 
-    fn new(stream: StubStream, limit: Duration, hurry: Arc<AtomicBool>) -> Self {
+    fn new(stream: StubStream, limit: Duration, hurry: Arc<AtomicBool>, slot: StopSlot) -> Self {
+        // QEMU stops its machine for a new client.
+        slot.begin(HELD);
         Self {
             stream,
             decoder: PacketDecoder::default(),
@@ -186,6 +194,7 @@ impl StubClient {
             owes_acknowledgement: false,
             limit,
             hurry,
+            slot,
             chunk: MEMORY_DEFAULT,
             physical: false,
         }
@@ -268,13 +277,29 @@ impl StubClient {
         Ok(answers)
     }
 
-    /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, and
-    /// after detaching.
+    /// Stops the machine and sends commands. Returns `None` if something else has paused the machine, after
+    /// detaching, and if this process is about to be stopped.
     pub(crate) fn stop_and_ask(
         &mut self,
         commands: &[Vec<u8>],
     ) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         self.read_unsolicited()?;
+        if self.state == MachineState::Running && !self.slot.begin(HELD) {
+            return Ok(None);
+        }
+        let answers = self.stop_and_ask_recorded(commands);
+        // Nothing ends a stop after the connection is lost, and one that something else has made is not this
+        // client's to end.
+        if !matches!(&answers, Ok(Some(_))) {
+            self.slot.end();
+        }
+        answers
+    }
+
+    fn stop_and_ask_recorded(
+        &mut self,
+        commands: &[Vec<u8>],
+    ) -> Result<Option<Vec<Vec<u8>>>, ConnectionError> {
         match self.state {
             MachineState::Stopped => {}
             MachineState::Detached => return Ok(None),
@@ -284,6 +309,7 @@ impl StubClient {
                     return Ok(None);
                 }
                 self.state = MachineState::Stopped;
+                self.slot.begin(HELD);
             }
             MachineState::Running if self.qemu && commands.len() <= PIPELINED => {
                 self.send(&[INTERRUPT], commands)?;
@@ -301,7 +327,9 @@ impl StubClient {
     /// Resumes a machine that this client has stopped.
     pub(crate) fn resume(&mut self) -> Result<(), ConnectionError> {
         if self.state == MachineState::Stopped {
-            self.send(&[], &[b"c".to_vec()])?;
+            let sent = self.send(&[], &[b"c".to_vec()]);
+            self.slot.end();
+            sent?;
             self.state = MachineState::Running;
         }
         Ok(())
@@ -344,6 +372,7 @@ impl StubClient {
     pub(crate) fn detach(&mut self) -> Result<(), ConnectionError> {
         self.limit = LAST_LIMIT;
         let result = self.try_detach();
+        self.slot.end();
         self.state = MachineState::Detached;
         result
     }
@@ -351,6 +380,9 @@ impl StubClient {
     fn try_detach(&mut self) -> Result<(), ConnectionError> {
         self.read_unsolicited()?;
         if self.state == MachineState::Running {
+            while !self.slot.begin(HELD) {
+                self.slot.wait(|| true);
+            }
             self.send(&[INTERRUPT], &[])?;
             self.receive_stop()?;
         }
@@ -370,6 +402,7 @@ impl StubClient {
 
     /// Records that the machine was paused before this client connected.
     pub(crate) fn set_paused(&mut self) {
+        self.slot.end();
         self.state = MachineState::Paused;
     }
 
@@ -419,6 +452,8 @@ impl StubClient {
             }
             let limit =
                 if self.hurry.load(Ordering::Acquire) { LAST_LIMIT.min(self.limit) } else { self.limit };
+            // The guard must not end this process because it waits for the stub.
+            self.slot.beat();
             if begin.elapsed() >= limit {
                 return Err(ConnectionError::Silent);
             }

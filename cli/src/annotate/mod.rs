@@ -18,49 +18,49 @@ use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{write_json, write_text};
 use crate::render::table::cut;
-use crate::render::{Page, all_for_zero, symbolize_command};
+use crate::render::{PageLayout, all_for_zero, symbolize_command};
 
 /// Longest name of a call's target in an instruction, columns.
 const LONGEST_NAME: usize = 120;
 
-/// A function, instruction by instruction.
+/// Machine code of a function, instruction by instruction, with its samples.
 #[derive(Debug, Serialize)]
-pub struct Listing {
+pub struct FunctionListing {
     /// The function.
     pub symbol: String,
     /// Kernel module, or file name of user code.
     pub module: Option<String>,
     /// `user` or `kernel`.
     pub kind: String,
-    /// Where its code was read: `guest memory` or `file`; absent where the profile has none.
+    /// Origin of the code: `guest memory` or `file`; absent where the profile has no code.
     pub read: Option<String>,
-    /// Samples in it.
+    /// Samples in the function itself.
     #[serde(rename = "self")]
     pub own: Estimate,
-    /// Samples in it and in what it called.
+    /// Samples in the function and its callees.
     pub total: Estimate,
-    /// What is missing, one sentence each.
+    /// Sentences about missing parts.
     pub notes: Vec<String>,
-    /// In the order of addresses.
-    pub lines: Vec<Line>,
+    /// Lines in the order of addresses.
+    pub lines: Vec<CodeLine>,
 }
 
-/// An instruction.
+/// An instruction with its samples.
 #[derive(Debug, Serialize)]
-pub struct Line {
-    /// Where it is.
+pub struct CodeLine {
+    /// Address of the instruction.
     #[serde(flatten)]
-    pub place: Place,
-    /// Its bytes in hexadecimal; empty where they are not known.
+    pub place: CodeAddress,
+    /// Bytes in hexadecimal; empty where they are not known.
     pub bytes: String,
-    /// Disassembled; empty where the bytes are not known.
+    /// Disassembly; empty where the bytes are not known.
     pub text: String,
-    /// Samples at it.
+    /// Samples at the instruction.
     #[serde(rename = "self")]
     pub own: u64,
     /// Part of the function's own samples.
     pub self_part: f64,
-    /// Samples in what it called.
+    /// Samples in the code that the instruction called.
     pub called: u64,
     /// Part of all samples with the function on their stack.
     pub called_part: f64,
@@ -68,19 +68,19 @@ pub struct Line {
     pub source: Option<String>,
 }
 
-/// An address.
+/// Address of an instruction in its function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    /// Virtual, or the ELF file's own.
+pub struct CodeAddress {
+    /// Virtual address, or the address in the ELF file.
     pub address: u64,
-    /// The function's first.
+    /// Address of the function's first byte.
     pub start: u64,
 }
 
-impl Serialize for Place {
+impl Serialize for CodeAddress {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         use serde::ser::SerializeStruct;
-        let mut place = serializer.serialize_struct("Place", 2)?;
+        let mut place = serializer.serialize_struct("CodeAddress", 2)?;
         place.serialize_field("address", &format!("{:#x}", self.address))?;
         place.serialize_field("offset", &self.address.wrapping_sub(self.start))?;
         place.end()
@@ -92,18 +92,18 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let target = Target { symbol: args.function.clone(), module: args.module.clone() };
     let annotation = Annotation::read(&profile, &args.filter.to_filter(), &target)?;
-    let listing = Listing::new(&annotation, &args.profile, args.intel);
+    let listing = FunctionListing::new(&annotation, &args.profile, args.intel);
     if args.json {
         write_json(&listing)?;
     } else {
-        let text = render::render(&listing, all_for_zero(args.rows), Page::stdout());
+        let text = render::render(&listing, all_for_zero(args.rows), PageLayout::stdout());
         write_text(&text)?;
     }
     Ok(ExitCode::Done)
 }
 
-impl Listing {
-    /// Disassembles, and puts the samples to the instructions.
+impl FunctionListing {
+    /// Disassembles the code, and assigns samples to the instructions.
     pub fn new(annotation: &Annotation, profile: &Path, intel: bool) -> Self {
         let mut listing = Self {
             symbol: annotation.symbol.clone(),
@@ -128,24 +128,22 @@ impl Listing {
                 }
             }
             None => listing.notes.push(
-                "The profile has no machine code of it, which is kept for the most sampled functions: only the \
-                 sampled addresses are shown."
-                    .to_owned(),
+                                "The profile has no machine code of this function: vprof keeps code only of the most sampled \
+                                 functions. Only the sampled addresses are shown."
+                                    .to_owned(),
             ),
         }
         if annotation.nameless && annotation.kind == "user" {
             listing.notes.push(format!(
-                "No symbol covers it: `{}` would name it by a debug file of its build.",
+                "No symbol covers the function: `{}` can name it by a debug file of its build.",
                 symbolize_command(profile)
             ));
         }
         if !hits.is_empty() && annotation.code.is_some() {
-            listing
-                .notes
-                .push("Some samples lie behind the end of the code that the profile has.".to_owned());
+            listing.notes.push("Some samples are past the end of the code in the profile.".to_owned());
         }
         listing.lines.extend(hits.into_iter().map(|(address, hit)| {
-            let mut line = Line::new(address, annotation.start, String::new(), String::new());
+            let mut line = CodeLine::new(address, annotation.start, String::new(), String::new());
             line.add(&hit);
             line
         }));
@@ -163,9 +161,9 @@ fn part(k: u64, n: u64) -> f64 {
     if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 
-impl Line {
+impl CodeLine {
     fn new(address: u64, start: u64, bytes: String, text: String) -> Self {
-        let place = Place { address, start };
+        let place = CodeAddress { address, start };
         Self { place, bytes, text, own: 0, self_part: 0.0, called: 0, called_part: 0.0, source: None }
     }
 
@@ -178,9 +176,9 @@ impl Line {
     }
 }
 
-/// Moves the samples of an instruction of `size` bytes to its line: those that hit it, and those in what returns to
-/// right behind it.
-fn take(line: &mut Line, size: u64, hits: &mut BTreeMap<u64, Hit>) {
+/// Moves the samples of an instruction of `size` bytes to its line: samples that hit it, and samples in
+/// callees that return to the next instruction.
+fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
     let (start, end) = (line.place.address, line.place.address.wrapping_add(size));
     if end < start {
         return;
@@ -192,7 +190,7 @@ fn take(line: &mut Line, size: u64, hits: &mut BTreeMap<u64, Hit>) {
         if address < end {
             mine.own = std::mem::take(&mut hit.own);
         } else {
-            // What lies at the next instruction is that one's source.
+            // The source at this address belongs to the next instruction.
             mine.source = None;
         }
         if address > start {
@@ -205,10 +203,10 @@ fn take(line: &mut Line, size: u64, hits: &mut BTreeMap<u64, Hit>) {
     }
 }
 
-/// Names of call targets. They come from the guest: they are made harmless and cut.
-struct Names(BTreeMap<u64, String>);
+/// Names of call targets. They come from the guest: they are escaped and cut.
+struct CallTargetNames(BTreeMap<u64, String>);
 
-impl SymbolResolver for Names {
+impl SymbolResolver for CallTargetNames {
     fn symbol(
         &mut self,
         instruction: &Instruction,
@@ -217,7 +215,7 @@ impl SymbolResolver for Names {
         address: u64,
         _: u32,
     ) -> Option<SymbolResult<'_>> {
-        // Other instructions have numbers that are no addresses.
+        // The operands of other instructions are not code addresses.
         if instruction.flow_control() == FlowControl::Next {
             return None;
         }
@@ -226,8 +224,8 @@ impl SymbolResolver for Names {
     }
 }
 
-fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<Line> {
-    let names: Box<dyn SymbolResolver> = Box::new(Names(annotation.names.clone()));
+fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<CodeLine> {
+    let names: Box<dyn SymbolResolver> = Box::new(CallTargetNames(annotation.names.clone()));
     let mut formatter: Box<dyn Formatter> = if intel {
         Box::new(IntelFormatter::with_options(Some(names), None))
     } else {
@@ -254,7 +252,7 @@ fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<Line> 
         } else {
             formatter.format(&instruction, &mut text);
         }
-        lines.push(Line::new(instruction.ip(), annotation.start, hex, text));
+        lines.push(CodeLine::new(instruction.ip(), annotation.start, hex, text));
     }
     lines
 }
@@ -289,15 +287,16 @@ mod tests {
     /// push %rbp; call 0x2000; nopw; ret
     const CODE: &[u8] = &[0x55, 0xe8, 0xfa, 0x0f, 0x00, 0x00, 0x66, 0x90, 0xc3];
 
-    fn lines(listing: &Listing) -> Vec<(u64, &str, u64, u64)> {
+    fn lines(listing: &FunctionListing) -> Vec<(u64, &str, u64, u64)> {
         listing.lines.iter().map(|l| (l.place.address, l.text.as_str(), l.own, l.called)).collect()
     }
 
     #[test]
     fn samples_go_to_instructions_and_calls() {
-        // A return address is the next instruction's: the call gets what it called, the next what hit it.
+        // A return address is the next instruction's: the call gets the samples of its callee, the
+        // next its own hits.
         let hits = [(0x1000, 4, 0), (0x1006, 5, 10), (0x1007, 1, 0)];
-        let listing = Listing::new(&annotation(Some(CODE), &hits), profile(), false);
+        let listing = FunctionListing::new(&annotation(Some(CODE), &hits), profile(), false);
         assert_eq!(
             lines(&listing),
             [
@@ -310,10 +309,10 @@ mod tests {
         assert!(listing.notes.is_empty());
         assert_eq!((listing.lines[0].self_part, listing.lines[1].called_part), (0.4, 0.5));
         assert_eq!(listing.lines[2].source.as_deref(), Some("a.c:4102"));
-        let intel = Listing::new(&annotation(Some(CODE), &hits), profile(), true);
+        let intel = FunctionListing::new(&annotation(Some(CODE), &hits), profile(), true);
         assert_eq!(intel.lines[0].text, "push rbp");
         let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
-        assert_eq!(Listing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
+        assert_eq!(FunctionListing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
     }
 
     #[test]
@@ -323,8 +322,8 @@ mod tests {
         {
             for start in [0, 0x1000, u64::MAX - 2] {
                 let annotation = Annotation { start, ..annotation(code, &hits) };
-                let listing = Listing::new(&annotation, profile(), false);
-                let sum = |of: fn(&Line) -> u64| listing.lines.iter().map(of).sum::<u64>();
+                let listing = FunctionListing::new(&annotation, profile(), false);
+                let sum = |of: fn(&CodeLine) -> u64| listing.lines.iter().map(of).sum::<u64>();
                 assert_eq!((sum(|l| l.own), sum(|l| l.called)), (5, 5), "{code:?} {start:#x}");
             }
         }
@@ -333,17 +332,20 @@ mod tests {
     #[test]
     fn code_without_a_name_may_get_one() {
         let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
-        assert!(Listing::new(&nameless, profile(), false).notes.is_empty(), "debug files are of user code");
+        assert!(
+            FunctionListing::new(&nameless, profile(), false).notes.is_empty(),
+            "debug files are of user code"
+        );
         let nameless = Annotation { kind: "user".to_owned(), ..nameless };
         assert!(
-            Listing::new(&nameless, profile(), false).notes[0]
+            FunctionListing::new(&nameless, profile(), false).notes[0]
                 .contains("`vprof symbolize a.vprof --debug-dir /usr/lib/debug`")
         );
     }
 
     #[test]
     fn without_code_the_addresses_are_left() {
-        let listing = Listing::new(&annotation(None, &[(0x1004, 10, 0)]), profile(), false);
+        let listing = FunctionListing::new(&annotation(None, &[(0x1004, 10, 0)]), profile(), false);
         assert_eq!(lines(&listing), [(0x1004, "", 10, 0)]);
         assert!(listing.notes[0].contains("no machine code"));
         let json = serde_json::to_value(&listing).unwrap();

@@ -1,15 +1,15 @@
-//! `annotate`: the lines of a function for people.
+//! `annotate`: the lines of a function as text.
 
 use text::clean::escaped;
 use text::units;
 
-use super::{Listing, Place};
+use super::{CodeAddress, FunctionListing};
 use crate::render::summary::{heading, wrapped};
-use crate::render::table::{Align, Table};
-use crate::render::{Page, with_module};
+use crate::render::table::{ColumnAlign, TextTable};
+use crate::render::{PageLayout, with_module};
 
-/// The listing, with the lines that `rows` leaves of it.
-pub fn render(listing: &Listing, rows: usize, page: Page) -> String {
+/// Formats the listing, with at most `rows` lines.
+pub fn render(listing: &FunctionListing, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     let name = with_module(&listing.symbol, listing.module.as_deref());
     let (own, total) = (&listing.own, &listing.total);
@@ -28,11 +28,11 @@ pub fn render(listing: &Listing, rows: usize, page: Page) -> String {
         return text;
     }
     text.push('\n');
-    let mut table = Table::new(&[
-        ("self", Align::Right),
-        ("calls", Align::Right),
-        ("address", Align::Right),
-        ("instruction", Align::Left),
+    let mut table = TextTable::new(&[
+        ("self", ColumnAlign::Right),
+        ("calls", ColumnAlign::Right),
+        ("address", ColumnAlign::Right),
+        ("instruction", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(3);
@@ -53,11 +53,11 @@ pub fn render(listing: &Listing, rows: usize, page: Page) -> String {
     text
 }
 
-/// Nothing where nothing hit, so that what was hit stands out.
+/// Formats a part; nothing for 0, so that sampled lines stand out.
 fn part(part: f64) -> String {
     if part > 0.0 { units::percent(part) } else { String::new() }
 }
 
-fn place(place: &Place) -> String {
+fn place(place: &CodeAddress) -> String {
     format!("{:#x}", place.address)
 }

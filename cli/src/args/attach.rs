@@ -17,14 +17,15 @@ Examples:
 ";
 
 const NOTES: &str = "\
-The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. Nothing is asked \
-of it, and nothing in it is changed; when vprof ends, in whatever way, the VM runs on. A sample \
-stops one vCPU for some 100 us: fewer samples cost less (-F). docs/attach.md tells what is had and what not.
+The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. vprof sends it no \
+request and changes nothing in it; however vprof ends, the VM continues. A sample stops one vCPU for some \
+100 us: fewer samples cost less (-F). docs/attach.md lists what is available and what is not.
 
-With --gdb the VM needs no KVM, but QEMU's option `-gdb tcp:127.0.0.1:1234`. A sample stops all vCPUs then; \
-the rate is lowered where stops would take more than a tenth of the time.
+With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
+vprof lowers the rate where stops would take more than a tenth of the time.
 
-It takes the right to trace the VM's process: run it as root, or once
+vprof needs the right to trace the VM's process: run it as root, or give that right to a group, once:
+  sudo groupadd -f vprof && sudo chgrp vprof $(command -v vprof) && sudo chmod 0750 $(command -v vprof)
   sudo setcap cap_sys_ptrace,cap_dac_read_search+ep $(command -v vprof)
 
 Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong; \
@@ -38,19 +39,21 @@ pub struct AttachArgs {
     #[arg(required_unless_present_any = ["name", "gdb"], conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
     pub pid: Option<i32>,
 
-    /// The virtual machine with this name, in the place of PID
+    /// The virtual machine with this name, instead of PID
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub name: Option<String>,
 
-    /// The virtual machine behind the GDB stub at this address, in the place of PID: QEMU's with KVM or without
+    /// The virtual machine behind the GDB stub at this address, instead of PID: QEMU's with KVM or
+    /// without
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
     pub gdb: Option<String>,
 
-    /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names; only read; repeatable
+    /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
+    /// only read; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
 
-    /// How it is sampled, and what becomes of it.
+    /// Options of sampling and output.
     #[command(flatten)]
     pub recording: RecordingArgs,
 }

@@ -12,18 +12,18 @@ use super::parse::{parse_rate, then_parser};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof ctl status                         of the only run that goes on
+  vprof ctl status                         of the only run in progress
   vprof ctl mark \"cache is warm\"           a mark in the profile, with its time
   vprof ctl stop; sleep 5; vprof ctl start sample only what matters
   vprof ctl stop --when process-end:gzip   stop it when the last gzip has ended
   vprof ctl rate 5000                      from now on
-  vprof ctl tables --last 5s --json        who had the last 5 seconds
+  vprof ctl tables --last 5s --json        who used the last 5 seconds
   vprof ctl --run 4711 end                 end the run with this process id
 ";
 
 const NOTES: &str = "\
-A run listens at a socket that only its owner may use; docs/control.md describes what is said there. \
-What happens while sampling is stopped is in no share and no estimated time; exact times go on.
+A run listens at a socket that only its owner may use; docs/control.md describes its protocol. \
+Time while sampling is stopped is in no share and no estimated time; exact times continue.
 
 Exit codes: 0 done; 1 there is no such run, or it refused; 2 the command line is wrong.";
 
@@ -31,7 +31,7 @@ Exit codes: 0 done; 1 there is no such run, or it refused; 2 the command line is
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct CtlArgs {
-    /// Which run: its process id, or its socket [default: the only one]
+    /// The run, by process id or socket [default: the only one]
     #[arg(long, value_name = "PID|SOCKET", global = true)]
     pub run: Option<String>,
 
@@ -39,19 +39,19 @@ pub struct CtlArgs {
     #[arg(long, global = true)]
     pub json: bool,
 
-    /// What to do
+    /// Request to the run
     #[command(subcommand)]
     pub command: CtlCommand,
 }
 
-/// What to do with a run.
+/// Request to a run.
 #[derive(Debug, Subcommand)]
 pub enum CtlCommand {
-    /// List the runs of this user that go on
+    /// List the runs of this user that are in progress
     List,
-    /// Show where the run stands
+    /// Show the state of the run
     Status,
-    /// Show the tables of the run as it is
+    /// Show the current tables of the run
     Tables {
         /// Of the last seconds only, at most 60
         #[arg(long, value_name = "TIME", value_parser = positive_time)]
@@ -68,22 +68,22 @@ pub enum CtlCommand {
         /// Rows per table; 0 shows all
         #[arg(long, short = 'n', value_name = "N", default_value_t = 10)]
         rows: usize,
-        /// Time between two looks, at least 100ms
+        /// Time between two refreshes, at least 100ms
         #[arg(long, value_name = "TIME", default_value = "1s", value_parser = positive_time)]
         every: Duration,
     },
     /// Sample again
     Start {
-        /// Only from this condition on, and not until then; see `vprof run --help`
+        /// Only from this condition on; see `vprof run --help`
         #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
     },
-    /// Stop sampling until `start`; the run goes on
+    /// Stop sampling until `start`; the run continues
     Stop {
-        /// Only when this condition is seen; see `vprof run --help`
+        /// Only when this condition is met; see `vprof run --help`
         #[arg(long, value_name = "CONDITION")]
         when: Option<Condition>,
-        /// What becomes of the run then [default: go-on]
+        /// End of sampling: end the run, or let it continue [default: go-on]
         #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "when")]
         then: Option<Then>,
     },
@@ -95,7 +95,7 @@ pub enum CtlCommand {
     },
     /// Put a mark with this text and its time into the profile
     Mark {
-        /// What to say
+        /// Text of the mark
         #[arg(required = true)]
         text: Vec<String>,
     },

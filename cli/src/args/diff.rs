@@ -9,6 +9,7 @@ use profile::diff::GrowthLimit;
 use profile::report::SharesBy;
 use text::parse::positive_time;
 
+use super::parse::ValueError;
 use super::{FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -21,16 +22,16 @@ Examples:
 
 const NOTES: &str = "\
 A change is marked (*) where it is more than chance: where nothing has changed, a table has any mark in at most 5 % of \
-cases. Chances are adjusted for all rows being looked at (Holm), whatever their number.
+cases. Chances are adjusted for the number of rows (Holm).
 
-With one run before and one after, chance is that of which moments were sampled, and a mark is about these two runs only: \
-a re-run of the very same program may be marked as well. To compare programs, make several runs of each \
-(vprof run --repeat 3, --before, --after): intervals then come from how runs of a side differ (Welch's t). Three to five \
+With one run before and one after, chance is only in the choice of sampled instants, and a mark is about these two runs: \
+a re-run of the same program may be marked as well. To compare programs, make several runs of each \
+(vprof run --repeat 3, --before, --after): intervals then come from the differences between runs of a side (Welch's t). Three to five \
 runs of each are a good start. docs/statistics.md has the details.
 
---fail-above 5% is about CPU time: of the command and all that it started, in runs with a command (vprof run IMAGE -- CMD); \
-of what --process and the like choose; else of all that ran. It exits with 3 if that time has grown by more than 5 % of \
-what it was, and the growth is more than chance. It never fails since something else takes less.
+--fail-above 5% judges CPU time: that of the command and all that it started, in runs with a command (vprof run IMAGE -- \
+CMD); that of the processes that --process and the like choose; else that of all processes. vprof exits with 3 if this \
+time has grown by more than 5 %, and by more than chance. It never fails because something else takes less.
 
 Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 an increase beyond chance exceeds --fail-above.";
 
@@ -55,16 +56,17 @@ pub struct DiffArgs {
     #[arg(long, value_name = "FILE", num_args = 1.., requires = "before")]
     pub after: Vec<PathBuf>,
 
-    /// What rows are: functions by their own time, functions with what they call (total), programs, or whole stacks
+    /// Kind of rows: functions by their own time, functions with the time of their callees (total), programs,
+    /// or whole stacks
     #[arg(long, default_value = "function", value_name = "WHAT", value_parser = by_parser())]
     pub by: SharesBy,
 
-    /// Exit with code 3 if CPU time per run has grown beyond chance, and by more than this: a part of what it was, like 5%, or
-    /// a time, like 50ms; or if the share of any row has, in points, like 5pt
+    /// Exit with code 3 if CPU time per run has grown by more than chance and more than this: a part of the
+    /// time before, like 5%, or a time, like 50ms; or if the share of any row has, in points, like 5pt
     #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
     pub fail_above: Option<GrowthLimit>,
 
-    /// Let --fail-above judge one run of each side, which may differ by chance
+    /// Let --fail-above judge a single run of each side, although runs differ by chance
     #[arg(long, requires = "fail_above")]
     pub single: bool,
 
@@ -80,7 +82,7 @@ pub struct DiffArgs {
     #[arg(long)]
     pub markdown: bool,
 
-    /// Also write a flame graph: widths as after, red what has grown, blue what has shrunk
+    /// Also write a flame graph: widths are those after, growth is red, decline is blue
     #[arg(long, value_name = "FILE")]
     pub flamegraph: Option<PathBuf>,
 
@@ -88,7 +90,7 @@ pub struct DiffArgs {
     #[arg(long, requires = "flamegraph")]
     pub force: bool,
 
-    /// Which part of each profile.
+    /// Part of each profile to use.
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -102,24 +104,21 @@ fn by_parser() -> impl TypedValueParser<Value = SharesBy> {
     })
 }
 
-/// Growth with `%`, points of a share with `pt`, else a time.
-fn parse_limit(text: &str) -> Result<GrowthLimit, String> {
+/// Parses a growth with `%`, points of a share with `pt`, else a time.
+fn parse_limit(text: &str) -> Result<GrowthLimit, ValueError> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
     if let Some(percent) = text.strip_suffix('%') {
-        let growth = number(percent).ok_or_else(|| format!("{text} is not a growth like 5%"))?;
+        let growth = number(percent).ok_or_else(|| ValueError::Growth(text.to_owned()))?;
         return Ok(GrowthLimit::Growth(growth / 100.0));
     }
     if let Some(points) = text.strip_suffix("pt") {
         let points = number(points).filter(|points| *points <= 100.0);
-        return Ok(GrowthLimit::Points(
-            points.ok_or_else(|| format!("{text} is not a number of points, 0pt to 100pt"))? / 100.0,
-        ));
+        return Ok(GrowthLimit::Points(points.ok_or_else(|| ValueError::Points(text.to_owned()))? / 100.0));
     }
     if text.ends_with(|c: char| c.is_ascii_digit()) {
-        return Err("it has no unit: give a growth like 5%, a time like 50ms, or points of a share like 5pt"
-            .to_owned());
+        return Err(ValueError::LimitUnit);
     }
-    let time = positive_time(text).map_err(|error| format!("{error}; or give a growth, like 5%"))?;
+    let time = positive_time(text).map_err(ValueError::LimitTime)?;
     Ok(GrowthLimit::Seconds(time.as_secs_f64()))
 }
 

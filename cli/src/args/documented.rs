@@ -1,4 +1,4 @@
-//! Every command line of vprof in the documents and in the help is one that vprof takes.
+//! Tests that vprof accepts every command line of vprof in the documents and in the help.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use testkit::{python_module, tool};
 
 use super::Cli;
 
-/// Lines of blocks of code, those that end in a backslash joined with the next.
+/// Returns the lines of blocks of code, each that ends in a backslash joined with the next.
 fn lines_of_code(document: &str) -> Vec<String> {
     let mut lines = Vec::new();
     let blocks = document.split("\n```").skip(1).step_by(2);
@@ -22,28 +22,28 @@ fn lines_of_code(document: &str) -> Vec<String> {
 
 fn joined(lines: Vec<String>) -> Vec<String> {
     let mut joined: Vec<String> = Vec::new();
-    let mut goes_on = false;
+    let mut continued = false;
     for line in lines {
         let (own, more) = line.strip_suffix('\\').map_or((line.as_str(), false), |own| (own, true));
-        match joined.last_mut().filter(|_| goes_on) {
+        match joined.last_mut().filter(|_| continued) {
             Some(last) => last.push_str(own),
             None => joined.push(own.to_owned()),
         }
-        goes_on = more;
+        continued = more;
     }
     joined
 }
 
-/// The words of a command of vprof in a line of shell, without what the shell itself takes.
+/// Returns the words of a command of vprof in a line of shell, without what the shell itself takes.
 fn words(line: &str) -> Option<Vec<String>> {
     let line = line.trim_start_matches(['$', '#', ' ']);
     let line = line.strip_prefix("sudo ").unwrap_or(line);
     if !line.starts_with("vprof ") {
         return None;
     }
-    // A help's example has its meaning behind it, two blanks away.
+    // A help's example has its meaning after it, two blanks away.
     let command = line.split("  ").next().unwrap_or(line);
-    let mut words = shlex::split(command).unwrap_or_else(|| panic!("no line of a shell: {line}"));
+    let mut words = shlex::split(command).unwrap_or_else(|| panic!("not a line of a shell: {line}"));
     let ends = |word: &String| matches!(word.as_str(), "|" | "||" | "&&" | "&" | ">" | ">>" | "2>" | "<");
     words.truncate(words.iter().position(ends).unwrap_or(words.len()));
     if let Some(last) = words.iter().position(|word| word.ends_with(';')) {
@@ -53,7 +53,7 @@ fn words(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
-/// Takes each line; returns how many commands there were.
+/// Parses each line; returns the number of commands.
 fn all_are_taken(origin: &str, lines: &[String]) -> usize {
     let mut taken = 0;
     for words in lines.iter().filter_map(|line| words(line)) {

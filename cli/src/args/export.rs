@@ -17,9 +17,9 @@ Examples:
 ";
 
 const NOTES: &str = "\
-Without --format the end of the output's name tells the format. docs/export.md tells what of a profile goes \
-where in each format, and which programs open it. Only samples that fell into the guest are written; numbers are \
-estimates of this run's time as in `vprof report`.";
+Without --format vprof infers the format from the end of the output's name. docs/export.md shows where each format \
+has which part of a profile, and which programs open it. Only samples that fell into the guest are written; numbers \
+are estimates of this run's time as in `vprof report`.";
 
 /// `vprof export`.
 #[derive(Debug, Args)]
@@ -40,15 +40,15 @@ pub struct ExportArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// What stands at the root of stacks (folded): the program, the life of a process and its thread, or nothing
+    /// Root of stacks (folded): the program, the instance of a process and its thread, or nothing
     #[arg(long, default_value = "process", value_name = "WHAT", value_parser = named(Root::ALL))]
     pub root: Root,
 
-    /// What the number of a stack is (folded): estimated time in us, or samples
+    /// Number of a stack (folded): estimated time in us, or samples
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
     pub count: Count,
 
-    /// Show the difference against another profile, too (html)
+    /// Also show the difference from another profile (html)
     #[arg(long, value_name = "PROFILE")]
     pub base: Option<PathBuf>,
 
@@ -56,7 +56,7 @@ pub struct ExportArgs {
     #[arg(long, short = 'q')]
     pub quiet: bool,
 
-    /// Which part of the profile.
+    /// Part of the profile to export.
     #[command(flatten)]
     pub filter: FilterArgs,
 }
@@ -65,7 +65,7 @@ fn format_parser() -> ValueParser {
     PossibleValuesParser::new(Format::all().map(Format::name)).try_map(|name| name.parse::<Format>()).into()
 }
 
-/// One of several names.
+/// Returns a parser of one of several names.
 fn named<T>(all: &'static [(&'static str, T)]) -> ValueParser
 where
     T: std::str::FromStr<Err = text::message::UnknownName> + Clone + Send + Sync + 'static,

@@ -1,12 +1,12 @@
-//! Which part of a profile a command looks at.
+//! The part of a profile that a command uses.
 
 use clap::{Args, ValueEnum};
 use profile::Filter;
 use profile::report::ModeGroup;
 
-use super::parse::{Span, parse_span};
+use super::parse::{TimeSpan, parse_span};
 
-/// Which part of a profile a command looks at.
+/// Part of a profile that a command uses.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Only a part")]
 pub struct FilterArgs {
@@ -14,12 +14,13 @@ pub struct FilterArgs {
     #[arg(long, short = 'p', value_name = "NAME|PID")]
     pub process: Option<String>,
 
-    /// Only processes with this name, process id or name#instance, and all that they have started; `command` for the
+    /// Only processes with this name, process id or name#instance, and all that they have started;
+    /// `command` for the
     /// command of `vprof run IMAGE -- CMD`
     #[arg(long, value_name = "NAME|PID|command")]
     pub tree_of: Option<String>,
 
-    /// Only this life of a process
+    /// Only this instance of a process
     #[arg(long, value_name = "NAME#N")]
     pub instance: Option<String>,
 
@@ -43,13 +44,13 @@ pub struct FilterArgs {
     #[arg(long, visible_alias = "vcpu", value_name = "N")]
     pub cpu: Option<u8>,
 
-    /// Only samples in this span since the run's start, like 2s..5s, 500ms.. or ..10s
+    /// Only samples in this part of the run, like 2s..5s, 500ms.. or ..10s, counted from its start
     #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
-    pub time: Option<Span>,
+    pub time: Option<TimeSpan>,
 }
 
 impl FilterArgs {
-    /// The part of a profile that the options choose.
+    /// Returns the filter that the options choose.
     pub fn to_filter(&self) -> Filter {
         let ns = |time: std::time::Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let span = self.time.unwrap_or_default();

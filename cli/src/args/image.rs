@@ -13,14 +13,14 @@ Examples:
 ";
 
 const NOTES: &str = "\
-Nothing is started and nothing is written. docs/images.md tells what is looked for, and in which order.
+Nothing is started and nothing is written. docs/images.md lists what vprof searches for, and in which order.
 
 Exit codes: 0 done, also if there is no kernel; 1 the image can't be read; 2 the command line is wrong.";
 
-/// What to do with an image.
+/// Action on an image.
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
-    /// List partitions, file systems and kernels, and tell what `vprof run` would do
+    /// List partitions, file systems and kernels, and show what `vprof run` would do
     Inspect(InspectArgs),
 }
 

@@ -1,4 +1,4 @@
-//! What `vprof run` and `vprof attach` have in common: how a guest is sampled, and what becomes of it.
+//! The options that `vprof run` and `vprof attach` share: sampling and output.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use text::parse::positive_time;
 use super::DebugArgs;
 use super::parse::{clock_parser, parse_precision, parse_rate, parse_task_rate, then_parser};
 
-/// How a guest is sampled, and what becomes of it.
+/// Options of sampling and output.
 #[derive(Debug, Clone, Args)]
 pub struct RecordingArgs {
     /// Mean samples per second and vCPU, 0.1 to 50000
     #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
     pub rate: f64,
 
-    /// How the time between two samples is drawn: `fixed` shows what goes wrong without chance
+    /// Distribution of the time between two samples: `fixed` shows what goes wrong without chance
     #[arg(long, value_parser = clock_parser(), default_value = "uniform", value_name = "KIND", help_heading = "Sampling")]
     pub clock: ClockKind,
 
@@ -33,8 +33,11 @@ pub struct RecordingArgs {
         help_heading = "Sampling")]
     pub depth: u16,
 
-    /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it off. Each scan reads
-    /// the state of all tasks, to estimate the time in each state. The rate falls where scans would take more than 2 % of a CPU
+    /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it
+    /// off. Each scan reads
+    /// the state of all tasks, to estimate the time in each state. The rate falls where scans would take
+    /// more than
+    /// 2 % of a CPU
     #[arg(long, alias = "census", default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
     pub task_rate: f64,
 
@@ -46,16 +49,19 @@ pub struct RecordingArgs {
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub start_when: Option<Condition>,
 
-    /// Sample no more once this condition is seen after the start, like `process-end:gzip`; below
+    /// Stop sampling once this condition is met after the start, like `process-end:gzip`; below
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub stop_when: Option<Condition>,
 
-    /// What becomes of the run with --stop-when [default: `end`, with `-- CMD` `go-on` for its exit code]
+    /// End of sampling with --stop-when: end the run, or let it continue [default: `end`, with `-- CMD`
+    /// `go-on` for
+    /// its exit code]
     #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
     pub then: Option<Then>,
 
-    /// End the run when the largest share of its processes is known to within this, like 1% or 0.5% (0.01% to 50%): that
-    /// far from it its 95 % interval ends. Exit code 3 if the run ends otherwise before
+    /// End the run when the 95 % interval of the largest share of its processes ends within this of it,
+    /// like 1% or
+    /// 0.5% (0.01% to 50%). Exit code 3 if the run ends before that
     #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
     pub until_precision: Option<f64>,
 
@@ -71,7 +77,7 @@ pub struct RecordingArgs {
     #[arg(long, help_heading = "Output")]
     pub force: bool,
 
-    /// Where `vprof ctl` and `vprof top` find the run: a socket to be made, or `none`
+    /// Socket at which `vprof ctl` and `vprof top` find the run: a path to create, or `none`
     /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
     #[arg(long, value_name = "SOCKET", help_heading = "Output")]
     pub control: Option<PathBuf>,
@@ -88,13 +94,13 @@ pub struct RecordingArgs {
     #[arg(long, short = 'q', conflicts_with = "verbose", help_heading = "Output")]
     pub quiet: bool,
 
-    /// Say more about what happens; progress as lines where standard error is no terminal
+    /// Print more messages; progress as lines where standard error is not a terminal
     #[arg(long, short = 'v', help_heading = "Output")]
     pub verbose: bool,
 }
 
 impl RecordingArgs {
-    /// How the guest is sampled, with this seed.
+    /// Returns the configuration of sampling, with this seed.
     pub fn config(&self, seed: u64) -> RecordingConfig {
         RecordingConfig {
             rate_hz: self.rate,
@@ -107,10 +113,12 @@ impl RecordingArgs {
         }
     }
 
-    /// What is waited for from the start on; `otherwise` is what follows where nothing is said of it.
-    pub fn waits(&self, otherwise: Then) -> Vec<RunTrigger> {
+    /// Returns the conditions that the run waits for from its start on. `default_end` is the end of
+    /// sampling where
+    /// --then is not given.
+    pub fn triggers(&self, default_end: Then) -> Vec<RunTrigger> {
         let start = self.start_when.clone().map(RunTrigger::Start);
-        let end = self.then.unwrap_or(otherwise) == Then::End;
+        let end = self.then.unwrap_or(default_end) == Then::End;
         let stop = self.stop_when.clone().map(|when| RunTrigger::Stop { when, end });
         start.into_iter().chain(stop).collect()
     }

@@ -25,7 +25,7 @@ Examples:
 
 const NOTES: &str = "\
 Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
-parts only choose what is shown. They combine: --process gzip --mode kernel --symbol ksys_read. \
+options only choose rows to show. They combine: --process gzip --mode kernel --symbol ksys_read. \
 A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
 Interrupts are charged to no process.";
 
@@ -36,38 +36,42 @@ pub struct ReportArgs {
     /// The profile
     pub profile: PathBuf,
 
-    /// One table of samples by this, instead of the summary
+    /// One table of samples by this key, instead of the summary
     #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
     pub by: Option<By>,
 
-    /// Who calls this function
+    /// Callers of this function
     #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
     pub callers: Option<String>,
 
-    /// What this function calls
+    /// Functions that this function calls
     #[arg(long, value_name = "FUNCTION")]
     pub callees: Option<String>,
 
-    /// How the guest came up, from its first instruction on: phases, initcalls, units, programs
+    /// Boot of the guest from its first instruction on: phases, initcalls, units, programs
     #[arg(long, conflicts_with_all = ["exact", "states", "by", "callers", "callees", "sort", "process", "tree_of", "instance",
         "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub boot: bool,
 
-    /// What exact mode has found: states of each task, where it slept, who woke it (profiles of `run --exact`)
+    /// Results of exact mode: states of each task, where it slept, and what woke it (profiles of `run
+    /// --exact`)
     #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
     pub exact: bool,
 
-    /// What each task did: time on a CPU, waiting for one, asleep and what for. Exact where `run --exact` has measured it,
-    /// else estimated by task-state sampling, with intervals; --states=exact and --states=sampled choose one
+    /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
+    /// --exact` has
+    /// measured it, else estimated by task-state sampling, with intervals; --states=exact and
+    /// --states=sampled choose
+    /// one
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
     pub states: Option<StatesFrom>,
 
-    /// How many calls deep --callers and --callees look
+    /// Depth of --callers and --callees, in calls
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub depth: u32,
 
-    /// Order of rows: samples of their own (`samples` is the same), in total, ...
+    /// Order of rows: samples of their own code (`samples` is the same), in total, ...
     #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
     pub sort: Sort,
 
@@ -79,11 +83,11 @@ pub struct ReportArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Names to add to the profile before.
+    /// Places of names to add to the profile first.
     #[command(flatten)]
     pub debug: DebugArgs,
 
-    /// Which part of the profile.
+    /// Part of the profile to report.
     #[command(flatten)]
     pub filter: FilterArgs,
 }

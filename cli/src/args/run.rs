@@ -9,8 +9,11 @@ use host::choice::HostChoice;
 use host::protocol::Then;
 use sampler::conditions::RunTrigger;
 use text::parse::positive_time;
+use wall::SyscallPolicy;
 
-use super::parse::{NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock};
+use super::parse::{
+    NetworkChoice, VsockChoice, host_parser, parse_memory, parse_network, parse_vsock, policy_parser,
+};
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -25,37 +28,38 @@ Examples:
 ";
 
 const NOTES: &str = "\
-Of a disk image the kernel, initrd and command line are those that its own boot loader would take; \
+vprof takes the kernel, initrd and command line that the disk image's own boot loader would take; \
 `vprof image inspect` shows them. The image is not changed for vprof. \
 A command under systemd runs as root when the default target is up, without input, its output byte for byte on \
 standard output; unless the disks are --snapshot or --read-only the guest then shuts down.
 
 On a terminal the guest's serial console is interactive: all keys go to the guest, \
-and Ctrl-] ends the run. There is no progress line then; `--console none` brings it back.
+and Ctrl-] ends the run. There is then no progress line; `--console none` enables it.
 
 The run ends when the guest powers off or resets, when its command ends, after \
---duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete each time; after kill -9 \
+--duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete in each case; after kill -9 \
 it has all but the last second.
 
 A CONDITION is console:REGEX (a line of the console, finished or not, without its colours), process:NAME, \
-process-end:NAME (none of this name is left), unit:NAME (a systemd unit has a process), started (systemd says \
-\"Startup finished\"), mark:TEXT (of `vprof ctl mark`), or time:5s (since the run's start, or since sampling began). It is seen within 20 ms, \
-processes and units within 50 ms where the guest has no more than some thousand tasks. What the guest does without being \
-sampled is in no share and no estimated time.
+process-end:NAME (no process of this name is left), unit:NAME (a systemd unit has a process), started (systemd says \
+\"Startup finished\"), mark:TEXT (of `vprof ctl mark`), or time:5s (since the run's start, or since sampling began). \
+vprof notices it within 20 ms, processes and units within 50 ms where the guest has at most some thousand tasks. \
+Time of the guest that is not sampled is in no share and no estimated time.
 
 Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
-2 the command line is wrong, 3 --until-precision was not reached or --start-when never seen (a command that \
+2 the command line is wrong, 3 --until-precision was not reached or --start-when was never met (a command that \
 failed keeps its code), 4 no usable hypervisor.";
 
 /// `vprof run`.
 #[derive(Debug, Clone, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct RunArgs {
-    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage, vmlinux or unified image)
+    /// Disk image (raw or qcow2) with a kernel (docs/images.md), or a kernel (bzImage, vmlinux or unified
+    /// image)
     pub image: PathBuf,
 
-    /// Command to run in the guest once it is up, and end the run with: on disk images whose init is systemd, and on
-    /// those of `cargo xtask image demo`
+    /// Command to run in the guest once it is up; the run ends with it. For disk images whose init is
+    /// systemd, and for those of `cargo xtask image demo`
     #[arg(last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
@@ -68,7 +72,7 @@ pub struct RunArgs {
     pub initrd: Option<PathBuf>,
 
     /// More words for the kernel command line; they follow those of the image's boot loader and
-    /// `console=ttyS0 quiet panic=-1`, so that they win
+    /// `console=ttyS0 quiet panic=-1`, so they take precedence
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true, help_heading = "Guest")]
     pub append: Option<String>,
 
@@ -81,8 +85,8 @@ pub struct RunArgs {
     #[arg(long, short = 'm', default_value = "1G", value_name = "SIZE", value_parser = parse_memory, help_heading = "Guest")]
     pub memory: u64,
 
-    /// Back guest memory with huge pages of 2 MiB that the host has reserved (/proc/sys/vm/nr_hugepages). Without this
-    /// the host gives some where it has them
+    /// Back guest memory with huge pages of 2 MiB that the host has reserved (/proc/sys/vm/nr_hugepages).
+    /// Without this option the host uses huge pages where it has free ones
     #[arg(long, help_heading = "Guest")]
     pub huge_pages: bool,
 
@@ -94,74 +98,84 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
 
+    /// System calls that the guest's process is not known to make: `on` refuses them and ends the run, `log` has
+    /// the kernel log them, `off` does not filter
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
+    pub seccomp: SyscallPolicy,
+
     /// The guest sees read-only disks
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
     pub read_only: bool,
 
-    /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by default, made for the run
-    /// unless it is there; `passt` reaches what this host reaches and needs no root. `,mac=02:00:00:00:00:01` sets the
-    /// card's address
+    /// Give the guest a network card (eth0): `tap[=NAME]` is an interface of this host, vprof0 by default,
+    /// created for the run if it does not exist; `passt` reaches what this host reaches and needs no root.
+    /// `,mac=02:00:00:00:00:01`
+    /// sets the card's address
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
 
-    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH and writes
-    /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The guest's own context
-    /// id is 3; `,cid=N` sets it
+    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH
+    /// and writes
+    /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The
+    /// guest's own context id is 3; `,cid=N` sets it
     #[arg(long, value_name = "PATH", value_parser = parse_vsock, help_heading = "Guest")]
     pub vsock: Option<VsockChoice>,
 
-    /// Where the guest's console goes: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output is not on
-    /// the console but shown wherever that goes, `none`. The profile has it in any case
+    /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
+    /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output
+    /// is not on the console but shown in any case, `none`. The profile always has the console
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 
-    /// The device that is the guest's console: `serial` has every message from the first on; `virtio` (hvc0) costs an exit
-    /// for a buffer, not for each byte, and shows nothing before the guest has loaded its driver
+    /// The device that is the guest's console: `serial` has every message from the first on; `virtio` (hvc0)
+    /// costs an exit for a buffer, not for each byte, and shows nothing before the guest has loaded its
+    /// driver
     #[arg(long, value_enum, default_value_t, value_name = "DEVICE", help_heading = "Guest")]
     pub console_device: ConsoleDevice,
 
-    /// Where the guest runs: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (reliable, without exits and exact mode),
-    /// `auto` the first of `kvm` and `portable` that can
+    /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
+    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (no exits, no exact mode), `auto`
+    /// the first of `kvm` and `portable` that works
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
-    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR", help_heading = "Host")]
     pub portable_host: Option<PathBuf>,
 
-    /// Give the portable host up when it has been silent for this long
+    /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
-    /// Begin anew, with a new profile, when the portable host's emulation has failed, at most N times [without =N: 1].
-    /// Before anything was measured it is begun anew in any case, twice at most
+    /// Begin again, with a new profile, when the portable host's emulation has failed, at most N times
+    /// [without =N: 1]. Before anything is measured the run begins again in any case, twice at most
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
         value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Host")]
     pub retry: Option<u32>,
 
-    /// Also follow every switch, wake and interrupt exactly: what each task did and waited for, and who woke it. Costs an
-    /// exit per event
+    /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
+    /// what woke it.
+    /// Costs an exit per event
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 
-    /// Run so often, each time anew: with --snapshot from the same image. Profiles are NAME.1.vprof, NAME.2.vprof ..., and the
-    /// spread between the runs is shown
+    /// Run this many times, each a separate run: with --snapshot from the same image. Profiles are
+    /// NAME.1.vprof, NAME.2.vprof ..., and vprof shows the spread between the runs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
         help_heading = "Sampling")]
     pub repeat: Option<u32>,
 
-    /// How it is sampled, and what becomes of it.
+    /// Options of sampling and output.
     #[command(flatten)]
     pub recording: RecordingArgs,
 }
 
 impl RunArgs {
-    /// What the run waits for from its start on.
-    pub fn waits(&self) -> Vec<RunTrigger> {
+    /// Returns the conditions that the run waits for from its start on.
+    pub fn triggers(&self) -> Vec<RunTrigger> {
         // A command's exit code is wanted.
-        self.recording.waits(if self.command.is_empty() { Then::End } else { Then::GoOn })
+        self.recording.triggers(if self.command.is_empty() { Then::End } else { Then::GoOn })
     }
 }
 

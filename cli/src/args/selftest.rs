@@ -13,15 +13,15 @@ use super::parse::host_parser;
 const EXAMPLES: &str = "\
 Examples:
   vprof selftest                           with the kernel that this machine runs
-  vprof selftest --kernel vmlinuz          with another one
+  vprof selftest --kernel vmlinuz          with another kernel
   sudo vprof selftest --json               where only root may read the kernel of this machine
 ";
 
 const NOTES: &str = "\
-Three short guests run, whose programs are this vprof itself: one that measures how it divides its CPU time, one that \
-counts its context switches, and one that works at nearly no sampling rate. What vprof says of them is compared with \
-what they measured by their own clocks and counters. The table names the machine, so that it can be part of a bug \
-report. Nothing is written but a temporary directory. In the portable host, whose times are not times of this machine, \
+Three short guests run, whose programs are this vprof itself. One measures how it divides its CPU time, one counts \
+its context switches, and one works at a very low sampling rate. vprof compares its figures with those that the \
+guests measured by their own clocks and counters. The table names the machine, so that it can be part of a bug \
+report. Only a temporary directory is written. In the portable host, whose times are not times of this machine, \
 checks of times are not judged.
 
 Exit codes: 0 every check that was judged passed; 1 a check or a run failed; 2 the command line is wrong; 4 no usable \
@@ -31,23 +31,25 @@ hypervisor.";
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct SelftestArgs {
-    /// Kernel of the guests, or a disk image with one [default: /boot/vmlinuz of the running kernel, then that of the portable host]
+    /// Kernel of the guests, or a disk image with one [default: /boot/vmlinuz of the running kernel, then
+    /// that of the portable host]
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
 
-    /// Where the guests run, as for `vprof run`
+    /// Host of the guests, as for `vprof run`
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST")]
     pub host: HostChoice,
 
-    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then beside the program, then target/guest]
+    /// Directory of the portable host [default: $VPROF_PORTABLE_HOST, then next to the program, then
+    /// target/guest]
     #[arg(long, value_name = "DIR")]
     pub portable_host: Option<PathBuf>,
 
-    /// Give the portable host up when it has been silent for this long
+    /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = positive_time)]
     pub host_timeout: Duration,
 
-    /// Keep the profiles of the guests in this directory, which is made if it does not exist
+    /// Keep the profiles of the guests in this directory, which is created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
 

@@ -11,18 +11,18 @@ use super::parse::clock_parser;
 const EXAMPLES: &str = "\
 Examples:
   vprof simulate                           200 profilings of each machine, all clocks
-  vprof simulate -q                        only what they say together
+  vprof simulate -q                        only the summary
   vprof simulate --clock fixed             where a clock without chance goes wrong
-  vprof simulate --runs 2000 --seed 7      closer, and other random numbers
+  vprof simulate --runs 2000 --seed 7      narrower intervals, other random numbers
   vprof simulate --runs 2000 --plot coverage.svg
   vprof simulate --json | jq '.rows[] | select(.fails)'
 ";
 
 const NOTES: &str = "\
-No guest runs. Made-up vCPUs are profiled again and again by vprof's own sampling clock and \
+No guest runs. Simulated vCPUs are profiled again and again by vprof's own sampling clock and \
 estimator: the programs of the unbiasedness study (Wen, Cheng, Lin, Yin 2021, tables 2 to 6), runs \
 of all lengths, programs that work against the clock, few samples on few or many vCPUs, and hosts \
-whose ticks come late, wait for a CPU and take long to serve. docs/statistics.md says what to \
+whose ticks come late, wait for a CPU and take long to serve. docs/statistics.md describes what to \
 expect and why. The same options give the same numbers.
 
 Exit codes: 0 done; 1 failed; 2 the command line is wrong.";
@@ -47,7 +47,7 @@ pub struct SimulateArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Also write a picture (SVG) of how often intervals of every kind held the truth
+    /// Also write a picture (SVG) of how often intervals of each kind contain the true value
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
 
@@ -55,7 +55,7 @@ pub struct SimulateArgs {
     #[arg(long, requires = "plot")]
     pub force: bool,
 
-    /// No progress and no tables, only what they say together
+    /// No progress and no tables, only the summary
     #[arg(long, short = 'q', conflicts_with = "json")]
     pub quiet: bool,
 }

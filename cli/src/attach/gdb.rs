@@ -1,14 +1,12 @@
 //! `vprof attach --gdb`: by the VMM's GDB stub.
 
-use std::io;
-use std::process::Command;
-
-use attach::gdb::{GdbTarget, keep_guard};
+use attach::gdb::GdbTarget;
 use attach::{AttachedMemory, Attachment};
-use host::attached;
 use symbols::names::OpenFiles;
 
-use super::{PROOF_LIMIT, Plan, conclude, counted, label, profile, program};
+use super::{
+    PROOF_LIMIT, Plan, conclude, counted, guard_program, install, label, lower_rate, profile, program,
+};
 use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode};
 use crate::run::recording::{Recording, Streams};
@@ -27,6 +25,7 @@ pub(super) fn command(
     files: OpenFiles,
 ) -> Result<ExitCode, Error> {
     let mut target = GdbTarget::connect(address, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
+    install(&target.job_control(), args)?;
     let stub = format!("the GDB stub at {}", escaped(address));
     let label = target.process().map_or_else(|| stub.clone(), label);
     let vcpus = counted(target.vcpus());
@@ -40,11 +39,7 @@ pub(super) fn command(
     }
     target.prove(PROOF_LIMIT);
     let wanted = args.recording.rate;
-    let held = attached::lowered_rate(wanted, target.sustainable_hz());
-    let note = held.map(|held| attached::rate_sentence(held, wanted));
-    if let (Some(note), false) = (&note, args.recording.quiet) {
-        eprintln!("vprof: {note}");
-    }
+    let lowered = lower_rate(args, target.rate_limit());
     let under = target.process().map(|process| format!(", {}", program(process.pid())));
     let plan = Plan {
         label: label.clone(),
@@ -53,26 +48,12 @@ pub(super) fn command(
         pid: target.process().map(attach::Process::pid),
         one_clock: true,
         vcpus: target.vcpus(),
-        rate_hz: held.unwrap_or(wanted),
+        rate_hz: lowered.map_or(wanted, |lowered| lowered.hz),
         counters: Vec::new(),
-        note: note.map(|note| ("rate", note)),
+        notes: lowered.iter().map(|lowered| ("rate", lowered.sentence())).collect(),
     };
     let start = |samplers| Attachment::start_by_gdb(target, samplers);
     let recorded = recording
         .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
-}
-
-/// This program as the guard of a stub.
-fn guard_program() -> Command {
-    let mut program = Command::new("/proc/self/exe");
-    program.arg("gdb-guard");
-    program
-}
-
-/// What the guard's process does.
-pub fn guard() -> Result<ExitCode, Error> {
-    let failed = |source| Error::System { action: "let a virtual machine run on", source };
-    keep_guard(&mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
-    Ok(ExitCode::Done)
 }

@@ -1,12 +1,15 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM.
 
-pub mod gdb;
+mod gdb;
 
+use std::io;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, Process, Target};
+use attach::{AttachError, Attachment, JobControl, Process, RateLimit, Target, capabilities, keep_guard};
 use host::GuestError;
+use host::attached::LoweredRate;
 use host::guest::{Inputs, watch};
 use host::heap;
 use host::link::Link;
@@ -21,7 +24,7 @@ use text::units;
 use vmm::DiskMode;
 
 use crate::args::AttachArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
 /// What an attached machine does not tell, as the profile has it.
@@ -47,27 +50,38 @@ struct Plan {
     /// KVM's counters of the vCPUs.
     counters: Vec<Option<vmm::Counters>>,
     /// What is to be told in the profile: an event's kind, and a sentence.
-    note: Option<(&'static str, String)>,
+    notes: Vec<(&'static str, String)>,
 }
 
 /// Runs the command.
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let files = open_disks(&args.disk)?;
+    let no_right = |source| Error::System { action: "use the capability to trace", source };
+    capabilities::raise_tracing().map_err(no_right)?;
     if let Some(address) = &args.gdb {
         return gdb::command(args, address, recording, files);
     }
     let pid = match (args.pid, &args.name) {
         (Some(pid), _) => pid,
-        (None, Some(name)) => attach::find_by_name(name)?,
+        (None, Some(name)) => {
+            let _search = capabilities::SearchRight::raise();
+            attach::find_by_name(name)?
+        }
         (None, None) => {
-            return Err(Error::Usage("give the process of the virtual machine, or its --name".to_owned()));
+            return Err(UsageError::NoVm.into());
         }
     };
-    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS))?;
+    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
+    install(&target.job_control(), args)?;
     let label = label(target.process());
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
+    }
+    let lowered = lower_rate(args, Some(target.rate_limit()));
+    let mut notes: Vec<_> = lowered.iter().map(|lowered| ("rate", lowered.sentence())).collect();
+    if target.unseen() > 0 {
+        notes.push(("missing", left_out(target.unseen())));
     }
     target.prove(PROOF_LIMIT);
     let plan = Plan {
@@ -77,14 +91,44 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         pid: Some(pid),
         one_clock: false,
         vcpus: target.vcpus(),
-        rate_hz: args.recording.rate,
+        rate_hz: lowered.map_or(args.recording.rate, |lowered| lowered.hz),
         counters: target.counters(),
-        note: Some(target.unseen()).filter(|unseen| *unseen > 0).map(|unseen| ("missing", left_out(unseen))),
+        notes,
     };
     let start = |samplers| Attachment::start(target, samplers);
     let recorded = recording
         .record(label, Streams::none(), |link, tables| profile(args, plan, files, (link, tables), start))?;
     conclude(args, recorded)
+}
+
+/// Applies the limit to the rate that was requested; prints a sentence if that lowers it.
+fn lower_rate(args: &AttachArgs, limit: Option<RateLimit>) -> Option<LoweredRate> {
+    let lowered = LoweredRate::new(args.recording.rate, limit)?;
+    if !args.recording.quiet {
+        eprintln!("vprof: {}", lowered.sentence());
+    }
+    Some(lowered)
+}
+
+/// This program as the guard of an attached machine.
+fn guard_program() -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg("attach-guard");
+    program
+}
+
+/// Runs the guard's process.
+pub fn guard(stops: i32) -> Result<ExitCode, Error> {
+    let failed = |source| Error::System { action: "guard an attached virtual machine", source };
+    keep_guard(stops, &mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
+    Ok(ExitCode::Done)
+}
+
+/// Makes Ctrl-Z wait for the end of stops. The live view handles Ctrl-Z: it has to leave the screen first.
+fn install(control: &JobControl, args: &AttachArgs) -> Result<(), Error> {
+    let signals: &[i32] =
+        if args.recording.top { &[] } else { &[libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU] };
+    control.install(signals).map_err(|source| Error::System { action: "handle Ctrl-Z", source })
 }
 
 /// Tells the end and shows the summary.
@@ -169,8 +213,8 @@ async fn profile(
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counters(plan.counters);
-    recording.waits(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
-    if let Some((kind, note)) = &plan.note {
+    recording.triggers(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
+    for (kind, note) in &plan.notes {
         session.event(kind, note);
     }
     let mut samplers = samplers.into_iter();

@@ -1,4 +1,4 @@
-//! Times of earlier boots in a file, and whether these are slower.
+//! Times of earlier boots in a file, and the comparison with them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -7,37 +7,36 @@ use profile::boot::PHASES;
 use profile::diff;
 use serde::{Deserialize, Serialize};
 
-use super::check::Check;
-use super::{Attempt, Outcome, replace, walls};
-use crate::errors::Error;
-use text::message::Shown;
+use super::check::BootCheck;
+use super::{BootAttempt, BootOutcome, replace, walls};
+use crate::errors::{BaselineError, Error};
 
-/// The version of the file's format.
+/// Version of the file's format.
 const VERSION: u32 = 1;
-/// The largest file that is read, bytes.
+/// Largest file that is read, bytes.
 const LARGEST: u64 = 16 << 20;
-/// Single boots: slower is what takes longer by this part ...
+/// A single boot is slower than another if a phase takes longer by this part ...
 const PART: f64 = 0.2;
-/// ... and by this, s.
+/// ... and by this time, s.
 const LEAST_S: f64 = 0.05;
 
-/// The file.
+/// Contents of the file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Baseline {
+pub struct BootBaseline {
     vprof_boot_baseline: u32,
     image: String,
-    /// Where they were booted: times of different hosts can't be compared.
+    /// Host of the boots: times of different hosts can't be compared.
     host: String,
     kernel: Option<String>,
-    /// Wall time by phase of each boot, s.
+    /// Wall time of each boot by phase, s.
     boots: Vec<BTreeMap<String, f64>>,
 }
 
-impl Baseline {
-    /// Of boots that all came up.
-    pub fn of(outcome: &Outcome) -> Self {
-        let times = |attempt: &Attempt| {
+impl BootBaseline {
+    /// Takes the times of boots that all came up.
+    pub fn from_outcome(outcome: &BootOutcome) -> Self {
+        let times = |attempt: &BootAttempt| {
             attempt.boot.phases.iter().map(|phase| (phase.name.clone(), phase.wall_s)).collect()
         };
         let first = outcome.boots.first();
@@ -52,65 +51,75 @@ impl Baseline {
 
     /// Reads a file.
     pub fn read(path: &Path) -> Result<Self, Error> {
-        let wrong =
-            |what: String| Error::Baseline(format!("{} is no baseline of `vprof boot`: {what}", Shown(path)));
         let metadata = std::fs::metadata(path).map_err(|error| Error::file("read", path, error))?;
         if metadata.len() > LARGEST {
-            return Err(wrong("it is too large".to_owned()));
+            return Err(BaselineError::TooLarge(path.to_owned()).into());
         }
         let text = std::fs::read(path).map_err(|error| Error::file("read", path, error))?;
         let baseline: Self = serde_json::from_slice(&text)
-            .map_err(|error| wrong(text::clean::escaped(&error.to_string()).into_owned()))?;
-        match () {
-            () if baseline.vprof_boot_baseline != VERSION => {
-                Err(wrong(format!("its version is {}, and not {VERSION}", baseline.vprof_boot_baseline)))
-            }
-            () if baseline.boots.is_empty() => Err(wrong("it has no boots".to_owned())),
-            () if baseline.boots.iter().flat_map(BTreeMap::values).any(|s| !s.is_finite() || *s < 0.0) => {
-                Err(wrong("it has times that are none".to_owned()))
-            }
-            () => Ok(baseline),
+            .map_err(|source| BaselineError::Syntax { path: path.to_owned(), source })?;
+        let found = baseline.vprof_boot_baseline;
+        if found != VERSION {
+            return Err(BaselineError::Version { path: path.to_owned(), found, expected: VERSION }.into());
         }
+        if baseline.boots.is_empty() {
+            return Err(BaselineError::NoBoots(path.to_owned()).into());
+        }
+        if baseline.boots.iter().flat_map(BTreeMap::values).any(|s| !s.is_finite() || *s < 0.0) {
+            return Err(BaselineError::InvalidTimes(path.to_owned()).into());
+        }
+        Ok(baseline)
     }
 
-    /// Writes it, in place of a file that is there.
+    /// Writes the file, and replaces an existing one.
     pub fn write(&self, path: &Path) -> Result<(), Error> {
         let text =
             serde_json::to_string_pretty(self).map_err(|error| Error::file("write", path, error.into()))?;
         replace(path, &format!("{text}\n"))
     }
 
-    /// Compares phase by phase.
-    pub fn checks(&self, boots: &[Attempt]) -> Result<Vec<Check>, Error> {
+    /// Compares the boots with the baseline, phase by phase.
+    pub fn checks(&self, boots: &[BootAttempt]) -> Result<Vec<BootCheck>, Error> {
         if let Some(other) = boots.iter().find(|attempt| attempt.boot.host != self.host) {
-            return Err(Error::Baseline(format!(
-                "the baseline is of the host {:?} and these boots of {:?}: their times can't be compared",
-                text::clean::escaped(&self.host),
-                other.boot.host
-            )));
+            let (baseline, boots) = (self.host.clone(), other.boot.host.clone());
+            return Err(BaselineError::OtherHost { baseline, boots }.into());
         }
         let before =
             |phase: &str| self.boots.iter().filter_map(|boot| boot.get(phase).copied()).collect::<Vec<_>>();
-        let sides: Vec<(&str, Vec<f64>, Vec<f64>)> = PHASES
+        let sides: Vec<PhaseSides> = PHASES
             .iter()
-            .map(|phase| (*phase, before(phase), walls(boots, phase)))
-            .filter(|(_, before, after)| !before.is_empty() && !after.is_empty())
+            .map(|phase| PhaseSides { phase, before: before(phase), after: walls(boots, phase) })
+            .filter(|sides| !sides.before.is_empty() && !sides.after.is_empty())
             .collect();
         Ok(compare(&sides))
     }
 }
 
-/// Phases with their times before and now, s.
-fn compare(sides: &[(&str, Vec<f64>, Vec<f64>)]) -> Vec<Check> {
-    let tested = |side: &&(&str, Vec<f64>, Vec<f64>)| side.1.len() > 1 && side.2.len() > 1;
+/// Times of a phase on both sides, s.
+struct PhaseSides {
+    phase: &'static str,
+    before: Vec<f64>,
+    after: Vec<f64>,
+}
+
+impl PhaseSides {
+    /// Returns true if both sides have the two or more boots that a test needs.
+    fn is_testable(&self) -> bool {
+        self.before.len() > 1 && self.after.len() > 1
+    }
+}
+
+/// Compares the times of each phase.
+fn compare(sides: &[PhaseSides]) -> Vec<BootCheck> {
+    let testable = sides.iter().filter(|sides| sides.is_testable());
     let groups: Vec<(&[f64], &[f64])> =
-        sides.iter().filter(tested).map(|(_, before, after)| (before.as_slice(), after.as_slice())).collect();
+        testable.map(|sides| (sides.before.as_slice(), sides.after.as_slice())).collect();
     let mut changes = diff::compare(&groups).into_iter();
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
-    let check = |side: &(&str, Vec<f64>, Vec<f64>)| {
-        let (phase, before, after) = (side.0, mean(&side.1), mean(&side.2));
-        // Changes are told of those alone that were tested.
-        let change = tested(&side).then(|| changes.next()).flatten();
+    let check = |sides: &PhaseSides| {
+        let (phase, before, after) = (sides.phase, mean(&sides.before), mean(&sides.after));
+        // There are changes only of phases that were tested, in the same order.
+        let change = sides.is_testable().then(|| changes.next()).flatten();
         let (slower, how) = match change {
             Some(change) => (
                 change.marked && change.change > 0.0,
@@ -131,7 +140,13 @@ fn compare(sides: &[(&str, Vec<f64>, Vec<f64>)]) -> Vec<Check> {
             "{phase} took {after:.3} s, {:.3} s {direction} than in the baseline ({how})",
             (after - before).abs()
         );
-        Check { name: format!("baseline {phase}"), passed: !slower, skipped: false, message, time_s: after }
+        BootCheck {
+            name: format!("baseline {phase}"),
+            passed: !slower,
+            skipped: false,
+            message,
+            time_s: after,
+        }
     };
     sides.iter().map(check).collect()
 }
@@ -142,32 +157,36 @@ mod tests {
 
     #[test]
     fn several_boots_are_tested_and_single_ones_have_a_margin() {
-        let several = [
-            ("total", vec![2.0, 2.01, 1.99], vec![2.3, 2.31, 2.29]),
-            ("kernel", vec![1.0, 1.3, 0.8], vec![1.1, 1.2, 0.9]),
-        ];
+        let sides = |phase, before: &[f64], after: &[f64]| PhaseSides {
+            phase,
+            before: before.to_vec(),
+            after: after.to_vec(),
+        };
+        let total = || sides("total", &[2.0, 2.01, 1.99], &[2.3, 2.31, 2.29]);
+        let kernel = || sides("kernel", &[1.0, 1.3, 0.8], &[1.1, 1.2, 0.9]);
+        let several = [total(), kernel()];
         let passed: Vec<bool> = compare(&several).iter().map(|check| check.passed).collect();
         assert_eq!(passed, [false, true]);
         // A phase without enough boots does not take the result of the next one.
-        let mixed = [("initrd", vec![1.0], vec![1.0]), several[0].clone(), several[1].clone()];
+        let mixed = [sides("initrd", &[1.0], &[1.0]), total(), kernel()];
         let passed: Vec<bool> = compare(&mixed).iter().map(|check| check.passed).collect();
         assert_eq!(passed, [true, false, true]);
-        let single = |after| compare(&[("total", vec![1.0], vec![after])])[0].passed;
+        let single = |after| compare(&[sides("total", &[1.0], &[after])])[0].passed;
         assert!(single(1.24) && !single(1.26) && single(0.1));
-        assert!(compare(&[("total", vec![2.3, 2.31, 2.29], vec![2.0, 2.01, 1.99])])[0].passed);
+        assert!(compare(&[sides("total", &[2.3, 2.31, 2.29], &[2.0, 2.01, 1.99])])[0].passed);
     }
 
     #[test]
-    fn a_file_that_is_no_baseline_is_refused() {
+    fn a_file_that_is_not_a_baseline_is_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let error = |text: &str| {
             std::fs::write(file.path(), text).unwrap();
-            Baseline::read(file.path()).unwrap_err().to_string()
+            BootBaseline::read(file.path()).unwrap_err().to_string()
         };
         let head = r#"{"vprof_boot_baseline":1,"image":"a","host":"kvm","kernel":null,"boots":"#;
-        assert!(error("{").contains("is no baseline"));
+        assert!(error("{").contains("is not a baseline"));
         assert!(error(&format!("{head}[]}}")).contains("no boots"));
-        assert!(error(&format!("{head}[{{\"total\":-1}}]}}")).contains("times that are none"));
+        assert!(error(&format!("{head}[{{\"total\":-1}}]}}")).contains("times that are not valid"));
         assert!(error(&head.replace(":1", ":2").replace("\"boots\":", "\"boots\":[]}")).contains("version"));
     }
 }

@@ -1,10 +1,10 @@
-//! The result as JUnit XML (the dialect of Ant's JUnit task, which CI services read).
+//! The result as JUnit XML, in the dialect of Ant's JUnit task, which CI services read.
 
-use super::Outcome;
-use super::check::Check;
+use super::BootOutcome;
+use super::check::BootCheck;
 
-/// The whole file.
-pub fn render(outcome: &Outcome) -> String {
+/// Formats the whole file.
+pub fn render(outcome: &BootOutcome) -> String {
     let failures = outcome.checks.iter().filter(|check| !check.passed).count();
     let skipped = outcome.checks.iter().filter(|check| check.skipped).count();
     let time: f64 =
@@ -22,28 +22,24 @@ pub fn render(outcome: &Outcome) -> String {
     text
 }
 
-fn case(check: &Check, outcome: &Outcome) -> String {
+fn case(check: &BootCheck, outcome: &BootOutcome) -> String {
     let head = format!(
         "<testcase classname=\"vprof.boot\" name=\"{}\" time=\"{:.3}\"",
         xml(&check.name),
         check.time_s
     );
-    match () {
-        () if check.skipped => format!("{head}><skipped message=\"{}\"/></testcase>\n", xml(&check.message)),
-        () if check.passed => format!("{head}/>\n"),
-        () => {
-            let lines = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
-            let lines = lines.map_or_else(String::new, |evidence| evidence.console.join("\n"));
-            format!(
-                "{head}><failure message=\"{}\">{}</failure></testcase>\n",
-                xml(&check.message),
-                xml(&lines)
-            )
-        }
+    if check.skipped {
+        format!("{head}><skipped message=\"{}\"/></testcase>\n", xml(&check.message))
+    } else if check.passed {
+        format!("{head}/>\n")
+    } else {
+        let lines = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
+        let lines = lines.map_or_else(String::new, |evidence| evidence.console.join("\n"));
+        format!("{head}><failure message=\"{}\">{}</failure></testcase>\n", xml(&check.message), xml(&lines))
     }
 }
 
-/// Lines of text in XML.
+/// Escapes lines of text for XML.
 fn xml(text: &str) -> String {
     text.split('\n').map(text::clean::xml).collect::<Vec<_>>().join("\n")
 }
@@ -53,20 +49,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_text_is_made_harmless() {
+    fn all_text_is_escaped() {
         assert_eq!(xml("a<b>&\"c\x1b[2J\n]]>\u{ffff}"), "a&lt;b&gt;&amp;&quot;c\\x1b[2J\n]]&gt;\u{fffd}");
     }
 
     #[test]
     fn each_expectation_is_a_test_case() {
-        let check = |name: &str, passed, skipped| Check {
+        let check = |name: &str, passed, skipped| BootCheck {
             name: name.to_owned(),
             passed,
             skipped,
             message: "why".to_owned(),
             time_s: 1.5,
         };
-        let outcome = Outcome {
+        let outcome = BootOutcome {
             version: "0".to_owned(),
             image: "a&b".to_owned(),
             passed: false,

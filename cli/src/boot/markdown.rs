@@ -1,16 +1,16 @@
-//! The result as Markdown, for a comment to a change.
+//! The result as Markdown, for a comment on a change.
 
 use profile::boot::Evidence;
 
-use super::Outcome;
+use super::BootOutcome;
 use crate::render::boot::last_seen;
 use text::clean::{escaped, markdown, markdown_code};
 
-/// Initcalls that are shown.
+/// Largest number of initcalls.
 const CALLS: usize = 10;
 
-/// The whole text.
-pub fn render(outcome: &Outcome) -> String {
+/// Formats the whole text.
+pub fn render(outcome: &BootOutcome) -> String {
     let mark = if outcome.passed { "passed" } else { "**failed**" };
     let mut text = format!("### Boot of `{}`: {mark}\n\n", markdown_code(&outcome.image));
     if let Some(failure) = &outcome.failure {
@@ -29,10 +29,12 @@ pub fn render(outcome: &Outcome) -> String {
     }
     text.push_str("| expectation | result |\n|---|---|\n");
     for check in &outcome.checks {
-        let mark = match () {
-            () if check.skipped => "skipped",
-            () if check.passed => "met",
-            () => "**not met**",
+        let mark = if check.skipped {
+            "skipped"
+        } else if check.passed {
+            "met"
+        } else {
+            "**not met**"
         };
         text.push_str(&format!("| {} | {mark}: {} |\n", markdown(&check.name), markdown(&check.message)));
     }
@@ -46,12 +48,12 @@ pub fn render(outcome: &Outcome) -> String {
 }
 
 fn end(text: &mut String, evidence: &Evidence) {
-    verbatim(text, "vCPUs, and tasks that slept, in the end; innermost function first", &last_seen(evidence));
+    verbatim(text, "vCPUs and sleeping tasks at the end; innermost function first", &last_seen(evidence));
     let console: Vec<String> = evidence.console.iter().map(|line| escaped(line).into_owned()).collect();
     verbatim(text, "The console's last lines", &console);
 }
 
-/// Lines as they are, if there are any.
+/// Adds lines verbatim, if there are any.
 fn verbatim(text: &mut String, title: &str, lines: &[String]) {
     if lines.is_empty() {
         return;
@@ -86,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hang_is_told_with_stacks_and_the_console() {
+    fn a_hang_is_shown_with_stacks_and_the_console() {
         let vcpu = LastOf { busy: 1.0, process: Some("sh\n# no heading".to_owned()), ..LastOf::default() };
         let vcpu = LastOf { stack: vec!["native_halt".to_owned(), "panic".to_owned()], ..vcpu };
         let evidence =

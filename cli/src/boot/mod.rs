@@ -1,4 +1,4 @@
-//! `vprof boot`: boots a guest as `vprof run` does, watches it, and judges.
+//! `vprof boot`: boots a guest as `vprof run` does, and checks that it comes up.
 
 mod baseline;
 mod check;
@@ -16,51 +16,51 @@ use sampler::conditions::{Condition, RunTrigger};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{BootArgs, RunArgs};
-use crate::errors::{Error, ExitCode};
-use crate::output::{Output, write_json, write_text};
-use crate::render::Page;
+use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::{OutputTarget, write_json, write_text};
+use crate::render::PageLayout;
 use crate::run::{self, repeat};
-use crate::spread::Spread;
+use crate::spread::ValueSpread;
 use crate::symbolize;
-use baseline::Baseline;
-use check::Check;
+use baseline::BootBaseline;
+use check::BootCheck;
 use text::units;
-use verdict::Verdict;
+use verdict::{BootFacts, BootVerdict};
 use vmm::MachineEnd;
 
-/// What all boots came to.
+/// Result of all boots.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct BootOutcome {
     /// vprof's version.
     pub version: String,
-    /// What was booted.
+    /// The image that was booted.
     pub image: String,
-    /// All was as expected.
+    /// All expectations were met.
     pub passed: bool,
     /// The first expectation that was not met.
     pub failure: Option<String>,
-    /// Each boot.
-    pub boots: Vec<Attempt>,
-    /// Each expectation.
-    pub checks: Vec<Check>,
+    /// The boots in order.
+    pub boots: Vec<BootAttempt>,
+    /// Results of the expectations.
+    pub checks: Vec<BootCheck>,
     /// Wall time of each phase over the boots that came up, s.
-    pub spread: Vec<Spread>,
+    pub spread: Vec<ValueSpread>,
 }
 
-/// One boot.
+/// Result of one boot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Attempt {
-    /// Its profile.
+pub struct BootAttempt {
+    /// Path of the profile.
     pub profile: PathBuf,
-    /// How it ended.
-    pub verdict: Verdict,
-    /// The same as a sentence.
+    /// Verdict on the boot.
+    pub verdict: BootVerdict,
+    /// The verdict as a sentence.
     pub sentence: String,
-    /// How often the guest reset itself before.
+    /// Number of times that the guest reset itself before this boot.
     pub reboots: u32,
-    /// Where its time went.
+    /// Phases and other times of the boot.
     pub boot: Boot,
-    /// What is known of the end of a boot that failed.
+    /// State of the guest at the end of a boot that failed.
     pub evidence: Option<Evidence>,
 }
 
@@ -68,21 +68,18 @@ pub struct Attempt {
 pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     refuse(&args.run)?;
     if let Some(after) = args.hang_after.filter(|after| *after >= args.timeout) {
-        return Err(Error::Usage(format!(
-            "--hang-after {} can never come: the boot is over after {} (--timeout)",
-            units::duration(after),
-            units::duration(args.timeout)
-        )));
+        let (hang_after, timeout) = (units::duration(after), units::duration(args.timeout));
+        return Err(UsageError::LateHang { hang_after, timeout }.into());
     }
-    let baseline = args.baseline.as_deref().map(Baseline::read).transpose()?;
-    // What can't be written is better known before the guest runs.
+    let baseline = args.baseline.as_deref().map(BootBaseline::read).transpose()?;
+    // A file that can't be written is reported before the guest runs.
     for path in [&args.junit, &args.save_baseline].into_iter().flatten() {
         writable(path)?;
     }
     let outcome = boots(args, baseline.as_ref())?;
     if let Some(path) = &args.save_baseline {
-        if outcome.boots.iter().all(|attempt| attempt.verdict == Verdict::Up) {
-            Baseline::of(&outcome).write(path)?;
+        if outcome.boots.iter().all(|attempt| attempt.verdict == BootVerdict::Up) {
+            BootBaseline::from_outcome(&outcome).write(path)?;
         } else {
             eprintln!("vprof: the baseline is not written: not all boots came up");
         }
@@ -95,7 +92,7 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     } else if args.md {
         write_text(&markdown::render(&outcome))?;
     } else if !args.run.recording.quiet {
-        write_text(&render::outcome(&outcome, Page::stdout().for_summary()))?;
+        write_text(&render::outcome(&outcome, PageLayout::stdout().for_summary()))?;
     }
     if let Some(failure) = &outcome.failure {
         eprint!("{}", failed(&outcome, failure));
@@ -103,23 +100,23 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Expectation })
 }
 
-/// Options of a run that mean nothing here.
+/// Refuses options of a run that do not apply to boots.
 fn refuse(run: &RunArgs) -> Result<(), Error> {
     let given = [
-        ("--start-when", run.recording.start_when.is_some(), "a boot is sampled from its beginning on"),
+        ("--start-when", run.recording.start_when.is_some(), "a boot is sampled from its beginning"),
         ("--stop-when", run.recording.stop_when.is_some(), "a boot ends with --until"),
         ("--until-precision", run.recording.until_precision.is_some(), "a boot ends with --until"),
         ("--duration", run.recording.duration.is_some(), "a boot ends with --timeout"),
         ("--top", run.recording.top, "boots are judged at their end"),
     ];
     match given.into_iter().find(|(_, given, _)| *given) {
-        Some((option, _, why)) => Err(Error::Usage(format!("{option} is an option of `vprof run`: {why}"))),
+        Some((option, _, reason)) => Err(UsageError::RunOption { option, reason }.into()),
         None => Ok(()),
     }
 }
 
-/// The first broken expectation, and the console's last lines.
-fn failed(outcome: &Outcome, failure: &str) -> String {
+/// Formats the first expectation that was not met, and the console's last lines.
+fn failed(outcome: &BootOutcome, failure: &str) -> String {
     let mut text = format!("vprof: {failure}\n");
     let evidence = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
     if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
@@ -131,7 +128,7 @@ fn failed(outcome: &Outcome, failure: &str) -> String {
     text
 }
 
-fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error> {
+fn boots(args: &BootArgs, baseline: Option<&BootBaseline>) -> Result<BootOutcome, Error> {
     let times = args.run.repeat.unwrap_or(1);
     if times > 1 {
         repeat::warn_of_writes(&args.run);
@@ -148,21 +145,23 @@ fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error>
         if times > 1 && !args.run.recording.quiet {
             eprintln!("vprof: boot {n} of {times}: {}", text::clean::escaped(&attempt.sentence));
         }
-        let interrupted = attempt.verdict == Verdict::Interrupted;
+        let interrupted = attempt.verdict == BootVerdict::Interrupted;
         boots.push(attempt);
         if interrupted {
             break;
         }
     }
-    let spread =
-        PHASES.iter().filter_map(|phase| Spread::of(phase, &walls(&boots, phase))).collect::<Vec<_>>();
-    let mut checks = check::of_boots(args, &boots);
-    checks.extend(check::of_budgets(&args.budget, &spread));
+    let spread = PHASES
+        .iter()
+        .filter_map(|phase| ValueSpread::from_values(phase, &walls(&boots, phase)))
+        .collect::<Vec<_>>();
+    let mut checks = check::check_boots(args, &boots);
+    checks.extend(check::check_budgets(&args.budget, &spread));
     if let Some(baseline) = baseline {
         checks.extend(baseline.checks(&boots)?);
     }
     let failure = checks.iter().find(|check| !check.passed).map(|check| check.message.clone());
-    Ok(Outcome {
+    Ok(BootOutcome {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         image: args.run.image.to_string_lossy().into_owned(),
         passed: failure.is_none(),
@@ -173,30 +172,30 @@ fn boots(args: &BootArgs, baseline: Option<&Baseline>) -> Result<Outcome, Error>
     })
 }
 
-/// How long a phase took in the boots that came up, s.
-fn walls(boots: &[Attempt], phase: &str) -> Vec<f64> {
-    let up = boots.iter().filter(|attempt| attempt.verdict == Verdict::Up);
+/// Returns the time of a phase in each boot that came up, s.
+fn walls(boots: &[BootAttempt], phase: &str) -> Vec<f64> {
+    let up = boots.iter().filter(|attempt| attempt.verdict == BootVerdict::Up);
     up.filter_map(|attempt| Some(attempt.boot.phase(phase)?.wall_s)).collect()
 }
 
-/// One boot, with as many resets in between as are allowed.
-fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
-    let (until, waited) = (args.until(), args.waited());
-    let mut waits = vec![RunTrigger::Still(args.hang_after)];
-    waits.extend(waited.clone().map(RunTrigger::Until));
+/// Boots the guest, and again after resets, up to the allowed number.
+fn boot(args: &BootArgs, run: &RunArgs) -> Result<BootAttempt, Error> {
+    let (until, end_condition) = (args.until(), args.end_condition());
+    let mut triggers = vec![RunTrigger::Still(args.hang_after)];
+    triggers.extend(end_condition.clone().map(RunTrigger::Until));
     let places = symbolize::named_places(&run.recording.debug)?;
     let mut reboots = 0;
     loop {
         let mut again = run.clone();
         again.recording.force |= reboots > 0;
-        let ended = run::once(&again, waits.clone())?;
+        let ended = run::once(&again, triggers.clone())?;
         if let Some(error) = &ended.outcome.totals.sink_error {
             return Err(Error::Sink(error.clone()));
         }
         let profile = Profile::open(&run.recording.output)?;
         let evidence = Evidence::read(&profile)?;
         let resets = ended.outcome.end == GuestEnd::Ran(MachineEnd::Reset)
-            && verdict::failed_by_itself(&evidence).is_none();
+            && verdict::kernel_failure(&evidence).is_none();
         if resets && ended.outcome.totals.seen.until_ns.is_none() && reboots < args.reboots {
             reboots += 1;
             if !run.recording.quiet {
@@ -212,23 +211,29 @@ fn boot(args: &BootArgs, run: &RunArgs) -> Result<Attempt, Error> {
             symbolize::add_names(&run.recording.output, places, run.recording.quiet)?;
         }
         let boot = Boot::read(&Profile::open(&run.recording.output)?)?;
-        let (verdict, sentence) =
-            verdict::judge((until.as_ref(), waited.as_ref()), &ended, &evidence, (&boot, reboots));
-        let evidence = (verdict != Verdict::Up).then_some(evidence);
+        let (verdict, sentence) = verdict::judge(BootFacts {
+            until: until.as_ref(),
+            end_condition: end_condition.as_ref(),
+            recorded: &ended,
+            evidence: &evidence,
+            boot: &boot,
+            reboots,
+        });
+        let evidence = (verdict != BootVerdict::Up).then_some(evidence);
         let profile = run.recording.output.clone();
-        return Ok(Attempt { profile, verdict, sentence, reboots, boot, evidence });
+        return Ok(BootAttempt { profile, verdict, sentence, reboots, boot, evidence });
     }
 }
 
-/// What is expected of a boot, in a sentence: what was asked for, and what ends it where nothing was.
-fn expected(until: Option<&Condition>, waited: Option<&Condition>) -> String {
-    match (until, waited) {
-        (None, Some(waited)) => format!("{} or its own end", shown(Some(waited))),
+/// Formats the expectation: the given condition, or the one that ends the boot by default.
+fn expected(until: Option<&Condition>, end_condition: Option<&Condition>) -> String {
+    match (until, end_condition) {
+        (None, Some(condition)) => format!("{} or its own end", shown(Some(condition))),
         (until, _) => shown(until),
     }
 }
 
-/// A condition in a sentence.
+/// Formats a condition for a sentence.
 fn shown(until: Option<&Condition>) -> String {
     match until {
         None => "its end".to_owned(),
@@ -246,9 +251,9 @@ fn writable(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Writes a file of text, in place of one that is there.
+/// Writes a file of text, and replaces an existing one.
 fn replace(path: &Path, text: &str) -> Result<(), Error> {
-    let mut output = Output::open(path, true)?;
+    let mut output = OutputTarget::open(path, true)?;
     match output.writer().write_all(text.as_bytes()) {
         Ok(()) => output.finish(),
         Err(source) => Err(output.error(source)),

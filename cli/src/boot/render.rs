@@ -3,16 +3,16 @@
 use text::clean::escaped;
 use text::units;
 
-use super::Outcome;
-use crate::render::Page;
+use super::BootOutcome;
+use crate::render::PageLayout;
 use crate::render::boot::{last_seen, render, spread};
 use crate::render::summary::{heading, wrapped};
 
 /// Rows per table after a boot.
 const ROWS: usize = 10;
 
-/// All boots and what was expected of them.
-pub fn outcome(outcome: &Outcome, page: Page) -> String {
+/// Formats all boots and their expectations.
+pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
     let mut text = String::new();
     if let Some(last) = outcome.boots.last() {
         text = render(&last.boot, ROWS, page);
@@ -21,7 +21,7 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
         heading(
             &mut text,
             page.style,
-            "Spread",
+            "ValueSpread",
             &format!(
                 ": wall time over {} boots; spread is standard deviation over mean",
                 outcome.boots.len()
@@ -34,23 +34,25 @@ pub fn outcome(outcome: &Outcome, page: Page) -> String {
     }
     heading(&mut text, page.style, "Expectations", "");
     for check in &outcome.checks {
-        let mark = match () {
-            () if check.skipped => "skipped",
-            () if check.passed => "met",
-            () => "NOT MET",
+        let mark = if check.skipped {
+            "skipped"
+        } else if check.passed {
+            "met"
+        } else {
+            "NOT MET"
         };
         wrapped(&mut text, &format!("{mark}: {}", escaped(&check.message)), "  ", page.width);
     }
     text
 }
 
-/// What vCPUs and sleeping tasks were at in the end.
-fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: Page) {
+/// Adds the stacks of vCPUs and sleeping tasks at the end.
+fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: PageLayout) {
     heading(
         text,
         page.style,
-        "In the end",
-        ": vCPUs, and tasks that slept, with the time since then; innermost function first",
+        "At the end",
+        ": vCPUs, and sleeping tasks with the time that they have slept; innermost function first",
     );
     for line in last_seen(evidence) {
         wrapped(text, &line, "  ", page.width);

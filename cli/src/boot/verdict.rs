@@ -1,4 +1,4 @@
-//! How a boot ended.
+//! The verdict on a boot.
 
 use host::spec::GuestEnd;
 use profile::boot::{Boot, Evidence, LastOf};
@@ -10,119 +10,135 @@ use crate::run::recording::Recorded;
 use text::clean::escaped;
 use vmm::{MachineEnd, TRIPLE_FAULT};
 
-/// A guest that has come no further for this part of the run, and for [`STILL_S`], hangs when its time is over.
+/// A guest without progress for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
-/// At least so long, s.
+/// Shortest time without progress that counts as a hang, s.
 const STILL_S: f64 = 5.0;
 /// A vCPU that is busy for more than this part of the time is not waiting.
 const BUSY: f64 = 0.2;
 
-/// How a boot ended.
+/// Verdict on a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Verdict {
-    /// It came up.
+pub enum BootVerdict {
+    /// The guest came up.
     Up,
-    /// A kernel panic.
+    /// The kernel panicked.
     Panic,
-    /// An oops.
+    /// The kernel had an oops.
     Oops,
-    /// A triple fault.
+    /// The guest had a triple fault.
     TripleFault,
-    /// It reset itself again and again, or once where no more was allowed.
+    /// The guest reset itself more often than allowed.
     RebootLoop,
-    /// It powered off before it was up.
+    /// The guest powered off before it was up.
     PowerOff,
-    /// Nothing went on any more: all vCPUs wait.
+    /// The guest hangs, and all vCPUs wait.
     HangIdle,
-    /// Nothing went on any more, while a vCPU was busy.
+    /// The guest hangs, and a vCPU is busy.
     HangBusy,
-    /// It still went on, but too slowly.
+    /// The guest was still in progress when its time was over.
     TimeOut,
-    /// The machine failed otherwise.
+    /// The machine failed in another way.
     Failed,
-    /// Somebody ended the run.
+    /// The user ended the run.
     Interrupted,
 }
 
-/// A failure of the kernel's own: a panic, or an oops.
-pub fn failed_by_itself(evidence: &Evidence) -> Option<(Verdict, String)> {
+/// Returns the verdict on a panic or an oops of the kernel, if it had one.
+pub fn kernel_failure(evidence: &Evidence) -> Option<(BootVerdict, String)> {
     let line = |line: &Option<String>| line.as_deref().map(|line| escaped(line).into_owned());
     if let Some(line) = line(&evidence.panic_line) {
-        return Some((Verdict::Panic, format!("the kernel panicked: {line}")));
+        return Some((BootVerdict::Panic, format!("the kernel panicked: {line}")));
     }
     if evidence.panicked == Some(true) {
-        let sentence = "the kernel panicked, by its own notes; its console does not say why".to_owned();
-        return Some((Verdict::Panic, sentence));
+        let sentence = "the kernel panicked, by its own state; its console does not show why".to_owned();
+        return Some((BootVerdict::Panic, sentence));
     }
     if let Some(line) = line(&evidence.oops_line) {
-        return Some((Verdict::Oops, format!("the kernel had an oops: {line}")));
+        return Some((BootVerdict::Oops, format!("the kernel had an oops: {line}")));
     }
-    let sentence = "the kernel had an oops, by its own notes; its console does not say which".to_owned();
-    (evidence.died == Some(true)).then_some((Verdict::Oops, sentence))
+    let sentence = "the kernel had an oops, by its own state; its console does not show which".to_owned();
+    (evidence.died == Some(true)).then_some((BootVerdict::Oops, sentence))
 }
 
-/// Judges a boot whose guest was started again so often.
-pub fn judge(
-    (until, waited): (Option<&Condition>, Option<&Condition>),
-    ended: &Recorded,
-    evidence: &Evidence,
-    (boot, reboots): (&Boot, u32),
-) -> (Verdict, String) {
-    let until_shown = expected(until, waited);
-    if let Some((verdict, sentence)) = failed_by_itself(evidence) {
+/// Facts on a boot that the verdict depends on.
+#[derive(Debug, Clone, Copy)]
+pub struct BootFacts<'a> {
+    /// Condition that means that the guest is up.
+    pub until: Option<&'a Condition>,
+    /// Condition that ends the boot.
+    pub end_condition: Option<&'a Condition>,
+    /// End of the run.
+    pub recorded: &'a Recorded,
+    /// State of the guest at the end.
+    pub evidence: &'a Evidence,
+    /// Phases of the boot.
+    pub boot: &'a Boot,
+    /// Number of restarts before.
+    pub reboots: u32,
+}
+
+/// Judges a boot.
+pub fn judge(facts: BootFacts<'_>) -> (BootVerdict, String) {
+    let BootFacts { until, end_condition, recorded, evidence, boot, reboots } = facts;
+    let until_shown = expected(until, end_condition);
+    if let Some((verdict, sentence)) = kernel_failure(evidence) {
         return (verdict, sentence);
     }
-    // A command's run may also end since no command will run.
-    if let Some(reached) = boot.reached_s.filter(|_| waited.is_some()) {
-        return (Verdict::Up, format!("{} was seen after {reached:.3} s", shown(waited)));
+    // A run may also end because its command can't run; then the condition was not reached.
+    if let Some(reached) = boot.reached_s.filter(|_| end_condition.is_some()) {
+        return (BootVerdict::Up, format!("{} was seen after {reached:.3} s", shown(end_condition)));
     }
     let after = format!("{:.2} s", evidence.duration_s);
-    let end = match &ended.outcome.end {
+    let end = match &recorded.outcome.end {
         GuestEnd::Ran(end) => end,
-        // A guest that is booted is not left.
+        // Only an attached guest is left running.
         GuestEnd::Left(_) => &MachineEnd::Stopped,
     };
     match end {
         MachineEnd::Failed(reason) if reason.contains(TRIPLE_FAULT) => {
-            (Verdict::TripleFault, format!("the guest had a triple fault after {after}"))
+            (BootVerdict::TripleFault, format!("the guest had a triple fault after {after}"))
         }
         MachineEnd::Failed(reason) => {
-            (Verdict::Failed, format!("the guest failed after {after}: {}", escaped(reason)))
+            (BootVerdict::Failed, format!("the guest failed after {after}: {}", escaped(reason)))
         }
         MachineEnd::Reset if reboots > 0 => (
-            Verdict::RebootLoop,
+            BootVerdict::RebootLoop,
             format!("reboot loop: the guest reset itself {} times, the last time after {after}", reboots + 1),
         ),
         MachineEnd::Reset => {
-            (Verdict::RebootLoop, format!("the guest reset itself after {after}, before {until_shown}"))
+            (BootVerdict::RebootLoop, format!("the guest reset itself after {after}, before {until_shown}"))
         }
         MachineEnd::Exited(code) if *code != 0 && until.is_none() => {
-            (Verdict::Failed, format!("the guest's command ended with status {code} after {after}"))
+            (BootVerdict::Failed, format!("the guest's command ended with status {code} after {after}"))
         }
         MachineEnd::PowerOff | MachineEnd::Exited(_) if until.is_none() => {
-            (Verdict::Up, format!("the guest ended by itself after {after}"))
+            (BootVerdict::Up, format!("the guest ended by itself after {after}"))
         }
         MachineEnd::PowerOff | MachineEnd::Exited(_) => {
-            (Verdict::PowerOff, format!("the guest powered off after {after}, before {until_shown}"))
+            (BootVerdict::PowerOff, format!("the guest powered off after {after}, before {until_shown}"))
         }
-        MachineEnd::Stopped if ended.interrupted => {
-            (Verdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
+        MachineEnd::Stopped if recorded.interrupted => {
+            (BootVerdict::Interrupted, format!("the run was ended after {after}, before {until_shown}"))
         }
-        MachineEnd::Stopped => still(evidence, &until_shown, ended.outcome.totals.seen.still_ns.is_some()),
+        MachineEnd::Stopped => still(evidence, &until_shown, recorded.outcome.totals.seen.still_ns.is_some()),
     }
 }
 
-/// Of a guest that was not up in time, or had come no further for long enough (`hangs`): whether it still went on.
-fn still(evidence: &Evidence, until: &str, hangs: bool) -> (Verdict, String) {
+/// Returns the verdict on a guest that was not up in time, or had no progress for --hang-after (`hangs`).
+fn still(evidence: &Evidence, until: &str, hangs: bool) -> (BootVerdict, String) {
     let silent = (evidence.duration_s - evidence.progress_s).max(0.0);
     let not = format!("{until} was not seen within {:.2} s", evidence.duration_s);
     if !hangs && silent < STILL_S.max(evidence.duration_s * STILL_PART) {
-        return (Verdict::TimeOut, format!("{not}, though the guest still went on: {}", doing(evidence)));
+        return (
+            BootVerdict::TimeOut,
+            format!("{not}, though the guest is still in progress: {}", doing(evidence)),
+        );
     }
-    let nothing = format!("the guest hangs: {not}, and nothing new happened in the last {silent:.1} s");
+    let nothing = format!("the guest hangs: {not}, and it made no progress in the last {silent:.1} s");
     if evidence.busiest() > BUSY {
-        (Verdict::HangBusy, format!("{nothing}; {}", doing(evidence)))
+        (BootVerdict::HangBusy, format!("{nothing}; {}", doing(evidence)))
     } else {
         let waits = evidence.blocked.iter().find(|task| task.state == "disk");
         let waits = waits.or_else(|| evidence.blocked.iter().find(|task| task.pid == 1));
@@ -132,17 +148,17 @@ fn still(evidence: &Evidence, until: &str, hangs: bool) -> (Verdict, String) {
             let slept = (evidence.duration_s - task.since_s).max(0.0);
             format!("; {comm} (pid {}) has slept in {what} for {slept:.1} s", task.pid)
         });
-        (Verdict::HangIdle, format!("{nothing}; all vCPUs wait{who}"))
+        (BootVerdict::HangIdle, format!("{nothing}; all vCPUs wait{who}"))
     }
 }
 
-/// Functions that every sleeper is in.
+/// Returns true for the functions that every sleeping task is in.
 fn is_scheduler(function: &str) -> bool {
     ["__schedule", "schedule", "schedule_timeout", "io_schedule", "schedule_preempt_disabled"]
         .contains(&function)
 }
 
-/// What the busiest vCPU does.
+/// Describes what the busiest vCPU does.
 fn doing(evidence: &Evidence) -> String {
     let busiest = evidence.vcpus.iter().max_by(|a, b| a.busy.total_cmp(&b.busy));
     let Some(LastOf { vcpu, busy, process, stack }) = busiest else {
@@ -185,30 +201,30 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_is_told_from_a_slow_guest() {
+    fn a_hang_is_distinguished_from_a_slow_guest() {
         let (verdict, sentence) = still(&evidence(35.0, 0.9), "console:up", false);
-        assert_eq!(verdict, Verdict::TimeOut);
+        assert_eq!(verdict, BootVerdict::TimeOut);
         assert!(
             sentence.contains("vCPU 1 is busy for 90 % of the time, with loop in spin\\x1b"),
             "{sentence}"
         );
-        assert_eq!(still(&evidence(35.0, 0.9), "console:up", true).0, Verdict::HangBusy);
-        assert_eq!(still(&evidence(29.0, 0.9), "console:up", false).0, Verdict::HangBusy);
+        assert_eq!(still(&evidence(35.0, 0.9), "console:up", true).0, BootVerdict::HangBusy);
+        assert_eq!(still(&evidence(29.0, 0.9), "console:up", false).0, BootVerdict::HangBusy);
         let (verdict, sentence) = still(&evidence(29.0, 0.01), "console:up", false);
-        assert_eq!(verdict, Verdict::HangIdle);
+        assert_eq!(verdict, BootVerdict::HangIdle);
         assert!(sentence.ends_with("cp (pid 42) has slept in wait_on_page_bit for 37.0 s"), "{sentence}");
     }
 
     #[test]
     fn the_kernels_own_failures_come_first() {
-        let mut told = evidence(0.0, 0.0);
-        assert_eq!(failed_by_itself(&told), None);
-        (told.died, told.oops_line) = (Some(true), Some("Oops: 0002".to_owned()));
+        let mut failed = evidence(0.0, 0.0);
+        assert_eq!(kernel_failure(&failed), None);
+        (failed.died, failed.oops_line) = (Some(true), Some("Oops: 0002".to_owned()));
         assert_eq!(
-            failed_by_itself(&told).unwrap(),
-            (Verdict::Oops, "the kernel had an oops: Oops: 0002".to_owned())
+            kernel_failure(&failed).unwrap(),
+            (BootVerdict::Oops, "the kernel had an oops: Oops: 0002".to_owned())
         );
-        told.panicked = Some(true);
-        assert_eq!(failed_by_itself(&told).unwrap().0, Verdict::Panic);
+        failed.panicked = Some(true);
+        assert_eq!(kernel_failure(&failed).unwrap().0, BootVerdict::Panic);
     }
 }

@@ -1,4 +1,4 @@
-//! How a guest came up: `report --boot`, and a part of `vprof boot`.
+//! The boot of a guest: `report --boot`, and a part of `vprof boot`.
 
 mod systemd;
 
@@ -6,14 +6,14 @@ use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit};
 use text::clean::escaped;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::exact::more;
 use super::summary::{heading, wrapped};
-use super::table::{Align, Table};
-use crate::spread::Spread;
+use super::table::{ColumnAlign, TextTable};
+use crate::spread::ValueSpread;
 
-/// One boot with at most `rows` rows per table.
-pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
+/// Formats one boot with at most `rows` rows per table.
+pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     let kernel = boot.kernel.as_deref().unwrap_or("of unknown release");
     let started_s = boot.systemd.startup.as_ref().map(|startup| startup.at_s);
@@ -32,13 +32,19 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
     );
     phases(&mut text, &boot.phases, page);
     systemd::render(&mut text, &boot.systemd, rows, page);
-    calls(&mut text, ("Early kernel", ": what start_kernel called"), &boot.early, rows, page);
-    calls(&mut text, ("Initcalls", ": those of modules, too"), &boot.initcalls, rows, page);
+    let early = TableHeading { title: "Early kernel", note: ": functions that start_kernel called" };
+    calls(&mut text, early, &boot.early, rows, page);
+    let initcalls = TableHeading { title: "Initcalls", note: ": those of modules, too" };
+    calls(&mut text, initcalls, &boot.initcalls, rows, page);
     if !boot.init.is_empty() {
         heading(&mut text, page.style, "First process", "");
-        let mut table = Table::new(&[("from", Align::Right), ("on", Align::Left), ("program", Align::Left)])
-            .indent(2)
-            .flexible(2);
+        let mut table = TextTable::new(&[
+            ("from", ColumnAlign::Right),
+            ("on", ColumnAlign::Left),
+            ("program", ColumnAlign::Left),
+        ])
+        .indent(2)
+        .flexible(2);
         for program in boot.init.iter().take(rows) {
             let (system, path) =
                 (escaped(&program.filesystem).into_owned(), escaped(&program.path).into_owned());
@@ -47,17 +53,17 @@ pub fn render(boot: &Boot, rows: usize, page: Page) -> String {
         text.push_str(&table.render(page.width));
         more(&mut text, boot.init.len(), rows);
     }
-    units_of(&mut text, "Units and control groups", &boot.units, rows, page);
-    units_of(&mut text, "Programs", &boot.processes, rows, page);
+    unit_table(&mut text, "Units and control groups", &boot.units, rows, page);
+    unit_table(&mut text, "Programs", &boot.processes, rows, page);
     text
 }
 
-fn phases(text: &mut String, phases: &[Phase], page: Page) {
+fn phases(text: &mut String, phases: &[Phase], page: PageLayout) {
     heading(text, page.style, "Phases", "");
     let right = ["from", "to", "wall", "known to", "in the guest", "samples"];
-    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
-    columns.push(("phase", Align::Left));
-    let mut table = Table::new(&columns).indent(2);
+    let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
+    columns.push(("phase", ColumnAlign::Left));
+    let mut table = TextTable::new(&columns).indent(2);
     for phase in phases {
         let indent = if matches!(phase.name.as_str(), "early" | "initcalls") { "  " } else { "" };
         let open = if phase.ended { "" } else { " (not ended)" };
@@ -78,7 +84,7 @@ fn interval(time: &CpuEstimate) -> String {
     format!("{} - {}", units::seconds(time.low_s), units::seconds(time.high_s))
 }
 
-/// Those with the most CPU time, in the order of time.
+/// Returns the elements with the most CPU time, in the order of time.
 fn most<T>(all: &[T], rows: usize, time: impl Fn(&T) -> u64) -> Vec<&T> {
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_by_key(|&place| std::cmp::Reverse(all.get(place).map_or(0, &time)));
@@ -87,19 +93,31 @@ fn most<T>(all: &[T], rows: usize, time: impl Fn(&T) -> u64) -> Vec<&T> {
     order.into_iter().filter_map(|place| all.get(place)).collect()
 }
 
-fn calls(text: &mut String, (title, note): (&str, &str), calls: &[Call], rows: usize, page: Page) {
+/// TableHeading of a table.
+struct TableHeading {
+    title: &'static str,
+    note: &'static str,
+}
+
+fn calls(
+    text: &mut String,
+    TableHeading { title, note }: TableHeading,
+    calls: &[Call],
+    rows: usize,
+    page: PageLayout,
+) {
     if calls.is_empty() {
         return;
     }
     heading(text, page.style, title, note);
     let columns = [
-        ("from", Align::Right),
-        ("to", Align::Right),
-        ("CPU time", Align::Right),
-        ("95 % interval", Align::Right),
-        ("function", Align::Left),
+        ("from", ColumnAlign::Right),
+        ("to", ColumnAlign::Right),
+        ("CPU time", ColumnAlign::Right),
+        ("95 % interval", ColumnAlign::Right),
+        ("function", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(4);
+    let mut table = TextTable::new(&columns).indent(2).flexible(4);
     for call in most(calls, rows, |call| call.time.samples) {
         let module =
             call.module.as_deref().map_or_else(String::new, |module| format!(" [{}]", escaped(module)));
@@ -115,20 +133,20 @@ fn calls(text: &mut String, (title, note): (&str, &str), calls: &[Call], rows: u
     more(text, calls.len(), rows);
 }
 
-fn units_of(text: &mut String, title: &str, all: &[Unit], rows: usize, page: Page) {
+fn unit_table(text: &mut String, title: &str, all: &[Unit], rows: usize, page: PageLayout) {
     if all.is_empty() {
         return;
     }
     heading(text, page.style, title, "");
     let columns = [
-        ("from", Align::Right),
-        ("to", Align::Right),
-        ("CPU time", Align::Right),
-        ("95 % interval", Align::Right),
-        ("processes", Align::Right),
-        ("name", Align::Left),
+        ("from", ColumnAlign::Right),
+        ("to", ColumnAlign::Right),
+        ("CPU time", ColumnAlign::Right),
+        ("95 % interval", ColumnAlign::Right),
+        ("processes", ColumnAlign::Right),
+        ("name", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(5);
+    let mut table = TextTable::new(&columns).indent(2).flexible(5);
     for unit in most(all, rows, |unit| unit.time.samples) {
         table.row(vec![
             units::seconds(unit.from_s),
@@ -143,16 +161,16 @@ fn units_of(text: &mut String, title: &str, all: &[Unit], rows: usize, page: Pag
     more(text, all.len(), rows);
 }
 
-/// How measurements of several runs lie.
-pub fn spread(text: &mut String, all: &[Spread], show: impl Fn(f64) -> String, page: Page) {
+/// Adds a table of the spread between several runs.
+pub fn spread(text: &mut String, all: &[ValueSpread], show: impl Fn(f64) -> String, page: PageLayout) {
     let columns = [
-        ("median", Align::Right),
-        ("min", Align::Right),
-        ("max", Align::Right),
-        ("spread", Align::Right),
-        ("what", Align::Left),
+        ("median", ColumnAlign::Right),
+        ("min", ColumnAlign::Right),
+        ("max", ColumnAlign::Right),
+        ("spread", ColumnAlign::Right),
+        ("what", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(4);
+    let mut table = TextTable::new(&columns).indent(2).flexible(4);
     for one in all {
         let cv = one.cv.map_or_else(String::new, |cv| format!("{:.1} %", cv * 100.0));
         table.row(vec![show(one.median), show(one.min), show(one.max), cv, escaped(&one.name).into_owned()]);
@@ -160,7 +178,7 @@ pub fn spread(text: &mut String, all: &[Spread], show: impl Fn(f64) -> String, p
     text.push_str(&table.render(page.width));
 }
 
-/// A line for each vCPU and each task that slept in the end, with nothing in it that a terminal would act on.
+/// Formats a line for each vCPU and each task that slept at the end, escaped.
 pub fn last_seen(evidence: &profile::boot::Evidence) -> Vec<String> {
     let joined = |stack: &[String]| {
         stack.iter().map(|name| escaped(name).into_owned()).collect::<Vec<_>>().join(" < ")
@@ -204,7 +222,7 @@ mod tests {
     fn names_of_the_guest_are_harmless() {
         let call = Call { function: "a\x1b[2J".to_owned(), ..Call::default() };
         let boot = Boot { initcalls: vec![call], kernel: Some("6\x07".to_owned()), ..Boot::default() };
-        let text = render(&boot, 10, Page { width: 80, style: super::super::Style::Plain });
+        let text = render(&boot, 10, PageLayout { width: 80, style: super::super::TextStyle::Plain });
         assert!(text.contains("a\\x1b[2J") && !text.contains('\x1b') && !text.contains('\x07'), "{text}");
     }
 }

@@ -4,12 +4,12 @@ use profile::report::{Breakdown, By, Report, Row};
 use text::clean::escaped;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::summary::{WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title};
-use super::table::{Align, Table, cut};
+use super::table::{ColumnAlign, TextTable, cut};
 
-/// The table with at most `rows` rows.
-pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: Page) -> String {
+/// Formats the table with at most `rows` rows.
+pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: PageLayout) -> String {
     let mut text = title(report, page);
     if breakdown.rows.is_empty() && breakdown.outside.samples == 0 {
         text.push_str(nothing(report));
@@ -57,59 +57,62 @@ fn outside(by: By) -> &'static str {
     }
 }
 
-/// Columns for the name of a unit or a container; ids are told by fewer.
+/// Columns for the name of a unit or a container; a shorter part of an id is enough.
 const LONGEST_UNIT: usize = 24;
 
-/// A column of a row's own: heading, side, text.
-type Column = (&'static str, Align, fn(&Row) -> String);
+/// A column of the rows' own data: heading, alignment, text.
+type RowColumn = (&'static str, ColumnAlign, fn(&Row) -> String);
 
-fn columns(by: By, wide: bool) -> &'static [Column] {
-    const KIND: Column = ("mode", Align::Left, |row| optional(row.kind.as_deref()));
+fn columns(by: By, wide: bool) -> &'static [RowColumn] {
+    const KIND: RowColumn = ("mode", ColumnAlign::Left, |row| optional(row.kind.as_deref()));
     match by {
-        By::Function => &[KIND, ("function", Align::Left, in_module)],
+        By::Function => &[KIND, ("function", ColumnAlign::Left, in_module)],
         By::Instruction if wide => &[
             KIND,
-            ("address", Align::Right, |row| optional(row.address.as_deref())),
-            ("offset", Align::Right, offset),
-            ("function", Align::Left, function),
+            ("address", ColumnAlign::Right, |row| optional(row.address.as_deref())),
+            ("offset", ColumnAlign::Right, offset),
+            ("function", ColumnAlign::Left, function),
         ],
-        By::Instruction => &[KIND, ("offset", Align::Right, offset), ("function", Align::Left, function)],
-        By::Line => &[KIND, ("line", Align::Left, in_module)],
-        By::Module => &[KIND, ("module", Align::Left, name)],
-        By::Process => &[("program", Align::Left, task)],
+        By::Instruction => {
+            &[KIND, ("offset", ColumnAlign::Right, offset), ("function", ColumnAlign::Left, function)]
+        }
+        By::Line => &[KIND, ("line", ColumnAlign::Left, in_module)],
+        By::Module => &[KIND, ("module", ColumnAlign::Left, name)],
+        By::Process => &[("program", ColumnAlign::Left, task)],
         By::Instance => &[
-            ("pid", Align::Right, |row| number(row.pid)),
-            ("name#instance, command line", Align::Left, titled),
+            ("pid", ColumnAlign::Right, |row| number(row.pid)),
+            ("name#instance, command line", ColumnAlign::Left, titled),
         ],
         By::Thread => &[
-            ("tid", Align::Right, |row| number(row.tid)),
-            ("process", Align::Left, |row| optional(row.process.as_deref())),
-            ("thread", Align::Left, name),
+            ("tid", ColumnAlign::Right, |row| number(row.tid)),
+            ("process", ColumnAlign::Left, |row| optional(row.process.as_deref())),
+            ("thread", ColumnAlign::Left, name),
         ],
         By::Cgroup => &[
-            ("unit or container", Align::Left, |row| {
+            ("unit or container", ColumnAlign::Left, |row| {
                 cut(&optional(row.container.as_deref().or(row.unit.as_deref())), LONGEST_UNIT)
             }),
-            ("control group", Align::Left, name),
+            ("control group", ColumnAlign::Left, name),
         ],
-        By::Irq => {
-            &[("kind", Align::Left, |row| optional(row.kind.as_deref())), ("interrupt", Align::Left, name)]
-        }
-        By::Syscall => &[("system call", Align::Left, name)],
+        By::Irq => &[
+            ("kind", ColumnAlign::Left, |row| optional(row.kind.as_deref())),
+            ("interrupt", ColumnAlign::Left, name),
+        ],
+        By::Syscall => &[("system call", ColumnAlign::Left, name)],
     }
 }
 
-fn table(breakdown: &Breakdown, rows: usize, page: Page) -> Table {
+fn table(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTable {
     let code = breakdown.by.is_code();
     let wide = page.width >= WIDE;
     let own = columns(breakdown.by, wide);
     let mut headings = estimate_columns(if code { "self" } else { "share" }, page);
     if code {
-        headings.push(("total", Align::Right));
-        headings.extend(wide.then_some(("95 % interval", Align::Right)));
+        headings.push(("total", ColumnAlign::Right));
+        headings.extend(wide.then_some(("95 % interval", ColumnAlign::Right)));
     }
     headings.extend(own.iter().map(|(name, align, _)| (*name, *align)));
-    let mut table = Table::new(&headings).indent(2).flexible(headings.len() - 1);
+    let mut table = TextTable::new(&headings).indent(2).flexible(headings.len() - 1);
     for row in breakdown.rows.iter().take(rows) {
         let mut cells = estimate_cells(&row.own, page);
         if code {
@@ -141,7 +144,7 @@ fn task(row: &Row) -> String {
     }
 }
 
-/// A process and what it was called with, or calls itself.
+/// Formats a process with its command line or title.
 fn titled(row: &Row) -> String {
     let command = row.command.as_deref().map(|command| format!("  {}", escaped(command)));
     task(row) + &command.unwrap_or_default()
@@ -151,7 +154,8 @@ fn in_module(row: &Row) -> String {
     super::with_module(&row.name, row.module.as_deref())
 }
 
-/// An instruction's function and the offset in it, which must not be cut with a long name.
+/// Splits an instruction's name into its function and the offset in it, which must not be cut with a long
+/// name.
 fn split(name: &str) -> (&str, Option<&str>) {
     match name.rfind("+0x") {
         Some(at) if name[at + 3..].bytes().all(|byte| byte.is_ascii_hexdigit()) => {
@@ -165,7 +169,7 @@ fn offset(row: &Row) -> String {
     split(&row.name).1.unwrap_or_default().to_owned()
 }
 
-/// User code without a file belongs to its process.
+/// Formats the function of an instruction. User code without a file belongs to its process.
 fn function(row: &Row) -> String {
     super::with_module(split(&row.name).0, row.process.as_deref().or(row.module.as_deref()))
 }
@@ -174,7 +178,7 @@ fn function(row: &Row) -> String {
 mod tests {
     use profile::report::Estimate;
 
-    use super::super::Style;
+    use super::super::TextStyle;
     use super::*;
 
     fn estimate(samples: u64) -> Estimate {
@@ -189,14 +193,14 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_told_by_its_title_and_no_name_is_an_empty_cell() {
+    fn a_process_has_its_title_and_no_name_is_an_empty_cell() {
         let title = Some("postgres: walwriter".to_owned());
         let rows = vec![
             Row { pid: Some(7), command: title, ..row("postgres#18", "process", 60, 60) },
             row("", "process", 30, 30),
         ];
         let breakdown = Breakdown { by: By::Instance, rows, outside: estimate(10) };
-        let text = table(&breakdown, 10, Page { width: 80, style: Style::Plain }).render(80);
+        let text = table(&breakdown, 10, PageLayout { width: 80, style: TextStyle::Plain }).render(80);
         assert!(text.contains("postgres#18  postgres: walwriter"), "{text}");
         assert!(text.trim_end().ends_with("''"), "{text}");
     }
@@ -225,7 +229,7 @@ mod tests {
             let rows = vec![long, row("short", "user", 30, 30)];
             let breakdown = Breakdown { by, rows, outside: estimate(10) };
             for width in [80, 120] {
-                let page = Page { width, style: Style::Plain };
+                let page = PageLayout { width, style: TextStyle::Plain };
                 let text = table(&breakdown, 10, page).render(width);
                 for line in text.lines() {
                     assert!(line.width() <= width, "{by:?}: {} columns: {line}", line.width());

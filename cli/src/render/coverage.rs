@@ -1,4 +1,4 @@
-//! `simulate --plot`: how often intervals of every kind hold the truth, as an SVG picture.
+//! `simulate --plot`: the coverage of intervals of every kind, as an SVG picture.
 
 use std::fmt::Write as _;
 
@@ -13,10 +13,10 @@ const LENGTH: f64 = 430.0;
 const STEP: f64 = 16.0;
 /// From the top to the first row, px.
 const TOP: f64 = 58.0;
-/// Where the scale begins, a part of all runs.
+/// Coverage at the beginning of the scale, a part of all runs.
 const FROM: f64 = 0.85;
 
-/// The picture: one mark for each clock, with three standard errors of so many profilings around it.
+/// Draws the picture: one mark for each clock, with three standard errors of so many profilings around it.
 pub fn plot(study: &Study) -> String {
     let rows: Vec<&Row> = study.rows.iter().filter(|row| row.section == Section::Printed).collect();
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
@@ -33,7 +33,8 @@ pub fn plot(study: &Study) -> String {
          @media (prefers-color-scheme:dark){{text{{fill:#adb5bd}}}}</style>\n<title>Coverage of 95 % intervals</title>\n"
     );
     let at = |coverage: f64| LEFT + (coverage.max(FROM) - FROM) / (1.0 - FROM) * LENGTH;
-    let heading = format!("How many 95 % intervals held the truth: {} profilings a row", study.runs);
+    let heading =
+        format!("Coverage: 95 % intervals that contain the true value, {} profilings a row", study.runs);
     // Writing to a String can't fail.
     let _ = writeln!(text, "<text x=\"10\" y=\"18\" font-weight=\"bold\">{heading}</text>");
     let legend = "<circle class=\"uniform\" cx=\"16\" cy=\"36\" r=\"3.5\"/><text x=\"26\" y=\"40\">uniform clock</text>\

@@ -7,14 +7,14 @@ use profile::report::{ShareKey, SharesBy};
 use text::clean::escaped;
 use text::units;
 
-use super::table::{Align, Table};
-use super::{Page, with_module};
+use super::table::{ColumnAlign, TextTable};
+use super::{PageLayout, with_module};
 
-/// Columns from which the time has its interval, too.
+/// Columns from which the time has its interval.
 const WIDE: usize = 120;
 
-/// The comparison with at most `rows` rows.
-pub fn render(diff: &Diff, rows: usize, page: Page) -> String {
+/// Formats the comparison with at most `rows` rows.
+pub fn render(diff: &Diff, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     for line in heading(diff) {
         // Writing to a String can't fail.
@@ -38,7 +38,7 @@ pub fn render(diff: &Diff, rows: usize, page: Page) -> String {
     text
 }
 
-/// The same in Markdown.
+/// Formats the comparison as Markdown.
 pub fn markdown(diff: &Diff, rows: usize) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "**{}**\n", heading(diff).join("; "));
@@ -101,7 +101,7 @@ fn heading(diff: &Diff) -> Vec<String> {
     ]
 }
 
-/// What a mark means.
+/// Returns the meaning of a mark.
 fn mark(diff: &Diff) -> &'static str {
     match diff.method {
         IntervalMethod::TwoRuns => "more than the chance of sampling",
@@ -109,7 +109,7 @@ fn mark(diff: &Diff) -> &'static str {
     }
 }
 
-/// `from 1.000 s to 1.200 s, by +20.0 % (+10.0 to +30.0 %)`.
+/// Formats a growth, like `from 1.000 s to 1.200 s, by +20.0 % (+10.0 to +30.0 %)`.
 pub fn growth(time: &Change) -> String {
     let part = |s: f64| format!("{:+.1}", s / time.before * 100.0);
     let by = match time.before > 0.0 {
@@ -123,13 +123,13 @@ fn notes(diff: &Diff) -> Vec<String> {
     let mut notes = Vec::new();
     if diff.method == IntervalMethod::TwoRuns {
         notes.push(
-            "one run of each: this compares these two runs only, and a re-run of the same program may be marked as well. \
-             Make several of each (`vprof run --repeat 3`), and give them with --before and --after"
+                        "one run of each side: the comparison is of these two runs only, and a re-run of the same program may be \
+                         marked as well. Make several of each (`vprof run --repeat 3`), and give them with --before and --after"
                 .to_owned(),
         );
     }
     if !diff.intervals_valid {
-        notes.push("a run had a fixed clock: intervals and marks mean nothing".to_owned());
+        notes.push("a run had a fixed clock: intervals and marks are not valid".to_owned());
     }
     if diff.before.hosts != diff.after.hosts {
         notes.push(format!(
@@ -139,23 +139,23 @@ fn notes(diff: &Diff) -> Vec<String> {
         ));
     }
     if !(diff.before.complete && diff.after.complete) {
-        notes.push("a run was cut short, or goes on".to_owned());
+        notes.push("a run was cut short, or is in progress".to_owned());
     }
     notes
 }
 
-fn table(diff: &Diff, rows: usize, wide: bool) -> Table {
-    let right = Align::Right;
-    let mut columns = vec![("", Align::Left), ("change", right), ("interval", right)];
+fn table(diff: &Diff, rows: usize, wide: bool) -> TextTable {
+    let right = ColumnAlign::Right;
+    let mut columns = vec![("", ColumnAlign::Left), ("change", right), ("interval", right)];
     if wide {
         columns.push(("before", right));
     }
-    columns.extend([("after", right), ("time", right), ("", Align::Left)]);
+    columns.extend([("after", right), ("time", right), ("", ColumnAlign::Left)]);
     if wide {
         columns.push(("interval", right));
     }
-    columns.push((single(diff.by), Align::Left));
-    let mut table = Table::new(&columns).flexible(columns.len() - 1);
+    columns.push((single(diff.by), ColumnAlign::Left));
+    let mut table = TextTable::new(&columns).flexible(columns.len() - 1);
     for row in diff.rows.iter().take(rows) {
         table.row(cells(row, wide));
     }
@@ -184,16 +184,16 @@ fn star(change: &Change) -> &'static str {
     if change.marked { "*" } else { "" }
 }
 
-fn interval(change: &Change, of: fn(f64) -> String) -> String {
-    format!("{} to {}", of(change.low), of(change.high))
+fn interval(change: &Change, format: fn(f64) -> String) -> String {
+    format!("{} to {}", format(change.low), format(change.high))
 }
 
-/// A difference of shares in points: `+3.08`.
+/// Formats a difference of shares in points: `+3.08`.
 pub fn points(share: f64) -> String {
     format!("{:+.2}", share * 100.0)
 }
 
-/// A difference of times: `+12.3 ms`.
+/// Formats a difference of times: `+12.3 ms`.
 pub fn seconds(s: f64) -> String {
     if s.abs() < 0.999_5 { format!("{:+.1} ms", s * 1e3) } else { format!("{s:+.2} s") }
 }
@@ -209,13 +209,14 @@ fn single(by: SharesBy) -> &'static str {
 fn plural(by: SharesBy) -> &'static str {
     match by {
         SharesBy::Function => "Functions",
-        SharesBy::Total => "Functions with what they call",
+        SharesBy::Total => "Functions with their callees",
         SharesBy::Process => "Programs",
         SharesBy::Stack => "Stacks",
     }
 }
 
-/// Text in Markdown's code spans, which has no meaning but for the characters that end the span or the cell.
+/// Formats text as a code span of Markdown, in which only the characters that end the span or the cell have a
+/// meaning.
 fn code(text: &str) -> String {
     format!("`{}`", text.replace('`', "'").replace('|', "\\|"))
 }

@@ -1,22 +1,22 @@
-//! `report --exact`: tasks and their states, where they slept, who woke whom.
+//! `report --exact`: tasks and their states, their sleeps, and their wake-ups.
 
 use profile::report::{CpuPart, CpuParts, ExactCost, ExactReport, OffCpu, Task, TaskStates};
 use std::collections::BTreeMap;
 use text::clean::escaped;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::summary::{heading, wrapped};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 
-/// Branches with a smaller part of all sleep are left out of the tree.
+/// Smallest part of all sleep of a branch in the tree.
 const LEAST_PART: f64 = 0.005;
 
 /// Functions that almost every sleep begins or ends with, which the tree leaves out (Linux 6.1 and 6.12).
 const EVERYWHERE: [&str; 4] = ["__schedule", "schedule", "do_syscall_64", "entry_SYSCALL_64_after_hwframe"];
 
-/// The report with at most `rows` rows per table.
-pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
+/// Formats the report with at most `rows` rows per table.
+pub fn render(report: &ExactReport, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     facts(&mut text, report, page);
     tasks(&mut text, report, rows, page);
@@ -31,8 +31,8 @@ pub fn render(report: &ExactReport, rows: usize, page: Page) -> String {
     text
 }
 
-fn facts(text: &mut String, report: &ExactReport, page: Page) {
-    let sum = |of: fn(&profile::report::ExactVcpu) -> u64| report.vcpus.iter().map(of).sum::<u64>();
+fn facts(text: &mut String, report: &ExactReport, page: PageLayout) {
+    let sum = |field: fn(&profile::report::ExactVcpu) -> u64| report.vcpus.iter().map(field).sum::<u64>();
     let span = report.to_s - report.from_s;
     let title = format!("Exact data of {}, from {} on", units::seconds(span), units::seconds(report.from_s));
     wrapped(text, &page.style.bold(&title), "", page.width);
@@ -48,23 +48,23 @@ fn facts(text: &mut String, report: &ExactReport, page: Page) {
     let (seen, own) = (sum(|vcpu| vcpu.switches), sum(|vcpu| vcpu.guest_switches.unwrap_or(0)));
     let seen = units::count(seen);
     let switches = match known {
-        true => format!("{seen} switches seen; the guest's own count says {}", units::count(own)),
+        true => format!("{seen} switches seen; the guest's own count is {}", units::count(own)),
         false => format!("{seen} switches seen"),
     };
     wrapped(text, &switches, "  ", page.width);
     if !report.complete {
-        wrapped(text, "Events were lost: what tasks did meanwhile is unknown.", "  ", page.width);
+        wrapped(text, "Events were lost: the states of tasks at that time are unknown.", "  ", page.width);
     }
     match &report.end {
         Some(end) if end != "the run ended" => {
-            wrapped(text, &format!("It ends early: {}.", escaped(end)), "  ", page.width);
+            wrapped(text, &format!("The data ends early: {}.", escaped(end)), "  ", page.width);
         }
         Some(_) => {}
-        None => wrapped(text, "The run was cut short, or goes on.", "  ", page.width),
+        None => wrapped(text, "The run was cut short, or is in progress.", "  ", page.width),
     }
 }
 
-/// What exact mode cost, in one clause; of a profile that does not tell the whole, vprof's own part alone.
+/// Formats the cost of exact mode as a clause. An old profile has only the part of vprof itself.
 pub(super) fn cost(cost: Option<&ExactCost>, served_s: f64) -> String {
     let Some(cost) = cost else {
         return format!(
@@ -98,20 +98,20 @@ pub(super) fn ms(s: f64) -> String {
     format!("{:.1}", s * 1e3)
 }
 
-fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
     heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
     let right = ["tid", "life", "running", "user", "trap", "irq", "runnable", "sleep", "disk", "other"];
-    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
-    columns.push(("task", Align::Left));
-    let mut table = Table::new(&columns).indent(2).flexible(10);
+    let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
+    columns.push(("task", ColumnAlign::Left));
+    let mut table = TextTable::new(&columns).indent(2).flexible(10);
     for task in report.tasks.iter().take(rows) {
-        let of = |names: &[&str]| {
+        let time = |names: &[&str]| {
             let fits = task.states.iter().filter(|s| names.contains(&s.state.as_str()));
             // The sum of nothing is -0.
             fits.fold(0.0, |sum, state| sum + state.s)
         };
-        let share = |of: fn(&CpuParts) -> CpuPart| {
-            task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", of(parts).share * 100.0))
+        let share = |part: fn(&CpuParts) -> CpuPart| {
+            task.parts.as_ref().map_or("-".to_owned(), |parts| format!("{:.0} %", part(parts).share * 100.0))
         };
         table.row(vec![
             task.task.tid.to_string(),
@@ -119,11 +119,11 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             ms(task.running_s),
             share(|parts| parts.user),
             share(|parts| parts.trap),
-            ms(of(&["interrupted"])),
-            ms(of(&["runnable"])),
-            ms(of(&["sleep"])),
-            ms(of(&["disk"])),
-            ms(of(&["sampler", "stopped", "zombie", "unknown"])),
+            ms(time(&["interrupted"])),
+            ms(time(&["runnable"])),
+            ms(time(&["sleep"])),
+            ms(time(&["disk"])),
+            ms(time(&["sampler", "stopped", "zombie", "unknown"])),
             name(&task.task),
         ]);
     }
@@ -131,8 +131,8 @@ fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, report.tasks.len(), rows);
 }
 
-/// What the children of processes did that they have waited for.
-fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+/// Adds the states of the children that processes have waited for.
+fn children(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
     if report.children.is_empty() {
         return;
     }
@@ -143,11 +143,11 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
         ": ms in each state of all that a process has waited for, and of theirs",
     );
     let right = ["waited for", "sums of", "life", "running", "irq", "runnable", "sleep", "disk", "other"];
-    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
-    columns.push(("process", Align::Left));
-    let mut table = Table::new(&columns).indent(2).flexible(9);
+    let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
+    columns.push(("process", ColumnAlign::Left));
+    let mut table = TextTable::new(&columns).indent(2).flexible(9);
     for process in report.children.iter().take(rows) {
-        let of = |names: &[&str]| {
+        let time = |names: &[&str]| {
             let fits = process.states.iter().filter(|s| names.contains(&s.state.as_str()));
             ms(fits.fold(0.0, |sum, state| sum + state.s))
         };
@@ -156,11 +156,11 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             units::count(process.processes),
             ms(process.life_s),
             ms(process.running_s),
-            of(&["interrupted"]),
-            of(&["runnable"]),
-            of(&["sleep"]),
-            of(&["disk"]),
-            of(&["sampler", "stopped", "zombie", "unknown"]),
+            time(&["interrupted"]),
+            time(&["runnable"]),
+            time(&["sleep"]),
+            time(&["disk"]),
+            time(&["sampler", "stopped", "zombie", "unknown"]),
             format!("{}#{}", escaped(&process.comm), process.instance),
         ]);
     }
@@ -175,21 +175,21 @@ pub(super) fn more(text: &mut String, all: usize, rows: usize) {
     }
 }
 
-/// Kinds of page faults in the time of tasks on a CPU.
-fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    let of = |task: &TaskStates| {
+/// Adds the kinds of page faults in the time of tasks on a CPU.
+fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    let kinds = |task: &TaskStates| {
         let parts = task.parts?;
         let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault];
         faults.iter().any(|part| part.samples > 0).then_some(faults)
     };
-    let list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task, of(task)?))).collect();
+    let list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task, kinds(task)?))).collect();
     if list.is_empty() {
         return;
     }
     heading(text, page.style, "Page faults", ": parts of running by samples, with 95 % intervals");
-    let kinds = ["text", "data", "kernel"].map(|name| (name, Align::Right));
-    let columns = [kinds.as_slice(), &[("task", Align::Left)]].concat();
-    let mut table = Table::new(&columns).indent(2).flexible(3);
+    let names = ["text", "data", "kernel"].map(|name| (name, ColumnAlign::Right));
+    let columns = [names.as_slice(), &[("task", ColumnAlign::Left)]].concat();
+    let mut table = TextTable::new(&columns).indent(2).flexible(3);
     for (task, faults) in list.iter().take(rows) {
         let cell = |part: &CpuPart| {
             format!("{:.1} % ({:.1} to {:.1})", part.share * 100.0, part.low * 100.0, part.high * 100.0)
@@ -200,9 +200,9 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, list.len(), rows);
 }
 
-/// What the tasks waited for, by wait_reason.
-fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    heading(text, page.style, "Waits", ": what tasks waited for, kernel threads left out");
+/// Adds the waits of tasks, by wait reason.
+fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    heading(text, page.style, "Waits", ": waits of tasks by reason, without kernel threads");
     let mut list: Vec<(&TaskStates, &profile::report::StateTime)> = Vec::new();
     for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
         let waits = |state: &&profile::report::StateTime| {
@@ -213,13 +213,13 @@ fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
         );
     }
     list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
-    let mut table = Table::new(&[
-        ("ms", Align::Right),
-        ("of life", Align::Right),
-        ("times", Align::Right),
-        ("state", Align::Left),
-        ("for", Align::Left),
-        ("task", Align::Left),
+    let mut table = TextTable::new(&[
+        ("ms", ColumnAlign::Right),
+        ("of life", ColumnAlign::Right),
+        ("times", ColumnAlign::Right),
+        ("state", ColumnAlign::Left),
+        ("for", ColumnAlign::Left),
+        ("task", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(5);
@@ -237,15 +237,15 @@ fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, list.len(), rows);
 }
 
-/// A node of the tree of sleeps.
+/// Node of the tree of sleeps.
 #[derive(Default)]
-struct Node {
+struct SleepNode {
     s: f64,
     count: u64,
-    below: BTreeMap<String, Node>,
+    below: BTreeMap<String, SleepNode>,
 }
 
-impl Node {
+impl SleepNode {
     fn add<'a>(&mut self, mut path: impl Iterator<Item = &'a str>, s: f64, count: u64) {
         self.s += s;
         self.count += count;
@@ -255,9 +255,9 @@ impl Node {
     }
 }
 
-fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    heading(text, page.style, "Off CPU", ": where tasks slept, kernel threads left out");
-    let mut root = Node::default();
+fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    heading(text, page.style, "Off CPU", ": stacks of sleeping tasks, without kernel threads");
+    let mut root = SleepNode::default();
     for sleep in report.off_cpu.iter().filter(|sleep| !sleep.task.kernel_thread) {
         let OffCpu { task, s, count, stack, .. } = sleep;
         let task = name(task);
@@ -265,11 +265,15 @@ fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
             stack.iter().rev().map(String::as_str).filter(|function| !EVERYWHERE.contains(function));
         root.add(std::iter::once(task.as_str()).chain(functions), *s, *count);
     }
-    let mut table = Table::new(&[("ms", Align::Right), ("times", Align::Right), ("function", Align::Left)])
-        .indent(2)
-        .flexible(2);
+    let mut table = TextTable::new(&[
+        ("ms", ColumnAlign::Right),
+        ("times", ColumnAlign::Right),
+        ("function", ColumnAlign::Left),
+    ])
+    .indent(2)
+    .flexible(2);
     let (mut shown, mut left) = (0, 0);
-    grow(&root, 0, root.s * LEAST_PART, &mut |depth, function, node: &Node| {
+    grow(&root, 0, root.s * LEAST_PART, &mut |depth, function, node: &SleepNode| {
         if shown == rows.saturating_mul(4) {
             left += 1;
             return;
@@ -282,32 +286,37 @@ fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, shown + left, shown);
 }
 
-/// Shows the branches of `node`, most time first; a chain without branches stays on one line's depth.
-fn grow(node: &Node, depth: usize, least: f64, show: &mut impl FnMut(usize, &str, &Node)) {
-    let mut list: Vec<(&String, &Node)> = node.below.iter().filter(|(_, below)| below.s > least).collect();
+/// Shows the branches of `node`, most time first. A chain without branches is one line.
+fn grow(node: &SleepNode, depth: usize, least: f64, show: &mut impl FnMut(usize, &str, &SleepNode)) {
+    let mut list: Vec<(&String, &SleepNode)> =
+        node.below.iter().filter(|(_, below)| below.s > least).collect();
     list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
     for (name, mut below) in list {
         // A chain of calls is one line.
         let mut names = vec![name.as_str()];
         while let Some((next, only)) = below.below.iter().next().filter(|_| depth > 0) {
-            // Some slept right here, or in several functions below.
+            // Some tasks slept right here, or in several functions below.
             if only.count != below.count {
                 break;
             }
             names.push(next);
             below = only;
         }
-        // Its innermost functions tell most.
+        // The innermost functions of a chain come first: they say most about the wait.
         show(depth, &names.iter().rev().copied().collect::<Vec<_>>().join(" < "), below);
         grow(below, depth + 1, least, show);
     }
 }
 
-fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    heading(text, page.style, "Wakes", ": who woke whom");
-    let mut table = Table::new(&[("times", Align::Right), ("woken", Align::Left), ("by", Align::Left)])
-        .indent(2)
-        .flexible(2);
+fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    heading(text, page.style, "Wake-ups", ": woken tasks and their wakers");
+    let mut table = TextTable::new(&[
+        ("times", ColumnAlign::Right),
+        ("woken", ColumnAlign::Left),
+        ("by", ColumnAlign::Left),
+    ])
+    .indent(2)
+    .flexible(2);
     for wakeup in report.wakeups.iter().take(rows) {
         let by = match (&wakeup.waker, wakeup.by.as_str()) {
             (Some(task), _) => name(task),
@@ -320,14 +329,14 @@ fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, report.wakeups.len(), rows);
 }
 
-fn sources(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+fn sources(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
     if report.sources.is_empty() {
         return;
     }
-    heading(text, page.style, "Interrupts", ": what raised them, and the time of their handlers");
-    let right = ["count", "ms", "mean us", "max us", "vector"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = right.into_iter().chain([("interrupt", Align::Left)]).collect();
-    let mut table = Table::new(&columns).indent(2).flexible(5);
+    heading(text, page.style, "Interrupts", ": sources, and the time of their handlers");
+    let right = ["count", "ms", "mean us", "max us", "vector"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = right.into_iter().chain([("interrupt", ColumnAlign::Left)]).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(5);
     for source in report.sources.iter().take(rows) {
         table.row(vec![
             units::count(source.count),
@@ -342,14 +351,14 @@ fn sources(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
     more(text, report.sources.len(), rows);
 }
 
-fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
+fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
     if report.soft_interrupts.is_empty() {
         return;
     }
-    heading(text, page.style, "Soft interrupts", ": estimated by samples, for no event tells their end");
-    let right = ["samples", "ms", "95 % interval"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = right.into_iter().chain([("soft interrupt", Align::Left)]).collect();
-    let mut table = Table::new(&columns).indent(2).flexible(3);
+    heading(text, page.style, "Soft interrupts", ": estimated by samples, as their end is not an event");
+    let right = ["samples", "ms", "95 % interval"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = right.into_iter().chain([("soft interrupt", ColumnAlign::Left)]).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(3);
     for soft in report.soft_interrupts.iter().take(rows) {
         let estimate = &soft.estimate;
         table.row(vec![
@@ -363,13 +372,13 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
     more(text, report.soft_interrupts.len(), rows);
 }
 
-fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: Page) {
-    heading(text, page.style, "Hard interrupts", ": whom they interrupted");
-    let mut table = Table::new(&[
-        ("vCPU", Align::Right),
-        ("ms", Align::Right),
-        ("times", Align::Right),
-        ("task", Align::Left),
+fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    heading(text, page.style, "Hard interrupts", ": tasks that were interrupted");
+    let mut table = TextTable::new(&[
+        ("vCPU", ColumnAlign::Right),
+        ("ms", ColumnAlign::Right),
+        ("times", ColumnAlign::Right),
+        ("task", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(3);

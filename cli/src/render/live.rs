@@ -8,16 +8,16 @@ use text::clean::escaped;
 use text::units;
 
 use super::summary::heading;
-use super::table::{Align, Table};
-use super::{Page, with_module};
+use super::table::{ColumnAlign, TextTable};
+use super::{PageLayout, with_module};
 
-/// The tables of one look.
-pub fn render(look: &Snapshot, page: Page) -> String {
+/// Formats the tables of a snapshot.
+pub fn render(look: &Snapshot, page: PageLayout) -> String {
     let mut text = String::new();
     let span = Duration::from_secs_f64(look.span_s);
     let sampling = match look.sampling.on {
         true => format!("sampled at {}", units::rate(look.sampling.rate_hz)),
-        false => "not sampled at present".to_owned(),
+        false => "not sampled now".to_owned(),
     };
     let title = format!(
         "The last {} of {}, {sampling}; {} counted",
@@ -33,11 +33,11 @@ pub fn render(look: &Snapshot, page: Page) -> String {
     text
 }
 
-fn vcpus(text: &mut String, look: &Snapshot, page: Page) {
+fn vcpus(text: &mut String, look: &Snapshot, page: PageLayout) {
     let Some(first) = look.vcpus.first() else { return };
-    let names = first.states.iter().map(|(name, _)| (name.as_str(), Align::Right));
-    let columns: Vec<_> = [("vCPU", Align::Right)].into_iter().chain(names).collect();
-    let mut table = Table::new(&columns).indent(2);
+    let names = first.states.iter().map(|(name, _)| (name.as_str(), ColumnAlign::Right));
+    let columns: Vec<_> = [("vCPU", ColumnAlign::Right)].into_iter().chain(names).collect();
+    let mut table = TextTable::new(&columns).indent(2);
     for vcpu in &look.vcpus {
         let parts = vcpu.states.iter().map(|(_, part)| units::percent(*part));
         table.row([vcpu.id.to_string()].into_iter().chain(parts).collect());
@@ -46,14 +46,14 @@ fn vcpus(text: &mut String, look: &Snapshot, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn processes(text: &mut String, look: &Snapshot, page: Page) {
-    let right = Align::Right;
-    let mut table = Table::new(&[
+fn processes(text: &mut String, look: &Snapshot, page: PageLayout) {
+    let right = ColumnAlign::Right;
+    let mut table = TextTable::new(&[
         ("share", right),
         ("±", right),
         ("user", right),
         ("pid", right),
-        ("process", Align::Left),
+        ("process", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(4);
@@ -70,11 +70,12 @@ fn processes(text: &mut String, look: &Snapshot, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn functions(text: &mut String, look: &Snapshot, page: Page) {
-    let right = Align::Right;
-    let mut table = Table::new(&[("self", right), ("±", right), ("total", right), ("function", Align::Left)])
-        .indent(2)
-        .flexible(3);
+fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
+    let right = ColumnAlign::Right;
+    let mut table =
+        TextTable::new(&[("self", right), ("±", right), ("total", right), ("function", ColumnAlign::Left)])
+            .indent(2)
+            .flexible(3);
     for function in &look.functions {
         table.row(vec![
             units::percent(function.own.share),
@@ -93,7 +94,7 @@ mod tests {
     use profile::live::{FunctionShare, ModeShares, ProcessShare, Sampling, VcpuShare};
 
     use super::*;
-    use crate::render::Style;
+    use crate::render::TextStyle;
 
     #[test]
     fn tables_are_golden() {
@@ -125,7 +126,7 @@ mod tests {
             }],
             ..Snapshot::default()
         };
-        let page = Page { width: 80, style: Style::Plain };
+        let page = PageLayout { width: 80, style: TextStyle::Plain };
         assert_eq!(
             render(&look, page),
             "\

@@ -8,9 +8,9 @@ use text::clean::escaped;
 use text::csv::CsvWriter;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::summary::{heading, wrapped};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 
 /// Note on the columns of times.
 const SIDES: &str = ": reported user and system time, and measured time";
@@ -18,7 +18,7 @@ const SIDES: &str = ": reported user and system time, and measured time";
 const OUTSIDE: &str = "*";
 
 /// Renders CPU times with at most `rows` rows per table.
-pub fn render(rusage: &Rusage, rows: usize, page: Page) -> String {
+pub fn render(rusage: &Rusage, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     let kernel =
         rusage.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escaped(k)));
@@ -94,21 +94,21 @@ fn half(middle: u64, (low, high): (u64, u64)) -> String {
     units::brief(middle.saturating_sub(low).max(high.saturating_sub(middle)))
 }
 
-fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
+fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: PageLayout) {
     let list = &rusage.processes;
     heading(text, page.style, "Processes", &format!("{SIDES}{}", more(list.len(), rows)));
-    let right = |name| (name, Align::Right);
+    let right = |name| (name, ColumnAlign::Right);
     let columns = [
-        ("process", Align::Left),
+        ("process", ColumnAlign::Left),
         right("user"),
         right("system"),
         right("measured"),
         right("+- (95 %)"),
         right("difference"),
         right("irq"),
-        ("", Align::Left),
+        ("", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for process in list.iter().take(rows) {
         table.row(vec![
             format!("{}#{}", escaped(&process.comm), process.instance),
@@ -125,7 +125,7 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
 }
 
 /// Renders children that were waited for, as getrusage(RUSAGE_CHILDREN) returns them.
-fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
+fn children(text: &mut String, rusage: &Rusage, rows: usize, page: PageLayout) {
     let mut list: Vec<_> =
         rusage.processes.iter().filter_map(|process| Some((process, process.children.as_ref()?))).collect();
     let Some((_, first)) = list.first() else { return };
@@ -138,9 +138,9 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
         std::cmp::Reverse(children.reported_user_ns.saturating_add(children.reported_system_ns))
     });
     heading(text, page.style, "Children that were waited for", &format!("{note}{}", more(list.len(), rows)));
-    let right = |name| (name, Align::Right);
+    let right = |name| (name, ColumnAlign::Right);
     let columns = [
-        ("of process", Align::Left),
+        ("of process", ColumnAlign::Left),
         right("known"),
         right("user"),
         right("system"),
@@ -149,7 +149,7 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
         right("difference"),
         right("faults"),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for (process, children) in list.iter().take(rows) {
         table.row(vec![
             format!("{}#{}", escaped(&process.comm), process.instance),
@@ -165,23 +165,23 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
+fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: PageLayout) {
     if list.is_empty() {
         return;
     }
     let note = format!("{SIDES}{}", more(list.len(), rows));
     heading(text, page.style, "Threads of processes with several", &note);
-    let right = |name| (name, Align::Right);
+    let right = |name| (name, ColumnAlign::Right);
     let columns = [
-        ("thread", Align::Left),
+        ("thread", ColumnAlign::Left),
         right("tid"),
         right("user"),
         right("system"),
         right("measured"),
         right("+- (95 %)"),
-        ("", Align::Left),
+        ("", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for thread in list.iter().take(rows) {
         table.row(vec![
             escaped(thread.comm.as_deref().unwrap_or("?")).into_owned(),
@@ -196,17 +196,17 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn cpu_states(text: &mut String, cpu: &CpuRusage, page: Page) {
+fn cpu_states(text: &mut String, cpu: &CpuRusage, page: PageLayout) {
     heading(text, page.style, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
-    let right = |name| (name, Align::Right);
+    let right = |name| (name, ColumnAlign::Right);
     let columns = [
-        ("state", Align::Left),
+        ("state", ColumnAlign::Left),
         right("reported"),
         right("measured"),
         right("+- (95 %)"),
         right("difference"),
     ];
-    let mut table = Table::new(&columns).indent(2);
+    let mut table = TextTable::new(&columns).indent(2);
     let parts = cpu.reported.named().into_iter().zip(cpu.measured.named());
     for (((name, reported), (_, measured)), ((_, low), (_, high))) in
         parts.zip(cpu.low.named().into_iter().zip(cpu.high.named()))

@@ -10,14 +10,14 @@ use text::clean::escaped;
 use text::csv::CsvWriter;
 use text::units;
 
-use super::Page;
-use super::table::{Align, Table};
+use super::PageLayout;
+use super::table::{ColumnAlign, TextTable};
 
-/// States in the order in which they are shown; all others of a profile follow.
+/// Order of the states; other states of a profile follow.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
 
-/// The figures with at most `rows` rows of exits, interrupts and counters each; of counters only those that are not 0.
-pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
+/// Formats the figures with at most `rows` rows each of exits, interrupts and counters other than 0.
+pub fn render(stat: &Stat, rows: usize, page: PageLayout) -> String {
     let mut text = title(stat, page);
     vcpus(&mut text, stat, page);
     if let Some(what) = &stat.not_had {
@@ -30,7 +30,7 @@ pub fn render(stat: &Stat, rows: usize, page: Page) -> String {
     text
 }
 
-fn title(stat: &Stat, page: Page) -> String {
+fn title(stat: &Stat, page: PageLayout) -> String {
     let kernel =
         stat.kernel.as_deref().map_or_else(|| "a guest".to_owned(), |k| format!("Linux {}", escaped(k)));
     let span = if stat.from_s > 0.0 {
@@ -43,7 +43,7 @@ fn title(stat: &Stat, page: Page) -> String {
     page.style.bold(&super::table::cut(&line, page.width)) + "\n"
 }
 
-fn heading(text: &mut String, page: Page, name: &str, more: usize) {
+fn heading(text: &mut String, page: PageLayout, name: &str, more: usize) {
     let note = if more > 0 { format!(" ({more} more, -n 0 shows all)") } else { String::new() };
     // Writing to a String cannot fail.
     let _ = writeln!(text, "\n{}{note}", page.style.bold(name));
@@ -54,12 +54,13 @@ fn part(ns: u64, of: u64) -> String {
     if of == 0 { "-".to_owned() } else { units::percent(ns as f64 / of as f64) }
 }
 
-fn vcpus(text: &mut String, stat: &Stat, page: Page) {
-    heading(text, page, "Where the time of each vCPU went", 0);
-    let names = STATES.map(|name| (name, Align::Right));
-    let columns = [("vCPU", Align::Right)].into_iter().chain(names);
-    let columns: Vec<_> = columns.chain([("wall", Align::Right), ("exits", Align::Right)]).collect();
-    let mut table = Table::new(&columns).indent(2);
+fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
+    heading(text, page, "Time of each vCPU by state", 0);
+    let names = STATES.map(|name| (name, ColumnAlign::Right));
+    let columns = [("vCPU", ColumnAlign::Right)].into_iter().chain(names);
+    let columns: Vec<_> =
+        columns.chain([("wall", ColumnAlign::Right), ("exits", ColumnAlign::Right)]).collect();
+    let mut table = TextTable::new(&columns).indent(2);
     for vcpu in &stat.vcpus {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
         let mut cells = vec![vcpu.id.to_string()];
@@ -71,10 +72,10 @@ fn vcpus(text: &mut String, stat: &Stat, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-/// Reason, and who answered where.
+/// Formats the reason of an exit, with its device or address.
 fn what(exit: &ExitStat) -> String {
     match (&exit.device, exit.address) {
-        // Whether it has ports or memory is the device's business.
+        // The device determines whether the access is to a port or to memory.
         (Some(device), _) => {
             let how = exit.reason.rsplit(' ').next().unwrap_or_default();
             format!("{}, {how}", escaped(device))
@@ -84,15 +85,15 @@ fn what(exit: &ExitStat) -> String {
     }
 }
 
-fn exits(text: &mut String, stat: &Stat, rows: usize, page: Page) {
+fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let exits = stat.by_device();
     if exits.is_empty() {
         return;
     }
     heading(text, page, "Exits to vprof, from exit to next entry", exits.len().saturating_sub(rows));
-    let names = ["count", "total", "mean", "p50", "p99", "max"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = [("reason", Align::Left)].into_iter().chain(names).collect();
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let names = ["count", "total", "mean", "p50", "p99", "max"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = [("reason", ColumnAlign::Left)].into_iter().chain(names).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for exit in exits.iter().take(rows) {
         let times = [exit.mean_ns, exit.p50_ns, exit.p99_ns, exit.max_ns].map(units::brief);
         let first = [what(exit), units::count(exit.count), units::brief(exit.total_ns)];
@@ -101,13 +102,14 @@ fn exits(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: Page) {
+fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     if stat.interrupts.is_empty() {
         return;
     }
     heading(text, page, "Interrupts from devices", stat.interrupts.len().saturating_sub(rows));
-    let columns = [("device", Align::Left), ("vector", Align::Right), ("count", Align::Right)];
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let columns =
+        [("device", ColumnAlign::Left), ("vector", ColumnAlign::Right), ("count", ColumnAlign::Right)];
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for interrupt in stat.interrupts.iter().take(rows) {
         let vector = interrupt.vector.map_or_else(|| "line".to_owned(), |vector| vector.to_string());
         table.row(vec![escaped(&interrupt.device).into_owned(), vector, units::count(interrupt.count)]);
@@ -115,15 +117,15 @@ fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn served(text: &mut String, stat: &Stat, rows: usize, page: Page) {
+fn served(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let served = stat.served_by_name();
     if served.is_empty() {
         return;
     }
     heading(text, page, "Interrupts that the guest has served", served.len().saturating_sub(rows));
-    let right = ["vector", "count", "total", "mean", "max"].map(|name| (name, Align::Right));
-    let columns: Vec<_> = [("interrupt", Align::Left)].into_iter().chain(right).collect();
-    let mut table = Table::new(&columns).indent(2).flexible(0);
+    let right = ["vector", "count", "total", "mean", "max"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = [("interrupt", ColumnAlign::Left)].into_iter().chain(right).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for served in served.iter().take(rows) {
         let vector = served.vector.map_or_else(|| "-".to_owned(), |vector| vector.to_string());
         let times = [served.total_ns, served.mean_ns, served.max_ns].map(units::brief);
@@ -133,10 +135,10 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-/// Sums over vCPUs, in the order of their values within counts and within times.
-fn counters(text: &mut String, stat: &Stat, rows: usize, page: Page) {
+/// Adds sums over vCPUs, in the order of their values within counts and within times.
+fn counters(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let mut sums: Vec<(&str, u64)> = Vec::new();
-    // By name, as they stand in the list.
+    // The list is sorted by name.
     for CounterStat { name, value, .. } in &stat.kvm_counters {
         match sums.last_mut() {
             Some((last, sum)) if *last == name => *sum += value,
@@ -150,7 +152,8 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: Page) {
     let is_time = |name: &str| name.ends_with("_ns");
     sums.sort_by_key(|(name, value)| (is_time(name), std::cmp::Reverse(*value)));
     heading(text, page, "KVM's counters", sums.len().saturating_sub(rows));
-    let mut table = Table::new(&[("counter", Align::Left), ("value", Align::Right)]).indent(2);
+    let mut table =
+        TextTable::new(&[("counter", ColumnAlign::Left), ("value", ColumnAlign::Right)]).indent(2);
     for (name, value) in sums.into_iter().take(rows) {
         let shown = if is_time(name) { units::brief(value) } else { units::count(value) };
         table.row(vec![escaped(name).into_owned(), shown]);
@@ -185,7 +188,8 @@ pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
     CsvWriter::new(out).heading(&CsvRow::default())
 }
 
-/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and counters.
+/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and
+/// counters.
 pub fn write_csv(stat: &Stat, out: impl io::Write) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
     let mut csv = CsvWriter::new(out);

@@ -1,16 +1,16 @@
-//! `report --states`: what each task did, exactly or by task-state sampling.
+//! `report --states`: the states of each task, exactly or by task-state sampling.
 
 use profile::report::{StateReport, StateSource, TaskStateTimes, TimeInState};
 use text::clean::escaped;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::exact::{more, name};
 use super::summary::{heading, wrapped};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 
-/// The report with at most `rows` rows per table.
-pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
+/// Formats the report with at most `rows` rows per table.
+pub fn render(report: &StateReport, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
     facts(&mut text, report, page);
     tasks(&mut text, report, rows, page);
@@ -18,7 +18,7 @@ pub fn render(report: &StateReport, rows: usize, page: Page) -> String {
     text
 }
 
-fn facts(text: &mut String, report: &StateReport, page: Page) {
+fn facts(text: &mut String, report: &StateReport, page: PageLayout) {
     let span = units::seconds(report.to_s - report.from_s);
     let from = units::seconds(report.from_s);
     let Some(scans) = &report.scans else {
@@ -53,19 +53,19 @@ fn facts(text: &mut String, report: &StateReport, page: Page) {
     }
 }
 
-/// A part of a life, without a sign for nothing.
+/// Formats a part of a task's life; `-` for 0.
 fn part(share: f64) -> String {
     if share == 0.0 { "-".to_owned() } else { units::percent(share) }
 }
 
-fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
-    heading(text, page.style, "Tasks", ": part of its life in each state, most time on a CPU first");
+fn tasks(text: &mut String, report: &StateReport, rows: usize, page: PageLayout) {
+    heading(text, page.style, "Tasks", ": part of the life in each state, most time on a CPU first");
     let right = ["tid", "life", "on CPU", "user", "system", "irq", "runnable", "sleep", "disk", "other"];
-    let mut columns: Vec<(&str, Align)> = right.map(|name| (name, Align::Right)).to_vec();
-    columns.push(("task", Align::Left));
-    let mut table = Table::new(&columns).indent(2).flexible(10);
+    let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
+    columns.push(("task", ColumnAlign::Left));
+    let mut table = TextTable::new(&columns).indent(2).flexible(10);
     for task in report.tasks.iter().take(rows) {
-        let of = |names: &[&str]| {
+        let time = |names: &[&str]| {
             let fits = task.states.iter().filter(|state| names.contains(&state.state.as_str()));
             // The sum of nothing is -0.
             part(fits.fold(0.0, |sum, state| sum + state.share))
@@ -74,13 +74,13 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
             task.task.tid.to_string(),
             units::seconds(task.life_s),
             part(task.running.share),
-            of(&["user"]),
-            of(&["system"]),
-            of(&["interrupted"]),
-            of(&["runnable"]),
-            of(&["sleep"]),
-            of(&["disk"]),
-            of(&["sampler", "stopped", "zombie", "unknown"]),
+            time(&["user"]),
+            time(&["system"]),
+            time(&["interrupted"]),
+            time(&["runnable"]),
+            time(&["sleep"]),
+            time(&["disk"]),
+            time(&["sampler", "stopped", "zombie", "unknown"]),
             name(&task.task),
         ]);
     }
@@ -88,34 +88,31 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: Page) {
     more(text, report.tasks.len(), rows);
 }
 
-/// Time in one state, and whose.
-type Row<'a> = (&'a TaskStateTimes, &'a TimeInState);
+/// Time in one state, and its task.
+type StateRow<'a> = (&'a TaskStateTimes, &'a TimeInState);
 
-/// What tasks did and waited for, most time first.
-fn waits(text: &mut String, report: &StateReport, rows: usize, page: Page) {
+/// Adds the states and waits of tasks, most time first.
+fn waits(text: &mut String, report: &StateReport, rows: usize, page: PageLayout) {
     let estimated = report.source == StateSource::Sampled;
-    let note = if estimated {
-        ": with 95 % intervals, kernel threads left out"
-    } else {
-        ": kernel threads left out"
-    };
+    let note =
+        if estimated { ": with 95 % intervals, without kernel threads" } else { ": without kernel threads" };
     heading(text, page.style, "States", note);
     let own = |task: &TaskStateTimes| !task.task.kernel_thread;
     let slept = |state: &TimeInState| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
-    let mut list: Vec<Row<'_>> = Vec::new();
+    let mut list: Vec<StateRow<'_>> = Vec::new();
     for task in report.tasks.iter().filter(|task| own(task)) {
         let states = task.states.iter().filter(|state| !slept(state));
         list.extend(states.chain(&task.waits).filter(|state| state.s > 0.0).map(|state| (task, state)));
     }
     list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
-    let mut table = Table::new(&[
-        ("time", Align::Right),
-        ("from", Align::Right),
-        ("to", Align::Right),
-        ("of life", Align::Right),
-        ("state", Align::Left),
-        ("for", Align::Left),
-        ("task", Align::Left),
+    let mut table = TextTable::new(&[
+        ("time", ColumnAlign::Right),
+        ("from", ColumnAlign::Right),
+        ("to", ColumnAlign::Right),
+        ("of life", ColumnAlign::Right),
+        ("state", ColumnAlign::Left),
+        ("for", ColumnAlign::Left),
+        ("task", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(6);
@@ -139,7 +136,7 @@ mod tests {
     use profile::report::{ScanStatistics, Task};
 
     use super::*;
-    use crate::render::Style;
+    use crate::render::TextStyle;
 
     fn time(state: &str, wait_reason: &str, share: f64) -> TimeInState {
         let (s, low_s, high_s) = (share * 10.0, share * 8.0, share * 12.0);
@@ -182,7 +179,7 @@ mod tests {
 
     #[test]
     fn estimates_have_their_intervals() {
-        let page = Page { width: 100, style: Style::Plain };
+        let page = PageLayout { width: 100, style: TextStyle::Plain };
         let text = render(&report(StateSource::Sampled), 10, page);
         assert!(
             text.starts_with("States of tasks, estimated by task-state sampling: 10.00 s, from 1.00 s on\n"),
@@ -201,7 +198,8 @@ mod tests {
 
     #[test]
     fn exact_times_say_so() {
-        let text = render(&report(StateSource::Exact), 10, Page { width: 100, style: Style::Plain });
+        let text =
+            render(&report(StateSource::Exact), 10, PageLayout { width: 100, style: TextStyle::Plain });
         assert!(text.starts_with("States of tasks, exactly: 10.00 s"), "{text}");
         assert!(!text.contains("intervals") && !text.contains("scan"), "{text}");
     }

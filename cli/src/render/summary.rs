@@ -1,4 +1,4 @@
-//! The summary of a profile for people: as wide as the page, names of the guest made harmless.
+//! The summary of a profile as text, with names of the guest escaped.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,16 +11,16 @@ use profile::report::{
 use text::clean::escaped;
 use text::units;
 
-use super::table::{Align, Table};
-use super::{Page, Style};
+use super::table::{ColumnAlign, TextTable};
+use super::{PageLayout, TextStyle};
 
-/// Columns of a line, where no terminal has more.
+/// Columns of a line, unless the terminal is wider.
 pub const WIDTH: usize = 80;
-/// From this many columns on, tables have columns that names would need on narrower pages.
+/// Columns from which tables have more columns; on narrower pages names need the room.
 pub(super) const WIDE: usize = 110;
 
-/// The summary of the report on `profile` with at most `rows` rows per table.
-pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> String {
+/// Formats the summary of the report on `profile` with at most `rows` rows per table.
+pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) -> String {
     let mut text = title(report, page);
     facts(&mut text, report, page);
     command(&mut text, report, page);
@@ -43,8 +43,8 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: Page) -> Strin
     text
 }
 
-/// What was profiled, and what part of it is shown.
-pub fn title(report: &Report, page: Page) -> String {
+/// Formats the title: the guest, and the part of the profile that is shown.
+pub fn title(report: &Report, page: PageLayout) -> String {
     let mut text = String::new();
     let kernel = match &report.kernel {
         Some(release) => format!("Linux {}", escaped(release)),
@@ -58,11 +58,13 @@ pub fn title(report: &Report, page: Page) -> String {
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if report.host == "portable" || report.host == "tcg" {
-        let note = "The host was emulated: times are not those of a real machine, shares still tell.";
+        let note =
+            "The host was emulated: times are not those of a real machine; relative shares are meaningful.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.complete {
-        let note = "The run was cut short, or goes on: what it recorded until then is here.";
+        let note =
+            "The run was cut short, or is in progress: the summary is of the data recorded until then.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.intervals_valid {
@@ -76,20 +78,16 @@ pub fn title(report: &Report, page: Page) -> String {
     text
 }
 
-/// How it was sampled.
-fn facts(text: &mut String, report: &Report, page: Page) {
+/// Adds the facts of sampling.
+fn facts(text: &mut String, report: &Report, page: PageLayout) {
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
-        wrapped(
-            text,
-            &format!("The host's emulation failed before this run, which was begun anew {times}."),
-            "  ",
-            page.width,
-        );
+        let failed = format!("The host's emulation failed before this run, which was begun again {times}.");
+        wrapped(text, &failed, "  ", page.width);
     }
     let samples = format!(
-        "{} ({} not idle), {}, {} of {} asked for, {} clock, seed {}",
+        "{} ({} not idle), {}, {} of {} requested, {} clock, seed {}",
         units::counted(report.samples, "sample"),
         units::count(report.busy_samples),
         lost(report),
@@ -105,12 +103,12 @@ fn facts(text: &mut String, report: &Report, page: Page) {
         wrapped(text, &off, "  ", page.width);
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {
-        let beside = format!(
-            "{} fell into the VMM, {} came while the vCPU lacked a CPU: they count for no share",
+        let outside = format!(
+            "{} hit the VMM, {} came while the vCPU lacked a CPU: they count for no share",
             units::counted(report.ticks.vmm, "tick"),
             units::count(report.ticks.waiting)
         );
-        wrapped(text, &beside, "  ", page.width);
+        wrapped(text, &outside, "  ", page.width);
     }
     stalls(text, report, page);
     let late = |ns| units::duration(Duration::from_nanos(ns));
@@ -126,10 +124,10 @@ fn facts(text: &mut String, report: &Report, page: Page) {
     }
 }
 
-/// Where the guest, or a CPU or a thread of it, did not get on: as its kernel has reported, or by what its vCPUs and tasks did.
-fn stalls(text: &mut String, report: &Report, page: Page) {
+/// Adds stalls of the guest, or of a CPU or a thread: as its kernel reports them, or by its vCPUs and tasks.
+fn stalls(text: &mut String, report: &Report, page: PageLayout) {
     for (kind, what) in
-        [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest stood still")]
+        [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest made no progress")]
     {
         let mut events = report.events.iter().filter(|event| event.kind == kind);
         let Some(first) = events.next() else { continue };
@@ -142,7 +140,7 @@ fn stalls(text: &mut String, report: &Report, page: Page) {
     }
 }
 
-/// Samples that are not there, and those that lack what they were to have.
+/// Formats the number of lost samples, and of samples without a stack.
 fn lost(report: &Report) -> String {
     let lost = format!("{} lost", units::count(report.lost));
     let stackless = report.meta.get("samples_without_stack").and_then(|n| n.parse::<u64>().ok());
@@ -152,25 +150,25 @@ fn lost(report: &Report) -> String {
     }
 }
 
-/// What exact mode came to; `report --exact` shows it.
+/// Formats the result of exact mode; `report --exact` has the details.
 fn exact(report: &Report) -> String {
     let number = |key: &str| report.meta.get(key).and_then(|value| value.parse::<u64>().ok()).unwrap_or(0);
     if let Some(reason) = report.meta.get("exact_missing") {
         return format!("Exact mode: none, {}", escaped(reason));
     }
     let end = report.meta.get("exact_end").filter(|end| *end != "the run ended");
-    let told = ExactCost::from_meta(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
+    let cost = ExactCost::from_meta(|key| report.meta.get(key).map(String::as_str), report.vcpus.len());
     let served = Duration::from_nanos(number("exact_cost_ns")).as_secs_f64();
     format!(
         "Exact mode: {}, {} lost; {}{}; `vprof report --exact` shows them",
         units::counted(number("exact_events"), "event"),
         units::count(number("exact_lost")),
-        super::exact::cost(told.as_ref(), served),
+        super::exact::cost(cost.as_ref(), served),
         end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
     )
 }
 
-/// What to say where the filter chooses no sample.
+/// Returns the message for a filter that chooses no sample.
 pub(super) fn nothing(report: &Report) -> &'static str {
     let Filter { process, tree, instance, cgroup, thread, modes, .. } = &report.filter;
     let task = [process, tree, instance, cgroup, thread].into_iter().any(Option::is_some);
@@ -181,7 +179,7 @@ pub(super) fn nothing(report: &Report) -> &'static str {
     }
 }
 
-/// What part of the profile is shown, if not all.
+/// Formats the part of the profile that is shown; `None` for all.
 fn part(report: &Report) -> Option<String> {
     let filter = &report.filter;
     let mut parts = Vec::new();
@@ -189,7 +187,7 @@ fn part(report: &Report) -> Option<String> {
         parts.push(format!("process {}", escaped(process)));
     }
     let named = [
-        ("what came of", &filter.tree),
+        ("the process subtree of", &filter.tree),
         ("instance", &filter.instance),
         ("control groups with", &filter.cgroup),
         ("thread", &filter.thread),
@@ -219,7 +217,8 @@ fn part(report: &Report) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Only {}.", parts.join(", ")))
 }
 
-pub fn heading(text: &mut String, style: Style, title: &str, note: &str) {
+/// Adds a heading after a blank line.
+pub fn heading(text: &mut String, style: TextStyle, title: &str, note: &str) {
     text.push('\n');
     text.push_str(&style.bold(title));
     if !note.is_empty() {
@@ -228,8 +227,8 @@ pub fn heading(text: &mut String, style: Style, title: &str, note: &str) {
     text.push('\n');
 }
 
-/// What the run's own command took.
-fn command(text: &mut String, report: &Report, page: Page) {
+/// Adds the times of the run's own command.
+fn command(text: &mut String, report: &Report, page: PageLayout) {
     let Some(CommandTimes { command, wall_s, cpu, user, system }) = &report.command else { return };
     let estimated =
         [("CPU time of its processes", cpu), ("  in user code", user), ("  in the kernel", system)];
@@ -239,8 +238,9 @@ fn command(text: &mut String, report: &Report, page: Page) {
     let title = format!("Command: {}", escaped(command));
     text.push('\n');
     wrapped(text, &page.style.bold(&title), "", page.width);
-    let columns = [("time", Align::Right), ("95 % interval", Align::Right), ("what", Align::Left)];
-    let mut table = Table::new(&columns).indent(2).flexible(2);
+    let columns =
+        [("time", ColumnAlign::Right), ("95 % interval", ColumnAlign::Right), ("what", ColumnAlign::Left)];
+    let mut table = TextTable::new(&columns).indent(2).flexible(2);
     if let Some(wall) = wall_s {
         table.row(vec![units::seconds(*wall), String::new(), "wall, by the guest's clock".to_owned()]);
     }
@@ -252,22 +252,22 @@ fn command(text: &mut String, report: &Report, page: Page) {
     text.push_str(&table.render(page.width));
 }
 
-fn vcpus(text: &mut String, vcpus: &[Vcpu], page: Page) {
-    heading(text, page.style, "vCPUs", ": where their samples hit, and how many met no guest");
+fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
+    heading(text, page.style, "vCPUs", ": states that samples hit, and ticks outside of the guest");
     let columns =
         ["vCPU", "samples", "lost", "user", "kernel", "hardirq", "softirq", "idle", "VMM", "no CPU"];
-    let mut table = Table::new(&columns.map(|name| (name, Align::Right))).indent(2);
+    let mut table = TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2);
     for vcpu in vcpus {
         let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
-        // What met no guest is counted, as it is no part of what the guest did.
+        // Ticks outside of the guest are counted; they are not a part of the guest's time.
         cells.extend([vcpu.vmm_samples, vcpu.waiting_samples].map(units::count));
         table.row(cells);
     }
     text.push_str(&table.render(page.width));
 }
 
-/// `47.4 - 49.0 %`.
+/// Formats an interval like `47.4 - 49.0 %`.
 pub(super) fn interval(low: f64, high: f64) -> String {
     format!("{:.1} - {:.1} %", low * 100.0, high * 100.0)
 }
@@ -281,21 +281,25 @@ fn process_name(process: &Process) -> String {
     }
 }
 
-/// The columns in which a table shows an estimate; the number of samples where the page is wide.
-pub(super) fn estimate_columns(share: &'static str, page: Page) -> Vec<(&'static str, Align)> {
-    let mut columns = vec![(share, Align::Right), ("95 % interval", Align::Right), ("time", Align::Right)];
-    columns.extend((page.width >= WIDE).then_some(("samples", Align::Right)));
+/// Returns the columns of an estimate; the number of samples if the page is wide.
+pub(super) fn estimate_columns(share: &'static str, page: PageLayout) -> Vec<(&'static str, ColumnAlign)> {
+    let mut columns = vec![
+        (share, ColumnAlign::Right),
+        ("95 % interval", ColumnAlign::Right),
+        ("time", ColumnAlign::Right),
+    ];
+    columns.extend((page.width >= WIDE).then_some(("samples", ColumnAlign::Right)));
     columns
 }
 
-pub(super) fn estimate_cells(estimate: &Estimate, page: Page) -> Vec<String> {
+pub(super) fn estimate_cells(estimate: &Estimate, page: PageLayout) -> Vec<String> {
     let Estimate { samples, share, share_low, share_high, time_s, .. } = *estimate;
     let mut cells = vec![units::percent(share), interval(share_low, share_high), units::seconds(time_s)];
     cells.extend((page.width >= WIDE).then(|| units::count(samples)));
     cells
 }
 
-fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
+fn processes(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
     heading(
         text,
         page.style,
@@ -307,12 +311,12 @@ fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
     );
     let mut columns = estimate_columns("share", page);
     columns.extend([
-        ("user", Align::Right),
-        ("kernel", Align::Right),
-        ("pid", Align::Right),
-        ("name#instance", Align::Left),
+        ("user", ColumnAlign::Right),
+        ("kernel", ColumnAlign::Right),
+        ("pid", ColumnAlign::Right),
+        ("name#instance", ColumnAlign::Left),
     ]);
-    let mut table = Table::new(&columns).indent(2).flexible(columns.len() - 1);
+    let mut table = TextTable::new(&columns).indent(2).flexible(columns.len() - 1);
     for process in report.processes.iter().take(rows) {
         let is_task = matches!(process.kind, ProcessKind::Process | ProcessKind::KernelThread);
         let mut cells = estimate_cells(&process.estimate, page);
@@ -329,19 +333,19 @@ fn processes(text: &mut String, report: &Report, rows: usize, page: Page) {
     longer(text, report, page);
 }
 
-/// How long a run has to be to know more.
-fn longer(text: &mut String, report: &Report, page: Page) {
+/// Adds the length of a run that halves the largest interval.
+fn longer(text: &mut String, report: &Report, page: PageLayout) {
     if let Some(times) = report.needed_for_half.filter(|_| report.intervals_valid) {
         let note = format!("Half the interval of the largest share takes a run {times:.1} times as long.");
         wrapped(text, &note, "  ", page.width);
     }
 }
 
-fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
+fn functions(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
     heading(text, page.style, "Functions", "");
     let mut columns = estimate_columns("share", page);
-    columns.extend([("mode", Align::Left), ("function", Align::Left)]);
-    let mut table = Table::new(&columns).indent(2).flexible(columns.len() - 1);
+    columns.extend([("mode", ColumnAlign::Left), ("function", ColumnAlign::Left)]);
+    let mut table = TextTable::new(&columns).indent(2).flexible(columns.len() - 1);
     for function in report.functions.iter().take(rows) {
         let Function { symbol, module, mode, estimate } = function;
         let mut cells = estimate_cells(estimate, page);
@@ -352,8 +356,8 @@ fn functions(text: &mut String, report: &Report, rows: usize, page: Page) {
     rest(text, report.functions.iter().skip(rows).map(|f| f.estimate.share));
 }
 
-/// How well stacks were walked, and what names are missing.
-fn quality(text: &mut String, report: &Report, profile: &Path, page: Page) {
+/// Adds the quality of stack walks, and the code without names.
+fn quality(text: &mut String, report: &Report, profile: &Path, page: PageLayout) {
     let walks = walks(&report.stacks.kernel, &report.stacks.user);
     let unnamed = unnamed(report, profile);
     if walks.is_some() || unnamed.is_some() {
@@ -380,16 +384,16 @@ fn walks(kernel: &WalkEnds, user: &WalkEnds) -> Option<String> {
     });
     let doubt = if user.doubtful > 0 {
         format!(
-            "; {} of them by code without unwind tables: by its instructions or frame pointers",
+            "; {} of them used code without unwind tables: its instructions or frame pointers",
             units::count(user.doubtful)
         )
     } else {
         String::new()
     };
-    Some(format!("Stacks: {} ended properly{why}{doubt}.", parts.join(" and ")))
+    Some(format!("Stacks: {} are complete{why}{doubt}.", parts.join(" and ")))
 }
 
-/// What code has no names, and what would name it.
+/// Formats the share of code without names, and the way to name it.
 fn unnamed(report: &Report, profile: &Path) -> Option<String> {
     let code = &report.user_code;
     if code.unnamed == 0 {
@@ -400,7 +404,7 @@ fn unnamed(report: &Report, profile: &Path) -> Option<String> {
         let path = escaped(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
             (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
-                "; most is {path}: `{}` would name it by the debug file of build-id {}",
+                "; most is {path}: `{}` can name it by the debug file of build-id {}",
                 super::symbolize_command(profile),
                 escaped(id)
             ),
@@ -411,12 +415,13 @@ fn unnamed(report: &Report, profile: &Path) -> Option<String> {
     Some(line + ".")
 }
 
-/// Whether what names a file tells that the file was stripped, so that a debug file knows more.
+/// Returns true if the source of a file's names shows that the file was stripped, so that a debug file has
+/// more.
 fn is_stripped(named_by: &str) -> bool {
     matches!(named_by, ".dynsym" | ".gnu_debugdata" | "nothing")
 }
 
-/// What the rows beyond a table's end come to.
+/// Adds the sum of the rows beyond a table's end.
 pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
     let (count, share) = shares.fold((0_u64, 0.0), |(count, sum), share| (count + 1, sum + share));
     if count > 0 {
@@ -426,7 +431,7 @@ pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
     }
 }
 
-/// A line, continued with two more spaces where it is too long.
+/// Adds a line; a long one is wrapped, with an indent of two more spaces.
 pub fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
     use unicode_width::UnicodeWidthStr;
     let mut used = 0;

@@ -2,28 +2,28 @@
 
 use unicode_width::UnicodeWidthStr;
 
-/// Where a cell's text stands in its column.
+/// Alignment of a cell's text in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Align {
+pub enum ColumnAlign {
     /// Names.
     Left,
     /// Numbers.
     Right,
 }
 
-/// A table: columns with headings, rows of cells.
+/// Table of text: columns with headings, rows of cells.
 #[derive(Debug)]
-pub struct Table {
-    columns: Vec<(String, Align)>,
+pub struct TextTable {
+    columns: Vec<(String, ColumnAlign)>,
     rows: Vec<Vec<String>>,
     indent: usize,
     /// Column that is cut when the line is too long.
     flexible: Option<usize>,
 }
 
-impl Table {
-    /// A table with these columns.
-    pub fn new(columns: &[(&str, Align)]) -> Self {
+impl TextTable {
+    /// Makes a table with these columns.
+    pub fn new(columns: &[(&str, ColumnAlign)]) -> Self {
         Self {
             columns: columns.iter().map(|(name, align)| ((*name).to_owned(), *align)).collect(),
             rows: Vec::new(),
@@ -32,13 +32,13 @@ impl Table {
         }
     }
 
-    /// Spaces before each line.
+    /// Sets the number of spaces before each line.
     pub fn indent(mut self, spaces: usize) -> Self {
         self.indent = spaces;
         self
     }
 
-    /// The column whose cells are cut, with `…`, where a line would be too long.
+    /// Sets the column whose cells are cut, with `…`, where a line would be too long.
     pub fn flexible(mut self, column: usize) -> Self {
         self.flexible = Some(column);
         self
@@ -49,7 +49,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The table as lines of at most `width` columns, where a flexible column allows it.
+    /// Formats the table in lines of at most `width` columns, if the flexible column allows this.
     pub fn render(&self, width: usize) -> String {
         let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| name.width()).collect();
         for row in &self.rows {
@@ -84,11 +84,11 @@ impl Table {
             let cell = cut(cells.get(i).map_or("", String::as_str), *width);
             let pad = width.saturating_sub(cell.width());
             match align {
-                Align::Left => {
+                ColumnAlign::Left => {
                     text.push_str(&cell);
                     text.extend(std::iter::repeat_n(' ', pad));
                 }
-                Align::Right => {
+                ColumnAlign::Right => {
                     text.extend(std::iter::repeat_n(' ', pad));
                     text.push_str(&cell);
                 }
@@ -100,7 +100,7 @@ impl Table {
     }
 }
 
-/// The text in at most `width` columns, with `…` in place of what was cut.
+/// Cuts the text to at most `width` columns, with `…` for the rest.
 pub fn cut(text: &str, width: usize) -> String {
     use unicode_width::UnicodeWidthChar;
     if text.width() <= width {
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn columns_are_aligned_and_lines_end_without_spaces() {
-        let mut table = Table::new(&[("name", Align::Left), ("n", Align::Right)]).indent(2);
+        let mut table = TextTable::new(&[("name", ColumnAlign::Left), ("n", ColumnAlign::Right)]).indent(2);
         table.row(vec!["a".into(), "1".into()]);
         table.row(vec!["größer".into(), "1,000".into()]);
         table.row(vec!["last".into()]);
@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn a_flexible_column_gives_way() {
-        let mut table = Table::new(&[("function", Align::Left), ("share", Align::Right)]).flexible(0);
+        let mut table =
+            TextTable::new(&[("function", ColumnAlign::Left), ("share", ColumnAlign::Right)]).flexible(0);
         table.row(vec!["f".repeat(100), "1.0 %".into()]);
         let text = table.render(40);
         assert!(text.lines().all(|l| l.width() == 40), "{text}");

@@ -4,30 +4,30 @@ use profile::report::{CallTree, Direction, LEAST_PART, Report};
 use text::clean::escaped;
 use text::units;
 
-use super::Page;
+use super::PageLayout;
 use super::summary::{heading, title, wrapped};
-use super::table::{Align, Table};
+use super::table::{ColumnAlign, TextTable};
 
-/// The tree with at most `rows` rows.
-pub fn render(report: &Report, tree: &CallTree, rows: usize, page: Page) -> String {
+/// Formats the tree with at most `rows` rows.
+pub fn render(report: &Report, tree: &CallTree, rows: usize, page: PageLayout) -> String {
     let mut text = title(report, page);
     let symbol = escaped(&tree.symbol);
-    let what = match tree.direction {
+    let title_text = match tree.direction {
         Direction::Callers => format!("Callers of {symbol}"),
-        Direction::Callees => format!("What {symbol} calls"),
+        Direction::Callees => format!("Callees of {symbol}"),
     };
     if tree.total.samples == 0 {
         wrapped(&mut text, &format!("No chosen sample has {symbol} on its stack."), "  ", page.width);
         return text;
     }
     let samples = units::counted(tree.total.samples, "sample");
-    let note = format!(": {samples} have it on their stack");
-    heading(&mut text, page.style, &what, &note);
-    let mut table = Table::new(&[
-        ("of all", Align::Right),
-        ("of it", Align::Right),
-        ("samples", Align::Right),
-        ("function", Align::Left),
+    let note = format!(": on the stack of {samples}");
+    heading(&mut text, page.style, &title_text, &note);
+    let mut table = TextTable::new(&[
+        ("of all", ColumnAlign::Right),
+        ("of it", ColumnAlign::Right),
+        ("samples", ColumnAlign::Right),
+        ("function", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(3);

@@ -1,4 +1,4 @@
-//! `vprof run`: boots a guest, profiles it, and says what it saw.
+//! `vprof run`: boots a guest, profiles it, and shows the summary.
 
 pub mod output;
 pub mod recording;
@@ -11,14 +11,14 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use host::choice::{self, Chosen, Host};
-use host::guest::{self, Connected};
+use host::half;
 use host::link::Link;
 use host::network::{NetworkSpec, Plugged};
 use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
 use host::tcg;
-use host::vsock::{Listening, VsockError};
+use host::vsock::Listening;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{ProfileWriter, Sink, live};
@@ -28,7 +28,7 @@ use vmm::{DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
@@ -41,23 +41,23 @@ pub fn command(args: &RunArgs) -> Result<ExitCode, Error> {
     }
 }
 
-/// A run with all that is said of it.
-struct One {
+/// Exit code of a run, and whether the user ended it.
+struct RunConclusion {
     code: ExitCode,
     interrupted: bool,
 }
 
-fn one(args: &RunArgs) -> Result<One, Error> {
-    let recorded = once(args, args.waits())?;
+fn one(args: &RunArgs) -> Result<RunConclusion, Error> {
+    let recorded = once(args, args.triggers())?;
     let interrupted = recorded.interrupted;
     let code = recorded.conclude(&args.recording, |recorded| judge(args, recorded))?;
-    Ok(One { code, interrupted })
+    Ok(RunConclusion { code, interrupted })
 }
 
-/// Runs a guest once, waiting for `waits`, and records it.
-pub fn once(args: &RunArgs, waits: Vec<RunTrigger>) -> Result<Recorded, Error> {
+/// Runs a guest once, with these triggers, and records it.
+pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
-    let mut plan = Plan::make(args, waits)?;
+    let mut plan = RunPlan::make(args, triggers)?;
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
@@ -91,25 +91,25 @@ fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
         ),
     ];
     match given.into_iter().find(|(_, given, _)| *given) {
-        Some((option, _, why)) => Err(Error::Usage(format!("{option} is not for --host tcg: {why}"))),
+        Some((option, _, reason)) => Err(Error::Usage(UsageError::NeedsKvm { option, reason })),
         None => Ok(()),
     }
 }
 
-/// Everything that is known before a host is chosen.
-struct Plan {
+/// Plan of a run before its host is chosen.
+struct RunPlan {
     spec: RunSpec,
     payload: BootPayload,
-    /// Held open, and with it locked, for the whole run.
+    /// Files of the disks, open and locked for the whole run.
     disks: Vec<File>,
-    /// There for the whole run.
+    /// Listening sockets, for the whole run.
     vsock: Option<Listening>,
-    /// What is booted of a disk and why, for people.
+    /// Sentence about the kernel that is booted from a disk, and why.
     choice: Option<String>,
 }
 
-impl Plan {
-    fn make(args: &RunArgs, mut waits: Vec<RunTrigger>) -> Result<Self, Error> {
+impl RunPlan {
+    fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
             kernel: args.kernel.as_deref(),
@@ -118,19 +118,19 @@ impl Plan {
         let mut loaded = images::load(request)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
-        let until = waits.iter().find_map(|wait| match wait {
+        let until = triggers.iter().find_map(|trigger| match trigger {
             RunTrigger::Until(condition) => Some(("until".to_owned(), condition.to_string())),
             _ => None,
         });
         if command.is_some() {
-            waits.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
+            triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
         let disks: Vec<DiskSpec> = image_disk
             .into_iter()
             .chain(&args.disk)
-            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean something to it
-            // that absolute ones do not.
+            // The portable host's QEMU runs with the same working directory, but interprets relative names
+            // like `nbd:x`.
             .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
             .map(|path| DiskSpec::new(path, disk_mode(args)))
             .collect::<Result<_, _>>()?;
@@ -155,16 +155,17 @@ impl Plan {
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
-            waits,
             retries: args.retry.unwrap_or(0),
+            policy: args.seccomp,
+            waits: triggers,
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
     }
 }
 
-/// Hands the command after `--`, if there is one, to the guest: by its initrd where that was made for it, else by what
-/// is returned.
+/// Hands the command after `--`, if there is one, to the guest: in its initrd if that is made for it, else by
+/// the returned [`GuestCommand`].
 fn take_command(
     args: &RunArgs,
     loaded: &mut BootPlan,
@@ -186,10 +187,12 @@ fn take_command(
 
 /// Fate of the guest's writes to its disks.
 fn disk_mode(args: &RunArgs) -> DiskMode {
-    match () {
-        () if args.snapshot => DiskMode::Snapshot,
-        () if args.read_only => DiskMode::ReadOnly,
-        () => DiskMode::ReadWrite,
+    if args.snapshot {
+        DiskMode::Snapshot
+    } else if args.read_only {
+        DiskMode::ReadOnly
+    } else {
+        DiskMode::ReadWrite
     }
 }
 
@@ -208,7 +211,8 @@ fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
     rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// Where the streams go. A command with an output of its own has standard output for that, wherever the console goes.
+/// Returns the targets of the streams. A command with separate output has standard output, wherever the
+/// console goes.
 fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
     let (console, keys) = console_target(args, own_output)?;
     let shown = own_output && !args.recording.json && !args.recording.top;
@@ -216,10 +220,8 @@ fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
     Ok(Streams { console, keys, output })
 }
 
-/// Where the console goes, and where its input comes from. By default it is shown where somebody looks: on a terminal,
-/// and for a command whose output is wanted.
-///
-/// A command with an output of its own leaves the console to whoever asks for it.
+/// Returns the target of the console and the source of its input. By default the console is shown on a
+/// terminal, and for a command without separate output.
 fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
@@ -231,22 +233,19 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
     match wanted {
         Some(place) if place == "-" || place == "stdout" => {
             if args.recording.top {
-                return Err(Error::Usage(
-                    "--top and --console - both want the terminal: the view has a pane for the console"
-                        .to_owned(),
-                ));
+                return Err(UsageError::TopAndConsole.into());
             }
             if args.recording.json {
-                return Err(Error::Usage(
-                    "--json and --console - both want standard output: give --console a file".to_owned(),
-                ));
+                return Err(UsageError::JsonAndConsole.into());
             }
-            let keys = match () {
-                () if interactive => KeySource::Terminal,
-                // A pipe's bytes are read only when the console was asked for by name: a script's own input, say a
+            let keys = if interactive {
+                KeySource::Terminal
+            } else if args.console.is_some() && !io::stdin().is_terminal() {
+                // A pipe's bytes are read only if the user names the console: a script's own input, such as a
                 // list that a loop reads, is not the guest's.
-                () if args.console.is_some() && !io::stdin().is_terminal() => KeySource::Stream,
-                () => KeySource::None,
+                KeySource::Stream
+            } else {
+                KeySource::None
             };
             Ok((ConsoleTarget::Stdout, keys))
         }
@@ -258,37 +257,38 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
     }
 }
 
-/// A path for a row of `meta`.
+/// Formats a path for a row of `meta`.
 fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
+}
+
+/// Runs the command `guest-half`: the guest of another vprof, in this process.
+pub fn guest_half(job: i32) -> Result<ExitCode, Error> {
+    half::main(job).map_err(|source| Error::System { action: "send the guest's outcome", source })?;
+    Ok(ExitCode::Done)
 }
 
 /// Runs the guest on the chosen host.
 async fn start(
     args: &RunArgs,
-    plan: Plan,
+    plan: RunPlan,
     chosen: &Chosen,
     link: Link,
     tables: live::SharedTables,
 ) -> Result<Outcome, Error> {
-    let Plan { mut spec, payload, disks, vsock, choice: _ } = plan;
+    let RunPlan { mut spec, payload, disks, vsock, choice: _ } = plan;
     spec.meta.push(("host".to_owned(), chosen.name().to_owned()));
     spec.meta.push(("host_reason".to_owned(), chosen.why.clone()));
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
-        // What a host has told that was started anew counts no more.
+        // Tables of a host that was restarted are discarded.
         *tables.lock() = live::Tables::default();
         let writer = ProfileWriter::create(&args.recording.output, force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {
         Host::Kvm => {
-            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
-            let device = |listening: &Listening| {
-                let backend = Box::new(listening.sockets()?);
-                Ok::<_, VsockError>(vmm::Vsock { cid: listening.cid(), backend })
-            };
-            let connected = Connected { network, vsock: vsock.as_ref().map(device).transpose()? };
-            Ok(guest::run(&spec, disks, connected, payload, create(args.recording.force)?, link).await?)
+            let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
+            half::run(&spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
         }
         Host::Tcg(qemu) => {
             let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
@@ -303,14 +303,14 @@ async fn start(
                 create(args.recording.force || restarts > 0)
             })
             .await;
-            // Only now may another vprof have the disks.
+            // Another vprof may open the disks only after the run.
             drop(disks);
             Ok(outcome?)
         }
     }
 }
 
-/// Turns the end into an exit code.
+/// Returns the exit code for the end of a run.
 fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
     let Recorded { outcome, last_lines, console_on_stdout, .. } = recorded;
     let last = || {
@@ -340,7 +340,7 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
             "it started another kernel (kexec), and its command ended with the first{}",
             last()
         ))),
-        // Nothing else is waited for beside a command.
+        // A run with a command has no other condition.
         MachineEnd::Stopped if outcome.totals.seen.until_ns.is_some() => Err(Error::Guest(format!(
             "it came up in emergency or rescue mode, where no command runs{}",
             last()
@@ -362,7 +362,7 @@ mod tests {
         let shown = |words: &[&str]| {
             let words = [&["vprof", "run", "x.img"][..], words, &["--", "true"][..]].concat();
             let cli = crate::args::Cli::try_parse_from(words).unwrap();
-            let crate::args::Command::Run(args) = cli.command else { panic!("a run") };
+            let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
             matches!(streams(&args, true).unwrap().output, ConsoleTarget::Stdout)
         };
         assert!(shown(&[]) && shown(&["--console", "none"]) && shown(&["--console", "/dev/null"]));

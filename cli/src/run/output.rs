@@ -1,4 +1,4 @@
-//! The profile's file: it never takes the place of anything unasked.
+//! The profile's file. It replaces another file only on request.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 
 use crate::errors::Error;
 
-/// What every SQLite database begins with (sqlite.org/fileformat.html, 1.3).
+/// First bytes of every SQLite database (sqlite.org/fileformat.html, 1.3).
 const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Makes sure, before a guest is started, that the profile can be created: nothing is in its place, or with `force`
-/// nothing but a profile.
+/// Checks, before a guest is started, that the profile can be created: its path is free, or with `force` has
+/// a profile.
 pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     let metadata = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return directory(path),
-        Err(source) => return Err(Error::file("look at", path, source)),
+        Err(source) => return Err(Error::file("read", path, source)),
         Ok(metadata) => metadata,
     };
     if !force {
@@ -27,15 +27,19 @@ pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a profile in which nothing was recorded, with its journal: it would only stand in the way.
+/// Removes a profile in which nothing was recorded, with its journal, so that the next run finds its path
+/// free.
 pub fn remove(path: &Path) {
-    for file in [path.to_owned(), beside(path, "-wal"), beside(path, "-shm"), beside(path, "-journal")] {
-        // Whatever stays behind is found, and told of, by the next run.
+    for file in
+        [path.to_owned(), with_suffix(path, "-wal"), with_suffix(path, "-shm"), with_suffix(path, "-journal")]
+    {
+        // The next run finds and reports a file that is left.
         let _ = std::fs::remove_file(file);
     }
 }
 
-/// An empty file counts: it is what a run leaves that was killed at its very beginning.
+/// Returns true for a profile. An empty file is one, too: a run leaves it if it is killed right after its
+/// start.
 fn is_profile(path: &Path) -> Result<bool, Error> {
     let fail = |source| Error::file("read", path, source);
     let mut head = Vec::new();
@@ -43,7 +47,7 @@ fn is_profile(path: &Path) -> Result<bool, Error> {
     Ok(head.is_empty() || head == SQLITE_MAGIC)
 }
 
-/// Says early that the directory is missing, before a guest is started.
+/// Checks that the directory exists, before a guest is started.
 fn directory(path: &Path) -> Result<(), Error> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     match std::fs::metadata(parent) {
@@ -53,7 +57,7 @@ fn directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()
@@ -69,18 +73,18 @@ mod tests {
         let path = directory.path().join("p.vprof");
         check(&path, false).unwrap();
         std::fs::write(&path, b"SQLite format 3\0...").unwrap();
-        std::fs::write(beside(&path, "-wal"), b"journal").unwrap();
+        std::fs::write(with_suffix(&path, "-wal"), b"journal").unwrap();
         assert!(matches!(check(&path, false), Err(Error::OutputExists(_))));
         check(&path, true).unwrap();
         remove(&path);
-        assert!(!path.exists() && !beside(&path, "-wal").exists());
+        assert!(!path.exists() && !with_suffix(&path, "-wal").exists());
         std::fs::write(&path, b"my thesis").unwrap();
         assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
         assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
     }
 
     #[test]
-    fn a_missing_directory_is_told_at_once() {
+    fn a_missing_directory_is_reported_at_once() {
         let directory = tempfile::tempdir().unwrap();
         let error = check(&directory.path().join("no/p.vprof"), false).unwrap_err();
         assert!(error.to_string().contains("no such file or directory"), "{error}");

@@ -17,11 +17,11 @@ use text::message::Reason;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::output;
-use super::screen::{ConsoleTarget, Progress, Screen};
+use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
 use crate::args::RecordingArgs;
-use crate::errors::{Error, ExitCode};
-use crate::terminal::{ESCAPE, Keys, RawMode};
-use crate::top::{self, own::Beside};
+use crate::errors::{Error, ExitCode, UsageError};
+use crate::terminal::{ESCAPE, KeyReader, RawMode};
+use crate::top::{self, own_run::ViewThread};
 use crate::{report, symbolize};
 
 /// How long the console's last output may take to be written.
@@ -71,8 +71,8 @@ impl Streams {
 
 /// What shows them.
 struct Screens {
-    console: Arc<Screen>,
-    output: Arc<Screen>,
+    console: Arc<RunScreen>,
+    output: Arc<RunScreen>,
 }
 
 /// What came of it.
@@ -95,10 +95,7 @@ impl<'a> Recording<'a> {
     /// Looks at everything that can be wrong before there is a guest.
     pub fn prepare(args: &'a RecordingArgs) -> Result<Self, Error> {
         if args.until_precision.is_some() && !estimate::trustworthy(args.clock) {
-            return Err(Error::Usage(
-                "--until-precision needs a clock with chance: under --clock fixed no interval is valid"
-                    .to_owned(),
-            ));
+            return Err(UsageError::FixedClock.into());
         }
         if args.top {
             top::terminal::check()?;
@@ -120,19 +117,19 @@ impl<'a> Recording<'a> {
         let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
         let output_on_stdout = matches!(output, ConsoleTarget::Stdout);
         let progress = match () {
-            () if args.quiet || args.top => Progress::Off,
+            () if args.quiet || args.top => ProgressMode::Off,
             // The terminal is the guest's as soon as it runs.
-            () if keys == KeySource::Terminal => Progress::UntilGuest,
+            () if keys == KeySource::Terminal => ProgressMode::UntilGuest,
             // So is it a command's with its first word.
-            () if output_on_stdout && io::stdout().is_terminal() => Progress::UntilGuest,
-            () if io::stderr().is_terminal() => Progress::Live,
-            () if args.verbose => Progress::Lines,
-            () => Progress::Off,
+            () if output_on_stdout && io::stdout().is_terminal() => ProgressMode::UntilGuest,
+            () if io::stderr().is_terminal() => ProgressMode::Live,
+            () if args.verbose => ProgressMode::Lines,
+            () => ProgressMode::Off,
         };
         let screens = Screens {
             // Two streams on one terminal can't both be kept apart from a live line.
-            output: Arc::new(Screen::new(output, Progress::Off)),
-            console: Arc::new(Screen::new(console, progress)),
+            output: Arc::new(RunScreen::new(output, ProgressMode::Off)),
+            console: Arc::new(RunScreen::new(console, progress)),
         };
         let outcome = run_to_end(args, image, (&screens, keys), start);
         let (outcome, last_lines, interrupted) = match outcome {
@@ -201,7 +198,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         control,
         stop: stop.clone(),
     };
-    let view = top::own::Parts {
+    let view = top::own_run::RunHandles {
         tables: tables.clone(),
         phase: phase.clone(),
         control: run.control.clone(),
@@ -231,7 +228,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let escape = raw.is_some().then_some(ESCAPE);
     let reader = match keys {
         KeySource::None => None,
-        _ => Some(Keys::start(input, stop.clone(), escape).map_err(terminal_error)?),
+        _ => Some(KeyReader::start(input, stop.clone(), escape).map_err(terminal_error)?),
     };
     let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
@@ -242,7 +239,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     drop(server);
     drop(reader);
     drop(raw);
-    if let Some(failed) = view.and_then(Beside::finish) {
+    if let Some(failed) = view.and_then(ViewThread::finish) {
         eprintln!("vprof: there was no live view: {failed}");
     }
     screen.release();
@@ -252,7 +249,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     outcome.map(|outcome| (outcome, last_lines, interrupted))
 }
 
-fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
+fn finish_console(pump: ConsolePump, screen: &RunScreen, whose: &str) {
     let dropped = pump.finish(CONSOLE_LIMIT);
     if dropped > 0 {
         screen.note(&format!(
@@ -263,12 +260,16 @@ fn finish_console(pump: ConsolePump, screen: &Screen, whose: &str) {
 }
 
 /// Opens the live view, if it is wanted; what there is to say meanwhile is said after it.
-fn show(args: &RecordingArgs, view: top::own::Parts, screen: &Screen) -> Result<Option<Beside>, Error> {
+fn show(
+    args: &RecordingArgs,
+    view: top::own_run::RunHandles,
+    screen: &RunScreen,
+) -> Result<Option<ViewThread>, Error> {
     if !args.top {
         return Ok(None);
     }
     screen.hold();
-    Ok(Some(Beside::start(view)?))
+    Ok(Some(ViewThread::start(view)?))
 }
 
 /// Opens the control socket. A run that nobody asked to have one goes on without.
@@ -298,7 +299,7 @@ async fn watch(
         tokio::sync::watch::Receiver<Phase>,
         tokio::sync::mpsc::UnboundedReceiver<String>,
     ),
-    screen: &Screen,
+    screen: &RunScreen,
     quiet: bool,
 ) -> Result<Outcome, Error> {
     tokio::pin!(run);

@@ -12,10 +12,10 @@ use text::units;
 
 use crate::render::table;
 
-/// Where the guest's console goes.
+/// Target of the guest's console.
 #[derive(Debug)]
 pub enum ConsoleTarget {
-    /// Nowhere but into the profile.
+    /// Only into the profile.
     None,
     /// To standard output.
     Stdout,
@@ -23,32 +23,32 @@ pub enum ConsoleTarget {
     File(File),
 }
 
-/// How the live line is shown.
+/// Form of the live line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Progress {
+pub enum ProgressMode {
     /// Not at all.
     Off,
-    /// A line that is drawn over itself.
+    /// A line that is redrawn in place.
     Live,
-    /// The same, until the guest runs.
+    /// A live line, until the guest runs.
     UntilGuest,
     /// A line for each step before the guest runs, then one every ten seconds.
     Lines,
 }
 
-/// How often [`Progress::Lines`] prints.
+/// Interval of the lines of [`ProgressMode::Lines`].
 const LINES_EVERY: Duration = Duration::from_secs(10);
-/// Goes to the line's start and erases it (ECMA-48: EL).
+/// Returns to the line's start and erases it (ECMA-48: EL).
 const ERASE: &str = "\r\x1b[K";
 
-/// Both streams behind one lock.
+/// Console and live line of a run, with one lock.
 #[derive(Debug)]
-pub struct Screen(Mutex<State>);
+pub struct RunScreen(Mutex<ScreenState>);
 
 #[derive(Debug)]
-struct State {
+struct ScreenState {
     console: ConsoleTarget,
-    progress: Progress,
+    progress: ProgressMode,
     /// Console and live line are on the same terminal.
     shared: bool,
     live_shown: bool,
@@ -57,15 +57,15 @@ struct State {
     last_line: Option<Instant>,
     /// The first failure to write the console.
     failed: Option<io::Error>,
-    /// What is to be said when the terminal is free again.
+    /// Notes to print when the terminal is free again.
     held: Option<Vec<String>>,
 }
 
-impl Screen {
-    /// A screen; the console and the live line share a terminal where both streams are one.
-    pub fn new(console: ConsoleTarget, progress: Progress) -> Self {
+impl RunScreen {
+    /// Makes a screen; the console and the live line share a terminal where both streams are one.
+    pub fn new(console: ConsoleTarget, progress: ProgressMode) -> Self {
         let shared = matches!(console, ConsoleTarget::Stdout) && io::stdout().is_terminal();
-        Self(Mutex::new(State {
+        Self(Mutex::new(ScreenState {
             console,
             progress,
             shared,
@@ -78,7 +78,7 @@ impl Screen {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ScreenState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -97,32 +97,35 @@ impl Screen {
             ConsoleTarget::File(file) => file.write_all(bytes),
         };
         if let Err(error) = written {
-            // A full disk or a closed pipe: the guest goes on without a console, and the end tells.
+            // A full disk or a closed pipe: the guest continues without a console, and the end of
+            // the run reports it.
             state.console = ConsoleTarget::None;
             state.failed = Some(error);
         }
         state.console_at_line_start = bytes.last().is_none_or(|b| *b == b'\n');
     }
 
-    /// Shows where the run stands.
+    /// Shows the progress of the run.
     pub fn progress(&self, phase: &Phase) {
-        // While the console's terminal stands still the lock is held; the line can wait for the next time.
+        // While output to the console's terminal blocks, the lock is held; the line can wait for the
+        // next time.
         let Ok(mut state) = self.0.try_lock() else { return };
         match state.progress {
-            Progress::Off => {}
-            Progress::UntilGuest if matches!(phase, Phase::Running(_)) => {
+            ProgressMode::Off => {}
+            ProgressMode::UntilGuest if matches!(phase, Phase::Running(_)) => {
                 state.erase();
-                state.progress = Progress::Off;
+                state.progress = ProgressMode::Off;
             }
-            Progress::Live | Progress::UntilGuest if state.shared && !state.console_at_line_start => {}
-            Progress::Live | Progress::UntilGuest => {
+            ProgressMode::Live | ProgressMode::UntilGuest if state.shared && !state.console_at_line_start => {
+            }
+            ProgressMode::Live | ProgressMode::UntilGuest => {
                 let width = columns().saturating_sub(1);
                 let line = table::cut(&line(phase), width);
                 state.live_shown = true;
-                // There is nobody to tell that standard error can't be written.
+                // A failed write to standard error can't be reported anywhere.
                 let _ = write!(io::stderr().lock(), "{ERASE}{line}");
             }
-            Progress::Lines => {
+            ProgressMode::Lines => {
                 let since_start = units::duration(state.started.elapsed());
                 let due = match phase {
                     Phase::Preparing(_) => true,
@@ -151,22 +154,22 @@ impl Screen {
         let _ = writeln!(io::stderr().lock(), "{start}vprof: {text}");
     }
 
-    /// Keeps lines back from now on: somebody else has the terminal.
+    /// Keeps notes back from now on: another part of vprof uses the terminal.
     pub fn hold(&self) {
         self.lock().held.get_or_insert_default();
     }
 
-    /// Prints what was kept back.
+    /// Prints the notes that were kept back.
     pub fn release(&self) {
         let held = self.lock().held.take();
         held.into_iter().flatten().for_each(|text| self.note(&text));
     }
 
-    /// Takes the live line away for good; returns what went wrong with the console.
+    /// Removes the live line for good; returns the first failure to write the console.
     pub fn close(&self) -> Option<io::Error> {
         let mut state = self.lock();
         state.erase();
-        state.progress = Progress::Off;
+        state.progress = ProgressMode::Off;
         if state.shared && !state.console_at_line_start {
             let _ = writeln!(io::stdout().lock());
             state.console_at_line_start = true;
@@ -175,7 +178,7 @@ impl Screen {
     }
 }
 
-impl State {
+impl ScreenState {
     fn erase(&mut self) {
         if std::mem::take(&mut self.live_shown) {
             let _ = write!(io::stderr().lock(), "{ERASE}");
@@ -183,7 +186,7 @@ impl State {
     }
 }
 
-/// Width of the terminal behind standard error.
+/// Returns the width of standard error's terminal, in columns.
 pub fn columns() -> usize {
     let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: TIOCGWINSZ writes one winsize through the pointer, which is valid and exclusive for the call.
@@ -225,7 +228,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_line_tells_time_rate_samples_lost_and_top() {
+    fn the_line_has_time_samples_rate_lost_samples_and_top_process() {
         let mut status = SessionStatus {
             sampling: true,
             wanted_hz: 1_000.0,

@@ -1,17 +1,18 @@
-//! What is compared, and how it is judged.
+//! Comparisons of the self-test, and their verdicts.
 
 use profile::report::Estimate;
 use serde::{Deserialize, Serialize};
 
-/// Half a 95 % interval, in standard errors.
+/// Half the width of a 95 % interval, in standard errors.
 const Z_95: f64 = 1.96;
-/// Standard errors that a share may be off: one in a thousand good measurements is further off.
+/// Largest allowed error of a share, in standard errors: one in a thousand good measurements has a larger
+/// one.
 const Z_ALLOWED: f64 = 3.29;
 
-/// What a value is counted in.
+/// ValueUnit of a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum ValueUnit {
     /// A part of a whole, 0 to 1.
     Part,
     /// Seconds.
@@ -20,44 +21,44 @@ pub enum Unit {
     Count,
 }
 
-/// A verdict.
+/// Verdict on a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Judgement {
-    /// Within what is allowed.
+pub enum CheckVerdict {
+    /// Within the bounds.
     Passed,
-    /// Not within.
+    /// Outside of the bounds.
     Failed,
-    /// Shown only: `note` says why.
+    /// Not judged; `note` has the reason.
     NotJudged,
 }
 
-/// A comparison of what vprof says with a reference.
+/// Comparison of a value of vprof with a reference.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Check {
-    /// What is compared.
+pub struct SelftestCheck {
+    /// Name of the value.
     pub name: String,
-    /// What the values are counted in.
-    pub unit: Unit,
-    /// What vprof says; `None` where it says nothing.
+    /// ValueUnit of the values.
+    pub unit: ValueUnit,
+    /// Value of vprof; `None` where it has none.
     pub measured: Option<f64>,
-    /// Least value that passes.
+    /// Smallest value that passes.
     pub low: f64,
     /// Largest value that passes; `None` without a bound.
     pub high: Option<f64>,
-    /// Where the bounds come from.
+    /// Source of the bounds.
     pub reference: String,
     /// The verdict.
-    pub judgement: Judgement,
-    /// Why it is not judged.
+    pub judgement: CheckVerdict,
+    /// Reason why the check is not judged.
     pub note: Option<String>,
 }
 
-impl Check {
-    /// A value between two bounds.
+impl SelftestCheck {
+    /// Checks a value against two bounds.
     pub fn between(
         name: impl Into<String>,
-        unit: Unit,
+        unit: ValueUnit,
         measured: Option<f64>,
         (low, high): (f64, Option<f64>),
         reference: impl Into<String>,
@@ -70,15 +71,15 @@ impl Check {
             low,
             high,
             reference: reference.into(),
-            judgement: if fits { Judgement::Passed } else { Judgement::Failed },
+            judgement: if fits { CheckVerdict::Passed } else { CheckVerdict::Failed },
             note: None,
         }
     }
 
-    /// A value no further than `tolerance` from the one that the guest measured.
+    /// Checks that a value is at most `tolerance` from the one that the guest measured.
     pub fn near(
         name: impl Into<String>,
-        unit: Unit,
+        unit: ValueUnit,
         measured: Option<f64>,
         (own, tolerance): (f64, f64),
         reference: impl Into<String>,
@@ -89,19 +90,19 @@ impl Check {
     /// Shows the values without a verdict where `reason` is given.
     pub fn unless(mut self, reason: Option<&str>) -> Self {
         if let Some(reason) = reason {
-            self.judgement = Judgement::NotJudged;
+            self.judgement = CheckVerdict::NotJudged;
             self.note = Some(reason.to_owned());
         }
         self
     }
 }
 
-/// How far a good estimate of a share may be off: by chance, as its own interval says.
+/// Returns the largest error of a good estimate of a share, by chance, from its own interval.
 pub fn chance_of_share(estimate: &Estimate) -> f64 {
     (estimate.share_high - estimate.share_low) / 2.0 / Z_95 * Z_ALLOWED
 }
 
-/// How far a good estimate of a time may be off, s: by chance, as its own interval says.
+/// Returns the largest error of a good estimate of a time, s, by chance, from its own interval.
 pub fn chance_of_time(estimate: &Estimate) -> f64 {
     (estimate.time_high_s - estimate.time_low_s) / 2.0 / Z_95 * Z_ALLOWED
 }
@@ -112,18 +113,21 @@ mod tests {
 
     #[test]
     fn a_value_outside_of_its_bounds_fails() {
-        let judged = |measured| Check::near("a", Unit::Seconds, measured, (2.0, 0.5), "its clock").judgement;
-        assert_eq!(judged(Some(2.4)), Judgement::Passed);
-        assert_eq!(judged(Some(2.6)), Judgement::Failed);
-        assert_eq!(judged(Some(1.4)), Judgement::Failed);
-        assert_eq!(judged(Some(f64::NAN)), Judgement::Failed);
-        assert_eq!(judged(None), Judgement::Failed);
+        let judged = |measured| {
+            SelftestCheck::near("a", ValueUnit::Seconds, measured, (2.0, 0.5), "its clock").judgement
+        };
+        assert_eq!(judged(Some(2.4)), CheckVerdict::Passed);
+        assert_eq!(judged(Some(2.6)), CheckVerdict::Failed);
+        assert_eq!(judged(Some(1.4)), CheckVerdict::Failed);
+        assert_eq!(judged(Some(f64::NAN)), CheckVerdict::Failed);
+        assert_eq!(judged(None), CheckVerdict::Failed);
     }
 
     #[test]
     fn what_is_not_judged_never_fails() {
-        let check = Check::between("a", Unit::Part, None, (0.9, None), "x").unless(Some("emulated host"));
-        assert_eq!(check.judgement, Judgement::NotJudged);
+        let check = SelftestCheck::between("a", ValueUnit::Part, None, (0.9, None), "x")
+            .unless(Some("emulated host"));
+        assert_eq!(check.judgement, CheckVerdict::NotJudged);
     }
 
     #[test]

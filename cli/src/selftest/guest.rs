@@ -21,17 +21,17 @@ use nix::sys::reboot::{RebootMode, reboot};
 use nix::sys::termios::tcdrain;
 use serde::{Deserialize, Serialize};
 
-use super::work::{Turns, burn, process_cpu, since_boot, start_child, voluntary_switches, wait_for};
+use super::work::{WorkTurns, burn, process_cpu, since_boot, start_child, voluntary_switches, wait_for};
 
-/// Where init finds its [`Load`], and what makes it init of a self-test.
+/// File with init's [`GuestLoad`]. A guest with this file is one of the self-test.
 pub const LOAD_FILE: &str = "/vprof/selftest";
-/// What a line of the console with a measured value begins with.
+/// First characters of a console line with a measured value.
 pub const MARK: &str = "selftest ";
 /// Key of the time that init slept, s.
 pub const SLEPT: &str = "slept";
-/// Key of the moment after that, by the guest's monotonic clock, s.
+/// Key of the time after that, by the guest's monotonic clock, s.
 pub const AWAKE: &str = "awake";
-/// Key of the moment at which all programs have ended well, by the same clock: the last line.
+/// Key of the time at which all programs have succeeded, by the same clock: the last line.
 pub const DONE: &str = "done";
 
 /// Name of the process that divides its time.
@@ -48,14 +48,14 @@ pub const FUNCTIONS: [(&str, u32); 3] = [("half", 50), ("third", 30), ("fifth", 
 /// Length of the shortest turn of a function, per per cent of its share.
 const SLICE: Duration = Duration::from_micros(400);
 
-/// What a guest does.
+/// Workload of a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Load {
-    /// Sleep before the work, ms: until then vprof has found the kernel.
+pub struct GuestLoad {
+    /// Sleep before the work, ms; vprof finds the kernel in this time.
     pub sleep_ms: u64,
     /// CPU time of [`SHARES`], ms; of [`KERNEL`] a third of it.
     pub shares_ms: u64,
-    /// How often [`PLAYERS`] switch to each other and back.
+    /// Round trips of the switches between [`PLAYERS`].
     pub switches: u32,
     /// CPU time of [`ROUNDS`], ms.
     pub rounds_ms: u64,
@@ -71,7 +71,7 @@ pub fn main() -> ! {
     if let Err(error) = work() {
         say("error", error);
     }
-    // What was printed is still in the serial port's queue; the machine would end before it is out.
+    // The output may still be in the serial port's queue; the machine would end before it is printed.
     let _ = tcdrain(io::stdout());
     let _ = reboot(RebootMode::RB_POWER_OFF);
     // A guest without ACPI ends by a reset.
@@ -87,7 +87,7 @@ fn say(key: &str, value: impl std::fmt::Display) {
 
 fn work() -> io::Result<()> {
     prepare_system()?;
-    let load: Load = serde_json::from_slice(&fs::read(LOAD_FILE)?)?;
+    let load: GuestLoad = serde_json::from_slice(&fs::read(LOAD_FILE)?)?;
     let begun = since_boot();
     std::thread::sleep(Duration::from_millis(load.sleep_ms));
     let awake = since_boot();
@@ -120,40 +120,40 @@ fn prepare_system() -> io::Result<()> {
     Ok(())
 }
 
-/// Turns of the three functions.
-struct Work {
-    half: Turns,
-    third: Turns,
-    fifth: Turns,
+/// WorkTurns of the three functions.
+struct WorkSplit {
+    half: WorkTurns,
+    third: WorkTurns,
+    fifth: WorkTurns,
 }
 
 #[inline(never)]
-fn half(turns: &mut Turns) {
+fn half(turns: &mut WorkTurns) {
     turns.take();
     black_box("half");
 }
 
 #[inline(never)]
-fn third(turns: &mut Turns) {
+fn third(turns: &mut WorkTurns) {
     turns.take();
     black_box("third");
 }
 
 #[inline(never)]
-fn fifth(turns: &mut Turns) {
+fn fifth(turns: &mut WorkTurns) {
     turns.take();
     black_box("fifth");
 }
 
 #[inline(never)]
-fn left(half_turns: &mut Turns) {
+fn left(half_turns: &mut WorkTurns) {
     half(half_turns);
-    // Something to come back for: a call at the end would be a jump, and this function on no stack.
+    // This keeps the call from being a jump, which would leave the function off the stack.
     black_box("left");
 }
 
 #[inline(never)]
-fn right(third_turns: &mut Turns, fifth_turns: &mut Turns) {
+fn right(third_turns: &mut WorkTurns, fifth_turns: &mut WorkTurns) {
     third(third_turns);
     fifth(fifth_turns);
     black_box("right");
@@ -161,8 +161,8 @@ fn right(third_turns: &mut Turns, fifth_turns: &mut Turns) {
 
 /// [`SHARES`].
 fn divide(time: Duration) -> io::Result<()> {
-    let [half, third, fifth] = FUNCTIONS.map(|(_, percent)| Turns::new(SLICE * percent));
-    let mut work = Work { half, third, fifth };
+    let [half, third, fifth] = FUNCTIONS.map(|(_, percent)| WorkTurns::new(SLICE * percent));
+    let mut work = WorkSplit { half, third, fifth };
     while process_cpu() < time {
         left(&mut work.half);
         right(&mut work.third, &mut work.fifth);
@@ -189,8 +189,8 @@ fn call_kernel(time: Duration) -> io::Result<()> {
 fn play(rounds: u32) -> io::Result<()> {
     let ((from_ping, to_pong), (from_pong, to_ping)) = (io::pipe()?, io::pipe()?);
     let [ping, pong] = PLAYERS;
-    let first = start_child(ping, || pass_on(ping, rounds, (&from_pong, &to_pong), true))?;
-    let second = start_child(pong, || pass_on(pong, rounds, (&from_ping, &to_ping), false))?;
+    let first = start_child(ping, || pass_on(ping, rounds, &from_pong, &to_pong, true))?;
+    let second = start_child(pong, || pass_on(pong, rounds, &from_ping, &to_ping, false))?;
     wait_for(first)?;
     wait_for(second)
 }
@@ -199,7 +199,8 @@ fn play(rounds: u32) -> io::Result<()> {
 fn pass_on(
     name: &str,
     rounds: u32,
-    (mut from, mut to): (&io::PipeReader, &io::PipeWriter),
+    mut from: &io::PipeReader,
+    mut to: &io::PipeWriter,
     serves: bool,
 ) -> io::Result<()> {
     let mut byte = [0];
@@ -219,7 +220,7 @@ fn pass_on(
 /// [`ROUNDS`].
 fn count_rounds(time: Duration) -> io::Result<()> {
     let (start, mut rounds, mut state) = (since_boot(), 0_u64, 1);
-    // By the clock on the wall: what a sample takes is no CPU time of the guest.
+    // Wall time: the time of a sample is not CPU time of the guest.
     while since_boot() - start < time {
         state = burn(state);
         rounds += 1;
@@ -231,12 +232,12 @@ fn count_rounds(time: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// Values on the console of a guest, by key.
+/// Parses the values on the console of a guest, by key.
 pub fn parse_console(text: &str) -> Vec<(String, String)> {
     text.lines()
         .filter_map(|line| {
-            let (_, told) = line.split_once(MARK)?;
-            let (key, value) = told.trim_end().split_once(' ')?;
+            let (_, pair) = line.split_once(MARK)?;
+            let (key, value) = pair.trim_end().split_once(' ')?;
             Some((key.to_owned(), value.to_owned()))
         })
         .collect()

@@ -1,13 +1,13 @@
-//! What a bug report says of the machine.
+//! Facts about the machine, for a bug report.
 
 use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// The machine, as far as it matters to measurements.
+/// Facts about the machine that matter to measurements.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub struct MachineFacts {
     /// Vendor of the processor as `/proc/cpuinfo` has it, like `GenuineIntel`.
     pub vendor: String,
     /// Model of the processor.
@@ -22,8 +22,8 @@ pub struct Machine {
     pub kernel: String,
 }
 
-impl Machine {
-    /// Reads what the kernel says of the machine; what it does not say is `unknown`.
+impl MachineFacts {
+    /// Reads the facts from the kernel; an unavailable one is `unknown`.
     pub fn read() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
@@ -67,9 +67,9 @@ mod tests {
     fn a_processor_is_read() {
         let text = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC 7763\nflags\t\t: fpu hypervisor\n\n\
                     processor\t: 1\nvendor_id\t: AuthenticAMD\n";
-        let machine = Machine::parse(text);
+        let machine = MachineFacts::parse(text);
         assert_eq!((machine.vendor.as_str(), machine.model.as_str()), ("AuthenticAMD", "AMD EPYC 7763"));
         assert_eq!((machine.cpus, machine.virtualized), (2, true));
-        assert_eq!(Machine::parse("").model, "unknown");
+        assert_eq!(MachineFacts::parse("").model, "unknown");
     }
 }

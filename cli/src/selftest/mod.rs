@@ -1,7 +1,8 @@
-//! `vprof selftest`: whether vprof measures right on this machine, by guests that measure themselves.
+//! `vprof selftest`: the accuracy of vprof on this machine, checked by guests that measure themselves.
 //!
-//! The guests boot a kernel of this machine with this very program as their only file ([`guest`]), are profiled as
-//! `vprof run` profiles any guest, and what the profiles say is compared with what the guests said ([`measure`]).
+//! The guests boot a kernel of this machine with this program as their only file ([`guest`]), and are
+//! profiled as by `vprof run`. The figures of the profiles are compared with those of the guests
+//! ([`measure`]).
 
 mod check;
 pub mod guest;
@@ -21,50 +22,50 @@ use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
 use vmm::MachineEnd;
 
-pub use check::{Check, Judgement, Unit};
-pub use machine::Machine;
+pub use check::{CheckVerdict, SelftestCheck, ValueUnit};
+pub use machine::MachineFacts;
 
-use crate::args::{Cli, Command, RunArgs, SelftestArgs};
-use crate::errors::{Error, ExitCode};
+use crate::args::{Cli, CliCommand, RunArgs, SelftestArgs};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{write_json, write_text};
-use crate::render::Page;
+use crate::render::PageLayout;
 use crate::run;
 use crate::run::recording::Recorded;
-use guest::Load;
-use measure::Finished;
+use guest::GuestLoad;
+use measure::GuestResults;
 
 /// Memory of a guest, bytes: the program is in it twice while the initial file system is unpacked.
 const MEMORY: u64 = 1 << 30;
-/// A guest that takes longer has failed; an emulated one on a busy machine takes a minute.
+/// Longest time of a guest; an emulated one on a busy machine takes a minute.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Restarts of a guest in the portable host after faults of its emulation.
 const REPEATS: u32 = 1;
 
-/// What the self-test came to.
+/// Result of the self-test.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Outcome {
+pub struct SelftestOutcome {
     /// vprof's version, with its commit.
     pub version: String,
     /// No check failed.
     pub passed: bool,
     /// The machine.
-    pub machine: Machine,
+    pub machine: MachineFacts,
     /// `kvm` or `portable`.
     pub host: String,
-    /// Why the guests ran there.
+    /// Reason for the host.
     pub host_reason: String,
-    /// Release of the guests' kernel, as it was found in their memory.
+    /// Release of the guests' kernel, from their memory.
     pub guest_kernel: Option<String>,
-    /// Its file.
+    /// File of the guests' kernel.
     pub kernel_file: PathBuf,
     /// All comparisons.
-    pub checks: Vec<Check>,
+    pub checks: Vec<SelftestCheck>,
 }
 
-/// One guest, and how it is profiled.
-struct Planned {
+/// A guest, and the options of its profile.
+struct GuestPlan {
     name: &'static str,
-    load: Load,
+    load: GuestLoad,
     rate_hz: f64,
     exact: bool,
 }
@@ -72,9 +73,7 @@ struct Planned {
 /// Runs the command.
 pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     if args.host == HostChoice::Tcg {
-        return Err(Error::Usage(
-            "the self-test needs exact mode, which --host tcg does not have".to_owned(),
-        ));
+        return Err(Error::Usage(UsageError::SelftestWithoutKvm));
     }
     let portable = args.portable_host.as_deref();
     let chosen = choice::choose(args.host, portable, args.host_timeout)?;
@@ -93,7 +92,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let mut finished = Vec::new();
     for planned in plan(emulated) {
         eprintln!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
-        finished.push(run_guest(args, &planned, (&kernel, &directory))?);
+        finished.push(run_guest(args, &planned, &kernel, &directory)?);
     }
     let [shares, switches, unsampled] = finished.as_slice() else {
         return Err(Error::Guest("a guest of the self-test is missing".to_owned()));
@@ -101,10 +100,10 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let mut checks = shares.shares(exe::has_symbols().map_err(PortableError::Program)?)?;
     checks.push(shares.slowdown(unsampled));
     checks.extend(switches.switches()?);
-    let outcome = Outcome {
+    let outcome = SelftestOutcome {
         version: env!("VPROF_VERSION").to_owned(),
-        passed: checks.iter().all(|check| check.judgement != Judgement::Failed),
-        machine: Machine::read(),
+        passed: checks.iter().all(|check| check.judgement != CheckVerdict::Failed),
+        machine: MachineFacts::read(),
         host: chosen.name().to_owned(),
         host_reason: chosen.why.clone(),
         guest_kernel: shares.report.kernel.clone(),
@@ -114,50 +113,56 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&outcome)?;
     } else {
-        write_text(&render::render(&outcome, Page::stdout()))?;
+        write_text(&render::render(&outcome, PageLayout::stdout()))?;
     }
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Failed })
 }
 
-/// The guests. An emulated one takes seconds until its kernel is found, and runs its work no faster.
-fn plan(emulated: bool) -> [Planned; 3] {
+/// Returns the guests. An emulated one takes seconds until vprof finds its kernel, so it sleeps for longer.
+fn plan(emulated: bool) -> [GuestPlan; 3] {
     let load =
-        Load { sleep_ms: if emulated { 8_000 } else { 3_000 }, shares_ms: 0, switches: 0, rounds_ms: 0 };
+        GuestLoad { sleep_ms: if emulated { 8_000 } else { 3_000 }, shares_ms: 0, switches: 0, rounds_ms: 0 };
     let rounds_ms = 3_000;
     [
-        Planned {
+        GuestPlan {
             name: "shares",
-            load: Load { shares_ms: 9_000, rounds_ms, ..load },
+            load: GuestLoad { shares_ms: 9_000, rounds_ms, ..load },
             rate_hz: 1_000.0,
             exact: false,
         },
-        Planned {
+        GuestPlan {
             name: "switches",
-            load: Load { switches: if emulated { 500 } else { 20_000 }, ..load },
+            load: GuestLoad { switches: if emulated { 500 } else { 20_000 }, ..load },
             rate_hz: 100.0,
             exact: true,
         },
-        Planned { name: "hardly sampled", load: Load { rounds_ms, ..load }, rate_hz: 1.0, exact: false },
+        GuestPlan {
+            name: "rarely sampled",
+            load: GuestLoad { rounds_ms, ..load },
+            rate_hz: 1.0,
+            exact: false,
+        },
     ]
 }
 
 /// Boots and profiles one guest.
 fn run_guest(
     args: &SelftestArgs,
-    planned: &Planned,
-    (kernel, directory): (&Path, &Path),
-) -> Result<Finished, Error> {
+    planned: &GuestPlan,
+    kernel: &Path,
+    directory: &Path,
+) -> Result<GuestResults, Error> {
     let initrd = directory.join("selftest.initrd");
     let bytes = payload::make_initrd(&planned.load)?;
     std::fs::write(&initrd, bytes).map_err(|e| Error::file("write", &initrd, e))?;
-    let run = run_args(args, planned, (kernel, &initrd), directory)?;
+    let run = run_args(args, planned, kernel, &initrd, directory)?;
     let finished = run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run));
     std::fs::remove_file(&initrd).map_err(|e| Error::file("remove", &initrd, e))?;
     finished
 }
 
-/// The profile of a run, if nothing went wrong in it.
-fn judge(recorded: &Recorded, run: &RunArgs) -> Result<Finished, Error> {
+/// Reads the profile of a run, if the run did not fail.
+fn judge(recorded: &Recorded, run: &RunArgs) -> Result<GuestResults, Error> {
     if recorded.interrupted {
         let source = std::io::ErrorKind::Interrupted.into();
         return Err(Error::System { action: "finish the self-test", source });
@@ -165,25 +170,26 @@ fn judge(recorded: &Recorded, run: &RunArgs) -> Result<Finished, Error> {
     match (&recorded.outcome.totals.sink_error, &recorded.outcome.end) {
         (Some(error), _) => Err(Error::Sink(error.clone())),
         (None, GuestEnd::Ran(MachineEnd::Failed(reason))) => Err(Error::Guest(reason.clone())),
-        _ => Finished::read(&run.recording.output),
+        _ => GuestResults::read(&run.recording.output),
     }
 }
 
-/// The command line of `vprof run` for a guest.
+/// Makes the arguments of `vprof run` for a guest.
 fn run_args(
     args: &SelftestArgs,
-    planned: &Planned,
-    (kernel, initrd): (&Path, &Path),
+    planned: &GuestPlan,
+    kernel: &Path,
+    initrd: &Path,
     directory: &Path,
 ) -> Result<RunArgs, Error> {
     let words = ["vprof".as_ref(), "run".as_ref(), kernel.as_os_str()];
-    let Ok(Cli { command: Command::Run(run) }) = Cli::try_parse_from(words) else {
-        return Err(Error::Usage(format!("{} can't be a kernel's file name", kernel.display())));
+    let Ok(Cli { command: CliCommand::Run(run) }) = Cli::try_parse_from(words) else {
+        return Err(UsageError::KernelName(kernel.to_owned()).into());
     };
     let mut run = *run;
     run.initrd = Some(initrd.to_owned());
     run.memory = MEMORY;
-    // A disk image with a kernel is one, too.
+    // The kernel may be that of a disk image.
     run.snapshot = true;
     run.host = args.host;
     run.portable_host = args.portable_host.clone();
@@ -215,14 +221,14 @@ mod tests {
             json: false,
         };
         let [shares, switches, unsampled] = plan(false);
-        let of =
-            |planned| run_args(&args, planned, (Path::new("/k"), Path::new("/i")), Path::new("/d")).unwrap();
-        let run = of(&shares);
+        let arguments =
+            |planned| run_args(&args, planned, Path::new("/k"), Path::new("/i"), Path::new("/d")).unwrap();
+        let run = arguments(&shares);
         assert_eq!((run.image.as_path(), run.initrd.as_deref()), (Path::new("/k"), Some(Path::new("/i"))));
         assert_eq!((run.host, run.host_timeout), (HostChoice::Portable, Duration::from_secs(7)));
-        assert!(run.recording.quiet && !run.exact && of(&switches).exact);
-        let outputs = [&shares, &switches, &unsampled].map(|planned| of(planned).recording.output);
-        assert_eq!(outputs[2], Path::new("/d/hardly-sampled.vprof"));
+        assert!(run.recording.quiet && !run.exact && arguments(&switches).exact);
+        let outputs = [&shares, &switches, &unsampled].map(|planned| arguments(planned).recording.output);
+        assert_eq!(outputs[2], Path::new("/d/rarely-sampled.vprof"));
         assert!(outputs[0] != outputs[1]);
     }
 }

@@ -1,19 +1,19 @@
-//! What the guests of the self-test boot: a kernel of this machine, and this program as their only file.
+//! Kernel and initrd of the guests of the self-test: a kernel of this machine, and this program as the only
+//! file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use host::portable::{PortableError, ProgramError, bundle, exe};
 use images::cpio;
-use text::message::Shown;
 
-use super::guest::{LOAD_FILE, Load};
-use crate::errors::Error;
+use super::guest::{GuestLoad, LOAD_FILE};
+use crate::errors::{Error, UsageError};
 
-/// The kernel to boot: the one that was given, else that of this machine, else that of the portable host.
+/// Returns the kernel to boot: the given one, else that of this machine, else that of the portable host.
 ///
 /// # Errors
-/// None of them can be read.
+/// No kernel is readable.
 pub fn find_kernel(given: Option<&Path>, portable: Option<&Path>) -> Result<PathBuf, Error> {
     if let Some(path) = given {
         return Ok(path.to_owned());
@@ -24,15 +24,11 @@ pub fn find_kernel(given: Option<&Path>, portable: Option<&Path>) -> Result<Path
     }
     match bundle::find(portable) {
         Ok(bundle) => Ok(bundle.kernel),
-        Err(_) => Err(Error::Usage(format!(
-            "can't read {}, the kernel of this machine, and there is no portable host with another one: give one with \
-             --kernel FILE, or run this as root",
-            Shown(&own)
-        ))),
+        Err(_) => Err(UsageError::NoKernel(own).into()),
     }
 }
 
-/// The file of the running kernel as distributions name it.
+/// Returns the file of the running kernel, by the name that distributions use.
 fn own_kernel() -> PathBuf {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     Path::new("/boot").join(format!("vmlinuz-{}", release.trim()))
@@ -42,7 +38,7 @@ fn own_kernel() -> PathBuf {
 ///
 /// # Errors
 /// The running program cannot be read.
-pub fn make_initrd(load: &Load) -> Result<Vec<u8>, Error> {
+pub fn make_initrd(load: &GuestLoad) -> Result<Vec<u8>, Error> {
     let mut archive = cpio::ArchiveWriter::append_to(Vec::new());
     for directory in ["dev", "proc", "vprof"] {
         archive.directory(directory);

@@ -3,14 +3,14 @@
 use text::clean::escaped;
 use text::units;
 
-use super::{Check, Judgement, Outcome, Unit};
-use crate::render::Page;
-use crate::render::table::{Align, Table};
+use super::{CheckVerdict, SelftestCheck, SelftestOutcome, ValueUnit};
+use crate::render::PageLayout;
+use crate::render::table::{ColumnAlign, TextTable};
 
-/// The machine, one row per check, and the verdict.
-pub fn render(outcome: &Outcome, page: Page) -> String {
+/// Formats the machine, one row per check, and the verdict.
+pub fn render(outcome: &SelftestOutcome, page: PageLayout) -> String {
     let machine = &outcome.machine;
-    let mut facts = Table::new(&[("", Align::Left), ("", Align::Left)]);
+    let mut facts = TextTable::new(&[("", ColumnAlign::Left), ("", ColumnAlign::Left)]);
     let modules = if machine.kvm_modules.is_empty() {
         "none loaded".to_owned()
     } else {
@@ -34,12 +34,12 @@ pub fn render(outcome: &Outcome, page: Page) -> String {
     ] {
         facts.row(vec![name.to_owned(), escaped(&fact).into_owned()]);
     }
-    let mut table = Table::new(&[
-        ("check", Align::Left),
-        ("vprof", Align::Right),
-        ("passes", Align::Right),
-        ("by", Align::Left),
-        ("result", Align::Left),
+    let mut table = TextTable::new(&[
+        ("check", ColumnAlign::Left),
+        ("vprof", ColumnAlign::Right),
+        ("passes", ColumnAlign::Right),
+        ("by", ColumnAlign::Left),
+        ("result", ColumnAlign::Left),
     ]);
     for check in &outcome.checks {
         table.row(vec![
@@ -53,9 +53,9 @@ pub fn render(outcome: &Outcome, page: Page) -> String {
     let count = |judgement| outcome.checks.iter().filter(|check| check.judgement == judgement).count();
     let verdict = format!(
         "{} passed, {} failed, {} not judged",
-        count(Judgement::Passed),
-        count(Judgement::Failed),
-        count(Judgement::NotJudged)
+        count(CheckVerdict::Passed),
+        count(CheckVerdict::Failed),
+        count(CheckVerdict::NotJudged)
     );
     let table = table.render(usize::MAX);
     let (heading, rows) = table.split_once('\n').unwrap_or((&table, ""));
@@ -67,15 +67,15 @@ pub fn render(outcome: &Outcome, page: Page) -> String {
     )
 }
 
-fn shown(unit: Unit, value: f64) -> String {
+fn shown(unit: ValueUnit, value: f64) -> String {
     match unit {
-        Unit::Part => units::percent(value),
-        Unit::Seconds => units::seconds(value),
-        Unit::Count => format!("{value:.0}"),
+        ValueUnit::Part => units::percent(value),
+        ValueUnit::Seconds => units::seconds(value),
+        ValueUnit::Count => format!("{value:.0}"),
     }
 }
 
-fn bounds(check: &Check) -> String {
+fn bounds(check: &SelftestCheck) -> String {
     let low = shown(check.unit, check.low);
     match check.high {
         None => format!("{low} and more"),
@@ -85,26 +85,26 @@ fn bounds(check: &Check) -> String {
     }
 }
 
-fn result(check: &Check) -> String {
+fn result(check: &SelftestCheck) -> String {
     match check.judgement {
-        Judgement::Passed => "pass".to_owned(),
-        Judgement::Failed => "FAIL".to_owned(),
-        Judgement::NotJudged => format!("not judged: {}", check.note.as_deref().unwrap_or("no reason")),
+        CheckVerdict::Passed => "pass".to_owned(),
+        CheckVerdict::Failed => "FAIL".to_owned(),
+        CheckVerdict::NotJudged => format!("not judged: {}", check.note.as_deref().unwrap_or("no reason")),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::Style;
-    use crate::selftest::Machine;
+    use crate::render::TextStyle;
+    use crate::selftest::MachineFacts;
 
     #[test]
     fn the_table_says_what_passed_and_what_did_not() {
-        let outcome = Outcome {
+        let outcome = SelftestOutcome {
             version: "0.1.0".to_owned(),
             passed: false,
-            machine: Machine {
+            machine: MachineFacts {
                 vendor: "GenuineIntel".to_owned(),
                 model: "Xeon".to_owned(),
                 cpus: 8,
@@ -117,13 +117,13 @@ mod tests {
             guest_kernel: Some("6.1.0".to_owned()),
             kernel_file: "/boot/vmlinuz".into(),
             checks: vec![
-                Check::near("share", Unit::Part, Some(0.501), (0.5, 0.01), "its clock"),
-                Check::near("time", Unit::Seconds, Some(2.5), (2.0, 0.1), "its clock"),
-                Check::between("lost", Unit::Count, Some(0.0), (0.0, Some(0.0)), "none")
+                SelftestCheck::near("share", ValueUnit::Part, Some(0.501), (0.5, 0.01), "its clock"),
+                SelftestCheck::near("time", ValueUnit::Seconds, Some(2.5), (2.0, 0.1), "its clock"),
+                SelftestCheck::between("lost", ValueUnit::Count, Some(0.0), (0.0, Some(0.0)), "none")
                     .unless(Some("emulated")),
             ],
         };
-        let text = render(&outcome, Page { width: 80, style: Style::Plain });
+        let text = render(&outcome, PageLayout { width: 80, style: TextStyle::Plain });
         assert!(text.contains("GenuineIntel, Xeon, 8 CPUs\n"), "{text}");
         assert!(text.contains("50.1 %  49.0 % - 51.0 %  its clock  pass\n"), "{text}");
         assert!(text.contains("FAIL\n") && text.contains("not judged: emulated\n"), "{text}");

@@ -1,4 +1,4 @@
-//! Work whose CPU time is known, the clocks that it is measured by, and processes that do it.
+//! Work with a known CPU time, the clocks that measure it, and processes that do it.
 
 use std::ffi::CString;
 use std::hint::black_box;
@@ -8,7 +8,8 @@ use std::time::Duration;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
-/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, below 1 ms on an emulated one.
+/// Rounds of [`burn`] between two readings of a clock: about 20 us on a 3 GHz CPU, below 1 ms on an emulated
+/// one.
 const ROUNDS: u32 = 20_000;
 
 fn read(clock: libc::clockid_t) -> Duration {
@@ -23,25 +24,25 @@ fn read(clock: libc::clockid_t) -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), nanos)
 }
 
-/// CPU time of this process so far, user and kernel, as the scheduler counts it.
+/// Returns the CPU time of this process so far, user and kernel, as the scheduler counts it.
 pub fn process_cpu() -> Duration {
     read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
-/// CPU time of the calling thread so far.
+/// Returns the CPU time of the calling thread so far.
 pub fn thread_cpu() -> Duration {
     read(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
-/// Time since boot.
+/// Returns the time since boot.
 pub fn since_boot() -> Duration {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Context switches of this process because it waited.
+/// Returns the number of context switches of this process because it waited.
 ///
 /// # Errors
-/// The kernel refuses, which no Linux does.
+/// The kernel fails the call, which no Linux does.
 pub fn voluntary_switches() -> io::Result<i64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: getrusage writes one rusage, and `usage` outlives the call.
@@ -52,7 +53,7 @@ pub fn voluntary_switches() -> io::Result<i64> {
     Ok(unsafe { usage.assume_init() }.ru_nvcsw)
 }
 
-/// Work in registers alone, a part of the calling function.
+/// Works in registers alone. Inlined, so that samples hit the calling function.
 #[inline(always)]
 pub fn burn(mut state: u64) -> u64 {
     for _ in 0..ROUNDS {
@@ -64,23 +65,24 @@ pub fn burn(mut state: u64) -> u64 {
     state
 }
 
-/// Work that a function does in turns, each turn until all of them together have taken a multiple of a slice of CPU
-/// time: the next turn is shorter by what one takes too much.
+/// Work of a function in turns, each turn until all of them together have taken a multiple of a slice of CPU
+/// time. The next turn is shorter by the excess of the one before.
 #[derive(Debug, Clone, Copy)]
-pub struct Turns {
+pub struct WorkTurns {
     slice: Duration,
     due: Duration,
     /// CPU time of all turns so far.
     pub used: Duration,
 }
 
-impl Turns {
-    /// Turns of `slice` each.
+impl WorkTurns {
+    /// Makes turns of `slice` each.
     pub fn new(slice: Duration) -> Self {
         Self { slice, due: Duration::ZERO, used: Duration::ZERO }
     }
 
-    /// One turn, by the clock of the calling thread. Its loop becomes a part of the calling function.
+    /// Works for one turn, by the clock of the calling thread. Inlined, so that samples hit the calling
+    /// function.
     #[inline(always)]
     pub fn take(&mut self) {
         self.due += self.slice;
@@ -98,14 +100,16 @@ impl Turns {
 /// Runs `body` in a child process named `name`, which exits with 0, or prints its error and exits with 1.
 ///
 /// # Errors
-/// No process could be made.
+/// The process can't be created.
 pub fn start_child(name: &str, body: impl FnOnce() -> io::Result<()>) -> io::Result<Pid> {
     let name = CString::new(name)?;
-    // SAFETY: the init of a guest has a single thread, so the child's copy of every lock is free and it may run any code.
+    // SAFETY: the init of a guest has a single thread, so the child's copy of every lock is free and it may
+    // run any code.
     match unsafe { fork() }? {
         ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            // SAFETY: PR_SET_NAME reads a string of at most 16 bytes up to its NUL, and `name` outlives the call.
+            // SAFETY: PR_SET_NAME reads a string of at most 16 bytes up to its NUL, and `name` outlives the
+            // call.
             unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr()) };
             let code = match body() {
                 Ok(()) => 0,
@@ -142,7 +146,7 @@ mod tests {
 
     #[test]
     fn turns_keep_to_their_sum() {
-        let mut turns = Turns::new(Duration::from_millis(2));
+        let mut turns = WorkTurns::new(Duration::from_millis(2));
         for n in 1..=3_u32 {
             turns.take();
             assert!(turns.used >= n * Duration::from_millis(2), "{turns:?}");

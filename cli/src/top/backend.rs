@@ -1,4 +1,4 @@
-//! A terminal that understands ECMA-48, for ratatui: one write for each frame, and no bytes for what has not changed.
+//! ECMA-48 terminal for ratatui: one write for each frame, and no bytes for unchanged cells.
 
 use std::io::{self, Write};
 
@@ -10,26 +10,26 @@ use unicode_width::UnicodeWidthStr;
 
 use crate::render::terminal_size;
 
-/// A terminal without a size is taken for one of this.
+/// Size of a terminal that reports none.
 const USUAL: Size = Size { width: 80, height: 24 };
 /// Selects no colours and no emphasis (ECMA-48: SGR).
 const PLAIN: &str = "\x1b[0m";
 
-/// How a cell is drawn.
-type Look = (Color, Color, Modifier);
+/// Colours and emphasis of a cell.
+type CellStyle = (Color, Color, Modifier);
 
-const PLAIN_LOOK: Look = (Color::Reset, Color::Reset, Modifier::empty());
+const PLAIN_STYLE: CellStyle = (Color::Reset, Color::Reset, Modifier::empty());
 
-/// Writes to `W`, which is a terminal.
+/// Backend that writes to the terminal `W`.
 #[derive(Debug)]
-pub struct Ansi<W> {
+pub struct AnsiBackend<W> {
     out: W,
     frame: Vec<u8>,
     cursor_shown: bool,
 }
 
-impl<W: Write> Ansi<W> {
-    /// A terminal whose cursor is hidden.
+impl<W: Write> AnsiBackend<W> {
+    /// Makes a backend for a terminal whose cursor is hidden.
     pub fn new(out: W) -> Self {
         Self { out, frame: Vec::new(), cursor_shown: false }
     }
@@ -43,7 +43,7 @@ impl<W: Write> Ansi<W> {
         self.add(&format!("\x1b[{};{}H", u32::from(y) + 1, u32::from(x) + 1));
     }
 
-    fn show_as(&mut self, (fg, bg, modifier): Look) {
+    fn show_as(&mut self, (fg, bg, modifier): CellStyle) {
         self.add("\x1b[0");
         for (flag, code) in EMPHASES {
             if modifier.contains(flag) {
@@ -59,11 +59,12 @@ impl<W: Write> Ansi<W> {
     }
 }
 
-/// SGR parameters.
+/// Emphases and their SGR parameters.
 const EMPHASES: [(Modifier, u8); 4] =
     [(Modifier::BOLD, 1), (Modifier::DIM, 2), (Modifier::UNDERLINED, 4), (Modifier::REVERSED, 7)];
 
-/// One of the 16 colours, as the distance from SGR 30 and 40; the bright ones are aixterm's 90 and 100.
+/// Returns the code of one of the 16 colours, relative to SGR 30 and 40; bright ones are aixterm's 90 and
+/// 100.
 fn code(color: Color) -> Option<u8> {
     use Color::{
         Black, Blue, Cyan, DarkGray, Gray, Green, LightBlue, LightCyan, LightGreen, LightMagenta, LightRed,
@@ -74,7 +75,7 @@ fn code(color: Color) -> Option<u8> {
     (0..).zip(dark).chain((60..).zip(bright)).find(|(_, known)| *known == color).map(|(code, _)| code)
 }
 
-impl<W: Write> Backend for Ansi<W> {
+impl<W: Write> Backend for AnsiBackend<W> {
     type Error = io::Error;
 
     fn draw<'a, I>(&mut self, content: I) -> io::Result<()>
@@ -82,21 +83,22 @@ impl<W: Write> Backend for Ansi<W> {
         I: Iterator<Item = (u16, u16, &'a Cell)>,
     {
         let mut next = None;
-        let mut look = PLAIN_LOOK;
+        let mut current = PLAIN_STYLE;
         for (x, y, cell) in content {
             if next != Some((x, y)) {
                 self.go_to(x, y);
             }
-            // Terminals do not agree on the width of all that is not one column wide.
+            // Terminals differ in the width of characters that are not one column wide, so the cursor is set
+            // after them.
             next = (cell.symbol().width() == 1).then(|| (x.saturating_add(1), y));
             let wanted = (cell.fg, cell.bg, cell.modifier);
-            if wanted != look {
+            if wanted != current {
                 self.show_as(wanted);
-                look = wanted;
+                current = wanted;
             }
             self.add(cell.symbol());
         }
-        if look != PLAIN_LOOK {
+        if current != PLAIN_STYLE {
             self.add(PLAIN);
         }
         Ok(())
@@ -116,7 +118,7 @@ impl<W: Write> Backend for Ansi<W> {
         Ok(())
     }
 
-    /// Always the upper left corner: only screens that begin at the cursor need to know.
+    /// Returns the upper left corner: only screens that begin at the cursor need its position.
     fn get_cursor_position(&mut self) -> io::Result<Position> {
         Ok(Position::ORIGIN)
     }
@@ -176,7 +178,7 @@ mod tests {
         let loud = plain.fg(Color::Yellow).add_modifier(Modifier::BOLD);
         let cells =
             [cell("a", plain), cell("漢", loud), cell("b", loud), cell("c", plain.fg(Color::DarkGray))];
-        let mut ansi = Ansi::new(Vec::new());
+        let mut ansi = AnsiBackend::new(Vec::new());
         let places = [(0, 0), (1, 0), (3, 0), (4, 0)];
         ansi.draw(places.iter().zip(&cells).map(|((x, y), cell)| (*x, *y, cell))).unwrap();
         ansi.flush().unwrap();

@@ -1,4 +1,4 @@
-//! Looks that never were, for tests.
+//! Snapshots for tests.
 
 use profile::estimate::share;
 use profile::live::{
@@ -8,12 +8,12 @@ use profile::live::{
 /// Samples that were not idle.
 const BUSY: u64 = 4_500;
 
-/// Named parts, in the order of [`super::history::STATES`].
+/// Names the parts, in the order of [`super::history::STATES`].
 fn states(parts: [f64; 7]) -> Vec<(String, f64)> {
     super::history::STATES.iter().zip(parts).map(|(name, part)| ((*name).to_owned(), part)).collect()
 }
 
-/// What a vCPU does at a time: it works, waits for a CPU of the host, and halts, by turns.
+/// Returns the states of a vCPU at a time: it works, waits for a CPU of the host, and halts, by turns.
 fn doing(id: u8, time_s: f64) -> [f64; 7] {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
     let step = (time_s * 2.0) as u64 % 20;
@@ -60,8 +60,8 @@ fn exit(reason: &str, device: Option<&str>, address: Option<u64>, per_s: f64, me
     ExitRate { reason, device, address, per_s, mean_ns, share: per_s * mean_ns / 1e9 }
 }
 
-/// A look at a run with so many vCPUs, at a time.
-pub fn look(vcpus: u8, time_s: f64) -> Snapshot {
+/// Makes a snapshot of a run with this many vCPUs, at a time.
+pub fn snapshot(vcpus: u8, time_s: f64) -> Snapshot {
     let hog = (0..40).map(|n| process("worker", 200 + n, n.unsigned_abs(), 9, 1.0));
     let processes = [
         process("python3", 84, 0, 1_180, 0.88),

@@ -1,25 +1,25 @@
-//! `vprof top`: a run that goes on, live on a terminal.
+//! `vprof top`: a run in progress, live on a terminal.
 //!
 //! ```text
-//!  [`steer::Run`] ──looks──▶ [`state::State`] ──▶ [`draw::screen`] ──▶ terminal
-//!        ▲                        ▲
-//!        └──────commands──────────┴──keys── [`keys::Parser`]
+//!  [`control::WatchedRun`] ──snapshots──▶ [`state::ViewState`] ──▶ [`draw::screen`] ──▶ terminal
+//!        ▲                                     ▲
+//!        └──────────────commands───────────────┴──keys── [`keys::KeyParser`]
 //! ```
 //!
-//! Nothing happens between two looks unless a key or a signal comes, and only what has changed is written.
+//! Between two refreshes there is work only for a key or a signal, and only changes are written.
 
 mod backend;
+mod control;
 mod draw;
 #[cfg(test)]
 mod fixture;
 mod history;
 mod keys;
-pub mod own;
+pub mod own_run;
 mod panes;
 mod remote;
 mod show;
 mod state;
-mod steer;
 mod table;
 pub mod terminal;
 
@@ -27,9 +27,9 @@ use host::control::place;
 
 use crate::args::TopArgs;
 use crate::errors::{Error, ExitCode};
-use remote::Remote;
+use remote::RemoteRun;
 use show::show;
-use state::State;
+use state::ViewState;
 
 /// Runs the command.
 pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
@@ -39,13 +39,13 @@ pub fn command(args: &TopArgs) -> Result<ExitCode, Error> {
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let mut state = State::new(args.display, false);
+    let mut state = ViewState::new(args.display, false);
     runtime.block_on(async {
-        let mut run = Remote::new(found.stream, state.view(), args.display).await?;
+        let mut run = RemoteRun::new(found.stream, state.view(), args.display).await?;
         show(&mut run, &mut state).await
     })?;
-    if let Some(why) = state.ended {
-        eprintln!("vprof: {why}");
+    if let Some(reason) = state.ended {
+        eprintln!("vprof: {reason}");
     }
     Ok(ExitCode::Done)
 }

@@ -1,14 +1,14 @@
-//! The panes: what of a look each of them shows.
+//! The panes: the part of a snapshot that each shows.
 
 use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, Snapshot, TaskShare};
 use text::clean::escaped;
 
-use super::table::{Column, Order, Table, Value, column};
+use super::table::{CellValue, PaneTable, SortOrder, TableColumn, column};
 use crate::render::with_module;
 
-/// One of the tables, or of the texts.
+/// A pane with a table or text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Pane {
+pub enum PaneKind {
     Processes,
     Functions,
     Tasks,
@@ -17,22 +17,22 @@ pub enum Pane {
     Events,
 }
 
-impl Pane {
-    /// In the order of their keys.
+impl PaneKind {
+    /// Panes in the order of their keys.
     pub const ALL: [Self; 6] =
         [Self::Processes, Self::Functions, Self::Tasks, Self::Exits, Self::Console, Self::Events];
 
-    /// Its place in [`Pane::ALL`].
+    /// Returns the position in [`PaneKind::ALL`].
     pub fn place(self) -> usize {
         Self::ALL.iter().position(|pane| *pane == self).unwrap_or(0)
     }
 
-    /// The pane so many places on, round and round.
+    /// Returns the pane this many positions further, from the last to the first.
     pub fn after(self, places: usize) -> Self {
         Self::ALL[(self.place() + places) % Self::ALL.len()]
     }
 
-    /// Its name.
+    /// Returns the pane's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Processes => "processes",
@@ -44,20 +44,20 @@ impl Pane {
         }
     }
 
-    /// Its latest rows are the last ones, and are shown unless somebody looks back.
+    /// Returns true if the latest rows are the last ones, which are shown unless the user scrolls up.
     pub fn follows(self) -> bool {
         matches!(self, Self::Console | Self::Events)
     }
 
-    /// Its rows, sorted and filtered.
-    pub fn table(self, look: &Snapshot, order: Order, filter: &str) -> Table {
+    /// Returns the rows, sorted and filtered.
+    pub fn table(self, snapshot: &Snapshot, order: SortOrder, filter: &str) -> PaneTable {
         let mut table = match self {
-            Self::Processes => processes(&look.processes),
-            Self::Functions => functions(&look.functions),
-            Self::Tasks => tasks(&look.tasks),
-            Self::Exits => exits(&look.exits),
-            Self::Console => console(&look.console),
-            Self::Events => events(look),
+            Self::Processes => processes(&snapshot.processes),
+            Self::Functions => functions(&snapshot.functions),
+            Self::Tasks => tasks(&snapshot.tasks),
+            Self::Exits => exits(&snapshot.exits),
+            Self::Console => console(&snapshot.console),
+            Self::Events => events(snapshot),
         };
         table.filter(filter);
         if !self.follows() {
@@ -71,12 +71,12 @@ impl Pane {
 const LAST: u16 = 16;
 const NOT_SAMPLED: &str = "No samples in this span that were not idle.";
 
-fn text(text: &str) -> Value {
-    Value::Text(escaped(text).into_owned())
+fn text(text: &str) -> CellValue {
+    CellValue::Text(escaped(text).into_owned())
 }
 
-fn processes(rows: &[ProcessShare]) -> Table {
-    const COLUMNS: [Column; 7] = [
+fn processes(rows: &[ProcessShare]) -> PaneTable {
+    const COLUMNS: [TableColumn; 7] = [
         column("share", 7, 0),
         column("±", 6, 2),
         column("", 10, 5),
@@ -86,20 +86,25 @@ fn processes(rows: &[ProcessShare]) -> Table {
         column("process", 0, 0),
     ];
     let row = |process: &ProcessShare| {
-        let (share, margin, bar) = Value::of(&process.share);
+        let (share, margin, bar) = CellValue::from_share(&process.share);
         let name = match (process.pid, process.instance) {
             (0, _) => escaped(&process.comm).into_owned(),
             (_, instance) => format!("{}#{instance}", escaped(&process.comm)),
         };
-        let samples = Value::Count(process.samples);
-        let pid = Value::Id(process.pid.into());
-        vec![share, margin, bar, Value::Share(process.user), samples, pid, Value::Text(name)]
+        let samples = CellValue::Count(process.samples);
+        let pid = CellValue::Id(process.pid.into());
+        vec![share, margin, bar, CellValue::Share(process.user), samples, pid, CellValue::Text(name)]
     };
-    Table { columns: COLUMNS.to_vec(), rows: rows.iter().map(row).collect(), last: LAST, empty: NOT_SAMPLED }
+    PaneTable {
+        columns: COLUMNS.to_vec(),
+        rows: rows.iter().map(row).collect(),
+        last: LAST,
+        empty: NOT_SAMPLED,
+    }
 }
 
-fn functions(rows: &[FunctionShare]) -> Table {
-    const COLUMNS: [Column; 7] = [
+fn functions(rows: &[FunctionShare]) -> PaneTable {
+    const COLUMNS: [TableColumn; 7] = [
         column("self", 7, 0),
         column("±", 6, 3),
         column("", 10, 5),
@@ -109,16 +114,21 @@ fn functions(rows: &[FunctionShare]) -> Table {
         column("function", 0, 0),
     ];
     let row = |function: &FunctionShare| {
-        let (own, own_margin, bar) = Value::of(&function.own);
-        let (total, total_margin, _) = Value::of(&function.total);
-        let name = Value::Text(with_module(&function.symbol, function.module.as_deref()));
-        vec![own, own_margin, bar, total, total_margin, Value::Count(function.samples), name]
+        let (own, own_margin, bar) = CellValue::from_share(&function.own);
+        let (total, total_margin, _) = CellValue::from_share(&function.total);
+        let name = CellValue::Text(with_module(&function.symbol, function.module.as_deref()));
+        vec![own, own_margin, bar, total, total_margin, CellValue::Count(function.samples), name]
     };
-    Table { columns: COLUMNS.to_vec(), rows: rows.iter().map(row).collect(), last: 32, empty: NOT_SAMPLED }
+    PaneTable {
+        columns: COLUMNS.to_vec(),
+        rows: rows.iter().map(row).collect(),
+        last: 32,
+        empty: NOT_SAMPLED,
+    }
 }
 
-/// States of tasks (`profile::rows::TaskState`), their columns, and when these give way.
-const TASK_STATES: [(&str, Column); 8] = [
+/// States of tasks (`profile::rows::TaskState`), their columns, and the ranks of these.
+const TASK_STATES: [(&str, TableColumn); 8] = [
     ("running", column("running", 8, 0)),
     ("interrupted", column("irq", 7, 5)),
     ("runnable", column("runnable", 8, 1)),
@@ -129,16 +139,16 @@ const TASK_STATES: [(&str, Column); 8] = [
     ("zombie", column("zombie", 7, 8)),
 ];
 
-fn tasks(rows: &[TaskShare]) -> Table {
+fn tasks(rows: &[TaskShare]) -> PaneTable {
     let states = TASK_STATES.iter().map(|(_, column)| *column);
     let rest = [column("tid", 7, 4), column("pid", 7, 9), column("process", 0, 0)];
     let row = |task: &TaskShare| {
         let part = |name: &str| task.states.iter().find(|(state, _)| state == name).map_or(0.0, |(_, p)| *p);
-        let mut row: Vec<_> = TASK_STATES.iter().map(|(name, _)| Value::Share(part(name))).collect();
-        row.extend([Value::Id(task.tid.into()), Value::Id(task.pid.into()), text(&task.comm)]);
+        let mut row: Vec<_> = TASK_STATES.iter().map(|(name, _)| CellValue::Share(part(name))).collect();
+        row.extend([CellValue::Id(task.tid.into()), CellValue::Id(task.pid.into()), text(&task.comm)]);
         row
     };
-    Table {
+    PaneTable {
         columns: states.chain(rest).collect(),
         rows: rows.iter().map(row).collect(),
         last: LAST,
@@ -146,8 +156,8 @@ fn tasks(rows: &[TaskShare]) -> Table {
     }
 }
 
-fn exits(rows: &[ExitRate]) -> Table {
-    const COLUMNS: [Column; 5] = [
+fn exits(rows: &[ExitRate]) -> PaneTable {
+    const COLUMNS: [TableColumn; 5] = [
         column("share", 7, 0),
         column("", 10, 3),
         column("per s", 9, 1),
@@ -164,14 +174,14 @@ fn exits(rows: &[ExitRate]) -> Table {
             (None, None) => escaped(&exit.reason).into_owned(),
         };
         vec![
-            Value::Share(exit.share),
-            Value::Bar(exit.share),
-            Value::PerSecond(exit.per_s),
-            Value::Time(exit.mean_ns),
-            Value::Text(reason),
+            CellValue::Share(exit.share),
+            CellValue::Bar(exit.share),
+            CellValue::PerSecond(exit.per_s),
+            CellValue::Time(exit.mean_ns),
+            CellValue::Text(reason),
         ]
     };
-    Table {
+    PaneTable {
         columns: COLUMNS.to_vec(),
         rows: rows.iter().map(row).collect(),
         last: 24,
@@ -179,8 +189,8 @@ fn exits(rows: &[ExitRate]) -> Table {
     }
 }
 
-fn console(lines: &[String]) -> Table {
-    Table {
+fn console(lines: &[String]) -> PaneTable {
+    PaneTable {
         columns: vec![column("", 0, 0)],
         rows: lines.iter().map(|line| vec![text(line)]).collect(),
         last: 0,
@@ -188,11 +198,11 @@ fn console(lines: &[String]) -> Table {
     }
 }
 
-fn events(look: &Snapshot) -> Table {
-    let row = |note: &Note| vec![Value::Moment(note.time_s), text(&note.kind), text(&note.text)];
-    Table {
+fn events(snapshot: &Snapshot) -> PaneTable {
+    let row = |note: &Note| vec![CellValue::Moment(note.time_s), text(&note.kind), text(&note.text)];
+    PaneTable {
         columns: vec![column("time", 9, 0), column("kind", 10, 1), column("event", 0, 0)],
-        rows: look.events.iter().map(row).collect(),
+        rows: snapshot.events.iter().map(row).collect(),
         last: 24,
         empty: "Nothing has happened yet.",
     }

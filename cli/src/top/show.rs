@@ -1,30 +1,30 @@
-//! Looks, keys and signals, one after the other.
+//! The loop of a view: events of the run, keys and signals, one after the other.
 
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::draw::theme::Theme;
-use super::keys::Parser;
-use super::state::{Action, State};
-use super::steer::Run;
-use super::terminal::{Screen, Signals, Told};
+use super::control::WatchedRun;
+use super::draw::theme::ScreenTheme;
+use super::keys::KeyParser;
+use super::state::{KeyAction, ViewState};
+use super::terminal::{SignalEvent, ViewScreen, ViewSignals};
 use crate::errors::Error;
-use crate::terminal::Keys;
+use crate::terminal::KeyReader;
 
-/// An escape that is followed by nothing for this long is the key of that name.
+/// An escape byte without another byte for this long is the escape key.
 const ESCAPE_ALONE: Duration = Duration::from_millis(100);
 
-/// Shows a run until somebody quits, or a signal comes, or it ends and was this process's own.
-pub async fn show(run: &mut impl Run, state: &mut State) -> Result<(), Error> {
-    let theme = Theme::of_environment();
-    // Before the screen: a signal without a handler would leave the terminal as it is.
-    let mut signals = Signals::new()?;
-    let mut screen = Screen::enter()?;
+/// Shows a run until the user quits, a signal comes, or this process's own run ends.
+pub async fn show(run: &mut impl WatchedRun, state: &mut ViewState) -> Result<(), Error> {
+    let theme = ScreenTheme::from_environment();
+    // Before the screen: a signal without a handler would end this process and leave the terminal raw.
+    let mut signals = ViewSignals::new()?;
+    let mut screen = ViewScreen::enter()?;
     let (input, mut typed) = mpsc::channel(8);
-    let _keys = Keys::start(input, watch::channel(false).0, None)
+    let _keys = KeyReader::start(input, watch::channel(false).0, None)
         .map_err(|source| Error::System { action: "read keys", source })?;
-    let mut parser = Parser::default();
+    let mut parser = KeyParser::default();
     let mut changed = true;
     loop {
         if std::mem::take(&mut changed) {
@@ -46,14 +46,14 @@ pub async fn show(run: &mut impl Run, state: &mut State) -> Result<(), Error> {
                 }
                 continue;
             }
-            told = signals.next() => {
-                match told {
-                    // The run has heard it, too, and ends.
-                    Told::End if state.own_run => {}
-                    Told::End => return Ok(()),
-                    Told::Resized => {}
-                    Told::Stop => screen.suspend()?,
-                    Told::Continue => screen.resume()?,
+            signal = signals.next() => {
+                match signal {
+                    // The run gets the same signal, and ends.
+                    SignalEvent::End if state.own_run => {}
+                    SignalEvent::End => return Ok(()),
+                    SignalEvent::Resized => {}
+                    SignalEvent::Stop => screen.suspend()?,
+                    SignalEvent::Continue => screen.resume()?,
                 }
                 changed = true;
                 continue;
@@ -63,10 +63,10 @@ pub async fn show(run: &mut impl Run, state: &mut State) -> Result<(), Error> {
             changed = true;
             match state.key(key) {
                 None => {}
-                Some(Action::Quit) => return Ok(()),
-                Some(Action::Suspend) => screen.suspend()?,
-                Some(Action::Redraw) => screen.forget()?,
-                Some(Action::Send(command)) => run.send(command).await?,
+                Some(KeyAction::Quit) => return Ok(()),
+                Some(KeyAction::Suspend) => screen.suspend()?,
+                Some(KeyAction::Redraw) => screen.invalidate()?,
+                Some(KeyAction::Send(command)) => run.send(command).await?,
             }
         }
     }

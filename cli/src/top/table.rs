@@ -5,10 +5,10 @@ use std::cmp::Ordering;
 use profile::estimate::Share;
 use text::units;
 
-/// What stands in a cell.
+/// CellValue of a cell.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Value {
-    /// Harmless text.
+pub enum CellValue {
+    /// Text, escaped.
     Text(String),
     /// A number without a unit, like a process id; empty for 0.
     Id(i64),
@@ -16,9 +16,9 @@ pub enum Value {
     Count(u64),
     /// A part of the whole.
     Share(f64),
-    /// How far an interval reaches from the share.
+    /// Distance from the share to the end of its interval.
     Margin(f64),
-    /// Something per second.
+    /// A rate per second.
     PerSecond(f64),
     /// A time, ns.
     Time(f64),
@@ -28,13 +28,13 @@ pub enum Value {
     Bar(f64),
 }
 
-impl Value {
-    /// A share, its interval, and its bar.
-    pub fn of(share: &Share) -> (Self, Self, Self) {
+impl CellValue {
+    /// Makes a share, its margin, and its bar.
+    pub fn from_share(share: &Share) -> (Self, Self, Self) {
         (Self::Share(share.share), Self::Margin(share.distance()), Self::Bar(share.share))
     }
 
-    /// As it is shown; a bar is drawn.
+    /// Formats the value; empty for a bar, which is drawn.
     pub fn shown(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -83,49 +83,49 @@ fn whole(number: f64) -> u64 {
     number.round() as u64
 }
 
-/// A column.
+/// TableColumn of a table.
 #[derive(Debug, Clone, Copy)]
-pub struct Column {
-    /// Its heading.
+pub struct TableColumn {
+    /// Heading.
     pub name: &'static str,
-    /// Columns of the screen; the last column of a table takes what is left.
+    /// Columns of the screen; the last column of a table takes the rest.
     pub width: u16,
-    /// Columns with the highest number give way first where there is no room; 0 never does.
+    /// The column with the highest rank is dropped first if there is no room; rank 0 never is.
     pub rank: u8,
 }
 
-/// Shorthand for a list of them.
-pub const fn column(name: &'static str, width: u16, rank: u8) -> Column {
-    Column { name, width, rank }
+/// Makes a column; a short form for constant lists.
+pub const fn column(name: &'static str, width: u16, rank: u8) -> TableColumn {
+    TableColumn { name, width, rank }
 }
 
-/// The rows of a pane; the last column is text of any length.
+/// Rows of a pane; the last column is text of any length.
 #[derive(Debug, Default)]
-pub struct Table {
+pub struct PaneTable {
     /// The columns.
-    pub columns: Vec<Column>,
-    /// A value for each column.
-    pub rows: Vec<Vec<Value>>,
-    /// The last column is not narrower, unless nothing else can give way.
+    pub columns: Vec<TableColumn>,
+    /// Rows, with a value for each column.
+    pub rows: Vec<Vec<CellValue>>,
+    /// Smallest width of the last column while other columns can be dropped.
     pub last: u16,
-    /// What to say where there are none.
+    /// Sentence for a table without rows.
     pub empty: &'static str,
 }
 
-/// By what a table is sorted.
+/// Sort order of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Order {
-    /// Which column.
+pub struct SortOrder {
+    /// Number of the column.
     pub column: usize,
-    /// The other way round: numbers from the smallest, text from the end.
+    /// Reversed order: numbers from the smallest, text from the end.
     pub reversed: bool,
 }
 
 /// Columns between two cells.
 const GAP: u16 = 2;
 
-impl Table {
-    /// Only rows that have this text in a text, or this number as an id.
+impl PaneTable {
+    /// Keeps rows that have this text in a text, or this number as an id.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
         if !text.is_empty() {
@@ -133,20 +133,21 @@ impl Table {
         }
     }
 
-    /// Sorts: numbers from the largest, text from the start.
-    pub fn sort(&mut self, order: Order) {
-        let compare = |a: &Vec<Value>, b: &Vec<Value>| match (a.get(order.column), b.get(order.column)) {
-            (Some(a @ Value::Text(_)), Some(b)) => a.compare(b),
-            (Some(a), Some(b)) => b.compare(a),
-            _ => Ordering::Equal,
-        };
+    /// Sorts the rows: numbers from the largest, text from the start.
+    pub fn sort(&mut self, order: SortOrder) {
+        let compare =
+            |a: &Vec<CellValue>, b: &Vec<CellValue>| match (a.get(order.column), b.get(order.column)) {
+                (Some(a @ CellValue::Text(_)), Some(b)) => a.compare(b),
+                (Some(a), Some(b)) => b.compare(a),
+                _ => Ordering::Equal,
+            };
         match order.reversed {
             false => self.rows.sort_by(compare),
             true => self.rows.sort_by(|a, b| compare(b, a)),
         }
     }
 
-    /// The next column that a table can be sorted by: bars and intervals are none.
+    /// Returns the next column that sorts a table: bars and intervals do not.
     pub fn next_order(&self, column: usize) -> usize {
         let count = self.columns.len().max(1);
         let sorts =
@@ -154,7 +155,7 @@ impl Table {
         (1..=count).map(|step| (column + step) % count).find(sorts).unwrap_or(0)
     }
 
-    /// Places and widths of the columns that fit, by their number.
+    /// Returns the columns that fit.
     pub fn fit(&self, width: u16) -> Vec<(usize, u16, u16)> {
         let mut kept: Vec<usize> = (0..self.columns.len()).collect();
         let last = self.columns.len().saturating_sub(1);
@@ -182,9 +183,9 @@ impl Table {
 mod tests {
     use super::*;
 
-    fn table() -> Table {
-        let text = |text: &str| Value::Text(text.to_owned());
-        Table {
+    fn table() -> PaneTable {
+        let text = |text: &str| CellValue::Text(text.to_owned());
+        PaneTable {
             columns: vec![
                 column("share", 7, 0),
                 column("", 10, 2),
@@ -192,29 +193,29 @@ mod tests {
                 column("name", 0, 0),
             ],
             rows: vec![
-                vec![Value::Share(0.25), Value::Bar(0.25), Value::Id(7), text("b")],
-                vec![Value::Share(0.5), Value::Bar(0.5), Value::Id(42), text("a")],
-                vec![Value::Share(0.125), Value::Bar(0.125), Value::Id(0), text("Cc 42")],
+                vec![CellValue::Share(0.25), CellValue::Bar(0.25), CellValue::Id(7), text("b")],
+                vec![CellValue::Share(0.5), CellValue::Bar(0.5), CellValue::Id(42), text("a")],
+                vec![CellValue::Share(0.125), CellValue::Bar(0.125), CellValue::Id(0), text("Cc 42")],
             ],
             last: 16,
             empty: "",
         }
     }
 
-    fn names(table: &Table) -> Vec<String> {
+    fn names(table: &PaneTable) -> Vec<String> {
         table.rows.iter().map(|row| row[3].shown()).collect()
     }
 
     #[test]
     fn rows_are_sorted_and_filtered() {
         let mut table = table();
-        table.sort(Order { column: 0, reversed: false });
+        table.sort(SortOrder { column: 0, reversed: false });
         assert_eq!(names(&table), ["a", "b", "Cc 42"]);
-        table.sort(Order { column: 2, reversed: true });
+        table.sort(SortOrder { column: 2, reversed: true });
         assert_eq!(names(&table), ["Cc 42", "b", "a"]);
-        table.sort(Order { column: 3, reversed: false });
+        table.sort(SortOrder { column: 3, reversed: false });
         assert_eq!(names(&table), ["Cc 42", "a", "b"]);
-        table.sort(Order { column: 9, reversed: false });
+        table.sort(SortOrder { column: 9, reversed: false });
         table.filter("42");
         assert_eq!(names(&table), ["Cc 42", "a"]);
         table.filter("cC");
@@ -224,7 +225,7 @@ mod tests {
     #[test]
     fn bars_are_no_order() {
         assert_eq!([0, 2, 3, 9].map(|column| table().next_order(column)), [2, 3, 0, 2]);
-        assert_eq!(Table::default().next_order(3), 0);
+        assert_eq!(PaneTable::default().next_order(3), 0);
     }
 
     #[test]
@@ -234,20 +235,20 @@ mod tests {
         assert_eq!(table.fit(40), [(0, 0, 7), (2, 9, 7), (3, 18, 22)]);
         assert_eq!(table.fit(26), [(0, 0, 7), (3, 9, 17)]);
         assert_eq!(table.fit(5), [(0, 0, 5), (3, 7, 0)]);
-        assert_eq!(Table::default().fit(80), []);
+        assert_eq!(PaneTable::default().fit(80), []);
     }
 
     #[test]
     fn values_have_their_units() {
         let cases = [
-            (Value::Share(0.123), "12.3 %"),
-            (Value::Id(0), ""),
-            (Value::Count(12_345), "12,345"),
-            (Value::PerSecond(0.25), "0.2"),
-            (Value::PerSecond(1_234.4), "1,234"),
-            (Value::PerSecond(f64::NAN), "0"),
-            (Value::Time(12_345.0), "12.3 us"),
-            (Value::Time(f64::INFINITY), "18446744074 s"),
+            (CellValue::Share(0.123), "12.3 %"),
+            (CellValue::Id(0), ""),
+            (CellValue::Count(12_345), "12,345"),
+            (CellValue::PerSecond(0.25), "0.2"),
+            (CellValue::PerSecond(1_234.4), "1,234"),
+            (CellValue::PerSecond(f64::NAN), "0"),
+            (CellValue::Time(12_345.0), "12.3 us"),
+            (CellValue::Time(f64::INFINITY), "18446744074 s"),
         ];
         for (value, shown) in cases {
             assert_eq!(value.shown(), shown);

@@ -1,38 +1,31 @@
-//! The terminal while somebody looks: another screen, which is left on every way out, and for as long as this process is
-//! stopped.
+//! The terminal of a view: the alternate screen, which vprof leaves on every exit path and while this process
+//! is stopped.
 
 use std::io::{self, IsTerminal, Stdout};
 
-use nix::sys::signal::{Signal, raise};
 use ratatui::Terminal;
 use ratatui::backend::Backend;
 use tokio::signal::unix::{self, SignalKind, signal};
 
-use super::backend::Ansi;
-use super::draw::{self, theme::Theme};
-use super::state::State;
-use crate::errors::Error;
+use super::backend::AnsiBackend;
+use super::draw::{self, theme::ScreenTheme};
+use super::state::ViewState;
+use crate::errors::{Error, UsageError};
 use crate::terminal::{RawMode, is_foreground};
 
-/// Goes to the alternate screen and hides the cursor (xterm: DECSET 1049 and 25).
+/// Switches to the alternate screen and hides the cursor (xterm: DECSET 1049 and 25).
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
-/// Undoes it.
+/// Restores the screen and the cursor.
 const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
 
-/// Says whether this terminal can be used, and what else can be done where it cannot.
+/// Checks that this terminal is usable for a live view.
 pub fn check() -> Result<(), Error> {
-    let instead = "`vprof ctl tables` prints the same tables once";
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
-        return Err(Error::Usage(format!(
-            "a live view needs a terminal as standard input and output: {instead}"
-        )));
+        return Err(UsageError::NoTerminal.into());
     }
     match std::env::var("TERM") {
         Ok(term) if !term.is_empty() && term != "dumb" => Ok(()),
-        term => Err(Error::Usage(format!(
-            "a live view needs a terminal that can be steered, and TERM is \"{}\": {instead}",
-            text::clean::escaped(&term.unwrap_or_default())
-        ))),
+        term => Err(UsageError::PlainTerminal(term.unwrap_or_default()).into()),
     }
 }
 
@@ -40,42 +33,43 @@ fn failed(source: io::Error) -> Error {
     Error::System { action: "use the terminal", source }
 }
 
-/// The screen; dropping it leaves it.
+/// Alternate screen; dropping it restores the terminal.
 #[derive(Debug)]
-pub struct Screen {
-    terminal: Terminal<Ansi<Stdout>>,
+pub struct ViewScreen {
+    terminal: Terminal<AnsiBackend<Stdout>>,
     raw: Option<RawMode>,
 }
 
-impl Screen {
-    /// Goes to the screen.
+impl ViewScreen {
+    /// Switches to the alternate screen.
     pub fn enter() -> Result<Self, Error> {
         let raw = RawMode::enter_screen(ENTER, LEAVE).map_err(failed)?;
-        let terminal = Terminal::new(Ansi::new(io::stdout())).map_err(failed)?;
+        let terminal = Terminal::new(AnsiBackend::new(io::stdout())).map_err(failed)?;
         Ok(Self { terminal, raw: Some(raw) })
     }
 
-    /// Draws what has changed, if the screen is there.
-    pub fn draw(&mut self, state: &mut State, theme: Theme) -> Result<(), Error> {
+    /// Draws the changes, if the screen is active.
+    pub fn draw(&mut self, state: &mut ViewState, theme: ScreenTheme) -> Result<(), Error> {
         if self.raw.is_some() {
             self.terminal.draw(|frame| draw::screen(frame, state, theme)).map_err(failed)?;
         }
         Ok(())
     }
 
-    /// What is there is not what was drawn.
-    pub fn forget(&mut self) -> Result<(), Error> {
+    /// Clears the screen after another program has written to it.
+    pub fn invalidate(&mut self) -> Result<(), Error> {
         self.terminal.clear().map_err(failed)
     }
 
-    /// Leaves the screen and stops this process until it is told to go on.
+    /// Restores the terminal, and stops this process until it is continued.
     pub fn suspend(&mut self) -> Result<(), Error> {
         self.raw = None;
-        raise(Signal::SIGSTOP).map_err(|error| failed(error.into()))?;
+        // Not while a vCPU of another VMM is held.
+        attach::stop_process();
         self.resume()
     }
 
-    /// Goes on after this process was stopped, by whomever; in the background without a screen.
+    /// Continues after this process was stopped; without a screen if it is in the background.
     pub fn resume(&mut self) -> Result<(), Error> {
         if !is_foreground() {
             self.raw = None;
@@ -86,34 +80,34 @@ impl Screen {
             None => self.raw = Some(RawMode::enter_screen(ENTER, LEAVE).map_err(failed)?),
         }
         self.terminal.backend_mut().hide_cursor().map_err(failed)?;
-        self.forget()
+        self.invalidate()
     }
 }
 
-/// What a signal says.
+/// Meaning of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// Leave.
+pub enum SignalEvent {
+    /// End the view.
     End,
     /// The terminal has another size.
     Resized,
-    /// Stop until [`Told::Continue`].
+    /// Stop the process until [`SignalEvent::Continue`].
     Stop,
-    /// This process was stopped, and goes on.
+    /// The process was stopped, and continues.
     Continue,
 }
 
-/// The signals that a screen has to do with.
+/// ViewSignals that a view handles.
 #[derive(Debug)]
-pub struct Signals {
+pub struct ViewSignals {
     ends: [unix::Signal; 4],
     resized: unix::Signal,
     stop: unix::Signal,
     cont: unix::Signal,
 }
 
-impl Signals {
-    /// Takes them from now on.
+impl ViewSignals {
+    /// Installs the handlers.
     pub fn new() -> Result<Self, Error> {
         let listen =
             |kind| signal(kind).map_err(|source| Error::System { action: "wait for signals", source });
@@ -130,17 +124,17 @@ impl Signals {
         })
     }
 
-    /// The next one. May be dropped, and called again.
-    pub async fn next(&mut self) -> Told {
+    /// Waits for the next signal. The future may be dropped, and the method called again.
+    pub async fn next(&mut self) -> SignalEvent {
         let [interrupt, terminate, hangup, quit] = &mut self.ends;
         tokio::select! {
-            _ = interrupt.recv() => Told::End,
-            _ = terminate.recv() => Told::End,
-            _ = hangup.recv() => Told::End,
-            _ = quit.recv() => Told::End,
-            _ = self.resized.recv() => Told::Resized,
-            _ = self.stop.recv() => Told::Stop,
-            _ = self.cont.recv() => Told::Continue,
+            _ = interrupt.recv() => SignalEvent::End,
+            _ = terminate.recv() => SignalEvent::End,
+            _ = hangup.recv() => SignalEvent::End,
+            _ = quit.recv() => SignalEvent::End,
+            _ = self.resized.recv() => SignalEvent::Resized,
+            _ = self.stop.recv() => SignalEvent::Stop,
+            _ = self.cont.recv() => SignalEvent::Continue,
         }
     }
 }

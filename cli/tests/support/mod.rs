@@ -1,6 +1,6 @@
-//! Runs the `vprof` that was just built, and makes the files that it is given.
+//! Runs the `vprof` that was just built, and makes input files for it.
 
-// Each test file uses its own part of this.
+// Each test file uses a part of this.
 #![allow(dead_code)]
 
 use std::ffi::OsStr;
@@ -13,7 +13,7 @@ use profile::rows::{
 };
 use profile::store::ProfileWriter;
 
-/// The program under test, without anything of the environment that changes what it does.
+/// Makes a command of the program under test, without variables of the environment that affect it.
 pub fn vprof<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_vprof"));
     command.args(arguments).stdin(Stdio::null());
@@ -27,18 +27,18 @@ pub fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
     vprof(arguments).output().expect("vprof starts")
 }
 
-/// Standard output as text.
+/// Returns standard output as text.
 pub fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-/// Standard error as text.
+/// Returns standard error as text.
 pub fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8")
 }
 
-/// Asserts that a command failed as documented: this exit code, nothing on standard output, and one sentence with
-/// these words that no programmer's dump got into.
+/// Asserts that a command failed as documented: this exit code, nothing on standard output, and one sentence
+/// with these words and without debug output.
 pub fn refused(output: &Output, code: i32, words: &[&str]) {
     let error = stderr(output);
     assert_eq!(output.status.code(), Some(code), "{error}");
@@ -53,7 +53,7 @@ pub fn refused(output: &Output, code: i32, words: &[&str]) {
     }
 }
 
-/// A cpio archive with one file.
+/// Makes a cpio archive with one file.
 pub fn initrd() -> Vec<u8> {
     let mut archive = Vec::new();
     for (name, content) in [("init", &b"#!/bin/sh\n"[..]), ("TRAILER!!!", b"")] {
@@ -69,7 +69,7 @@ pub fn initrd() -> Vec<u8> {
     archive
 }
 
-/// An ext4 image of 4 MiB that holds what lies in this directory.
+/// Makes an ext4 image of 4 MiB with the files of this directory.
 pub fn ext4(directory: &Path, image: &Path) {
     let made = Command::new("mke2fs")
         .env("PATH", format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default()))
@@ -82,8 +82,8 @@ pub fn ext4(directory: &Path, image: &Path) {
     assert!(made.success());
 }
 
-/// A directory that passes for the portable host's, and one with a `qemu-system-x86_64` that is this script. The
-/// script finds its process id in `$$`.
+/// Makes a directory that looks like the portable host's, and one with a `qemu-system-x86_64` that is this
+/// script. The script's process id is `$$`.
 pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let (bundle, bin) = (directory.join("bundle"), directory.join("bin"));
@@ -100,15 +100,15 @@ pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
     (bundle, bin)
 }
 
-/// Writes a small profile: two vCPUs, a process with a hostile name that takes three of four busy samples, and one
-/// kernel function.
+/// Writes a small profile: two vCPUs, a process with a hostile name and three quarters of the busy samples,
+/// and one kernel function.
 pub fn write_profile(path: &Path) {
-    write_profile_of(path, 3);
+    write_profile_with_quarters(path, 3);
 }
 
-/// The same; the process takes this many of four busy samples.
-pub fn write_profile_of(path: &Path, of_four: u64) {
-    write_batch(path, &batch_of(of_four));
+/// Writes the same profile; the process has this many quarters of the busy samples.
+pub fn write_profile_with_quarters(path: &Path, quarters: u64) {
+    write_batch(path, &batch_with_quarters(quarters));
 }
 
 /// Writes a profile of these rows.
@@ -118,8 +118,8 @@ pub fn write_batch(path: &Path, batch: &Batch) {
     writer.finish().unwrap();
 }
 
-/// The rows of [`write_profile_of`].
-pub fn batch_of(of_four: u64) -> Batch {
+/// Makes the rows of [`write_profile_with_quarters`].
+pub fn batch_with_quarters(quarters: u64) -> Batch {
     let instance = |id, pid, comm: &str| InstanceRow {
         id,
         pid,
@@ -170,7 +170,7 @@ pub fn batch_of(of_four: u64) -> Batch {
     };
     let samples = (0..800)
         .map(|index| match index % 8 {
-            place if place < of_four => sample(index, Mode::User, 1, 1),
+            place if place < quarters => sample(index, Mode::User, 1, 1),
             0..4 => sample(index, Mode::Kernel, 2, 2),
             _ => sample(index, Mode::Idle, 2, 2),
         })

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 /// Reason for which a workload ended early.
 #[derive(Debug)]
-pub enum Error {
+pub enum ProgramError {
     /// The command line is wrong.
     Usage(String),
     /// A system call failed.
@@ -20,14 +20,14 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl ProgramError {
     /// Returns a function for `map_err` that adds the description of the call.
     pub fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { what, source: source.into() }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for ProgramError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Usage(text) => f.write_str(text),
@@ -36,26 +36,26 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for ProgramError {}
 
 /// Options of one command line, each known to the program.
 #[derive(Debug, Default)]
-pub struct Args {
+pub struct ProgramArgs {
     values: BTreeMap<String, String>,
 }
 
-impl Args {
+impl ProgramArgs {
     /// Reads `--option value` and `--option=value` pairs and, for names that end in `!`, bare `--option`
     /// flags.
     ///
     /// # Errors
     /// An option is unknown, a value is missing, or a word is not an option.
-    pub fn parse(known: &[&str], words: impl IntoIterator<Item = String>) -> Result<Self, Error> {
+    pub fn parse(known: &[&str], words: impl IntoIterator<Item = String>) -> Result<Self, ProgramError> {
         let mut values = BTreeMap::new();
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let Some(option) = word.strip_prefix("--") else {
-                return Err(Error::Usage(format!("{word} is not an option")));
+                return Err(ProgramError::Usage(format!("{word} is not an option")));
             };
             let (name, attached) = match option.split_once('=') {
                 Some((name, value)) => (name, Some(value.to_owned())),
@@ -66,9 +66,9 @@ impl Args {
             } else if known.contains(&name) {
                 attached
                     .or_else(|| words.next())
-                    .ok_or_else(|| Error::Usage(format!("--{name} needs a value")))?
+                    .ok_or_else(|| ProgramError::Usage(format!("--{name} needs a value")))?
             } else {
-                return Err(Error::Usage(format!("--{name} is not known")));
+                return Err(ProgramError::Usage(format!("--{name} is not known")));
             };
             values.insert(name.to_owned(), value);
         }
@@ -89,23 +89,27 @@ impl Args {
     ///
     /// # Errors
     /// The text is not such a number.
-    pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, Error> {
+    pub fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, ProgramError> {
         let Some(text) = self.values.get(name) else {
             return Ok(None);
         };
         match text.parse() {
             Ok(number) => Ok(Some(number)),
-            Err(_) => Err(Error::Usage(format!("--{name} {text} is not a number that fits"))),
+            Err(_) => Err(ProgramError::Usage(format!("--{name} {text} is not a number that fits"))),
         }
     }
 }
 
 /// Runs a workload and prints its error to stderr. The exit code is 2 for a wrong command line, 1 for other
 /// errors.
-pub fn main_with(usage: &str, known: &[&str], run: impl FnOnce(&Args) -> Result<(), Error>) -> ExitCode {
-    match Args::parse(known, std::env::args().skip(1)).and_then(|args| run(&args)) {
+pub fn main_with(
+    usage: &str,
+    known: &[&str],
+    run: impl FnOnce(&ProgramArgs) -> Result<(), ProgramError>,
+) -> ExitCode {
+    match ProgramArgs::parse(known, std::env::args().skip(1)).and_then(|args| run(&args)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error @ Error::Usage(_)) => {
+        Err(error @ ProgramError::Usage(_)) => {
             eprintln!("{error}\nusage: {usage}");
             ExitCode::from(2)
         }
@@ -120,8 +124,8 @@ pub fn main_with(usage: &str, known: &[&str], run: impl FnOnce(&Args) -> Result<
 mod tests {
     use super::*;
 
-    fn parse(words: &[&str]) -> Result<Args, Error> {
-        Args::parse(&["name", "seconds", "exec!"], words.iter().map(ToString::to_string))
+    fn parse(words: &[&str]) -> Result<ProgramArgs, ProgramError> {
+        ProgramArgs::parse(&["name", "seconds", "exec!"], words.iter().map(ToString::to_string))
     }
 
     #[test]

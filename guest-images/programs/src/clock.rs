@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-use crate::Error;
+use crate::ProgramError;
 
 fn read(clock: ClockId) -> Duration {
     // All clocks exist in every Linux since 2.6, and none needs a privilege.
@@ -31,8 +31,8 @@ pub fn since_boot() -> Duration {
 ///
 /// # Errors
 /// The value is not a number, is negative, or is too large for a clock.
-pub fn seconds(args: &crate::Args, default: f64) -> Result<Duration, Error> {
+pub fn seconds(args: &crate::ProgramArgs, default: f64) -> Result<Duration, ProgramError> {
     let given = args.number::<f64>("seconds")?.unwrap_or(default);
     Duration::try_from_secs_f64(given)
-        .map_err(|_| Error::Usage(format!("--seconds {given} is not a duration")))
+        .map_err(|_| ProgramError::Usage(format!("--seconds {given} is not a duration")))
 }

@@ -6,14 +6,15 @@ use std::time::Duration;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
-use crate::Error;
+use crate::ProgramError;
 
 /// Returns user and system time of this process by getrusage.
 ///
 /// # Errors
 /// The kernel refuses, which no Linux does.
-pub fn process_times() -> Result<(Duration, Duration), Error> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
+pub fn process_times() -> Result<(Duration, Duration), ProgramError> {
+    let usage =
+        getrusage(UsageWho::RUSAGE_SELF).map_err(ProgramError::system("ask for the resource usage"))?;
     Ok((duration(usage.user_time()), duration(usage.system_time())))
 }
 

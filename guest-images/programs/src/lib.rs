@@ -18,12 +18,12 @@ mod work;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-pub use args::{Args, Error, main_with};
+pub use args::{ProgramArgs, ProgramError, main_with};
 pub use clock::{process_cpu, seconds, since_boot, thread_cpu};
 pub use cpu_times::{busy, process_times};
 pub use network::raise_loopback;
 pub use process::{fork_child, pin, set_name, wait_for};
-pub use work::{Turns, burn, burn_here, burn_until_cpu, burn_until_deadline};
+pub use work::{WorkTurns, burn, burn_here, burn_until_cpu, burn_until_deadline};
 
 /// Path of init's command inside the initramfs. The file has the arguments, each ended by a NUL.
 pub const COMMAND_FILE: &str = "/vprof/command";

@@ -5,14 +5,14 @@ use std::os::fd::AsRawFd;
 
 use nix::errno::Errno;
 
-use crate::Error;
+use crate::ProgramError;
 
 /// Switches the loopback device on.
 ///
 /// # Errors
 /// The kernel refuses it, as it does without `CAP_NET_ADMIN`.
-pub fn raise_loopback() -> Result<(), Error> {
-    let socket = UdpSocket::bind("0.0.0.0:0").map_err(Error::system("make a socket"))?;
+pub fn raise_loopback() -> Result<(), ProgramError> {
+    let socket = UdpSocket::bind("0.0.0.0:0").map_err(ProgramError::system("make a socket"))?;
     // SAFETY: all bytes zero are a valid ifreq.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(b"lo") {
@@ -22,5 +22,5 @@ pub fn raise_loopback() -> Result<(), Error> {
     request.ifr_ifru.ifru_flags = 1;
     // SAFETY: the descriptor is open and the request outlives the call, which only reads it.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS, &raw const request) };
-    Errno::result(result).map(drop).map_err(Error::system("switch the loopback device on"))
+    Errno::result(result).map(drop).map_err(ProgramError::system("switch the loopback device on"))
 }

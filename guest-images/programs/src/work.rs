@@ -41,14 +41,14 @@ pub fn burn_until_deadline(deadline: Duration) {
 /// Work of a function in turns. Each turn lasts until all turns together have taken a multiple of a slice of
 /// CPU time, so that the next turn makes up for one that was too long.
 #[derive(Debug, Clone, Copy)]
-pub struct Turns {
+pub struct WorkTurns {
     slice: Duration,
     due: Duration,
     /// CPU time of all turns so far.
     pub used: Duration,
 }
 
-impl Turns {
+impl WorkTurns {
     /// Returns work in turns of `slice` each.
     pub fn new(slice: Duration) -> Self {
         Self { slice, due: Duration::ZERO, used: Duration::ZERO }
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn turns_keep_to_their_sum() {
-        let mut turns = Turns::new(Duration::from_millis(2));
+        let mut turns = WorkTurns::new(Duration::from_millis(2));
         for n in 1..=3u32 {
             turns.take();
             assert!(turns.used >= n * Duration::from_millis(2), "{turns:?}");

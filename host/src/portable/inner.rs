@@ -1,40 +1,33 @@
 //! The inner half: `vprof` as the init of the portable host.
 //!
-//! It mounts the usual file systems, loads KVM's modules, opens the port, runs the guest as `--host kvm`
-//! does, and turns the machine off. Errors go through the port, or to the host's console, which the outer
-//! half keeps for its error message.
+//! It mounts the usual file systems, loads KVM's modules, opens the port, starts a guest half as `--host kvm`
+//! does ([`crate::half`]), and powers the machine off. Errors go through the port, or to the host's console,
+//! which the outer half keeps for its error message.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
-use images::{BootPayload, ImageError};
+use images::ImageError;
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
-use profile::{Batch, Sink, SinkError};
-use vmm::vsock::Relay;
 
-use crate::guest::{self, Connected, GuestError};
-use crate::link::{Phase, Watcher, link};
-use crate::network::{NetworkError, NetworkKind, NetworkSpec, Plugged};
+use crate::half::{Descriptors, HalfJob, HalfProcess};
+use crate::network::{Cable, NetworkError, NetworkKind, NetworkSpec, Plugged};
 use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER, PORT, VSOCK_PORT};
-use crate::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
-use crate::spec::Outcome;
+use crate::protocol::{FromHost, Job, encode};
+use crate::stage::Stage;
 
 /// Time limit for a device to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
-/// Interval of messages to the outer half during long work.
-const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Number of huge pages that this host's kernel has set aside.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
-/// Time limit for sending the last console output.
-const FLUSH_LIMIT: Duration = Duration::from_secs(5);
 
 /// True in the init process of a portable host.
 pub fn is_inner() -> bool {
@@ -85,12 +78,12 @@ enum InnerError {
     /// There are no huge pages.
     #[error("can't reserve huge pages: {HUGE_PAGES}: {0}")]
     HugePages(io::Error),
-    /// A disk is not written to its end.
-    #[error("can't finish writing a disk: {0}")]
-    WriteBack(io::Error),
-    /// The runtime does not start.
-    #[error("can't start the runtime: {0}")]
-    Runtime(io::Error),
+    /// The guest's process cannot be started.
+    #[error("cannot start the guest's process: {0}")]
+    Spawn(io::Error),
+    /// The guest's process has ended without an outcome.
+    #[error("the guest's process ended: {}", .0.clone().unwrap_or_else(|| .1.to_string()))]
+    Ended(Option<String>, ExitStatus),
     /// The port does not work, or there are no more threads or descriptors.
     #[error(transparent)]
     Io(#[from] io::Error),
@@ -100,9 +93,6 @@ enum InnerError {
     /// The network card can't be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest failed.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
 }
 
 impl InnerError {
@@ -118,15 +108,14 @@ fn serve() -> Result<(), InnerError> {
     let mut modules = modules()?;
     // The port first: from then on the outer half hears of everything.
     let port = Port::open(&mut modules)?;
-    let result = job(&port, modules);
-    let message = match result {
-        Ok(outcome) => FromHost::End(outcome),
-        Err(error) => FromHost::Error(error.to_string()),
-    };
-    Ok(port.send(&message)?)
+    // The guest half sends the outcome.
+    let Err(error) = job(&port, modules) else { return Ok(()) };
+    let stage = if let InnerError::Ended(..) = error { Stage::Guest } else { Stage::BeforeGuest };
+    Ok(port.send(&FromHost::Error { stage, sentence: error.to_string() })?)
 }
 
-fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
+/// Prepares this host for the job and has a guest half do it.
+fn job(port: &Port, modules: Vec<PathBuf>) -> Result<(), InnerError> {
     port.send(&FromHost::Hello { kernel: kernel_release(), version: env!("CARGO_PKG_VERSION").to_owned() })?;
     let job: Job = serde_json::from_slice(&take(JOB_FILE)?).map_err(InnerError::Job)?;
     let machine = &job.run.machine;
@@ -138,62 +127,38 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<Outcome, InnerError> {
     if machine.huge_pages {
         reserve_huge_pages(machine.memory_bytes)?;
     }
-    let kernel = take(KERNEL_FILE)?;
-    let initrd = if job.has_initrd { Some(take(INITRD_FILE)?) } else { None };
     for device in &job.devices {
         wait_for(device)?;
     }
-    wait_for(Path::new("/dev/kvm"))?;
-    let connected = Connected {
-        network: machine.network.as_ref().map(plug_in).transpose()?,
-        vsock: machine.vsock_cid.map(relayed_sockets).transpose()?,
-    };
+    let kvm = Path::new("/dev/kvm");
+    wait_for(kvm)?;
+    let kvm = OpenOptions::new().read(true).write(true).open(kvm).map_err(InnerError::file(kvm))?;
+    let kernel = take_file(KERNEL_FILE)?;
+    let initrd = job.has_initrd.then(|| take_file(INITRD_FILE)).transpose()?;
+    let network = machine.network.as_ref().map(plug_in).transpose()?;
+    let cable = network.as_ref().map(Plugged::cable).transpose()?;
+    let vsock = machine.vsock_cid.map(|_| vsock_port()).transpose()?;
     let disks = machine.disks.iter().map(|disk| disk.open()).collect::<Result<Vec<_>, _>>()?;
-    // Their data has to be on the disk before the outer half ends the machine.
-    let written = disks.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
-    port.send(&FromHost::Preparing("starting the guest".to_owned()))?;
-
-    let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, output, mut phase, notes: _ } = watcher;
-    let send = |message: fn(Vec<u8>) -> FromHost| {
-        let port = port.clone();
-        move |bytes: &[u8]| {
-            // A port that fails ends the run through the sink.
-            let _ = port.send(&message(bytes.to_vec()));
-        }
+    let (half, report) = HalfProcess::new()?;
+    let job = HalfJob {
+        descriptors: Descriptors {
+            kvm: kvm.as_raw_fd(),
+            kernel: kernel.as_raw_fd(),
+            initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
+            disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),
+            cable: cable.as_ref().map(Cable::number),
+            vsock: vsock.as_ref().map(AsRawFd::as_raw_fd),
+            report: report.as_raw_fd(),
+        },
+        run: job.run,
+        // The outer half ends this host as soon as it has the outcome.
+        sync_disks: true,
     };
-    let pump = console.pump(send(FromHost::Console))?;
-    let output_pump = output.pump(send(FromHost::Output))?;
-    let reader = port.reader()?;
-    std::thread::Builder::new()
-        .name("vprof-port".to_owned())
-        .spawn(move || obey(reader, &stop, &input, &control))?;
-
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(InnerError::Runtime)?;
-    let payload = BootPayload { kernel, initrd };
-    let outcome = runtime.block_on(async {
-        let run =
-            guest::run(&job.run, disks, connected, payload, Box::new(PortSink(port.clone())), guest_side);
-        tokio::pin!(run);
-        loop {
-            tokio::select! {
-                outcome = &mut run => return outcome,
-                Ok(()) = phase.changed() => {
-                    let status = match &*phase.borrow_and_update() {
-                        Phase::Running(status) => FromHost::Status(status.clone()),
-                        Phase::Preparing(what) => FromHost::Preparing(what.clone()),
-                    };
-                    // A port that fails ends the run through the sink.
-                    let _ = port.send(&status);
-                }
-            }
-        }
-    });
-    pump.finish(FLUSH_LIMIT);
-    output_pump.finish(FLUSH_LIMIT);
-    write_back(port, &written)?;
-    Ok(outcome?)
+    let (mut command, job_file) = half.command(&job, port.reader()?.into())?;
+    let mut child = command.spawn().map_err(InnerError::Spawn)?;
+    drop((command, job_file, report, kernel, initrd, disks));
+    let status = child.wait()?;
+    if status.success() { Ok(()) } else { Err(InnerError::Ended(half.refused(status), status)) }
 }
 
 /// Needed only by guests with a network card.
@@ -214,12 +179,11 @@ fn plug_in(network: &NetworkSpec) -> Result<Plugged, InnerError> {
     Ok(Plugged::open(network)?)
 }
 
-/// A virtio-vsock device whose sockets the outer half has.
-fn relayed_sockets(cid: u32) -> Result<vmm::Vsock, InnerError> {
+/// Opens the port to the guest's sockets, which the outer half has.
+fn vsock_port() -> Result<File, InnerError> {
     let device = wait_for_port(VSOCK_PORT)?;
     let port = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&device);
-    let relay = port.and_then(Relay::new).map_err(InnerError::file(device))?;
-    Ok(vmm::Vsock { cid, backend: Box::new(relay) })
+    port.map_err(InnerError::file(device))
 }
 
 /// Has this host's kernel reserve huge pages for the guest's memory; the guest's start shows if they suffice.
@@ -228,67 +192,9 @@ fn reserve_huge_pages(memory_bytes: u64) -> Result<(), InnerError> {
     std::fs::write(HUGE_PAGES, pages.to_string()).map_err(InnerError::HugePages)
 }
 
-/// Waits until all that the guest has written is on its disks, and keeps saying so: this can take longer than
-/// a host may be silent.
-fn write_back(port: &Port, disks: &[File]) -> Result<(), InnerError> {
-    let (done, wait) = std::sync::mpsc::channel::<()>();
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            while wait.recv_timeout(ALIVE_EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A port that fails is found out by the last message.
-                let _ = port.send(&FromHost::Preparing("writing the disks".to_owned()));
-            }
-        });
-        let result = disks.iter().try_for_each(File::sync_all);
-        drop(done);
-        result.map_err(InnerError::WriteBack)
-    })
-}
-
-/// Carries out what the outer half asks for.
-fn obey(
-    mut reader: File,
-    stop: &tokio::sync::watch::Sender<bool>,
-    input: &tokio::sync::mpsc::Sender<Vec<u8>>,
-    control: &tokio::sync::mpsc::Sender<Control>,
-) {
-    let mut decoder = Decoder::default();
-    let mut buffer = [0; 4096];
-    loop {
-        let count = match reader.read(&mut buffer) {
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-            // The outer half is gone.
-            Ok(0) | Err(_) => break,
-            Ok(count) => count,
-        };
-        decoder.push(&buffer[..count]);
-        loop {
-            match decoder.next_message::<ToHost>() {
-                Ok(Some(ToHost::ConsoleInput(bytes))) => {
-                    // Fails once the guest has ended.
-                    let _ = input.blocking_send(bytes);
-                }
-                Ok(Some(ToHost::Control(change))) => {
-                    // Fails once the guest has ended.
-                    let _ = control.blocking_send(change);
-                }
-                Ok(Some(ToHost::Stop)) => {
-                    stop.send_replace(true);
-                }
-                Ok(None) => break,
-                Err(_) => {
-                    stop.send_replace(true);
-                    return;
-                }
-            }
-        }
-    }
-    stop.send_replace(true);
-}
-
-/// The port's writing end; clones share it.
-#[derive(Debug, Clone)]
-struct Port(Arc<Mutex<File>>);
+/// The port to the outer half.
+#[derive(Debug)]
+struct Port(File);
 
 impl Port {
     /// Loads modules until the port is there, and opens it.
@@ -299,26 +205,16 @@ impl Port {
         let device = wait_for_port(PORT)?;
         let file =
             OpenOptions::new().read(true).write(true).open(&device).map_err(InnerError::file(device))?;
-        Ok(Self(Arc::new(Mutex::new(file))))
+        Ok(Self(file))
     }
 
     fn reader(&self) -> io::Result<File> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
+        self.0.try_clone()
     }
 
     fn send(&self, message: &FromHost) -> io::Result<()> {
         let frame = encode(message).map_err(io::Error::other)?;
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
-    }
-}
-
-struct PortSink(Port);
-
-impl Sink for PortSink {
-    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
-        self.0
-            .send(&FromHost::Batch(Box::new(batch.clone())))
-            .map_err(|e| SinkError(format!("can't send to the outer vprof: {e}")))
+        (&self.0).write_all(&frame)
     }
 }
 
@@ -391,6 +287,13 @@ fn wait_for(device: &Path) -> Result<(), InnerError> {
 }
 
 /// Reads a file and removes it: here files are memory.
+/// Opens a file for another process, and removes it.
+fn take_file(path: &str) -> Result<File, InnerError> {
+    let file = File::open(path).map_err(InnerError::file(path))?;
+    std::fs::remove_file(path).map_err(InnerError::file(path))?;
+    Ok(file)
+}
+
 fn take(path: &str) -> Result<Vec<u8>, InnerError> {
     let bytes = std::fs::read(path).map_err(InnerError::file(path))?;
     std::fs::remove_file(path).map_err(InnerError::file(path))?;

@@ -119,8 +119,13 @@ pub enum PortableError {
     #[error("the portable host sent {0}; this is a bug in vprof")]
     Protocol(ProtocolError),
     /// Its job failed in it.
-    #[error("{0}")]
-    Inside(String),
+    #[error("{sentence}")]
+    Inside {
+        /// The stage of the run in which it failed.
+        stage: Stage,
+        /// The reason.
+        sentence: String,
+    },
 }
 
 /// Why what the portable host sent is of no use.
@@ -179,7 +184,8 @@ impl PortableError {
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
-            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped | Self::Inside(_) => Stage::BeforeGuest,
+            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Inside { stage, .. } => *stage,
             // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
             Self::Frozen { .. } | Self::Stalled { .. } | Self::Died { .. } | Self::Protocol(_) => {

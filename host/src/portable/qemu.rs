@@ -191,7 +191,7 @@ impl Card<'_> {
     pub fn arguments(&self) -> [OsString; 4] {
         let netdev = match self.cable {
             Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
-            Cable::Stream(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
+            Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
         };
         // Frames as they are on the wire, whole and with their checksums.
         let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\

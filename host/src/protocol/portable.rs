@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Control;
 use crate::spec::{Outcome, RunSpec};
+use crate::stage::Stage;
 
 /// Name of the virtio-serial port.
 pub const PORT: &str = "vprof.0";
@@ -58,8 +59,13 @@ pub enum FromHost {
     Status(SessionStatus),
     /// The guest has ended, all batches are sent and all disks are written.
     End(Outcome),
-    /// The run failed; one sentence.
-    Error(String),
+    /// The run failed.
+    Error {
+        /// The stage of the run in which it failed.
+        stage: Stage,
+        /// The reason in one sentence.
+        sentence: String,
+    },
 }
 
 /// From the outer `vprof` to the inner.

@@ -4,23 +4,9 @@ use std::io::Write;
 use std::process::Stdio;
 
 use proptest::prelude::*;
-use testkit::tool;
+use testkit::{CpioEntry, cpio_archive as archive, tool};
 
 use super::*;
-
-/// One entry of an archive, with everything that matters.
-#[derive(Debug, Clone)]
-struct Entry {
-    name: String,
-    mode: u32,
-    inode: u32,
-    links: u32,
-    content: Vec<u8>,
-}
-
-fn file(name: &str, content: &[u8]) -> Entry {
-    Entry { name: name.to_owned(), mode: S_IFREG | 0o755, inode: 0, links: 1, content: content.to_vec() }
-}
 
 /// Returns the beginning of a program and `extra` bytes of this value.
 fn program(extra: usize, value: u8) -> Vec<u8> {
@@ -28,26 +14,6 @@ fn program(extra: usize, value: u8) -> Vec<u8> {
     bytes.resize(16, 0);
     bytes.extend([2, 0, 62, 0]);
     bytes.resize(bytes.len() + extra, value);
-    bytes
-}
-
-fn archive(entries: &[Entry]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let end =
-        Entry { name: EntryHeader::TRAILER.to_owned(), mode: 0, inode: 0, links: 1, content: Vec::new() };
-    for entry in entries.iter().chain([&end]) {
-        let sizes = [entry.content.len(), entry.name.len() + 1].map(|size| u32::try_from(size).unwrap());
-        bytes.extend_from_slice(b"070701");
-        let [size, name_size] = sizes;
-        for field in [entry.inode, entry.mode, 0, 0, entry.links, 0, size, 0, 0, 0, 0, name_size, 0] {
-            bytes.extend(format!("{field:08X}").bytes());
-        }
-        bytes.extend(entry.name.bytes());
-        bytes.push(0);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-        bytes.extend_from_slice(&entry.content);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
-    }
     bytes
 }
 
@@ -120,10 +86,10 @@ fn read(packed: &[u8]) -> (Initrd, impl Fn(&str) -> Option<Vec<u8>> + use<>) {
 fn programs_are_found_in_every_compression() {
     let (init, busybox) = (program(300_000, 1), program(7, 2));
     let bare = archive(&[
-        Entry { mode: 0o040_755, ..file("bin", b"") },
-        file("init", &init),
-        file("etc/passwd", b"root"),
-        file("bin/busybox", &busybox),
+        CpioEntry { mode: 0o040_755, ..CpioEntry::new("bin", b"") },
+        CpioEntry::new("init", &init),
+        CpioEntry::new("etc/passwd", b"root"),
+        CpioEntry::new("bin/busybox", &busybox),
     ]);
     for (name, pack) in FORMS.into_iter().chain([("lzma", lzma as Pack)]) {
         let (initrd, get) = read(&pack(&bare));
@@ -136,7 +102,8 @@ fn programs_are_found_in_every_compression() {
 
 #[test]
 fn bzip2_is_read_as_its_own_program_writes_it() {
-    let bare = archive(&[file("init", &program(2_000_000, 1)), file("sh", &program(50, 3))]);
+    let bare =
+        archive(&[CpioEntry::new("init", &program(2_000_000, 1)), CpioEntry::new("sh", &program(50, 3))]);
     let Some(packed) = filtered("bzip2", &bare) else { return };
     let (initrd, get) = read(&packed);
     assert_eq!(initrd.stopped(), None);
@@ -146,13 +113,16 @@ fn bzip2_is_read_as_its_own_program_writes_it() {
 #[test]
 fn archives_follow_one_another_bare_and_packed() {
     // Microcode first, as distributions have it, and at last what a boot loader appends.
-    let mut whole = archive(&[file("kernel/x86/microcode/AuthenticAMD.bin", &[9; 4000])]);
+    let mut whole = archive(&[CpioEntry::new("kernel/x86/microcode/AuthenticAMD.bin", &[9; 4000])]);
     whole.resize(whole.len() + 512, 0);
-    whole.extend(gzip(&archive(&[file("init", &program(9, 1)), file("old", &program(9, 1))])));
+    whole.extend(gzip(&archive(&[
+        CpioEntry::new("init", &program(9, 1)),
+        CpioEntry::new("old", &program(9, 1)),
+    ])));
     whole.extend([0; 3]);
-    whole.extend(zstd(&archive(&[file("./old", &program(30, 2))])));
+    whole.extend(zstd(&archive(&[CpioEntry::new("./old", &program(30, 2))])));
     whole.resize(whole.len().next_multiple_of(4), 0);
-    whole.extend(archive(&[file("/last//one", &program(0, 0))]));
+    whole.extend(archive(&[CpioEntry::new("/last//one", &program(0, 0))]));
     let (initrd, get) = read(&whole);
     assert_eq!(initrd.stopped(), None);
     assert_eq!(get("/init"), Some(program(9, 1)));
@@ -162,13 +132,13 @@ fn archives_follow_one_another_bare_and_packed() {
 
 #[test]
 fn hard_links_share_the_bytes_of_the_last_of_them() {
-    let link = |name, inode, content: &[u8]| Entry { inode, links: 2, ..file(name, content) };
+    let link = |name, inode, content: &[u8]| CpioEntry { inode, links: 2, ..CpioEntry::new(name, content) };
     let entries = [
         link("a", 7, b""),
         link("x", 8, b""),
         link("b", 7, &program(5, 1)),
         link("y", 8, &program(6, 2)),
-        file("c", &program(0, 0)),
+        CpioEntry::new("c", &program(0, 0)),
     ];
     let (_, get) = read(&archive(&entries));
     assert_eq!((get("a"), get("b")), (Some(program(5, 1)), Some(program(5, 1))));
@@ -182,13 +152,13 @@ fn only_programs_under_plain_names_are_kept() {
         bytes[16] = 1;
         bytes
     };
-    let link = Entry { mode: 0o120_777, ..file("link", &program(5, 1)) };
+    let link = CpioEntry { mode: 0o120_777, ..CpioEntry::new("link", &program(5, 1)) };
     let (initrd, get) = read(&archive(&[
-        file("gone", &program(1, 1)),
-        file("lib/module.ko", &module),
-        file("../up", &program(1, 1)),
+        CpioEntry::new("gone", &program(1, 1)),
+        CpioEntry::new("lib/module.ko", &module),
+        CpioEntry::new("../up", &program(1, 1)),
         link,
-        file("gone", b"a script now"),
+        CpioEntry::new("gone", b"a script now"),
     ]));
     assert_eq!(initrd.stopped(), None);
     assert_eq!(initrd.paths().count(), 0);
@@ -197,13 +167,14 @@ fn only_programs_under_plain_names_are_kept() {
 
 #[test]
 fn what_came_before_the_damage_counts() {
-    let whole = archive(&[file("init", &program(40, 1)), file("second", &program(4000, 2))]);
+    let whole =
+        archive(&[CpioEntry::new("init", &program(40, 1)), CpioEntry::new("second", &program(4000, 2))]);
     let (initrd, get) = read(&whole[..2000]);
     assert_eq!(initrd.stopped(), Some(InitrdError::CutOff));
     assert_eq!((get("init"), get("second")), (Some(program(40, 1)), None));
     let noise: Vec<u8> =
         (0..4000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 13).to_le_bytes()[0]).collect();
-    let packed = gzip(&archive(&[file("init", &program(40, 1)), file("noise", &noise)]));
+    let packed = gzip(&archive(&[CpioEntry::new("init", &program(40, 1)), CpioEntry::new("noise", &noise)]));
     assert_eq!(read(&packed[..packed.len() - 900]).0.stopped(), Some(InitrdError::Stream(Compression::Gzip)));
     assert_eq!(read(b"neither of them").0.stopped(), Some(InitrdError::Unknown));
     assert_eq!(read(&[0; 5000]).0.stopped(), None);
@@ -212,14 +183,14 @@ fn what_came_before_the_damage_counts() {
 
 #[test]
 fn bounds_are_reasons() {
-    let row = |name: String| file(&name, &program(0, 0));
+    let row = |name: String| CpioEntry::new(&name, &program(0, 0));
     let many: Vec<_> = (0..4200).map(|n| row(format!("{n}{}", "x".repeat(4000)))).collect();
     assert_eq!(read(&archive(&many)).0.stopped(), Some(InitrdError::TooLarge("16 MiB of names")));
     let long = row("x".repeat(5000));
     assert_eq!(read(&archive(&[long])).0.stopped(), Some(InitrdError::Archive));
     let streams = gzip(&archive(&[])).repeat(65);
     assert_eq!(read(&streams).0.stopped(), Some(InitrdError::TooLarge("64 compressed streams")));
-    let entries = gzip(&archive(&vec![file("x", b""); 1 << 18]));
+    let entries = gzip(&archive(&vec![CpioEntry::new("x", b""); 1 << 18]));
     assert_eq!(read(&entries).0.stopped(), Some(InitrdError::TooLarge("262,144 entries")));
     // 3 GiB of zeros in 3 MiB.
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -240,18 +211,18 @@ fn a_full_disk_is_a_reason() {
             Ok(())
         }
     }
-    let initrd = Initrd::read(&archive(&[file("init", &program(9, 1))])[..], Full);
+    let initrd = Initrd::read(&archive(&[CpioEntry::new("init", &program(9, 1))])[..], Full);
     assert_eq!(initrd.stopped(), Some(InitrdError::NotKept));
     assert_eq!(initrd.find("/init"), None);
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+fn entry() -> impl Strategy<Value = CpioEntry> {
     let name = "[a-z]{1,5}(/[a-z]{1,5}){0,2}";
     let content = prop_oneof![
         proptest::collection::vec(any::<u8>(), 0..60),
         (0_usize..300, any::<u8>()).prop_map(|(extra, value)| program(extra, value)),
     ];
-    (name, content).prop_map(|(name, content)| file(&name, &content))
+    (name, content).prop_map(|(name, content)| CpioEntry::new(&name, &content))
 }
 
 fn form() -> impl Strategy<Value = (&'static str, Pack)> {

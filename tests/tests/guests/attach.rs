@@ -1,16 +1,17 @@
 //! `vprof attach` by QEMU's GDB stub, to guests under emulation.
 
 use nix::sys::signal::Signal;
-use vprof_tests::{Emulated, Report, Run, assert_share};
+use vprof_tests::{EmulatedGuest, Report, Run, assert_share};
 
-/// Two processes that share CPU 0 three to one for longer than any test looks.
+/// Two processes that share CPU 0 three to one for longer than any test samples.
 const SPLIT: &str = "split --seconds 300 --ratio 3:1 --cpu 0 & echo ready; wait";
 
-/// What a profile of two processes says that share a CPU three to one, whatever memory the guest has.
+/// Asserts the shares of two processes that share a CPU three to one, whatever memory the guest has.
 pub(crate) fn assert_split(run: &Run) -> Report {
     let report = run.report();
     let (alpha, beta) = (report.process("alpha"), report.process("beta"));
-    // The scheduler's own share of 3:1 is not exact to the tick: half a percent of leeway lies within the bound of so few.
+    // The scheduler's own share of 3:1 is not exact to the tick: half a percent is within the bound of so few
+    // samples.
     assert_share("alpha", alpha.samples, alpha.samples + beta.samples, 0.75);
     let named = run.number(
         "SELECT avg(symbol IS NOT NULL) FROM sample JOIN frame ON frame.id = sample.frame \
@@ -20,55 +21,57 @@ pub(crate) fn assert_split(run: &Run) -> Report {
     report
 }
 
-/// The books of a guest that was there before vprof count on both sides from their first reading on.
-fn assert_books(run: &Run) {
+/// Asserts that the CPU accounting of a guest that ran before vprof counts on both sides from its first
+/// reading on.
+fn assert_accounting(run: &Run) {
     let rusage = run.json(&["rusage"]);
     let processes = rusage["processes"].as_array().expect("processes");
     let alpha = processes.iter().find(|process| process["comm"] == "alpha").expect("alpha");
     let ns = |key: &str| alpha[key].as_f64().expect("a time");
-    let told = ns("reported_user_ns") + ns("reported_system_ns");
-    assert!(told > 1e9 && (told - ns("measured_cpu_ns")).abs() < 0.2 * told, "{alpha}");
-    // What a process has done since the guest's boot, init and kernel threads most of all, is none of the run's.
+    let reported = ns("reported_user_ns") + ns("reported_system_ns");
+    assert!(reported > 1e9 && (reported - ns("measured_cpu_ns")).abs() < 0.2 * reported, "{alpha}");
+    // The time from the guest's boot to the run, most of all of init and kernel threads, does not count.
     let length = rusage["duration_s"].as_f64().expect("a number") * 1e9;
     for process in processes {
-        let told = process["reported_user_ns"].as_f64().zip(process["reported_system_ns"].as_f64());
-        assert!(process["since_s"].is_f64() && told.is_some_and(|(a, b)| a + b <= length), "{process}");
+        let reported = process["reported_user_ns"].as_f64().zip(process["reported_system_ns"].as_f64());
+        assert!(process["since_s"].is_f64() && reported.is_some_and(|(a, b)| a + b <= length), "{process}");
     }
     let before = processes.iter().find(|process| process["pid"] == 1).expect("init");
-    let told = |key: &str| before[key].as_f64().expect("a time");
-    assert!(told("before_system_ns") > 10.0 * told("reported_system_ns"), "{before}");
+    let ns = |key: &str| before[key].as_f64().expect("a time");
+    assert!(ns("before_system_ns") > 10.0 * ns("reported_system_ns"), "{before}");
 }
 
 #[test]
 fn one_vcpu_without_kvm() {
-    let mut guest = Emulated::start(&["-m", "512", "-smp", "1"], SPLIT);
+    let mut guest = EmulatedGuest::start(&["-m", "512", "-smp", "1"], SPLIT);
     let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
     assert_split(&run);
     assert!(run.stderr.contains("memory from its process"), "{}", run.stderr);
-    assert_books(&run);
-    assert!(guest.runs(), "it runs on");
+    assert_accounting(&run);
+    assert!(guest.runs(), "the guest still runs");
     memory_through_the_stub(&mut guest);
 }
 
-/// Behind a tunnel nothing is known of QEMU's process.
-fn memory_through_the_stub(guest: &mut Emulated) {
+/// Through a tunnel QEMU's process is unknown, so memory is read through the stub.
+fn memory_through_the_stub(guest: &mut EmulatedGuest) {
     let tunnel = guest.tunnel();
     let mut attached = guest.attach_at(&tunnel, &["-F", "1000"]);
     attached.wait_for_samples(3);
     attached.signal(Signal::SIGINT);
     let run = attached.finish().succeeded();
     assert!(run.stderr.contains("memory through the stub"), "{}", run.stderr);
-    // What a stub holds is found and said.
-    assert!(run.stderr.contains(" Hz instead of 1000 Hz"), "{}", run.stderr);
+    // The rate that the stub sustains is measured and reported.
+    let sentence = |line: &str| line.contains("GDB stub") && line.contains(" 1000 Hz");
+    assert!(run.stderr.lines().any(sentence), "{}", run.stderr);
     assert!(run.number("SELECT CAST(value AS REAL) FROM meta WHERE key = 'rate_hz'") < 1000.0);
-    assert!(guest.runs(), "it runs on");
+    assert!(guest.runs(), "the guest still runs");
 }
 
-/// What lies above 4 GiB is a second piece of the memory.
+/// Memory above 4 GiB is a second region.
 #[test]
 #[ignore = "one more guest: --all"]
 fn two_vcpus_without_kvm_of_which_one_idles_and_memory_above_4_gib() {
-    let guest = Emulated::start(&["-m", "5G", "-smp", "2"], SPLIT);
+    let guest = EmulatedGuest::start(&["-m", "5G", "-smp", "2"], SPLIT);
     let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
     assert_split(&run);
     let halted = "SELECT 1.0 * halted_ns / (guest_ns + halted_ns) FROM vcpu WHERE id = ";
@@ -83,17 +86,17 @@ fn two_vcpus_without_kvm_of_which_one_idles_and_memory_above_4_gib() {
 }
 
 #[test]
-#[ignore = "how QEMU has its memory: --all"]
+#[ignore = "another kind of QEMU's memory: --all"]
 fn memory_in_a_file_shared_by_its_vmm() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file");
     let backend = format!("memory-backend-file,id=m,size=512M,share=on,mem-path={}", file.path().display());
     let machine = ["-m", "512", "-machine", "q35,memory-backend=m", "-object", &backend];
-    let guest = Emulated::start(&machine, SPLIT);
+    let guest = EmulatedGuest::start(&machine, SPLIT);
     assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
 }
 
 #[test]
-#[ignore = "how QEMU has its memory: --all"]
+#[ignore = "another kind of QEMU's memory: --all"]
 fn memory_in_huge_pages() {
     let free = std::fs::read_to_string("/proc/meminfo").expect("/proc");
     let free = free.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse().ok());
@@ -103,12 +106,13 @@ fn memory_in_huge_pages() {
     }
     let machine = ["-m", "512", "-machine", "q35,memory-backend=m"];
     let backend = ["-object", "memory-backend-memfd,id=m,size=512M,hugetlb=on,hugetlbsize=2M"];
-    let guest = Emulated::start(&[machine, [backend[0], backend[1], "-smp", "1"]].concat(), SPLIT);
+    let guest = EmulatedGuest::start(&[machine, [backend[0], backend[1], "-smp", "1"]].concat(), SPLIT);
     assert_split(&guest.attached(&["-d", "6s", "-F", "100"]).succeeded());
 }
 
-/// A profiler is killed whenever it comes, in a stop or between two: the guest runs on, and the stub serves the next.
-fn a_killed_vprof_leaves_the_guest_running(guest: &mut Emulated) {
+/// Profilers are killed at random times, in a stop or between two: the guest still runs, and the stub serves
+/// the next one.
+fn a_killed_vprof_leaves_the_guest_running(guest: &mut EmulatedGuest) {
     for round in 0..10 {
         let mut attached = guest.attach(&["-F", "1000", "-q"]);
         attached.wait_for_samples(1);
@@ -120,7 +124,7 @@ fn a_killed_vprof_leaves_the_guest_running(guest: &mut Emulated) {
     assert!(guest.runs());
 }
 
-fn a_stub_has_one_debugger(guest: &mut Emulated) {
+fn a_stub_has_one_debugger(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&[]);
     attached.wait_for_samples(1);
     let refused = guest.attached(&[]).exited(1);
@@ -134,22 +138,22 @@ fn a_stub_has_one_debugger(guest: &mut Emulated) {
     assert!(guest.runs());
 }
 
-fn a_guest_that_others_pause_stays_so(guest: &mut Emulated) {
+fn a_guest_that_others_pause_stays_so(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&["-F", "100"]);
     attached.wait_for_samples(50);
     guest.pause();
     attached.wait_for_rows("FROM microstate WHERE paused_ns > 0", 5);
-    assert!(!guest.runs(), "vprof has let it run on");
+    assert!(!guest.runs(), "vprof has resumed it");
     attached.signal(Signal::SIGINT);
     attached.finish().succeeded();
-    assert!(!guest.runs(), "vprof has let it run on at its end");
+    assert!(!guest.runs(), "vprof has resumed it at its end");
     let refused = guest.attached(&[]).exited(1);
     assert!(refused.stderr.contains("is paused; resume it"), "{}", refused.stderr);
     guest.monitor("cont");
     guest.attached(&["-d", "1s"]).succeeded();
 }
 
-fn a_guest_that_is_reset_ends_the_profile(guest: &mut Emulated) {
+fn a_guest_that_is_reset_ends_the_profile(guest: &mut EmulatedGuest) {
     let mut attached = guest.attach(&["-F", "200"]);
     attached.wait_for_samples(50);
     guest.monitor("system_reset");
@@ -161,7 +165,7 @@ fn a_guest_that_is_reset_ends_the_profile(guest: &mut Emulated) {
 #[test]
 #[ignore = "more ways to end: --all"]
 fn bad_moments_of_a_guest_without_kvm() {
-    let mut guest = Emulated::start(&["-m", "512", "-action", "reboot=reset"], SPLIT);
+    let mut guest = EmulatedGuest::start(&["-m", "512", "-action", "reboot=reset"], SPLIT);
     let refused = guest.attach_with(&[&guest.pid().to_string()]).finish().exited(1);
     assert!(refused.stderr.contains("without KVM") && refused.stderr.contains("--gdb"), "{}", refused.stderr);
     a_stub_has_one_debugger(&mut guest);
@@ -172,7 +176,7 @@ fn bad_moments_of_a_guest_without_kvm() {
     a_vmm_that_ends_ends_the_profile(guest);
 }
 
-fn a_vmm_that_ends_ends_the_profile(mut guest: Emulated) {
+fn a_vmm_that_ends_ends_the_profile(mut guest: EmulatedGuest) {
     let mut attached = guest.attach(&[]);
     attached.wait_for_samples(50);
     guest.kill();

@@ -4,13 +4,13 @@ use vprof_tests::{KvmHost, Run, on_kvm_host};
 
 use crate::attach::assert_split;
 
-/// Two processes that share CPU 0 three to one for longer than any test looks; by work, since emulated clocks are none to
-/// share by.
+/// Two processes that share CPU 0 three to one for longer than any test samples; by work, since emulated
+/// clocks are too inexact to share by.
 const SPLIT: &str = "split --seconds 900 --ratio 3:1 --slice-rounds 500000 --cpu 0 & echo ready; wait";
-/// What the checksumming guest reads.
+/// File that the checksumming guest reads.
 const SUMMED: &str = "usr/lib/x86_64-linux-gnu/libcrypto.so.3";
-/// Kills a profiler of the VM `web`: every fifth while it looks for the guest's memory, the others while they sample. No thread
-/// of the VM is traced or stands still then.
+/// Kills a profiler of the VM `web`: every fifth while it searches the guest's memory, the others while they
+/// sample. After that no thread of the VM is traced or stopped.
 const KILL: &str = r#"set -e
 vm=$(cat /run/web.pid)
 /run/vprof attach $vm -q -F 2000 -o /run/killed.vprof & vprof=$!
@@ -24,23 +24,23 @@ wait $vprof || status=$?
 [ $status = 137 ]
 if grep -hE '^(TracerPid:.[^0]|State:.[tT])' /proc/$vm/task/*/status; then exit 1; fi
 rm -f /run/killed.vprof*"#;
-/// How many are killed.
+/// Number of profilers that are killed.
 const KILLS: u32 = 20;
 
-/// One sentence, and exit code 1.
+/// Asserts exit code 1 and one sentence on standard error.
 fn assert_refused(run: Run, sentence: &str) {
     let run = run.exited(1);
     assert!(run.stderr.contains(sentence) && run.stderr.lines().count() == 1, "{}", run.stderr);
 }
 
-/// The last sentence on standard error, after a profile was written.
+/// Asserts a sentence on standard error, after a profile was written.
 fn assert_ended(run: Run, sentence: &str) {
     let run = run.succeeded();
     assert!(run.stderr.contains(sentence), "{}", run.stderr);
     assert!(run.number("SELECT count(*) FROM sample") > 0.0);
 }
 
-/// [`SPLIT`] in a guest that more than its own turns has held up.
+/// Asserts roughly the shares of [`SPLIT`], for a guest that was delayed by more than its own turns.
 fn assert_roughly_split(run: &Run) {
     let report = run.report();
     let [alpha, beta] = ["alpha", "beta"].map(|name| report.process(name).samples as f64);
@@ -58,7 +58,7 @@ fn one_vcpu_by_its_process_and_by_its_name() {
     on_kvm_host(|host| {
         host.guest("web", "-m 512 -smp 1", SPLIT);
         assert_split(&host.attached("$(cat /run/web.pid) -d 6s -F 100").succeeded());
-        assert!(host.runs("web"), "it runs on");
+        assert!(host.runs("web"), "the guest still runs");
         let run = host.attached("--name web -d 6s -F 100 --disk /dev/vdb").succeeded();
         assert_split(&run);
         let burns = run.user_code("alpha", "function").rows();
@@ -67,30 +67,30 @@ fn one_vcpu_by_its_process_and_by_its_name() {
     });
 }
 
-/// What lies above 4 GiB is a second piece of the memory.
+/// Memory above 4 GiB is a second region.
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn two_vcpus_of_which_one_idles_and_memory_above_4_gib() {
     on_kvm_host(|host| {
         host.guest("web", "-m 5G -smp 2", SPLIT);
         let run = host.attached("--name web -d 8s -F 100").succeeded();
         assert_split(&run);
         assert!(memory_of(&run).contains("at 0x100000000"), "{}", memory_of(&run));
-        let of =
+        let figure =
             |what: &str, vcpu: u8| run.number(&format!("SELECT 1.0 * {what} FROM vcpu WHERE id = {vcpu}"));
-        let halted = [0, 1].map(|vcpu| of("halted_ns / (guest_ns + halted_ns)", vcpu));
+        let halted = [0, 1].map(|vcpu| figure("halted_ns / (guest_ns + halted_ns)", vcpu));
         assert!(halted[0] < 0.1 && halted[1] > 0.9, "halted: {halted:?}");
-        // It is looked at as often, and stopped but once a second.
+        // The idle vCPU is sampled as often, but stopped only once a second.
         let ticks =
             [0, 1].map(|vcpu| run.number(&format!("SELECT count(*) FROM sample WHERE vcpu = {vcpu}")));
         assert!(ticks[1] > 0.7 * ticks[0], "ticks: {ticks:?}");
-        let stopped = [0, 1].map(|vcpu| of("sampler_ns", vcpu));
+        let stopped = [0, 1].map(|vcpu| figure("sampler_ns", vcpu));
         assert!(stopped[1] < 0.2 * stopped[0], "ns in stops: {stopped:?}");
     });
 }
 
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn memory_in_a_shared_file_and_in_huge_pages() {
     on_kvm_host(|host| {
         let machine = "-m 512 -machine q35,memory-backend=m -object";
@@ -108,7 +108,7 @@ fn memory_in_a_shared_file_and_in_huge_pages() {
 }
 
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn vprof_profiles_vprof() {
     on_kvm_host(|host| {
         let run = host.vprof(&format!("run /dev/vdb --read-only --host kvm -F 100 -- sh -c '{SPLIT}'"));
@@ -122,7 +122,7 @@ fn vprof_profiles_vprof() {
 
 /// The guest reads and sums the same file over and over again, in ever new processes.
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn killed_profilers_leave_the_guest_as_it_was() {
     on_kvm_host(|host| {
         let script = format!("echo ready; cd /; while sha256sum {SUMMED}; do :; done");
@@ -145,7 +145,7 @@ fn killed_profilers_leave_the_guest_as_it_was() {
 }
 
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn bad_moments_of_a_guest() {
     on_kvm_host(|host| {
         let balloon =
@@ -161,13 +161,13 @@ fn bad_moments_of_a_guest() {
         host.monitor("web", "balloon 480");
         host.wait_for_monitor("web", "info balloon", "actual=480");
         host.signal(&first, "TERM");
-        // A balloon holds the guest up for as long as it likes, in whosever turn.
+        // A balloon delays the guest for any time, in the turn of either process.
         assert_roughly_split(&host.finish(first).succeeded());
         assert_split(&host.attached("--name web -d 4s -F 100").succeeded());
 
         host.monitor("web", "stop");
         assert_refused(host.attached("--name web"), "is paused: none of its vCPUs was in the guest for 3 s");
-        assert!(!host.runs("web"), "vprof has let it run on");
+        assert!(!host.runs("web"), "vprof has resumed it");
         host.monitor("web", "cont");
         host.must("kill -STOP $(cat /run/web.pid)");
         assert_refused(host.attached("--name web"), "is stopped; resume it (`kill -CONT");
@@ -191,34 +191,34 @@ fn bad_moments_of_a_guest() {
 
 /// Paused, given another CPU, and migrated away while it is profiled.
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn a_guest_that_does_not_stay_as_it_was() {
     on_kvm_host(|host| {
         host.guest("web", "-m 256 -smp 1,maxcpus=2", SPLIT);
         let profiling = host.attach("--name web -F 100");
         host.wait_for_profile(&profiling);
         let pid = host.pid(&profiling);
-        let standing = "the virtual machine is paused, or has migrated away";
+        let paused = "the virtual machine is paused, or has migrated away";
         host.must("sleep 2");
         host.monitor("web", "stop");
-        host.wait_for_status(&profiling, standing);
+        host.wait_for_status(&profiling, paused);
         host.must("sleep 2");
         host.monitor("web", "cont");
         host.wait_for_status(&profiling, "sampled at 100 Hz");
         host.monitor("web", "device_add host-x86_64-cpu,id=more,socket-id=0,core-id=1,thread-id=0");
         host.must("sleep 2");
         host.monitor("web", "migrate \"exec:cat >/dev/null\"");
-        host.wait_for_status(&profiling, standing);
+        host.wait_for_status(&profiling, paused);
         host.must(&format!("kill -0 {pid}"));
         host.signal(&profiling, "TERM");
         let run = host.finish(profiling).succeeded();
-        // A migration holds it up as well.
+        // A migration delays the guest as well.
         assert_roughly_split(&run);
-        let told =
+        let events =
             |kind: &str| run.query(&format!("SELECT text FROM event WHERE kind = '{kind}' ORDER BY time_ns"));
-        assert_eq!(told("paused").len(), 3, "{:?}", told("paused"));
+        assert_eq!(events("paused").len(), 3, "{:?}", events("paused"));
         assert!(
-            told("missing")[0][0]
+            events("missing")[0][0]
                 .as_str()
                 .is_some_and(|text| text.starts_with("vCPU 1 was plugged in later"))
         );
@@ -229,7 +229,7 @@ fn a_guest_that_does_not_stay_as_it_was() {
 
 /// Firmware without anything to boot, and a boot sector that jumps to itself.
 #[test]
-#[ignore = "an emulated host of its own: --all"]
+#[ignore = "a separate emulated host: --all"]
 fn guests_without_linux() {
     on_kvm_host(|host| {
         host.qemu("asleep", "-S");
@@ -251,6 +251,6 @@ fn guests_without_linux() {
             assert!(run.stdout.contains("no Linux kernel proves"), "{}", run.stdout);
             assert!(run.number("SELECT count(*) FROM sample") > 0.0);
         }
-        assert!(host.runs("sector") && host.runs("firmware"), "they run on");
+        assert!(host.runs("sector") && host.runs("firmware"), "both still run");
     });
 }

@@ -1,4 +1,4 @@
-//! What the profile says of guests whose truth is known.
+//! Profiles of guests whose true shares are known.
 
 use std::collections::BTreeSet;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use vprof_tests::{Guest, Run};
 const MIXTURE: &str = "sleeper --seconds 5 & split --seconds 5 --ratio 3:1 --cpu 0 & \
      dd if=/dev/vda of=/dev/null bs=64k count=600 iflag=direct 2>/dev/null; wait";
 
-/// [`MIXTURE`] on a kernel of this series.
+/// Returns the run of [`MIXTURE`] on a kernel of this series.
 pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
     static DEFAULT: OnceLock<Run> = OnceLock::new();
     static NEWER: OnceLock<Run> = OnceLock::new();
@@ -20,7 +20,7 @@ pub(crate) fn mixture(kernel: &'static str) -> &'static Run {
     run.get_or_init(|| guest.options(["--rate", "1000"]).script(MIXTURE).run().succeeded())
 }
 
-/// CPU seconds that `split` printed for one of its processes.
+/// Returns the CPU seconds that `split` printed for one of its processes.
 fn used(run: &Run, name: &str) -> f64 {
     let line = run.stdout.lines().find(|l| l.starts_with(&format!("{name} used ")));
     let line = line.unwrap_or_else(|| panic!("no line of {name} in {:?}", run.stdout));
@@ -31,13 +31,13 @@ fn known_split_is_found(kernel: &'static str) {
     let run = mixture(kernel);
     let report = run.report();
     let (alpha, beta) = (report.process("alpha"), report.process("beta"));
-    let truth = used(run, "alpha") / (used(run, "alpha") + used(run, "beta"));
+    let expected = used(run, "alpha") / (used(run, "alpha") + used(run, "beta"));
     let n = (alpha.samples + beta.samples) as f64;
     let found = alpha.samples as f64 / n;
-    // 3.3 standard errors: one run in a thousand may lie outside by chance.
-    let bound = 3.3 * (truth * (1.0 - truth) / n).sqrt();
-    assert!((truth - 0.75).abs() < 0.05, "split itself: {truth}");
-    assert!((found - truth).abs() <= bound, "{found} is not {truth} +- {bound}");
+    // 3.3 standard errors: exceeded by chance in one run of a thousand.
+    let bound = 3.3 * (expected * (1.0 - expected) / n).sqrt();
+    assert!((expected - 0.75).abs() < 0.05, "split itself: {expected}");
+    assert!((found - expected).abs() <= bound, "{found} is not {expected} +- {bound}");
     assert!((alpha.user_share + alpha.kernel_share - alpha.share).abs() < 1e-9, "{alpha:?}");
     assert!(alpha.user_share > 0.2 * alpha.share, "alpha works in user space: {alpha:?}");
     assert!(alpha.share_low < alpha.share && alpha.share < alpha.share_high, "{alpha:?}");
@@ -114,7 +114,7 @@ fn kernel_functions_have_names() {
 
 #[test]
 #[ignore = "two hundred processes: --all"]
-fn every_life_of_a_program_is_an_instance_of_its_own() {
+fn every_run_of_a_program_is_a_separate_instance() {
     let run = Guest::demo()
         .options(["--rate", "1000"])
         .script("shortlived --count 200 --cpu-millis 50 --name brief")
@@ -130,7 +130,7 @@ fn every_life_of_a_program_is_an_instance_of_its_own() {
     assert_eq!(brief.len(), 200);
 }
 
-/// Samples of vCPU 0 in the guest, in a span of seconds since the loop began.
+/// Returns the samples of vCPU 0 in the guest, in a span of seconds since the loop began.
 fn hits(run: &Run, condition: &str, (from_s, to_s): (f64, f64)) -> f64 {
     let sql = format!(
         "WITH began AS (SELECT min(s.time_ns) AS ns FROM v_samples v JOIN sample s ON s.id = v.id \
@@ -143,7 +143,8 @@ fn hits(run: &Run, condition: &str, (from_s, to_s): (f64, f64)) -> f64 {
     run.query(&sql)[0][0].as_f64().expect("a number")
 }
 
-/// Datagrams that another CPU sends are received on the loop's CPU, by interrupts that it has nothing to do with.
+/// Datagrams that another CPU sends are received on the loop's CPU, by interrupts that do not belong to the
+/// loop.
 #[test]
 #[ignore = "an emulated guest with two vCPUs for half a minute: --all"]
 fn a_storm_of_interrupts_is_not_charged_to_whom_it_hits() {

@@ -4,7 +4,7 @@ use vprof_tests::{Guest, images};
 
 #[test]
 fn a_full_disk_ends_the_run_and_what_was_written_stays_readable() {
-    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1000);
     let size = std::fs::metadata(running.profile()).expect("a profile").len();
     running.limit_file_size(size.max(256 << 10));
@@ -24,8 +24,8 @@ fn another_kernel_gets_no_names_of_the_first_one() {
     let image = directory.path().join("image");
     std::fs::copy(images().join("demo.img"), &image).expect("room for a copy of the image");
     let load = r"printf '#!/bin/sh\nspin --seconds 2\nrestart\n' >/usr/bin/demo-load";
-    Guest::image(&image).in_place().beside_others().script(load).run().succeeded();
-    let mut running = Guest::image(&image).in_place().beside_others().start();
+    Guest::image(&image).in_place().next_to_others().script(load).run().succeeded();
+    let mut running = Guest::image(&image).in_place().next_to_others().start();
     running.wait_for_rows(RESTARTED, 1);
     // What unpacks it runs at low addresses, then the kernel itself where the first one was or elsewhere.
     running.wait_for_rows(&format!("{later} AND address LIKE '0xffffffff%'"), 500);
@@ -42,7 +42,7 @@ fn another_kernel_gets_no_names_of_the_first_one() {
 #[ignore = "one more way to end: --all"]
 fn a_guest_that_resets_after_a_panic_ends_the_run() {
     let run =
-        Guest::demo().beside_others().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
+        Guest::demo().next_to_others().options(["--append", "panic=-1 rdinit=/nowhere init=/nowhere"]).run();
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
     let ends = run.query("SELECT text FROM event WHERE kind = 'end'");
     assert!(ends[0][0].as_str().is_some_and(|text| text.contains("reset")), "{ends:?}");

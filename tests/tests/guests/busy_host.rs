@@ -2,19 +2,19 @@
 
 use vprof_tests::{Guest, Run};
 
-/// Two processes that share one vCPU 3:1, turn by turn, by work and not by time: the guest's clocks run on while the host
-/// keeps the CPU to itself.
+/// Two processes that share one vCPU 3:1, turn by turn, by work and not by time: the guest's clocks also run
+/// while the host uses the CPU itself.
 const SPLIT: [&str; 9] =
     ["split", "--seconds", "12", "--ratio", "3:1", "--slice-rounds", "500000", "--cpu", "0"];
 
 /// Samples of both processes in the guest, and those of the one with three parts.
-struct Split {
+struct SplitSamples {
     all: f64,
     large: f64,
 }
 
-impl Split {
-    fn of(run: &Run) -> Self {
+impl SplitSamples {
+    fn from_run(run: &Run) -> Self {
         let rows = run.query(
             "SELECT sum(comm = 'alpha'), count(*) FROM v_charged WHERE comm IN ('alpha', 'beta') AND mode = 'user'",
         );
@@ -26,19 +26,19 @@ impl Split {
         self.large / self.all
     }
 
-    /// As of independent samples, which those of long turns are better than.
+    /// Returns the variance of as many independent samples; that of long turns is smaller.
     fn variance(&self) -> f64 {
         0.75 * 0.25 / self.all
     }
 }
 
-/// Both on the guest's first vCPU; so many other vCPUs work all the time, and take CPUs of the host from it.
-fn split(others: usize) -> (Run, Split) {
+/// Runs both on the guest's first vCPU; `others` vCPUs work all the time, and take CPUs of the host from it.
+fn split(others: usize) -> (Run, SplitSamples) {
     let cpus = (others + 1).to_string();
     let spinning: String = (1..=others).map(|cpu| format!("spin --seconds 1000 --cpu {cpu} & ")).collect();
     let script = format!("{spinning}{}", SPLIT.join(" "));
     let run = Guest::demo().options(["--cpus", &cpus]).script(&script).run().succeeded();
-    let split = Split::of(&run);
+    let split = SplitSamples::from_run(&run);
     (run, split)
 }
 
@@ -64,8 +64,8 @@ fn a_busy_host_changes_no_share() {
     }
 }
 
-/// What has not run is not charged, the aim of Liang's profiler. A vCPU that is halted most of the time is mostly
-/// met halted, and the little that its program works is neither missed nor made more of.
+/// Only code that runs is charged, the aim of Liang's profiler. Most ticks find a vCPU halted that is halted
+/// most of the time, and the short work of its program is neither missed nor overestimated.
 #[test]
 #[ignore = "a guest that runs long: --all"]
 fn a_guest_that_mostly_halts_is_charged_what_it_works() {
@@ -87,19 +87,20 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
     let rusage = run.json(&["rusage", "--process", "isochronous"]);
     let process = &rusage["processes"][0];
     let ns = |name: &str| process[name].as_f64().expect("a time");
-    let (truth, estimate) = (ns("runtime_ns"), ns("measured_cpu_ns"));
-    let end = if truth < estimate { ns("measured_low_ns") } else { ns("measured_high_ns") };
-    // The scheduler's time holds interrupts, and what the host takes: to serve exits and other processes, by the ticks that
-    // fell there, and to take samples, each as long as all others.
-    let of = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
+    let (reported, estimate) = (ns("runtime_ns"), ns("measured_cpu_ns"));
+    let end = if reported < estimate { ns("measured_low_ns") } else { ns("measured_high_ns") };
+    // The scheduler's time includes interrupts and the host's time: for exits and other processes, by the
+    // ticks that found the vCPU there, and for samples, each as long as all others.
+    let rows = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
     let taken = run.number(&format!(
-        "SELECT (SELECT count(*) {of} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
-              + (SELECT count(*) {of}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
+        "SELECT (SELECT count(*) {rows} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
+              + (SELECT count(*) {rows}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
     ));
-    // Twice the distance of the interval's end are 4 standard errors. A hundredth is for how roughly that is known.
-    let apart = (truth - ns("interrupted_ns") - taken - estimate).abs();
+    // Twice the distance of the interval's end are 4 standard errors. A hundredth is the error of the host's
+    // time.
+    let apart = (reported - ns("interrupted_ns") - taken - estimate).abs();
     assert!(
-        apart < 2.0 * (end - estimate).abs() + 0.01 * truth,
+        apart < 2.0 * (end - estimate).abs() + 0.01 * reported,
         "{apart} ns apart, {taken} taken: {process}"
     );
 }

@@ -1,14 +1,14 @@
-//! A run that is steered while it goes on.
+//! A run that is controlled while it is in progress.
 
 use std::time::Duration;
 
 use serde_json::Value;
-use vprof_tests::{Guest, Running};
+use vprof_tests::{ActiveRun, Guest};
 
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
-fn seen_in_a_terminal(running: &Running) {
+/// Asserts that `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
+fn seen_in_a_terminal(running: &ActiveRun) {
     let mut top = running.top();
     let text = top.until("row of spin", |text| text.lines().any(|line| line.trim_end().ends_with("spin#0")));
     assert!(text.contains("Linux 6.1") && text.contains("300 Hz"), "{text}");
@@ -24,10 +24,10 @@ fn seen_in_a_terminal(running: &Running) {
 }
 
 #[test]
-fn sampling_stops_and_goes_on_and_the_run_is_ended() {
-    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
+fn sampling_stops_and_resumes_and_the_run_is_ended() {
+    let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(1);
-    let spins = |look: &Value| look["processes"][0]["comm"] == "spin";
+    let spins = |tables: &Value| tables["processes"][0]["comm"] == "spin";
     running.wait_for_ctl(&["tables", "--last", "1s"], spins);
     let about = running.ctl(&["status"]);
     assert!(about["sampling"] == true && about["samples"].as_u64() >= Some(500), "{about}");
@@ -38,21 +38,21 @@ fn sampling_stops_and_goes_on_and_the_run_is_ended() {
     running.ctl(&["start"]);
     running.ctl(&["rate", "300"]);
     std::thread::sleep(A_WHILE);
-    let look = running.wait_for_ctl(&["tables", "--last", "1s"], spins);
+    let tables = running.wait_for_ctl(&["tables", "--last", "1s"], spins);
     assert_eq!(
-        (&look["sampling"]["on"], &look["sampling"]["rate_hz"]),
+        (&tables["sampling"]["on"], &tables["sampling"]["rate_hz"]),
         (&true.into(), &300.0.into()),
-        "{look}"
+        "{tables}"
     );
     seen_in_a_terminal(&running);
     let written = running.ctl(&["write"]);
-    assert!(written["time_s"].as_f64() > look["time_s"].as_f64(), "{written}");
+    assert!(written["time_s"].as_f64() > tables["time_s"].as_f64(), "{written}");
     running.ctl(&["end"]);
     let run = running.finish().exited(0);
 
     let marks = run.query("SELECT time_ns, text FROM event WHERE kind = 'mark' ORDER BY time_ns");
     assert_eq!([&marks[0][1], &marks[1][1]], ["off", "on again"]);
-    // The tick that finds out is the last one; the portable host passes on what is wanted a little later.
+    // One more tick finds the request; the portable host forwards the request a little later.
     let between = "SELECT count(*) FROM sample, \
         (SELECT min(time_ns) a, max(time_ns) b FROM event WHERE kind = 'mark') \
         WHERE time_ns BETWEEN a + 500000000 AND b";

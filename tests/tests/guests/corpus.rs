@@ -1,16 +1,16 @@
 //! Real programs of Debian's packages, by the times that they measure themselves.
 
-use vprof_tests::corpus::Entry;
+use vprof_tests::corpus::CorpusProgram;
 
 fn holds(name: &str) {
-    let entry = Entry::named(name);
+    let entry = CorpusProgram::named(name);
     let run = entry.run();
     let measured = entry.measure(&run);
     let faults = entry.faults(&measured);
     assert!(faults.is_empty(), "{faults:#?}\n{measured:#?}\nit printed: {}", run.stdout);
 }
 
-/// A test of each entry.
+/// Makes a test of each program.
 macro_rules! holds {
     ($($name:ident)*) => {
         $(
@@ -24,7 +24,7 @@ macro_rules! holds {
         #[test]
         fn every_program_has_a_test() {
             let tested = [$(stringify!($name)),*];
-            let known: Vec<_> = vprof_tests::corpus::ENTRIES.iter().map(|entry| entry.name).collect();
+            let known: Vec<_> = vprof_tests::corpus::CORPUS_PROGRAMS.iter().map(|entry| entry.name).collect();
             assert_eq!(known, tested);
         }
     };

@@ -2,7 +2,7 @@
 
 use std::io::{Read, Seek, SeekFrom, Write};
 
-use vprof_tests::{Guest, Network, Run};
+use vprof_tests::{Guest, GuestNetwork, Run};
 
 use crate::network::{self, DRIVERS};
 use crate::vsock;
@@ -12,8 +12,8 @@ const MAC: &str = "02:00:00:00:be:ef";
 /// One guest has all of them, so that it boots once.
 #[test]
 fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
-    let host = vsock::Host::start();
-    let Some((run, links)) = Network::apart(|network| {
+    let host = vsock::VsockHost::start();
+    let Some((run, links)) = GuestNetwork::apart(|network| {
         let run = with_all_devices(network, &host);
         (run, network.ip(&["link", "show", network.tap()]))
     }) else {
@@ -33,7 +33,7 @@ fn vcpus_memory_above_4_gib_random_numbers_a_network_card_and_sockets() {
     assert!(run.stdout.contains("virtio_rng"), "{}", run.stdout);
 }
 
-fn with_all_devices(network: &Network, host: &vsock::Host) -> Run {
+fn with_all_devices(network: &GuestNetwork, host: &vsock::VsockHost) -> Run {
     let [guest, gateway] = network.by_tap();
     let (net, vsock) =
         (format!("tap={},mac={MAC}", network.tap()), format!("{},cid=77", host.path().display()));
@@ -43,7 +43,7 @@ fn with_all_devices(network: &Network, host: &vsock::Host) -> Run {
          python3 -c \"$0\" \"$1\" \"$2\" && exec python3 -c \"$3\""
     );
     Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--cpus", "2", "--memory", "5G", "-F", "200", "--net", &net, "--vsock", &vsock])
         .command(["sh", "-c", &script, network::TRAFFIC, &guest, &gateway, vsock::TRAFFIC])
         .run()
@@ -61,7 +61,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
             options.push("--snapshot".into());
         }
         let run = Guest::demo()
-            .beside_others()
+            .next_to_others()
             .write_through()
             .options(options)
             .script(
@@ -82,7 +82,7 @@ fn a_second_disk_is_written_through_and_a_snapshot_is_not() {
 fn memory_in_huge_pages_is_memory() {
     // The portable host's kernel reserves them for the guest; another machine's need not have any.
     let run = Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--huge-pages", "--host", "portable", "--memory", "256M"])
         .script("grep MemTotal /proc/meminfo; spin --seconds 1")
         .run()

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use serde_json::Value;
-use vprof_tests::{Disk, Guest, Run, images, kernel_of, vprof};
+use vprof_tests::{Ext4Image, Guest, Run, images, kernel_of, vprof};
 
 /// Words that a shell, systemd, the kernel's command line or a terminal would each change in their own way.
 const WORDS: &[&str] = &[
@@ -22,7 +22,7 @@ const WORDS: &[&str] = &[
     "root=/dev/null",
 ];
 
-/// Prints its words, each ended by a NUL, tells what the system is like, is busy for a while, and fails.
+/// Prints its words, each ended by a NUL, and the system's state, is busy for a while, and fails.
 const SCRIPT: &str = "printf '%s\\0' \"$@\"; systemctl is-active multi-user.target; pwd; \
     echo error >&2; read line || echo no input; \
     n=0; while [ $n -lt 30000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
@@ -32,7 +32,7 @@ fn ran() -> &'static Run {
     RUN.get_or_init(|| {
         let command = ["bash", "-c", SCRIPT, "bash"].iter().chain(WORDS);
         Guest::debian()
-            .beside_others()
+            .next_to_others()
             .options(["-F", "400", "--task-rate", "1"])
             .command(command)
             .run()
@@ -93,7 +93,7 @@ fn programs_of_a_partition_have_names_from_the_image() {
     assert!(all > 100 && named * 3 >= all, "{named} of {all}: {rows:#?}");
 }
 
-/// What `vprof image inspect` says of Debian's image.
+/// Returns the output of `vprof image inspect` for Debian's image.
 fn inspected() -> Value {
     let image = images().join("debian.img");
     let output =
@@ -115,10 +115,10 @@ fn an_image_is_inspected() {
     assert_eq!(found["kernels"].as_array().map(Vec::len), Some(2));
 }
 
-/// Of the demo image's kernel and initrd, by systemd's own stub.
+/// Makes a unified kernel image of the demo image's kernel and initrd, with systemd's own stub.
 fn unified_kernel_image(directory: &Path) -> PathBuf {
     let start = inspected()["volumes"][1]["start"].as_u64().expect("a place");
-    let debian = Disk::open_at(&images().join("debian.img"), start).expect("its root file system");
+    let debian = Ext4Image::open_at(&images().join("debian.img"), start).expect("its root file system");
     let stub = directory.join("stub");
     let bytes = debian.read("/usr/lib/systemd/boot/efi/linuxx64.efi.stub").expect("systemd-boot-efi");
     std::fs::write(&stub, bytes).expect("room for it");
@@ -127,7 +127,7 @@ fn unified_kernel_image(directory: &Path) -> PathBuf {
     std::fs::write(&words, "root=/dev/vda rw words.of=its-own\0").expect("room for it");
     let unified = directory.join("linux.efi");
     let mut objcopy = Command::new("objcopy");
-    // Anywhere behind the stub's own sections, and apart from each other: firmware would load them there.
+    // Anywhere after the stub's own sections, and apart from each other: firmware would load them there.
     for (section, file, at) in [
         (".cmdline", &words, "0x10000000"),
         (".linux", &kernel, "0x20000000"),
@@ -147,7 +147,7 @@ fn a_unified_kernel_image_brings_its_initrd_and_its_words() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let unified = unified_kernel_image(directory.path());
     let run = Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--kernel".as_ref(), unified.as_os_str()])
         .script("cat /proc/cmdline; spin --seconds 1")
         .run()
@@ -160,7 +160,7 @@ fn a_unified_kernel_image_brings_its_initrd_and_its_words() {
 #[ignore = "one more way to fail: --all"]
 fn a_command_is_not_waited_for_in_emergency_mode() {
     let run = Guest::debian()
-        .beside_others()
+        .next_to_others()
         .options(["-F", "200", "--append", "systemd.unit=emergency.target"])
         .command(["true"])
         .run()
@@ -172,7 +172,7 @@ fn a_command_is_not_waited_for_in_emergency_mode() {
 #[ignore = "one more distribution, in qcow2: --all"]
 fn the_next_release_in_qcow2_runs_a_command() {
     let run = Guest::debian_trixie()
-        .beside_others()
+        .next_to_others()
         .options(["-F", "200"])
         .command(["cat", "/etc/os-release"])
         .run()

@@ -1,12 +1,13 @@
-//! Exact mode: interrupts by what raised them, how time on a CPU divides, where programs sleep, last books of processes.
+//! Exact mode: interrupts by source, parts of the time on a CPU, stacks of sleeps, CPU times of processes at
+//! their exit.
 
 use serde_json::Value;
 use vprof_tests::{Guest, Run};
 
-use crate::exact::{counts_and_lives_add_up, watched};
+use crate::exact::{counts_and_instances_add_up, watched};
 
-/// Interrupts before and after the disk is read past all caches, a program that mostly faults, one that only computes, and short
-/// processes, of which the shell then tells how much CPU time they took.
+/// Prints interrupts before and after the disk is read past all caches; runs a program that mostly faults,
+/// one that only computes, and short processes, whose CPU time the shell then prints.
 const SCRIPT: &str = "cat /proc/interrupts; dd if=/dev/vda of=/dev/null bs=64k count=300 iflag=direct 2>/dev/null; \
      cat /proc/interrupts; \
      python3 -c \"for k in range(40): b = bytearray(16 << 20); b[::4096] = b'x' * 4096\" ; \
@@ -14,13 +15,13 @@ const SCRIPT: &str = "cat /proc/interrupts; dd if=/dev/vda of=/dev/null bs=64k c
      sh -c 'for n in 1 2 3 4 5 6 7 8 9 10; do spin --cpu-millis 5 --name brief; done; \
      read stat </proc/$$/stat; echo stat $stat'";
 
-/// Counts of an interrupt line over all CPUs, at each look.
+/// Returns the counts of an interrupt line over all CPUs, of each reading.
 fn counts(run: &Run, line: &str) -> Vec<u64> {
-    let told = run.stdout.lines().filter(|text| text.contains(line));
+    let lines = run.stdout.lines().filter(|text| text.contains(line));
     let count = |text: &str| {
         text.split_whitespace().skip(1).take(2).filter_map(|n| n.parse::<u64>().ok()).sum::<u64>()
     };
-    told.map(count).collect()
+    lines.map(count).collect()
 }
 
 fn interrupts_are_the_guests(run: &Run) {
@@ -28,7 +29,7 @@ fn interrupts_are_the_guests(run: &Run) {
     let sources = report["sources"].as_array().expect("sources");
     let source = |name: &str| sources.iter().find(|source| source["name"] == name).expect("a source");
     for (line, name) in [("virtio0-req.0", "virtio0-req.0"), ("Local timer", "apic_timer_interrupt")] {
-        let [before, after] = counts(run, line)[..] else { panic!("two looks: {}", run.stdout) };
+        let [before, after] = counts(run, line)[..] else { panic!("two readings: {}", run.stdout) };
         let source = source(name);
         let seen = source["count"].as_u64().expect("a count");
         assert!(after > before && seen >= after - before, "{line}: {before} to {after}, {source}");
@@ -37,7 +38,7 @@ fn interrupts_are_the_guests(run: &Run) {
     }
     let disk = source("virtio0-req.0");
     assert!(disk["vector"].as_u64() > Some(31) && source("apic_timer_interrupt")["vector"].is_null());
-    // What vprof has raised since it started is at least what the guest has served since it was watched.
+    // vprof has raised at least as many since its start as the guest has served since exact mode began.
     let stat = run.json(&["stat"]);
     let raised =
         stat["interrupts"].as_array().expect("interrupts").iter().filter(|i| i["device"] == "disk 0");
@@ -78,12 +79,12 @@ fn time_divides(run: &Run) {
 fn programs_sleep_in_their_own_code(run: &Run) {
     let report = run.exact_report();
     let sleeps = report["off_cpu"].as_array().expect("sleeps");
-    let of = |comm: &str, wait_reason: &str| {
+    let stack = |comm: &str, wait_reason: &str| {
         let mut found =
             sleeps.iter().filter(|sleep| sleep["comm"] == comm && sleep["wait_reason"] == wait_reason);
         found.next().expect("a sleep")["stack"].as_array().expect("functions").clone()
     };
-    let stack = of("sleep", "timer");
+    let stack = stack("sleep", "timer");
     let place = |name: &str| stack.iter().position(|function| function == name);
     let (kernel, library, start) =
         (place("do_nanosleep"), place("clock_nanosleep"), place("__libc_start_main"));
@@ -95,8 +96,8 @@ fn programs_sleep_in_their_own_code(run: &Run) {
     assert_eq!(kernel_threads, 0.0);
 }
 
-/// What the shell has waited for is what vprof has read when those processes ended.
-fn last_books_are_final(run: &Run) {
+/// Asserts that the CPU times that vprof read when processes ended are those that the shell has reaped.
+fn exit_accounting_is_final(run: &Run) {
     let stat = run.stdout.lines().find_map(|line| line.strip_prefix("stat ")).expect("the shell's figures");
     // Fields 16 and 17 (proc_pid_stat(5)), in ticks of 10 ms; the names of shells have no blanks.
     let ticks =
@@ -106,30 +107,33 @@ fn last_books_are_final(run: &Run) {
         let ms = run.number(&format!(
             "SELECT sum({column}) / 1e6 FROM rusage r JOIN instance i ON i.id = r.instance WHERE i.comm = 'brief' AND NOT r.first"
         ));
-        let told = ticks(field) * 10.0;
-        assert!(told > 0.0 && (told..told + 10.0).contains(&ms), "{column}: {ms} ms, told {told}: {stat}");
+        let reported = ticks(field) * 10.0;
+        assert!(
+            reported > 0.0 && (reported..reported + 10.0).contains(&ms),
+            "{column}: {ms} ms, reported {reported}: {stat}"
+        );
     }
 }
 
 fn checked(guest: Guest) {
     let run = watched(guest, SCRIPT);
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
     interrupts_are_the_guests(&run);
     time_divides(&run);
     programs_sleep_in_their_own_code(&run);
-    last_books_are_final(&run);
+    exit_accounting_is_final(&run);
     let complete = run.query("SELECT value FROM meta WHERE key = 'exact_end'");
     assert_eq!(complete[0][0], Value::from("the run ended"));
 }
 
 #[test]
 #[ignore = "another kernel: --all"]
-fn interrupts_faults_sleeps_and_last_books_6_1() {
+fn interrupts_faults_sleeps_and_exit_accounting_6_1() {
     checked(Guest::demo());
 }
 
 #[test]
 #[ignore = "a guest that runs long: --all"]
-fn interrupts_faults_sleeps_and_last_books_6_12() {
+fn interrupts_faults_sleeps_and_exit_accounting_6_12() {
     checked(Guest::demo_with_kernel("6.12"));
 }

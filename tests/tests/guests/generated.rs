@@ -7,11 +7,11 @@ const TRACED: &str = "cd /sys/kernel/tracing; echo vfs_read >set_ftrace_filter &
      grep ftrace_trampoline /proc/kallsyms; timeout 5 dd if=/dev/zero of=/dev/null bs=1; true";
 
 fn run(guest: Guest, script: &str) -> Run {
-    guest.beside_others().options(["--rate", "1000"]).script(script).run().succeeded()
+    guest.next_to_others().options(["--rate", "1000"]).script(script).run().succeeded()
 }
 
-/// Counts the samples of process `comm` with a stack on which, from within outwards, functions like `names` follow each
-/// other directly.
+/// Counts the samples of process `comm` with a stack on which, from within outwards, functions like `names`
+/// follow each other directly.
 fn chains(run: &Run, comm: &str, names: &[&str]) -> f64 {
     let links: String = (1..names.len())
         .map(|i| {

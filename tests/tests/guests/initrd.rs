@@ -8,7 +8,7 @@ fn programs_of_the_initrd_are_named_from_it() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let (kernel, initrd) = kernel_of(&images().join("demo.img"), directory.path());
     let run = Guest::image(kernel)
-        .beside_others()
+        .next_to_others()
         .options(["--initrd".as_ref(), initrd.as_os_str()])
         .command(["spin", "--seconds", "4"])
         .run()

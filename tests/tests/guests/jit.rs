@@ -4,7 +4,7 @@ use vprof_tests::Run;
 
 use crate::stacks::programs;
 
-/// Start of a function, as `jit` printed it in the form of its map.
+/// Returns the start of a function, as `jit` printed it in the form of its map.
 fn start(run: &Run, name: &str) -> u64 {
     let line = run.stdout.lines().find(|line| line.trim_end().ends_with(&format!(" {name}")));
     let line = line.unwrap_or_else(|| panic!("no line of {name} in {:?}", run.stdout));

@@ -1,21 +1,22 @@
-//! Kernels of several series, configurations and command lines: each is found, and processes, functions and modules get
-//! their names. docs/guests.md has a row for each of these tests.
+//! Kernels of several series, configurations and command lines: each is found, and processes, functions and
+//! modules have their names. docs/guests.md has a row for each of these tests.
 
-use vprof_tests::{Guest, Lost, Run, images, kernel_without};
+use vprof_tests::{Guest, RemovedPart, Run, images, kernel_without};
 
-/// Works in user space and in the kernel, and shows what the kernel was told.
+/// Works in user space and in the kernel, and prints facts about the kernel.
 const SCRIPT: &str = "uname -r; grep -m 1 flags /proc/cpuinfo; grep ' _text$' /proc/kallsyms; cat /proc/interrupts \
      >/dev/null; spin --seconds 0.7; syscalls --call read --seconds 0.7";
 
 /// Asserts all that a report promises of a kernel that is known.
 fn everything_is_named(guest: Guest) -> Run {
-    let run = guest.beside_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    let run = guest.next_to_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
     let report = run.report();
     let release = report.get("kernel").as_str().expect("a release").to_owned();
     assert!(run.stdout.lines().any(|line| line.trim() == release), "{release} in {}", run.stdout);
     assert_eq!(report.get("missing").as_array().map(Vec::len), Some(0), "{}", report.get("missing"));
     let (spin, syscalls) = (report.process("spin"), report.process("syscalls"));
-    // On a slow emulated machine ticks, and the system calls and page faults of a program's start and end, take up to half.
+    // On a slow emulated machine timer ticks, and the system calls and page faults of a program's start and
+    // end, take up to half.
     assert!(spin.samples > 50 && spin.user_share > 0.4 * spin.share, "{spin:?}");
     assert!(syscalls.samples > 50 && syscalls.kernel_share > 0.6 * syscalls.share, "{syscalls:?}");
     // What /dev/zero reads with; its full name differs between kernels.
@@ -32,30 +33,30 @@ fn everything_is_named(guest: Guest) -> Run {
     // The timer's interrupts alone.
     let vcpus = report.vcpus();
     assert!(vcpus.iter().all(|vcpu| (0.01..0.5).contains(&vcpu.hardirq)), "{vcpus:?}");
-    the_cpus_books_add_up(&run);
+    the_cpus_accounting_adds_up(&run);
     run
 }
 
-/// Asserts that what a CPU's books tell since they were first read is about as long as that.
-fn the_cpus_books_add_up(run: &Run) {
+/// Asserts that a CPU's accounted times since their first reading add up to about the time since then.
+fn the_cpus_accounting_adds_up(run: &Run) {
     let rusage = run.json(&["rusage"]);
     let cpu = &rusage["cpus"][0];
     let number = |value: &serde_json::Value| value.as_f64().expect("a number");
     let (since, read) = (number(&cpu["since_s"]), number(&cpu["read_s"]));
     let length = read - since;
-    // Where the host takes its CPU away, the guest's ticks are not there to be counted.
+    // While the host takes the CPU away, the guest has no ticks to count.
     let had = run.number(&format!(
         "SELECT sum(guest_ns + halted_ns + kvm_ns) / 1e9 FROM microstate WHERE vcpu = 0 AND time_ns / 1e9 BETWEEN {since} AND {read}"
     ));
-    let told: f64 = cpu["reported"].as_object().expect("times").values().map(|ns| number(ns) / 1e9).sum();
+    let reported: f64 = cpu["reported"].as_object().expect("times").values().map(|ns| number(ns) / 1e9).sum();
     assert!(
-        length > 1.0 && told > 0.5 * had && told < 1.1 * length,
-        "{told} s of {had} s in {length} s: {cpu}"
+        length > 1.0 && reported > 0.5 * had && reported < 1.1 * length,
+        "{reported} s of {had} s in {length} s: {cpu}"
     );
 }
 
-/// [`everything_is_named`] with words on the kernel's command line.
-fn told(words: &str) -> Run {
+/// Asserts [`everything_is_named`] with words on the kernel's command line.
+fn named_with_options(words: &str) -> Run {
     everything_is_named(Guest::demo().options(["--append", words]))
 }
 
@@ -118,24 +119,24 @@ fn the_newest_realtime_flavour() {
 #[test]
 #[ignore = "another command line: --all"]
 fn without_kaslr_page_table_isolation_and_five_levels() {
-    let run = told("nokaslr pti=off no5lvl");
+    let run = named_with_options("nokaslr pti=off no5lvl");
     assert!(!is_moved_by_kaslr(&run) && !has_flag(&run, "la57") && !has_flag(&run, "pti"), "{}", run.stdout);
 }
 
 #[test]
 #[ignore = "another command line: --all"]
 fn with_page_table_isolation() {
-    let run = told("pti=on");
+    let run = named_with_options("pti=on");
     assert!(has_flag(&run, "pti"), "{}", run.stdout);
 }
 
-/// A run of the demo image with a kernel that has lost something.
-fn run_without(lost: Lost) -> Run {
+/// Runs the demo image with a kernel from which a part is removed.
+fn run_without(removed: RemovedPart) -> Run {
     let directory = tempfile::tempdir().expect("a directory");
-    let (kernel, initrd) = kernel_without(lost, &images().join("demo.img"), directory.path());
+    let (kernel, initrd) = kernel_without(removed, &images().join("demo.img"), directory.path());
     let guest = Guest::demo().options(["--kernel".as_ref(), kernel.as_os_str()]);
     let guest = guest.options(["--initrd".as_ref(), initrd.as_os_str()]);
-    let run = guest.beside_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
+    let run = guest.next_to_others().options(["--rate", "1000"]).script(SCRIPT).run().succeeded();
     assert!(run.stdout.contains("cloud-amd64"), "the command ran: {}", run.stdout);
     run
 }
@@ -149,13 +150,13 @@ fn missing(run: &Run) -> Vec<String> {
 #[test]
 #[ignore = "another kernel: --all"]
 fn without_btf_functions_have_names_and_processes_have_not() {
-    let run = run_without(Lost::Btf);
+    let run = run_without(RemovedPart::Btf);
     let report = run.report();
     assert!(report.get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
     let functions = report.functions();
     let named = |name: &str| functions.iter().any(|f| f.symbol.contains(name));
     assert!(named("clear_user") || named("rep_stos"), "{functions:#?}");
-    // User code is told by its privilege level and address, of whom is not known.
+    // User code is known by its privilege level and address; its process is not.
     assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);
     assert_eq!(run.number("SELECT count(*) FROM instance WHERE pid > 0"), 0.0);
     assert_eq!(missing(&run), ["the BTF of this kernel cannot be read: no process names"]);
@@ -163,8 +164,8 @@ fn without_btf_functions_have_names_and_processes_have_not() {
 
 #[test]
 #[ignore = "another kernel: --all"]
-fn without_kallsyms_samples_are_told_by_their_addresses() {
-    let run = run_without(Lost::Kallsyms);
+fn without_kallsyms_samples_have_their_addresses() {
+    let run = run_without(RemovedPart::Kallsyms);
     // The banner is found without symbols.
     assert!(run.report().get("kernel").as_str().is_some_and(|release| run.stdout.contains(release)));
     assert!(run.number("SELECT count(*) FROM sample WHERE cpl = 3") > 500.0);

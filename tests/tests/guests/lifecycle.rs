@@ -1,4 +1,4 @@
-//! How runs begin and end.
+//! Beginning and end of runs.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use vprof_tests::Guest;
 #[test]
 #[ignore = "one more way to end: --all"]
 fn the_commands_exit_code_and_output_are_the_runs() {
-    let run = Guest::demo().beside_others().script("echo hello from the guest; exit 7").run().exited(7);
+    let run = Guest::demo().next_to_others().script("echo hello from the guest; exit 7").run().exited(7);
     assert!(run.stdout.contains("hello from the guest"), "stdout: {}", run.stdout);
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
 }
@@ -16,20 +16,20 @@ fn the_commands_exit_code_and_output_are_the_runs() {
 #[test]
 #[ignore = "one more way to end: --all"]
 fn a_command_ended_by_a_signal_exits_with_128_and_its_number() {
-    Guest::demo().beside_others().script("kill -TERM $$").run().exited(128 + 15);
+    Guest::demo().next_to_others().script("kill -TERM $$").run().exited(128 + 15);
 }
 
 #[test]
 #[ignore = "one more way to end: --all"]
 fn a_duration_ends_the_run() {
     let run =
-        Guest::demo().beside_others().options(["--duration", "8"]).script("sleep 1000").run().succeeded();
+        Guest::demo().next_to_others().options(["--duration", "8"]).script("sleep 1000").run().succeeded();
     let seconds = run.report().number("duration_s");
     assert!((8.0..12.0).contains(&seconds), "{seconds} s");
 }
 
 fn ends_the_run_with_a_complete_profile(signal: Signal) {
-    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(2000);
     running.signal(signal);
     let run = running.finish().succeeded();
@@ -51,7 +51,7 @@ fn a_termination_ends_the_run_with_a_complete_profile() {
 #[test]
 #[ignore = "one more way to end: --all"]
 fn a_killed_run_leaves_all_but_the_last_second() {
-    let mut running = Guest::demo().beside_others().script("spin --seconds 1000").start();
+    let mut running = Guest::demo().next_to_others().script("spin --seconds 1000").start();
     running.wait_for_samples(2000);
     let started = std::time::Instant::now();
     std::thread::sleep(Duration::from_secs(2));

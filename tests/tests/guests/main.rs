@@ -1,11 +1,11 @@
 //! Unmodified Debian guests, end to end: `vprof run` on whatever KVM there is, the portable host's where the
 //! machine's own cannot run a kernel.
 
+mod accounting;
 mod attach;
 mod attach_kvm;
 mod attribution;
 mod bad_moments;
-mod books;
 mod boot;
 mod busy_host;
 mod conditions;
@@ -14,8 +14,8 @@ mod corpus;
 mod devices;
 mod distribution;
 mod exact;
-mod exact_books;
-mod exact_moments;
+mod exact_accounting;
+mod exact_changes;
 mod exact_parts;
 mod generated;
 mod initrd;

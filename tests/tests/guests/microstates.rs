@@ -1,17 +1,17 @@
-//! Where the time of vCPUs went, on guests that idle, work, halt again and again, and do I/O.
+//! Microstates of vCPUs, on guests that idle, work, halt again and again, and do I/O.
 
 use serde_json::Value;
 use vprof_tests::{Guest, Run};
 
 use crate::attribution::mixture;
 
-/// State of a vCPU as a part of its wall time.
+/// Returns a state of a vCPU as a part of its wall time.
 fn part(stat: &Value, vcpu: usize, state: &str) -> f64 {
     let vcpu = &stat["vcpus"][vcpu];
     vcpu["states"][state].as_f64().expect("a state") / vcpu["wall_ns"].as_f64().expect("a time")
 }
 
-/// Everything that has to be so in any run, in the whole of it and in every stretch of a second.
+/// Asserts what must hold for any run as a whole and for every segment of a second.
 fn adds_up(run: &Run) -> Value {
     let stat = run.json(&["stat"]);
     for vcpu in stat["vcpus"].as_array().expect("vCPUs") {
@@ -19,23 +19,27 @@ fn adds_up(run: &Run) -> Value {
         let sum: u64 = states.values().filter_map(Value::as_u64).sum();
         assert_eq!(Some(sum), vcpu["wall_ns"].as_u64(), "{vcpu}");
     }
-    // Told by two clocks that know nothing of each other: stretches by the collector's, their sum by the vCPUs'.
+    // Measured by two independent clocks: segments by the collector's, their sum by the vCPUs'.
     let gaps = run.query(
-        "SELECT max(abs(length - told) * 1.0 / length) FROM (
+        "SELECT max(abs(length - total) * 1.0 / length) FROM (
              SELECT m.time_ns - lag(m.time_ns, 8) OVER w AS length,
                     sum(guest_ns + halted_ns + waiting_ns + kvm_ns + vmm_ns + sampler_ns + paused_ns)
-                        OVER (PARTITION BY vcpu ORDER BY time_ns ROWS 7 PRECEDING) AS told
+                        OVER (PARTITION BY vcpu ORDER BY time_ns ROWS 7 PRECEDING) AS total
              FROM microstate m WINDOW w AS (PARTITION BY vcpu ORDER BY time_ns))
          WHERE length >= 1e9",
     );
-    let worst = gaps[0][0].as_f64().expect("stretches of a second");
-    assert!(worst < 0.005, "a stretch is off by {worst}");
+    let worst = gaps[0][0].as_f64().expect("segments of a second");
+    assert!(worst < 0.005, "a segment is off by {worst}");
     let whole = run.query(
         "SELECT max(abs(m.guest - v.guest_ns)), max(abs(m.halted - v.halted_ns)) FROM vcpu v JOIN
              (SELECT vcpu, sum(guest_ns) AS guest, sum(halted_ns) AS halted FROM microstate GROUP BY vcpu) m
          ON m.vcpu = v.id",
     );
-    assert_eq!((whole[0][0].as_i64(), whole[0][1].as_i64()), (Some(0), Some(0)), "stretches make the whole");
+    assert_eq!(
+        (whole[0][0].as_i64(), whole[0][1].as_i64()),
+        (Some(0), Some(0)),
+        "segments add up to the whole"
+    );
     stat
 }
 
@@ -56,7 +60,7 @@ fn an_idle_guest_is_halted() {
     // Under emulation it costs much to get a halted vCPU out of KVM_RUN and in again.
     let halted = part(&stat, 0, "halted") + part(&stat, 0, "kvm");
     let wall = stat["vcpus"][0]["wall_ns"].as_f64().expect("a time") / 1e9;
-    // Of the eight that it sleeps; booting takes the rest.
+    // Of the eight seconds that the guest sleeps; booting takes the rest.
     assert!(halted * wall > 4.0, "{}", stat["vcpus"]);
     // The samples know it from KVM's run state, the clock from the host's scheduler.
     let ticks = run.number("SELECT count(*) FROM sample WHERE halted") / 1_000.0;
@@ -69,8 +73,8 @@ fn a_guest_that_reads_its_disk_has_exits_and_interrupts() {
     let stat = adds_up(run);
     let exits = stat["exits"].as_array().expect("exits");
     let count = |device: &str| {
-        let of = exits.iter().filter(|exit| exit["device"] == device);
-        of.filter_map(|exit| exit["count"].as_u64()).sum::<u64>()
+        let matching = exits.iter().filter(|exit| exit["device"] == device);
+        matching.filter_map(|exit| exit["count"].as_u64()).sum::<u64>()
     };
     assert!(
         count("serial port") > 5 && count("PCI configuration") > 100 && count("disk 0") > 10,

@@ -17,11 +17,11 @@ pub const SCRIPT: &str = "\
     cp /usr/bin/loop /var/tmp/changing; /var/tmp/changing --seconds 1; \
     cp /usr/bin/shares /var/tmp/new; mv /var/tmp/new /var/tmp/changing; /var/tmp/changing --seconds 1; wait";
 
-/// Asserts that most samples in `program`'s own code, without the libraries that start it, are in `symbol`, inlined in
-/// `function`, at one of `lines` of `source`.
+/// Asserts that most samples in `program`'s own code, without the libraries that start it, are in `symbol`,
+/// inlined in `function`, at one of `lines` of `source`.
 fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lines: (i64, i64)) {
     let (first, last) = lines;
-    let of = |condition: &str| {
+    let count = |condition: &str| {
         programs().number(&format!(
             "SELECT count(*) FROM sample JOIN frame ON frame.id = sample.frame \
              JOIN instance ON instance.id = sample.instance JOIN file ON file.id = frame.file \
@@ -29,16 +29,16 @@ fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lin
              WHERE comm = '{program}' AND file.path = '/usr/bin/{program}' AND {condition}"
         ))
     };
-    let right = of(&format!(
+    let right = count(&format!(
         "inlined.symbol = '{symbol}' AND frame.symbol LIKE '{function}' \
          AND inlined.source LIKE '%/{source}' AND inlined.line BETWEEN {first} AND {last}"
     ));
-    let all = of("true");
+    let all = count("true");
     assert!(all > 50.0 && right >= 0.9 * all, "{right} of {all}");
 }
 
 #[test]
-fn inlined_functions_of_rust_are_functions_of_their_own() {
+fn inlined_functions_of_rust_are_separate_functions() {
     assert_inlined("inlined", "mixed_in_twice", "outer", "inlined.rs", (19, 24));
     let rows = programs().user_code("inlined", "function");
     let (inner, outer) = (rows.row("mixed_in_twice"), rows.row("mixed_in"));
@@ -46,7 +46,7 @@ fn inlined_functions_of_rust_are_functions_of_their_own() {
 }
 
 #[test]
-fn inlined_functions_of_cpp_are_functions_of_their_own() {
+fn inlined_functions_of_cpp_are_separate_functions() {
     let step = "mix::step(unsigned long, unsigned int)";
     assert_inlined("cpp-inlined", step, "bench::%::apply(unsigned long)", "cpp-inlined.cc", (23, 28));
     let rows = programs().user_code("cpp-inlined", "function");
@@ -94,7 +94,7 @@ fn hard_interrupts_are_programs() {
     };
     let all = programs()
         .number("SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE mode.name = 'hardirq'");
-    // Before and after a device's handler nothing on the stack tells which device it is.
+    // Before and after a device's handler nothing on the stack identifies the device.
     assert!(samples(&|name| name != "device interrupt") as f64 >= 0.8 * all, "of {all}: {hard:#?}");
     assert!(samples(&|name| name == "apic_timer_interrupt") > 0, "{hard:#?}");
     assert!(samples(&|name| name.contains("virtio") && name.contains("-req")) > 0, "{hard:#?}");
@@ -123,9 +123,9 @@ fn kernel_threads_are_named_with_what_they_work_on() {
     assert!(works.count() > 0, "{threads:#?}");
 }
 
-/// What the profile knows of the process of this name: its command line, and path, `deleted`, `read_from` and naming of
-/// its program, and its control group's path and unit.
-fn known_of(comm: &str) -> Vec<String> {
+/// Returns what the profile has of the process of this name: its command line, path, `deleted`, `read_from`
+/// and naming of its program, and its control group's path and unit.
+fn process_facts(comm: &str) -> Vec<String> {
     let rows = programs().query(&format!(
         "SELECT command, file.path AS exe, deleted, read_from, named_by, cgroup.path AS cgroup, unit FROM instance \
          LEFT JOIN file ON file.id = instance.exe LEFT JOIN cgroup ON cgroup.id = instance.cgroup WHERE comm = '{comm}'"
@@ -136,7 +136,7 @@ fn known_of(comm: &str) -> Vec<String> {
 
 #[test]
 fn a_process_has_its_command_line_program_and_control_group() {
-    let till = known_of("till");
+    let till = process_facts("till");
     assert_eq!(till[0], "spin --seconds 4 --name till");
     assert_eq!((till[1].as_str(), till[2].as_str()), ("/usr/bin/spin", "0"));
     assert_eq!((till[5].as_str(), till[6].as_str()), ("/shop.slice/till.service", "till.service"));
@@ -144,7 +144,7 @@ fn a_process_has_its_command_line_program_and_control_group() {
 
 #[test]
 fn a_deleted_program_is_named_from_the_page_cache() {
-    let ghost = known_of("ghost");
+    let ghost = process_facts("ghost");
     assert_eq!(ghost[0], "/proc/self/fd/9 --seconds 4 --name ghost");
     assert_eq!((ghost[2].as_str(), ghost[3].as_str()), ("1", "page cache"));
     let report = programs().user_code("ghost", "function");
@@ -167,11 +167,11 @@ fn a_program_that_was_replaced_is_two_files() {
     assert!(rows[0][0].is_string() && rows[0][0] != rows[1][0], "{rows:?}");
 }
 
-/// A command that starts another, where next to nothing is asked for.
+/// Returns the run of a command that starts another, without stacks and scans.
 pub fn without_stacks_and_scans() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     RUN.get_or_init(|| {
-        let guest = Guest::demo().beside_others().options(["--depth", "0", "--task-rate", "0"]);
+        let guest = Guest::demo().next_to_others().options(["--depth", "0", "--task-rate", "0"]);
         guest.script("spin --seconds 2; true").run().succeeded()
     })
 }

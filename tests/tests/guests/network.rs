@@ -1,12 +1,12 @@
 //! The guest's network card, and its virtio-console.
 
-use vprof_tests::{Guest, Network, Run};
+use vprof_tests::{Guest, GuestNetwork, Run};
 
 /// Loads the drivers that the image's initrd does not have.
 pub(crate) const DRIVERS: &str =
     "for module in $(cat /usr/lib/modules/more/load-order); do /usr/sbin/insmod $module; done; ";
 
-/// Brings eth0 up with the first address and sends 320 KiB to the second one, from where they come back meanwhile.
+/// Brings eth0 up with the first address and sends 320 KiB to the second one, which echoes them meanwhile.
 pub(crate) const TRAFFIC: &str = "\
 import fcntl, os, socket, struct, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -28,11 +28,11 @@ read = lambda name: int(open('/sys/class/net/eth0/statistics/' + name).read())
 print(len(back), 'bytes came back;', 'errors:', read('rx_errors') + read('tx_errors'), flush=True)
 ";
 
-/// A guest that talks to the host.
+/// Runs a guest that talks to the host.
 fn talked(network: &str, [guest, host]: &[String; 2]) -> Run {
     let script = format!("{DRIVERS}cat /sys/class/net/eth0/address; exec python3 -c \"$0\" \"$@\"");
     Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["-F", "200", "--net", network])
         .command(["sh", "-c", &script, TRAFFIC, guest, host])
         .run()
@@ -48,27 +48,27 @@ pub(crate) fn assert_talked(run: &Run, mac: &str) {
 
 pub(crate) fn assert_has_exits_and_interrupts(run: &Run, device: &str) {
     let stat = run.json(&["stat"]);
-    let of = |part: &str| {
+    let count = |part: &str| {
         stat[part].as_array().expect("a list").iter().filter(|row| row["device"] == device).count()
     };
-    assert!(of("exits") > 0 && of("interrupts") > 0, "{device}: {stat}");
+    assert!(count("exits") > 0 && count("interrupts") > 0, "{device}: {stat}");
 }
 
 #[test]
 #[ignore = "one more network: --all"]
 fn a_guest_talks_to_the_host_through_passt() {
-    let Some(run) = Network::apart(|network| talked("passt", &network.by_passt())) else { return };
+    let Some(run) = GuestNetwork::apart(|network| talked("passt", &network.by_passt())) else { return };
     assert!(run.stdout.contains("327680 bytes came back; errors: 0"), "{}", run.stdout);
     assert!(run.query("SELECT text FROM event WHERE kind = 'network'").is_empty());
 }
 
 #[test]
-fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
+fn an_unavailable_network_is_reported_before_the_guest_starts() {
     for (network, sentence) in [
         ("tap=lo", "the network interface lo is not a tap"),
         ("tap=a-name-of-16-chr", "is not a name of a network interface"),
     ] {
-        let run = Guest::demo().beside_others().options(["--net", network]).run();
+        let run = Guest::demo().next_to_others().options(["--net", network]).run();
         assert!(run.stderr.contains(sentence), "{}", run.stderr);
         run.exited(1);
     }
@@ -77,7 +77,7 @@ fn a_network_that_cannot_be_had_is_told_before_the_guest_starts() {
 #[test]
 #[ignore = "one more device: --all"]
 fn a_virtio_console_has_the_output_of_the_kernel_and_of_its_users() {
-    let run = Guest::demo().beside_others()
+    let run = Guest::demo().next_to_others()
         .options(["-F", "200", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])
         .script(&format!(
             "{DRIVERS}i=0; while [ $i -lt 200 ]; do echo \"line $i of the virtio console\"; i=$((i+1)); done >/dev/hvc0"

@@ -11,7 +11,7 @@ fn qemu_img(arguments: &[&str], paths: &[&Path]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// The demo image as qcow2, with all of it compressed if asked for.
+/// Converts the demo image to qcow2, with compressed clusters if `compressed`.
 fn converted(directory: &Path, compressed: bool) -> PathBuf {
     let image = directory.join("demo.qcow2");
     let mut arguments = vec!["convert", "-O", "qcow2"];
@@ -28,12 +28,12 @@ fn a_qcow2_image_boots_and_keeps_what_is_written() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = converted(directory.path(), false);
     let write = "echo kept >/root/note; sync; spin --seconds 2";
-    let run = Guest::image(&image).beside_others().in_place().script(write).run().succeeded();
+    let run = Guest::image(&image).next_to_others().in_place().script(write).run().succeeded();
     let read = run.query("SELECT read_from FROM file WHERE path = '/usr/bin/spin'");
     assert_eq!(read[0][0], "image", "{read:?}");
     qemu_img(&["check"], &[&image]);
     let before = std::fs::read(&image).expect("the image");
-    let again = Guest::image(&image).beside_others();
+    let again = Guest::image(&image).next_to_others();
     let run = again.script("cat /root/note; echo lost >/root/note; sync").run().succeeded();
     assert!(run.stdout.contains("kept"), "{}", run.stdout);
     assert!(std::fs::read(&image).expect("the image") == before, "a snapshot is not written");
@@ -44,7 +44,7 @@ fn a_qcow2_image_boots_and_keeps_what_is_written() {
 fn compressed_clusters_are_read() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let image = converted(directory.path(), true);
-    let run = Guest::image(&image).beside_others().script("spin --seconds 1").run().succeeded();
+    let run = Guest::image(&image).next_to_others().script("spin --seconds 1").run().succeeded();
     assert!(run.report().process("spin").share > 0.0);
 }
 
@@ -56,7 +56,7 @@ fn a_backing_file_is_not_opened() {
     let below = std::path::absolute(&base).expect("a path");
     let below = below.to_str().expect("UTF-8");
     qemu_img(&["create", "-q", "-f", "qcow2", "-F", "raw", "-b", below], &[&image]);
-    let run = Guest::image(&image).beside_others().script("true").run().exited(1);
+    let run = Guest::image(&image).next_to_others().script("true").run().exited(1);
     assert!(
         run.stderr.contains("needs a backing file") && run.stderr.contains("qemu-img convert"),
         "{}",

@@ -31,7 +31,7 @@ fn every_check_that_is_judged_passes() {
         "share of `half` in its process",
         "`half` called by `left`",
         "kernel code with a name",
-        "switches, followed exactly",
+        "switches in exact mode",
         "sleeps of st-ping",
     ] {
         assert_eq!(judged(name), "passed", "{name}");

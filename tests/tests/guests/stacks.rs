@@ -9,14 +9,16 @@ use crate::names;
 const PROGRAMS: &str = "shares --seconds 7 & recursion --seconds 7 & threads --seconds 7 --cpu 0 & \
      handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 7 & ";
 
-/// All programs with functions of known shares and stacks, at once, and what `names.rs` looks at.
+/// Returns the run of all programs with functions of known shares and stacks, at once, and of the programs of
+/// `names.rs`.
 pub fn programs() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     let script = || format!("{PROGRAMS} {}", names::SCRIPT);
-    RUN.get_or_init(|| Guest::demo().beside_others().script(&script()).run().succeeded())
+    RUN.get_or_init(|| Guest::demo().next_to_others().script(&script()).run().succeeded())
 }
 
-/// The programs of the paper of docs/experiments.md, and a stack that is too deep for the depth asked for.
+/// Returns the run of the paper's programs (docs/experiments.md), and of a stack deeper than the requested
+/// depth.
 fn sleepy() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     let script =
@@ -29,7 +31,7 @@ fn mixed_load() -> &'static Run {
     RUN.get_or_init(|| Guest::demo().command(["mixed-load", "20"]).run().succeeded())
 }
 
-/// How many samples of how many have a stack of which `is` is true, among those with `function` on it.
+/// Counts the samples with `function` on their stack: those of which `is` is true, and all.
 fn count(run: &Run, program: &str, function: &str, is: impl Fn(&[&str]) -> bool) -> (i64, i64) {
     let (mut found, mut all) = (0, 0);
     for (text, samples) in run.user_stacks(program) {
@@ -43,7 +45,7 @@ fn count(run: &Run, program: &str, function: &str, is: impl Fn(&[&str]) -> bool)
     (found, all)
 }
 
-/// Asserts the like of [`count`] for all samples but one in a hundred.
+/// Asserts that `is` is true for 99 % of the samples with `function` on their stack.
 fn assert_stacks(run: &Run, program: &str, function: &str, is: impl Fn(&[&str]) -> bool) {
     let (found, all) = count(run, program, function, is);
     assert!(
@@ -104,8 +106,8 @@ fn main_is_beyond_the_frame_of_a_signal() {
     assert!(found * 10 >= all * 8, "{found} of {all} interrupted wait_for_signal");
 }
 
-/// Samples at the ten instructions that were hit most, and all, in code of `program`'s own file: the libraries that start it
-/// take their time on a slow machine.
+/// Returns the samples at the ten instructions that were hit most, and all, in code of `program`'s own file:
+/// the libraries that start it take time on a slow machine.
 fn at_ten_instructions(program: &str) -> (f64, f64) {
     let by_instruction = format!(
         "SELECT count(*) AS n FROM sample JOIN frame ON frame.id = sample.frame \
@@ -157,7 +159,7 @@ fn walks_over_programs_stacks_reach_the_end() {
     assert!(walks.walks > 500 && walks.lost() * 20 <= walks.walks, "{walks:?}");
 }
 
-/// Debian's fzf is stripped: its names and its frames are told by Go's own table.
+/// Debian's fzf is stripped: its names and frames come from Go's own table.
 #[test]
 #[ignore = "a guest with many programs: --all"]
 fn stripped_go_programs_have_names_and_stacks() {

@@ -1,4 +1,4 @@
-//! What systemd says of a boot, against what it says in the guest itself.
+//! Units and targets of a boot, against systemd's own times in the guest.
 
 use std::collections::HashMap;
 
@@ -8,18 +8,18 @@ use vprof_tests::{Guest, Run};
 /// Times of a unit as systemd-analyze takes them, ns: the start job began, and the unit was active.
 const SHOW: &str =
     "systemctl show --property=Id,InactiveExitTimestampMonotonic,ActiveEnterTimestampMonotonic '*'";
-/// A message is sent a moment after the unit has changed, ns.
+/// Maximum delay of a message after the unit has changed, ns.
 const LATER: f64 = 0.1e9;
 
-/// By unit, when it began to start and when it was active, ns by the guest's clock.
+/// Returns by unit the times at which it began to start and was active, ns by the guest's clock.
 fn shown(text: &str) -> HashMap<String, [f64; 2]> {
     let unit = |block: &str| {
-        let of = |name: &str| {
+        let value = |name: &str| {
             block.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
         };
-        let ns = |name: &str| Some(of(name)?.parse::<f64>().ok()? * 1e3);
+        let ns = |name: &str| Some(value(name)?.parse::<f64>().ok()? * 1e3);
         let times = [ns("InactiveExitTimestampMonotonic")?, ns("ActiveEnterTimestampMonotonic")?];
-        Some((of("Id")?, times))
+        Some((value("Id")?, times))
     };
     text.split("\n\n").filter_map(unit).collect()
 }
@@ -36,7 +36,7 @@ fn agrees(run: &Run) {
         let Some(time) = shown.get(unit).map(|times| times[which]).filter(|time| *time > 0.0) else {
             continue;
         };
-        // The kernel's log has a clock of its own.
+        // The kernel's log has its own clock.
         let bound = if row[3].is_null() { 10.0 * LATER } else { LATER };
         assert!((time - bound..time + bound).contains(&ns), "{unit} {}: {ns} is not {time}", row[2]);
         compared += 1;
@@ -49,7 +49,7 @@ fn agrees(run: &Run) {
         let named = reached.contains(&unit.as_str());
         assert!(!unit.ends_with(".target") || times[1] == 0.0 || named, "{unit} was not seen: {reached:?}");
     }
-    // The guest's clock by the host's, once more: the command began at a moment that both know.
+    // The guest's clock by the host's, once more: the command began at a time that both clocks have.
     let began = run.number("SELECT time_ns FROM event WHERE kind = 'command' ORDER BY id LIMIT 1");
     let began_guest = run.number("SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'command_begun_ns'");
     let offset = run.number("SELECT avg(time_ns - guest_ns) FROM unit_event");
@@ -66,7 +66,7 @@ fn units_have_the_times_that_the_guests_own_systemd_shows() {
 
 #[test]
 #[ignore = "one more distribution, whose journal is a compact one: --all"]
-fn so_they_have_in_a_compact_journal() {
+fn units_have_their_times_in_a_compact_journal() {
     let run = Guest::debian_trixie().options(["-F", "200"]).command(["sh", "-c", SHOW]).run().succeeded();
     agrees(&run);
 }
@@ -75,8 +75,8 @@ fn so_they_have_in_a_compact_journal() {
 #[ignore = "a whole system: --all"]
 fn a_boot_is_over_when_systemd_says_so() {
     let run = Guest::debian().boot().options(["-F", "200", "--timeout", "8m", "--json"]).run().succeeded();
-    let said = run.said();
-    let boot = &said["boots"][0]["boot"];
+    let output = run.stdout_json();
+    let boot = &output["boots"][0]["boot"];
     let systemd = &boot["systemd"];
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} in {systemd}"));
     let end_s = number(&systemd["startup"]["at_s"]);

@@ -6,7 +6,7 @@ use vprof_tests::Guest;
 #[ignore = "one more host: --all"]
 fn a_guest_without_kvm_has_names_a_console_and_its_exit_code() {
     let run = Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--host", "tcg", "--memory", "256M"])
         .script("echo console of the guest; spin --seconds 5; exit 7")
         .run()
@@ -22,7 +22,7 @@ fn a_guest_without_kvm_has_names_a_console_and_its_exit_code() {
 #[ignore = "one more host: --all"]
 fn a_guest_without_kvm_powers_off() {
     let run = Guest::demo()
-        .beside_others()
+        .next_to_others()
         .options(["--host", "tcg", "--memory", "256M"])
         .script("echo o > /proc/sysrq-trigger; sleep 60")
         .run()

@@ -8,7 +8,7 @@ use vprof_tests::Run;
 
 use crate::network::assert_has_exits_and_interrupts;
 
-/// Connects to the host, then is connected to; each time sends 256 KiB, which comes back meanwhile.
+/// Connects to the host, then is connected to; each time sends 256 KiB, which are echoed meanwhile.
 pub(crate) const TRAFFIC: &str = "\
 import os, socket
 def talk(way, connection):
@@ -51,11 +51,11 @@ fn echo(guest: UnixStream, path: &Path) -> io::Result<()> {
 }
 
 /// A program of the host with which the guest of [`TRAFFIC`] talks.
-pub(crate) struct Host {
+pub(crate) struct VsockHost {
     directory: tempfile::TempDir,
 }
 
-impl Host {
+impl VsockHost {
     pub(crate) fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(directory.path().join("sock_1000")).unwrap();
@@ -68,7 +68,7 @@ impl Host {
         host
     }
 
-    /// Where vprof makes its socket.
+    /// Returns the path at which vprof makes its socket.
     pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("sock")
     }

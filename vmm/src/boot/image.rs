@@ -214,24 +214,22 @@ fn kind(file: &[u8]) -> &'static str {
 #[cfg(test)]
 pub(super) mod tests {
     use testkit::bz_image;
+    use testkit::elf::{EXECUTABLE, ElfImage, LoadSegment};
 
     use super::*;
 
     /// Makes an ELF executable with one segment of `in_file` bytes at 16 MiB.
     pub(crate) fn elf_file(machine: u16, in_file: u64) -> Vec<u8> {
-        let mut file = vec![0; 120 + usize::try_from(in_file).unwrap()];
-        file[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        file[16..18].copy_from_slice(&2u16.to_le_bytes());
-        file[18..20].copy_from_slice(&machine.to_le_bytes());
-        file[24..32].copy_from_slice(&0x100_0000u64.to_le_bytes());
-        file[32..40].copy_from_slice(&64u64.to_le_bytes());
-        file[54..56].copy_from_slice(&56u16.to_le_bytes());
-        file[56..58].copy_from_slice(&1u16.to_le_bytes());
-        file[64..68].copy_from_slice(&LOAD.to_le_bytes());
-        for (at, value) in [(72, 120), (88, 0x100_0000), (96, in_file), (104, in_file + 64)] {
-            file[at..at + 8].copy_from_slice(&u64::to_le_bytes(value));
-        }
-        file
+        let segment = LoadSegment {
+            offset: ElfImage::CONTENT,
+            phys: 0x100_0000,
+            file_bytes: in_file,
+            memory_bytes: in_file + 64,
+            ..LoadSegment::default()
+        };
+        let content = vec![0; usize::try_from(in_file).unwrap()];
+        let (kind, entry, segment) = (EXECUTABLE, segment.phys, Some(segment));
+        ElfImage { kind, machine, entry, segment, content: &content, ..ElfImage::default() }.to_bytes()
     }
 
     fn error(file: &[u8]) -> KernelError {

@@ -63,6 +63,23 @@ impl Interface {
     }
 }
 
+impl Interface {
+    /// Duplicates the interface's descriptor, for a process that moves its frames instead of this one.
+    ///
+    /// # Errors
+    /// The host has no descriptor left.
+    pub fn try_clone_fd(&self) -> io::Result<OwnedFd> {
+        self.socket.try_clone()
+    }
+}
+
+impl From<OwnedFd> for Interface {
+    /// Takes the descriptor of an interface that another process has opened ([`Interface::try_clone_fd`]).
+    fn from(socket: OwnedFd) -> Self {
+        Self { socket }
+    }
+}
+
 /// Makes the kernel deliver received frames as they came: joined frames do not fit into the guest's buffers.
 fn keep_apart(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     // struct ethtool_value: command, data.

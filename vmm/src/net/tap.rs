@@ -96,6 +96,13 @@ fn socket() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+impl From<OwnedFd> for Tap {
+    /// Takes the descriptor of a tap that another process has opened ([`Tap::try_clone_fd`]).
+    fn from(fd: OwnedFd) -> Self {
+        Self { file: fd.into() }
+    }
+}
+
 impl Backend for Tap {
     fn receive(&mut self, into: &mut [u8]) -> io::Result<Option<usize>> {
         // SAFETY: the pointer is valid for writes of that many bytes.

@@ -1,10 +1,10 @@
-//! What a target prints while it runs (llvm.org/docs/LibFuzzer.html, "Output"), and the table made of it.
+//! Output of a running target (llvm.org/docs/LibFuzzer.html, "Output"), and the table made of it.
 
 use std::fmt::Write as _;
 
-/// What is known of a run, as far as it went.
+/// Figures of a run, as far as it came.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Outcome {
+pub struct FuzzOutcome {
     /// Inputs that were run.
     pub executions: u64,
     /// Inputs a second, on average.
@@ -15,12 +15,12 @@ pub struct Outcome {
     pub features: u64,
     /// Inputs that are kept because each reaches something that no other does.
     pub corpus: u64,
-    /// What was found wrong.
+    /// Fault that was found.
     pub found: Option<String>,
     panic: Option<String>,
 }
 
-impl Outcome {
+impl FuzzOutcome {
     /// Takes one line.
     pub fn take(&mut self, line: &str) {
         let number = |name: &str| -> Option<u64> {
@@ -56,8 +56,8 @@ impl Outcome {
     }
 }
 
-/// One line for each target.
-pub fn table(outcomes: &[(String, Outcome)]) -> String {
+/// Returns the table, with one line for each target.
+pub fn table(outcomes: &[(String, FuzzOutcome)]) -> String {
     let mut text = format!(
         "{:<14}{:>12}{:>10}{:>8}{:>10}{:>8}  {}\n",
         "target", "executions", "exec/s", "edges", "features", "corpus", "result"
@@ -78,8 +78,8 @@ pub fn table(outcomes: &[(String, Outcome)]) -> String {
 mod tests {
     use super::*;
 
-    fn outcome(lines: &[&str]) -> Outcome {
-        let mut outcome = Outcome::default();
+    fn outcome(lines: &[&str]) -> FuzzOutcome {
+        let mut outcome = FuzzOutcome::default();
         for line in lines {
             outcome.take(line);
         }

@@ -2,7 +2,7 @@
 
 /// One fault in a file.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct LintFinding {
     /// Name of the rule, under which findings are counted.
     pub rule: &'static str,
     /// Line in the file, from 1.
@@ -11,7 +11,7 @@ pub struct Finding {
     pub text: String,
 }
 
-impl Finding {
+impl LintFinding {
     pub fn new(rule: &'static str, line: usize, text: String) -> Self {
         Self { rule, line, text }
     }

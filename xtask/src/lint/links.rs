@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use super::finding::Finding;
+use super::finding::LintFinding;
 use super::markdown;
 
 /// Checks that the files which a document links to exist and have the anchors that the links name.
-pub fn check(root: &Path, path: &str, document: &str) -> Vec<Finding> {
+pub fn check(root: &Path, path: &str, document: &str) -> Vec<LintFinding> {
     let directory = root.join(path).parent().map(Path::to_path_buf).unwrap_or_default();
     let mut findings = Vec::new();
     for link in markdown::links(document) {
@@ -17,7 +17,7 @@ pub fn check(root: &Path, path: &str, document: &str) -> Vec<Finding> {
         let (file, anchor) = link.target.split_once('#').unwrap_or((&link.target, ""));
         if let Some(reason) = fault(&directory, document, file, anchor) {
             let text = format!("dead link \"{}\": {reason}", link.target);
-            findings.push(Finding::new("dead link", link.line, text));
+            findings.push(LintFinding::new("dead link", link.line, text));
         }
     }
     findings

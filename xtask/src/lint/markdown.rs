@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use super::passage::{Passage, PassageKind, starts_block, without_code};
+use super::passage::{PassageKind, TextPassage, starts_block, without_code};
 
 /// The target of a link or an image, or of the definition of one.
 static LINK: LazyLock<Regex> = LazyLock::new(|| constant(r"\]\(\s*<?([^)<>\s]+)|^\s*\[[^\]]+\]:\s+(\S+)"));
@@ -20,7 +20,7 @@ fn constant(expression: &str) -> Regex {
 
 /// A line of a document.
 #[derive(Debug)]
-pub struct Line<'a> {
+pub struct DocumentLine<'a> {
     pub number: usize,
     pub text: &'a str,
     /// True inside of a fenced block and for its fences.
@@ -29,13 +29,13 @@ pub struct Line<'a> {
 
 /// A link of a document, as it is written.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct DocumentLink {
     pub line: usize,
     pub target: String,
 }
 
 /// Returns the lines of a document.
-pub fn lines(document: &str) -> Vec<Line<'_>> {
+pub fn lines(document: &str) -> Vec<DocumentLine<'_>> {
     let mut fence: Option<&str> = None;
     let mut lines = Vec::new();
     for (index, text) in document.lines().enumerate() {
@@ -47,19 +47,19 @@ pub fn lines(document: &str) -> Vec<Line<'_>> {
             (Some(open), Some(mark)) if open == mark => None,
             (open, _) => open,
         };
-        lines.push(Line { number: index + 1, text, fenced });
+        lines.push(DocumentLine { number: index + 1, text, fenced });
     }
     lines
 }
 
 /// Returns the paragraphs, list items, headings and table rows outside of fenced blocks.
-pub fn passages(document: &str) -> Vec<Passage> {
+pub fn passages(document: &str) -> Vec<TextPassage> {
     let mut passages = Vec::new();
-    let mut current = Passage::new(PassageKind::Prose);
+    let mut current = TextPassage::new(PassageKind::Prose);
     for line in lines(document) {
         let ends = line.fenced || line.text.trim().is_empty();
         if ends || starts_block(line.text) {
-            passages.push(std::mem::replace(&mut current, Passage::new(PassageKind::Prose)));
+            passages.push(std::mem::replace(&mut current, TextPassage::new(PassageKind::Prose)));
         }
         if !ends {
             current.push(line.number, line.text);
@@ -74,12 +74,12 @@ pub fn passages(document: &str) -> Vec<Passage> {
 }
 
 /// Returns the links outside of code: `[text](target)`, images, and definitions `[name]: target`.
-pub fn links(document: &str) -> Vec<Link> {
+pub fn links(document: &str) -> Vec<DocumentLink> {
     let mut links = Vec::new();
     for line in lines(document).iter().filter(|line| !line.fenced) {
         for found in LINK.captures_iter(&without_code(line.text)) {
             if let Some(target) = found.get(1).or_else(|| found.get(2)) {
-                links.push(Link { line: line.number, target: target.as_str().to_owned() });
+                links.push(DocumentLink { line: line.number, target: target.as_str().to_owned() });
             }
         }
     }

@@ -17,7 +17,8 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 
-use self::finding::Finding;
+use self::finding::LintFinding;
+use crate::workspace;
 
 /// Documents outside of `docs/`.
 const DOCUMENTS: [&str; 2] = ["README.md", "CHANGELOG.md"];
@@ -27,16 +28,15 @@ const TURNS: &str = "xtask/src/lint/wording.rs";
 
 /// `cargo xtask lint`.
 #[derive(Debug, Args)]
-pub struct Options {
+pub struct LintArgs {
     /// Files and directories to check [default: the whole tree]
     #[arg(value_name = "PATH")]
     paths: Vec<PathBuf>,
 }
 
 /// Prints the findings and their counts; fails if there are any.
-pub fn run(options: &Options) -> Result<ExitCode> {
-    let root =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().context("cannot find the tree")?;
+pub fn run(options: &LintArgs) -> Result<ExitCode> {
+    let root = workspace::root()?;
     let files = files(&root, &options.paths)?;
     ensure!(!files.is_empty(), "no Rust source or document there: name others");
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
@@ -89,10 +89,10 @@ fn is_checked(file: &str) -> bool {
 }
 
 /// Returns the findings of one file in the order of its lines.
-fn check(root: &Path, file: &str, text: &str) -> Vec<Finding> {
+fn check(root: &Path, file: &str, text: &str) -> Vec<LintFinding> {
     let is_source = file.ends_with(".rs");
     let passages = if is_source { rust_source::passages(text) } else { markdown::passages(text) };
-    let mut findings: Vec<Finding> = passages.iter().flat_map(wording::check).collect();
+    let mut findings: Vec<LintFinding> = passages.iter().flat_map(wording::check).collect();
     if is_source {
         findings.extend(width::check_source(text));
     } else if file != "CHANGELOG.md" {
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn this_crate_s_checker_has_no_findings() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap();
+        let root = workspace::root().unwrap();
         let own = root.join("xtask/src/lint");
         for file in files(&root, &[own]).unwrap() {
             let text = fs::read_to_string(root.join(&file)).unwrap();

@@ -15,7 +15,7 @@ pub enum PassageKind {
 
 /// Lines that belong together, joined by blanks so that a turn is found across a line break.
 #[derive(Debug)]
-pub struct Passage {
+pub struct TextPassage {
     pub kind: PassageKind,
     pub text: String,
     /// Offset into `text` at which a line starts, and the number of that line, in rising order.
@@ -24,7 +24,7 @@ pub struct Passage {
     pub opens_comment: bool,
 }
 
-impl Passage {
+impl TextPassage {
     pub fn new(kind: PassageKind) -> Self {
         Self { kind, text: String::new(), lines: Vec::new(), opens_comment: false }
     }
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn lines_are_found_by_offset() {
-        let mut passage = Passage::new(PassageKind::Comment);
+        let mut passage = TextPassage::new(PassageKind::Comment);
         passage.push(7, " one ");
         passage.push(9, "two three");
         assert_eq!(passage.text, "one two three");

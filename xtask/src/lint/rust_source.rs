@@ -2,14 +2,14 @@
 //!
 //! A small scanner that knows comments, string and character literals, and nothing else of the language.
 
-use super::passage::{Passage, PassageKind, starts_block};
+use super::passage::{PassageKind, TextPassage, starts_block};
 
 /// Words that a string literal has at least if it is a message.
 const MESSAGE_WORDS: usize = 3;
 
 /// A comment or a string literal, with the line that it starts on.
 #[derive(Debug, PartialEq, Eq)]
-enum Token<'a> {
+enum SourceToken<'a> {
     /// Everything from `//` to the end of the line.
     LineComment { line: usize, text: &'a str },
     /// Everything from `/*` to the matching `*/`.
@@ -20,13 +20,13 @@ enum Token<'a> {
 
 /// Scanner over the text of a file.
 #[derive(Debug)]
-struct Scanner<'a> {
+struct SourceScanner<'a> {
     source: &'a str,
     position: usize,
     line: usize,
 }
 
-impl<'a> Scanner<'a> {
+impl<'a> SourceScanner<'a> {
     fn new(source: &'a str) -> Self {
         Self { source, position: 0, line: 1 }
     }
@@ -43,14 +43,14 @@ impl<'a> Scanner<'a> {
         taken
     }
 
-    fn line_comment(&mut self) -> Token<'a> {
+    fn line_comment(&mut self) -> SourceToken<'a> {
         let line = self.line;
         let length = self.rest().find('\n').unwrap_or(self.rest().len());
-        Token::LineComment { line, text: self.take(length) }
+        SourceToken::LineComment { line, text: self.take(length) }
     }
 
-    /// Block comments nest in Rust.
-    fn block_comment(&mut self) -> Token<'a> {
+    /// Takes a block comment. Block comments nest in Rust.
+    fn block_comment(&mut self) -> SourceToken<'a> {
         let line = self.line;
         let rest = self.rest();
         let mut depth = 0;
@@ -69,11 +69,11 @@ impl<'a> Scanner<'a> {
                 length += rest[length..].chars().next().map_or(1, char::len_utf8);
             }
         }
-        Token::BlockComment { line, text: self.take(length) }
+        SourceToken::BlockComment { line, text: self.take(length) }
     }
 
-    /// A literal whose opening quote is next.
-    fn escaped_literal(&mut self) -> Token<'a> {
+    /// Takes a literal whose opening quote is next.
+    fn escaped_literal(&mut self) -> SourceToken<'a> {
         self.take(1);
         let line = self.line;
         let mut escaped = false;
@@ -87,11 +87,11 @@ impl<'a> Scanner<'a> {
             .unwrap_or(self.rest().len());
         let text = self.take(length);
         self.take(usize::from(!self.rest().is_empty()));
-        Token::Literal { line, text, raw: false }
+        SourceToken::Literal { line, text, raw: false }
     }
 
-    /// A raw literal whose `#` or opening quote is next; `None` for a raw identifier.
-    fn raw_literal(&mut self) -> Option<Token<'a>> {
+    /// Takes a raw literal whose `#` or opening quote is next; `None` for a raw identifier.
+    fn raw_literal(&mut self) -> Option<SourceToken<'a>> {
         let hashes = self.rest().bytes().take_while(|byte| *byte == b'#').count();
         if !self.rest()[hashes..].starts_with('"') {
             return None;
@@ -102,7 +102,7 @@ impl<'a> Scanner<'a> {
         let length = self.rest().find(&end).unwrap_or(self.rest().len());
         let text = self.take(length);
         self.take(end.len().min(self.rest().len()));
-        Some(Token::Literal { line, text, raw: true })
+        Some(SourceToken::Literal { line, text, raw: true })
     }
 
     /// Skips a character literal or the quote of a lifetime.
@@ -124,7 +124,7 @@ impl<'a> Scanner<'a> {
     }
 
     /// Skips an identifier or number. Returns a literal if it turns out to be the prefix of one.
-    fn word(&mut self) -> Option<Token<'a>> {
+    fn word(&mut self) -> Option<SourceToken<'a>> {
         let length = self
             .rest()
             .find(|next: char| !next.is_alphanumeric() && next != '_')
@@ -146,10 +146,10 @@ impl<'a> Scanner<'a> {
     }
 }
 
-impl<'a> Iterator for Scanner<'a> {
-    type Item = Token<'a>;
+impl<'a> Iterator for SourceScanner<'a> {
+    type Item = SourceToken<'a>;
 
-    fn next(&mut self) -> Option<Token<'a>> {
+    fn next(&mut self) -> Option<SourceToken<'a>> {
         loop {
             let rest = self.rest();
             let next = rest.chars().next()?;
@@ -176,15 +176,15 @@ impl<'a> Iterator for Scanner<'a> {
 }
 
 /// Returns the comments and messages of a source file in the order of their lines, without code in backticks.
-pub fn passages(source: &str) -> Vec<Passage> {
-    let mut collector = Collector::default();
-    for token in Scanner::new(source) {
+pub fn passages(source: &str) -> Vec<TextPassage> {
+    let mut collector = PassageCollector::default();
+    for token in SourceScanner::new(source) {
         match token {
-            Token::LineComment { line, text } => {
+            SourceToken::LineComment { line, text } => {
                 let (kind, body) = comment_body(text);
                 collector.comment(kind, line, body);
             }
-            Token::BlockComment { line, text } => {
+            SourceToken::BlockComment { line, text } => {
                 collector.end();
                 let kind = match text.as_bytes().get(2) {
                     Some(b'!') => PassageKind::Documentation,
@@ -197,7 +197,7 @@ pub fn passages(source: &str) -> Vec<Passage> {
                 }
                 collector.end();
             }
-            Token::Literal { line, text, raw } => collector.literal(line, text, raw),
+            SourceToken::Literal { line, text, raw } => collector.literal(line, text, raw),
         }
     }
     collector.finish()
@@ -216,15 +216,15 @@ fn comment_body(text: &str) -> (PassageKind, &str) {
 
 /// Lines of comments on their way into passages.
 #[derive(Debug, Default)]
-struct Collector {
-    passages: Vec<Passage>,
-    current: Option<Passage>,
+struct PassageCollector {
+    passages: Vec<TextPassage>,
+    current: Option<TextPassage>,
     /// The kind of the comment that the last line belonged to, and that line.
     last: Option<(PassageKind, usize)>,
     in_fence: bool,
 }
 
-impl Collector {
+impl PassageCollector {
     fn comment(&mut self, kind: PassageKind, line: usize, body: &str) {
         let continues = self.last.is_some_and(|(last, number)| last == kind && number + 1 == line);
         if !continues {
@@ -245,7 +245,7 @@ impl Collector {
         if body.trim().is_empty() {
             return;
         }
-        let passage = self.current.get_or_insert_with(|| Passage::new(kind));
+        let passage = self.current.get_or_insert_with(|| TextPassage::new(kind));
         passage.opens_comment |= !continues;
         passage.push(line, body);
     }
@@ -256,14 +256,14 @@ impl Collector {
         if !is_message(&text) {
             return;
         }
-        let mut passage = Passage::new(PassageKind::Message);
+        let mut passage = TextPassage::new(PassageKind::Message);
         for (index, part) in text.lines().enumerate() {
             passage.push(line + index, part);
         }
         self.keep(passage);
     }
 
-    fn keep(&mut self, mut passage: Passage) {
+    fn keep(&mut self, mut passage: TextPassage) {
         if !passage.is_empty() {
             passage.blank_code();
             self.passages.push(passage);
@@ -284,7 +284,7 @@ impl Collector {
         self.in_fence = false;
     }
 
-    fn finish(mut self) -> Vec<Passage> {
+    fn finish(mut self) -> Vec<TextPassage> {
         self.end();
         self.passages.sort_by_key(|passage| passage.line_at(0));
         self.passages
@@ -355,11 +355,11 @@ fn is_message(text: &str) -> bool {
 /// Returns the numbers of the lines that have a comment, for the check of widths.
 pub fn comment_lines(source: &str) -> Vec<usize> {
     let mut lines = Vec::new();
-    for token in Scanner::new(source) {
+    for token in SourceScanner::new(source) {
         match token {
-            Token::LineComment { line, .. } => lines.push(line),
-            Token::BlockComment { line, text } => lines.extend((line..).take(text.lines().count())),
-            Token::Literal { .. } => {}
+            SourceToken::LineComment { line, .. } => lines.push(line),
+            SourceToken::BlockComment { line, text } => lines.extend((line..).take(text.lines().count())),
+            SourceToken::Literal { .. } => {}
         }
     }
     lines.dedup();
@@ -371,8 +371,8 @@ mod tests {
     use super::*;
 
     fn texts(source: &str) -> Vec<(PassageKind, usize, String)> {
-        let of = |passage: Passage| (passage.kind, passage.line_at(0), passage.text.clone());
-        passages(source).into_iter().map(of).collect()
+        let facts = |passage: TextPassage| (passage.kind, passage.line_at(0), passage.text.clone());
+        passages(source).into_iter().map(facts).collect()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Lines that are too wide.
 
-use super::finding::Finding;
+use super::finding::LintFinding;
 use super::{markdown, rust_source};
 
 /// Columns of a line of a document.
@@ -9,7 +9,7 @@ const DOCUMENT_COLUMNS: usize = 120;
 const COMMENT_COLUMNS: usize = 110;
 
 /// Checks the lines of a document, except for tables, fenced blocks and HTML.
-pub fn check_document(document: &str) -> Vec<Finding> {
+pub fn check_document(document: &str) -> Vec<LintFinding> {
     let mut findings = Vec::new();
     for line in markdown::lines(document) {
         let start = line.text.trim_start();
@@ -22,7 +22,7 @@ pub fn check_document(document: &str) -> Vec<Finding> {
 }
 
 /// Checks the lines of a source file that have a comment, except for rows of tables.
-pub fn check_source(source: &str) -> Vec<Finding> {
+pub fn check_source(source: &str) -> Vec<LintFinding> {
     let lines: Vec<&str> = source.lines().collect();
     let mut findings = Vec::new();
     for number in rust_source::comment_lines(source) {
@@ -36,7 +36,7 @@ pub fn check_source(source: &str) -> Vec<Finding> {
 }
 
 /// Returns a finding for a line that is wider than `columns` and can be broken.
-fn wide(rule: &'static str, number: usize, line: &str, columns: usize) -> Option<Finding> {
+fn wide(rule: &'static str, number: usize, line: &str, columns: usize) -> Option<LintFinding> {
     let width = line.chars().count();
     if width <= columns {
         return None;
@@ -47,7 +47,7 @@ fn wide(rule: &'static str, number: usize, line: &str, columns: usize) -> Option
     if indent + longest + "/// ".len() > columns {
         return None;
     }
-    Some(Finding::new(rule, number, format!("{width} columns: use {columns} at most")))
+    Some(LintFinding::new(rule, number, format!("{width} columns: use {columns} at most")))
 }
 
 /// Splits a line into what cannot be broken: words, and links as a whole.
@@ -71,7 +71,7 @@ fn units(line: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    fn numbers(findings: &[Finding]) -> Vec<usize> {
+    fn numbers(findings: &[LintFinding]) -> Vec<usize> {
         findings.iter().map(|finding| finding.line).collect()
     }
 

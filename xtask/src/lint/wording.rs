@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 
 use regex::{Regex, RegexBuilder};
 
-use super::finding::Finding;
-use super::passage::{Passage, PassageKind};
+use super::finding::LintFinding;
+use super::passage::{PassageKind, TextPassage};
 
 /// A turn to avoid.
 #[derive(Debug)]
-struct Turn {
+struct WordRule {
     /// Name under which findings are counted.
     name: &'static str,
     pattern: Regex,
@@ -127,14 +127,14 @@ const TURNS: &[(&str, &str, &str, &str)] = &[
 /// Words that the documentation of an item does not open with.
 const OPENERS: [&str; 6] = ["What", "Whether", "Where", "How", "Who", "Whose"];
 
-static COMPILED: LazyLock<Vec<Turn>> = LazyLock::new(|| {
+static COMPILED: LazyLock<Vec<WordRule>> = LazyLock::new(|| {
     #[expect(clippy::expect_used, reason = "a constant expression, which the tests compile")]
     let compiled = |pattern: &str| {
         RegexBuilder::new(pattern).case_insensitive(true).build().expect("a regular expression")
     };
     TURNS
         .iter()
-        .map(|(name, pattern, allowed, instead)| Turn {
+        .map(|(name, pattern, allowed, instead)| WordRule {
             name,
             pattern: compiled(pattern),
             allowed: (!allowed.is_empty()).then(|| compiled(allowed)),
@@ -144,14 +144,14 @@ static COMPILED: LazyLock<Vec<Turn>> = LazyLock::new(|| {
 });
 
 /// Checks a passage of any kind of file.
-pub fn check(passage: &Passage) -> Vec<Finding> {
-    let mut findings: Vec<Finding> = COMPILED.iter().flat_map(|turn| turn.findings(passage)).collect();
+pub fn check(passage: &TextPassage) -> Vec<LintFinding> {
+    let mut findings: Vec<LintFinding> = COMPILED.iter().flat_map(|turn| turn.findings(passage)).collect();
     findings.extend(opener(passage));
     findings
 }
 
-impl Turn {
-    fn findings(&self, passage: &Passage) -> Vec<Finding> {
+impl WordRule {
+    fn findings(&self, passage: &TextPassage) -> Vec<LintFinding> {
         let allowed: Vec<_> =
             self.allowed.iter().flat_map(|allowed| allowed.find_iter(&passage.text)).collect();
         let is_allowed = |found: &regex::Match<'_>| {
@@ -165,33 +165,33 @@ impl Turn {
             .map(|found| {
                 let turn = found.as_str().trim();
                 let text = format!("\"{turn}\": use {}", self.instead);
-                Finding::new(self.name, passage.line_at(found.start()), text)
+                LintFinding::new(self.name, passage.line_at(found.start()), text)
             })
             .collect()
     }
 }
 
 /// Checks how documentation of an item opens: a type's with a noun, a function's with a verb.
-fn opener(passage: &Passage) -> Option<Finding> {
+fn opener(passage: &TextPassage) -> Option<LintFinding> {
     if passage.kind != PassageKind::Documentation || !passage.opens_comment {
         return None;
     }
     let first = passage.text.split(|end: char| !end.is_alphanumeric()).next()?;
     let opener = OPENERS.into_iter().find(|opener| *opener == first)?;
     let text = format!("opens with \"{opener}\": use a noun for a thing, a verb for a function");
-    Some(Finding::new("opener", passage.line_at(0), text))
+    Some(LintFinding::new("opener", passage.line_at(0), text))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Sentences, each after the names of the findings that it has. They are in a file that is not Rust, so that
-    /// they are not checked themselves.
+    /// Sentences, each after the names of the findings that it has. They are in a file that is not Rust, so
+    /// that they are not checked themselves.
     const CASES: &str = include_str!("wording_cases.txt");
 
     fn names(text: &str, kind: PassageKind) -> Vec<&'static str> {
-        let mut passage = Passage::new(kind);
+        let mut passage = TextPassage::new(kind);
         passage.opens_comment = true;
         passage.push(1, text);
         passage.blank_code();
@@ -224,10 +224,10 @@ mod tests {
 
     #[test]
     fn a_finding_has_the_line_of_its_first_word() {
-        let mut passage = Passage::new(PassageKind::Comment);
+        let mut passage = TextPassage::new(PassageKind::Comment);
         passage.push(3, "It is so no");
         passage.push(4, "more.");
         let findings = check(&passage);
-        assert_eq!(findings, [Finding::new("no more", 3, "\"no more\": use no longer".to_owned())]);
+        assert_eq!(findings, [LintFinding::new("no more", 3, "\"no more\": use no longer".to_owned())]);
     }
 }

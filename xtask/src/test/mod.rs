@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every floor of the tests, with everything they need built before.
+//! `cargo xtask test`: all levels of tests; builds what they need first.
 
 mod outcome;
 mod programs;
@@ -15,12 +15,12 @@ use guest_images::{
     DebianOptions, DebianRelease, DemoOptions, FileFormat, KernelFlavour, KernelSeries, Progress,
 };
 
-use self::outcome::{Outcome, Output};
-use self::programs::{Programs, TestProgram};
-use self::timings::{Events, Timings};
-use crate::demo::{Tools, cargo, exit_code};
+use self::outcome::{OutputMode, ProgramOutcome};
+use self::programs::{TestProgram, TestPrograms};
+use self::timings::{HarnessEvents, StepTimes};
+use crate::demo::{GuestTools, cargo, exit_code};
 use crate::deps;
-use crate::progress::Line;
+use crate::progress::ProgressLine;
 
 /// The images that end-to-end tests boot.
 const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
@@ -29,7 +29,7 @@ const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
     (KernelSeries::V6_12, KernelFlavour::Cloud),
     (KernelSeries::Newest, KernelFlavour::Cloud),
 ];
-/// Those that only ignored ones boot.
+/// Images that only ignored tests boot.
 const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
     (KernelSeries::V6_1, KernelFlavour::Generic),
     (KernelSeries::V6_1, KernelFlavour::Rt),
@@ -39,11 +39,11 @@ const MORE_IMAGES: &[(KernelSeries, KernelFlavour)] = &[
 ];
 /// Packages whose tests boot guests.
 const WITH_GUESTS: [&str; 2] = ["vprof-tests", "guest-images"];
-/// What libtest calls for tests that are ignored, too.
+/// Option of libtest that also runs ignored tests.
 const INCLUDE_IGNORED: &str = "--include-ignored";
 
 /// Modules of guest tests whose guests measure nothing: two of them boot at a time.
-const BESIDE_OTHERS: &[&str] = &[
+const NEXT_TO_OTHERS: &[&str] = &[
     "attach::",
     "bad_moments::",
     "boot::",
@@ -60,22 +60,24 @@ const BESIDE_OTHERS: &[&str] = &[
     "qcow2::",
     "stacks::",
 ];
-/// How many guest tests may fail by the emulation and be run again: more is no accident.
+/// Maximum number of guest tests that fail by the emulation and are run again: more failures have another
+/// cause.
 const MAX_REPEATED: usize = 8;
 
-/// The seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides it.
+/// Seed of property tests, so that the same tree always gives the same result; `PROPTEST_RNG_SEED` overrides
+/// it.
 const SEED: (&str, &str) = ("PROPTEST_RNG_SEED", "20040229");
 
-/// Values that a property test tries which names no number itself; with `--all` as many as proptest does by itself (256).
+/// Values tried by a property test that names no number itself; with `--all` proptest's default (256).
 const CASES: (&str, &str) = ("PROPTEST_CASES", "64");
 
 /// Options of `cargo xtask test`.
 #[derive(Debug, Args)]
-pub struct Options {
-    /// Also the guest tests that are ignored else: more kernels, more ways to fail, longer runs
+pub struct TestArgs {
+    /// Also run ignored guest tests: more kernels, more ways to fail, longer runs
     #[arg(long)]
     all: bool,
-    /// Only the unit and KVM tests: no guest tests
+    /// Run only the unit and KVM tests, no guest tests
     #[arg(long)]
     units: bool,
     /// Pass tests that need a program, a file or a device that this machine lacks
@@ -89,9 +91,9 @@ pub struct Options {
     arguments: Vec<OsString>,
 }
 
-impl Options {
-    /// Puts what tests read of it into a command's environment.
-    fn tell(&self, command: &mut Command) {
+impl TestArgs {
+    /// Sets the environment variables that tests read.
+    fn set_environment(&self, command: &mut Command) {
         if std::env::var_os(SEED.0).is_none() {
             command.env(SEED.0, SEED.1);
         }
@@ -103,7 +105,7 @@ impl Options {
         }
     }
 
-    /// What cargo test gets.
+    /// Returns the arguments of `cargo test`.
     fn for_cargo(&self) -> Vec<OsString> {
         let mut arguments = self.arguments.clone();
         if self.all {
@@ -118,12 +120,12 @@ impl Options {
 }
 
 /// Runs the tests.
-pub fn run(options: &Options) -> Result<ExitCode> {
+pub fn run(options: &TestArgs) -> Result<ExitCode> {
     if !needs_guests(&options.arguments) {
         return run_cargo(cargo(), options);
     }
-    let line = Line::new();
-    let timings = Timings::new();
+    let line = ProgressLine::new();
+    let timings = StepTimes::new();
     let ensure = if options.allow_missing { deps::ensure } else { deps::ensure_for_tests };
     if !timings.measure("Debian packages", || ensure(&line))? {
         return Ok(ExitCode::FAILURE);
@@ -132,23 +134,23 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     let (programs, portable_host) = timings.measure("test programs, guest images", || {
         std::thread::scope(|scope| {
             let images = scope.spawn(|| build_images(options.all, &line));
-            let programs = Programs::build();
+            let programs = TestPrograms::build();
             let host = images.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             anyhow::Ok((programs?, host?))
         })
     })?;
     line.end();
-    let tools = Tools { vprof: programs.vprof().to_owned(), portable_host };
+    let tools = GuestTools { vprof: programs.vprof().to_owned(), portable_host };
     if !options.arguments.is_empty() {
         return run_cargo(tools.cargo(), options);
     }
-    Session { programs: &programs, tools: &tools, options, timings: &timings }.run()
+    TestSession { programs: &programs, tools: &tools, options, timings: &timings }.run()
 }
 
 /// Calls `cargo test` with the arguments that were given.
-fn run_cargo(mut cargo: Command, options: &Options) -> Result<ExitCode> {
+fn run_cargo(mut cargo: Command, options: &TestArgs) -> Result<ExitCode> {
     // Programs inherit it.
-    options.tell(&mut cargo);
+    options.set_environment(&mut cargo);
     cargo.args(["test", "--no-fail-fast"]);
     // With another choice of packages, features of dependencies differ, and they are built again.
     if packages(&options.arguments).next().is_none() {
@@ -160,8 +162,8 @@ fn run_cargo(mut cargo: Command, options: &Options) -> Result<ExitCode> {
 
 const NO_CARGO: &str = "cannot start cargo test";
 
-/// Builds what the tests boot; returns the portable host's bundle.
-fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
+/// Builds the images that the tests boot; returns the portable host's bundle.
+fn build_images(all: bool, line: &ProgressLine) -> Result<PathBuf> {
     for &(series, flavour) in IMAGES.iter().chain(if all { MORE_IMAGES } else { &[] }) {
         guest_images::demo(&DemoOptions { series, flavour }, line)?;
     }
@@ -178,75 +180,75 @@ fn build_images(all: bool, line: &Line) -> Result<PathBuf> {
 }
 
 /// Test programs of the workspace that run one after the other or side by side.
-struct Session<'a> {
-    programs: &'a Programs,
-    tools: &'a Tools,
-    options: &'a Options,
-    timings: &'a Timings,
+struct TestSession<'a> {
+    programs: &'a TestPrograms,
+    tools: &'a GuestTools,
+    options: &'a TestArgs,
+    timings: &'a StepTimes,
 }
 
-/// What the programs have left.
+/// Totals of the programs that have run.
 #[derive(Debug, Default)]
-struct Left {
+struct TestTotals {
     /// Labels of programs that failed.
     failed: Vec<String>,
-    /// How many tests passed.
+    /// Tests that passed.
     passed: usize,
-    /// How many lacked something, and passed because they were allowed to.
+    /// Tests that lacked something and passed because they were allowed to.
     skipped: usize,
 }
 
-impl Left {
-    fn add(&mut self, label: String, outcome: &Outcome) {
+impl TestTotals {
+    fn add(&mut self, label: String, outcome: &ProgramOutcome) {
         self.passed += outcome.passed();
         self.skipped += outcome.skipped();
         self.failed.extend((!outcome.is_success()).then_some(label));
     }
 }
 
-impl Session<'_> {
+impl TestSession<'_> {
     /// Runs every test program, the guests' last, and the examples in the documentation.
     fn run(&self) -> Result<ExitCode> {
-        let mut left = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
+        let mut totals = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
         for program in self.programs.alone() {
-            left.add(program.label(), &self.run_program(program, Output::PassedOn)?);
+            totals.add(program.label(), &self.run_program(program, OutputMode::PassedOn)?);
         }
         let documentation = self.timings.measure("documentation examples", || {
             let mut cargo = self.tools.cargo();
             cargo.args(["test", "--workspace", "--doc", "--quiet"]).status().context(NO_CARGO)
         })?;
-        left.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
-        let events = if self.options.units { None } else { Some(self.run_guests(&mut left)?) };
+        totals.failed.extend((!documentation.success()).then(|| "documentation examples".to_owned()));
+        let events = if self.options.units { None } else { Some(self.run_guests(&mut totals)?) };
 
         if self.options.timings {
-            let guests = events.as_ref().map(Events::guest_times).unwrap_or_default();
+            let guests = events.as_ref().map(HarnessEvents::guest_times).unwrap_or_default();
             print!("{}{guests}", self.timings);
         }
-        println!("{} tests passed", left.passed);
+        println!("{} tests passed", totals.passed);
         if let Some(events) = events {
             println!("{}", events.repeats());
         }
-        if left.skipped > 0 {
-            println!("{} of them SKIPPED: what they need is missing", left.skipped);
+        if totals.skipped > 0 {
+            println!("{} of them SKIPPED: their requirements are missing", totals.skipped);
         }
-        if left.failed.is_empty() {
+        if totals.failed.is_empty() {
             return Ok(ExitCode::SUCCESS);
         }
-        eprintln!("failed: {}", left.failed.join(", "));
+        eprintln!("failed: {}", totals.failed.join(", "));
         Ok(ExitCode::FAILURE)
     }
 
     /// Runs one program for each CPU at a time. The output of each is printed when it has ended.
-    fn run_side_by_side(&self) -> Result<Left> {
+    fn run_side_by_side(&self) -> Result<TestTotals> {
         let queue = Mutex::new(self.programs.side_by_side().into_iter());
-        let left = Mutex::new(Left::default());
+        let totals = Mutex::new(TestTotals::default());
         let work = || {
             // The lock is held only while the next one is taken.
             while let Some(program) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
-                let outcome = self.run_program(program, Output::Kept)?;
-                let mut left = left.lock().unwrap_or_else(PoisonError::into_inner);
+                let outcome = self.run_program(program, OutputMode::Kept)?;
+                let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
                 print!("     Ran {}{}", program.label(), outcome.output());
-                left.add(program.label(), &outcome);
+                totals.add(program.label(), &outcome);
             }
             anyhow::Ok(())
         };
@@ -258,12 +260,12 @@ impl Session<'_> {
             }
             anyhow::Ok(())
         })?;
-        Ok(left.into_inner().unwrap_or_else(PoisonError::into_inner))
+        Ok(totals.into_inner().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Runs one program with the tests' environment.
-    fn run_program(&self, program: &TestProgram, output: Output) -> Result<Outcome> {
-        if output == Output::PassedOn {
+    fn run_program(&self, program: &TestProgram, output: OutputMode) -> Result<ProgramOutcome> {
+        if output == OutputMode::PassedOn {
             println!("     Running {}", program.label());
         }
         let command = self.command(program);
@@ -272,54 +274,56 @@ impl Session<'_> {
 
     fn command(&self, program: &TestProgram) -> Command {
         let mut command = program.command(self.tools);
-        self.options.tell(&mut command);
+        self.options.set_environment(&mut command);
         command.args(self.options.all.then_some(INCLUDE_IGNORED));
         command
     }
 
     /// Runs the guest tests; those that failed by the emulation once more, each alone.
-    fn run_guests(&self, left: &mut Left) -> Result<Events> {
+    fn run_guests(&self, totals: &mut TestTotals) -> Result<HarnessEvents> {
         let guests = self.programs.guests()?;
         let file = tempfile::NamedTempFile::new().context("cannot make a file for the events of tests")?;
         let run = |step: &str, arguments: &[&str]| {
             let mut command = self.command(guests);
             command.env(testkit::events::EVENTS, file.path()).args(arguments);
-            self.timings.measure(step, || outcome::run(command, Output::PassedOn))
+            self.timings.measure(step, || outcome::run(command, OutputMode::PassedOn))
         };
         // Several tests may wait for one guest: the harness bounds the guests.
-        let others = run("guests side by side", &[BESIDE_OTHERS, &["--test-threads", "8"]].concat())?;
-        let skipped = BESIDE_OTHERS.iter().flat_map(|module| ["--skip", module]);
+        let others = run("guests side by side", &[NEXT_TO_OTHERS, &["--test-threads", "8"]].concat())?;
+        let skipped = NEXT_TO_OTHERS.iter().flat_map(|module| ["--skip", module]);
         let alone: Vec<&str> = skipped.chain(["--test-threads", "1"]).collect();
         let alone = run("guests that measure", &alone)?;
-        let events = Events::read(file.path())?;
+        let events = HarnessEvents::read(file.path())?;
         let failed = others.failed().zip(alone.failed()).map(|(others, alone)| [others, alone].concat());
         let by_emulation = |failed: &Vec<String>| {
             failed.len() <= MAX_REPEATED && failed.iter().all(|test| events.has_failed_by_emulation(test))
         };
-        left.add(guests.label(), &others);
-        left.add(guests.label(), &alone);
+        totals.add(guests.label(), &others);
+        totals.add(guests.label(), &alone);
         if !(others.is_success() && alone.is_success())
             && let Some(failed) = failed.filter(by_emulation)
             && self.timings.measure("guests, once more", || self.repeat(guests, &failed))?
         {
-            left.passed += failed.len();
-            left.failed.retain(|label| *label != guests.label());
+            totals.passed += failed.len();
+            totals.failed.retain(|label| *label != guests.label());
         }
         Ok(events)
     }
 
-    /// Runs guest tests that failed by the emulation of SVM (docs/limits.md) once more, each alone. Returns whether all passed.
+    /// Runs guest tests that failed by the emulation of SVM (docs/limits.md) once more, each alone. True if
+    /// all passed.
     fn repeat(&self, guests: &TestProgram, failed: &[String]) -> Result<bool> {
         println!("REPEATED, failed by the emulation: {}", failed.join(", "));
         let mut command = guests.command(self.tools);
         command.args(["--exact", INCLUDE_IGNORED, "--test-threads", "1"]).args(failed);
-        let outcome = outcome::run(command, Output::PassedOn)?;
+        let outcome = outcome::run(command, OutputMode::PassedOn)?;
         ensure!(outcome.count() > 0, "no guest test has one of the names {}", failed.join(", "));
         Ok(outcome.is_success() && outcome.passed() == failed.len())
     }
 }
 
-/// The packages that the arguments for cargo choose. What follows `--` is for the tests themselves.
+/// Returns the packages that the arguments for cargo choose. Arguments after `--` are for the tests
+/// themselves.
 fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
     let words = arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
     let mut words = words.take_while(|argument| argument != "--");
@@ -337,7 +341,7 @@ fn packages(arguments: &[OsString]) -> impl Iterator<Item = String> {
     })
 }
 
-/// Whether tests may boot guests: those of chosen packages that do not, need no image.
+/// True if tests may boot guests: chosen packages without guest tests need no image.
 fn needs_guests(arguments: &[OsString]) -> bool {
     let mut packages = packages(arguments).peekable();
     packages.peek().is_none() || packages.any(|name| WITH_GUESTS.contains(&name.as_str()))
@@ -348,19 +352,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ignored_tests_are_asked_for_behind_the_two_dashes() {
-        let told = |all, words: &[&str]| {
+    fn ignored_tests_are_asked_for_after_the_two_dashes() {
+        let arguments = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            Options { all, timings: false, units: false, allow_missing: false, arguments }
+            TestArgs { all, timings: false, units: false, allow_missing: false, arguments }
                 .for_cargo()
                 .join(" ".as_ref())
                 .into_string()
                 .unwrap()
         };
-        assert_eq!(told(false, &["kernels::"]), "kernels::");
-        assert_eq!(told(true, &[]), "-- --include-ignored");
+        assert_eq!(arguments(false, &["kernels::"]), "kernels::");
+        assert_eq!(arguments(true, &[]), "-- --include-ignored");
         assert_eq!(
-            told(true, &["-p", "vmm", "--", "--nocapture"]),
+            arguments(true, &["-p", "vmm", "--", "--nocapture"]),
             "-p vmm -- --include-ignored --nocapture"
         );
     }

@@ -7,59 +7,59 @@ use anyhow::{Context, Result};
 
 /// Result of one test program.
 #[derive(Debug)]
-pub struct Outcome {
+pub struct ProgramOutcome {
     status: ExitStatus,
-    lines: Summary,
+    lines: SummaryLine,
     /// Everything that it printed, if that was kept.
     output: Option<String>,
 }
 
 /// Counts and names from the output of a test program.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Summary {
+struct SummaryLine {
     /// Names of tests that failed.
     failed: Vec<String>,
-    /// How many the summary line says have failed: fewer, where the program ended without one.
+    /// Failed tests by the summary line; 0 if the program ended without one.
     failed_count: usize,
-    /// How many passed.
+    /// Tests that passed.
     passed_count: usize,
-    /// How many could not run and passed all the same.
+    /// Tests that could not run and passed nevertheless.
     skipped_count: usize,
 }
 
-impl Outcome {
-    /// The program has ended well.
+impl ProgramOutcome {
+    /// True if the program ended with success.
     pub fn is_success(&self) -> bool {
         self.status.success()
     }
 
-    /// Names of tests that failed; `None` if the program did not come to its end.
+    /// Returns the names of tests that failed; `None` if the program did not come to its end.
     pub fn failed(&self) -> Option<&[String]> {
         (self.lines.failed_count == self.lines.failed.len()).then_some(&self.lines.failed[..])
     }
 
-    /// Number of tests that passed.
+    /// Returns the number of tests that passed.
     pub fn passed(&self) -> usize {
         self.lines.passed_count
     }
 
-    /// Number of tests that ran.
+    /// Returns the number of tests that ran.
     pub fn count(&self) -> usize {
         self.lines.passed_count + self.lines.failed.len()
     }
 
-    /// Number of tests that lacked something, and passed because they were allowed to.
+    /// Returns the number of tests that lacked something and passed because they were allowed to.
     pub fn skipped(&self) -> usize {
         self.lines.skipped_count
     }
 
-    /// Everything that the program printed, if that was kept.
+    /// Returns everything that the program printed, if that was kept.
     pub fn output(&self) -> &str {
         self.output.as_deref().unwrap_or_default()
     }
 }
 
-impl Summary {
+impl SummaryLine {
     /// Takes in a line as libtest prints it.
     fn add_line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
@@ -78,9 +78,9 @@ impl Summary {
     }
 }
 
-/// What becomes of a program's output.
+/// Destination of a program's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Output {
+pub enum OutputMode {
     /// It is passed on line by line.
     PassedOn,
     /// It is kept: other programs run at the same time.
@@ -91,7 +91,7 @@ pub enum Output {
 ///
 /// # Errors
 /// The program does not start, or its output cannot be read.
-pub fn run(mut command: Command, output: Output) -> Result<Outcome> {
+pub fn run(mut command: Command, output: OutputMode) -> Result<ProgramOutcome> {
     let name = command.get_program().to_string_lossy().into_owned();
     // One pipe for both, so that the lines keep their order.
     let (reader, writer) = std::io::pipe().context("cannot make a pipe")?;
@@ -100,19 +100,19 @@ pub fn run(mut command: Command, output: Output) -> Result<Outcome> {
         command.stdout(stdout).stderr(writer).spawn().with_context(|| format!("cannot start {name}"))?;
     // It holds the ends of the pipe that the program writes to.
     drop(command);
-    let mut lines = Summary::default();
+    let mut lines = SummaryLine::default();
     let mut kept = String::new();
     for line in BufReader::new(reader).split(b'\n') {
         let line = line.with_context(|| format!("cannot read the output of {name}"))?;
         let line = String::from_utf8_lossy(&line);
         match output {
-            Output::PassedOn => println!("{line}"),
-            Output::Kept => kept.extend([&line, "\n"]),
+            OutputMode::PassedOn => println!("{line}"),
+            OutputMode::Kept => kept.extend([&line, "\n"]),
         }
         lines.add_line(&line);
     }
     let status = child.wait().with_context(|| format!("cannot wait for {name}"))?;
-    Ok(Outcome { status, lines, output: (output == Output::Kept).then_some(kept) })
+    Ok(ProgramOutcome { status, lines, output: (output == OutputMode::Kept).then_some(kept) })
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_failed_is_read_from_the_output() {
-        let mut summary = Summary::default();
+        let mut summary = SummaryLine::default();
         for line in [
             "running 3 tests",
             "test kernels::a ... ok",
@@ -131,7 +131,7 @@ mod tests {
         ] {
             summary.add_line(line);
         }
-        let expected = Summary {
+        let expected = SummaryLine {
             failed: vec!["kernels::b".to_owned()],
             failed_count: 1,
             passed_count: 12,
@@ -145,7 +145,7 @@ mod tests {
         let script = |script: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", script]);
-            run(command, Output::Kept).unwrap()
+            run(command, OutputMode::Kept).unwrap()
         };
         let whole =
             script("echo 'test a ... FAILED' >&2; echo 'test result: FAILED. 0 passed; 1 failed;'; exit 101");

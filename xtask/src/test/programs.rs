@@ -6,26 +6,26 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::demo::{Tools, cargo};
+use crate::demo::{GuestTools, cargo};
 
 /// The target with the tests of guests.
 const GUESTS: &str = "guests";
-/// Tests that measure how soon a guest on KVM is served, or how fast code runs: another program next to them is an error of
-/// their measurement.
+/// Tests that measure how soon a guest on KVM is served, or how fast code runs: another program next to them
+/// would disturb the measurement.
 const ALONE: &[(&str, &str)] = &[
     ("attach", "flat"),
     ("sampler", "load"),
     ("sampler", "stopped"),
     ("vmm", "flat"),
     ("vmm", "ticks"),
-    ("vmm", "tripwires"),
+    ("vmm", "probes"),
 ];
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
 /// Every test program of the workspace, and the `vprof` of the same build.
 #[derive(Debug)]
-pub struct Programs {
+pub struct TestPrograms {
     tests: Vec<TestProgram>,
     vprof: PathBuf,
 }
@@ -44,8 +44,9 @@ pub struct TestProgram {
     is_file: bool,
 }
 
-impl Programs {
-    /// Builds all of them in one call, so that the features of dependencies are the same in each and no dependency is built twice.
+impl TestPrograms {
+    /// Builds all programs in one call, so that the features of dependencies are the same in each and no
+    /// dependency is built twice.
     ///
     /// # Errors
     /// One does not compile, or binutils are missing.
@@ -61,12 +62,13 @@ impl Programs {
         Ok(Self { tests, vprof: without_debug_information(&vprof)? })
     }
 
-    /// The `vprof` under test, static and small: an emulated host loads it whole.
+    /// Returns the `vprof` under test, static and small: an emulated host loads it whole.
     pub fn vprof(&self) -> &Path {
         &self.vprof
     }
 
-    /// Those that may run side by side, the long ones first: units take longer than a file of tests.
+    /// Returns the programs that may run side by side, the long ones first: units take longer than a file of
+    /// tests.
     pub fn side_by_side(&self) -> Vec<&TestProgram> {
         let mut tests: Vec<_> =
             self.tests.iter().filter(|program| program.target != GUESTS && !program.is_alone()).collect();
@@ -74,12 +76,12 @@ impl Programs {
         tests
     }
 
-    /// Those that run alone, but for the one of guests.
+    /// Returns the programs that run alone, without that of guests.
     pub fn alone(&self) -> impl Iterator<Item = &TestProgram> {
         self.tests.iter().filter(|program| program.is_alone())
     }
 
-    /// The one of guests.
+    /// Returns the program of guest tests.
     ///
     /// # Errors
     /// There is none.
@@ -89,13 +91,13 @@ impl Programs {
     }
 }
 
-/// The executable of the product, if the message reports it.
+/// Returns the path of `vprof`, if the message reports it.
 fn vprof(message: &Value) -> Option<PathBuf> {
     let is_it = message["target"]["name"] == VPROF && message["profile"]["test"] == false;
     message["executable"].as_str().filter(|_| is_it).map(PathBuf::from)
 }
 
-/// A copy next to the program that has its symbols, but no debug information.
+/// Makes a copy next to the program that has its symbols, but no debug information.
 fn without_debug_information(program: &Path) -> Result<PathBuf> {
     let copy = program.with_file_name("vprof-under-test");
     let status = Command::new("objcopy").arg("--strip-debug").arg(program).arg(&copy).status();
@@ -105,7 +107,8 @@ fn without_debug_information(program: &Path) -> Result<PathBuf> {
 }
 
 impl TestProgram {
-    /// From a message of `--message-format json` (The Cargo Book, External Tools), if it reports a test program.
+    /// Reads a message of `--message-format json` (The Cargo Book, External Tools), if it reports a test
+    /// program.
     fn from_message(message: &Value) -> Option<Self> {
         let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
         let executable = message["executable"].as_str().filter(|_| is_test)?;
@@ -123,7 +126,7 @@ impl TestProgram {
         ALONE.contains(&(&self.package, &self.target))
     }
 
-    /// Its name for people: package and target.
+    /// Returns the name for users: package and target.
     pub fn label(&self) -> String {
         if self.package == self.target {
             format!("{} (units)", self.package)
@@ -132,10 +135,10 @@ impl TestProgram {
         }
     }
 
-    /// A call of it, in the directory and the environment that cargo gives it.
-    pub fn command(&self, tools: &Tools) -> Command {
+    /// Returns a call of the program, in the directory and the environment that cargo gives it.
+    pub fn command(&self, tools: &GuestTools) -> Command {
         let mut command = Command::new(&self.executable);
-        tools.tell(&mut command);
+        tools.set_environment(&mut command);
         command.current_dir(&self.directory).env("CARGO_MANIFEST_DIR", &self.directory);
         command
     }

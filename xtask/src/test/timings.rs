@@ -10,23 +10,23 @@ use anyhow::{Context, Result, bail};
 
 /// Steps in the order in which they ended.
 #[derive(Debug)]
-pub struct Timings {
+pub struct StepTimes {
     begin: Instant,
     steps: Mutex<Vec<(String, Duration)>>,
 }
 
-/// What the harness of guest tests has noted (`testkit::events`).
+/// Events noted by the harness of guest tests (`testkit::events`).
 #[derive(Debug, Default, PartialEq)]
-pub struct Events {
+pub struct HarnessEvents {
     /// Seconds of the guests, by test.
     guests: BTreeMap<String, f64>,
-    /// How often something was repeated because the emulation failed, by cause.
+    /// Repeats because the emulation failed, by cause.
     repeated: BTreeMap<String, usize>,
     /// Tests that failed by the emulation.
     failed: BTreeSet<String>,
 }
 
-impl Timings {
+impl StepTimes {
     /// Starts the clock.
     pub fn new() -> Self {
         Self { begin: Instant::now(), steps: Mutex::default() }
@@ -42,7 +42,7 @@ impl Timings {
     }
 }
 
-impl Events {
+impl HarnessEvents {
     /// Reads the file in which the harness of guest tests has written.
     ///
     /// # Errors
@@ -67,12 +67,12 @@ impl Events {
         Ok(events)
     }
 
-    /// Whether a test has failed by the emulation.
+    /// True if a test has failed by the emulation.
     pub fn has_failed_by_emulation(&self, test: &str) -> bool {
         self.failed.contains(test)
     }
 
-    /// How often the emulation has failed, by cause, in a sentence.
+    /// Returns a sentence with the number of failures of the emulation by cause.
     pub fn repeats(&self) -> String {
         if self.repeated.is_empty() && self.failed.is_empty() {
             return "the emulation failed in no guest".to_owned();
@@ -86,7 +86,7 @@ impl Events {
         )
     }
 
-    /// A line for each test that booted a guest, the longest first.
+    /// Returns a line for each test that booted a guest, the longest first.
     pub fn guest_times(&self) -> String {
         let mut guests: Vec<_> = self.guests.iter().collect();
         guests.sort_by(|a, b| b.1.total_cmp(a.1));
@@ -95,7 +95,7 @@ impl Events {
     }
 }
 
-impl fmt::Display for Timings {
+impl fmt::Display for StepTimes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n seconds  step; test programs run side by side")?;
         for (step, took) in self.steps.lock().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -109,15 +109,15 @@ impl fmt::Display for Timings {
 mod tests {
     use super::*;
 
-    fn read(text: &str) -> Result<Events> {
+    fn read(text: &str) -> Result<HarnessEvents> {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        Events::read(file.path())
+        HarnessEvents::read(file.path())
     }
 
     #[test]
     fn guests_of_a_test_are_added_up_and_the_longest_comes_first() {
-        let timings = Timings::new();
+        let timings = StepTimes::new();
         assert_eq!(timings.measure("a step", || 7), 7);
         assert!(timings.to_string().contains("a step"));
         let text = read("guest\tkernels::a\t1.5\nguest\tkernels::b\t4.0\nguest\tkernels::a\t1.0\n").unwrap();
@@ -134,6 +134,6 @@ mod tests {
         let events = read(events).unwrap();
         assert!(events.repeats().contains("2 by frozen, 1 by triple fault; tests that failed by it: 1"));
         assert!(events.has_failed_by_emulation("c") && !events.has_failed_by_emulation("a"));
-        assert_eq!(Events::default().repeats(), "the emulation failed in no guest");
+        assert_eq!(HarnessEvents::default().repeats(), "the emulation failed in no guest");
     }
 }

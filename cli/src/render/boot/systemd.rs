@@ -1,16 +1,16 @@
-//! What systemd says of a boot.
+//! systemd's account of a boot.
 
 use profile::boot::{ChainLink, StartupTimes, Systemd};
 use text::clean::escaped;
 use text::units;
 
-use super::super::Page;
+use super::super::PageLayout;
 use super::super::exact::more;
 use super::super::summary::{heading, wrapped};
-use super::super::table::{Align, Table};
+use super::super::table::{ColumnAlign, TextTable};
 
-/// All of it, or why there is none; at most `rows` rows per table.
-pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
+/// Adds the account, or why there is none; at most `rows` rows per table.
+pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: PageLayout) {
     heading(text, page.style, "systemd", "");
     if let Some(missing) = &systemd.missing {
         let sentence = format!("Units and targets have no times: {}.", escaped(missing));
@@ -19,7 +19,7 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     let known = format!("times of units are known to {}", units::seconds(systemd.within_s));
     let sentence = match &systemd.startup {
         Some(startup) => format!(
-            "StartupTimes finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
+            "Startup finished after {} ({known}). systemd's own account counts from the beginning of the kernel's clock, \
              at {}: {}.",
             units::seconds(startup.at_s),
             units::seconds(startup.at_s - total_s(startup)),
@@ -42,7 +42,7 @@ pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: Pa
     chain(text, &systemd.chain, rows, page);
 }
 
-/// As systemd-analyze says it.
+/// Formats the times as systemd-analyze does.
 fn account(startup: &StartupTimes) -> String {
     let StartupTimes { kernel_s, initrd_s, userspace_s, .. } = startup;
     let initrd = initrd_s.map_or_else(String::new, |s| format!(" + {} initrd", units::seconds(s)));
@@ -51,7 +51,7 @@ fn account(startup: &StartupTimes) -> String {
     format!("{kernel} kernel{initrd} + {userspace} userspace = {sum}")
 }
 
-/// A time, marked where it is that of the kernel's log.
+/// Formats a time, marked if it is that of the kernel's log.
 fn by(log: bool, s: f64) -> String {
     format!("{}{}", if log { "~" } else { "" }, units::seconds(s))
 }
@@ -60,13 +60,14 @@ fn total_s(startup: &StartupTimes) -> f64 {
     startup.kernel_s + startup.initrd_s.unwrap_or(0.0) + startup.userspace_s
 }
 
-fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
+fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: PageLayout) {
     if systemd.targets.is_empty() {
         return;
     }
     heading(text, page.style, "Targets", ": when they were reached");
-    let mut table = Table::new(&[("at", Align::Right), ("target", Align::Left)]).indent(2).flexible(1);
-    // The last ones are what a boot is for.
+    let mut table =
+        TextTable::new(&[("at", ColumnAlign::Right), ("target", ColumnAlign::Left)]).indent(2).flexible(1);
+    // The last targets are the purpose of a boot.
     let skipped = systemd.targets.len().saturating_sub(rows);
     for target in systemd.targets.iter().skip(skipped) {
         table.row(vec![by(target.by_log, target.at_s), escaped(&target.name).into_owned()]);
@@ -75,24 +76,24 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: Page) {
     more(text, systemd.targets.len(), rows);
 }
 
-fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: Page) {
+fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: PageLayout) {
     if chain.is_empty() {
         return;
     }
-    heading(text, page.style, "What the boot waited for", ", the last first");
-    let note = "Each row is the unit that became active last before the one above began to start (`gap` later). That is \
-                the order of time: which units are ordered behind which is in unit files, which vprof does not read.";
+    heading(text, page.style, "Units that the boot waited for", ", the last first");
+    let note = "Each row is the unit that became active last before the one above began to start (`gap` later). The order \
+                is that of time: dependencies between units are in unit files, which vprof does not read.";
     wrapped(text, note, "  ", page.width);
     let columns = [
-        ("from", Align::Right),
-        ("took", Align::Right),
-        ("gap", Align::Right),
-        ("own CPU", Align::Right),
-        ("all CPU", Align::Right),
-        ("mostly", Align::Left),
-        ("unit", Align::Left),
+        ("from", ColumnAlign::Right),
+        ("took", ColumnAlign::Right),
+        ("gap", ColumnAlign::Right),
+        ("own CPU", ColumnAlign::Right),
+        ("all CPU", ColumnAlign::Right),
+        ("mostly", ColumnAlign::Left),
+        ("unit", ColumnAlign::Left),
     ];
-    let mut table = Table::new(&columns).indent(2).flexible(6);
+    let mut table = TextTable::new(&columns).indent(2).flexible(6);
     for link in chain.iter().take(rows) {
         let took = link.to_s - link.from_s;
         let at_once = took <= 0.0;
@@ -111,14 +112,17 @@ fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: Page) {
     more(text, chain.len(), rows);
 }
 
-/// What at least half of a unit's start went into.
+/// Returns the part that took at least half of a unit's start.
 fn mostly(link: &ChainLink) -> &'static str {
     let half = (link.to_s - link.from_s) / 2.0;
-    match () {
-        () if half <= 0.0 => "",
-        () if link.own.s >= half => "itself",
-        () if link.all.s - link.own.s >= half => "others",
-        () => "waiting",
+    if half <= 0.0 {
+        ""
+    } else if link.own.s >= half {
+        "itself"
+    } else if link.all.s - link.own.s >= half {
+        "others"
+    } else {
+        "waiting"
     }
 }
 
@@ -127,11 +131,11 @@ mod tests {
     use profile::boot::{CpuEstimate, FailedUnit, Target};
 
     use super::*;
-    use crate::render::Style;
+    use crate::render::TextStyle;
 
     fn shown(systemd: &Systemd) -> String {
         let mut text = String::new();
-        render(&mut text, systemd, 10, Page { width: 80, style: Style::Plain });
+        render(&mut text, systemd, 10, PageLayout { width: 80, style: TextStyle::Plain });
         text
     }
 
@@ -159,7 +163,7 @@ mod tests {
                 link("multi-user.target", 89.43, 89.43, 0.0, 0.0),
                 link("slow.service", 20.0, 80.0, 1.0, 20.0),
                 link("busy.service", 10.0, 12.0, 1.5, 2.5),
-                link("behind.service", 10.0, 12.0, 0.2, 2.5),
+                link("shared.service", 10.0, 12.0, 0.2, 2.5),
                 link(&"long-".repeat(20), 1.0, 2.0, 0.2, 2.5),
             ],
             within_s: 0.003,
@@ -168,7 +172,7 @@ mod tests {
         let text = shown(&systemd);
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
         assert!(!text.contains('\x1b'), "{text}");
-        for (word, unit) in [("waiting", "slow"), ("itself", "busy"), ("others", "behind")] {
+        for (word, unit) in [("waiting", "slow"), ("itself", "busy"), ("others", "shared")] {
             let row = text.lines().find(|line| line.contains(&format!("{unit}.service"))).expect("a row");
             assert!(row.contains(word), "{row}");
         }

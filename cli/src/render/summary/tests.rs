@@ -6,7 +6,7 @@ use profile::report::{
 
 use super::*;
 
-/// Of 1,000 samples in a second.
+/// Makes an estimate from 1,000 samples in a second.
 fn estimate(samples: u64, half: f64) -> Estimate {
     let share = samples as f64 / 1000.0;
     let (share_low, share_high) = ((share - half).max(0.0), share + half);
@@ -58,15 +58,16 @@ fn profile() -> &'static Path {
     Path::new("my profile.vprof")
 }
 
-const PAGE: Page = Page { width: WIDTH, style: Style::Plain };
+const PAGE: PageLayout = PageLayout { width: WIDTH, style: TextStyle::Plain };
 
 /// A report with everything that can look odd: hostile names, long names, many rows, reasons.
 #[test]
-fn samples_without_a_stack_stand_beside_the_lost_ones() {
-    let (mut report, page) = (report(), Page { width: 80, style: Style::Plain });
-    let told = |report: &Report| render(report, Path::new("x.vprof"), 10, page).contains("without a stack");
+fn samples_without_a_stack_are_next_to_the_lost_ones() {
+    let (mut report, page) = (report(), PageLayout { width: 80, style: TextStyle::Plain });
+    let is_shown =
+        |report: &Report| render(report, Path::new("x.vprof"), 10, page).contains("without a stack");
     report.meta.insert("samples_without_stack".to_owned(), "0".to_owned());
-    assert!(!told(&report));
+    assert!(!is_shown(&report));
     report.meta.insert("samples_without_stack".to_owned(), "821".to_owned());
     assert!(render(&report, Path::new("x.vprof"), 10, page).contains(" lost, 821 without a stack"));
 }
@@ -152,7 +153,7 @@ fn report() -> Report {
         tree: None,
         missing: vec![
             "no BTF in this kernel: no process names, so samples count by address alone and not by \
-                       the program that they belong to"
+             the program that they belong to"
                 .to_owned(),
         ],
         events: Vec::new(),
@@ -212,7 +213,7 @@ fn the_summary_looks_like_this() {
 fn lines_fit_and_carry_no_control_characters() {
     use unicode_width::UnicodeWidthStr;
     for (rows, width) in [(0, 80), (1, 80), (100, 80), (100, 120)] {
-        let text = render(&report(), profile(), rows, Page { width, ..PAGE });
+        let text = render(&report(), profile(), rows, PageLayout { width, ..PAGE });
         for line in text.lines() {
             assert!(line.width() <= width, "{} columns: {line}", line.width());
             assert!(!line.contains(char::is_control), "{line:?}");
@@ -222,13 +223,13 @@ fn lines_fit_and_carry_no_control_characters() {
 
 #[test]
 fn the_terminal_style_differs_by_bold_headings_only() {
-    let styled = render(&report(), profile(), 4, Page { style: Style::Terminal, ..PAGE });
+    let styled = render(&report(), profile(), 4, PageLayout { style: TextStyle::Terminal, ..PAGE });
     assert!(styled.starts_with("\x1b[1m20.03 s of"));
     assert_eq!(styled.replace("\x1b[1m", "").replace("\x1b[0m", ""), EXPECTED);
 }
 
 #[test]
-fn parts_and_cut_runs_are_said() {
+fn parts_and_cut_runs_are_shown() {
     let mut report = report();
     report.complete = false;
     report.host = "kvm".to_owned();
@@ -248,16 +249,16 @@ fn parts_and_cut_runs_are_said() {
         "  Only process gzip, stacks with read\\x1b[2J, user code and interrupts, vCPU 1,\n    from 2.00 s.\n"
     ));
     assert!(!text.contains("emulated"));
-    assert!(!text.contains("begun anew"));
+    assert!(!text.contains("begun again"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
     assert!(
         render(&report, profile(), 4, PAGE)
-            .contains("  The host's emulation failed before this run, which was begun anew 2 times.\n")
+            .contains("  The host's emulation failed before this run, which was begun again 2 times.\n")
     );
 }
 
 #[test]
-fn a_clock_without_chance_is_told() {
+fn a_clock_without_chance_has_a_note() {
     let mut report = report();
     let note = "a program can be in step with it, so the intervals\n    are not valid.";
     assert!(!render(&report, profile(), 4, PAGE).contains(note));
@@ -293,5 +294,5 @@ fn a_stall_that_the_kernel_reports_is_a_line() {
     let text = render(&report, profile(), 5, PAGE);
     let lines: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(lines.contains(&format!("reports a stall at 63.50 s: {line}, and 1 more")), "{text}");
-    assert!(lines.contains("stood still at 80.00 s: all vCPUs were halted"), "{text}");
+    assert!(lines.contains("made no progress at 80.00 s: all vCPUs were halted"), "{text}");
 }

@@ -1,4 +1,4 @@
-//! The same run several times, and how the runs lie.
+//! The same run several times, and the spread between the runs.
 
 mod render;
 
@@ -14,13 +14,13 @@ use super::one;
 use crate::args::RunArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{write_json, write_text};
-use crate::render::Page;
-use crate::spread::Spread;
+use crate::render::PageLayout;
+use crate::spread::ValueSpread;
 
 /// Programs whose shares are compared.
 const PROGRAMS: usize = 10;
 
-/// What is measured of each run, by its name in JSON, and for people.
+/// Times that are measured of each run: name in JSON, and name for people.
 pub const TIMES: [(&str, &str); 5] = [
     ("wall", "wall time of the command"),
     ("cpu", "CPU time of its processes"),
@@ -29,9 +29,9 @@ pub const TIMES: [(&str, &str); 5] = [
     ("run", "the whole run, with the guest's boot"),
 ];
 
-/// What several runs came to.
+/// Results of several runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Repeated {
+pub struct RepeatedRuns {
     /// vprof's version.
     pub version: String,
     /// The command, its words separated by blanks.
@@ -39,26 +39,27 @@ pub struct Repeated {
     /// The profiles, in order.
     pub profiles: Vec<PathBuf>,
     /// Times, s.
-    pub times_s: Vec<Spread>,
+    pub times_s: Vec<ValueSpread>,
     /// Shares of all time in the guest that was not idle.
-    pub shares: Vec<Spread>,
+    pub shares: Vec<ValueSpread>,
 }
 
-/// What is measured of one run.
+/// Measurements of one run.
 #[derive(Debug, Default)]
-struct Measured {
+struct RunMeasurements {
     command: Option<String>,
-    /// By a name of [`TIMES`].
+    /// Times, s, by names of [`TIMES`].
     times_s: Vec<(&'static str, f64)>,
     shares: BTreeMap<String, f64>,
 }
 
-/// The arguments of the run `n` of so many: each has a profile of its own.
-pub fn numbered(args: &RunArgs, n: u32, of: u32) -> RunArgs {
+/// Returns the arguments of run `n` of `runs`: each run has a separate profile.
+pub fn numbered(args: &RunArgs, n: u32, runs: u32) -> RunArgs {
     let mut own = args.clone();
-    if of > 1 {
+    if runs > 1 {
         own.recording.output = with_number(&args.recording.output, n);
-        // Runs with one seed would have the same intervals: that is what a seed is for, one run at a time.
+        // Runs with the same seed would have the same intervals, so each run derives a seed from the
+        // given one.
         own.recording.seed = args.recording.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
     }
     own
@@ -75,18 +76,18 @@ fn with_number(path: &Path, n: u32) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Says that runs may differ by what those before have written.
+/// Warns that a run may depend on the disk writes of the runs before.
 pub fn warn_of_writes(args: &RunArgs) {
     if !(args.snapshot || args.read_only || args.recording.quiet) {
         eprintln!(
-            "vprof: what a run writes to its disks, the next one finds there: --snapshot has each begin with the same"
+            "vprof: a run starts with the disk contents that the run before left; with --snapshot all start with the same"
         );
     }
 }
 
 /// `vprof run --repeat`.
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
-    // All names are looked at before the first run: it may take long.
+    // All names are checked before the first run, which may take long.
     for n in 1..=times {
         super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
     }
@@ -98,7 +99,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
         own.repeat = None;
         own.recording.quiet = true;
         own.recording.json = false;
-        // What is not shown as a whole goes where it would go for one run.
+        // JSON on standard output excludes the console there.
         if args.recording.json && own.console.is_none() {
             own.console = Some(PathBuf::from("none"));
         }
@@ -110,7 +111,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
             return Err(Error::Interrupted);
         }
         if run.code != ExitCode::Done {
-            eprintln!("vprof: run {n} of {times} ended with code {}: no more are made", run.code.number());
+            eprintln!("vprof: run {n} of {times} ended with code {}; stopping", run.code.number());
             return Ok(run.code);
         }
         let found = measure(&own)?;
@@ -124,22 +125,22 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     if args.recording.json {
         write_json(&repeated)?;
     } else if !args.recording.quiet {
-        let text = render::render(&repeated, Page::stdout().for_summary());
+        let text = render::render(&repeated, PageLayout::stdout().for_summary());
         if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
     }
     Ok(ExitCode::Done)
 }
 
-/// A run in one line.
-fn sentence(run: &Measured) -> String {
-    let of = |wanted: &str| {
+/// Formats a run in one line.
+fn sentence(run: &RunMeasurements) -> String {
+    let time = |wanted: &str| {
         let found = run.times_s.iter().find(|(name, _)| *name == wanted);
         found.map(|(_, s)| units::seconds(*s))
     };
-    let command = of("wall").map(|wall| format!("took {wall}"));
-    let run = || format!("ended after {}", of("run").unwrap_or_default());
+    let command = time("wall").map(|wall| format!("took {wall}"));
+    let run = || format!("ended after {}", time("run").unwrap_or_default());
     let parts = [("user", "in user code"), ("system", "in the kernel")];
-    let parts = parts.map(|(name, where_to)| of(name).map(|time| format!("{time} {where_to}")));
+    let parts = parts.map(|(name, mode)| time(name).map(|time| format!("{time} {mode}")));
     let parts = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
     match command {
         Some(command) if parts.is_empty() => command,
@@ -149,10 +150,10 @@ fn sentence(run: &Measured) -> String {
     }
 }
 
-fn measure(args: &RunArgs) -> Result<Measured, Error> {
+fn measure(args: &RunArgs) -> Result<RunMeasurements, Error> {
     let profile = Profile::open(&args.recording.output)?;
     let report = Report::read(&profile, &Filter::default())?;
-    let mut measured = Measured::default();
+    let mut measured = RunMeasurements::default();
     for process in &report.processes {
         *measured.shares.entry(process.comm.clone()).or_insert(0.0) += process.estimate.share;
     }
@@ -170,27 +171,27 @@ fn measure(args: &RunArgs) -> Result<Measured, Error> {
     Ok(measured)
 }
 
-fn repeated(profiles: Vec<PathBuf>, measured: &[Measured]) -> Repeated {
+fn repeated(profiles: Vec<PathBuf>, measured: &[RunMeasurements]) -> RepeatedRuns {
     let times = |name: &str| {
-        let of = |run: &Measured| run.times_s.iter().find(|(own, _)| *own == name).map(|(_, s)| *s);
-        measured.iter().filter_map(of).collect::<Vec<_>>()
+        let time = |run: &RunMeasurements| run.times_s.iter().find(|(own, _)| *own == name).map(|(_, s)| *s);
+        measured.iter().filter_map(time).collect::<Vec<_>>()
     };
     let mut programs: Vec<&String> = measured.iter().flat_map(|run| run.shares.keys()).collect();
     programs.sort();
     programs.dedup();
-    // A program that a run has not seen had no share there.
+    // A program without samples in a run has a share of 0 there.
     let shares = |name: &String| {
         measured.iter().map(|run| run.shares.get(name).copied().unwrap_or(0.0)).collect::<Vec<_>>()
     };
-    let mut shares: Vec<Spread> =
-        programs.iter().filter_map(|name| Spread::of(name, &shares(name))).collect();
+    let mut shares: Vec<ValueSpread> =
+        programs.iter().filter_map(|name| ValueSpread::from_values(name, &shares(name))).collect();
     shares.sort_by(|a, b| b.median.total_cmp(&a.median));
     shares.truncate(PROGRAMS);
-    Repeated {
+    RepeatedRuns {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         command: measured.first().and_then(|run| run.command.clone()),
         profiles,
-        times_s: TIMES.iter().filter_map(|(name, _)| Spread::of(name, &times(name))).collect(),
+        times_s: TIMES.iter().filter_map(|(name, _)| ValueSpread::from_values(name, &times(name))).collect(),
         shares,
     }
 }
@@ -200,21 +201,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_run_has_a_profile_of_its_own() {
+    fn each_run_has_a_separate_profile() {
         assert_eq!(with_number(Path::new("/a/b.c.vprof"), 3), Path::new("/a/b.c.3.vprof"));
         assert_eq!(with_number(Path::new("out"), 1), Path::new("out.1"));
     }
 
     #[test]
-    fn a_program_that_is_not_in_all_runs_counts_as_nothing_there() {
-        let run = |shares: &[(&str, f64)]| Measured {
+    fn a_program_that_is_not_in_all_runs_has_no_share_there() {
+        let run = |shares: &[(&str, f64)]| RunMeasurements {
             times_s: vec![("run", 2.0)],
             command: None,
             shares: shares.iter().map(|(name, share)| ((*name).to_owned(), *share)).collect(),
         };
         let all = repeated(Vec::new(), &[run(&[("a", 0.5)]), run(&[("a", 0.7), ("b", 0.2)])]);
-        let told: Vec<_> = all.shares.iter().map(|s| (s.name.as_str(), s.min, s.max)).collect();
-        assert_eq!(told, [("a", 0.5, 0.7), ("b", 0.0, 0.2)]);
+        let shares: Vec<_> = all.shares.iter().map(|s| (s.name.as_str(), s.min, s.max)).collect();
+        assert_eq!(shares, [("a", 0.5, 0.7), ("b", 0.0, 0.2)]);
         assert_eq!(all.times_s[0].median, 2.0);
     }
 }

@@ -1,25 +1,31 @@
-//! How several runs lie: the end of `vprof run --repeat`.
+//! The spread between several runs: the end of `vprof run --repeat`.
 
 use text::clean::escaped;
 use text::units;
 
-use super::{Repeated, TIMES};
-use crate::render::Page;
+use super::{RepeatedRuns, TIMES};
+use crate::render::PageLayout;
 use crate::render::boot::spread as table;
 use crate::render::summary::{heading, wrapped};
-use crate::spread::Spread;
+use crate::spread::ValueSpread;
 
-/// Times and shares of all runs.
-pub fn render(repeated: &Repeated, page: Page) -> String {
+/// Formats times and shares of all runs.
+pub fn render(repeated: &RepeatedRuns, page: PageLayout) -> String {
     let mut text = String::new();
-    let of =
+    let command =
         repeated.command.as_deref().map_or_else(String::new, |command| format!(" of {}", escaped(command)));
-    wrapped(&mut text, &page.style.bold(&format!("{} runs{of}", repeated.profiles.len())), "", page.width);
-    let for_people = |one: &Spread| {
-        let told = TIMES.iter().find(|(name, _)| *name == one.name);
-        Spread { name: told.map_or_else(|| one.name.clone(), |(_, told)| (*told).to_owned()), ..one.clone() }
+    wrapped(
+        &mut text,
+        &page.style.bold(&format!("{} runs{command}", repeated.profiles.len())),
+        "",
+        page.width,
+    );
+    let for_people = |one: &ValueSpread| {
+        let time = TIMES.iter().find(|(name, _)| *name == one.name);
+        let name = time.map_or_else(|| one.name.clone(), |(_, name)| (*name).to_owned());
+        ValueSpread { name, ..one.clone() }
     };
-    let times: Vec<Spread> = repeated.times_s.iter().map(for_people).collect();
+    let times: Vec<ValueSpread> = repeated.times_s.iter().map(for_people).collect();
     table(&mut text, &times, units::seconds, page);
     heading(&mut text, page.style, "Shares", " of the time in the guest in which it was not idle");
     table(&mut text, &repeated.shares, units::percent, page);
@@ -32,12 +38,12 @@ pub fn render(repeated: &Repeated, page: Page) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::render::Style;
+    use crate::render::TextStyle;
 
     #[test]
-    fn times_are_told_apart_at_80_columns() {
-        let spread = |name: &str, values: &[f64]| Spread::of(name, values).unwrap();
-        let repeated = Repeated {
+    fn times_have_distinct_names_at_80_columns() {
+        let spread = |name: &str, values: &[f64]| ValueSpread::from_values(name, values).unwrap();
+        let repeated = RepeatedRuns {
             version: "0".to_owned(),
             command: Some("sha256sum /a\x1b[2J".to_owned()),
             profiles: vec!["1.vprof".into(), "2.vprof".into()],
@@ -48,7 +54,7 @@ mod tests {
             ],
             shares: vec![spread("sha256sum", &[0.5, 0.7])],
         };
-        let text = render(&repeated, Page { width: 80, style: Style::Plain });
+        let text = render(&repeated, PageLayout { width: 80, style: TextStyle::Plain });
         let lines: Vec<&str> = text.lines().collect();
         assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
         assert_eq!(lines[0], "2 runs of sha256sum /a\\x1b[2J");

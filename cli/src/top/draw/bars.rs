@@ -1,84 +1,85 @@
-//! The vCPUs: over time, and the states of their span.
+//! The vCPUs: their states over time, and in the span.
 
 use profile::live::{ModeShares, Snapshot, VcpuShare};
 use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
+use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 
-use super::put_right;
-use super::theme::Theme;
-use crate::top::history::{Parts, mean, parts};
-use crate::top::state::State;
+use super::theme::ScreenTheme;
+use super::{RowSlot, put_right};
+use crate::top::history::{StateParts, mean, parts};
+use crate::top::state::ViewState;
 
 /// Columns of the vCPUs' numbers, with a gap.
 const LABEL: u16 = 6;
-/// The strip is not narrower while a column of figures can give way.
+/// Smallest width of the strip while a column of figures can be dropped.
 const STRIP: u16 = 20;
-/// And this wide before figures of samples have room.
+/// Smallest width of the strip with figures of samples.
 const STRIP_BEFORE_MODES: u16 = 48;
 
-/// What a column of figures tells.
+/// Source of a column of figures.
 #[derive(Debug, Clone, Copy)]
-enum Of {
-    /// A state, by its place.
+enum FigureSource {
+    /// A state, by its number.
     State(usize),
-    /// Some of what samples hit.
+    /// A part of the samples.
     Samples(fn(&ModeShares) -> f64),
 }
 
 /// A column of figures.
 #[derive(Debug, Clone, Copy)]
-struct Figure {
+struct FigureColumn {
     name: &'static str,
-    of: Of,
+    source: FigureSource,
 }
 
-impl Figure {
-    /// With a gap; `100.0` has room.
+impl FigureColumn {
+    /// Returns the width with a gap; `100.0` fits.
     fn width(&self) -> u16 {
         u16::try_from(self.name.len()).unwrap_or(8).max(5) + 1
     }
 
-    /// Of several vCPUs, the mean.
+    /// Returns the mean over several vCPUs.
     fn part(&self, vcpus: &[VcpuShare]) -> f64 {
-        match self.of {
-            Of::State(place) => {
-                let all: Vec<Parts> = vcpus.iter().map(|vcpu| parts(&vcpu.states)).collect();
+        match self.source {
+            FigureSource::State(place) => {
+                let all: Vec<StateParts> = vcpus.iter().map(|vcpu| parts(&vcpu.states)).collect();
                 f64::from(mean(&all)[place])
             }
-            Of::Samples(of) => {
-                vcpus.iter().map(|vcpu| of(&vcpu.modes)).sum::<f64>() / vcpus.len().max(1) as f64
+            FigureSource::Samples(part) => {
+                vcpus.iter().map(|vcpu| part(&vcpu.modes)).sum::<f64>() / vcpus.len().max(1) as f64
             }
         }
     }
 }
 
-/// The states, as in [`crate::top::history::STATES`].
-const FIGURES: [Figure; 7] = [
-    Figure { name: "guest%", of: Of::State(0) },
-    Figure { name: "halted%", of: Of::State(1) },
-    Figure { name: "waiting%", of: Of::State(2) },
-    Figure { name: "kvm%", of: Of::State(3) },
-    Figure { name: "vmm%", of: Of::State(4) },
-    Figure { name: "sampler%", of: Of::State(5) },
-    Figure { name: "paused%", of: Of::State(6) },
+/// States, as in [`crate::top::history::STATES`].
+const FIGURES: [FigureColumn; 7] = [
+    FigureColumn { name: "guest%", source: FigureSource::State(0) },
+    FigureColumn { name: "halted%", source: FigureSource::State(1) },
+    FigureColumn { name: "waiting%", source: FigureSource::State(2) },
+    FigureColumn { name: "kvm%", source: FigureSource::State(3) },
+    FigureColumn { name: "vmm%", source: FigureSource::State(4) },
+    FigureColumn { name: "sampler%", source: FigureSource::State(5) },
+    FigureColumn { name: "paused%", source: FigureSource::State(6) },
 ];
 
-const MODES: [Figure; 3] = [
-    Figure { name: "user%", of: Of::Samples(|modes| modes.user) },
-    Figure { name: "kernel%", of: Of::Samples(|modes| modes.kernel) },
-    Figure { name: "irq%", of: Of::Samples(|modes| modes.hardirq + modes.softirq) },
+const MODES: [FigureColumn; 3] = [
+    FigureColumn { name: "user%", source: FigureSource::Samples(|modes| modes.user) },
+    FigureColumn { name: "kernel%", source: FigureSource::Samples(|modes| modes.kernel) },
+    FigureColumn { name: "irq%", source: FigureSource::Samples(|modes| modes.hardirq + modes.softirq) },
 ];
 
-/// The figures that have room, and the width of the strip.
-fn fit(width: u16, vcpus: &[VcpuShare]) -> (Vec<Figure>, u16) {
+/// Returns the figures that fit, and the width of the strip.
+fn fit(width: u16, vcpus: &[VcpuShare]) -> (Vec<FigureColumn>, u16) {
     let mut figures = FIGURES.to_vec();
-    // Hardly ever there; what is there is told.
+    // Pauses are rare: without one, their column is dropped.
     if vcpus.iter().all(|vcpu| parts(&vcpu.states)[6] < 0.000_5) {
         figures.pop();
     }
-    let strip =
-        |figures: &[Figure]| width.saturating_sub(LABEL + figures.iter().map(Figure::width).sum::<u16>());
+    let strip = |figures: &[FigureColumn]| {
+        width.saturating_sub(LABEL + figures.iter().map(FigureColumn::width).sum::<u16>())
+    };
     while strip(&figures) < STRIP && figures.len() > 1 {
         figures.pop();
     }
@@ -90,16 +91,16 @@ fn fit(width: u16, vcpus: &[VcpuShare]) -> (Vec<Figure>, u16) {
     (figures, width)
 }
 
-/// Rows for the vCPUs where there is room for so many; all rows but the last have as many vCPUs.
-pub fn rows(look: &Snapshot, most: u16) -> u16 {
-    let count = look.vcpus.len();
+/// Returns the number of rows for the vCPUs, at most `most`; all rows but the last have equally many vCPUs.
+pub fn rows(snapshot: &Snapshot, most: u16) -> u16 {
+    let count = snapshot.vcpus.len();
     let each = count.div_ceil(usize::from(most.max(1))).max(1);
     u16::try_from(count.div_ceil(each)).unwrap_or(most).max(1)
 }
 
-/// Draws a heading, where there is a row for it, and a row for each vCPU or for several.
-pub fn draw(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) {
-    let vcpus = &state.look.vcpus;
+/// Draws a heading, if there is a row for it, and a row for each vCPU or for several.
+pub fn draw(buffer: &mut Buffer, area: Rect, state: &ViewState, theme: ScreenTheme) {
+    let vcpus = &state.snapshot.vcpus;
     if vcpus.is_empty() {
         return;
     }
@@ -108,39 +109,40 @@ pub fn draw(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) {
     let rows = area.height - u16::from(!low);
     let each = vcpus.len().div_ceil(usize::from(rows.max(1)));
     if !low {
-        heading(buffer, area, state, (&figures, strip), each, theme);
+        heading(buffer, area, state, &figures, each, theme);
     }
     for (group, y) in vcpus.chunks(each).zip(area.y + u16::from(!low)..area.bottom()) {
-        put_right(buffer, (area.x, y, LABEL - 1), &label(group), Style::new(), theme);
+        put_right(buffer, RowSlot { x: area.x, y, width: LABEL - 1 }, &label(group), Style::new(), theme);
         let ids: Vec<u8> = group.iter().map(|vcpu| vcpu.id).collect();
         let right = area.x + LABEL + strip;
         for (parts, x) in state.history.latest(&ids).zip((area.x + LABEL..right).rev()) {
             let (symbol, style) = theme.column(&parts);
             buffer.set_stringn(x, y, symbol, 1, style);
         }
-        row(buffer, (right, y), group, &figures, theme);
+        row(buffer, Position { x: right, y }, group, &figures, theme);
     }
 }
 
 fn heading(
     buffer: &mut Buffer,
     area: Rect,
-    state: &State,
-    (figures, strip): (&[Figure], u16),
+    state: &ViewState,
+    figures: &[FigureColumn],
     each: usize,
-    theme: Theme,
+    theme: ScreenTheme,
 ) {
     let name = if each > 1 { "vCPUs" } else { "vCPU" };
-    put_right(buffer, (area.x, area.y, LABEL - 1), name, theme.heading(), theme);
+    put_right(buffer, RowSlot { x: area.x, y: area.y, width: LABEL - 1 }, name, theme.heading(), theme);
     let every = format!("{} s a column", state.every.as_secs_f64());
-    put_right(buffer, (area.x + LABEL, area.y, strip), &every, Style::new(), theme);
+    let strip = area.width.saturating_sub(LABEL + figures.iter().map(FigureColumn::width).sum::<u16>());
+    put_right(buffer, RowSlot { x: area.x + LABEL, y: area.y, width: strip }, &every, Style::new(), theme);
     let mut x = area.x + LABEL + strip;
     for figure in figures {
-        let style = match figure.of {
-            Of::State(place) => theme.state(place).patch(theme.heading()),
-            Of::Samples(_) => theme.heading(),
+        let style = match figure.source {
+            FigureSource::State(place) => theme.state(place).patch(theme.heading()),
+            FigureSource::Samples(_) => theme.heading(),
         };
-        put_right(buffer, (x, area.y, figure.width()), figure.name, style, theme);
+        put_right(buffer, RowSlot { x, y: area.y, width: figure.width() }, figure.name, style, theme);
         x += figure.width();
     }
 }
@@ -153,15 +155,22 @@ fn label(group: &[VcpuShare]) -> String {
     }
 }
 
-fn row(buffer: &mut Buffer, (mut x, y): (u16, u16), group: &[VcpuShare], figures: &[Figure], theme: Theme) {
+fn row(
+    buffer: &mut Buffer,
+    start: Position,
+    group: &[VcpuShare],
+    figures: &[FigureColumn],
+    theme: ScreenTheme,
+) {
+    let Position { mut x, y } = start;
     for figure in figures {
         let width = figure.width();
-        put_right(buffer, (x, y, width), &percent(figure.part(group)), Style::new(), theme);
+        put_right(buffer, RowSlot { x, y, width }, &percent(figure.part(group)), Style::new(), theme);
         x += width;
     }
 }
 
-/// Without the sign, which stands in the heading.
+/// Formats a part in per cent, without the sign, which is in the heading.
 fn percent(part: f64) -> String {
     match part * 100.0 {
         percent if !percent.is_finite() => "-".to_owned(),

@@ -1,4 +1,4 @@
-//! The lines above everything.
+//! The lines at the top of the screen.
 
 use std::time::Duration;
 
@@ -10,27 +10,27 @@ use text::clean::escaped;
 use text::units;
 use unicode_width::UnicodeWidthStr;
 
-use super::put;
-use super::theme::Theme;
-use crate::top::state::State;
+use super::theme::ScreenTheme;
+use super::{RowSlot, put};
+use crate::top::state::ViewState;
 
-/// A piece of a line; those with the highest rank give way first.
-struct Piece {
+/// LinePiece of a line; the pieces with the highest rank are dropped first.
+struct LinePiece {
     text: String,
     style: Style,
     rank: u8,
 }
 
-fn piece(text: String, rank: u8) -> Piece {
-    Piece { text, style: Style::new(), rank }
+fn piece(text: String, rank: u8) -> LinePiece {
+    LinePiece { text, style: Style::new(), rank }
 }
 
-/// Draws one line or two.
-pub fn draw(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) {
+/// Draws the header in one line or two.
+pub fn draw(buffer: &mut Buffer, area: Rect, state: &ViewState, theme: ScreenTheme) {
     let mut first = run(state, theme);
     let second = span(state, theme);
     if area.height == 1 {
-        // What stands still must be told in any case.
+        // A paused display or VM is shown in any case.
         first.splice(..0, second.into_iter().filter(|piece| piece.rank == 0));
         line(buffer, area, area.y, first, theme);
         return;
@@ -39,29 +39,29 @@ pub fn draw(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) {
     line(buffer, area, area.y + 1, second, theme);
 }
 
-/// What is watched.
-fn run(state: &State, theme: Theme) -> Vec<Piece> {
-    let look = &state.look;
-    if look.time_s <= 0.0 {
-        return vec![Piece {
+/// Returns the facts on the run.
+fn run(state: &ViewState, theme: ScreenTheme) -> Vec<LinePiece> {
+    let snapshot = &state.snapshot;
+    if snapshot.time_s <= 0.0 {
+        return vec![LinePiece {
             text: "The guest does not run yet.".to_owned(),
             style: theme.heading(),
             rank: 1,
         }];
     }
-    let kernel = match &look.kernel {
+    let kernel = match &snapshot.kernel {
         Some(release) => format!("Linux {}", escaped(release)),
         None => "kernel not found yet".to_owned(),
     };
-    let host = match look.host.as_str() {
+    let host = match snapshot.host.as_str() {
         "kvm" => "KVM".to_owned(),
         "portable" => "portable".to_owned(),
         other => format!("host: {}", escaped(other)),
     };
-    let time = Duration::try_from_secs_f64(look.time_s).unwrap_or_default();
-    let Sampling { on, rate_hz, clock, samples, lost, .. } = &look.sampling;
-    let notice = |text: &str| Piece { text: text.to_owned(), style: theme.notice(), rank: 1 };
-    let rate = if stands_still(&look.vcpus) {
+    let time = Duration::try_from_secs_f64(snapshot.time_s).unwrap_or_default();
+    let Sampling { on, rate_hz, clock, samples, lost, .. } = &snapshot.sampling;
+    let notice = |text: &str| LinePiece { text: text.to_owned(), style: theme.notice(), rank: 1 };
+    let rate = if is_paused(&snapshot.vcpus) {
         notice("VM PAUSED")
     } else if *on {
         piece(units::rate(*rate_hz), 3)
@@ -70,32 +70,32 @@ fn run(state: &State, theme: Theme) -> Vec<Piece> {
     };
     let lost_style = if *lost > 0 { theme.heading() } else { Style::new() };
     vec![
-        Piece { text: kernel, style: theme.heading(), rank: 2 },
+        LinePiece { text: kernel, style: theme.heading(), rank: 2 },
         piece(host, 3),
         piece(units::clock(time), 1),
         rate,
         piece(escaped(clock).into_owned(), 5),
         piece(units::counted(*samples, "sample"), 4),
-        Piece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
+        LinePiece { text: format!("{} lost", units::count(*lost)), style: lost_style, rank: 4 },
     ]
 }
 
-/// Every vCPU was kept out of the guest for most of its last stretch.
-fn stands_still(vcpus: &[VcpuShare]) -> bool {
-    let is_paused = |vcpu: &VcpuShare| vcpu.now.iter().any(|(state, part)| state == "paused" && *part > 0.5);
-    !vcpus.is_empty() && vcpus.iter().all(is_paused)
+/// Returns true if every vCPU was kept out of the guest for most of its latest segment.
+fn is_paused(vcpus: &[VcpuShare]) -> bool {
+    let paused = |vcpu: &VcpuShare| vcpu.now.iter().any(|(state, part)| state == "paused" && *part > 0.5);
+    !vcpus.is_empty() && vcpus.iter().all(paused)
 }
 
-/// What the figures speak of.
-fn span(state: &State, theme: Theme) -> Vec<Piece> {
-    let modes = &state.look.modes;
+/// Returns the span of the figures, and the modes of its samples.
+fn span(state: &ViewState, theme: ScreenTheme) -> Vec<LinePiece> {
+    let modes = &state.snapshot.modes;
     let span = match state.span() {
         Span::Run => "whole run".to_owned(),
         Span::Last(s) => format!("last {s:.0} s"),
     };
     let mode = |name: &str, part: f64, rank| piece(format!("{name} {}", units::percent(part)), rank);
     let mut pieces = vec![
-        Piece { text: span, style: theme.heading(), rank: 1 },
+        LinePiece { text: span, style: theme.heading(), rank: 1 },
         mode("user", modes.user, 2),
         mode("kernel", modes.kernel, 2),
         mode("irq", modes.hardirq, 3),
@@ -103,16 +103,17 @@ fn span(state: &State, theme: Theme) -> Vec<Piece> {
         mode("idle", modes.idle, 2),
     ];
     if state.paused {
-        pieces.insert(0, Piece { text: "PAUSED".to_owned(), style: theme.notice(), rank: 0 });
+        pieces.insert(0, LinePiece { text: "PAUSED".to_owned(), style: theme.notice(), rank: 0 });
     }
     pieces
 }
 
 const GAP: u16 = 2;
 
-fn line(buffer: &mut Buffer, area: Rect, y: u16, mut pieces: Vec<Piece>, theme: Theme) {
-    let width =
-        |pieces: &[Piece]| pieces.iter().map(|piece| piece.text.width() + usize::from(GAP)).sum::<usize>();
+fn line(buffer: &mut Buffer, area: Rect, y: u16, mut pieces: Vec<LinePiece>, theme: ScreenTheme) {
+    let width = |pieces: &[LinePiece]| {
+        pieces.iter().map(|piece| piece.text.width() + usize::from(GAP)).sum::<usize>()
+    };
     let room = usize::from(area.width + GAP - 1);
     while width(&pieces) > room
         && let Some(rank) = pieces.iter().map(|piece| piece.rank).max().filter(|rank| *rank > 1)
@@ -123,6 +124,6 @@ fn line(buffer: &mut Buffer, area: Rect, y: u16, mut pieces: Vec<Piece>, theme: 
     let mut x = area.x + 1;
     for piece in pieces {
         let width = area.right().saturating_sub(x);
-        x = put(buffer, (x, y, width), &piece.text, piece.style, theme).saturating_add(GAP);
+        x = put(buffer, RowSlot { x, y, width }, &piece.text, piece.style, theme).saturating_add(GAP);
     }
 }

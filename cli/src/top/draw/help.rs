@@ -1,13 +1,13 @@
-//! The help: keys, and what the figures mean.
+//! The help: keys, and the meaning of the figures.
 
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
 
-use super::put;
-use super::theme::Theme;
+use super::theme::ScreenTheme;
+use super::{RowSlot, put};
 
-/// Keys and what they do; without a key a line of text, and a heading where it ends with a colon.
+/// Keys and their actions. A line without a key is text, or a heading if it ends with a colon.
 const LINES: [(&str, &str); 36] = [
     ("", "Keys:"),
     ("1 to 6, Tab", "choose a pane"),
@@ -15,17 +15,17 @@ const LINES: [(&str, &str); 36] = [
     ("s, r", "sort by the next column; the other way round"),
     ("/, Esc", "show only rows with a text or an id; show all again"),
     ("w", "the span: last 1, 5, 15, 60 s, whole run"),
-    ("space", "hold the display still; the run goes on"),
+    ("space", "pause the display; the run continues"),
     ("S", "stop sampling; start it again"),
     ("+ -", "sampling rate, in steps of 1, 2, 5"),
     ("m", "put a mark with a text into the profile"),
-    ("Ctrl-L", "draw the screen anew"),
-    ("q", "leave; the run goes on"),
+    ("Ctrl-L", "redraw the screen"),
+    ("q", "leave; the run continues"),
     ("", ""),
     ("", "vCPUs over time, the latest at the right:"),
     ("height", "part of the time in which the guest ran; the rest was halted"),
     ("w", "a quarter or more of it waiting for a CPU of the host"),
-    ("k", "so long in KVM for a halted guest"),
+    ("k", "the same in KVM for a halted guest"),
     ("v", "in vprof, serving exits"),
     ("s", "in vprof, taking samples"),
     ("p", "paused by vprof, or by its own VMM"),
@@ -33,37 +33,43 @@ const LINES: [(&str, &str); 36] = [
     ("", "row with their means where there is no room."),
     ("", ""),
     ("", "Panes:"),
-    ("share, self", "part of the samples that were not idle and hit it"),
+    ("share, self", "part of the samples that were not idle and hit the row"),
     ("total", "part of those that had the function on their stack"),
-    ("±", "how far its 95 % interval reaches from it"),
+    ("±", "distance from the share to the end of its 95 % interval"),
     ("user", "part of the process's own samples in user code"),
-    ("tasks", "parts of each task's time: on a CPU, interrupted, in the run queue,"),
-    ("", "             asleep, waiting for a disk, held up by vprof, stopped, dead;"),
+    ("tasks", "parts of each task's time: on a CPU, interrupted, runnable,"),
+    ("", "             asleep, waiting for a disk, paused by vprof, stopped, dead;"),
     ("", "             exact, or by scans of all tasks"),
-    ("exits", "of the last second: part of a vCPU's time, how often, how long"),
+    ("exits", "of the last second: part of a vCPU's time, rate, and mean time"),
     ("", "             from the exit to the next entry"),
     ("", ""),
-    ("", "Tables have the first 200 rows that the run tells; docs/top.md says"),
-    ("", "more."),
+    ("", "Tables have the first 200 rows of the run; docs/top.md describes"),
+    ("", "the screen."),
 ];
 
-/// What `q` does where the run is this process.
+/// Action of `q` if the run is this process.
 const ENDS: &str = "end the run, if you confirm; its summary follows";
 /// Columns of keys.
 const KEYS: u16 = 13;
 
-/// Draws the help from line `down` on; returns the line that it could begin with.
-pub fn draw(buffer: &mut Buffer, area: Rect, down: usize, own_run: bool, theme: Theme) -> usize {
+/// Draws the help from line `down` on; returns the first line, which is limited by the length of the text.
+pub fn draw(buffer: &mut Buffer, area: Rect, down: usize, own_run: bool, theme: ScreenTheme) -> usize {
     let down = down.min(LINES.len().saturating_sub(usize::from(area.height)));
     for ((key, text), y) in LINES.iter().skip(down).zip(area.top()..area.bottom()) {
         let text = if own_run && *key == "q" { ENDS } else { text };
         let x = area.x + 1;
         let style = if text.ends_with(':') && key.is_empty() { theme.heading() } else { Style::new() };
         if key.is_empty() {
-            put(buffer, (x, y, area.width - 1), text, style, theme);
+            put(buffer, RowSlot { x, y, width: area.width - 1 }, text, style, theme);
         } else {
-            put(buffer, (x, y, KEYS - 1), key, theme.heading(), theme);
-            put(buffer, (x + KEYS, y, area.width.saturating_sub(1 + KEYS)), text, style, theme);
+            put(buffer, RowSlot { x, y, width: KEYS - 1 }, key, theme.heading(), theme);
+            put(
+                buffer,
+                RowSlot { x: x + KEYS, y, width: area.width.saturating_sub(1 + KEYS) },
+                text,
+                style,
+                theme,
+            );
         }
     }
     down

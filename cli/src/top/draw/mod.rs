@@ -5,7 +5,7 @@
 //!  bars      a row for each vCPU, or for several: over time, and its states in the span
 //!  tabs      the panes
 //!  pane      a table or lines
-//!  bottom    keys, a question, or what there is to say
+//!  bottom    keys, a question, or a message
 //! ```
 
 mod bars;
@@ -20,17 +20,17 @@ use ratatui::layout::{Position, Rect};
 use ratatui::style::Style;
 use unicode_width::UnicodeWidthStr;
 
-use super::state::{Question, State};
+use super::state::{UserPrompt, ViewState};
 use text::clean::escaped;
-use theme::Theme;
+use theme::ScreenTheme;
 
-/// The smallest screen that shows anything of use.
+/// Smallest usable screen.
 const LEAST: (u16, u16) = (40, 10);
-/// Screens that are lower have a line less of everything.
+/// Lower screens have one line less of everything.
 const LOW: u16 = 16;
 
-/// Draws everything.
-pub fn screen(frame: &mut Frame<'_>, state: &mut State, theme: Theme) {
+/// Draws the screen.
+pub fn screen(frame: &mut Frame<'_>, state: &mut ViewState, theme: ScreenTheme) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
     if area.width < LEAST.0 || area.height < LEAST.1 {
@@ -48,23 +48,23 @@ pub fn screen(frame: &mut Frame<'_>, state: &mut State, theme: Theme) {
     }
 }
 
-fn main(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
+fn main(buffer: &mut Buffer, area: Rect, state: &mut ViewState, theme: ScreenTheme) {
     let low = area.height < LOW;
     let [header, rest] = split(area, if low { 1 } else { 2 });
     header::draw(buffer, header, state, theme);
     let [bars, rest] =
-        split(rest, bars::rows(&state.look, area.height.saturating_sub(5) / 3) + u16::from(!low));
+        split(rest, bars::rows(&state.snapshot, area.height.saturating_sub(5) / 3) + u16::from(!low));
     bars::draw(buffer, bars, state, theme);
     pane::draw(buffer, rest, state, theme);
 }
 
-/// The upper rows, and the others.
+/// Splits off the upper rows.
 fn split(area: Rect, rows: u16) -> [Rect; 2] {
     let rows = rows.min(area.height);
     [Rect { height: rows, ..area }, Rect { y: area.y + rows, height: area.height - rows, ..area }]
 }
 
-fn too_small(buffer: &mut Buffer, area: Rect, theme: Theme) {
+fn too_small(buffer: &mut Buffer, area: Rect, theme: ScreenTheme) {
     let (columns, rows) = LEAST;
     let lines = [
         "Too small.".to_owned(),
@@ -73,31 +73,31 @@ fn too_small(buffer: &mut Buffer, area: Rect, theme: Theme) {
         "q quits.".to_owned(),
     ];
     for (line, y) in lines.iter().zip(area.top()..area.bottom()) {
-        put(buffer, (area.x, y, area.width), line, Style::new(), theme);
+        put(buffer, RowSlot { x: area.x, y, width: area.width }, line, Style::new(), theme);
     }
 }
 
-/// The last line; returns where the cursor belongs.
-fn last_line(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) -> Option<Position> {
-    let place = (area.x, area.y, area.width);
+/// Draws the last line; returns the position of the cursor.
+fn last_line(buffer: &mut Buffer, area: Rect, state: &ViewState, theme: ScreenTheme) -> Option<Position> {
+    let place = RowSlot { x: area.x, y: area.y, width: area.width };
     let (question, typed) = match &state.question {
-        Some(Question::Filter { typed, .. }) => ("show only rows with: ", typed),
-        Some(Question::Mark(typed)) => ("mark: ", typed),
-        Some(Question::End) => {
-            put(buffer, place, "End the run? y ends it, any other key goes on.", theme.notice(), theme);
+        Some(UserPrompt::Filter { typed, .. }) => ("show only rows with: ", typed),
+        Some(UserPrompt::Mark(typed)) => ("mark: ", typed),
+        Some(UserPrompt::End) => {
+            put(buffer, place, "End the run? y ends it, any other key cancels.", theme.notice(), theme);
             return None;
         }
         None => {
             let (line, style) = match (&state.message, &state.ended) {
                 (Some(message), _) => (escaped(message).into_owned(), theme.notice()),
-                (None, Some(why)) => (format!("{}; q quits", escaped(why)), theme.notice()),
+                (None, Some(reason)) => (format!("{}; q quits", escaped(reason)), theme.notice()),
                 (None, None) => (hint(area.width, state).to_owned(), Style::new()),
             };
             put(buffer, place, &line, style, theme);
             return None;
         }
     };
-    // Its end is what is being typed.
+    // A long text is cut at its start, as the user types at its end.
     let typed = escaped(typed);
     let room = usize::from(area.width).saturating_sub(question.len() + 1);
     let mut end = typed.as_ref();
@@ -108,7 +108,7 @@ fn last_line(buffer: &mut Buffer, area: Rect, state: &State, theme: Theme) -> Op
     Some(Position { x: x.min(area.right() - 1), y: area.y })
 }
 
-fn hint(width: u16, state: &State) -> &'static str {
+fn hint(width: u16, state: &ViewState) -> &'static str {
     match (state.help.is_some(), width) {
         (true, _) => "any key goes back, arrows scroll",
         (_, ..60) => "? help  q quit  Tab pane  / filter",
@@ -120,14 +120,24 @@ fn hint(width: u16, state: &State) -> &'static str {
     }
 }
 
-/// Writes a text at a column and a row, in at most so many columns; returns the column after it.
-fn put(buffer: &mut Buffer, (x, y, width): (u16, u16, u16), text: &str, style: Style, theme: Theme) -> u16 {
+/// Part of a row of the screen.
+#[derive(Debug, Clone, Copy)]
+struct RowSlot {
+    x: u16,
+    y: u16,
+    width: u16,
+}
+
+/// Writes a text at the left of the slot; returns the column after it.
+fn put(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) -> u16 {
+    let RowSlot { x, y, width } = slot;
     let text = theme.cut(text, width);
     buffer.set_stringn(x, y, text, usize::from(width), style).0
 }
 
-/// The same, at the right end.
-fn put_right(buffer: &mut Buffer, (x, y, width): (u16, u16, u16), text: &str, style: Style, theme: Theme) {
+/// Writes a text at the right of the slot.
+fn put_right(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) {
+    let RowSlot { x, y, width } = slot;
     let text = theme.cut(text, width);
     let own = u16::try_from(text.width()).unwrap_or(width).min(width);
     buffer.set_stringn(x + width - own, y, text, usize::from(own), style);

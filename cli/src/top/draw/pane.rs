@@ -1,24 +1,24 @@
-//! The names of all panes, and the one that is shown.
+//! The names of all panes, and the pane that is shown.
 
 use ratatui::buffer::Buffer;
-use ratatui::layout::Rect;
+use ratatui::layout::{Position, Rect};
 use ratatui::style::{Color, Style};
 use text::clean::escaped;
 use text::units;
 
-use super::theme::Theme;
-use super::{put, put_right};
-use crate::top::panes::Pane;
-use crate::top::state::State;
-use crate::top::table::{Table, Value};
+use super::theme::ScreenTheme;
+use super::{RowSlot, put, put_right};
+use crate::top::panes::PaneKind;
+use crate::top::state::ViewState;
+use crate::top::table::{CellValue, PaneTable};
 
 /// Columns left of a table.
 const INDENT: u16 = 1;
 
 /// Draws the names, the headings and the rows that fit.
-pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
-    let table = state.pane.table(&state.look, state.here().order, &state.here().filter);
-    let headed = !matches!(state.pane, Pane::Console);
+pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut ViewState, theme: ScreenTheme) {
+    let table = state.pane.table(&state.snapshot, state.here().order, &state.here().filter);
+    let headed = !matches!(state.pane, PaneKind::Console);
     let body = usize::from(area.height.saturating_sub(1 + u16::from(headed)));
     let furthest = table.rows.len().saturating_sub(body);
     state.page = body.max(1);
@@ -29,29 +29,35 @@ pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut State, theme: Theme) {
     let places = table.fit(area.width.saturating_sub(INDENT));
     let mut y = area.y + 1;
     if headed {
-        headings(buffer, (area.x + INDENT, y), state, &table, &places, theme);
+        headings(buffer, Position { x: area.x + INDENT, y }, state, &table, &places, theme);
         y += 1;
     }
     for (row, y) in table.rows.iter().skip(first).zip(y..area.bottom()) {
         for (at, x, width) in &places {
             if let Some(value) = row.get(*at) {
-                cell(buffer, (area.x + INDENT + x, y, *width), value, theme);
+                cell(buffer, RowSlot { x: area.x + INDENT + x, y, width: *width }, value, theme);
             }
         }
     }
     if table.rows.is_empty() && y < area.bottom() {
         let sentence = if state.here().filter.is_empty() { table.empty } else { "No row has this text." };
-        put(buffer, (area.x + INDENT, y, area.width - INDENT), sentence, Style::new(), theme);
+        put(
+            buffer,
+            RowSlot { x: area.x + INDENT, y, width: area.width - INDENT },
+            sentence,
+            Style::new(),
+            theme,
+        );
     }
 }
 
-/// How tasks are known, the filter, and which rows are on the screen.
-fn where_in(table: &Table, state: &State, first: usize, body: usize) -> String {
+/// Formats the source of task states, the filter, and the rows that are on the screen.
+fn where_in(table: &PaneTable, state: &ViewState, first: usize, body: usize) -> String {
     let filter = &state.here().filter;
     let filter = if filter.is_empty() { String::new() } else { format!("with \"{}\"  ", escaped(filter)) };
-    let known = match (state.pane, state.look.exact) {
-        (Pane::Tasks, true) => "exact  ",
-        (Pane::Tasks, false) => "sampled ",
+    let known = match (state.pane, state.snapshot.exact) {
+        (PaneKind::Tasks, true) => "exact  ",
+        (PaneKind::Tasks, false) => "sampled ",
         _ => "",
     };
     let filter = format!("{known}{filter}");
@@ -64,12 +70,12 @@ fn where_in(table: &Table, state: &State, first: usize, body: usize) -> String {
     }
 }
 
-/// The name of the pane that is shown stands in brackets.
-fn tabs(buffer: &mut Buffer, area: Rect, state: &State, note: &str, theme: Theme) {
-    let long: usize = Pane::ALL.iter().map(|pane| pane.name().len() + 4).sum();
+/// Draws the names of the panes, that of the shown one in brackets.
+fn tabs(buffer: &mut Buffer, area: Rect, state: &ViewState, note: &str, theme: ScreenTheme) {
+    let long: usize = PaneKind::ALL.iter().map(|pane| pane.name().len() + 4).sum();
     let names = usize::from(area.width) >= long;
     let mut x = area.x;
-    for pane in Pane::ALL {
+    for pane in PaneKind::ALL {
         let key = pane.place() + 1;
         let shown = pane == state.pane;
         let name = if names || shown { format!("{key} {}", pane.name()) } else { key.to_string() };
@@ -78,19 +84,19 @@ fn tabs(buffer: &mut Buffer, area: Rect, state: &State, note: &str, theme: Theme
             false => (format!(" {name} "), Style::new()),
         };
         let width = area.right().saturating_sub(x);
-        x = put(buffer, (x, area.y, width), &name, style, theme);
+        x = put(buffer, RowSlot { x, y: area.y, width }, &name, style, theme);
     }
     let room = area.right().saturating_sub(x + 1);
-    put_right(buffer, (x + 1, area.y, room), note.trim_end(), Style::new(), theme);
+    put_right(buffer, RowSlot { x: x + 1, y: area.y, width: room }, note.trim_end(), Style::new(), theme);
 }
 
 fn headings(
     buffer: &mut Buffer,
-    (left, y): (u16, u16),
-    state: &State,
-    table: &Table,
+    start: Position,
+    state: &ViewState,
+    table: &PaneTable,
     places: &[(usize, u16, u16)],
-    theme: Theme,
+    theme: ScreenTheme,
 ) {
     let order = state.here().order;
     for (at, x, width) in places {
@@ -103,7 +109,7 @@ fn headings(
             (true, false, false) => "v",
             (true, true, false) => "^",
         };
-        let place = (left + x, y, *width);
+        let place = RowSlot { x: start.x + x, y: start.y, width: *width };
         if *at + 1 == table.columns.len() || is_text(table, *at) {
             put(buffer, place, &format!("{}{mark}", column.name), theme.heading(), theme);
         } else {
@@ -112,18 +118,18 @@ fn headings(
     }
 }
 
-/// It starts at the left of its column.
-fn is_text(table: &Table, column: usize) -> bool {
-    matches!(table.rows.first().and_then(|row| row.get(column)), Some(Value::Text(_)))
+/// Returns true for a column of text, which is aligned to the left.
+fn is_text(table: &PaneTable, column: usize) -> bool {
+    matches!(table.rows.first().and_then(|row| row.get(column)), Some(CellValue::Text(_)))
 }
 
-fn cell(buffer: &mut Buffer, place: (u16, u16, u16), value: &Value, theme: Theme) {
+fn cell(buffer: &mut Buffer, place: RowSlot, value: &CellValue, theme: ScreenTheme) {
     match value {
-        Value::Text(text) => {
+        CellValue::Text(text) => {
             put(buffer, place, text, Style::new(), theme);
         }
-        Value::Bar(part) => {
-            put(buffer, place, &theme.bar(*part, place.2), theme.fg(Color::Cyan), theme);
+        CellValue::Bar(part) => {
+            put(buffer, place, &theme.bar(*part, place.width), theme.fg(Color::Cyan), theme);
         }
         number => put_right(buffer, place, &number.shown(), Style::new(), theme),
     }

@@ -1,4 +1,4 @@
-//! Whole screens, as somebody would see them.
+//! Whole screens, as the user sees them.
 
 use std::time::Duration;
 
@@ -10,34 +10,34 @@ use ratatui::style::Color;
 use unicode_width::UnicodeWidthStr;
 
 use super::*;
+use crate::top::control::RunEvent;
 use crate::top::fixture;
-use crate::top::keys::{Key, Parser};
-use crate::top::steer::Event;
+use crate::top::keys::{KeyParser, KeyPress};
 
 const EVERY: Duration = Duration::from_millis(500);
-const PLAIN: Theme = Theme { color: false, unicode: true };
-const COLORED: Theme = Theme { color: true, unicode: true };
-const ASCII: Theme = Theme { color: false, unicode: false };
+const PLAIN: ScreenTheme = ScreenTheme { color: false, unicode: true };
+const COLORED: ScreenTheme = ScreenTheme { color: true, unicode: true };
+const ASCII: ScreenTheme = ScreenTheme { color: false, unicode: false };
 
-/// A run of 20 seconds with so many vCPUs, after these keys.
-fn watched(vcpus: u8, keys: &str) -> State {
-    let mut state = State::new(EVERY, false);
+/// Makes a run of 20 seconds with this many vCPUs, after these keys.
+fn watched(vcpus: u8, keys: &str) -> ViewState {
+    let mut state = ViewState::new(EVERY, false);
     for step in 1..=40 {
-        state.event(Event::Look(Box::new(fixture::look(vcpus, f64::from(step) / 2.0))));
+        state.event(RunEvent::Snapshot(Box::new(fixture::snapshot(vcpus, f64::from(step) / 2.0))));
     }
-    for key in Parser::default().feed(keys.as_bytes()) {
+    for key in KeyParser::default().feed(keys.as_bytes()) {
         state.key(key);
     }
     state
 }
 
-fn drawn(state: &mut State, (width, height): (u16, u16), theme: Theme) -> Buffer {
+fn drawn(state: &mut ViewState, (width, height): (u16, u16), theme: ScreenTheme) -> Buffer {
     let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
     terminal.draw(|frame| screen(frame, state, theme)).unwrap();
     terminal.backend().buffer().clone()
 }
 
-/// The lines of a screen, without spaces at their ends.
+/// Returns the lines of a screen, without spaces at their ends.
 fn lines(buffer: &Buffer) -> Vec<String> {
     let width = usize::from(buffer.area.width.max(1));
     let mut lines = Vec::new();
@@ -55,11 +55,11 @@ fn lines(buffer: &Buffer) -> Vec<String> {
     lines
 }
 
-fn text(state: &mut State, size: (u16, u16), theme: Theme) -> String {
+fn text(state: &mut ViewState, size: (u16, u16), theme: ScreenTheme) -> String {
     lines(&drawn(state, size, theme)).join("\n") + "\n"
 }
 
-/// What each of these screens is to be stands in `golden/`.
+/// Compares these screens with those in `golden/`.
 macro_rules! golden {
     ($($name:ident: $vcpus:expr, $keys:expr, $size:expr, $theme:expr;)*) => {
         $(#[test]
@@ -91,24 +91,25 @@ fn too_small_says_so() {
 }
 
 #[test]
-fn a_run_that_does_not_run_yet_says_so() {
-    let mut state = State::new(EVERY, true);
-    state.event(Event::Told("booting the portable host ...".to_owned()));
+fn a_run_that_is_not_running_yet_has_a_message() {
+    let mut state = ViewState::new(EVERY, true);
+    state.event(RunEvent::Message("booting the portable host ...".to_owned()));
     let drawn = text(&mut state, (80, 24), PLAIN);
     assert!(drawn.starts_with(" The guest does not run yet.\n"), "{drawn}");
     assert!(drawn.contains("No samples in this span") && drawn.ends_with("booting the portable host ...\n"));
 }
 
 #[test]
-fn a_machine_that_stands_still_is_told_where_others_have_their_rate() {
+fn a_paused_machine_is_shown_instead_of_the_rate() {
     let mut state = watched(2, "");
-    let mut look = fixture::look(2, 21.0);
-    let pause = |look: &mut Snapshot, vcpu: usize| look.vcpus[vcpu].now = vec![("paused".to_owned(), 0.9)];
-    pause(&mut look, 0);
-    state.event(Event::Look(Box::new(look.clone())));
+    let mut snapshot = fixture::snapshot(2, 21.0);
+    let pause =
+        |snapshot: &mut Snapshot, vcpu: usize| snapshot.vcpus[vcpu].now = vec![("paused".to_owned(), 0.9)];
+    pause(&mut snapshot, 0);
+    state.event(RunEvent::Snapshot(Box::new(snapshot.clone())));
     assert!(!text(&mut state, (80, 24), PLAIN).contains("VM PAUSED"), "one of two runs");
-    pause(&mut look, 1);
-    state.event(Event::Look(Box::new(look)));
+    pause(&mut snapshot, 1);
+    state.event(RunEvent::Snapshot(Box::new(snapshot)));
     for size in [(80, 24), (40, 10)] {
         let drawn = text(&mut state, size, PLAIN);
         assert!(drawn.lines().next().is_some_and(|line| line.contains("VM PAUSED")), "{drawn}");
@@ -116,20 +117,20 @@ fn a_machine_that_stands_still_is_told_where_others_have_their_rate() {
 }
 
 #[test]
-fn the_end_and_questions_stand_at_the_bottom() {
+fn the_end_and_questions_are_at_the_bottom() {
     let mut state = watched(2, "");
-    state.event(Event::Ended("the run has ended".to_owned()));
+    state.event(RunEvent::Ended("the run has ended".to_owned()));
     assert!(text(&mut state, (80, 24), PLAIN).ends_with("\nthe run has ended; q quits\n"));
-    let mut own = State::new(EVERY, true);
-    own.key(Key::Char('q'));
-    assert!(text(&mut own, (80, 24), PLAIN).ends_with("\nEnd the run? y ends it, any other key goes on.\n"));
+    let mut own = ViewState::new(EVERY, true);
+    own.key(KeyPress::Char('q'));
+    assert!(text(&mut own, (80, 24), PLAIN).ends_with("\nEnd the run? y ends it, any other key cancels.\n"));
     let mut typed = watched(2, &format!("/{}end", "x".repeat(100)));
     let last = lines(&drawn(&mut typed, (40, 10), PLAIN)).pop().unwrap();
     assert_eq!(last, "show only rows with: xxxxxxxxxxxxxxxend");
 }
 
 #[test]
-fn colours_add_to_what_can_be_read_without() {
+fn colours_add_to_a_readable_screen() {
     let (plain, colored) =
         (drawn(&mut watched(2, ""), (80, 24), PLAIN), drawn(&mut watched(2, ""), (80, 24), COLORED));
     assert_eq!(lines(&plain), lines(&colored));
@@ -142,7 +143,7 @@ fn colours_add_to_what_can_be_read_without() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a run tells and somebody types, a screen of any size is drawn, and nothing on it steers the terminal.
+    /// A screen of any size is drawn, whatever the data and the keys; its text has no control characters.
     #[test]
     fn anything_can_be_drawn(
         size in (1_u16..200, 1_u16..60),
@@ -150,23 +151,23 @@ proptest! {
         (names, numbers) in (prop::collection::vec(".*", 5), prop::collection::vec(any::<f64>(), 6)),
         (vcpus, unicode) in (0_u8..65, any::<bool>()),
     ) {
-        let mut look = fixture::look(vcpus, numbers[0]);
-        look.processes[0].comm.clone_from(&names[0]);
-        look.functions[0].symbol.clone_from(&names[1]);
-        look.kernel = Some(names[2].clone());
-        look.console.push(names[3].clone());
-        look.events[0].text.clone_from(&names[4]);
-        look.processes[0].share.share = numbers[1];
-        look.processes[0].share.high = numbers[2];
-        look.exits[0].mean_ns = numbers[3];
-        look.sampling.rate_hz = numbers[4];
-        look.modes.user = numbers[5];
-        look.vcpus.iter_mut().for_each(|vcpu| vcpu.states[0].1 = numbers[5]);
-        let mut state = State::new(EVERY, true);
-        state.event(Event::Look(Box::new(look)));
-        for key in Parser::default().feed(&keys) {
+        let mut snapshot = fixture::snapshot(vcpus, numbers[0]);
+        snapshot.processes[0].comm.clone_from(&names[0]);
+        snapshot.functions[0].symbol.clone_from(&names[1]);
+        snapshot.kernel = Some(names[2].clone());
+        snapshot.console.push(names[3].clone());
+        snapshot.events[0].text.clone_from(&names[4]);
+        snapshot.processes[0].share.share = numbers[1];
+        snapshot.processes[0].share.high = numbers[2];
+        snapshot.exits[0].mean_ns = numbers[3];
+        snapshot.sampling.rate_hz = numbers[4];
+        snapshot.modes.user = numbers[5];
+        snapshot.vcpus.iter_mut().for_each(|vcpu| vcpu.states[0].1 = numbers[5]);
+        let mut state = ViewState::new(EVERY, true);
+        state.event(RunEvent::Snapshot(Box::new(snapshot)));
+        for key in KeyParser::default().feed(&keys) {
             state.key(key);
-            let drawn = drawn(&mut state, size, Theme { color: true, unicode });
+            let drawn = drawn(&mut state, size, ScreenTheme { color: true, unicode });
             for cell in drawn.content() {
                 prop_assert!(!cell.symbol().contains(char::is_control));
                 prop_assert!(unicode || cell.symbol().is_ascii());

@@ -6,33 +6,34 @@ use std::env;
 use ratatui::style::{Color, Modifier, Style};
 
 use crate::render::table;
-use crate::top::history::Parts;
+use crate::top::history::StateParts;
 
-/// What a terminal can show.
+/// Colours and characters that the terminal supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Theme {
-    /// Its 16 colours may be used.
+pub struct ScreenTheme {
+    /// The terminal's 16 colours may be used.
     pub color: bool,
-    /// It shows Unicode.
+    /// The terminal shows Unicode.
     pub unicode: bool,
 }
 
-/// A state that is neither `guest` nor `halted` is told by its letter where it has at least this part of a column.
+/// Smallest part of a column at which a state other than `guest` and `halted` has its letter.
 const NOTABLE: f32 = 0.25;
 /// Heights of a column from nothing to all.
 const HEIGHTS: [&str; 9] = ["·", "▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"];
 const HEIGHTS_ASCII: [&str; 9] = ["_", ".", ":", "-", "=", "+", "*", "%", "#"];
 /// Lengths of a bar's last character.
 const LENGTHS: [&str; 9] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"];
-/// Letters of states, in the order of [`crate::top::history::STATES`]; the first two are told by heights.
+/// Letters of states, in the order of [`crate::top::history::STATES`]; heights show the first two.
 const LETTERS: [&str; 7] = ["", "", "w", "k", "v", "s", "p"];
-/// Their colours: apart in lightness or in blue against yellow, which nearly everybody sees.
+/// Colours of states. They differ in lightness or in blue against yellow, which nearly everybody can
+/// distinguish.
 const COLORS: [Color; 7] =
     [Color::Cyan, Color::Reset, Color::Yellow, Color::Blue, Color::Magenta, Color::White, Color::DarkGray];
 
-impl Theme {
-    /// By the environment: `NO_COLOR` (no-color.org), and the locale's character set as POSIX has it.
-    pub fn of_environment() -> Self {
+impl ScreenTheme {
+    /// Reads the environment: `NO_COLOR` (no-color.org), and the locale's character set as in POSIX.
+    pub fn from_environment() -> Self {
         let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
         let locale = locale.to_string_lossy().to_ascii_lowercase();
@@ -42,7 +43,7 @@ impl Theme {
         }
     }
 
-    /// A text in at most so many columns.
+    /// Cuts a text to at most this many columns.
     pub fn cut(self, text: &str, width: u16) -> String {
         let cut = table::cut(&self.plain(text), usize::from(width));
         match self.unicode {
@@ -51,7 +52,7 @@ impl Theme {
         }
     }
 
-    /// The same text in ASCII, where there is nothing else.
+    /// Converts a text to ASCII, if the terminal shows only that.
     fn plain(self, text: &str) -> Cow<'_, str> {
         if self.unicode || text.is_ascii() {
             return Cow::Borrowed(text);
@@ -64,28 +65,28 @@ impl Theme {
         Cow::Owned(text.chars().map(ascii).collect())
     }
 
-    /// A colour, if there are any.
+    /// Returns a colour, if the terminal has colours.
     pub fn fg(self, color: Color) -> Style {
         if self.color { Style::new().fg(color) } else { Style::new() }
     }
 
-    /// What names something.
+    /// Returns the style of names.
     pub fn heading(self) -> Style {
         Style::new().add_modifier(Modifier::BOLD)
     }
 
-    /// What must not be missed.
+    /// Returns the style of notices.
     pub fn notice(self) -> Style {
         Style::new().add_modifier(Modifier::REVERSED)
     }
 
-    /// The colour of a state, by its place.
+    /// Returns the colour of a state, by its number.
     pub fn state(self, place: usize) -> Style {
         self.fg(COLORS.get(place).copied().unwrap_or(Color::Reset))
     }
 
-    /// One column of a vCPU over time.
-    pub fn column(self, parts: &Parts) -> (&'static str, Style) {
+    /// Returns one column of a vCPU over time.
+    pub fn column(self, parts: &StateParts) -> (&'static str, Style) {
         let guest = parts[0];
         if parts.iter().all(|part| *part <= 0.0) {
             return (" ", Style::new());
@@ -96,14 +97,14 @@ impl Theme {
             Some((place, (part, letter))) if *part >= NOTABLE => (letter, self.state(place)),
             _ => {
                 let heights = if self.unicode { HEIGHTS } else { HEIGHTS_ASCII };
-                // A little is not nothing.
+                // A small part differs from none.
                 let height = eighths(guest, 1).max(usize::from(guest >= 0.005));
                 (heights[height.min(8)], self.state(0))
             }
         }
     }
 
-    /// A bar over at most so many columns.
+    /// Draws a bar over at most this many columns.
     pub fn bar(self, part: f64, width: u16) -> String {
         #[expect(clippy::cast_possible_truncation, reason = "a part of the whole")]
         let part = if part.is_finite() { part.clamp(0.0, 1.0) as f32 } else { 0.0 };
@@ -115,7 +116,7 @@ impl Theme {
     }
 }
 
-/// A part of so many columns, in eighths of a column.
+/// Rounds a part of this many columns to eighths of a column.
 fn eighths(part: f32, columns: u16) -> usize {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 8 * columns")]
     let eighths = (part * 8.0 * f32::from(columns)).round() as usize;
@@ -126,11 +127,11 @@ fn eighths(part: f32, columns: u16) -> usize {
 mod tests {
     use super::*;
 
-    const FULL: Theme = Theme { color: true, unicode: true };
-    const LEAST: Theme = Theme { color: false, unicode: false };
+    const FULL: ScreenTheme = ScreenTheme { color: true, unicode: true };
+    const LEAST: ScreenTheme = ScreenTheme { color: false, unicode: false };
 
     #[test]
-    fn columns_are_told_apart_without_colours() {
+    fn columns_differ_without_colours() {
         let columns = [
             [0.0; 7],
             [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0],
@@ -140,7 +141,7 @@ mod tests {
             [0.7, 0.0, 0.3, 0.0, 0.0, 0.0, 0.0],
             [0.0, 0.0, 0.0, 0.0, 0.4, 0.6, 0.0],
         ];
-        let shown = |theme: Theme| columns.map(|parts| theme.column(&parts).0).concat();
+        let shown = |theme: ScreenTheme| columns.map(|parts| theme.column(&parts).0).concat();
         assert_eq!(shown(FULL), " ·▁▄▇ws");
         assert_eq!(shown(LEAST), " _.=%ws");
         assert!(columns.iter().all(|parts| LEAST.column(parts).1 == Style::new()));

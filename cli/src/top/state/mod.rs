@@ -1,97 +1,97 @@
-//! What is shown, and what keys change about it. Knows no terminal.
+//! ViewState of a view, and the keys that change it. Independent of the terminal.
 
 use std::time::Duration;
 
 use profile::live::{Snapshot, Span, View};
 use text::units;
 
-use super::history::History;
-use super::keys::Key;
-use super::panes::Pane;
-use super::steer::{self, Command, Event};
-use super::table::Order;
+use super::control::{self, RunCommand, RunEvent};
+use super::history::StateHistory;
+use super::keys::KeyPress;
+use super::panes::PaneKind;
+use super::table::SortOrder;
 
-/// Rows of each table that are asked for.
+/// Rows of each table in a snapshot.
 pub const ROWS: usize = 200;
-/// Spans that can be chosen.
+/// Spans to choose from.
 pub const SPANS: [Span; 5] =
     [Span::Last(1.0), Span::Last(5.0), Span::Last(15.0), Span::Last(60.0), Span::Run];
-/// The longest text that can be typed, characters.
+/// Longest text that can be typed, characters.
 const TYPED: usize = 200;
 
-/// What a key asks the loop to do.
+/// KeyAction of the loop for a key.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Tell the run.
-    Send(Command),
+pub enum KeyAction {
+    /// Send a command to the run.
+    Send(RunCommand),
     /// Leave the screen.
     Quit,
     /// Stop this process, as a shell's job.
     Suspend,
-    /// Draw everything anew: something else has written to the terminal.
+    /// Redraw the screen: another program has written to the terminal.
     Redraw,
 }
 
 /// A question at the bottom of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Question {
-    /// Text that rows are to have; what is there already, and what was there before.
+pub enum UserPrompt {
+    /// Filter of rows: the text so far, and the filter before.
     Filter { typed: String, before: String },
     /// Text of a mark.
     Mark(String),
-    /// Whether to end the run.
+    /// Confirmation of the end of the run.
     End,
 }
 
-/// What is remembered of each pane.
+/// ViewState of a pane.
 #[derive(Debug, Clone, Default)]
 pub struct PaneState {
-    /// By what its rows are sorted.
-    pub order: Order,
-    /// Text that they have.
+    /// Sort order of the rows.
+    pub order: SortOrder,
+    /// Text that rows must have.
     pub filter: String,
-    /// Rows above the screen; of panes that follow, below it.
+    /// Rows above the screen; below it for panes that follow.
     pub scroll: usize,
 }
 
-/// Everything.
+/// ViewState of the view.
 #[derive(Debug)]
-pub struct State {
-    /// The look that is shown.
-    pub look: Box<Snapshot>,
-    /// A later one, while the display stands still.
+pub struct ViewState {
+    /// Snapshot that is shown.
+    pub snapshot: Box<Snapshot>,
+    /// A later snapshot, while the display is paused.
     later: Option<Box<Snapshot>>,
-    /// The vCPUs over time.
-    pub history: History,
-    /// Time between two looks.
+    /// States of the vCPUs over time.
+    pub history: StateHistory,
+    /// Time between two refreshes.
     pub every: Duration,
-    pub pane: Pane,
-    panes: [PaneState; Pane::ALL.len()],
-    /// Place in [`SPANS`].
+    pub pane: PaneKind,
+    panes: [PaneState; PaneKind::ALL.len()],
+    /// Number of the span in [`SPANS`].
     span: usize,
     pub paused: bool,
-    /// The help is shown, so many lines down.
+    /// First line of the help, if it is shown.
     pub help: Option<usize>,
-    pub question: Option<Question>,
-    /// The latest thing to say.
+    pub question: Option<UserPrompt>,
+    /// The latest message.
     pub message: Option<String>,
-    /// Why there will be no more looks.
+    /// Reason for the end of all snapshots.
     pub ended: Option<String>,
-    /// The run is this very process.
+    /// The run is this process.
     pub own_run: bool,
-    /// Rows of the pane on the screen when it was drawn last.
+    /// Rows of the pane when it was last drawn.
     pub page: usize,
 }
 
-impl State {
-    /// Nothing seen yet. `own_run`: leaving the screen ends the run.
+impl ViewState {
+    /// Makes an empty state. `own_run`: the end of the run is the end of this process.
     pub fn new(every: Duration, own_run: bool) -> Self {
         Self {
-            look: Box::default(),
+            snapshot: Box::default(),
             later: None,
-            history: History::default(),
+            history: StateHistory::default(),
             every,
-            pane: Pane::Processes,
+            pane: PaneKind::Processes,
             panes: std::array::from_fn(|_| PaneState::default()),
             span: 1,
             paused: false,
@@ -104,175 +104,175 @@ impl State {
         }
     }
 
-    /// How to look.
+    /// Returns the span and rows of snapshots.
     pub fn view(&self) -> View {
         View { span: self.span(), rows: ROWS }
     }
 
-    /// The time that tables are to speak of.
+    /// Returns the span of the tables.
     pub fn span(&self) -> Span {
         SPANS[self.span]
     }
 
-    /// What is remembered of the pane that is shown.
+    /// Returns the state of the pane that is shown.
     pub fn here(&self) -> &PaneState {
         &self.panes[self.pane.place()]
     }
 
-    /// The same, to change it.
+    /// Returns the state of the pane that is shown, to change it.
     pub fn here_mut(&mut self) -> &mut PaneState {
         &mut self.panes[self.pane.place()]
     }
 
-    /// Takes what the run tells. False where nothing changes on the screen.
-    pub fn event(&mut self, event: Event) -> bool {
+    /// Processes an event of the run. Returns false if the screen does not change.
+    pub fn event(&mut self, event: RunEvent) -> bool {
         match event {
-            Event::Look(look) => {
-                self.history.add(&look, self.every, self.paused);
+            RunEvent::Snapshot(snapshot) => {
+                self.history.add(&snapshot, self.every, self.paused);
                 match self.paused {
-                    true => self.later = Some(look),
-                    false => self.look = look,
+                    true => self.later = Some(snapshot),
+                    false => self.snapshot = snapshot,
                 }
                 !self.paused
             }
-            Event::Told(sentence) => {
+            RunEvent::Message(sentence) => {
                 self.message = Some(sentence).filter(|sentence| !sentence.is_empty());
                 true
             }
-            Event::Ended(why) => {
-                self.ended = Some(why);
+            RunEvent::Ended(reason) => {
+                self.ended = Some(reason);
                 true
             }
         }
     }
 
-    /// Takes a key.
-    pub fn key(&mut self, key: Key) -> Option<Action> {
+    /// Processes a key.
+    pub fn key(&mut self, key: KeyPress) -> Option<KeyAction> {
         self.message = None;
         match key {
-            Key::Ctrl('l') => return Some(Action::Redraw),
-            Key::Ctrl('z') if self.own_run => {
+            KeyPress::Ctrl('l') => return Some(KeyAction::Redraw),
+            KeyPress::Ctrl('z') if self.own_run => {
                 self.message = Some(
-                    "Ctrl-Z would stop the guest, too; `vprof top` can be left in another terminal".into(),
+                    "Ctrl-Z would stop the guest, too: use `vprof top` in another terminal, which can be left".into(),
                 );
                 return None;
             }
-            Key::Ctrl('z') => return Some(Action::Suspend),
+            KeyPress::Ctrl('z') => return Some(KeyAction::Suspend),
             _ => {}
         }
         match self.question.take() {
             Some(question) => self.answer(question, key),
             None => match self.help {
-                Some(down) => self.key_of_help(key, down),
-                None => self.key_of_pane(key),
+                Some(down) => self.help_key(key, down),
+                None => self.pane_key(key),
             },
         }
     }
 
-    fn key_of_help(&mut self, key: Key, down: usize) -> Option<Action> {
+    fn help_key(&mut self, key: KeyPress, down: usize) -> Option<KeyAction> {
         self.help = match key {
-            Key::Ctrl('c') => return self.quit(),
-            // It scrolls where it does not fit.
-            Key::Down | Key::Char('j' | ' ') | Key::PageDown => Some(down.saturating_add(1)),
-            Key::Up | Key::Char('k') | Key::PageUp => Some(down.saturating_sub(1)),
+            KeyPress::Ctrl('c') => return self.quit(),
+            // The help scrolls if it does not fit.
+            KeyPress::Down | KeyPress::Char('j' | ' ') | KeyPress::PageDown => Some(down.saturating_add(1)),
+            KeyPress::Up | KeyPress::Char('k') | KeyPress::PageUp => Some(down.saturating_sub(1)),
             _ => None,
         };
         None
     }
 
-    fn key_of_pane(&mut self, key: Key) -> Option<Action> {
+    fn pane_key(&mut self, key: KeyPress) -> Option<KeyAction> {
         match key {
-            Key::Char('q') | Key::Ctrl('c') => return self.quit(),
-            Key::Char('?' | 'h') => self.help = Some(0),
-            Key::Tab => self.pane = self.pane.after(1),
-            Key::BackTab => self.pane = self.pane.after(Pane::ALL.len() - 1),
-            Key::Char(digit @ '1'..='6') => {
-                self.pane = Pane::Processes.after(digit as usize - '1' as usize);
+            KeyPress::Char('q') | KeyPress::Ctrl('c') => return self.quit(),
+            KeyPress::Char('?' | 'h') => self.help = Some(0),
+            KeyPress::Tab => self.pane = self.pane.after(1),
+            KeyPress::BackTab => self.pane = self.pane.after(PaneKind::ALL.len() - 1),
+            KeyPress::Char(digit @ '1'..='6') => {
+                self.pane = PaneKind::Processes.after(digit as usize - '1' as usize);
             }
-            Key::Char('s') => self.next_order(),
-            Key::Char('r') => self.here_mut().order.reversed ^= true,
-            Key::Char('/') => {
+            KeyPress::Char('s') => self.next_order(),
+            KeyPress::Char('r') => self.here_mut().order.reversed ^= true,
+            KeyPress::Char('/') => {
                 let before = self.here().filter.clone();
-                self.question = Some(Question::Filter { typed: before.clone(), before });
+                self.question = Some(UserPrompt::Filter { typed: before.clone(), before });
             }
-            Key::Escape => self.here_mut().filter.clear(),
-            Key::Char(' ') => self.pause(),
-            Key::Up | Key::Char('k') => self.scroll(false, 1),
-            Key::Down | Key::Char('j') => self.scroll(true, 1),
-            Key::PageUp => self.scroll(false, self.page),
-            Key::PageDown => self.scroll(true, self.page),
-            Key::Home | Key::Char('g') => self.scroll(false, usize::MAX),
-            Key::End | Key::Char('G') => self.scroll(true, usize::MAX),
+            KeyPress::Escape => self.here_mut().filter.clear(),
+            KeyPress::Char(' ') => self.pause(),
+            KeyPress::Up | KeyPress::Char('k') => self.scroll(false, 1),
+            KeyPress::Down | KeyPress::Char('j') => self.scroll(true, 1),
+            KeyPress::PageUp => self.scroll(false, self.page),
+            KeyPress::PageDown => self.scroll(true, self.page),
+            KeyPress::Home | KeyPress::Char('g') => self.scroll(false, usize::MAX),
+            KeyPress::End | KeyPress::Char('G') => self.scroll(true, usize::MAX),
             _ if self.ended.is_some() => {}
-            _ => return self.key_of_run(key).map(Action::Send),
+            _ => return self.run_key(key).map(KeyAction::Send),
         }
         None
     }
 
-    /// Keys that tell the run something.
-    fn key_of_run(&mut self, key: Key) -> Option<Command> {
-        let sampling = &self.look.sampling;
-        let (command, said) = match key {
-            Key::Char('w') => {
+    /// Processes keys that send a command to the run.
+    fn run_key(&mut self, key: KeyPress) -> Option<RunCommand> {
+        let sampling = &self.snapshot.sampling;
+        let (command, message) = match key {
+            KeyPress::Char('w') => {
                 self.span = (self.span + 1) % SPANS.len();
-                return Some(Command::View(self.view()));
+                return Some(RunCommand::View(self.view()));
             }
-            Key::Char('m') => {
-                self.question = Some(Question::Mark(String::new()));
+            KeyPress::Char('m') => {
+                self.question = Some(UserPrompt::Mark(String::new()));
                 return None;
             }
-            Key::Char('S') if sampling.on => (Command::Stop, "sampling stops; S goes on".to_owned()),
-            Key::Char('S') => (Command::Start, "sampling goes on".to_owned()),
-            Key::Char(sign @ ('+' | '=' | '-')) if sampling.rate_hz > 0.0 => {
-                let hz = steer::step(sampling.rate_hz, sign != '-');
-                (Command::Rate(hz), format!("the rate becomes {}", units::rate(hz)))
+            KeyPress::Char('S') if sampling.on => (RunCommand::Stop, "sampling stops; S resumes".to_owned()),
+            KeyPress::Char('S') => (RunCommand::Start, "sampling resumes".to_owned()),
+            KeyPress::Char(sign @ ('+' | '=' | '-')) if sampling.rate_hz > 0.0 => {
+                let hz = control::step(sampling.rate_hz, sign != '-');
+                (RunCommand::Rate(hz), format!("the rate becomes {}", units::rate(hz)))
             }
             _ => return None,
         };
-        self.message = Some(said);
+        self.message = Some(message);
         Some(command)
     }
 
-    fn quit(&mut self) -> Option<Action> {
+    fn quit(&mut self) -> Option<KeyAction> {
         if !self.own_run || self.ended.is_some() {
-            return Some(Action::Quit);
+            return Some(KeyAction::Quit);
         }
-        self.question = Some(Question::End);
+        self.question = Some(UserPrompt::End);
         None
     }
 
-    fn answer(&mut self, question: Question, key: Key) -> Option<Action> {
+    fn answer(&mut self, question: UserPrompt, key: KeyPress) -> Option<KeyAction> {
         match question {
-            Question::End => match key {
-                Key::Char('y' | 'Y') | Key::Ctrl('c') | Key::Enter => {
+            UserPrompt::End => match key {
+                KeyPress::Char('y' | 'Y') | KeyPress::Ctrl('c') | KeyPress::Enter => {
                     self.message = Some("ending the run ...".into());
-                    Some(Action::Send(Command::End))
+                    Some(KeyAction::Send(RunCommand::End))
                 }
                 _ => None,
             },
-            Question::Filter { mut typed, before } => {
+            UserPrompt::Filter { mut typed, before } => {
                 match key {
-                    Key::Escape | Key::Ctrl('c') => self.here_mut().filter = before,
-                    Key::Enter => {}
+                    KeyPress::Escape | KeyPress::Ctrl('c') => self.here_mut().filter = before,
+                    KeyPress::Enter => {}
                     _ => {
                         edit(&mut typed, key);
                         self.here_mut().filter.clone_from(&typed);
                         self.here_mut().scroll = 0;
-                        self.question = Some(Question::Filter { typed, before });
+                        self.question = Some(UserPrompt::Filter { typed, before });
                     }
                 }
                 None
             }
-            Question::Mark(mut typed) => match key {
-                Key::Escape | Key::Ctrl('c') => None,
-                Key::Enter if typed.trim().is_empty() => None,
-                Key::Enter => {
+            UserPrompt::Mark(mut typed) => match key {
+                KeyPress::Escape | KeyPress::Ctrl('c') => None,
+                KeyPress::Enter if typed.trim().is_empty() => None,
+                KeyPress::Enter => {
                     self.message = Some("marked".into());
-                    Some(Action::Send(Command::Mark(typed)))
+                    Some(KeyAction::Send(RunCommand::Mark(typed)))
                 }
                 _ => {
                     edit(&mut typed, key);
-                    self.question = Some(Question::Mark(typed));
+                    self.question = Some(UserPrompt::Mark(typed));
                     None
                 }
             },
@@ -282,7 +282,7 @@ impl State {
     fn next_order(&mut self) {
         let order = self.here().order;
         let table = self.pane.table(&Snapshot::default(), order, "");
-        self.here_mut().order = Order { column: table.next_order(order.column), reversed: false };
+        self.here_mut().order = SortOrder { column: table.next_order(order.column), reversed: false };
     }
 
     fn pause(&mut self) {
@@ -290,24 +290,24 @@ impl State {
         if !self.paused {
             self.history.show_all();
             if let Some(later) = self.later.take() {
-                self.look = later;
+                self.snapshot = later;
             }
         }
     }
 
     fn scroll(&mut self, down: bool, rows: usize) {
-        // Whoever follows counts from the end.
+        // Panes that follow count rows from the end.
         let away = down != self.pane.follows();
         let here = self.here_mut();
         here.scroll = if away { here.scroll.saturating_add(rows) } else { here.scroll.saturating_sub(rows) };
     }
 }
 
-fn edit(typed: &mut String, key: Key) {
+fn edit(typed: &mut String, key: KeyPress) {
     match key {
-        Key::Backspace => drop(typed.pop()),
-        Key::Ctrl('u') => typed.clear(),
-        Key::Char(c) if typed.chars().count() < TYPED => typed.push(c),
+        KeyPress::Backspace => drop(typed.pop()),
+        KeyPress::Ctrl('u') => typed.clear(),
+        KeyPress::Char(c) if typed.chars().count() < TYPED => typed.push(c),
         _ => {}
     }
 }

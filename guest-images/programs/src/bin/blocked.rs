@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use guest_programs::{
-    Args, Error, burn_until_deadline, main_with, seconds, set_name, since_boot, thread_cpu,
+    ProgramArgs, ProgramError, burn_until_deadline, main_with, seconds, set_name, since_boot, thread_cpu,
 };
 
 const USAGE: &str = "blocked [--seconds N] [--waiting N] [--working N]
@@ -21,12 +21,12 @@ const POLL_PERIOD: Duration = Duration::from_millis(250);
 
 /// End of the program, for threads that wait for it in one call.
 #[derive(Default)]
-struct End {
+struct EndSignal {
     over: Mutex<bool>,
     changed: Condvar,
 }
 
-impl End {
+impl EndSignal {
     fn wait(&self) {
         let over = self.over.lock().unwrap_or_else(PoisonError::into_inner);
         drop(self.changed.wait_while(over, |over| !*over).unwrap_or_else(PoisonError::into_inner));
@@ -38,7 +38,7 @@ impl End {
     }
 }
 
-fn wait(index: usize, end: &End, over: &AtomicBool) -> Result<(String, Duration), Error> {
+fn wait(index: usize, end: &EndSignal, over: &AtomicBool) -> Result<(String, Duration), ProgramError> {
     let name = format!("wait-{index}");
     set_name(&name)?;
     if index.is_multiple_of(2) {
@@ -51,18 +51,18 @@ fn wait(index: usize, end: &End, over: &AtomicBool) -> Result<(String, Duration)
     Ok((name, thread_cpu()))
 }
 
-fn work(index: usize, deadline: Duration) -> Result<(String, Duration), Error> {
+fn work(index: usize, deadline: Duration) -> Result<(String, Duration), ProgramError> {
     let name = format!("work-{index}");
     set_name(&name)?;
     burn_until_deadline(deadline);
     Ok((name, thread_cpu()))
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let count = |name, default| Ok(usize::from(args.number::<u8>(name)?.unwrap_or(default)));
     let (waiting, working) = (count("waiting", 16)?, count("working", 2)?);
     let deadline = since_boot() + seconds(args, 6.0)?;
-    let (end, over) = (End::default(), AtomicBool::new(false));
+    let (end, over) = (EndSignal::default(), AtomicBool::new(false));
     let used = thread::scope(|scope| {
         let (end, over) = (&end, &over);
         let waiting: Vec<_> = (0..waiting).map(|index| scope.spawn(move || wait(index, end, over))).collect();

@@ -9,7 +9,7 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot, thread_cpu};
 
 const USAGE: &str = "btree [--operations N] [--seconds N]
 does N operations (3000000) on a B-tree once, or again and again for N seconds; prints their numbers, the tree's depth
@@ -25,22 +25,22 @@ const FULL: usize = 6;
 
 #[derive(Default)]
 #[allow(clippy::vec_box, reason = "children keep their addresses, by which find_child knows them")]
-struct Node {
+struct TreeNode {
     keys: Vec<u64>,
     /// Children: none in a leaf, else one more than keys.
-    children: Vec<Box<Node>>,
+    children: Vec<Box<TreeNode>>,
 }
 
 #[derive(Default)]
-struct Tree {
-    root: Box<Node>,
+struct SearchTree {
+    root: Box<TreeNode>,
     keys: u64,
 }
 
 /// Returns the index of the first key that is not less than `key`, by a linear search.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn find_index(node: &Node, key: u64) -> usize {
+extern "C" fn find_index(node: &TreeNode, key: u64) -> usize {
     let mut index = 0;
     while index < node.keys.len() && node.keys[index] < key {
         index += 1;
@@ -51,7 +51,7 @@ extern "C" fn find_index(node: &Node, key: u64) -> usize {
 /// Returns the index of `child` in `parent`, which nodes do not store.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn find_child(parent: &Node, child: usize) -> usize {
+extern "C" fn find_child(parent: &TreeNode, child: usize) -> usize {
     let mut index = 0;
     while index < parent.children.len() && black_box(&raw const *parent.children[index]).addr() != child {
         index += 1;
@@ -62,7 +62,7 @@ extern "C" fn find_child(parent: &Node, child: usize) -> usize {
 /// Returns the key of `parent` before its child `index`; 0 for the first child.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn get_parent_key(parent: &Node, index: usize) -> u64 {
+extern "C" fn get_parent_key(parent: &TreeNode, index: usize) -> u64 {
     let mut key = 0;
     for known in parent.keys.iter().take(index) {
         key = black_box(*known);
@@ -72,7 +72,7 @@ extern "C" fn get_parent_key(parent: &Node, index: usize) -> u64 {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn lookup(tree: &Tree, key: u64) -> bool {
+extern "C" fn lookup(tree: &SearchTree, key: u64) -> bool {
     let mut node = &*tree.root;
     loop {
         let index = find_index(node, key);
@@ -89,7 +89,11 @@ extern "C" fn lookup(tree: &Tree, key: u64) -> bool {
 /// Adds the key below `node`. Returns the key and the node that the caller has to add if `node` was split.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> Option<Box<(u64, Box<Node>)>> {
+extern "C" fn insert_recursive(
+    node: &mut TreeNode,
+    key: u64,
+    added: &mut bool,
+) -> Option<Box<(u64, Box<TreeNode>)>> {
     let index = find_index(node, key);
     if node.keys.get(index) == Some(&key) {
         return None;
@@ -117,31 +121,31 @@ extern "C" fn insert_recursive(node: &mut Node, key: u64, added: &mut bool) -> O
 /// Splits a node with too many keys. Returns the middle key, and a new node with the keys above it.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn split(node: &mut Node) -> Option<Box<(u64, Box<Node>)>> {
+extern "C" fn split(node: &mut TreeNode) -> Option<Box<(u64, Box<TreeNode>)>> {
     if node.keys.len() <= FULL {
         return None;
     }
     let keys = node.keys.split_off(FULL / 2 + 1);
     let middle = node.keys.pop()?;
     let children = if node.children.is_empty() { Vec::new() } else { node.children.split_off(FULL / 2 + 1) };
-    Some(Box::new((middle, Box::new(Node { keys, children }))))
+    Some(Box::new((middle, Box::new(TreeNode { keys, children }))))
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn insert(tree: &mut Tree, key: u64) {
+extern "C" fn insert(tree: &mut SearchTree, key: u64) {
     let mut added = false;
     if let Some(risen) = insert_recursive(&mut tree.root, key, &mut added) {
         let (middle, right) = *risen;
         let left = std::mem::take(&mut tree.root);
-        *tree.root = Node { keys: vec![middle], children: vec![left, right] };
+        *tree.root = TreeNode { keys: vec![middle], children: vec![left, right] };
     }
     tree.keys += u64::from(added);
 }
 
 /// Counts of operations.
 #[derive(Default)]
-struct Counts {
+struct OperationCounts {
     inserts: u64,
     lookups: u64,
     found: u64,
@@ -150,7 +154,7 @@ struct Counts {
 /// Does the work of the paper's `main`: chooses the operations and makes the random input.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
+extern "C" fn operate(tree: &mut SearchTree, operations: u32, counts: &mut OperationCounts) {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     for _ in 0..operations {
         // xorshift64 (G. Marsaglia, 2003), repeated to take as long as a C library's generator.
@@ -170,7 +174,7 @@ extern "C" fn operate(tree: &mut Tree, operations: u32, counts: &mut Counts) {
     }
 }
 
-fn depth(tree: &Tree) -> u32 {
+fn depth(tree: &SearchTree) -> u32 {
     let mut node = &*tree.root;
     let mut depth = 1;
     while let Some(child) = node.children.first() {
@@ -180,21 +184,21 @@ fn depth(tree: &Tree) -> u32 {
     depth
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let operations = args.number("operations")?.unwrap_or(OPERATIONS);
     let limit = match args.text("seconds") {
         Some(_) => Some(since_boot() + seconds(args, 0.0)?),
         None => None,
     };
-    let mut counts = Counts::default();
+    let mut counts = OperationCounts::default();
     let tree = loop {
-        let mut tree = Tree::default();
+        let mut tree = SearchTree::default();
         operate(&mut tree, operations, &mut counts);
         if limit.is_none_or(|limit| since_boot() >= limit) {
             break tree;
         }
     };
-    let Counts { inserts, lookups, found } = counts;
+    let OperationCounts { inserts, lookups, found } = counts;
     println!(
         "{inserts} inserts, {lookups} lookups, {found} found, {} keys, depth {}, used {:.6} s",
         tree.keys,

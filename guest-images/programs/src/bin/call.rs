@@ -8,7 +8,7 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot, thread_cpu};
 
 const USAGE: &str = "call [--outer N] [--seconds N]
 calls the procedure loop N times (100000) once, or again and again for N seconds; prints how often the outer and the
@@ -41,7 +41,7 @@ extern "C" fn outer_loop(iterations: u32) -> u32 {
     sum
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let outer = args.number("outer")?.unwrap_or(OUTER);
     let limit = match args.text("seconds") {
         Some(_) => Some(since_boot() + seconds(args, 0.0)?),

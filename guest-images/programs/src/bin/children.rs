@@ -7,20 +7,20 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn_until_cpu, fork_child, main_with, set_name, wait_for};
+use guest_programs::{ProgramArgs, ProgramError, burn_until_cpu, fork_child, main_with, set_name, wait_for};
 use nix::sys::resource::{UsageWho, getrusage};
 
 const USAGE: &str = "children [--millis N]
 waits for three children that use N ms of CPU time each (100), one of which waits for a fourth; a fifth, that another leaves behind, uses as
 much; prints user and system time, page faults and context switches of the children that were waited for, then sleeps a second";
 
-fn work(name: &str, time: Duration) -> Result<(), Error> {
+fn work(name: &str, time: Duration) -> Result<(), ProgramError> {
     set_name(name)?;
     burn_until_cpu(time);
     Ok(())
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let time = Duration::from_millis(args.number("millis")?.unwrap_or(100));
     let children = [
         fork_child(|| work("alone", time))?,
@@ -34,7 +34,8 @@ fn run(args: &Args) -> Result<(), Error> {
         })?,
     ];
     children.into_iter().try_for_each(wait_for)?;
-    let usage = getrusage(UsageWho::RUSAGE_CHILDREN).map_err(Error::system("ask for the resource usage"))?;
+    let usage =
+        getrusage(UsageWho::RUSAGE_CHILDREN).map_err(ProgramError::system("ask for the resource usage"))?;
     let micros = |time: nix::sys::time::TimeVal| time.tv_sec() * 1_000_000 + time.tv_usec();
     println!(
         "children user {} us system {} us faults {} switches {}",

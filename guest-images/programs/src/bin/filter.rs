@@ -9,7 +9,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixDatagram;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot};
 
 const USAGE: &str = "filter [--seconds N] [--classic]
 sends itself datagrams for N seconds (10) on a socket with a filter that runs thousands of instructions: a BPF program
@@ -27,7 +27,7 @@ const SOCKET_FILTER: u32 = 1;
 /// `struct bpf_insn` (include/uapi/linux/bpf.h).
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-struct Instruction {
+struct BpfInstruction {
     code: u8,
     /// Destination in the lower half, source in the upper.
     registers: u8,
@@ -38,7 +38,7 @@ struct Instruction {
 /// Part of `union bpf_attr` for `BPF_PROG_LOAD`, up to the program's name.
 #[repr(C)]
 #[derive(Debug)]
-struct Load {
+struct ProgLoadAttributes {
     kind: u32,
     count: u32,
     instructions: u64,
@@ -68,8 +68,8 @@ const CLASSIC_RET: u16 = 0x06;
 const KEEP: i32 = 0x7fff;
 
 /// Loads the program and attaches it.
-fn attach(socket: &UnixDatagram) -> Result<(), Error> {
-    let op = |code, registers, immediate| Instruction { code, registers, offset: 0, immediate };
+fn attach(socket: &UnixDatagram) -> Result<(), ProgramError> {
+    let op = |code, registers, immediate| BpfInstruction { code, registers, offset: 0, immediate };
     let program = [
         // R1 is the context, whose first member is the datagram's length.
         op(LOAD, 0x12, 0),
@@ -77,11 +77,11 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
         op(MUL, 2, 3),
         op(ADD, 2, 1),
         op(ADD, 3, 1),
-        Instruction { offset: -4, ..op(JUMP_LESS, 3, ROUNDS) },
+        BpfInstruction { offset: -4, ..op(JUMP_LESS, 3, ROUNDS) },
         op(MOV, 0, KEEP),
         op(EXIT, 0, 0),
     ];
-    let load = Load {
+    let load = ProgLoadAttributes {
         kind: SOCKET_FILTER,
         count: u32::try_from(program.len()).unwrap_or(0),
         instructions: program.as_ptr().addr() as u64,
@@ -95,7 +95,8 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
     };
     // SAFETY: the structure, the instructions and the license that it points to outlive the call, which
     // copies them.
-    let program = unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) };
+    let program =
+        unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<ProgLoadAttributes>()) };
     if program < 0 {
         return Err(last_error("load a BPF program"));
     }
@@ -103,7 +104,7 @@ fn attach(socket: &UnixDatagram) -> Result<(), Error> {
 }
 
 /// Attaches a program of the old instruction set.
-fn attach_classic(socket: &UnixDatagram) -> Result<(), Error> {
+fn attach_classic(socket: &UnixDatagram) -> Result<(), ProgramError> {
     let op = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
     let mut program = vec![op(CLASSIC_LEN, 0)];
     program.extend((0..WORK).map(|i| if i % 2 == 0 { op(CLASSIC_MUL, 3) } else { op(CLASSIC_ADD, 1) }));
@@ -115,7 +116,7 @@ fn attach_classic(socket: &UnixDatagram) -> Result<(), Error> {
     )
 }
 
-fn set_option<T>(socket: &UnixDatagram, option: libc::c_int, value: &T) -> Result<(), Error> {
+fn set_option<T>(socket: &UnixDatagram, option: libc::c_int, value: &T) -> Result<(), ProgramError> {
     let size = libc::socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     let value = (&raw const *value).cast::<c_void>();
     // SAFETY: `value` is valid for `size` bytes, and what it points to outlives the call, which copies it.
@@ -123,12 +124,12 @@ fn set_option<T>(socket: &UnixDatagram, option: libc::c_int, value: &T) -> Resul
     if done == 0 { Ok(()) } else { Err(last_error("attach a filter")) }
 }
 
-fn last_error(what: &'static str) -> Error {
-    Error::system(what)(std::io::Error::last_os_error())
+fn last_error(what: &'static str) -> ProgramError {
+    ProgramError::system(what)(std::io::Error::last_os_error())
 }
 
-fn run(args: &Args) -> Result<(), Error> {
-    let (from, to) = UnixDatagram::pair().map_err(Error::system("make sockets"))?;
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
+    let (from, to) = UnixDatagram::pair().map_err(ProgramError::system("make sockets"))?;
     if args.flag("classic") {
         attach_classic(&to)?
     } else {
@@ -137,8 +138,8 @@ fn run(args: &Args) -> Result<(), Error> {
     let deadline = since_boot() + seconds(args, 10.0)?;
     let (mut sent, mut bytes) = (0u64, [0; 8]);
     while since_boot() < deadline {
-        from.send(&sent.to_le_bytes()).map_err(Error::system("send a datagram"))?;
-        to.recv(&mut bytes).map_err(Error::system("receive a datagram"))?;
+        from.send(&sent.to_le_bytes()).map_err(ProgramError::system("send a datagram"))?;
+        to.recv(&mut bytes).map_err(ProgramError::system("receive a datagram"))?;
         sent += 1;
     }
     println!("filter sent {sent} datagrams");

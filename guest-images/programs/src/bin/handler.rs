@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use guest_programs::{Args, Error, burn_here, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, burn_here, main_with, seconds, since_boot, thread_cpu};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 const USAGE: &str = "handler [--seconds N]
@@ -24,13 +24,13 @@ extern "C" fn on_alarm(_: libc::c_int) {
 }
 
 /// Requests one SIGALRM in a millisecond.
-fn ask() -> Result<(), Error> {
+fn ask() -> Result<(), ProgramError> {
     let soon = libc::timeval { tv_sec: 0, tv_usec: 1000 };
     let timer = libc::itimerval { it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 }, it_value: soon };
     // SAFETY: `timer` is valid for the call, and the old value is not requested.
     match unsafe { libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut()) } {
         0 => Ok(()),
-        _ => Err(Error::system("set the timer")(std::io::Error::last_os_error())),
+        _ => Err(ProgramError::system("set the timer")(std::io::Error::last_os_error())),
     }
 }
 
@@ -43,13 +43,13 @@ extern "C" fn wait_for_signal() {
     std::hint::black_box("wait_for_signal");
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let deadline = since_boot() + seconds(args, 10.0)?;
     let action = SigAction::new(SigHandler::Handler(on_alarm), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler counts in registers and in one atomic, and calls nothing.
-    unsafe { sigaction(Signal::SIGALRM, &action) }.map_err(Error::system("handle SIGALRM"))?;
+    unsafe { sigaction(Signal::SIGALRM, &action) }.map_err(ProgramError::system("handle SIGALRM"))?;
     // The signal is blocked except in `wait_for_signal`, which would wait in vain after an earlier signal.
-    SigSet::from(Signal::SIGALRM).thread_block().map_err(Error::system("block SIGALRM"))?;
+    SigSet::from(Signal::SIGALRM).thread_block().map_err(ProgramError::system("block SIGALRM"))?;
     while since_boot() < deadline {
         ask()?;
         wait_for_signal();

@@ -17,7 +17,9 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn, busy, main_with, pin, process_cpu, seconds, set_name, since_boot};
+use guest_programs::{
+    ProgramArgs, ProgramError, burn, busy, main_with, pin, process_cpu, seconds, set_name, since_boot,
+};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 const USAGE: &str = "hog [--seconds N] [--hz N] [--guard-micros N] [--name NAME] [--cpu N]
@@ -54,19 +56,19 @@ extern "C" fn on_tick(_: libc::c_int) {
 }
 
 /// Requests SIGVTALRM at every tick that hits this process, or stops the signals.
-fn virtual_timer(micros: i64) -> Result<(), Error> {
+fn virtual_timer(micros: i64) -> Result<(), ProgramError> {
     let interval = libc::timeval { tv_sec: 0, tv_usec: micros };
     let timer = libc::itimerval { it_interval: interval, it_value: interval };
     // SAFETY: the new value outlives the call, and the old one is not requested.
     let result = unsafe { libc::setitimer(libc::ITIMER_VIRTUAL, &raw const timer, ptr::null_mut()) };
-    nix::errno::Errno::result(result).map(drop).map_err(Error::system("set a virtual timer"))
+    nix::errno::Errno::result(result).map(drop).map_err(ProgramError::system("set a virtual timer"))
 }
 
 /// Returns the phase of the ticks in their period, ns.
-fn train(period: u64) -> Result<u64, Error> {
+fn train(period: u64) -> Result<u64, ProgramError> {
     let action = SigAction::new(SigHandler::Handler(on_tick), SaFlags::SA_RESTART, SigSet::empty());
     // SAFETY: the handler touches only atomics and reads a clock, both of which are safe in a signal handler.
-    unsafe { sigaction(Signal::SIGVTALRM, &action) }.map_err(Error::system("handle SIGVTALRM"))?;
+    unsafe { sigaction(Signal::SIGVTALRM, &action) }.map_err(ProgramError::system("handle SIGVTALRM"))?;
     // A sleep right before keeps other processes from taking the CPU in the middle of the training.
     std::thread::sleep(Duration::from_micros(1));
     virtual_timer(1)?;
@@ -84,20 +86,20 @@ fn next_tick(now: u64, period: u64, phase: u64) -> u64 {
     now + period - since
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     set_name(args.text("name").unwrap_or("hog"))?;
     pin(args.number("cpu")?.unwrap_or(0))?;
     let hz = args.number::<u64>("hz")?.unwrap_or(250);
     if !(100..=1000).contains(&hz) {
-        return Err(Error::Usage(format!("--hz {hz}: kernels tick 100 to 1000 times a second")));
+        return Err(ProgramError::Usage(format!("--hz {hz}: kernels tick 100 to 1000 times a second")));
     }
     let period = 1_000_000_000 / hz;
     let guard = args.number::<u64>("guard-micros")?.unwrap_or(400).saturating_mul(1000);
     if guard >= period / 2 {
-        return Err(Error::Usage(format!("--guard-micros: a tick comes every {} us", period / 1000)));
+        return Err(ProgramError::Usage(format!("--guard-micros: a tick comes every {} us", period / 1000)));
     }
     // By default the kernel may wake a sleeper 50 us late.
-    nix::sys::prctl::set_timerslack(1).map_err(Error::system("ask for exact sleeps"))?;
+    nix::sys::prctl::set_timerslack(1).map_err(ProgramError::system("ask for exact sleeps"))?;
     let phase = train(period)?;
 
     let start = since_boot();

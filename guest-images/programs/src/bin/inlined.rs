@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot, thread_cpu};
 
 const USAGE: &str = "inlined [--seconds N]
 works for N seconds (10) in mixed_in_twice, inlined in mixed_in, inlined in outer; prints the CPU time";
@@ -37,7 +37,7 @@ extern "C" fn outer(state: u64) -> u64 {
     mixed_in(state | 1)
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let deadline = since_boot() + seconds(args, 10.0)?;
     let mut state = 1;
     while since_boot() < deadline {

@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use guest_programs::{
-    Args, Error, burn, fork_child, main_with, pin, process_times, raise_loopback, seconds, set_name,
-    since_boot, wait_for,
+    ProgramArgs, ProgramError, burn, fork_child, main_with, pin, process_times, raise_loopback, seconds,
+    set_name, since_boot, wait_for,
 };
 
 const USAGE: &str = "interfered [--seconds N]
@@ -33,25 +33,25 @@ const BURST: u64 = 16;
 const STEERING: &str = "/sys/class/net/lo/queues/rx-0/rps_cpus";
 
 /// Sends datagrams to itself between two points in time, and returns their number.
-fn storm(from: Duration, to: Duration) -> Result<u64, Error> {
+fn storm(from: Duration, to: Duration) -> Result<u64, ProgramError> {
     raise_loopback()?;
-    let socket = UdpSocket::bind("0.0.0.0:0").map_err(Error::system("make a socket"))?;
-    let port = socket.local_addr().map_err(Error::system("ask for the port"))?.port();
-    socket.connect(("127.0.0.1", port)).map_err(Error::system("connect a socket"))?;
-    fs::write(STEERING, "1").map_err(Error::system("steer packets to CPU 0"))?;
+    let socket = UdpSocket::bind("0.0.0.0:0").map_err(ProgramError::system("make a socket"))?;
+    let port = socket.local_addr().map_err(ProgramError::system("ask for the port"))?.port();
+    socket.connect(("127.0.0.1", port)).map_err(ProgramError::system("connect a socket"))?;
+    fs::write(STEERING, "1").map_err(ProgramError::system("steer packets to CPU 0"))?;
     pin(1)?;
     let mut sent = 0;
     std::thread::sleep(from.saturating_sub(since_boot()));
     while since_boot() < to {
         for _ in 0..BURST {
-            socket.send(&[0; 64]).map_err(Error::system("send a datagram"))?;
+            socket.send(&[0; 64]).map_err(ProgramError::system("send a datagram"))?;
         }
         sent += BURST;
     }
     Ok(sent)
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let length = seconds(args, 9.0)?;
     println!("interfered starts");
     let start = since_boot();

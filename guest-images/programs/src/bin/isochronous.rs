@@ -10,7 +10,9 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn, busy, main_with, pin, process_cpu, seconds, since_boot};
+use guest_programs::{
+    ProgramArgs, ProgramError, burn, busy, main_with, pin, process_cpu, seconds, since_boot,
+};
 
 const USAGE: &str = "isochronous [--seconds N] [--period-micros N] [--work-micros N] [--log-millis N] [--cpu N]
 does what took it N us (2250) of CPU time when it was tried out, at the start of every period of N us (22500), for N
@@ -25,26 +27,26 @@ const PIECES: u64 = 32;
 const TRIAL: Duration = Duration::from_millis(100);
 
 /// Line of the log: time since the start, of `/proc/stat`, and CPU time.
-type Line = (Duration, Duration, Duration);
+type LogLine = (Duration, Duration, Duration);
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     pin(args.number("cpu")?.unwrap_or(0))?;
     let micros = |name, default| Ok(args.number::<u32>(name)?.unwrap_or(default));
     let period = Duration::from_micros(micros("period-micros", 22_500)?.into());
     let work = Duration::from_micros(micros("work-micros", 2_250)?.into());
     if work >= period {
-        return Err(Error::Usage("--work-micros: the work does not fit into the period".into()));
+        return Err(ProgramError::Usage("--work-micros: the work does not fit into the period".into()));
     }
     let every = Duration::from_millis(micros("log-millis", 100)?.into());
     let length = seconds(args, 10.0)?;
     // By default the kernel may wake a sleeper 50 us late.
-    nix::sys::prctl::set_timerslack(1).map_err(Error::system("ask for exact sleeps"))?;
+    nix::sys::prctl::set_timerslack(1).map_err(ProgramError::system("ask for exact sleeps"))?;
 
     let (each, mut state) = work_of(work);
     println!("isochronous starts");
     let start = since_boot();
     let (cpu_start, busy_start) = (process_cpu(), busy().unwrap_or_default());
-    let mut log: Vec<Line> = Vec::new();
+    let mut log: Vec<LogLine> = Vec::new();
     let (mut frame, mut due) = (Duration::ZERO, Duration::ZERO);
     while frame < length {
         std::thread::sleep((start + frame).saturating_sub(since_boot()));

@@ -10,7 +10,7 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot, thread_cpu};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap_anonymous, mprotect};
 
 const USAGE: &str = "jit [--seconds N]
@@ -35,7 +35,7 @@ const COUNT: u64 = 1_000_000;
 type CompiledFunction = extern "C" fn(u64);
 
 /// Maps a page, writes both functions, and makes them executable. The page stays as long as the process.
-fn compile() -> Result<(CompiledFunction, usize), Error> {
+fn compile() -> Result<(CompiledFunction, usize), ProgramError> {
     let mut code = [0; 4096];
     code[..OUTER.len()].copy_from_slice(OUTER);
     let distance = u8::try_from(INNER_AT - DISTANCE.end).unwrap_or(0);
@@ -44,12 +44,12 @@ fn compile() -> Result<(CompiledFunction, usize), Error> {
     let writable = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
     // SAFETY: a new private mapping, at an address that the kernel chooses.
     let page = unsafe { mmap_anonymous(None, PAGE, writable, MapFlags::MAP_PRIVATE) }
-        .map_err(Error::system("map memory"))?;
+        .map_err(ProgramError::system("map memory"))?;
     // SAFETY: the page was just mapped writable, is 4096 bytes long, and nobody else knows it.
     unsafe { page.cast::<[u8; 4096]>().write(code) };
     // SAFETY: no Rust object is in the page.
     unsafe { mprotect(page, PAGE.get(), ProtFlags::PROT_READ | ProtFlags::PROT_EXEC) }
-        .map_err(Error::system("make memory executable"))?;
+        .map_err(ProgramError::system("make memory executable"))?;
     let start = page.addr().get();
     // SAFETY: the bytes at the start of the page are a function of this type: it takes a number in RDI,
     // changes nothing but RDI and flags, keeps RBP and returns. The page is never unmapped.
@@ -74,11 +74,11 @@ extern "C" fn run_compiled(function: CompiledFunction) {
     std::hint::black_box("run_compiled");
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let deadline = since_boot() + seconds(args, 10.0)?;
     let (function, start) = compile()?;
     fs::write(format!("/tmp/perf-{}.map", std::process::id()), map(start))
-        .map_err(Error::system("write the map in /tmp"))?;
+        .map_err(ProgramError::system("write the map in /tmp"))?;
     while since_boot() < deadline {
         run_compiled(function);
     }

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, since_boot, thread_cpu};
 
 const USAGE: &str = "loop [--iterations N] [--seconds N]
 adds N numbers (1000000000) once, or again and again for N seconds; prints how many, and the CPU time";
@@ -29,7 +29,7 @@ extern "C" fn sum_of_indices(iterations: u64) -> u64 {
     sum
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let iterations = args.number("iterations")?.unwrap_or(ITERATIONS);
     let mut rounds = 1u64;
     if args.text("seconds").is_some() {

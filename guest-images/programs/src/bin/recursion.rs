@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn_here, main_with, seconds, since_boot, thread_cpu};
+use guest_programs::{ProgramArgs, ProgramError, burn_here, main_with, seconds, since_boot, thread_cpu};
 
 const USAGE: &str = "recursion [--depth N] [--seconds N]
 descend is N (60) times on the stack, for N seconds (10); prints the depth and the CPU time";
@@ -31,14 +31,14 @@ extern "C" fn descend(depth: u32, deadline_ns: u64) -> u32 {
     0
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let depth = args.number("depth")?.unwrap_or(60);
     if !(1..=MAX_DEPTH).contains(&depth) {
-        return Err(Error::Usage(format!("--depth {depth}: 1 to {MAX_DEPTH}")));
+        return Err(ProgramError::Usage(format!("--depth {depth}: 1 to {MAX_DEPTH}")));
     }
     let deadline = since_boot() + seconds(args, 10.0)?;
     let deadline = u64::try_from(deadline.as_nanos())
-        .map_err(|_| Error::Usage(String::from("--seconds: no clock runs so long")))?;
+        .map_err(|_| ProgramError::Usage(String::from("--seconds: no clock runs so long")))?;
     let calls = descend(depth, deadline);
     println!("descend was {} times on the stack, used {:.6} s", calls + 1, thread_cpu().as_secs_f64());
     Ok(())

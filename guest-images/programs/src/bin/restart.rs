@@ -5,20 +5,20 @@ use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with};
+use guest_programs::{ProgramArgs, ProgramError, main_with};
 use nix::errno::Errno;
 
 const USAGE: &str = "restart
 loads /boot/vmlinuz and /boot/initrd.img with the command line of now, and starts them";
 
-fn open(path: &str) -> Result<File, Error> {
-    File::open(path).map_err(Error::system("open the kernel or its initrd"))
+fn open(path: &str) -> Result<File, ProgramError> {
+    File::open(path).map_err(ProgramError::system("open the kernel or its initrd"))
 }
 
-fn run(_: &Args) -> Result<(), Error> {
+fn run(_: &ProgramArgs) -> Result<(), ProgramError> {
     let (kernel, initrd) = (open("/boot/vmlinuz")?, open("/boot/initrd.img")?);
-    let line = fs::read("/proc/cmdline").map_err(Error::system("read the command line"))?;
-    let line = CString::new(line.trim_ascii()).map_err(Error::system("take the command line"))?;
+    let line = fs::read("/proc/cmdline").map_err(ProgramError::system("read the command line"))?;
+    let line = CString::new(line.trim_ascii()).map_err(ProgramError::system("take the command line"))?;
     // SAFETY: both descriptors are open, and `line` has the given length and ends with a NUL.
     let loaded = unsafe {
         libc::syscall(
@@ -30,10 +30,10 @@ fn run(_: &Args) -> Result<(), Error> {
             0_u64,
         )
     };
-    Errno::result(loaded).map_err(Error::system("load a kernel"))?;
+    Errno::result(loaded).map_err(ProgramError::system("load a kernel"))?;
     // SAFETY: the call takes no pointer, and does not return if it succeeds.
     let started = unsafe { libc::reboot(libc::LINUX_REBOOT_CMD_KEXEC) };
-    Errno::result(started).map(drop).map_err(Error::system("start the kernel"))
+    Errno::result(started).map(drop).map_err(ProgramError::system("start the kernel"))
 }
 
 fn main() -> ExitCode {

@@ -13,44 +13,44 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, Turns, main_with, pin, seconds, set_name, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, WorkTurns, main_with, pin, seconds, set_name, since_boot};
 
 const USAGE: &str = "shares [--seconds N] [--slice-millis N] [--name NAME] [--cpu N]
 half, third and fifth take 50, 30 and 20 % of the CPU time for N seconds (10), in turns of 5, 3 and 2 times N ms (2);
 prints what each of them used";
 
 /// Turns of the three functions.
-struct Work {
-    half: Turns,
-    third: Turns,
-    fifth: Turns,
+struct FunctionTurns {
+    half: WorkTurns,
+    third: WorkTurns,
+    fifth: WorkTurns,
 }
 
 // Names without a hash, as profiles show them. No other object has them, which is what makes that safe.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn half(turns: &mut Turns) {
+extern "C" fn half(turns: &mut WorkTurns) {
     turns.take();
     black_box("half");
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn third(turns: &mut Turns) {
+extern "C" fn third(turns: &mut WorkTurns) {
     turns.take();
     black_box("third");
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn fifth(turns: &mut Turns) {
+extern "C" fn fifth(turns: &mut WorkTurns) {
     turns.take();
     black_box("fifth");
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn left(work: &mut Turns) {
+extern "C" fn left(work: &mut WorkTurns) {
     half(work);
     // Work after the call: a call at the end would become a jump, and this function would be on no stack.
     black_box("left");
@@ -58,13 +58,13 @@ extern "C" fn left(work: &mut Turns) {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn right(first: &mut Turns, second: &mut Turns) {
+extern "C" fn right(first: &mut WorkTurns, second: &mut WorkTurns) {
     third(first);
     fifth(second);
     black_box("right");
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if let Some(name) = args.text("name") {
         set_name(name)?;
     }
@@ -73,8 +73,11 @@ fn run(args: &Args) -> Result<(), Error> {
     }
     let unit = Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(2).max(1).into());
     let deadline = since_boot() + seconds(args, 10.0)?;
-    let mut work =
-        Work { half: Turns::new(unit * 5), third: Turns::new(unit * 3), fifth: Turns::new(unit * 2) };
+    let mut work = FunctionTurns {
+        half: WorkTurns::new(unit * 5),
+        third: WorkTurns::new(unit * 3),
+        fifth: WorkTurns::new(unit * 2),
+    };
     while since_boot() < deadline {
         left(&mut work.half);
         right(&mut work.third, &mut work.fifth);

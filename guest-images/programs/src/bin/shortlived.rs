@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn_until_cpu, fork_child, main_with, pin, process_cpu};
+use guest_programs::{ProgramArgs, ProgramError, burn_until_cpu, fork_child, main_with, pin, process_cpu};
 use guest_programs::{set_name, wait_for};
 
 const USAGE: &str = "shortlived [--count N] [--cpu-millis N] [--parallel N] [--name NAME] [--cpu N] [--exec]
@@ -15,16 +15,16 @@ becomes the program spin before it takes the name";
 /// Path in images of the program that `--exec` runs.
 const SPIN: &str = "/usr/bin/spin";
 
-fn exec_spin(name: &str, cpu_millis: u64) -> Result<Infallible, Error> {
+fn exec_spin(name: &str, cpu_millis: u64) -> Result<Infallible, ProgramError> {
     let words = [SPIN, "--name", name, "--cpu-millis", &cpu_millis.to_string()].map(CString::new);
     let words: Vec<CString> = words
         .into_iter()
         .collect::<Result<_, _>>()
-        .map_err(|_| Error::Usage("a name cannot hold a NUL".into()))?;
-    nix::unistd::execv(&words[0], &words).map_err(Error::system("run /usr/bin/spin"))
+        .map_err(|_| ProgramError::Usage("a name cannot hold a NUL".into()))?;
+    nix::unistd::execv(&words[0], &words).map_err(ProgramError::system("run /usr/bin/spin"))
 }
 
-fn live(name: &str, cpu_millis: u64, exec: bool) -> Result<(), Error> {
+fn live(name: &str, cpu_millis: u64, exec: bool) -> Result<(), ProgramError> {
     if exec {
         exec_spin(name, cpu_millis)?;
     }
@@ -33,7 +33,7 @@ fn live(name: &str, cpu_millis: u64, exec: bool) -> Result<(), Error> {
     Ok(())
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let name = args.text("name").unwrap_or("worker");
     let count = args.number::<usize>("count")?.unwrap_or(200);
     let cpu_millis = args.number("cpu-millis")?.unwrap_or(5);

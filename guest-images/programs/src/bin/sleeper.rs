@@ -2,12 +2,12 @@
 
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, seconds, set_name};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, set_name};
 
 const USAGE: &str = "sleeper [--seconds N] [--name NAME]
 sleeps for N seconds (10), in one system call";
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if let Some(name) = args.text("name") {
         set_name(name)?;
     }

@@ -12,7 +12,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, main_with, seconds, set_name, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, main_with, seconds, set_name, since_boot};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 const USAGE: &str = "sleeps [--seconds N] [--period-millis N] [--disk DEVICE]
@@ -68,18 +68,20 @@ impl WaitObject {
     }
 
     /// Waits for a wake-up, or for the given time.
-    fn wait(&mut self, shared: &SharedState) -> Result<(), Error> {
+    fn wait(&mut self, shared: &SharedState) -> Result<(), ProgramError> {
         let mut byte = [0];
         match self {
             Self::Futex => shared.wait(),
-            Self::Pipe(reader) => reader.read_exact(&mut byte).map_err(Error::system("read from a pipe"))?,
+            Self::Pipe(reader) => {
+                reader.read_exact(&mut byte).map_err(ProgramError::system("read from a pipe"))?
+            }
             Self::Poll(reader) => {
                 let mut files = [PollFd::new(reader.as_fd(), PollFlags::POLLIN)];
-                poll(&mut files, PollTimeout::NONE).map_err(Error::system("poll"))?;
-                reader.read_exact(&mut byte).map_err(Error::system("read from a pipe"))?;
+                poll(&mut files, PollTimeout::NONE).map_err(ProgramError::system("poll"))?;
+                reader.read_exact(&mut byte).map_err(ProgramError::system("read from a pipe"))?;
             }
             Self::Socket(socket) => {
-                socket.read_exact(&mut byte).map_err(Error::system("read from a socket"))?;
+                socket.read_exact(&mut byte).map_err(ProgramError::system("read from a socket"))?;
             }
             Self::Disk(device, length) => read_for(device, *length)?,
         }
@@ -87,13 +89,13 @@ impl WaitObject {
     }
 }
 
-fn read_for(device: &File, length: Duration) -> Result<(), Error> {
+fn read_for(device: &File, length: Duration) -> Result<(), ProgramError> {
     let mut room = vec![0; BLOCK + ALIGNMENT];
     let start = room.as_ptr().align_offset(ALIGNMENT);
     let buffer = room.get_mut(start..start + BLOCK).unwrap_or_default();
     let (end, mut at) = (since_boot() + length, 0);
     while since_boot() < end {
-        device.read_exact_at(buffer, at).map_err(Error::system("read the device"))?;
+        device.read_exact_at(buffer, at).map_err(ProgramError::system("read the device"))?;
         at = (at + BLOCK as u64) % PART;
     }
     Ok(())
@@ -104,7 +106,7 @@ fn sleep(
     mut thing: WaitObject,
     pause: Duration,
     shared: &SharedState,
-) -> Result<(&'static str, Duration), Error> {
+) -> Result<(&'static str, Duration), ProgramError> {
     let name = thing.name();
     set_name(name)?;
     let mut waited = Duration::ZERO;
@@ -124,15 +126,15 @@ fn wake(
     mut pipes: Vec<PipeWriter>,
     mut socket: UnixStream,
     shared: &SharedState,
-) -> Result<(), Error> {
+) -> Result<(), ProgramError> {
     while !shared.over.load(Ordering::Relaxed) {
         thread::sleep(period);
         shared.over.store(since_boot() >= end, Ordering::Relaxed);
         shared.wake();
         for pipe in &mut pipes {
-            pipe.write_all(&[1]).map_err(Error::system("write to a pipe"))?;
+            pipe.write_all(&[1]).map_err(ProgramError::system("write to a pipe"))?;
         }
-        socket.write_all(&[1]).map_err(Error::system("write to a socket"))?;
+        socket.write_all(&[1]).map_err(ProgramError::system("write to a socket"))?;
     }
     // A thread that was not waiting for the last wake-up begins to wait after it.
     thread::sleep(period);
@@ -140,17 +142,17 @@ fn wake(
     Ok(())
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let period = Duration::from_millis(args.number("period-millis")?.unwrap_or(330));
     let pause = period * 2 / 5;
     let start = since_boot();
     let end = start + seconds(args, 10.0)?;
-    let (for_pipe, to_pipe) = pipe().map_err(Error::system("make a pipe"))?;
-    let (for_poll, to_poll) = pipe().map_err(Error::system("make a pipe"))?;
-    let (socket, to_socket) = UnixStream::pair().map_err(Error::system("make sockets"))?;
+    let (for_pipe, to_pipe) = pipe().map_err(ProgramError::system("make a pipe"))?;
+    let (for_poll, to_poll) = pipe().map_err(ProgramError::system("make a pipe"))?;
+    let (socket, to_socket) = UnixStream::pair().map_err(ProgramError::system("make sockets"))?;
     let path = args.text("disk").unwrap_or("/dev/vda");
     let device = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path);
-    let device = device.map_err(Error::system("open the device"))?;
+    let device = device.map_err(ProgramError::system("open the device"))?;
     let things = [
         WaitObject::Futex,
         WaitObject::Pipe(for_pipe),

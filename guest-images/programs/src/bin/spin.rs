@@ -2,13 +2,15 @@
 
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, burn_until_deadline, main_with, pin, seconds, set_name, since_boot};
+use guest_programs::{
+    ProgramArgs, ProgramError, burn_until_deadline, main_with, pin, seconds, set_name, since_boot,
+};
 use guest_programs::{burn_until_cpu, process_cpu};
 
 const USAGE: &str = "spin [--seconds N] [--cpu-millis N] [--name NAME] [--cpu N]
 works in user space for N seconds of time (10), or until it has used N ms of CPU time";
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if let Some(name) = args.text("name") {
         set_name(name)?;
     }

@@ -13,7 +13,9 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write, pipe};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use guest_programs::{Args, Error, burn, burn_until_cpu, fork_child, main_with, pin, process_cpu};
+use guest_programs::{
+    ProgramArgs, ProgramError, burn, burn_until_cpu, fork_child, main_with, pin, process_cpu,
+};
 use guest_programs::{seconds, set_name, since_boot, wait_for};
 
 const USAGE: &str = "split [--seconds N] [--ratio A:B] [--names NAME,NAME] [--slice-millis N | --slice-rounds N] [--cpu N]
@@ -22,14 +24,14 @@ N ms (4), or N rounds of work; prints what each of them used";
 
 /// Length of one turn.
 #[derive(Clone, Copy)]
-enum Slice {
+enum TurnLength {
     /// CPU time.
     Time(Duration),
     /// Rounds of [`burn`].
     Rounds(u32),
 }
 
-impl Slice {
+impl TurnLength {
     fn times(self, part: u32) -> Self {
         match self {
             Self::Time(time) => Self::Time(time * part),
@@ -52,19 +54,19 @@ impl Slice {
 }
 
 /// State of one of the two processes.
-struct Share {
+struct SharingProcess {
     name: String,
     /// Length of one turn.
-    slice: Slice,
+    slice: TurnLength,
     /// Pipe on which the token arrives; its end of file ends the process.
     turn: PipeReader,
     /// Pipe on which the token is passed on.
     pass: PipeWriter,
 }
 
-impl Share {
+impl SharingProcess {
     /// Takes turns until the other process stops, or until `deadline` when this process decides.
-    fn play(mut self, deadline: Option<Duration>) -> Result<(), Error> {
+    fn play(mut self, deadline: Option<Duration>) -> Result<(), ProgramError> {
         set_name(&self.name)?;
         let mut target = Duration::ZERO;
         let mut token = [0];
@@ -73,7 +75,7 @@ impl Share {
                 Ok(0) => break,
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(Error::system("take the token")(error)),
+                Err(error) => return Err(ProgramError::system("take the token")(error)),
             }
             if deadline.is_some_and(|deadline| since_boot() >= deadline) {
                 break;
@@ -82,7 +84,7 @@ impl Share {
             match self.pass.write_all(&token) {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => break,
-                Err(error) => return Err(Error::system("pass the token")(error)),
+                Err(error) => return Err(ProgramError::system("pass the token")(error)),
             }
         }
         println!("{} used {:.6} s", self.name, process_cpu().as_secs_f64());
@@ -90,34 +92,35 @@ impl Share {
     }
 }
 
-fn pair<'a>(text: &'a str, separator: char, option: &str) -> Result<(&'a str, &'a str), Error> {
-    text.split_once(separator)
-        .ok_or_else(|| Error::Usage(format!("--{option} {text} are not two with a {separator} between")))
+fn pair<'a>(text: &'a str, separator: char, option: &str) -> Result<(&'a str, &'a str), ProgramError> {
+    text.split_once(separator).ok_or_else(|| {
+        ProgramError::Usage(format!("--{option} {text} are not two with a {separator} between"))
+    })
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     let (first, second) = pair(args.text("names").unwrap_or("alpha,beta"), ',', "names")?;
     let ratio = args.text("ratio").unwrap_or("3:1");
     let (a, b) = pair(ratio, ':', "ratio")?;
     let part = |text: &str| match text.parse::<u32>() {
         Ok(part) if (1..=1000).contains(&part) => Ok(part),
-        _ => Err(Error::Usage(format!("--ratio {ratio}: each part is 1 to 1000"))),
+        _ => Err(ProgramError::Usage(format!("--ratio {ratio}: each part is 1 to 1000"))),
     };
     let unit = match args.number::<u32>("slice-rounds")? {
-        Some(rounds) => Slice::Rounds(rounds.max(1)),
-        None => {
-            Slice::Time(Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into()))
-        }
+        Some(rounds) => TurnLength::Rounds(rounds.max(1)),
+        None => TurnLength::Time(Duration::from_millis(
+            args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into(),
+        )),
     };
     let (a, b) = (unit.times(part(a)?), unit.times(part(b)?));
     pin(args.number("cpu")?.unwrap_or(0))?;
     let deadline = since_boot() + seconds(args, 10.0)?;
 
-    let (turn_a, mut pass_to_a) = pipe().map_err(Error::system("make a pipe"))?;
-    let (turn_b, pass_to_b) = pipe().map_err(Error::system("make a pipe"))?;
-    pass_to_a.write_all(b"t").map_err(Error::system("start the token"))?;
-    let leader = Share { name: first.into(), slice: a, turn: turn_a, pass: pass_to_b };
-    let mut follower = Some(Share { name: second.into(), slice: b, turn: turn_b, pass: pass_to_a });
+    let (turn_a, mut pass_to_a) = pipe().map_err(ProgramError::system("make a pipe"))?;
+    let (turn_b, pass_to_b) = pipe().map_err(ProgramError::system("make a pipe"))?;
+    pass_to_a.write_all(b"t").map_err(ProgramError::system("start the token"))?;
+    let leader = SharingProcess { name: first.into(), slice: a, turn: turn_a, pass: pass_to_b };
+    let mut follower = Some(SharingProcess { name: second.into(), slice: b, turn: turn_b, pass: pass_to_a });
     // Each process must hold its own ends only, or the end of one would not reach the other.
     let leading = fork_child(|| {
         drop(follower.take());

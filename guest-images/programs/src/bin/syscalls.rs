@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, pin, seconds, set_name, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, main_with, pin, seconds, set_name, since_boot};
 
 const USAGE: &str = "syscalls [--seconds N] [--call getppid|read] [--name NAME] [--cpu N]
 makes one system call after the other for N seconds (10): getppid, which is nothing but entry and exit, or read of
@@ -13,7 +13,7 @@ makes one system call after the other for N seconds (10): getppid, which is noth
 /// Calls between two readings of the clock.
 const CALLS: u32 = 64;
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if let Some(name) = args.text("name") {
         set_name(name)?;
     }
@@ -30,14 +30,14 @@ fn run(args: &Args) -> Result<(), Error> {
             }
         }
         "read" => {
-            let mut zero = File::open("/dev/zero").map_err(Error::system("open /dev/zero"))?;
+            let mut zero = File::open("/dev/zero").map_err(ProgramError::system("open /dev/zero"))?;
             let mut buffer = vec![0; 64 << 10];
             while since_boot() < deadline {
-                zero.read_exact(&mut buffer).map_err(Error::system("read /dev/zero"))?;
+                zero.read_exact(&mut buffer).map_err(ProgramError::system("read /dev/zero"))?;
             }
         }
         other => {
-            return Err(Error::Usage(format!("--call {other}: getppid and read are known")));
+            return Err(ProgramError::Usage(format!("--call {other}: getppid and read are known")));
         }
     }
     Ok(())

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use guest_programs::{Args, Error, Turns, main_with, pin, seconds, set_name, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, WorkTurns, main_with, pin, seconds, set_name, since_boot};
 
 const USAGE: &str = "threads [--seconds N] [--slice-millis N] [--cpu N]
 the threads three, two and one use CPU N (0) for N seconds (10) in the ratio 3:2:1, taking turns of 3, 2 and 1 times
@@ -18,13 +18,13 @@ const THREADS: [(&str, u32); 3] = [("three", 3), ("two", 2), ("one", 1)];
 
 /// Current turn.
 #[derive(Default)]
-struct Turn {
+struct CurrentTurn {
     /// Index of the thread in [`THREADS`]; `None` after the end.
     whose: Mutex<Option<usize>>,
     changed: Condvar,
 }
 
-impl Turn {
+impl CurrentTurn {
     /// Waits for the turn of thread `index`; `false` after the last turn.
     fn wait(&self, index: usize) -> bool {
         let whose = self.whose.lock().unwrap_or_else(PoisonError::into_inner);
@@ -41,15 +41,20 @@ impl Turn {
 
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn thread_work(turns: &mut Turns) {
+extern "C" fn thread_work(turns: &mut WorkTurns) {
     turns.take();
     std::hint::black_box("thread_work");
 }
 
-fn play(index: usize, slice: Duration, turn: &Turn, deadline: Duration) -> Result<Duration, Error> {
+fn play(
+    index: usize,
+    slice: Duration,
+    turn: &CurrentTurn,
+    deadline: Duration,
+) -> Result<Duration, ProgramError> {
     let (name, share) = THREADS[index];
     set_name(name)?;
-    let mut turns = Turns::new(slice * share);
+    let mut turns = WorkTurns::new(slice * share);
     while turn.wait(index) {
         thread_work(&mut turns);
         let next = (index + 1) % THREADS.len();
@@ -59,11 +64,11 @@ fn play(index: usize, slice: Duration, turn: &Turn, deadline: Duration) -> Resul
     Ok(turns.used)
 }
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     pin(args.number("cpu")?.unwrap_or(0))?;
     let slice = Duration::from_millis(args.number::<u16>("slice-millis")?.unwrap_or(4).max(1).into());
     let deadline = since_boot() + seconds(args, 10.0)?;
-    let turn = Turn { whose: Mutex::new(Some(0)), changed: Condvar::new() };
+    let turn = CurrentTurn { whose: Mutex::new(Some(0)), changed: Condvar::new() };
     let used = std::thread::scope(|scope| {
         let turn = &turn;
         let running: Vec<_> =

@@ -5,12 +5,12 @@
 use std::hint::black_box;
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, burn, main_with, pin, process_times, set_name, since_boot};
+use guest_programs::{ProgramArgs, ProgramError, burn, main_with, pin, process_times, set_name, since_boot};
 
 const USAGE: &str = "victim [--rounds N] [--name NAME] [--cpu N]
 does N rounds (100000000) of work; prints the real time, and the CPU time by getrusage";
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if let Some(name) = args.text("name") {
         set_name(name)?;
     }

@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
+use testkit::elf::{ElfImage, ElfSection, section_type};
 
 use super::*;
 use crate::names::{FunctionTable, SourceLines};
@@ -84,33 +85,9 @@ proptest! {
 
 /// Returns an ELF file with these sections and nothing else.
 fn elf_of(sections: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut names = vec![0u8];
-    let mut body: Vec<u8> = Vec::new();
-    let mut table = vec![0u8; 64];
-    let mut header = |name: usize, kind: u32, offset: u64, size: u64| {
-        table.extend(u32::try_from(name).unwrap().to_le_bytes());
-        table.extend(kind.to_le_bytes());
-        for word in [0, 0, offset, size, 0, 1, 0] {
-            table.extend(u64::to_le_bytes(word));
-        }
-    };
-    for (name, bytes) in sections {
-        header(names.len(), 1, 64 + body.len() as u64, bytes.len() as u64);
-        names.extend(name.bytes().chain([0]));
-        body.extend(*bytes);
-    }
-    header(0, 3, 64 + body.len() as u64, names.len() as u64);
-    body.extend(&names);
-    let mut file = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 62, 0, 1, 0, 0, 0];
-    file.extend([0; 16]);
-    file.extend((64 + body.len() as u64).to_le_bytes());
-    file.extend([0, 0, 0, 0, 64, 0, 56, 0, 0, 0, 64, 0]);
-    let count = u16::try_from(sections.len()).unwrap();
-    file.extend((count + 2).to_le_bytes());
-    file.extend((count + 1).to_le_bytes());
-    file.extend(body);
-    file.extend(table);
-    file
+    let section = |&(name, bytes)| ElfSection::new(name, section_type::BITS, bytes);
+    let sections: Vec<_> = sections.iter().map(section).collect();
+    ElfImage { sections: &sections, ..ElfImage::default() }.to_bytes()
 }
 
 /// Abbreviations 1: unit, 2: function, 3: inlined function; each with children, all but 3 with a range.

@@ -1,7 +1,7 @@
 //! The table between its marks in the document.
 
 use anyhow::{Context, Result};
-use vprof_tests::corpus::{Compared, ENTRIES, Entry, Measured};
+use vprof_tests::corpus::{CORPUS_PROGRAMS, CorpusProgram, ProfileFigures, ValueComparison};
 
 const BEGIN: &str = "<!-- corpus: written by cargo xtask corpus -->\n";
 const END: &str = "<!-- end of corpus -->\n";
@@ -10,10 +10,10 @@ const HEADING: &str = "\
 |---|---|---|---|---|---|---|---|
 ";
 
-/// A line of the table, with its end.
-pub fn row(entry: &Entry, measured: &Measured, kernel: &str) -> String {
-    let list = |values: &[Compared], judged: bool, show: fn(f64) -> String| {
-        let one = |value: &Compared| {
+/// Returns a line of the table, with its end.
+pub fn row(entry: &CorpusProgram, measured: &ProfileFigures, kernel: &str) -> String {
+    let list = |values: &[ValueComparison], judged: bool, show: fn(f64) -> String| {
+        let one = |value: &ValueComparison| {
             let far = if judged && !value.agrees() { " (too far)" } else { "" };
             format!("{} {}, {}{far}", value.name, show(value.own), show(value.found))
         };
@@ -34,17 +34,17 @@ pub fn row(entry: &Entry, measured: &Measured, kernel: &str) -> String {
     )
 }
 
-/// The document with this row in the place of the entry's old one.
-pub fn with_row(document: &str, entry: &Entry, row: &str) -> Result<String> {
+/// Returns the document with this row instead of the program's old one.
+pub fn with_row(document: &str, entry: &CorpusProgram, row: &str) -> Result<String> {
     let (before, rest) = document.split_once(BEGIN).context("the mark before the table is missing")?;
     let (old, after) = rest.split_once(END).context("the mark after the table is missing")?;
-    let of = |wanted: &Entry| {
+    let old_row = |wanted: &CorpusProgram| {
         let sign = format!("| `{}` |", wanted.name);
         old.lines().find(|line| line.ends_with(&sign)).map(|line| format!("{line}\n"))
     };
-    let rows: String = ENTRIES
+    let rows: String = CORPUS_PROGRAMS
         .iter()
-        .filter_map(|known| if known.name == entry.name { Some(row.to_owned()) } else { of(known) })
+        .filter_map(|known| if known.name == entry.name { Some(row.to_owned()) } else { old_row(known) })
         .collect();
     Ok(format!("{before}{BEGIN}{HEADING}{rows}{END}{after}"))
 }
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn rows_are_replaced_one_by_one_in_their_order() {
         let document = format!("# Guests\n{BEGIN}{END}\nmore\n");
-        let (perl, go) = (Entry::named("perl"), Entry::named("go_19"));
+        let (perl, go) = (CorpusProgram::named("perl"), CorpusProgram::named("go_19"));
         let one = with_row(&document, perl, "| a | `perl` |\n").unwrap();
         let two = with_row(&one, go, "| b | `go_19` |\n").unwrap();
         assert_eq!(two, format!("# Guests\n{BEGIN}{HEADING}| b | `go_19` |\n| a | `perl` |\n{END}\nmore\n"));
@@ -67,8 +67,8 @@ mod tests {
 
     #[test]
     fn a_row_says_what_is_too_far_apart() {
-        let compared = |found| Compared { name: "fib".into(), own: 0.5, found, tolerance: 0.02 };
-        let measured = Measured {
+        let compared = |found| ValueComparison { name: "fib".into(), own: 0.5, found, tolerance: 0.02 };
+        let measured = ProfileFigures {
             samples: 4_000,
             named: 0.99,
             complete: 1.0,
@@ -77,7 +77,7 @@ mod tests {
             memory: 40e6,
             emulated: true,
         };
-        let text = row(Entry::named("go_19"), &measured, "6.1.0");
+        let text = row(CorpusProgram::named("go_19"), &measured, "6.1.0");
         assert!(text.contains("fib 50.0 %, 51.0 %; fib 50.0 %, 60.0 % (too far) | not shown |"), "{text}");
     }
 }

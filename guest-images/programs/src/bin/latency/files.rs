@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use std::time::Duration;
 
-use guest_programs::{Error, since_boot};
+use guest_programs::{ProgramError, since_boot};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, mprotect, munmap};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
@@ -27,17 +27,17 @@ const PAGE: usize = 4096;
 const STRIDE: usize = 160 << 10;
 
 /// Directory that is removed when dropped.
-struct Scratch(PathBuf);
+struct ScratchDirectory(PathBuf);
 
-impl Scratch {
-    fn new() -> Result<Self, Error> {
+impl ScratchDirectory {
+    fn new() -> Result<Self, ProgramError> {
         let path = Path::new("/root/latency").to_owned();
-        fs::create_dir_all(&path).map_err(Error::system("make a directory"))?;
+        fs::create_dir_all(&path).map_err(ProgramError::system("make a directory"))?;
         Ok(Self(path))
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchDirectory {
     fn drop(&mut self) {
         // Remains of the directory do no harm.
         let _ = fs::remove_dir_all(&self.0);
@@ -45,18 +45,19 @@ impl Drop for Scratch {
 }
 
 /// Creates files of a size and deletes them; measures both separately.
-fn make_and_delete(length: Duration, directory: &Path, kib: usize) -> Result<(), Error> {
+fn make_and_delete(length: Duration, directory: &Path, kib: usize) -> Result<(), ProgramError> {
     let content = vec![1; kib << 10];
     let paths: Vec<PathBuf> = (0..FILES).map(|n| directory.join(n.to_string())).collect();
     let make = || {
         paths.iter().try_for_each(|path| {
-            let mut file = File::create(path).map_err(Error::system("make a file"))?;
-            file.write_all(&content).map_err(Error::system("write a file"))
+            let mut file = File::create(path).map_err(ProgramError::system("make a file"))?;
+            file.write_all(&content).map_err(ProgramError::system("write a file"))
         })
     };
-    let delete =
-        || paths.iter().try_for_each(|path| fs::remove_file(path).map_err(Error::system("delete a file")));
-    let timed = |what: &dyn Fn() -> Result<(), Error>| {
+    let delete = || {
+        paths.iter().try_for_each(|path| fs::remove_file(path).map_err(ProgramError::system("delete a file")))
+    };
+    let timed = |what: &dyn Fn() -> Result<(), ProgramError>| {
         let start = since_boot();
         what()?;
         Ok(since_boot() - start)
@@ -75,16 +76,16 @@ fn make_and_delete(length: Duration, directory: &Path, kib: usize) -> Result<(),
     Ok(())
 }
 
-fn map(file: &File) -> Result<NonNull<libc::c_void>, Error> {
-    let length = NonZero::new(SIZE).ok_or_else(|| Error::Usage("an empty mapping".into()))?;
+fn map(file: &File) -> Result<NonNull<libc::c_void>, ProgramError> {
+    let length = NonZero::new(SIZE).ok_or_else(|| ProgramError::Usage("an empty mapping".into()))?;
     // SAFETY: the kernel chooses the address; nothing else is there.
     let mapped = unsafe { mmap(None, length, ProtFlags::PROT_READ, MapFlags::MAP_SHARED, file, 0) };
-    mapped.map_err(Error::system("map a file"))
+    mapped.map_err(ProgramError::system("map a file"))
 }
 
-fn unmap(at: NonNull<libc::c_void>) -> Result<(), Error> {
+fn unmap(at: NonNull<libc::c_void>) -> Result<(), ProgramError> {
     // SAFETY: a whole mapping of `map`, without remaining references.
-    unsafe { munmap(at, SIZE) }.map_err(Error::system("unmap a file"))
+    unsafe { munmap(at, SIZE) }.map_err(ProgramError::system("unmap a file"))
 }
 
 /// Reads a byte of each of the mapping's pages that are `stride` apart.
@@ -96,8 +97,9 @@ fn touch(at: NonNull<libc::c_void>, stride: usize) {
 }
 
 /// Returns the number of page faults without I/O of this process so far.
-fn faults() -> Result<i64, Error> {
-    let usage = getrusage(UsageWho::RUSAGE_SELF).map_err(Error::system("ask for the resource usage"))?;
+fn faults() -> Result<i64, ProgramError> {
+    let usage =
+        getrusage(UsageWho::RUSAGE_SELF).map_err(ProgramError::system("ask for the resource usage"))?;
     Ok(usage.minor_page_faults())
 }
 
@@ -117,18 +119,20 @@ extern "C" fn on_fault(_: libc::c_int) {
 }
 
 /// Measures a write to a read-only page, with the signal and its handler.
-fn protection_fault(length: Duration) -> Result<f64, Error> {
-    let size = NonZero::new(PAGE).ok_or_else(|| Error::Usage("an empty mapping".into()))?;
+fn protection_fault(length: Duration) -> Result<f64, ProgramError> {
+    let size = NonZero::new(PAGE).ok_or_else(|| ProgramError::Usage("an empty mapping".into()))?;
     // SAFETY: the kernel chooses the address; nothing else is there.
     let page = unsafe { mmap_anonymous(None, size, ProtFlags::PROT_READ, MapFlags::MAP_PRIVATE) };
-    let page = page.map_err(Error::system("map a page"))?;
+    let page = page.map_err(ProgramError::system("map a page"))?;
     PAGE_AT.store(page.as_ptr(), Ordering::Relaxed);
     let action = SigAction::new(SigHandler::Handler(on_fault), SaFlags::empty(), SigSet::empty());
     // SAFETY: the handler uses atomics and makes one system call.
-    let before = unsafe { sigaction(Signal::SIGSEGV, &action) }.map_err(Error::system("handle SIGSEGV"))?;
+    let before =
+        unsafe { sigaction(Signal::SIGSEGV, &action) }.map_err(ProgramError::system("handle SIGSEGV"))?;
     let round = least(length, || {
         // SAFETY: the mapping of one page.
-        unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ) }.map_err(Error::system("protect a page"))?;
+        unsafe { mprotect(page, PAGE, ProtFlags::PROT_READ) }
+            .map_err(ProgramError::system("protect a page"))?;
         LEFT.store(CALLS, Ordering::Relaxed);
         // SAFETY: the page is mapped. The write to the read-only page is the subject of the measurement, and
         // the handler deals with it.
@@ -136,7 +140,7 @@ fn protection_fault(length: Duration) -> Result<f64, Error> {
         Ok(())
     })?;
     // SAFETY: restores the previous handler.
-    unsafe { sigaction(Signal::SIGSEGV, &before) }.map_err(Error::system("handle SIGSEGV"))?;
+    unsafe { sigaction(Signal::SIGSEGV, &before) }.map_err(ProgramError::system("handle SIGSEGV"))?;
     Ok(round / f64::from(CALLS))
 }
 
@@ -148,10 +152,10 @@ fn sum(block: &[u8]) -> u64 {
 }
 
 /// Reads the open file from its start to its end.
-fn read_all(file: &mut File, block: &mut [u8]) -> Result<(), Error> {
-    file.seek(SeekFrom::Start(0)).map_err(Error::system("read a file"))?;
+fn read_all(file: &mut File, block: &mut [u8]) -> Result<(), ProgramError> {
+    file.seek(SeekFrom::Start(0)).map_err(ProgramError::system("read a file"))?;
     loop {
-        match file.read(block).map_err(Error::system("read a file"))? {
+        match file.read(block).map_err(ProgramError::system("read a file"))? {
             0 => return Ok(()),
             count => drop(std::hint::black_box(sum(block.get(..count).unwrap_or_default()))),
         }
@@ -163,14 +167,14 @@ fn sum_mapped(at: NonNull<libc::c_void>) {
     std::hint::black_box(sum(unsafe { std::slice::from_raw_parts(at.cast::<u8>().as_ptr(), SIZE) }));
 }
 
-pub fn measure(length: Duration) -> Result<(), Error> {
-    let scratch = Scratch::new()?;
+pub fn measure(length: Duration) -> Result<(), ProgramError> {
+    let scratch = ScratchDirectory::new()?;
     for kib in SIZES {
         make_and_delete(length, &scratch.0, kib)?;
     }
     let path = scratch.0.join("mapped");
-    fs::write(&path, vec![1; SIZE]).map_err(Error::system("write a file"))?;
-    let open = || File::open(&path).map_err(Error::system("open a file"));
+    fs::write(&path, vec![1; SIZE]).map_err(ProgramError::system("write a file"))?;
+    let open = || File::open(&path).map_err(ProgramError::system("open a file"));
     let mut file = open()?;
     let mapping = least(length, || {
         let at = map(&file)?;

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use guest_programs::{Error, fork_child, raise_loopback, wait_for};
+use guest_programs::{ProgramError, fork_child, raise_loopback, wait_for};
 
 use crate::measure::{least, print, print_rate};
 
@@ -14,16 +14,16 @@ use crate::measure::{least, print, print_rate};
 const PIECE: usize = 64 << 10;
 const ROUND: usize = 1 << 20;
 
-fn reading<T>(result: std::io::Result<T>) -> Result<T, Error> {
-    result.map_err(Error::system("read"))
+fn reading<T>(result: std::io::Result<T>) -> Result<T, ProgramError> {
+    result.map_err(ProgramError::system("read"))
 }
 
-fn writing<T>(result: std::io::Result<T>) -> Result<T, Error> {
-    result.map_err(Error::system("write"))
+fn writing<T>(result: std::io::Result<T>) -> Result<T, ProgramError> {
+    result.map_err(ProgramError::system("write"))
 }
 
 /// Sends back each byte that comes, up to the end.
-fn echo(mut from: impl Read, mut to: impl Write) -> Result<(), Error> {
+fn echo(mut from: impl Read, mut to: impl Write) -> Result<(), ProgramError> {
     let mut byte = [0];
     while reading(from.read(&mut byte))? == 1 {
         writing(to.write_all(&byte))?;
@@ -32,7 +32,7 @@ fn echo(mut from: impl Read, mut to: impl Write) -> Result<(), Error> {
 }
 
 /// Measures the round trip of a byte to another process.
-fn there_and_back(length: Duration, mut to: impl Write, mut from: impl Read) -> Result<f64, Error> {
+fn there_and_back(length: Duration, mut to: impl Write, mut from: impl Read) -> Result<f64, ProgramError> {
     let mut byte = [0];
     least(length, || {
         writing(to.write_all(&byte))?;
@@ -47,14 +47,14 @@ fn pour(mut to: impl Write) {
 }
 
 /// Measures the time for a megabyte from another process.
-fn take(length: Duration, mut from: impl Read) -> Result<f64, Error> {
+fn take(length: Duration, mut from: impl Read) -> Result<f64, ProgramError> {
     let mut piece = vec![0; PIECE];
     least(length, || {
         let mut left = ROUND;
         while left > 0 {
             let most = left.min(PIECE);
             left -= match reading(from.read(piece.get_mut(..most).unwrap_or_default()))? {
-                0 => return Err(Error::Usage("the other process has ended".into())),
+                0 => return Err(ProgramError::Usage("the other process has ended".into())),
                 count => count,
             };
         }
@@ -62,8 +62,8 @@ fn take(length: Duration, mut from: impl Read) -> Result<f64, Error> {
     })
 }
 
-fn over_pipes(length: Duration) -> Result<(), Error> {
-    let make = || pipe().map_err(Error::system("make a pipe"));
+fn over_pipes(length: Duration) -> Result<(), ProgramError> {
+    let make = || pipe().map_err(ProgramError::system("make a pipe"));
     let ((there, to), (from, back)) = (make()?, make()?);
     // The child has copies of all four ends. It closes those of the parent, which would keep it from seeing
     // the end.
@@ -72,7 +72,7 @@ fn over_pipes(length: Duration) -> Result<(), Error> {
         // exits.
         let closed = unsafe { [libc::close(raw(&to)), libc::close(raw(&from))] };
         if closed != [0, 0] {
-            return Err(Error::system("close a pipe")(std::io::Error::last_os_error()));
+            return Err(ProgramError::system("close a pipe")(std::io::Error::last_os_error()));
         }
         echo(&there, &back)
     })?;
@@ -84,7 +84,7 @@ fn over_pipes(length: Duration) -> Result<(), Error> {
     let child = fork_child(|| {
         // SAFETY: as above.
         if unsafe { libc::close(raw(&from)) } != 0 {
-            return Err(Error::system("close a pipe")(std::io::Error::last_os_error()));
+            return Err(ProgramError::system("close a pipe")(std::io::Error::last_os_error()));
         }
         pour(&to);
         Ok(())
@@ -99,13 +99,13 @@ fn raw(end: &impl std::os::fd::AsRawFd) -> std::os::fd::RawFd {
     end.as_raw_fd()
 }
 
-fn over_unix(length: Duration) -> Result<(), Error> {
-    let make = || UnixStream::pair().map_err(Error::system("make a pair of sockets"));
+fn over_unix(length: Duration) -> Result<(), ProgramError> {
+    let make = || UnixStream::pair().map_err(ProgramError::system("make a pair of sockets"));
     let (here, there) = make()?;
     let child = fork_child(|| echo(&there, &there))?;
     print("unix", there_and_back(length, &here, &here)?);
     // The child has a copy of this end, which closing alone would leave open.
-    here.shutdown(Shutdown::Both).map_err(Error::system("end a connection"))?;
+    here.shutdown(Shutdown::Both).map_err(ProgramError::system("end a connection"))?;
     wait_for(child)?;
 
     let (here, there) = make()?;
@@ -114,16 +114,16 @@ fn over_unix(length: Duration) -> Result<(), Error> {
         Ok(())
     })?;
     print_rate("unix_rate", ROUND, take(length, &here)?);
-    here.shutdown(Shutdown::Both).map_err(Error::system("end a connection"))?;
+    here.shutdown(Shutdown::Both).map_err(ProgramError::system("end a connection"))?;
     wait_for(child)
 }
 
-fn over_udp(length: Duration) -> Result<(), Error> {
-    let make = || UdpSocket::bind("127.0.0.1:0").map_err(Error::system("make a socket"));
+fn over_udp(length: Duration) -> Result<(), ProgramError> {
+    let make = || UdpSocket::bind("127.0.0.1:0").map_err(ProgramError::system("make a socket"));
     let (here, there) = (make()?, make()?);
-    let address = |socket: &UdpSocket| socket.local_addr().map_err(Error::system("ask for the port"));
-    here.connect(address(&there)?).map_err(Error::system("connect"))?;
-    there.connect(address(&here)?).map_err(Error::system("connect"))?;
+    let address = |socket: &UdpSocket| socket.local_addr().map_err(ProgramError::system("ask for the port"));
+    here.connect(address(&there)?).map_err(ProgramError::system("connect"))?;
+    there.connect(address(&here)?).map_err(ProgramError::system("connect"))?;
     let child = fork_child(|| {
         let mut message = [0; 4];
         // An empty message is the end.
@@ -142,18 +142,18 @@ fn over_udp(length: Duration) -> Result<(), Error> {
     wait_for(child)
 }
 
-fn over_tcp(length: Duration) -> Result<(), Error> {
-    let listener = TcpListener::bind("127.0.0.1:0").map_err(Error::system("listen"))?;
-    let address = listener.local_addr().map_err(Error::system("ask for the port"))?;
-    let accept = || listener.accept().map(|(stream, _)| stream).map_err(Error::system("accept"));
-    let connect = || TcpStream::connect(address).map_err(Error::system("connect"));
+fn over_tcp(length: Duration) -> Result<(), ProgramError> {
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(ProgramError::system("listen"))?;
+    let address = listener.local_addr().map_err(ProgramError::system("ask for the port"))?;
+    let accept = || listener.accept().map(|(stream, _)| stream).map_err(ProgramError::system("accept"));
+    let connect = || TcpStream::connect(address).map_err(ProgramError::system("connect"));
     let child = fork_child(|| {
         let stream = accept()?;
-        stream.set_nodelay(true).map_err(Error::system("send at once"))?;
+        stream.set_nodelay(true).map_err(ProgramError::system("send at once"))?;
         echo(&stream, &stream)
     })?;
     let stream = connect()?;
-    stream.set_nodelay(true).map_err(Error::system("send at once"))?;
+    stream.set_nodelay(true).map_err(ProgramError::system("send at once"))?;
     print("tcp", there_and_back(length, &stream, &stream)?);
     drop(stream);
     wait_for(child)?;
@@ -178,7 +178,7 @@ fn over_tcp(length: Duration) -> Result<(), Error> {
     wait_for(child)
 }
 
-pub fn measure(length: Duration) -> Result<(), Error> {
+pub fn measure(length: Duration) -> Result<(), ProgramError> {
     over_pipes(length)?;
     over_unix(length)?;
     raise_loopback()?;

@@ -12,7 +12,7 @@ mod selected;
 
 use std::process::ExitCode;
 
-use guest_programs::{Args, Error, main_with, pin, seconds};
+use guest_programs::{ProgramArgs, ProgramError, main_with, pin, seconds};
 
 const USAGE: &str = "latency [--tables NAME,...] [--processes N,N,...] [--seconds N] [--cpu N]
 measures, each for N seconds (0.2) on one CPU, what is in the tables (processor, select, switch, files, local):
@@ -26,7 +26,7 @@ const RINGS: &str = "2,4,8,16,32,64,96";
 /// Measurement that ends at once, for measurements of program starts.
 const NOTHING: &str = "nothing";
 
-fn run(args: &Args) -> Result<(), Error> {
+fn run(args: &ProgramArgs) -> Result<(), ProgramError> {
     if args.flag(NOTHING) {
         return Ok(());
     }
@@ -36,7 +36,7 @@ fn run(args: &Args) -> Result<(), Error> {
     let rings: Option<Vec<usize>> =
         text.split(',').map(|n| n.parse().ok().filter(|n| (2..=256).contains(n))).collect();
     let Some(rings) = rings else {
-        return Err(Error::Usage(format!("--processes {text}: rings of 2 to 256 are known")));
+        return Err(ProgramError::Usage(format!("--processes {text}: rings of 2 to 256 are known")));
     };
     for table in args.text("tables").unwrap_or(TABLES).split(',') {
         match table {
@@ -45,7 +45,7 @@ fn run(args: &Args) -> Result<(), Error> {
             "switch" => ring::measure(length, &rings)?,
             "files" => files::measure(length)?,
             "local" => local::measure(length)?,
-            _ => return Err(Error::Usage(format!("--tables {table}: there are {TABLES}"))),
+            _ => return Err(ProgramError::Usage(format!("--tables {table}: there are {TABLES}"))),
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use guest_programs::{Error, since_boot};
+use guest_programs::{ProgramError, since_boot};
 
 /// Parts of each measurement. The least of their means is the result, as in lmbench, so that other activity
 /// disturbs it little.
@@ -11,7 +11,10 @@ const PARTS: u32 = 10;
 pub const CALLS: u32 = 64;
 
 /// Returns the mean duration of one round, ns: the least of ten parts of `length`.
-pub fn least(length: Duration, mut round: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+pub fn least(
+    length: Duration,
+    mut round: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<f64, ProgramError> {
     least_of(length, || {
         let start = since_boot();
         round()?;
@@ -20,7 +23,10 @@ pub fn least(length: Duration, mut round: impl FnMut() -> Result<(), Error>) -> 
 }
 
 /// Does the same for rounds that measure themselves, because their preparation does not count.
-pub fn least_of(length: Duration, mut round: impl FnMut() -> Result<Duration, Error>) -> Result<f64, Error> {
+pub fn least_of(
+    length: Duration,
+    mut round: impl FnMut() -> Result<Duration, ProgramError>,
+) -> Result<f64, ProgramError> {
     let mut least = f64::INFINITY;
     for _ in 0..PARTS {
         let start = since_boot();
@@ -35,7 +41,10 @@ pub fn least_of(length: Duration, mut round: impl FnMut() -> Result<Duration, Er
 }
 
 /// Returns the mean duration of one call of many in a round, ns.
-pub fn least_call(length: Duration, mut call: impl FnMut() -> Result<(), Error>) -> Result<f64, Error> {
+pub fn least_call(
+    length: Duration,
+    mut call: impl FnMut() -> Result<(), ProgramError>,
+) -> Result<f64, ProgramError> {
     let round = least(length, || (0..CALLS).try_for_each(|_| call()))?;
     Ok(round / f64::from(CALLS))
 }

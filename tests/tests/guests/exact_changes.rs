@@ -3,11 +3,11 @@
 use vprof_tests::{Guest, Run};
 
 use crate::exact::{
-    counts_and_lives_add_up, each_vcpu_is_idle_or_runs_a_task, sleep_is_as_long_as_the_guest_says, watched,
-    watched_on_two,
+    counts_and_instances_add_up, each_vcpu_is_idle_or_runs_a_task, sleep_is_as_long_as_the_guest_says,
+    watched, watched_on_two,
 };
 
-/// Why exact data ended.
+/// Returns the reason why exact data ended.
 fn end(run: &Run) -> String {
     let end = run.query("SELECT value FROM meta WHERE key = 'exact_end'");
     end[0][0].as_str().expect("a sentence").to_owned()
@@ -21,7 +21,7 @@ fn nothing_is_wrong_in(run: &Run) {
 
 #[test]
 #[ignore = "one more change of the guest: --all"]
-fn a_guest_that_loads_and_unloads_a_module_is_watched_on() {
+fn a_guest_that_loads_and_unloads_a_module_is_still_watched() {
     let run = watched(
         Guest::demo(),
         "sleep 0.2; insmod /lib/modules/*/kernel/drivers/block/loop.ko && lsmod; rmmod loop && echo unloaded; sleep 0.2",
@@ -29,25 +29,25 @@ fn a_guest_that_loads_and_unloads_a_module_is_watched_on() {
     assert!(run.stdout.contains("loop ") && run.stdout.contains("unloaded"), "{}", run.stdout);
     nothing_is_wrong_in(&run);
     assert_eq!(end(&run), "the run ended");
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
 }
 
 #[test]
 #[ignore = "one more change of the guest: --all"]
-fn a_kprobe_on_a_watched_function_meets_no_tripwire() {
+fn a_kprobe_on_a_watched_function_meets_no_probe() {
     let run = watched(
         Guest::demo(),
         "sleep 0.2; cd /sys/kernel/tracing; echo 'p:own try_to_wake_up' > kprobe_events; echo 1 > events/kprobes/own/enable; \
-         sleep 0.3; grep -c 'own:' trace; echo 0 > events/kprobes/own/enable; echo > kprobe_events; echo went on",
+         sleep 0.3; grep -c 'own:' trace; echo 0 > events/kprobes/own/enable; echo > kprobe_events; echo continued",
     );
     let probed = run.stdout.lines().find_map(|line| line.trim().parse::<u32>().ok());
-    assert!(probed.is_some_and(|count| count > 0) && run.stdout.contains("went on"), "{}", run.stdout);
+    assert!(probed.is_some_and(|count| count > 0) && run.stdout.contains("continued"), "{}", run.stdout);
     nothing_is_wrong_in(&run);
     assert!(end(&run).contains("its own code"), "{}", end(&run));
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
 }
 
-/// Writes the kernel's text, as `/proc/kcore` shows it, and says what its digest is.
+/// Writes the kernel's text, as `/proc/kcore` shows it, and prints its digest.
 const TEXT: &str = r#"python3 -c "
 import struct, sys
 named = {}
@@ -70,47 +70,47 @@ while left:
     left -= len(part)
 " > /tmp/text; echo "text $(wc -c < /tmp/text) $(sha256sum < /tmp/text)""#;
 
-/// The bytes of the kernel's text are the same in a guest that was watched up to then as in one that never was. Reading them ends
-/// exact data; the kernel lies at the same place in both, or they would differ by its addresses.
+/// The bytes of the kernel's text are the same in a guest in exact mode as in one without. Reading the text
+/// ends exact data; the kernel is at the same address in both, or the texts would differ by it.
 #[test]
 #[ignore = "two guests that read themselves: --all"]
 fn the_kernels_text_is_byte_for_byte_what_it_was() {
     let text = |run: &Run| {
-        let told = run.stdout.lines().find_map(|line| line.strip_prefix("text ")).expect("a digest");
-        let bytes = told.split(' ').next().and_then(|bytes| bytes.parse::<u64>().ok()).expect("a size");
-        assert!(bytes > 8 << 20, "{told}");
-        told.to_owned()
+        let digest = run.stdout.lines().find_map(|line| line.strip_prefix("text ")).expect("a digest");
+        let bytes = digest.split(' ').next().and_then(|bytes| bytes.parse::<u64>().ok()).expect("a size");
+        assert!(bytes > 8 << 20, "{digest}");
+        digest.to_owned()
     };
     let script = format!("sleep 0.5; {TEXT}");
     let fixed = || Guest::demo().options(["--append", "nokaslr"]);
     let run = watched(fixed(), &script);
     assert!(end(&run).contains("its own code"), "{}", end(&run));
     assert!(run.number("SELECT sum(probe_exits) FROM exact_vcpu") > 100.0);
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
     let plain = fixed().script(&script).run().succeeded();
     assert_eq!(text(&run), text(&plain));
 }
 
 #[test]
 #[ignore = "one more change of the guest: --all"]
-fn a_cpu_that_is_unplugged_and_comes_back_is_watched_on() {
+fn a_cpu_that_is_unplugged_and_comes_back_is_still_watched() {
     let run = watched_on_two(
         Guest::demo(),
         "cd /sys/devices/system/cpu; spin --seconds 2 & spin --seconds 2 & sleep 0.3; \
          echo 0 > cpu1/online; echo left $(cat online); sleep 0.5; echo 1 > cpu1/online; echo back $(cat online); wait",
     );
-    let said = |line: &str| run.stdout.lines().any(|told| told == line);
+    let said = |line: &str| run.stdout.lines().any(|printed| printed == line);
     assert!(said("left 0") && said("back 0-1"), "{}", run.stdout);
     nothing_is_wrong_in(&run);
     assert_eq!(end(&run), "the run ended");
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
     // A CPU that is off has nothing to run; both together have been busy or idle all the time.
     each_vcpu_is_idle_or_runs_a_task(&run);
 }
 
 #[test]
 #[ignore = "one more change of the guest: --all"]
-fn a_guest_that_changes_its_clock_is_watched_on() {
+fn a_guest_that_changes_its_clock_is_still_watched() {
     let run = watched(
         Guest::demo_with_kernel("6.12"),
         "cd /sys/devices/system/clocksource/clocksource0; threads --seconds 1; echo tsc > current_clocksource; \
@@ -118,7 +118,7 @@ fn a_guest_that_changes_its_clock_is_watched_on() {
     );
     assert!(run.stdout.contains("now tsc"), "{}", run.stdout);
     assert_eq!(end(&run), "the run ended");
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
     sleep_is_as_long_as_the_guest_says(&run, 300.0);
 }
 
@@ -132,5 +132,5 @@ fn a_guest_that_reboots_keeps_its_exact_data() {
     let ends = run.query("SELECT text FROM event WHERE kind = 'end'");
     assert!(ends[0][0].as_str().is_some_and(|text| text.contains("reset")), "{ends:?}");
     assert_eq!(end(&run), "the run ended");
-    counts_and_lives_add_up(&run);
+    counts_and_instances_add_up(&run);
 }

@@ -1,57 +1,57 @@
-//! The run that is looked at: what it tells, and what it is told.
+//! The run that a view shows: its events, and the commands to it.
 
 use profile::live::{Snapshot, View};
 
 use crate::errors::Error;
 
-/// What a run tells.
+/// RunEvent of a run.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// How it is now.
-    Look(Box<Snapshot>),
-    /// One sentence.
-    Told(String),
-    /// There is nothing more to come: one sentence.
+pub enum RunEvent {
+    /// The current tables.
+    Snapshot(Box<Snapshot>),
+    /// A sentence for the user.
+    Message(String),
+    /// The end of all events, with the reason as a sentence.
     Ended(String),
 }
 
-/// What a run can be told.
+/// RunCommand to a run.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Command {
-    /// How to look from now on.
+pub enum RunCommand {
+    /// Change the span and the rows of snapshots.
     View(View),
-    /// Sample (again).
+    /// Start sampling (again).
     Start,
-    /// Do not sample.
+    /// Stop sampling.
     Stop,
-    /// Mean ticks per second and vCPU.
+    /// Set the sampling rate, in mean ticks per second and vCPU.
     Rate(f64),
-    /// A row of table `event`.
+    /// Add a mark with this text to the profile.
     Mark(String),
     /// End the run.
     End,
 }
 
-/// A run that goes on.
-pub trait Run {
-    /// The next thing that it tells. May be dropped, and called again.
-    fn next(&mut self) -> impl Future<Output = Event>;
+/// A run in progress.
+pub trait WatchedRun {
+    /// Waits for the next event. The future may be dropped, and the method called again.
+    fn next(&mut self) -> impl Future<Output = RunEvent>;
 
-    /// Tells it something.
+    /// Sends a command.
     ///
     /// # Errors
-    /// It cannot be talked to any more.
-    fn send(&mut self, command: Command) -> impl Future<Output = Result<(), Error>>;
+    /// The connection to the run failed.
+    fn send(&mut self, command: RunCommand) -> impl Future<Output = Result<(), Error>>;
 }
 
-/// The lowest and the highest rate, Hz: those of the command line.
+/// Lowest and highest rate, Hz: those of the command line.
 const RATES: (f64, f64) = (0.1, 50_000.0);
 
-/// The next rate in steps of 1, 2 and 5.
+/// Returns the next rate in steps of 1, 2 and 5.
 pub fn step(hz: f64, up: bool) -> f64 {
     let steps = (-1..5).flat_map(|power| [1.0, 2.0, 5.0].map(|step| step * 10.0_f64.powi(power)));
     let steps = steps.filter(|step| (RATES.0..=RATES.1).contains(step));
-    // Rates that were made by arithmetic are a little off.
+    // The factor allows for rounding of the current rate.
     let next = match up {
         true => steps.fold(None, |next, step| next.or((step > hz * 1.001).then_some(step))),
         false => steps.fold(None, |last, step| if step < hz * 0.999 { Some(step) } else { last }),

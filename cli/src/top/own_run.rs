@@ -1,4 +1,4 @@
-//! The run of this very process: `vprof run --top`.
+//! The run of this process: `vprof run --top`.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,40 +9,40 @@ use profile::live::{SharedTables, View};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
+use super::control::{RunCommand, RunEvent, WatchedRun};
 use super::show::show;
-use super::state::State;
-use super::steer::{Command, Event, Run};
+use super::state::ViewState;
 use crate::errors::Error;
 use crate::terminal;
 
-/// Time between two looks.
+/// Time between two refreshes.
 const EVERY: Duration = Duration::from_millis(500);
-/// How long the view has to leave the screen: a terminal that stands still cannot hold up the end.
+/// Longest time in which the view leaves the screen: a blocked terminal must not delay the end of the run.
 const LEAVE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What the view needs of its run.
+/// Handles of the run for its view.
 #[derive(Debug)]
-pub struct Parts {
-    /// Its tables.
+pub struct RunHandles {
+    /// Live tables.
     pub tables: SharedTables,
-    /// Where it stands.
+    /// Progress of the run.
     pub phase: watch::Receiver<Phase>,
-    /// Steers it.
+    /// Requests to the run.
     pub control: mpsc::Sender<Control>,
-    /// Ends it.
+    /// Set to end the run.
     pub stop: watch::Sender<bool>,
 }
 
-/// A view on a thread of its own; no view can hold up the run.
+/// Thread of a view. A view can't delay the run.
 #[derive(Debug)]
-pub struct Beside {
+pub struct ViewThread {
     end: oneshot::Sender<()>,
     thread: JoinHandle<Result<(), Error>>,
 }
 
-impl Beside {
-    /// Shows the run from now on.
-    pub fn start(parts: Parts) -> Result<Self, Error> {
+impl ViewThread {
+    /// Starts the view of the run.
+    pub fn start(parts: RunHandles) -> Result<Self, Error> {
         let system = |action| move |source| Error::System { action, source };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -51,17 +51,17 @@ impl Beside {
         let (end, ended) = oneshot::channel();
         let view = move || {
             runtime.block_on(async {
-                let mut state = State::new(EVERY, true);
+                let mut state = ViewState::new(EVERY, true);
                 let mut ticks = interval(EVERY);
                 ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-                let mut run = Own {
+                let mut run = OwnRun {
                     parts,
                     ended,
                     ticks,
                     view: state.view(),
-                    told: None,
+                    message: None,
                     preparing: false,
-                    looked: None,
+                    latest: None,
                 };
                 show(&mut run, &mut state).await
             })
@@ -70,7 +70,7 @@ impl Beside {
         Ok(Self { end, thread: thread.map_err(system("start a thread"))? })
     }
 
-    /// Leaves the screen; says what went wrong with it.
+    /// Leaves the screen, and returns the error of the view, if it had one.
     pub fn finish(self) -> Option<Error> {
         drop(self.end);
         let deadline = Instant::now() + LEAVE_LIMIT;
@@ -87,73 +87,76 @@ impl Beside {
     }
 }
 
+/// The run of this process, as a view sees it.
 #[derive(Debug)]
-struct Own {
-    parts: Parts,
-    /// Dropped at the end.
+struct OwnRun {
+    parts: RunHandles,
+    /// Closed at the end.
     ended: oneshot::Receiver<()>,
     ticks: Interval,
     view: View,
-    told: Option<String>,
-    /// What was told last is what is being done before the guest runs.
+    /// Message to show next.
+    message: Option<String>,
+    /// The latest message is about a step before the guest runs.
     preparing: bool,
-    /// The batch and the view of the latest look.
-    looked: Option<(u64, View)>,
+    /// Time and view of the latest snapshot.
+    latest: Option<(u64, View)>,
 }
 
-impl Own {
-    /// A look, if there is anything new.
-    fn look(&mut self) -> Option<Event> {
+impl OwnRun {
+    /// Returns a snapshot, if there is new data or another view.
+    fn snapshot(&mut self) -> Option<RunEvent> {
         let tables = self.parts.tables.lock();
         let now = (tables.time_ns(), self.view);
-        (self.looked.replace(now) != Some(now)).then(|| Event::Look(Box::new(tables.snapshot(&self.view))))
+        (self.latest.replace(now) != Some(now))
+            .then(|| RunEvent::Snapshot(Box::new(tables.snapshot(&self.view))))
     }
 }
 
-impl Run for Own {
-    async fn next(&mut self) -> Event {
+impl WatchedRun for OwnRun {
+    async fn next(&mut self) -> RunEvent {
         loop {
-            if let Some(sentence) = self.told.take() {
-                return Event::Told(sentence);
+            if let Some(sentence) = self.message.take() {
+                return RunEvent::Message(sentence);
             }
             tokio::select! {
-                _ = &mut self.ended => return Event::Ended("the run has ended".to_owned()),
+                _ = &mut self.ended => return RunEvent::Ended("the run has ended".to_owned()),
                 Ok(()) = self.parts.phase.changed() => {
                     let preparing = match &*self.parts.phase.borrow_and_update() {
-                        Phase::Preparing(what) => Some(format!("{what} ...")),
+                        Phase::Preparing(step) => Some(format!("{step} ...")),
                         Phase::Running(_) => None,
                     };
-                    // What was being prepared is done: the line is free again.
+                    // A finished step clears its message.
                     let was_preparing = std::mem::replace(&mut self.preparing, preparing.is_some());
-                    self.told = preparing.or_else(|| was_preparing.then(String::new));
+                    self.message = preparing.or_else(|| was_preparing.then(String::new));
                 }
                 _ = self.ticks.tick() => {
-                    if let Some(look) = self.look() {
-                        return look;
+                    if let Some(event) = self.snapshot() {
+                        return event;
                     }
                 }
             }
         }
     }
 
-    async fn send(&mut self, command: Command) -> Result<(), Error> {
+    async fn send(&mut self, command: RunCommand) -> Result<(), Error> {
         let control = match command {
-            Command::View(view) => {
+            RunCommand::View(view) => {
                 self.view = view;
                 self.ticks.reset_immediately();
                 return Ok(());
             }
-            Command::End => {
+            RunCommand::End => {
                 self.parts.stop.send_replace(true);
                 return Ok(());
             }
-            Command::Start => Control::Sampling(true),
-            Command::Stop => Control::Sampling(false),
-            Command::Rate(hz) => Control::Rate(hz),
-            Command::Mark(text) => Control::Mark(text),
+            RunCommand::Start => Control::Sampling(true),
+            RunCommand::Stop => Control::Sampling(false),
+            RunCommand::Rate(hz) => Control::Rate(hz),
+            RunCommand::Mark(text) => Control::Mark(text),
         };
         if self.parts.control.try_send(control).is_err() {
-            self.told = Some("the run is busy, or does not run yet: try again".to_owned());
+            self.message = Some("the run is busy or not running yet: try again".to_owned());
         }
         Ok(())
     }
@@ -165,39 +168,46 @@ mod tests {
 
     use super::*;
 
-    fn own() -> (Own, mpsc::Receiver<Control>, watch::Receiver<bool>, oneshot::Sender<()>) {
+    fn own() -> (OwnRun, mpsc::Receiver<Control>, watch::Receiver<bool>, oneshot::Sender<()>) {
         let (control, controlled) = mpsc::channel(1);
         let (stop, stopped) = watch::channel(false);
         let phase = watch::channel(Phase::Preparing("booting".to_owned())).1;
         let (end, ended) = oneshot::channel();
-        let parts = Parts { tables: SharedTables::default(), phase, control, stop };
+        let parts = RunHandles { tables: SharedTables::default(), phase, control, stop };
         let view = View::default();
-        let own =
-            Own { parts, ended, ticks: interval(EVERY), view, told: None, preparing: false, looked: None };
+        let own = OwnRun {
+            parts,
+            ended,
+            ticks: interval(EVERY),
+            view,
+            message: None,
+            preparing: false,
+            latest: None,
+        };
         (own, controlled, stopped, end)
     }
 
     #[tokio::test]
-    async fn looks_come_where_there_is_something_new() {
+    async fn snapshots_come_when_there_is_new_data() {
         let (mut own, _controlled, _stopped, end) = own();
-        assert!(matches!(own.next().await, Event::Look(look) if look.time_s == 0.0));
+        assert!(matches!(own.next().await, RunEvent::Snapshot(snapshot) if snapshot.time_s == 0.0));
         let meta = vec![("duration_ns".to_owned(), "2000000000".to_owned())];
         own.parts.tables.lock().add(&Batch { meta, ..Batch::default() });
         own.ticks.reset_immediately();
-        assert!(matches!(own.next().await, Event::Look(look) if look.time_s == 2.0));
+        assert!(matches!(own.next().await, RunEvent::Snapshot(snapshot) if snapshot.time_s == 2.0));
         drop(end);
-        assert!(matches!(own.next().await, Event::Ended(_)));
+        assert!(matches!(own.next().await, RunEvent::Ended(_)));
     }
 
     #[tokio::test]
     async fn commands_reach_the_run() {
         let (mut own, mut controlled, stopped, _end) = own();
-        own.send(Command::Rate(50.0)).await.unwrap();
-        own.send(Command::Mark("full".to_owned())).await.unwrap();
+        own.send(RunCommand::Rate(50.0)).await.unwrap();
+        own.send(RunCommand::Mark("full".to_owned())).await.unwrap();
         assert_eq!(controlled.try_recv().unwrap(), Control::Rate(50.0));
         assert!(controlled.try_recv().is_err());
-        assert!(matches!(own.next().await, Event::Told(sentence) if sentence.contains("try again")));
-        own.send(Command::End).await.unwrap();
+        assert!(matches!(own.next().await, RunEvent::Message(sentence) if sentence.contains("try again")));
+        own.send(RunCommand::End).await.unwrap();
         assert!(*stopped.borrow());
     }
 }

@@ -1,0 +1,268 @@
+//! The process of a guest half.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use images::BootPayload;
+use profile::{Batch, Sink, SinkError};
+use vmm::Vsock;
+use vmm::net::{Interface, Stream, Tap};
+use vmm::vsock::Relay;
+use wall::{WallConfig, WallError};
+
+use super::{CableFd, Descriptors, HalfJob};
+use crate::guest::{self, Connected, GuestError};
+use crate::link::{Phase, Watcher, link};
+use crate::network::CardEnd;
+use crate::protocol::{Control, Decoder, FromHost, ToHost, encode};
+use crate::spec::Outcome;
+use crate::stage::Stage;
+
+/// Interval of messages during work that takes long.
+const ALIVE_EVERY: Duration = Duration::from_millis(500);
+/// Longest time in which the last console output is sent.
+const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+/// Signals of the terminal, and those that end a run: they are for the parent, which decides.
+const FOR_THE_PARENT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM];
+
+/// Reason why the guest could not be run.
+#[derive(Debug, thiserror::Error)]
+enum ChildError {
+    /// The job is not understood.
+    #[error("the guest's process got no job: {0}")]
+    Job(#[from] serde_json::Error),
+    /// A part of the wall cannot be raised.
+    #[error("cannot raise the wall around the guest's process: {0}")]
+    Wall(#[from] WallError),
+    /// A descriptor is of no use, or no thread is left.
+    #[error("the guest's process cannot start: {0}")]
+    Start(#[from] io::Error),
+    /// A disk is not written to its end.
+    #[error("cannot finish writing a disk: {0}")]
+    WriteBack(io::Error),
+    /// The guest failed.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+}
+
+impl ChildError {
+    fn stage(&self) -> Stage {
+        match self {
+            Self::Job(_) | Self::Start(_) | Self::Wall(_) => Stage::BeforeGuest,
+            Self::WriteBack(_) => Stage::Guest,
+            Self::Guest(error) => error.stage(),
+        }
+    }
+}
+
+/// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once, by
+/// a process with one thread that was started by [`super::HalfProcess::command`].
+///
+/// # Errors
+/// The connection is closed.
+pub fn main(job: RawFd) -> io::Result<()> {
+    for signal in FOR_THE_PARENT {
+        // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    // SAFETY: the parent has given descriptor 0 to this process, and nothing else here uses it.
+    let connection = Connection(Arc::new(Mutex::new(unsafe { File::from_raw_fd(0) })));
+    let message = match serve(&connection, job) {
+        Ok(outcome) => FromHost::End(outcome),
+        Err(error) => FromHost::Error { stage: error.stage(), sentence: error.to_string() },
+    };
+    connection.send(&message)
+}
+
+fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
+    let mut text = Vec::new();
+    // SAFETY: as above: the descriptors of the job are this process's own.
+    unsafe { File::from_raw_fd(job) }.read_to_end(&mut text)?;
+    let HalfJob { mut run, descriptors, sync_disks } = serde_json::from_slice(&text)?;
+    let taken = Taken::new(&descriptors)?;
+    let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
+    let standing = wall::enter(WallConfig { policy: run.policy, directory, report: taken.report })?;
+    run.meta.push(("wall".to_owned(), standing.words()));
+
+    let payload =
+        BootPayload { kernel: read_all(taken.kernel)?, initrd: taken.initrd.map(read_all).transpose()? };
+    let network = run.machine.network.as_ref().zip(taken.cable).map(|(spec, end)| spec.card(end));
+    let vsock = match (run.machine.vsock_cid, taken.vsock) {
+        (Some(cid), Some(stream)) => Some(Vsock { cid, backend: Box::new(Relay::new(stream)?) }),
+        _ => None,
+    };
+    let connected = Connected { kvm: taken.kvm, network, vsock };
+    let written = taken.disks.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
+    connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
+
+    let (guest_side, watcher) = link();
+    let Watcher { stop, input, control, console, output, mut phase, notes: _ } = watcher;
+    let send = |message: fn(Vec<u8>) -> FromHost| {
+        let connection = connection.clone();
+        move |bytes: &[u8]| {
+            // A connection that fails ends the run through the sink.
+            let _failed = connection.send(&message(bytes.to_vec()));
+        }
+    };
+    let pump = console.pump(send(FromHost::Console))?;
+    let output_pump = output.pump(send(FromHost::Output))?;
+    let reader = connection.reader()?;
+    std::thread::Builder::new()
+        .name("vprof-port".to_owned())
+        .spawn(move || obey(reader, &stop, &input, &control))?;
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let outcome = runtime.block_on(async {
+        let sink = Box::new(ConnectionSink(connection.clone()));
+        let run = guest::run(&run, taken.disks, connected, payload, sink, guest_side);
+        tokio::pin!(run);
+        loop {
+            tokio::select! {
+                outcome = &mut run => return outcome,
+                Ok(()) = phase.changed() => {
+                    let status = match &*phase.borrow_and_update() {
+                        Phase::Running(status) => FromHost::Status(status.clone()),
+                        Phase::Preparing(what) => FromHost::Preparing(what.clone()),
+                    };
+                    // A connection that fails ends the run through the sink.
+                    let _failed = connection.send(&status);
+                }
+            }
+        }
+    });
+    pump.finish(FLUSH_LIMIT);
+    output_pump.finish(FLUSH_LIMIT);
+    if sync_disks {
+        write_back(connection, &written)?;
+    }
+    Ok(outcome?)
+}
+
+/// The descriptors of a job, owned.
+struct Taken {
+    kvm: OwnedFd,
+    kernel: File,
+    initrd: Option<File>,
+    disks: Vec<File>,
+    cable: Option<CardEnd>,
+    vsock: Option<File>,
+    report: OwnedFd,
+}
+
+impl Taken {
+    fn new(numbers: &Descriptors) -> io::Result<Self> {
+        // SAFETY: each number is that of a descriptor that the parent has passed on for this process alone, and
+        // occurs once in the job.
+        let own = |number: RawFd| unsafe { OwnedFd::from_raw_fd(number) };
+        let file = |number| File::from(own(number));
+        let cable = |cable| {
+            Ok::<_, io::Error>(match cable {
+                CableFd::Tap(fd) => CardEnd::Tap(Tap::from(own(fd))),
+                CableFd::Stream(fd) => CardEnd::Stream(Stream::new(own(fd).into())?),
+                CableFd::Interface(fd) => CardEnd::Interface(Interface::from(own(fd))),
+            })
+        };
+        Ok(Self {
+            kvm: own(numbers.kvm),
+            kernel: file(numbers.kernel),
+            initrd: numbers.initrd.map(file),
+            disks: numbers.disks.iter().map(|number| file(*number)).collect(),
+            cable: numbers.cable.map(cable).transpose()?,
+            vsock: numbers.vsock.map(file),
+            report: own(numbers.report),
+        })
+    }
+}
+
+fn read_all(mut file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Waits until all that the guest has written is on its disks. Sends a message from time to time: this can take
+/// longer than a process may be silent.
+fn write_back(connection: &Connection, disks: &[File]) -> Result<(), ChildError> {
+    let (done, wait) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while wait.recv_timeout(ALIVE_EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                // A connection that fails is found out by the last message.
+                let _failed = connection.send(&FromHost::Preparing("writing the disks".to_owned()));
+            }
+        });
+        let result = disks.iter().try_for_each(File::sync_all);
+        drop(done);
+        result.map_err(ChildError::WriteBack)
+    })
+}
+
+/// Carries out what the parent asks for.
+fn obey(
+    mut reader: File,
+    stop: &tokio::sync::watch::Sender<bool>,
+    input: &tokio::sync::mpsc::Sender<Vec<u8>>,
+    control: &tokio::sync::mpsc::Sender<Control>,
+) {
+    let mut decoder = Decoder::default();
+    let mut buffer = [0; 4096];
+    loop {
+        let count = match reader.read(&mut buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            // The parent has ended.
+            Ok(0) | Err(_) => break,
+            Ok(count) => count,
+        };
+        decoder.push(&buffer[..count]);
+        loop {
+            match decoder.next_message::<ToHost>() {
+                Ok(Some(ToHost::ConsoleInput(bytes))) => {
+                    // Fails once the guest has ended.
+                    let _ended = input.blocking_send(bytes);
+                }
+                Ok(Some(ToHost::Control(change))) => {
+                    // Fails once the guest has ended.
+                    let _ended = control.blocking_send(change);
+                }
+                Ok(Some(ToHost::Stop)) => {
+                    stop.send_replace(true);
+                }
+                Ok(None) => break,
+                Err(_) => {
+                    stop.send_replace(true);
+                    return;
+                }
+            }
+        }
+    }
+    stop.send_replace(true);
+}
+
+/// The writing end of the connection; clones share it.
+#[derive(Debug, Clone)]
+struct Connection(Arc<Mutex<File>>);
+
+impl Connection {
+    fn reader(&self) -> io::Result<File> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
+    }
+
+    fn send(&self, message: &FromHost) -> io::Result<()> {
+        let frame = encode(message).map_err(io::Error::other)?;
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
+    }
+}
+
+struct ConnectionSink(Connection);
+
+impl Sink for ConnectionSink {
+    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        self.0
+            .send(&FromHost::Batch(Box::new(batch.clone())))
+            .map_err(|error| SinkError(format!("cannot send to the vprof that writes the profile: {error}")))
+    }
+}

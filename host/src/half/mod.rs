@@ -1,0 +1,87 @@
+//! The guest half of a run: the process in which the guest runs, behind a wall.
+//!
+//! ```text
+//!  vprof run                                        vprof guest-half
+//!  terminal, profile,    <-- frames: FromHost --    KVM, vCPUs, devices, sampler
+//!  control socket        --- frames: ToHost  -->    descriptors, and nothing else
+//! ```
+//!
+//! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It raises the
+//! wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest that
+//! takes it over has its own disks and its profile's rows. The portable host starts the same process from its
+//! init, with a virtio-serial port in place of the socket.
+
+mod child;
+mod process;
+mod run;
+
+pub use child::main;
+pub use process::HalfProcess;
+pub use run::{HalfError, Wishes, run};
+
+use std::os::fd::RawFd;
+
+use serde::{Deserialize, Serialize};
+
+use crate::spec::RunSpec;
+
+/// Name of the hidden command that starts a guest half. Its argument is the number of a descriptor with a
+/// [`HalfJob`].
+pub const COMMAND: &str = "guest-half";
+
+/// Job of a guest half, as JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HalfJob {
+    /// The run.
+    pub run: RunSpec,
+    /// Its descriptors.
+    pub descriptors: Descriptors,
+    /// True if all that the guest has written must be on its disks before the outcome is sent.
+    pub sync_disks: bool,
+}
+
+/// Descriptors that a guest half inherits, by number. Its standard input is the connection.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Descriptors {
+    /// `/dev/kvm`.
+    pub kvm: RawFd,
+    /// The guest's kernel.
+    pub kernel: RawFd,
+    /// The guest's initrd.
+    pub initrd: Option<RawFd>,
+    /// The disks of the run, in order.
+    pub disks: Vec<RawFd>,
+    /// The cable of the guest's card.
+    pub cable: Option<CableFd>,
+    /// The stream to the sockets of the guest's virtio-vsock device.
+    pub vsock: Option<RawFd>,
+    /// The pipe for the report of a refused system call.
+    pub report: RawFd,
+}
+
+/// A cable of a network card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum CableFd {
+    /// A tap.
+    Tap(RawFd),
+    /// A stream socket on which each frame follows its length.
+    Stream(RawFd),
+    /// A packet socket that is bound to an interface.
+    Interface(RawFd),
+}
+
+impl Descriptors {
+    /// Returns all numbers.
+    pub(crate) fn all(&self) -> Vec<RawFd> {
+        let cable = self.cable.map(|cable| match cable {
+            CableFd::Tap(fd) | CableFd::Stream(fd) | CableFd::Interface(fd) => fd,
+        });
+        [self.kvm, self.kernel, self.report]
+            .into_iter()
+            .chain(self.initrd)
+            .chain(self.disks.iter().copied())
+            .chain(cable)
+            .chain(self.vsock)
+            .collect()
+    }
+}

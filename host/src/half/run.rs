@@ -1,0 +1,200 @@
+//! A run on this machine's KVM, in a guest half.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::process::ExitStatus;
+
+use images::BootPayload;
+use profile::{Batch, Sink};
+use text::message::Reason;
+use tokio::net::UnixStream;
+use vmm::KvmError;
+
+use super::process::{HalfProcess, memory_file};
+use super::{Descriptors, HalfJob};
+use crate::link::{Link, Phase};
+use crate::network::{Cable, NetworkError, Passt, Plugged};
+use crate::protocol::FrameError;
+use crate::relay::{Relay, RelayEnd, RunStage};
+use crate::spec::{Outcome, RunSpec};
+use crate::stage::Stage;
+use crate::vsock::{Listening, Serving, VsockError};
+
+/// Reason why a guest half could not run its guest to the end.
+#[derive(Debug, thiserror::Error)]
+pub enum HalfError {
+    /// KVM cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The process cannot be started.
+    #[error("cannot {action}: {}", Reason(.source))]
+    Start {
+        /// Like "start the guest's process".
+        action: &'static str,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The guest has no network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The guest has no sockets.
+    #[error(transparent)]
+    Vsock(#[from] VsockError),
+    /// The run was ended before there was anything to profile.
+    #[error("stopped before the guest ran: there is no profile")]
+    Stopped,
+    /// The process has ended without an outcome.
+    #[error("the guest's process ended: {reason}")]
+    Ended {
+        /// The reason.
+        reason: String,
+        /// True if the guest had not started.
+        before_guest: bool,
+    },
+    /// The process sent something that is no message.
+    #[error("the guest's process sent {0}; the guest may have taken it over")]
+    Protocol(FrameError),
+    /// The run failed in the process.
+    #[error("{sentence}")]
+    Inside {
+        /// The stage of the run in which it failed.
+        stage: Stage,
+        /// The reason.
+        sentence: String,
+    },
+}
+
+impl HalfError {
+    /// Returns the stage of the run in which it failed.
+    pub fn stage(&self) -> Stage {
+        match self {
+            Self::Kvm(_) => Stage::Hypervisor,
+            Self::Start { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Ended { before_guest: true, .. } => Stage::BeforeGuest,
+            Self::Inside { stage, .. } => *stage,
+            Self::Network(_) | Self::Ended { .. } | Self::Protocol(_) => Stage::Guest,
+        }
+    }
+}
+
+fn start(action: &'static str) -> impl Fn(io::Error) -> HalfError {
+    move |source| HalfError::Start { action, source }
+}
+
+/// Parts of a run that its spec does not have.
+#[derive(Debug)]
+pub struct Wishes<'a> {
+    /// Open files of the spec's disks.
+    pub disks: Vec<File>,
+    /// Kernel and initrd.
+    pub payload: BootPayload,
+    /// The guest's sockets.
+    pub vsock: Option<&'a Listening>,
+}
+
+/// Runs the guest in a process of its own, and writes its rows to what `open_sink` returns.
+///
+/// # Errors
+/// KVM cannot be used, the process cannot be started, or it ends without an outcome.
+pub async fn run<E: From<HalfError>>(
+    spec: &RunSpec,
+    wishes: Wishes<'_>,
+    mut link: Link,
+    open_sink: impl FnOnce() -> Result<Box<dyn Sink>, E>,
+) -> Result<Outcome, E> {
+    let Wishes { disks, payload, vsock } = wishes;
+    let kvm = vmm::kvm_check::open_descriptor().map_err(HalfError::from)?;
+    let network = spec.machine.network.as_ref().map(Plugged::open).transpose().map_err(HalfError::from)?;
+    let sink = open_sink()?;
+    link.phase.send_replace(Phase::Preparing("starting the guest's process".to_owned()));
+    let parts = Parts { kvm, network, payload, disks, vsock };
+    Ok(talk(spec, parts, &mut link, sink).await?)
+}
+
+struct Parts<'a> {
+    kvm: OwnedFd,
+    network: Option<Plugged>,
+    payload: BootPayload,
+    disks: Vec<File>,
+    vsock: Option<&'a Listening>,
+}
+
+async fn talk(
+    spec: &RunSpec,
+    parts: Parts<'_>,
+    link: &mut Link,
+    sink: Box<dyn Sink>,
+) -> Result<Outcome, HalfError> {
+    let Parts { kvm, network, payload, disks, vsock } = parts;
+    let failed = start("start the guest's process");
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(&failed)?;
+    ours.set_nonblocking(true).map_err(&failed)?;
+    let connection = UnixStream::from_std(ours).map_err(&failed)?;
+    let (half, report) = HalfProcess::new().map_err(&failed)?;
+    let kernel = memory_file(c"vprof-kernel", &payload.kernel).map_err(&failed)?;
+    let initrd = payload.initrd.as_deref().map(|bytes| memory_file(c"vprof-initrd", bytes)).transpose();
+    let initrd = initrd.map_err(&failed)?;
+    // The rest of the run needs neither.
+    drop(payload);
+    let cable = network.as_ref().map(Plugged::cable).transpose().map_err(start("pass the network on"))?;
+    let (serving, stream) = vsock.map(Listening::serve).transpose()?.unzip();
+    let stream = stream.map(std::os::unix::net::UnixStream::from);
+    if let Some(stream) = &stream {
+        stream.set_nonblocking(true).map_err(start("pass the guest's sockets on"))?;
+    }
+    let job = HalfJob {
+        run: spec.clone(),
+        descriptors: Descriptors {
+            kvm: kvm.as_raw_fd(),
+            kernel: kernel.as_raw_fd(),
+            initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
+            disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),
+            cable: cable.as_ref().map(Cable::number),
+            vsock: stream.as_ref().map(AsRawFd::as_raw_fd),
+            report: report.as_raw_fd(),
+        },
+        sync_disks: false,
+    };
+    let (command, job_file) = half.command(&job, theirs.into()).map_err(&failed)?;
+    let mut command = tokio::process::Command::from(command);
+    let mut child = command.kill_on_drop(true).spawn().map_err(&failed)?;
+    // The process has its own copies. Its end is noticed by the closed connection and pipe.
+    drop((command, job_file, report, kvm, kernel, initrd, cable, stream));
+    let mut relay = Relay::new(sink, Batch::default(), None);
+    let result = relay.talk(connection, link).await;
+    if !matches!(result, Ok(_) | Err(RelayEnd::Closed)) {
+        // Fails if it has ended.
+        let _ended = child.start_kill();
+    }
+    let status = child.wait().await.map_err(start("wait for the guest's process"))?;
+    // The disks are locked until the process has ended.
+    drop(disks);
+    for (key, failure) in [
+        ("network_failure", network.and_then(Plugged::into_passt).and_then(Passt::failure)),
+        ("vsock_failure", serving.and_then(Serving::end)),
+    ] {
+        if let Some(text) = failure {
+            relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
+        }
+    }
+    let before_guest = relay.facts().stage < RunStage::Guest;
+    let sink_error = relay.finish();
+    match result {
+        Ok(mut outcome) => {
+            outcome.totals.sink_error = sink_error.or(outcome.totals.sink_error);
+            Ok(outcome)
+        }
+        Err(RelayEnd::Failed(stage, sentence)) => Err(HalfError::Inside { stage, sentence }),
+        Err(RelayEnd::Stopped) => Err(HalfError::Stopped),
+        Err(RelayEnd::Protocol(error)) => Err(HalfError::Protocol(error)),
+        Err(RelayEnd::Closed | RelayEnd::Silent(_) | RelayEnd::Stalled(_) | RelayEnd::Version(_)) => {
+            Err(HalfError::Ended { reason: reason(half, status), before_guest })
+        }
+    }
+}
+
+/// Returns the reason of the process's end.
+fn reason(half: HalfProcess, status: ExitStatus) -> String {
+    half.refused(status).unwrap_or_else(|| status.to_string())
+}

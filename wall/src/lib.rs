@@ -1,0 +1,117 @@
+//! The wall around the process that runs a guest. A guest that has taken over that process meets it.
+//!
+//! | part | what the process can no longer do | needs |
+//! |---|---|---|
+//! | [`rights`] | use capabilities, gain any by a program, leave a core dump, be read by other processes of its user | Linux 3.5 |
+//! | [`rights`] | see the host's network, mounts, host name and System V objects | root |
+//! | [`files`] | open a file but its own in /proc and those in one directory; TCP, abstract sockets, signals to others | Landlock: Linux 5.13, 6.7, 6.12 |
+//! | [`filter`] | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
+//!
+//! [`enter`] raises the wall around all threads that the process has and will have. A thread of one kind gives
+//! up more with [`enter_thread`]. Both do nothing for the sampling of a guest: a filter is evaluated by the
+//! kernel at each system call, and the hot path makes two of them.
+
+mod files;
+mod filter;
+mod report;
+mod rights;
+
+pub use filter::{SyscallPolicy, ThreadKind};
+pub use report::{REPORT_BYTES, RefusedCall};
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+/// What the process keeps.
+#[derive(Debug)]
+pub struct WallConfig {
+    /// Fate of a system call that no thread is known to make.
+    pub policy: SyscallPolicy,
+    /// Directory in which the process may create and change files: the one of its temporary files.
+    pub directory: PathBuf,
+    /// Receives [`REPORT_BYTES`] about a refused system call, before the process ends.
+    pub report: OwnedFd,
+}
+
+/// Parts of the wall that stand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StandingWall {
+    /// Landlock keeps files away.
+    pub files: bool,
+    /// The process has namespaces of its own.
+    pub namespaces: bool,
+    /// System calls are filtered.
+    pub syscalls: bool,
+}
+
+impl StandingWall {
+    /// Returns the parts as words, like `files, namespaces, system calls`.
+    pub fn words(self) -> String {
+        let parts = [(self.files, "files"), (self.namespaces, "namespaces"), (self.syscalls, "system calls")];
+        let words: Vec<&str> = parts.iter().filter(|(stands, _)| *stands).map(|(_, word)| *word).collect();
+        if words.is_empty() { "rights".to_owned() } else { format!("rights, {}", words.join(", ")) }
+    }
+}
+
+/// Part of the wall that cannot be raised.
+#[derive(Debug, thiserror::Error)]
+pub enum WallError {
+    /// The process cannot give up a right.
+    #[error("cannot {action}: {}", .source.desc())]
+    Rights {
+        /// The action, like "drop its capabilities".
+        action: &'static str,
+        /// Error of the kernel.
+        source: nix::errno::Errno,
+    },
+    /// Landlock refuses.
+    #[error("cannot restrict files with Landlock: {0}")]
+    Files(#[from] landlock::RulesetError),
+    /// A path that stays open cannot be opened.
+    #[error("cannot restrict files with Landlock: {0}")]
+    Path(#[from] landlock::PathFdError),
+    /// A filter cannot be compiled.
+    #[error("cannot compile a filter of system calls: {0}")]
+    Compile(#[from] seccompiler::BackendError),
+    /// The kernel takes no filter.
+    #[error(
+        "cannot filter system calls (CONFIG_SECCOMP_FILTER of the kernel): {0}; `--seccomp off` runs without"
+    )]
+    Filter(seccompiler::Error),
+}
+
+static FILTERS: OnceLock<filter::Filters> = OnceLock::new();
+
+/// Raises the wall around the process. The process has one thread when it calls this.
+///
+/// # Errors
+/// A part that this kernel has cannot be raised. Landlock and namespaces are left out where the kernel or the
+/// process's rights do not allow them.
+pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
+    let WallConfig { policy, directory, report } = config;
+    let namespaces = rights::enter_namespaces();
+    rights::give_up()?;
+    let files = files::restrict(&directory)?;
+    let syscalls = policy != SyscallPolicy::Off;
+    if syscalls {
+        report::install(report)?;
+        let filters = filter::Filters::compile(policy)?;
+        filters.apply_to_process().map_err(WallError::Filter)?;
+        // Entered once: a second call would add a second filter, and nothing else.
+        let _first = FILTERS.set(filters);
+    }
+    Ok(StandingWall { files, namespaces, syscalls })
+}
+
+/// Gives up the system calls that a thread of this kind does not make. Does nothing in a process without a
+/// wall.
+///
+/// # Panics
+/// If the kernel refuses a filter although it has taken that of the process.
+pub fn enter_thread(kind: ThreadKind) {
+    if let Some(filters) = FILTERS.get() {
+        report::set_kind(kind);
+        filters.apply_to_thread(kind).expect("a filter after the process's");
+    }
+}

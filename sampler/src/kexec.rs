@@ -132,6 +132,14 @@ impl KexecDetector {
         *self = Self::Running(RunningKernel { kernel, since_ns: now_ns, doubts: Vec::new() });
     }
 
+    /// Returns the kernel, while it runs.
+    pub(crate) fn kernel(&self) -> Option<&Kernel> {
+        match self {
+            Self::Running(there) => Some(&there.kernel),
+            Self::NotFound | Self::Gone => None,
+        }
+    }
+
     /// Returns the trust in `record` of `vcpu`; `reader` reads the current tasks.
     pub(crate) fn judge(
         &mut self,

@@ -191,7 +191,7 @@ async fn profile(
     (link, tables): (Link, live::SharedTables),
     start: impl FnOnce(Samplers) -> Result<Attachment<AttachedSampler>, AttachError>,
 ) -> Result<Outcome, Error> {
-    let Link { mut stop, mut input, mut control, console, output, phase } = link;
+    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
     // An attached machine's console is its VMM's.
     drop((console, output));
     let recording = &args.recording;

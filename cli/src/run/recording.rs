@@ -193,7 +193,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
+    let (guest_side, Watcher { stop, input, control, console, output, phase, notes }) = link();
     let tables = live::SharedTables::default();
     let run = server::Run {
         image,
@@ -238,7 +238,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
         let run = start(guest_side, tables);
-        watch(run, signals, &stop, phase, screen, args.quiet).await
+        watch(run, signals, &stop, (phase, notes), screen, args.quiet).await
     });
     let interrupted = *stop.borrow();
     drop(server);
@@ -300,7 +300,10 @@ async fn watch(
     run: impl Future<Output = Result<Outcome, Error>>,
     mut signals: Signals,
     stop: &tokio::sync::watch::Sender<bool>,
-    mut phase: tokio::sync::watch::Receiver<Phase>,
+    (mut phase, mut notes): (
+        tokio::sync::watch::Receiver<Phase>,
+        tokio::sync::mpsc::UnboundedReceiver<String>,
+    ),
     screen: &RunScreen,
     quiet: bool,
 ) -> Result<Outcome, Error> {
@@ -309,7 +312,13 @@ async fn watch(
     let mut phase_open = true;
     loop {
         tokio::select! {
-            outcome = &mut run => return outcome,
+            outcome = &mut run => {
+                while let Ok(text) = notes.try_recv() {
+                    screen.note(&text);
+                }
+                return outcome;
+            }
+            Some(text) = notes.recv() => screen.note(&text),
             () = signals.next() => {
                 stops += 1;
                 if stops > 1 {

@@ -43,13 +43,13 @@ pub fn find() -> Option<Qemu> {
 /// A network card of the inner host.
 #[derive(Debug, Clone, Copy)]
 pub struct Card<'a> {
-    /// What it is plugged into.
+    /// Its backend.
     pub cable: &'a Cable,
     /// Its address, which is that of the guest's own card.
     pub mac: [u8; 6],
 }
 
-/// What QEMU is started with.
+/// Parts of the machine that QEMU emulates.
 #[derive(Debug)]
 pub struct Machine<'a> {
     /// QEMU.
@@ -74,9 +74,9 @@ pub struct Machine<'a> {
     pub cpu_limit: Option<Duration>,
 }
 
-/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no mitigations
-/// (there is nobody to be protected in it), a TSC and a timer that need no calibration, no watchdog that an
-/// overloaded machine would set off.
+/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no
+/// mitigations (there is nobody to be protected in it), a TSC and a timer that need no calibration, no
+/// watchdog that an overloaded machine would set off.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check nokaslr \
      nowatchdog nmi_watchdog=0 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 random.trust_cpu=on \
      cryptomgr.notests i8042.noaux i8042.nokbd i8042.nopnp pci=lastbus=0 noresume";
@@ -106,63 +106,44 @@ impl Machine<'_> {
             add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
         }
         arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
-        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
-        for (i, disk) in self.disks.iter().enumerate() {
-            let mut drive =
-                OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
-            drive.push(match disk.mode {
-                DiskMode::ReadWrite => "snapshot=off,",
-                DiskMode::Snapshot => "snapshot=on,",
-                DiskMode::ReadOnly => "snapshot=off,readonly=on,",
-            });
-            drive.push("file.driver=");
-            drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
-            // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
-            drive.push(",file.locking=off,file.filename=");
-            drive.push(quoted(disk.path.as_os_str()));
-            arguments.extend(["-drive".into(), drive]);
-            arguments.extend([
-                "-device".into(),
-                format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report").into(),
-            ]);
-        }
-        if let Some(Card { cable, mac }) = &self.card {
-            let netdev = match cable {
-                Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
-                Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
-            };
-            // Frames as they are on the wire, whole and with their checksums.
-            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
-                 host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
-            let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(*mac));
-            arguments.extend(["-netdev".into(), netdev.into(), "-device".into(), device.into()]);
-        }
+        arguments.extend(disk_arguments(self.disks));
+        arguments.extend(self.card.iter().flat_map(Card::arguments));
         arguments
     }
 
-    /// The command that starts it. QEMU dies with the thread that starts it, and gets neither this process's signals
-    /// from the terminal nor more CPU time than its limit.
+    /// The command that starts it.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.qemu.path);
-        command.args(self.arguments());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0);
-        let cable = self.card.map_or(self.port.as_raw_fd(), |card| card.cable.as_raw_fd());
-        let vsock = self.vsock.unwrap_or(self.port).as_raw_fd();
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), vsock, cable];
-        let parent = std::process::id();
-        let cpu_seconds = self.cpu_limit.map(|limit| limit.as_secs().max(1));
-        // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
-        // closure owns; nothing is allocated.
-        unsafe {
-            command.pre_exec(move || prepare_child(parent, inherited, cpu_seconds));
-        }
-        command
+        let cable = self.card.map(|card| card.cable.as_raw_fd());
+        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd()].into_iter();
+        let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(cable);
+        command(self.qemu, self.arguments(), inherited.collect(), self.cpu_limit)
     }
 }
 
+/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets
+/// neither this process's signals from the terminal nor more CPU time than its limit.
+pub fn command(
+    qemu: &Qemu,
+    arguments: Vec<OsString>,
+    inherited: Vec<RawFd>,
+    cpu_limit: Option<Duration>,
+) -> Command {
+    let mut command = Command::new(&qemu.path);
+    command.args(arguments);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0);
+    let parent = std::process::id();
+    let cpu_seconds = cpu_limit.map(|limit| limit.as_secs().max(1));
+    // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
+    // closure owns; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || prepare_child(parent, &inherited, cpu_seconds));
+    }
+    command
+}
+
 /// Runs in the child between fork and exec.
-fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -> io::Result<()> {
+fn prepare_child(parent: u32, inherited: &[RawFd], cpu_seconds: Option<u64>) -> io::Result<()> {
     let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
@@ -173,7 +154,7 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
     }
     for fd in inherited {
         // SAFETY: F_SETFD changes a flag of a descriptor that the parent holds open across the fork.
-        checked(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
+        checked(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
     }
     if let Some(seconds) = cpu_seconds {
         let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds.saturating_add(1) };
@@ -181,6 +162,44 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
         checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })?;
     }
     Ok(())
+}
+
+/// The guest's disks, in its order.
+pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = Vec::new();
+    for (i, disk) in disks.iter().enumerate() {
+        let mut drive = OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
+        drive.push(match disk.mode {
+            DiskMode::ReadWrite => "snapshot=off,",
+            DiskMode::Snapshot => "snapshot=on,",
+            DiskMode::ReadOnly => "snapshot=off,readonly=on,",
+        });
+        drive.push("file.driver=");
+        drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
+        // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
+        drive.push(",file.locking=off,file.filename=");
+        drive.push(quoted(disk.path.as_os_str()));
+        arguments.extend(["-drive".into(), drive]);
+        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stop the guest.
+        let device = format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report");
+        arguments.extend(["-device".into(), device.into()]);
+    }
+    arguments
+}
+
+impl Card<'_> {
+    /// The card and what it is plugged into.
+    pub fn arguments(&self) -> [OsString; 4] {
+        let netdev = match self.cable {
+            Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
+            Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
+        };
+        // Frames as they are on the wire, whole and with their checksums.
+        let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
+             host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
+        let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(self.mac));
+        ["-netdev".into(), netdev.into(), "-device".into(), device.into()]
+    }
 }
 
 /// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.

@@ -26,18 +26,26 @@ pub struct Qemu {
     pub path: PathBuf,
     /// Like `7.2.22`.
     pub version: String,
+    /// True if it can filter its own system calls (`-sandbox`).
+    pub has_sandbox: bool,
 }
 
-/// Looks for QEMU in PATH and asks for its version.
+/// QEMU's filter of system calls: no other programs, no more rights, no other priorities (qemu(1)).
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// Environment variables that QEMU keeps: the directory of temporary files, which disks with snapshots need.
+const KEPT: [&str; 2] = ["TMPDIR", "PATH"];
+
+/// Searches QEMU in PATH and reads its version from its help.
 pub fn find() -> Option<Qemu> {
     let path = std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|directory| directory.join(PROGRAM))
         .find(|path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file())?;
-    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(&path).arg("-help").stdin(Stdio::null()).output().ok()?;
     // "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.split("version ").nth(1)?.split([' ', '\n']).next()?.to_owned();
-    Some(Qemu { path, version })
+    let has_sandbox = text.contains("\n-sandbox on");
+    Some(Qemu { path, version, has_sandbox })
 }
 
 /// A network card of the inner host.
@@ -130,6 +138,11 @@ pub fn command(
 ) -> Command {
     let mut command = Command::new(&qemu.path);
     command.args(arguments);
+    if qemu.has_sandbox {
+        command.args(["-sandbox", SANDBOX]);
+    }
+    command.env_clear();
+    command.envs(KEPT.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0);
     let parent = std::process::id();
@@ -232,6 +245,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn qemu_filters_its_system_calls_and_sees_no_environment() {
+        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
+        let started = command(&qemu, Vec::new(), Vec::new(), None);
+        let arguments: Vec<_> = started.get_args().collect();
+        assert_eq!(arguments, ["-sandbox", SANDBOX]);
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        assert!(started.get_envs().all(|(name, _)| KEPT.iter().any(|kept| name == *kept)));
+        let other = Qemu { has_sandbox: false, ..qemu };
+        assert_eq!(command(&other, Vec::new(), Vec::new(), None).get_args().count(), 0);
+    }
+
+    #[test]
     fn commas_in_names_are_doubled() {
         assert_eq!(quoted(OsStr::new("/a,b/c,,d")), "/a,,b/c,,,,d");
     }
@@ -239,7 +264,7 @@ mod tests {
     #[test]
     fn disks_and_limits_are_on_the_command_line() {
         let (a, b) = nix::unistd::pipe().unwrap();
-        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
+        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
         let disks = [
             DiskSpec { path: "/x,y.img".into(), format: ImageFormat::Raw, mode: DiskMode::Snapshot },
             DiskSpec { path: "/z.img".into(), format: ImageFormat::Qcow2, mode: DiskMode::ReadWrite },

@@ -30,7 +30,7 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
 
 fn setup() -> Setup {
     Setup {
-        qemu: Qemu { path: "/q".into(), version: "1".to_owned() },
+        qemu: Qemu { path: "/q".into(), version: "1".to_owned(), has_sandbox: false },
         bundle: Bundle { directory: "/b".into(), kernel: "/b/k".into(), initrd: "/b/i".into() },
         silence: Duration::from_secs(30),
     }

@@ -190,7 +190,7 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
-    /// Run a guest behind a wall: the part of `vprof run` that executes it
+    /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {
         /// Number of the descriptor with the job

@@ -118,6 +118,9 @@ pub enum Error {
     /// An export would replace a profile.
     #[error("{} is a profile or another database, which vprof does not replace: give another name with -o", Shown(.0))]
     ExportOverProfile(PathBuf),
+    /// The console would replace a profile.
+    #[error("{} is a profile or another database, which vprof does not replace: give --console another file", Shown(.0))]
+    ConsoleOverProfile(PathBuf),
     /// An export failed. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Export(#[from] ::export::ExportError),
@@ -177,6 +180,14 @@ pub enum UsageError {
     /// `--json` and the console on the same stream.
     #[error("--json and --console - both need standard output: give --console a file")]
     JsonAndConsole,
+    /// A list of formats of another length than the disks.
+    #[error("--format has {formats} formats for {disks} disks: give one, or one for each")]
+    Formats {
+        /// Number of formats.
+        formats: usize,
+        /// Number of disks.
+        disks: usize,
+    },
     /// A precision target without a random clock.
     #[error("--until-precision needs a random clock: with --clock fixed no interval is valid")]
     FixedClock,
@@ -307,7 +318,8 @@ impl Error {
         }
     }
 
-    /// Returns the stage of a run in which it failed. A profile from before the guest is not worth keeping.
+    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the decision of
+    /// its writer.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),

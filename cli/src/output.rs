@@ -11,7 +11,10 @@ use tempfile::{Builder, NamedTempFile};
 use crate::errors::Error;
 
 /// First bytes of every SQLite database (sqlite.org/fileformat.html, 1.3).
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+pub const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+
+/// Permissions of files with recorded data, such as the arguments of the guest's programs: for their user alone.
+pub const PRIVATE: u32 = 0o600;
 
 /// Target of output. A file is written under a temporary name in its directory until
 /// [`OutputTarget::finish`].
@@ -94,17 +97,16 @@ fn open(path: &Path, force: bool) -> Result<OutputSink, Error> {
         Err(error) => return Err(Error::file("write", path, error)),
     }
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The mode of a file that is created by its name, before umask(2).
     let file = Builder::new()
         .prefix(".vprof-")
-        .permissions(Permissions::from_mode(0o666))
+        .permissions(Permissions::from_mode(PRIVATE))
         .tempfile_in(parent)
         .map_err(|error| Error::file("write a file in", parent, error))?;
     Ok(OutputSink::Temporary(BufWriter::new(file)))
 }
 
 /// Returns true for a SQLite database, as profiles are. A file that can't be read is not known as one.
-fn is_database(path: &Path) -> bool {
+pub fn is_database(path: &Path) -> bool {
     let mut head = [0; 16];
     File::open(path).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == *SQLITE_MAGIC
 }
@@ -145,6 +147,7 @@ mod tests {
         assert!(matches!(write(&path, false, "two"), Err(Error::ExportExists(_))));
         write(&path, true, "three").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         fs::write(&path, b"SQLite format 3\0 and more").unwrap();
         assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");

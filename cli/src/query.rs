@@ -17,6 +17,8 @@ use crate::render::table::{ColumnAlign, TextTable};
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
+    // Whoever has written it can end it.
+    profile.allow_long_queries();
     let stdout = io::stdout();
     let style = TextStyle::for_stream(stdout.is_terminal());
     let mut out = BufWriter::new(stdout.lock());

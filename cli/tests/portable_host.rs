@@ -9,10 +9,15 @@ use std::time::Duration;
 
 use host::protocol::{FromHost, encode};
 use host::spec::{GuestEnd, Outcome};
-use profile::Batch;
-use profile::rows::{EventRow, SampleRow};
+use profile::rows::{Batch, ConsoleRow, EventRow, SampleRow, VcpuRow};
+use profile::{Profile, ProfileWriter, Sink};
+use sampler::SessionTotals;
 use support::{fake_host, stderr, vprof};
 use vmm::MachineEnd;
+
+/// Finds the port: the only socket that is inherited.
+const PORT: &str =
+    "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n";
 
 /// A portable host whose QEMU is a script.
 struct FakeHost {
@@ -29,6 +34,35 @@ impl FakeHost {
         fs::write(directory.path().join("kernel"), testkit::bz_image(5000)).unwrap();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         Self { directory, bundle, path }
+    }
+
+    /// A host that says this, and no more.
+    fn saying(messages: &[FromHost]) -> Self {
+        let words: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
+        let fake = Self::new(&format!("{PORT}cat \"${{0%/*}}/../words\" >&$port; exec sleep 1000"));
+        fs::write(fake.directory.path().join("words"), words).unwrap();
+        fake
+    }
+
+    fn profile(&self) -> PathBuf {
+        self.directory.path().join("out.vprof")
+    }
+
+    /// Gives the run's profile a predecessor, in which the console says "old".
+    fn older(&self) {
+        let mut writer = ProfileWriter::create(&self.profile(), false).unwrap();
+        writer.write(&recorded(b"old")).unwrap();
+        writer.finish().unwrap();
+    }
+
+    fn console(&self) -> Vec<u8> {
+        let table =
+            Profile::open(&self.profile()).unwrap().query("SELECT group_concat(bytes, '') FROM console");
+        match &table.unwrap().rows[0][0] {
+            profile::store::Value::Text(text) => text.clone().into_bytes(),
+            profile::store::Value::Blob(bytes) => bytes.clone(),
+            other => panic!("{other:?}"),
+        }
     }
 
     fn run(&self, more: &[&str]) -> Command {
@@ -97,8 +131,12 @@ fn stalled(sampled: bool) -> Vec<FromHost> {
 
 /// The same up to the guest's end.
 fn ended(end: MachineEnd) -> Vec<FromHost> {
-    let outcome =
-        Outcome { end: GuestEnd::Ran(end), totals: sampler::SessionTotals::default(), host_restarts: 0 };
+    let outcome = Outcome {
+        end: GuestEnd::Ran(end),
+        totals: sampler::SessionTotals::default(),
+        host_restarts: 0,
+        trouble: Vec::new(),
+    };
     let mut messages = booted(20, true);
     messages.push(FromHost::End(outcome));
     messages
@@ -157,6 +195,82 @@ fn a_triple_fault_counts_as_one_of_the_emulation() {
     assert!(error.contains("triple fault after 20.00 s") && error.contains("`--retry`"), "{error}");
 }
 
+fn failed(sentence: &str) -> FromHost {
+    // What the half takes this to be has no influence on the profile.
+    FromHost::Error { stage: host::Stage::BeforeGuest, sentence: sentence.to_owned() }
+}
+
+fn hello() -> FromHost {
+    FromHost::Hello { kernel: "6.1".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() }
+}
+
+fn recorded(line: &[u8]) -> Batch {
+    let vcpus = vec![VcpuRow { exits: 3, ..VcpuRow::default() }];
+    Batch { vcpus, console: vec![ConsoleRow { time_ns: 1, bytes: line.to_vec() }], ..Batch::default() }
+}
+
+fn end(trouble: &[&str]) -> FromHost {
+    FromHost::End(Outcome {
+        end: GuestEnd::Ran(vmm::MachineEnd::PowerOff),
+        totals: SessionTotals::default(),
+        host_restarts: 0,
+        trouble: trouble.iter().map(|&sentence| sentence.to_owned()).collect(),
+    })
+}
+
+#[test]
+fn what_was_recorded_survives_whatever_fails_afterwards() {
+    let failure = failed("can't finish writing a disk: no space left on device");
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), failure]);
+    let output = fake.run(&[]).output().unwrap();
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("can't finish writing a disk"), "{error}");
+    assert!(error.contains("out.vprof has what was recorded until then"), "{error}");
+    assert_eq!(fake.console(), b"hours");
+}
+
+#[test]
+fn a_disk_that_is_full_is_a_note_and_an_exit_code() {
+    let trouble = ["can't write the rest of web.qcow2: no space left on device"];
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"hours"))), end(&trouble)]);
+    let output = fake.run(&[]).output().unwrap();
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains(trouble[0]), "{error}");
+    assert!(error.contains("the profile is in"), "the summary is shown: {error}");
+    assert_eq!(fake.console(), b"hours");
+}
+
+#[test]
+fn a_run_that_recorded_nothing_leaves_nothing() {
+    let fake = FakeHost::saying(&[hello(), failed("can't load kvm-amd.ko")]);
+    let output = fake.run(&[]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("can't load kvm-amd.ko") && !stderr(&output).contains("recorded until"));
+    let names = fs::read_dir(fake.directory.path()).unwrap();
+    let mut names = names.filter_map(|entry| entry.unwrap().file_name().into_string().ok());
+    assert!(!names.any(|name| name.starts_with("out") || name.starts_with(".vprof")));
+}
+
+#[test]
+fn an_older_profile_stays_until_a_new_one_has_begun() {
+    let fake = FakeHost::saying(&[hello(), failed("no")]);
+    fake.older();
+    let output = fake.run(&["--force"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(fake.console(), b"old");
+    let output = fake.run(&["--force", "--control", "/no/such/place/x.sock"]).output().unwrap();
+    assert!(stderr(&output).contains("/no/such/place/x.sock"), "{}", stderr(&output));
+    assert_eq!(fake.console(), b"old");
+
+    let fake = FakeHost::saying(&[hello(), FromHost::Batch(Box::new(recorded(b"new"))), end(&[])]);
+    fake.older();
+    let output = fake.run(&["--force"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(fake.console(), b"new");
+}
+
 /// Returns true once the process is gone, or a zombie.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
@@ -199,10 +313,8 @@ fn a_host_that_dies_is_reported_with_its_last_words() {
 
 #[test]
 fn a_host_that_sends_an_invalid_message_is_refused() {
-    // The port is the only socket that is inherited; 0xffffffff is a frame of 4 GiB.
-    let script = "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n\
-                  printf '\\377\\377\\377\\377' >&$port; exec sleep 1000";
-    let fake = FakeHost::new(script);
+    // 0xffffffff is a frame of 4 GiB.
+    let fake = FakeHost::new(&format!("{PORT}printf '\\377\\377\\377\\377' >&$port; exec sleep 1000"));
     let output = fake.run(&[]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{error}");

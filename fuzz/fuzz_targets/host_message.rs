@@ -80,6 +80,7 @@ fn seeds() -> Vec<Vec<u8>> {
             end: GuestEnd::Ran(vmm::MachineEnd::Failed("triple fault".to_owned())),
             totals: SessionTotals::default(),
             host_restarts: 0,
+            trouble: vec!["can't write the rest of x".to_owned()],
         }),
         FromHost::Error { stage: host::Stage::Guest, sentence: "no".to_owned() },
     ];
@@ -98,6 +99,7 @@ fn seeds() -> Vec<Vec<u8>> {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
                 huge_pages: false,
+                cpu: vmm::CpuFeatures::default(),
                 cmdline: "quiet".to_owned(),
                 disks: vec![DiskSpec {
                     path: "/dev/vda".into(),

@@ -29,6 +29,23 @@ enum ProfileChange {
     Values(Vec<(u8, u8, u8, CellValue)>),
     /// Rows that are gone: table, row.
     Rows(Vec<(u8, u8)>, Vec<(u8, u8, u8, CellValue)>),
+    /// Another schema: what, table; and values.
+    Schema(Vec<(u8, u8)>, Vec<(u8, u8, u8, CellValue)>),
+}
+
+/// A statement that leaves another schema than vprof's.
+fn other_schema(what: u8, table: &str) -> String {
+    let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS key, i AS value, i AS id FROM n";
+    match what % 8 {
+        0 => format!("DROP TABLE \"{table}\"; CREATE VIEW \"{table}\" AS {endless}"),
+        1 => format!("ALTER TABLE \"{table}\" ADD COLUMN more AS (zeroblob(1000000000))"),
+        2 => format!("CREATE TRIGGER t{what} AFTER UPDATE ON \"{table}\" BEGIN DELETE FROM sample; END"),
+        3 => format!("DROP TABLE \"{table}\""),
+        4 => format!("CREATE VIEW more{what} AS {endless}"),
+        5 => format!("CREATE INDEX i{what} ON \"{table}\" (1 + 1)"),
+        6 => format!("ALTER TABLE \"{table}\" RENAME TO other{what}"),
+        _ => format!("CREATE TABLE t{what} (x, y AS (x || x))"),
+    }
 }
 
 #[derive(Debug, Arbitrary)]
@@ -130,6 +147,7 @@ fn write(bytes: &[u8], wrong: &[(u16, u16, u8)]) {
 
 fuzz_target!(|input: (u8, ProfileChange)| {
     let (question, input) = input;
+    let mut is_other = false;
     match &input {
         ProfileChange::Bytes(wrong) => write(&SOUND.bytes, wrong),
         ProfileChange::Length(length, wrong) => {
@@ -137,7 +155,7 @@ fuzz_target!(|input: (u8, ProfileChange)| {
             bytes.resize(*length as usize % (2 * bytes.len()), 0);
             write(&bytes, wrong);
         }
-        ProfileChange::Values(..) | ProfileChange::Rows(..) => {
+        ProfileChange::Values(..) | ProfileChange::Rows(..) | ProfileChange::Schema(..) => {
             write(&SOUND.bytes, &[]);
             let connection = Connection::open(&SOUND.path).expect("the sound profile");
             connection
@@ -155,12 +173,21 @@ fuzz_target!(|input: (u8, ProfileChange)| {
                     }
                     change(&connection, values);
                 }
+                ProfileChange::Schema(other, values) => {
+                    change(&connection, values);
+                    for (what, table) in other.iter().take(4) {
+                        let table = &SOUND.columns[usize::from(*table) % SOUND.columns.len()].0;
+                        // Each leaves something that vprof does not write, so that no other one repairs it.
+                        is_other |= connection.execute_batch(&other_schema(*what, table)).is_ok();
+                    }
+                }
                 _ => {}
             }
             connection.execute_batch("COMMIT").expect("a commit");
         }
     }
     let Ok(profile) = Profile::open(&SOUND.path) else { return };
+    assert!(!is_other, "another schema was taken for a profile's");
     let mut filter = Filter::default();
     let request = match question % 8 {
         0 => Request::By(By::Function),

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -46,7 +46,7 @@ pub enum GuestError {
     /// The machine could not start.
     #[error("the machine could not start: {0}")]
     Start(#[from] StartError),
-    /// A thread of the machine hangs.
+    /// A thread of the machine hangs before anything was recorded.
     #[error("the machine did not end: {0}")]
     Hang(#[from] WaitError),
     /// The profile could not be written to its end.
@@ -58,14 +58,6 @@ pub enum GuestError {
     /// The disks can't be opened a second time.
     #[error("can't open the guest's disks again: {}", Reason(.0))]
     Reopen(io::Error),
-    /// The guest's writes are not all on its disk.
-    #[error("can't write the rest of {}: {}", Shown(.path), Reason(.source))]
-    Flush {
-        /// The disk.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
 }
 
 impl GuestError {
@@ -74,7 +66,7 @@ impl GuestError {
         match self {
             Self::Start(StartError::Kvm(_)) => Stage::Hypervisor,
             Self::Image(_) | Self::Start(_) | Self::Reopen(_) => Stage::BeforeGuest,
-            Self::Hang(_) | Self::Sink(_) | Self::Wait(_) | Self::Flush { .. } => Stage::Guest,
+            Self::Hang(_) | Self::Sink(_) | Self::Wait(_) => Stage::Guest,
         }
     }
 }
@@ -93,8 +85,10 @@ pub struct Connected {
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
 /// spec's disks.
 ///
+/// What fails once the guest has ended is told by the outcome: what was recorded is whole.
+///
 /// # Errors
-/// The machine does not start, does not end, or its profile or its disks can't be written.
+/// The machine does not start, or its profile can't be written.
 pub async fn run(
     spec: &RunSpec,
     disks: Vec<File>,
@@ -143,6 +137,7 @@ pub async fn run(
         vcpus: machine.vcpus,
         memory_bytes: machine.memory_bytes,
         huge_pages: machine.huge_pages,
+        cpu: machine.cpu,
         payload: vmm::Payload::Linux {
             kernel: payload.kernel,
             initrd: payload.initrd,
@@ -175,21 +170,39 @@ pub async fn run(
     if let Ok(bytes) = machine.resident_beyond_guest() {
         meta.push(("memory_beyond_guest_bytes".to_owned(), bytes.to_string()));
     }
-    let ended = machine.wait(Some(STOP_LIMIT))?;
-    // The observers hold the writing ends of the rings that the collector empties.
-    drop(ended.observers);
+    let mut trouble = Vec::new();
+    let (end, command_ns) = match machine.wait(Some(STOP_LIMIT)) {
+        Ok(ended) => {
+            // The observers hold the writing ends of the rings that the collector empties.
+            drop(ended.observers);
+            (ended.end, ended.command_ns)
+        }
+        Err(hang) => {
+            let sentence = GuestError::from(hang).to_string();
+            session.event("missing", &sentence);
+            trouble.push(sentence);
+            (MachineEnd::Stopped, None)
+        }
+    };
     let command = command.and_then(|command| command.ended());
     let ran = command.and_then(|command| command.ran);
-    let wall = ran.map_or(ended.command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
+    let wall = ran.map_or(command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
     meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
     meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
-    let end = GuestEnd::Ran(command.map_or(ended.end, |command| MachineEnd::Exited(command.status.into())));
+    let end = GuestEnd::Ran(command.map_or(end, |command| MachineEnd::Exited(command.status.into())));
     session.event("end", &end.sentence());
     let totals = session.finish(meta);
-    for (disk, contents) in spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written()) {
-        contents.flush().map_err(|source| GuestError::Flush { path: disk.path.clone(), source })?;
-    }
-    Ok(Outcome { end, totals, host_restarts: 0 })
+    let written = spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written());
+    trouble.extend(unwritten(written.map(|(disk, contents)| (disk.path.as_path(), contents.flush()))));
+    Ok(Outcome { end, totals, host_restarts: 0, trouble })
+}
+
+/// Says which disks lack what the guest has written.
+fn unwritten<'a>(flushed: impl Iterator<Item = (&'a Path, io::Result<()>)>) -> impl Iterator<Item = String> {
+    flushed.filter_map(|(path, result)| {
+        let source = result.err()?;
+        Some(format!("can't write the rest of {}: {}", Shown(path), Reason(&source)))
+    })
 }
 
 /// A machine that is being profiled, as the server of the run needs it.
@@ -231,6 +244,16 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
 
     fn second_input(&self, bytes: &[u8]) -> usize {
         Machine::second_input(self, bytes)
+    }
+
+    fn look(&self, session: &Session) {
+        if self.take_snapshot_full() {
+            session.event(
+                "disk",
+                "the temporary file of --snapshot has no more room: the guest's writes fail (TMPDIR chooses another \
+                 directory)",
+            );
+        }
     }
 }
 

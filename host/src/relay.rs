@@ -1,5 +1,5 @@
-//! The watcher's end of a run in another process: it writes the rows that the process sends, shows the guest's
-//! console, and passes on what the user asks for.
+//! The watcher's end of a run in another process: it writes the rows that the process sends, shows the
+//! guest's console, and passes on what the user asks for.
 
 use std::io::Write;
 use std::time::Duration;
@@ -68,7 +68,7 @@ pub(crate) enum RelayEnd {
     Stalled(String),
     /// The process has closed the connection.
     Closed,
-    /// What it sent is no message.
+    /// It sent an invalid message.
     Protocol(FrameError),
     /// The process is of this other version.
     Version(String),

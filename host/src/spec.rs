@@ -1,16 +1,19 @@
 //! A run as plain data: the same whether the guest runs on this machine or in the portable host.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use attach::AttachmentEnd;
 use images::ImageError;
 use images::contents::{DiskContents, ImageFormat};
+use images::lock::{self, DiskInUse};
 use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 use wall::SyscallPolicy;
 
 use crate::network::NetworkSpec;
@@ -46,6 +49,8 @@ pub struct MachineSpec {
     pub memory_bytes: u64,
     /// Guest memory is backed by huge pages of the host that are reserved.
     pub huge_pages: bool,
+    /// Features of the vCPUs that a guest has on request only.
+    pub cpu: CpuFeatures,
     /// Kernel command line.
     pub cmdline: String,
     /// Disks in the order in which the guest sees them.
@@ -78,6 +83,8 @@ pub struct Outcome {
     pub totals: SessionTotals,
     /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
+    /// What failed once the guest had ended, one sentence each; what was recorded is whole.
+    pub trouble: Vec<String>,
 }
 
 /// End of a guest.
@@ -122,17 +129,13 @@ fn left(end: AttachmentEnd) -> &'static str {
 }
 
 impl DiskSpec {
-    /// Returns the disk at `path`, whose format is that of its first bytes.
+    /// Returns the disk at `path`, whose format is `format`, or else that of its first bytes.
     ///
     /// # Errors
     /// There is no disk image that can be read.
-    pub fn new(path: PathBuf, mode: DiskMode) -> Result<Self, ImageError> {
+    pub fn new(path: PathBuf, format: Option<ImageFormat>, mode: DiskMode) -> Result<Self, ImageError> {
         let file = images::open("the disk", &path, images::WANTED_DISK)?;
-        let format = ImageFormat::from_file(&file).map_err(|source| ImageError::Read {
-            what: "the disk",
-            path: path.clone(),
-            source,
-        })?;
+        let format = ImageFormat::choose(format, &file, &path)?;
         Ok(Self { path, format, mode })
     }
 
@@ -149,42 +152,51 @@ impl DiskSpec {
         self.mode == DiskMode::ReadWrite
     }
 
-    /// Opens the disk as its mode needs it.
+    /// Opens the disk as its mode needs it. A block device that is to be written is opened for this program
+    /// alone: neither mounted nor part of a RAID or LVM.
     ///
     /// # Errors
     /// It cannot be read, or not written where it has to be.
     pub fn open(&self) -> Result<File, ImageError> {
-        images::open("the disk", &self.path, images::WANTED_DISK)?;
-        OpenOptions::new().read(true).write(self.is_written()).open(&self.path).map_err(|source| {
+        let readable = images::open("the disk", &self.path, images::WANTED_DISK)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(self.is_written());
+        if self.is_written() && is_block_device(&readable) {
+            // Of a block device and without O_CREAT: open(2).
+            options.custom_flags(libc::O_EXCL);
+        }
+        options.open(&self.path).map_err(|source| {
             if !self.is_written() {
                 ImageError::Read { what: "the disk", path: self.path.clone(), source }
+            } else if source.kind() == io::ErrorKind::ResourceBusy {
+                ImageError::DeviceInUse { path: self.path.clone() }
             } else {
                 ImageError::ReadOnly { path: self.path.clone(), source }
             }
         })
     }
 
-    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines
-    /// that write one file system destroy it. What is wrong with its format is known then, before a host is
-    /// chosen.
+    /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
+    /// open ([`images::lock`]). What is wrong with its format is known then, before a host is chosen.
     ///
     /// # Errors
-    /// As of [`Self::open`], or another vprof has it.
+    /// As of [`Self::open`], or another program uses it.
     pub fn open_locked(&self) -> Result<File, ImageError> {
         let file = self.open()?;
-        let locked = if self.is_written() { file.try_lock() } else { file.try_lock_shared() };
-        match locked {
-            Err(TryLockError::WouldBlock) => {
-                Err(ImageError::InUse { path: self.path.clone(), writes: self.is_written() })
-            }
-            // Some network file systems have no locks; then there is nothing to find out.
-            Ok(()) | Err(TryLockError::Error(_)) => {
-                let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
-                self.contents(file.try_clone().map_err(read)?, false)?;
-                Ok(file)
-            }
-        }
+        let writes = self.is_written();
+        lock::lock(&file, writes).map_err(|DiskInUse { holder }| ImageError::InUse {
+            path: self.path.clone(),
+            writes,
+            holder,
+        })?;
+        let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
+        self.contents(file.try_clone().map_err(read)?, false)?;
+        Ok(file)
     }
+}
+
+fn is_block_device(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 /// In an emulated host a system takes many times as long to start as systemd waits for its devices and
@@ -215,11 +227,11 @@ mod tests {
     fn a_written_disk_is_locked_and_a_read_one_is_shared() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"disk").unwrap();
-        let disk = |mode| DiskSpec::new(file.path().to_owned(), mode).unwrap();
+        let disk = |mode| DiskSpec::new(file.path().to_owned(), None, mode).unwrap();
         let reader = disk(DiskMode::Snapshot).open_locked().unwrap();
         disk(DiskMode::ReadOnly).open_locked().unwrap();
         let refused = disk(DiskMode::ReadWrite).open_locked().unwrap_err().to_string();
-        assert!(refused.contains("in use by another vprof"), "{refused}");
+        assert!(refused.contains("in use by another program: end it first"), "{refused}");
         drop(reader);
         let _writer = disk(DiskMode::ReadWrite).open_locked().unwrap();
         assert!(disk(DiskMode::ReadOnly).open_locked().is_err());

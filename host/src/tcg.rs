@@ -280,7 +280,7 @@ pub async fn run(
     child.wait().await.map_err(start_error("wait for it"))?;
     drop((com1, com2));
     readers.into_iter().for_each(join);
-    Ok(Outcome { end, totals, host_restarts: 0 })
+    Ok(Outcome { end, totals, host_restarts: 0, trouble: Vec::new() })
 }
 
 /// Waits for a thread that reads from a QEMU that has ended.

@@ -7,16 +7,29 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use profile::rows::ConsoleRow;
 use vmm::monotonic_ns;
 
-/// Bytes that wait for the collector, at most, which takes them every 10 ms. Beyond that the oldest are
-/// dropped and counted: the guest never waits for its own output.
+/// What waits for the collector, at most, bytes with the rows' own; it takes them every 10 ms. Beyond that the
+/// oldest are dropped and counted: the guest never waits for its own output.
 const WAITING: usize = 1 << 20;
 /// Bytes of a row, at most; it also ends with a line.
 const ROW: usize = 1024;
+/// What a row takes besides its bytes, in memory and in the profile.
+const ROW_COST: usize = 64;
+/// Rows that wait at once before lines are joined to rows: a guest that writes nothing but newlines would have
+/// a row for each byte. At a round of 10 ms this is 25,600 lines a second.
+const LINES: usize = 256;
+/// What a profile holds of the console as it comes, bytes with the rows' own.
+const BUDGET: usize = 64 << 20;
+/// What is kept of the rest: its newest part, which is written at the end.
+const NEWEST: usize = 1 << 20;
+
+fn cost(row: &ConsoleRow) -> usize {
+    row.bytes.len() + ROW_COST
+}
 
 #[derive(Debug, Default)]
 struct QueuedRows {
     rows: VecDeque<ConsoleRow>,
-    bytes: usize,
+    cost: usize,
     dropped: u64,
 }
 
@@ -40,7 +53,7 @@ impl ConsoleQueue {
     pub(crate) fn take(&self, rows: &mut Vec<ConsoleRow>) -> u64 {
         let mut queue = self.lock();
         let taken = std::mem::take(&mut queue.rows);
-        queue.bytes = 0;
+        queue.cost = 0;
         let dropped = queue.dropped;
         drop(queue);
         rows.extend(taken);
@@ -54,18 +67,25 @@ impl Write for ConsoleQueue {
         let mut queue = self.lock();
         for line in bytes.split_inclusive(|&b| b == b'\n') {
             for part in line.chunks(ROW) {
+                let joins = queue.rows.len() >= LINES;
                 match queue.rows.back_mut() {
-                    Some(row) if row.bytes.last() != Some(&b'\n') && row.bytes.len() + part.len() <= ROW => {
+                    Some(row)
+                        if (joins || row.bytes.last() != Some(&b'\n'))
+                            && row.bytes.len() + part.len() <= ROW =>
+                    {
                         row.bytes.extend_from_slice(part);
                     }
-                    _ => queue.rows.push_back(ConsoleRow { time_ns, bytes: part.to_vec() }),
+                    _ => {
+                        queue.rows.push_back(ConsoleRow { time_ns, bytes: part.to_vec() });
+                        queue.cost += ROW_COST;
+                    }
                 }
-                queue.bytes += part.len();
+                queue.cost += part.len();
             }
         }
-        while queue.bytes > WAITING {
+        while queue.cost > WAITING {
             let Some(oldest) = queue.rows.pop_front() else { break };
-            queue.bytes -= oldest.bytes.len();
+            queue.cost -= cost(&oldest);
             queue.dropped += oldest.bytes.len() as u64;
         }
         Ok(bytes.len())
@@ -73,6 +93,57 @@ impl Write for ConsoleQueue {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// What of the console gets into the profile.
+#[derive(Debug, Default)]
+pub(crate) struct ConsoleBudget {
+    written: usize,
+    newest: VecDeque<ConsoleRow>,
+    newest_cost: usize,
+    dropped: u64,
+}
+
+impl ConsoleBudget {
+    /// What is said once the budget is used up.
+    pub(crate) const SPENT: &str = "the console has filled its part of the profile, 64 MiB: of what follows only the \
+                                    newest MiB is kept";
+
+    /// Takes the rows beyond the budget out of `rows`. Returns true the first time.
+    pub(crate) fn withhold(&mut self, rows: &mut Vec<ConsoleRow>) -> bool {
+        let mut fit = 0;
+        if self.newest.is_empty() {
+            for row in rows.iter() {
+                if self.written + cost(row) > BUDGET {
+                    break;
+                }
+                self.written += cost(row);
+                fit += 1;
+            }
+        }
+        let first = self.newest.is_empty() && fit < rows.len();
+        for row in rows.drain(fit..) {
+            self.newest_cost += cost(&row);
+            self.newest.push_back(row);
+            while self.newest_cost > NEWEST {
+                let Some(oldest) = self.newest.pop_front() else { break };
+                self.newest_cost -= cost(&oldest);
+                self.dropped += oldest.bytes.len() as u64;
+            }
+        }
+        first
+    }
+
+    /// Bytes that are not in the profile.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// The newest part, for the end of the profile.
+    pub(crate) fn rest(&mut self) -> impl Iterator<Item = ConsoleRow> {
+        self.newest_cost = 0;
+        std::mem::take(&mut self.newest).into_iter()
     }
 }
 
@@ -104,8 +175,40 @@ mod tests {
         let mut rows = Vec::new();
         let dropped = queue.take(&mut rows);
         let kept: usize = rows.iter().map(|row| row.bytes.len()).sum();
-        assert!(kept <= WAITING && kept > WAITING - 200);
+        let all: usize = rows.iter().map(cost).sum();
+        assert!(all <= WAITING && all > WAITING - 2 * (ROW + ROW_COST), "{all}");
         assert_eq!(dropped + kept as u64, 2_000_004);
         assert_eq!(rows.last().expect("rows").bytes, b"last");
+    }
+
+    #[test]
+    fn newlines_alone_take_no_row_each() {
+        let mut queue = ConsoleQueue::new(0);
+        for _ in 0..512 {
+            queue.write_all(&[b'\n'; 4096]).expect("never fails");
+        }
+        let mut rows = Vec::new();
+        let dropped = queue.take(&mut rows);
+        assert!(rows.len() < 2_000, "{} rows", rows.len());
+        assert!(rows.iter().map(cost).sum::<usize>() <= WAITING);
+        assert_eq!(dropped + rows.iter().map(|row| row.bytes.len() as u64).sum::<u64>(), 512 * 4096);
+    }
+
+    #[test]
+    fn beyond_its_budget_the_newest_part_of_the_console_is_kept() {
+        let mut budget = ConsoleBudget::default();
+        let (mut written, mut told) = (0, 0);
+        for n in 0..200_000_u32 {
+            let mut rows = vec![ConsoleRow { time_ns: n.into(), bytes: vec![b'x'; 1000] }];
+            told += u32::from(budget.withhold(&mut rows));
+            written += rows.iter().map(cost).sum::<usize>();
+        }
+        assert!(written <= BUDGET && written > BUDGET - 2_000, "{written}");
+        assert_eq!(told, 1);
+        let rest: Vec<_> = budget.rest().collect();
+        assert!(rest.iter().map(cost).sum::<usize>() <= NEWEST && rest.len() > 900);
+        assert_eq!(rest.last().map(|row| row.time_ns), Some(199_999));
+        let bytes: usize = rest.iter().map(|row| row.bytes.len()).sum();
+        assert_eq!(budget.dropped() + (bytes + written / 1064 * 1000) as u64, 200_000_000);
     }
 }

@@ -30,7 +30,7 @@ const FAILED_CHECKS: u32 = 3;
 
 /// Part of the address space in which a record found the vCPU.
 enum CodeArea {
-    /// User code or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
+    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
     /// as halted.
     Elsewhere,
     /// Kernel mode, but not where a 64-bit kernel's code is.
@@ -41,7 +41,7 @@ enum CodeArea {
 
 impl CodeArea {
     fn from_record(record: &SampleRecord) -> Self {
-        if record.halted || record.cpl != 0 {
+        if record.halted || record.nested || record.cpl != 0 {
             Self::Elsewhere
         } else if record.in_64_bit_kernel() {
             Self::High
@@ -242,6 +242,8 @@ mod tests {
         assert_eq!(mapped(&mut watched, 2 * SECOND), Some(true));
         assert_eq!(watched.low(2 * SECOND + 1).kernel_mapped, None);
         assert_eq!(mapped(&mut watched, 2 * SECOND + 2), Some(true));
+        let nested = SampleRecord { nested: true, time_ns: 9 * SECOND, ..SampleRecord::default() };
+        assert!(matches!(CodeArea::from_record(&nested), CodeArea::Elsewhere));
         let user = SampleRecord { cpl: 3, time_ns: 9 * SECOND, ..SampleRecord::default() };
         assert_eq!(watched.check.check(&user, &watched.memory), None);
     }

@@ -2,6 +2,7 @@
 //! then the random number generator, then what few machines have.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
@@ -71,6 +72,7 @@ pub(crate) struct Devices {
     tallies: Vec<Arc<InjectionTally>>,
     names: Vec<String>,
     console: Option<Arc<Input>>,
+    snapshots: Vec<Arc<AtomicBool>>,
 }
 
 impl Devices {
@@ -85,9 +87,11 @@ impl Devices {
             return Err(StartError::Disks { asked: disks.len(), most: MOST_DISKS });
         }
         // The order gives the slots, and the guest names its disks by them.
+        let mut snapshots = Vec::new();
         let mut list: Vec<(String, Box<dyn VirtioDevice>)> = Vec::new();
         for (index, disk) in disks.into_iter().enumerate() {
             let block = Block::new(index, disk).map_err(|reason| StartError::Disk { index, reason })?;
+            snapshots.extend(block.full());
             list.push((format!("disk {index}"), Box::new(block)));
         }
         list.push(("rng".to_owned(), Box::new(Rng)));
@@ -106,7 +110,7 @@ impl Devices {
 
         let mut bus = PciBus::new();
         let mut devices =
-            Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input };
+            Self { threads: Vec::new(), tallies: Vec::new(), names: Vec::new(), console: input, snapshots };
         // The windows are consecutive: Linux keeps the addresses that it finds, which `regions` relies on.
         let mut window = u32::try_from(PCI_WINDOW_START).unwrap_or(u32::MAX);
         for (name, device) in list {
@@ -184,6 +188,13 @@ impl Devices {
             let _panic = result?;
         }
         Ok(())
+    }
+}
+
+impl Devices {
+    /// Returns true once after the first write to a snapshot that failed for want of room.
+    pub(crate) fn take_snapshot_full(&self) -> bool {
+        self.snapshots.iter().filter(|full| full.swap(false, Ordering::AcqRel)).count() > 0
     }
 }
 

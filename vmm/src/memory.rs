@@ -6,6 +6,8 @@
 //! 0x1_0000_0000  high RAM           what does not fit below the hole
 //! ```
 
+mod aligned;
+
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
@@ -99,12 +101,26 @@ pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, Start
         let length = usize::try_from(length).map_err(|error| failed(error.to_string()))?;
         ranges.push((GuestAddress(start), length));
     }
-    if huge_pages {
-        return map_huge(bytes, &ranges);
+    let memory = if huge_pages { map_huge(bytes, &ranges)? } else { map_small(bytes, &ranges)? };
+    // A core dump would hold the guest's secrets, and be as large as its memory.
+    advise(&memory, libc::MADV_DONTDUMP).map_err(|error| failed(error.to_string()))?;
+    if !huge_pages {
+        // Large pages halve the cost of a nested page walk. A host that refuses loses speed, nothing else.
+        drop(advise(&memory, libc::MADV_HUGEPAGE));
     }
-    let memory = GuestMemoryMmap::from_ranges(&ranges).map_err(|error| failed(error.to_string()))?;
-    advise(&memory);
     Ok(memory)
+}
+
+/// Maps memory in pages of 4 KiB that the host can join to large ones.
+fn map_small(bytes: u64, ranges: &[(GuestAddress, usize)]) -> Result<GuestMemoryMmap, StartError> {
+    let failed = |reason: String| StartError::MemoryMap { asked: bytes, reason };
+    let mut regions = Vec::with_capacity(ranges.len());
+    for (start, length) in ranges {
+        let region = aligned::map(*length).map_err(|error| failed(error.to_string()))?;
+        let region = GuestRegionMmap::new(region, *start);
+        regions.push(region.ok_or_else(|| failed("it does not fit into the address space".to_owned()))?);
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))
 }
 
 /// Maps memory in huge pages that the host has reserved.
@@ -125,16 +141,15 @@ fn map_huge(bytes: u64, ranges: &[(GuestAddress, usize)]) -> Result<GuestMemoryM
     GuestMemoryMmap::from_regions(regions).map_err(|_| refused())
 }
 
-/// Asks for huge pages, which halve the cost of a nested page walk. A host that refuses loses
-/// speed, nothing else.
-fn advise(memory: &GuestMemoryMmap) {
+/// Advises the host on all of the memory: on huge pages, or on core dumps.
+fn advise(memory: &GuestMemoryMmap, advice: libc::c_int) -> std::io::Result<()> {
     for region in memory.iter() {
-        // SAFETY: the range is exactly one mapping that `region` owns; the advice changes how
-        // it is backed, never what it holds.
-        unsafe {
-            libc::madvise(region.as_ptr().cast(), region.size(), libc::MADV_HUGEPAGE);
+        // SAFETY: the range is exactly one mapping that `region` owns; neither advice changes what it holds.
+        if unsafe { libc::madvise(region.as_ptr().cast(), region.size(), advice) } != 0 {
+            return Err(std::io::Error::last_os_error());
         }
     }
+    Ok(())
 }
 
 /// Returns RAM and swap of the host, bytes.
@@ -177,6 +192,28 @@ mod tests {
     }
 
     #[test]
+    fn no_core_dump_holds_guest_memory() {
+        // One page more than a huge page, so that the mapping is not joined with another one by chance.
+        let bytes = HUGE_PAGE + PAGE;
+        let memory = map(bytes, false).expect("memory");
+        let start = memory.iter().next().expect("a region").as_ptr() as usize;
+        let maps = std::fs::read_to_string("/proc/self/smaps").expect("smaps");
+        let mut inside = false;
+        let flags = maps.lines().find_map(|line| {
+            let range = line.split(' ').next()?.split_once('-');
+            let ends = range.and_then(|(from, to)| {
+                Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+            });
+            if let Some((from, to)) = ends {
+                inside = (from..to).contains(&start);
+            }
+            line.strip_prefix("VmFlags:").filter(|_| inside)
+        });
+        // "dd": do not include in core dumps (proc(5)).
+        assert!(flags.expect("the mapping").split_whitespace().any(|flag| flag == "dd"));
+    }
+
+    #[test]
     fn the_rest_continues_at_4_gib() {
         assert_eq!(ram(HOLE_START + PAGE), [(0, HOLE_START), (HIGH_START, PAGE)]);
         let pieces = ram(MAX_MEMORY);
@@ -191,6 +228,25 @@ mod tests {
                 matches!(map(bytes, false), Err(StartError::MemorySize { asked }) if asked == bytes),
                 "{bytes}"
             );
+        }
+    }
+
+    #[test]
+    fn memory_is_aligned_whatever_its_size() {
+        // Mappings of other sizes move what follows them.
+        let sizes = [
+            HUGE_PAGE,
+            64 << 20,
+            HUGE_PAGE + PAGE,
+            5 * HUGE_PAGE + 7 * PAGE,
+            HOLE_START + 3 * HUGE_PAGE + PAGE,
+        ];
+        let kept: Vec<_> = sizes.iter().cycle().take(24).map(|&bytes| (bytes, map(bytes, false))).collect();
+        for (bytes, memory) in kept {
+            for region in memory.unwrap().iter() {
+                let offset = (region.as_ptr() as u64).wrapping_sub(region.start_addr().0) % HUGE_PAGE;
+                assert_eq!(offset, 0, "{bytes} bytes, the part at {:#x}", region.start_addr().0);
+            }
         }
     }
 

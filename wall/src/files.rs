@@ -12,8 +12,8 @@ use crate::WallError;
 /// Rights that are known: those of Linux 6.12. A kernel that knows fewer denies fewer.
 const KNOWN: ABI = ABI::V6;
 
-/// Denies all files but the process's own in /proc, for reading, and those in `directory`. Also denies TCP, and
-/// signals and abstract sockets to processes outside. Returns false on a kernel without Landlock.
+/// Denies all files but the process's own in /proc, for reading, and those in `directory`. Also denies TCP,
+/// and signals and abstract sockets to processes outside. Returns false on a kernel without Landlock.
 pub(crate) fn restrict(directory: &Path) -> Result<bool, WallError> {
     let status = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)

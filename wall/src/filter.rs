@@ -22,7 +22,7 @@ pub enum SyscallPolicy {
     Off,
 }
 
-/// Kind of a thread that has a filter of its own.
+/// Kind of a thread that has a separate filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ThreadKind {
     /// Runs a vCPU.
@@ -57,8 +57,8 @@ impl ThreadKind {
     }
 }
 
-/// System calls that every thread may make: memory, waiting, time, signals to itself, its end. `read` and `write`
-/// are of open descriptors.
+/// System calls that every thread may make: memory, waiting, time, signals to itself, its end. `read` and
+/// `write` are of open descriptors.
 const COMMON: &[i64] = &[
     libc::SYS_futex,
     libc::SYS_munmap,
@@ -105,6 +105,8 @@ const DISK: &[i64] = &[
     libc::SYS_ftruncate,
     libc::SYS_lseek,
     libc::SYS_fstat,
+    // Room for a snapshot.
+    libc::SYS_fstatfs,
     libc::SYS_statx,
     libc::SYS_fcntl,
 ];
@@ -123,7 +125,7 @@ const DEVICE: &[i64] = &[
     libc::SYS_fstat,
 ];
 
-/// System calls that threads of the sampler make besides: temporary files, and threads of their own.
+/// System calls that threads of the sampler make besides: temporary files, and separate threads.
 const SAMPLER: &[i64] = &[
     libc::SYS_lseek,
     libc::SYS_fstat,
@@ -180,6 +182,7 @@ const TYPE_MASK: u64 = 0xff00;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_MP_STATE: u64 = 0x8004_ae98;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
+const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
 const KVM_GET_NESTED_STATE: u64 = 0xc080_aebe;
@@ -235,13 +238,14 @@ fn common() -> Result<Rules, WallError> {
 fn allow_threads(rules: &mut Rules) -> Result<(), WallError> {
     let thread = u64::from(libc::CLONE_THREAD.cast_unsigned());
     allow_if(rules, libc::SYS_clone, vec![masked(0, thread, thread)])?;
-    // `clone3` is answered by a filter of its own: of several filters the strictest action counts, and an error
+    // `clone3` is answered by a separate filter: of several filters the strictest action counts, and an error
     // is weaker than a refusal (seccomp(2)).
     allow(rules, &[libc::SYS_clone3, libc::SYS_prctl, libc::SYS_seccomp]);
     Ok(())
 }
 
-/// Adds `openat` for reading, and for temporary files, which have no name. Landlock keeps all other files away.
+/// Adds `openat` for reading, and for temporary files, which have no name. Landlock keeps all other files
+/// away.
 fn allow_files(rules: &mut Rules) -> Result<(), WallError> {
     let written = reading();
     let temporary = u64::from(libc::O_TMPFILE.cast_unsigned());
@@ -257,6 +261,8 @@ fn rules_of(kind: ThreadKind) -> Result<Rules, WallError> {
                 KVM_GET_MP_STATE,
                 KVM_GET_REGS,
                 KVM_GET_SREGS,
+                // A probe that replaces an instruction which loads RDI loads it.
+                KVM_SET_REGS,
                 KVM_GET_VCPU_EVENTS,
                 KVM_GET_NESTED_STATE,
                 KVM_SIGNAL_MSI,

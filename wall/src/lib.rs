@@ -7,9 +7,9 @@
 //! | [`files`] | open a file but its own in /proc and those in one directory; TCP, abstract sockets, signals to others | Landlock: Linux 5.13, 6.7, 6.12 |
 //! | [`filter`] | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
-//! [`enter`] raises the wall around all threads that the process has and will have. A thread of one kind gives
-//! up more with [`enter_thread`]. Both do nothing for the sampling of a guest: a filter is evaluated by the
-//! kernel at each system call, and the hot path makes two of them.
+//! [`enter`] raises the wall around all threads that the process has and will have. A thread of one kind
+//! gives up more with [`enter_thread`]. Both do nothing for the sampling of a guest: a filter is evaluated by
+//! the kernel at each system call, and the hot path makes two of them.
 
 mod files;
 mod filter;
@@ -23,7 +23,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-/// What the process keeps.
+/// Possessions that the process keeps.
 #[derive(Debug)]
 pub struct WallConfig {
     /// Fate of a system call that no thread is known to make.
@@ -34,12 +34,12 @@ pub struct WallConfig {
     pub report: OwnedFd,
 }
 
-/// Parts of the wall that stand.
+/// Parts of the wall that were raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandingWall {
     /// Landlock keeps files away.
     pub files: bool,
-    /// The process has namespaces of its own.
+    /// The process has separate namespaces.
     pub namespaces: bool,
     /// System calls are filtered.
     pub syscalls: bool,

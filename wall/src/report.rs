@@ -1,4 +1,5 @@
-//! Report of a refused system call: written by the handler of SIGSYS, read by the process outside of the wall.
+//! Report of a refused system call: written by the handler of SIGSYS, read by the process outside of the
+//! wall.
 
 use std::cell::Cell;
 use std::os::fd::{IntoRawFd, OwnedFd};
@@ -60,13 +61,14 @@ pub(crate) fn install(report: OwnedFd) -> Result<(), WallError> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_refusal as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO;
-    // SAFETY: the handler is async-signal-safe: it reads its siginfo and an atomic, and makes two system calls.
+    // SAFETY: the handler is async-signal-safe: it reads its siginfo and an atomic, and makes two system
+    // calls.
     let installed = unsafe { libc::sigaction(libc::SIGSYS, &raw const action, std::ptr::null_mut()) };
     Errno::result(installed).map(drop).map_err(|source| WallError::Rights { action: "handle SIGSYS", source })
 }
 
-/// Marks the calling thread as one of this kind, and lets SIGSYS reach it: a thread that serves a vCPU or a device
-/// blocks all signals but its own.
+/// Marks the calling thread as one of this kind, and lets SIGSYS reach it: a thread that serves a vCPU or a
+/// device blocks all signals but its own.
 pub(crate) fn set_kind(kind: ThreadKind) {
     KIND.set(kind.number());
     let mut signals = nix::sys::signal::SigSet::empty();
@@ -90,7 +92,7 @@ extern "C" fn on_refusal(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut lib
     let report = REPORT.load(Ordering::Relaxed);
     // SAFETY: the bytes are valid for reads of their length; both calls are async-signal-safe.
     unsafe {
-        // Without a reader the status alone tells.
+        // Without a reader, the exit status is all that is left.
         libc::write(report, bytes.as_ptr().cast(), bytes.len());
         libc::_exit(EXIT_STATUS);
     }

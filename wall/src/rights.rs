@@ -12,8 +12,8 @@ const CAPABILITIES: libc::c_ulong = 64;
 /// Descriptors that the process may have at once. A guest with 16 disks has about 150.
 const MAX_DESCRIPTORS: libc::rlim_t = 4096;
 
-/// Enters namespaces of its own: network, mounts, host name, System V objects. Returns false where the process
-/// may not, which is so without root: a namespace of users would give the process more of the kernel to attack.
+/// Enters new namespaces: network, mounts, host name, System V objects. Returns false where the process
+/// may not, which is so without root: a user namespace would give the process more of the kernel to attack.
 pub(crate) fn enter_namespaces() -> bool {
     let flags = CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWNS

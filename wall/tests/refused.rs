@@ -1,4 +1,4 @@
-//! What a process behind the wall is refused, each in a process of its own: this test program, started again.
+//! Refusals that a process inside the wall meets. Each one is in a separate process: this program, started again.
 
 use std::fs::File;
 use std::io::Read;
@@ -17,11 +17,11 @@ const DIRECTORY: &str = "WALL_DIRECTORY";
 const DONE: i32 = 40;
 /// Exit status after the kernel has denied it with an error.
 const DENIED: i32 = 41;
-/// Outcome of a refused call while all signals are blocked, as the C library does around `clone`: the kernel ends
-/// the process, without a report.
+/// Outcome of a refused call while all signals are blocked, as the C library does around `clone`: the kernel
+/// ends the process, without a report.
 const KILLED: (Option<i32>, Option<RefusedCall>) = (None, None);
 
-/// Name, kind of the thread, and what it does behind the wall. An error is the kernel's, without a report.
+/// Name, kind of the thread, and what it does inside the wall. An error is the kernel's, without a report.
 type Trial = (&'static str, Option<ThreadKind>, fn() -> std::io::Result<()>);
 
 fn trials() -> Vec<Trial> {

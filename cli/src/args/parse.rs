@@ -7,6 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use host::choice::HostChoice;
 use host::network::NetworkKind;
 use host::protocol::Then;
+use images::contents::ImageFormat;
 use profile::boot::PHASES;
 use profile::report::By;
 use profile::{ClockKind, Sort};
@@ -169,8 +170,20 @@ fn hex_byte(text: &str) -> Option<u8> {
     u8::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
-/// Parses a size like `512M`, `2G` or `1.5GiB`, in bytes, rounded down to a multiple of 4 KiB.
+/// Parses a size of guest memory like `512M`, in bytes, rounded down to a multiple of 4 KiB.
 pub fn parse_memory(text: &str) -> Result<u64, ValueError> {
+    // A Linux kernel needs this much to report that it has too little memory.
+    let bytes = size_within(text, 32 << 20, vmm::config::MAX_MEMORY)?;
+    Ok(bytes & !0xfff)
+}
+
+/// Parses a size of a profile, in bytes. The least has room for a report.
+pub fn parse_size(text: &str) -> Result<u64, ValueError> {
+    size_within(text, 1 << 20, 1 << 50)
+}
+
+/// Parses a size like `512M`, `2G` or `1.5GiB`, in bytes.
+fn size_within(text: &str, least: u64, most: u64) -> Result<u64, ValueError> {
     let form = "512M or 2G";
     let (number, unit) = split_unit(text);
     let shift = match unit.to_ascii_lowercase().as_str() {
@@ -182,16 +195,13 @@ pub fn parse_memory(text: &str) -> Result<u64, ValueError> {
         _ => return Err(ValueError::UnknownUnit { unit: unit.to_owned(), form }),
     };
     let scaled = decimal(number).ok_or(ValueError::Form(form))? * f64::from(1 << (shift - 10)) * 1024.0;
-    let most = vmm::config::MAX_MEMORY;
-    // A Linux kernel needs this much to report that it has too little memory.
-    let least = 32 << 20;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
     if scaled > most as f64 {
         Err(ValueError::TooLarge(text::units::bytes(most)))
     } else if (scaled as u64) < least {
         Err(ValueError::TooSmall(text::units::bytes(least)))
     } else {
-        Ok(scaled as u64 & !0xfff)
+        Ok(scaled as u64)
     }
 }
 
@@ -288,6 +298,14 @@ pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
     ])
 }
 
+/// Returns the parser of `--format`.
+pub fn format_parser() -> impl TypedValueParser<Value = ImageFormat> {
+    named(&[
+        ("raw", "The bytes of the disk as the guest sees them", ImageFormat::Raw),
+        ("qcow2", "A qcow2 image", ImageFormat::Qcow2),
+    ])
+}
+
 /// Returns the parser of `--seccomp`.
 pub fn policy_parser() -> impl TypedValueParser<Value = SyscallPolicy> {
     named(&[
@@ -364,6 +382,13 @@ mod tests {
         ] {
             assert!(parse_network(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_profile_has_any_size() {
+        assert_eq!(parse_size("1M"), Ok(1 << 20));
+        assert_eq!(parse_size("3T"), Ok(3 << 40));
+        assert!(parse_size("1k").is_err() && parse_size("2000T").is_err() && parse_size("5").is_err());
     }
 
     #[test]

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 use host::protocol::Then;
-use profile::ClockKind;
+use profile::store::CreateError;
+use profile::{ClockKind, ProfileWriter};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use text::parse::positive_time;
 
 use super::DebugArgs;
-use super::parse::{clock_parser, parse_precision, parse_rate, parse_task_rate, then_parser};
+use super::parse::{clock_parser, parse_precision, parse_rate, parse_size, parse_task_rate, then_parser};
 
 /// Options of sampling and output.
 #[derive(Debug, Clone, Args)]
@@ -77,6 +78,11 @@ pub struct RecordingArgs {
     #[arg(long, help_heading = "Output")]
     pub force: bool,
 
+    /// Size of the profile above which new call stacks are cut to the innermost function, like 500M or 2G; sampling
+    /// continues [default: half of what the file system has free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Output")]
+    pub max_size: Option<u64>,
+
     /// Socket at which `vprof ctl` and `vprof top` find the run: a path to create, or `none`
     /// [default: PID.sock in $XDG_RUNTIME_DIR/vprof or /tmp/vprof-UID]
     #[arg(long, value_name = "SOCKET", help_heading = "Output")]
@@ -100,6 +106,15 @@ pub struct RecordingArgs {
 }
 
 impl RecordingArgs {
+    /// Creates the profile.
+    pub fn create(&self, force: bool) -> Result<ProfileWriter, CreateError> {
+        let writer = ProfileWriter::create(&self.output, force)?;
+        Ok(match self.max_size {
+            Some(bytes) => writer.limited_to(bytes),
+            None => writer,
+        })
+    }
+
     /// Returns the configuration of sampling, with this seed.
     pub fn config(&self, seed: u64) -> RecordingConfig {
         RecordingConfig {

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, JobControl, Process, RateLimit, Target, capabilities, keep_guard};
+use attach::{
+    AttachError, Attachment, AttachmentEnd, EndedAttachment, JobControl, Process, RateLimit, Target,
+    capabilities, keep_guard,
+};
 use host::GuestError;
 use host::attached::LoweredRate;
 use host::guest::{Inputs, watch};
@@ -16,7 +19,7 @@ use host::link::Link;
 use host::protocol::Then;
 use host::spec::{DiskSpec, GuestEnd, Outcome};
 use profile::estimate::ONE_CLOCK;
-use profile::{ProfileWriter, Sink, live};
+use profile::{Sink, live};
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
@@ -133,7 +136,8 @@ fn install(control: &JobControl, args: &AttachArgs) -> Result<(), Error> {
 
 /// Tells the end and shows the summary.
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
-    if !args.recording.quiet {
+    // What has failed at the end was told.
+    if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
         eprintln!("vprof: {}", recorded.outcome.end.sentence());
     }
     recorded.conclude(&args.recording, |recorded| match &recorded.outcome.totals.sink_error {
@@ -170,7 +174,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
         return Ok(no_files());
     }
     let open = |path: &PathBuf| {
-        let disk = DiskSpec::new(path.clone(), DiskMode::ReadOnly)?;
+        let disk = DiskSpec::new(path.clone(), None, DiskMode::ReadOnly)?;
         disk.contents(disk.open()?, false)
     };
     Ok(images::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
@@ -191,7 +195,7 @@ async fn profile(
     // An attached machine's console is its VMM's.
     drop((console, output));
     let recording = &args.recording;
-    let writer = ProfileWriter::create(&recording.output, recording.force)?;
+    let writer = recording.create(recording.force)?;
     let sink: Box<dyn Sink> = Box::new(live::LiveSink::new(Box::new(writer), tables));
     let meta = [
         ("image", Some(plan.label)),
@@ -223,13 +227,23 @@ async fn profile(
     session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
     let inputs = Inputs::new(&mut stop, &mut input, &mut control);
     watch(&attached, &session, recording.duration, inputs, None, &phase).await?;
-    let ended = attached.wait()?;
-    // The observers hold the writing ends of the rings that the collector empties.
-    drop(ended.observers);
-    let end = GuestEnd::Left(ended.end);
-    session.event("end", &end.sentence());
+    Ok(finish(session, attached.wait()))
+}
+
+/// Ends the profile, however the attachment ended.
+fn finish(session: Session, ended: Result<EndedAttachment<AttachedSampler>, AttachError>) -> Outcome {
+    let (end, trouble) = match ended {
+        // The observers hold the writing ends of the rings that the collector empties.
+        Ok(EndedAttachment { end, observers }) => {
+            drop(observers);
+            (end, None)
+        }
+        Err(error) => (AttachmentEnd::Detached, Some(error.to_string())),
+    };
+    let end = GuestEnd::Left(end);
+    session.event("end", trouble.as_ref().unwrap_or(&end.sentence()));
     let totals = session.finish(Vec::new());
-    Ok(Outcome { end, totals, host_restarts: 0 })
+    Outcome { end, totals, host_restarts: 0, trouble: trouble.into_iter().collect() }
 }
 
 /// The program of the process.

@@ -6,8 +6,9 @@ pub mod repeat;
 pub mod screen;
 
 use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use host::choice::{self, Chosen, Host};
@@ -19,16 +20,18 @@ use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
 use host::tcg;
 use host::vsock::Listening;
+use images::contents::ImageFormat;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
-use profile::{ProfileWriter, Sink, live};
+use profile::{Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
 use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::{PRIVATE, is_database};
 use crate::terminal;
 use recording::{KeySource, Recorded, Recording, Streams, random_seed};
 use screen::ConsoleTarget;
@@ -61,7 +64,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
-        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+        for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
     }
@@ -112,6 +115,7 @@ impl RunPlan {
     fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
+            format: args.format.first().copied(),
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
@@ -126,14 +130,18 @@ impl RunPlan {
             triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
-        let disks: Vec<DiskSpec> = image_disk
-            .into_iter()
-            .chain(&args.disk)
-            // The portable host's QEMU runs with the same working directory, but interprets relative names
-            // like `nbd:x`.
-            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::new(path, disk_mode(args)))
-            .collect::<Result<_, _>>()?;
+        let paths: Vec<_> = image_disk.into_iter().chain(&args.disk).collect();
+        let format = |n| format_of(&args.format, n, paths.len());
+        let disks: Vec<DiskSpec> = paths
+            .iter()
+            .enumerate()
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
+            // something to it that absolute ones do not.
+            .map(|(n, path)| {
+                let absolute = std::path::absolute(path).unwrap_or_else(|_| (*path).clone());
+                Ok(DiskSpec::new(absolute, format(n)?, disk_mode(args))?)
+            })
+            .collect::<Result<_, Error>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let vsock =
             args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
@@ -146,6 +154,7 @@ impl RunPlan {
                 vcpus: args.cpus,
                 memory_bytes: args.memory,
                 huge_pages: args.huge_pages,
+                cpu: CpuFeatures { nested: args.nested, pmu: args.pmu },
                 cmdline,
                 disks,
                 network,
@@ -161,6 +170,30 @@ impl RunPlan {
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
+    }
+
+    /// Warnings about disks whose names say raw and whose first bytes say qcow2.
+    fn doubts(&self, args: &RunArgs) -> Vec<String> {
+        let disks = self.spec.machine.disks.iter().filter(|_| args.format.is_empty());
+        let doubtful = disks.filter(|disk| disk.format.contradicts_name(&disk.path));
+        let warning = |disk: &DiskSpec| {
+            format!(
+                "warning: {} is qcow2 by its first bytes, which the guest of a raw disk can write: give --format qcow2 or \
+                 --format raw",
+                text::clean::escaped(&disk.path.to_string_lossy())
+            )
+        };
+        doubtful.map(warning).collect()
+    }
+}
+
+/// Returns the format of disk `n` of so many, if it was given.
+fn format_of(formats: &[ImageFormat], n: usize, disks: usize) -> Result<Option<ImageFormat>, UsageError> {
+    match formats {
+        [] => Ok(None),
+        [all] => Ok(Some(*all)),
+        list if list.len() == disks => Ok(list.get(n).copied()),
+        list => Err(UsageError::Formats { formats: list.len(), disks }),
     }
 }
 
@@ -249,12 +282,19 @@ fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, Ke
             };
             Ok((ConsoleTarget::Stdout, keys))
         }
-        Some(place) if place != "none" => {
-            let file = File::create(place).map_err(|e| Error::file("create", place, e))?;
-            Ok((ConsoleTarget::File(file), KeySource::None))
-        }
+        Some(place) if place != "none" => Ok((ConsoleTarget::File(console_file(place)?), KeySource::None)),
         _ => Ok((ConsoleTarget::None, KeySource::None)),
     }
+}
+
+/// Creates the console's file for its user alone, or empties a file that exists. A profile is not replaced.
+fn console_file(place: &Path) -> Result<File, Error> {
+    if place.is_file() && is_database(place) {
+        return Err(Error::ConsoleOverProfile(place.to_owned()));
+    }
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true).mode(PRIVATE);
+    options.open(place).map_err(|error| Error::file("create", place, error))
 }
 
 /// Formats a path for a row of `meta`.
@@ -282,7 +322,7 @@ async fn start(
     let create = |force| -> Result<Box<dyn Sink>, CreateError> {
         // Tables of a host that was restarted are discarded.
         *tables.lock() = live::Tables::default();
-        let writer = ProfileWriter::create(&args.recording.output, force)?;
+        let writer = args.recording.create(force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
     match &chosen.host {
@@ -355,6 +395,41 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_are_for_all_disks_or_one_for_each() {
+        use ImageFormat::{Qcow2, Raw};
+        use clap::Parser;
+        let formats = |words: &[&str]| {
+            let words = [&["vprof", "run", "x.img"][..], words].concat();
+            let cli = crate::args::Cli::try_parse_from(words).unwrap();
+            let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
+            args.format
+        };
+        assert_eq!(format_of(&formats(&[]), 0, 2).unwrap(), None);
+        assert_eq!(format_of(&formats(&["--format", "raw"]), 1, 2).unwrap(), Some(Raw));
+        let both = formats(&["--format", "qcow2,raw", "--disk", "y.img"]);
+        assert_eq!([0, 1].map(|n| format_of(&both, n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
+        let refused = format_of(&both, 0, 3).unwrap_err().to_string();
+        assert!(refused.contains("2 formats for 3 disks"), "{refused}");
+        assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
+    }
+
+    #[test]
+    fn a_console_file_is_private_and_never_a_profile() {
+        use std::os::unix::fs::PermissionsExt;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("console");
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&path, b"an older console").unwrap();
+        drop(console_file(&path).unwrap());
+        assert_eq!(std::fs::read(&path).unwrap(), b"");
+        std::fs::write(&path, b"SQLite format 3\0 and samples").unwrap();
+        assert!(matches!(console_file(&path), Err(Error::ConsoleOverProfile(_))));
+        assert!(std::fs::read(&path).unwrap().ends_with(b"samples"));
+        drop(console_file(Path::new("/dev/null")).unwrap());
+    }
 
     #[test]
     fn a_commands_output_is_shown_wherever_the_console_goes() {

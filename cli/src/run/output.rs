@@ -1,14 +1,13 @@
 //! The profile's file. It replaces another file only on request.
 
-use std::ffi::OsString;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
+
+use profile::store::APPLICATION_ID;
 
 use crate::errors::Error;
-
-/// First bytes of every SQLite database (sqlite.org/fileformat.html, 1.3).
-const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
+use crate::output::SQLITE_MAGIC;
 
 /// Checks, before a guest is started, that the profile can be created: its path is free, or with `force` has
 /// a profile.
@@ -27,24 +26,15 @@ pub fn check(path: &Path, force: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Removes a profile in which nothing was recorded, with its journal, so that the next run finds its path
-/// free.
-pub fn remove(path: &Path) {
-    for file in
-        [path.to_owned(), with_suffix(path, "-wal"), with_suffix(path, "-shm"), with_suffix(path, "-journal")]
-    {
-        // The next run finds and reports a file that is left.
-        let _ = std::fs::remove_file(file);
-    }
-}
-
 /// Returns true for a profile. An empty file is one, too: a run leaves it if it is killed right after its
 /// start.
 fn is_profile(path: &Path) -> Result<bool, Error> {
     let fail = |source| Error::file("read", path, source);
     let mut head = Vec::new();
-    File::open(path).map_err(fail)?.take(16).read_to_end(&mut head).map_err(fail)?;
-    Ok(head.is_empty() || head == SQLITE_MAGIC)
+    // The application's id is in bytes 68 to 71 (sqlite.org/fileformat.html, 1.3).
+    File::open(path).map_err(fail)?.take(72).read_to_end(&mut head).map_err(fail)?;
+    let is_ours = head.get(68..72) == Some(&APPLICATION_ID.to_be_bytes());
+    Ok(head.is_empty() || head.starts_with(SQLITE_MAGIC) && is_ours)
 }
 
 /// Checks that the directory exists, before a guest is started.
@@ -57,12 +47,6 @@ fn directory(path: &Path) -> Result<(), Error> {
     }
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = OsString::from(path);
-    name.push(suffix);
-    name.into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,15 +56,19 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.vprof");
         check(&path, false).unwrap();
-        std::fs::write(&path, b"SQLite format 3\0...").unwrap();
-        std::fs::write(with_suffix(&path, "-wal"), b"journal").unwrap();
+        let mut head = [0; 100];
+        head[..16].copy_from_slice(SQLITE_MAGIC);
+        head[68..72].copy_from_slice(&APPLICATION_ID.to_be_bytes());
+        std::fs::write(&path, head).unwrap();
         assert!(matches!(check(&path, false), Err(Error::OutputExists(_))));
         check(&path, true).unwrap();
-        remove(&path);
-        assert!(!path.exists() && !with_suffix(&path, "-wal").exists());
-        std::fs::write(&path, b"my thesis").unwrap();
-        assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
-        assert_eq!(std::fs::read(&path).unwrap(), b"my thesis");
+        // The database of another program.
+        head[68] ^= 1;
+        for other in [&head[..], b"SQLite format 3\0", b"my thesis"] {
+            std::fs::write(&path, other).unwrap();
+            assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
+            assert_eq!(std::fs::read(&path).unwrap(), other);
+        }
     }
 
     #[test]

@@ -2,18 +2,18 @@
 //! to the summary.
 
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use host::Stage;
 use host::control::server::{self, Server};
 use host::link::{ConsolePump, Link, Phase, Watcher, link};
 use host::spec::Outcome;
 use profile::{estimate, live};
 use sampler::PrecisionStatus;
 use symbols::names::DebugFiles;
-use text::message::Reason;
+use text::message::{Reason, Shown};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::output;
@@ -131,13 +131,15 @@ impl<'a> Recording<'a> {
             output: Arc::new(RunScreen::new(output, ProgressMode::Off)),
             console: Arc::new(RunScreen::new(console, progress)),
         };
+        let before = file_identity(&args.output);
         let outcome = run_to_end(args, image, (&screens, keys), start);
         let (outcome, last_lines, interrupted) = match outcome {
             Ok(ended) => ended,
             Err(error) => {
                 screens.console.close();
-                if error.stage() < Stage::Guest {
-                    output::remove(&args.output);
+                // Whether it stays is the writer's decision.
+                if !args.quiet && file_identity(&args.output).is_some_and(|found| Some(found) != before) {
+                    eprintln!("vprof: {} has what was recorded until then", Shown(&args.output));
                 }
                 return Err(error);
             }
@@ -146,6 +148,9 @@ impl<'a> Recording<'a> {
             if let Some(error) = screen.close() {
                 eprintln!("vprof: the {whose}'s output is incomplete: {}", Reason(&error));
             }
+        }
+        for sentence in &outcome.trouble {
+            eprintln!("vprof: {}", text::clean::escaped(sentence));
         }
         Ok(Recorded {
             outcome,
@@ -375,8 +380,15 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
     Ok(())
 }
 
+/// Which file has this name, where there is one: its device and inode.
+fn file_identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 /// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
 fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
+    // It was told when the guest had ended.
+    let code = if code == ExitCode::Done && !outcome.trouble.is_empty() { ExitCode::Failed } else { code };
     let seen = outcome.totals.seen;
     if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
         let start = text::clean::escaped(&start.to_string()).into_owned();

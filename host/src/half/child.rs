@@ -59,8 +59,8 @@ impl ChildError {
     }
 }
 
-/// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once, by
-/// a process with one thread that was started by [`super::HalfProcess::command`].
+/// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once,
+/// by a process with one thread that was started by [`super::HalfProcess::command`].
 ///
 /// # Errors
 /// The connection is closed.
@@ -136,10 +136,11 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     });
     pump.finish(FLUSH_LIMIT);
     output_pump.finish(FLUSH_LIMIT);
-    if sync_disks {
-        write_back(connection, &written)?;
-    }
-    Ok(outcome?)
+    let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
+    let mut outcome = outcome?;
+    // The profile is whole by now.
+    outcome.trouble.extend(written.err().map(|error| error.to_string()));
+    Ok(outcome)
 }
 
 /// The descriptors of a job, owned.
@@ -155,8 +156,8 @@ struct Taken {
 
 impl Taken {
     fn new(numbers: &Descriptors) -> io::Result<Self> {
-        // SAFETY: each number is that of a descriptor that the parent has passed on for this process alone, and
-        // occurs once in the job.
+        // SAFETY: each number is that of a descriptor that the parent has passed on for this process alone,
+        // and occurs once in the job.
         let own = |number: RawFd| unsafe { OwnedFd::from_raw_fd(number) };
         let file = |number| File::from(own(number));
         let cable = |cable| {
@@ -184,14 +185,14 @@ fn read_all(mut file: File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Waits until all that the guest has written is on its disks. Sends a message from time to time: this can take
-/// longer than a process may be silent.
+/// Waits until all that the guest has written is on its disks. Sends a message from time to time: this can
+/// take longer than a process may be silent.
 fn write_back(connection: &Connection, disks: &[File]) -> Result<(), ChildError> {
     let (done, wait) = std::sync::mpsc::channel::<()>();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             while wait.recv_timeout(ALIVE_EVERY) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A connection that fails is found out by the last message.
+                // A connection that fails is noticed at the last message.
                 let _failed = connection.send(&FromHost::Preparing("writing the disks".to_owned()));
             }
         });

@@ -1,4 +1,4 @@
-//! The guest half of a run: the process in which the guest runs, behind a wall.
+//! The guest half of a run: the process in which the guest runs, inside a wall.
 //!
 //! ```text
 //!  vprof run                                        vprof guest-half
@@ -6,10 +6,10 @@
 //!  control socket        --- frames: ToHost  -->    descriptors, and nothing else
 //! ```
 //!
-//! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It raises the
-//! wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest that
-//! takes it over has its own disks and its profile's rows. The portable host starts the same process from its
-//! init, with a virtio-serial port in place of the socket.
+//! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It raises
+//! the wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest
+//! that takes it over has its own disks and its profile's rows. The portable host starts the same process
+//! from its init, with a virtio-serial port in place of the socket.
 
 mod child;
 mod process;

@@ -52,7 +52,7 @@ pub enum HalfError {
         /// True if the guest had not started.
         before_guest: bool,
     },
-    /// The process sent something that is no message.
+    /// The process sent an invalid message.
     #[error("the guest's process sent {0}; the guest may have taken it over")]
     Protocol(FrameError),
     /// The run failed in the process.
@@ -93,7 +93,7 @@ pub struct Wishes<'a> {
     pub vsock: Option<&'a Listening>,
 }
 
-/// Runs the guest in a process of its own, and writes its rows to what `open_sink` returns.
+/// Runs the guest in a separate process, and writes its rows to what `open_sink` returns.
 ///
 /// # Errors
 /// KVM cannot be used, the process cannot be started, or it ends without an outcome.

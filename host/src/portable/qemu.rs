@@ -176,7 +176,8 @@ pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
         });
         drive.push("file.driver=");
         drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
-        drive.push(",file.filename=");
+        // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
+        drive.push(",file.locking=off,file.filename=");
         drive.push(quoted(disk.path.as_os_str()));
         arguments.extend(["-drive".into(), drive]);
         // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stop the guest.
@@ -260,5 +261,6 @@ mod tests {
         assert!(words.contains(&"virtserialport,chardev=vsock,name=vprof.vsock".to_owned()), "{words:?}");
         assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/x,,y.img")), "{words:?}");
         assert!(words.iter().any(|w| w.contains("format=qcow2,snapshot=off") && w.ends_with("/z.img")));
+        assert_eq!(words.iter().filter(|w| w.contains("file.locking=off")).count(), 2, "{words:?}");
     }
 }

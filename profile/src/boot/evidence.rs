@@ -130,8 +130,18 @@ fn console(connection: &Connection, evidence: &mut Evidence) -> rusqlite::Result
     let mut rows = statement.query([])?;
     let mut line = Vec::new();
     let mut last = std::collections::VecDeque::new();
+    // A row has several lines where they came fast.
+    let mut parts = std::collections::VecDeque::new();
     loop {
-        let bytes: Option<Vec<u8>> = rows.next()?.map(|row| row.get(0)).transpose()?;
+        if parts.is_empty() {
+            let bytes: Option<Vec<u8>> = rows.next()?.map(|row| row.get(0)).transpose()?;
+            let lines = bytes.iter().flat_map(|bytes| bytes.split_inclusive(|&byte| byte == b'\n'));
+            parts.extend(lines.map(<[u8]>::to_vec));
+            if bytes.is_some_and(|bytes| bytes.is_empty()) {
+                continue;
+            }
+        }
+        let bytes = parts.pop_front();
         let ends = bytes.as_ref().is_none_or(|bytes| bytes.ends_with(b"\n"));
         if let Some(bytes) = &bytes {
             let room = LINE.saturating_sub(line.len());

@@ -117,6 +117,25 @@ macro_rules! placeholder {
     };
 }
 
+impl Batch {
+    /// Returns true if it holds something of the guest, which only this run can have seen.
+    pub(crate) fn is_recorded(&self) -> bool {
+        let ran = |row: &VcpuRow| row.exits > 0 || row.states.guest > 0;
+        !self.samples.is_empty()
+            || !self.console.is_empty()
+            || !self.frames.is_empty()
+            || !self.instances.is_empty()
+            || !self.task_states.is_empty()
+            || !self.task_scan_states.is_empty()
+            || self.vcpus.iter().any(ran)
+    }
+
+    /// Returns true if it is the last one of a run that came to its end.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.meta.iter().any(|(key, value)| key == COMPLETE && value == "1")
+    }
+}
+
 tables! {
     /// Key and value.
     meta: (String, String) => (replace) meta |row| { key = row.0, value = row.1 }

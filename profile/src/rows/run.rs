@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Key in table `meta` whose value is 1 in the profile of a run that came to its end.
+pub const COMPLETE: &str = "complete";
+
 /// A row of table `console`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleRow {

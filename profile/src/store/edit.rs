@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags, Row, TransactionBehavior, params};
 
+use super::guard::{check_journal, check_schema, protect, size};
 use super::open::{check_header, explain as unreadable, probe, uri};
 use super::writer::explain as unwritable;
 use super::{EditError, ProfileError};
@@ -38,12 +39,14 @@ impl Editor {
     /// Opens a profile that no run is writing, and folds the log that a killed run has left.
     pub(crate) fn open(path: &Path) -> Result<Self, EditError> {
         check_header(path)?;
+        check_journal(path)?;
         let io = |error| ProfileError::Io { path: path.to_owned(), error };
         // The superuser can write to any file; a missing write permission is deliberate.
         if fs::metadata(path).map_err(io)?.permissions().readonly() {
             return Err(EditError::ReadOnly(path.to_owned()));
         }
         let connection = connect(path).map_err(|error| explain(path, &error, unreadable))?;
+        check_schema(path, &connection)?;
         let editor = Self { connection, path: path.to_owned() };
         // SQLite falls back to reading if the operating system permits only that.
         if editor.connection.is_readonly(MAIN_DB).map_err(|error| editor.error(&error))? {
@@ -128,8 +131,9 @@ impl Editor {
 fn connect(path: &Path) -> rusqlite::Result<Connection> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    let connection = Connection::open_with_flags(uri(path, ""), flags)?;
+    let mut connection = Connection::open_with_flags(uri(path, ""), flags)?;
     connection.busy_timeout(BUSY)?;
+    protect(&mut connection, size(path))?;
     probe(&connection)?;
     Ok(connection)
 }

@@ -14,6 +14,11 @@ pub enum CreateError {
     /// The path is a directory, a device or the like, which is never overwritten.
     #[error("{0} is not a regular file")]
     NotAFile(PathBuf),
+    /// It was to be replaced, and another process has it open, such as the run that writes it.
+    #[error(
+        "{0} is in use, for example by a run in progress: choose another name, or try again after the run"
+    )]
+    InUse(PathBuf),
     /// The operating system refused.
     #[error("cannot create {path}: {error}")]
     Io {

@@ -8,6 +8,8 @@
 
 mod edit;
 mod error;
+mod guard;
+mod limit;
 mod open;
 mod query;
 mod writer;

@@ -5,11 +5,13 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, ffi};
 use tempfile::TempDir;
 
+use super::guard::{StepBudget, check_journal, check_schema, protect, size};
 use super::writer::companion;
 use super::{APPLICATION_ID, ProfileError, SCHEMA_VERSION};
 
@@ -20,6 +22,8 @@ const BUSY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct Profile {
     pub(super) connection: Connection,
+    /// Bound of the work that its content can cause.
+    pub(super) budget: Arc<StepBudget>,
     path: PathBuf,
     /// A copy that is read instead of a profile in a directory without write permission.
     _copy: Option<TempDir>,
@@ -33,8 +37,10 @@ impl Profile {
     /// See [`ProfileError`].
     pub fn open(path: &Path) -> Result<Self, ProfileError> {
         check_header(path)?;
-        let (connection, copy) = connect(path).map_err(|error| explain(path, &error))?;
-        Ok(Self { connection, path: path.to_owned(), _copy: copy })
+        check_journal(path)?;
+        let ((connection, budget), copy) = connect(path).map_err(|error| explain(path, &error))?;
+        check_schema(path, &connection)?;
+        Ok(Self { connection, budget, path: path.to_owned(), _copy: copy })
     }
 
     /// Returns the path of the profile.
@@ -119,7 +125,10 @@ pub(super) fn check_header(path: &Path) -> Result<(), ProfileError> {
     Ok(())
 }
 
-fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
+/// A connection that is protected from its file.
+type Reader = (Connection, Arc<StepBudget>);
+
+fn connect(path: &Path) -> rusqlite::Result<(Reader, Option<TempDir>)> {
     let error = match read_only(path, "") {
         Ok(connection) => return Ok((connection, None)),
         Err(error) => error,
@@ -127,7 +136,8 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
     match error.sqlite_error() {
         // A run that was killed at its very end: the rollback journal has to be replayed first.
         Some(e) if e.extended_code == ffi::SQLITE_READONLY_ROLLBACK => {
-            let connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            let mut connection = Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+            protect(&mut connection, size(path))?;
             probe(&connection)?;
             drop(connection);
             Ok((read_only(path, "")?, None))
@@ -142,7 +152,7 @@ fn connect(path: &Path) -> rusqlite::Result<(Connection, Option<TempDir>)> {
 
 /// Opens a profile where SQLite cannot create its index of the log. Without a log the file alone is complete;
 /// otherwise file and log are copied to a directory where an index can be created.
-fn without_index(path: &Path, error: rusqlite::Error) -> rusqlite::Result<(Connection, Option<TempDir>)> {
+fn without_index(path: &Path, error: rusqlite::Error) -> rusqlite::Result<(Reader, Option<TempDir>)> {
     let log = companion(path, "-wal");
     if fs::metadata(&log).map_or(0, |meta| meta.len()) == 0 {
         return Ok((read_only(path, "immutable=1")?, None));
@@ -160,13 +170,15 @@ fn without_index(path: &Path, error: rusqlite::Error) -> rusqlite::Result<(Conne
     }
 }
 
-fn read_only(path: &Path, parameters: &str) -> rusqlite::Result<Connection> {
+fn read_only(path: &Path, parameters: &str) -> rusqlite::Result<Reader> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_URI;
-    let connection = Connection::open_with_flags(uri(path, parameters), flags)?;
+    let mut connection = Connection::open_with_flags(uri(path, parameters), flags)?;
     connection.busy_timeout(BUSY)?;
+    let budget = protect(&mut connection, size(path))?;
+    connection.pragma_update(None, "query_only", true)?;
     probe(&connection)?;
-    Ok(connection)
+    Ok((connection, budget))
 }
 
 /// Makes the first read: recovers the log, compares the file's size with its page count, and parses the
@@ -201,6 +213,10 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> ProfileError {
         Some(ErrorCode::DatabaseCorrupt) => {
             ProfileError::Damaged { path, reason: "its content is inconsistent".to_owned() }
         }
+        Some(ErrorCode::OperationInterrupted) => {
+            ProfileError::Damaged { path, reason: "reading it has no end".to_owned() }
+        }
+        Some(ErrorCode::TooBig) => ProfileError::Damaged { path, reason: "a value is too long".to_owned() },
         // The header is a profile's: a missing table or column was destroyed.
         Some(ErrorCode::Unknown) => ProfileError::Damaged { path, reason: error.to_string() },
         Some(_) => ProfileError::Database { path, reason: error.to_string() },

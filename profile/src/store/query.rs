@@ -67,6 +67,13 @@ pub struct Table {
 }
 
 impl Profile {
+    /// Has queries take as long as they take: a user has written them, and can end them.
+    ///
+    /// Without this a query whose work is out of proportion to the profile's size is an error.
+    pub fn allow_long_queries(&self) {
+        self.budget.lift();
+    }
+
     /// Runs one SQL statement that only reads.
     ///
     /// # Errors
@@ -115,7 +122,7 @@ impl Profile {
                 Some(ErrorCode::ReadOnly) => QueryError::Writes,
                 // SQLite's error for text without a statement.
                 Some(ErrorCode::ApiMisuse) => QueryError::NotOne,
-                Some(ErrorCode::Unknown) | None => QueryError::Sql(error.to_string()),
+                Some(ErrorCode::Unknown | ErrorCode::TooBig) | None => QueryError::Sql(error.to_string()),
                 Some(_) => QueryError::Profile(self.error(error)),
             },
         }

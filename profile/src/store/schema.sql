@@ -350,7 +350,7 @@ CREATE TABLE task_scan_state (
 CREATE TABLE console (
     id      INTEGER PRIMARY KEY,
     time_ns INTEGER NOT NULL,  -- of the first byte
-    bytes   BLOB NOT NULL      -- one line, or a part of one
+    bytes   BLOB NOT NULL      -- a line, a part of one, or several that came fast
 );
 
 -- Messages of systemd on its units during the guest's boot, from its journal.

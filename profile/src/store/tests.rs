@@ -7,8 +7,8 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::rows::Microstates;
-use crate::rows::Mode;
-use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, VcpuRow};
+use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, VcpuRow};
+use crate::rows::{COMPLETE, Mode};
 
 pub(crate) fn sample(n: u64) -> SampleRow {
     SampleRow {
@@ -180,11 +180,7 @@ fn an_existing_file_is_replaced_only_when_asked() {
         error.to_string(),
         format!("{} exists already: choose another name or pass --force", path.display())
     );
-    // The log of a killed run, next to the old file, must not get into the new one.
-    fs::write(writer::companion(&path, "-wal"), b"left over").expect("room");
-    drop(ProfileWriter::create(&path, true).expect("replaced"));
-    let profile = Profile::open(&path).expect("a profile");
-    assert_eq!(first(&profile, "SELECT count(*) FROM sample"), [Value::Integer(0)]);
+    assert_eq!(samples(&path), 3);
     for not_a_file in [directory.path(), Path::new("/dev/null")] {
         let error = ProfileWriter::create(not_a_file, true).expect_err("never replaced");
         assert_eq!(error.to_string(), format!("{} is not a regular file", not_a_file.display()));
@@ -192,6 +188,275 @@ fn an_existing_file_is_replaced_only_when_asked() {
     let nowhere = directory.path().join("no/such/place.vprof");
     let error = ProfileWriter::create(&nowhere, false).expect_err("no directory").to_string();
     assert!(error.starts_with(&format!("cannot create {}: No such file", nowhere.display())), "{error}");
+}
+
+fn samples(path: &Path) -> u64 {
+    let profile = Profile::open(path).expect("a profile");
+    match first(&profile, "SELECT count(*) FROM sample")[..] {
+        [Value::Integer(count)] => count.cast_unsigned(),
+        ref other => panic!("a count: {other:?}"),
+    }
+}
+
+fn files(directory: &TempDir) -> Vec<String> {
+    let names = fs::read_dir(directory).expect("a directory");
+    let mut names: Vec<_> =
+        names.map(|entry| entry.expect("an entry").file_name().into_string().expect("a name")).collect();
+    names.sort();
+    names
+}
+
+/// Rows of a run before its guest.
+fn preamble() -> Batch {
+    Batch { meta: vec![("host".to_owned(), "kvm".to_owned())], ..Batch::default() }
+}
+
+#[test]
+fn an_older_profile_is_replaced_when_the_new_one_has_begun() {
+    let (directory, path) = finished(3);
+    let mut failed = ProfileWriter::create(&path, true).expect("beside");
+    failed.write(&preamble()).expect("room");
+    failed.finish().expect("room");
+    drop(failed);
+    assert_eq!((samples(&path), files(&directory).len()), (3, 1));
+
+    // The log of a killed run, next to the old file, must not get into the new one.
+    fs::write(writer::companion(&path, "-wal"), b"left over").expect("room");
+    let mut writer = ProfileWriter::create(&path, true).expect("beside");
+    writer.write(&preamble()).expect("room");
+    assert_eq!(samples(&path), 3, "nothing was recorded yet");
+    writer.write(&batch(5)).expect("room");
+    assert_eq!(samples(&path), 5, "the first rows are there at once");
+    writer.write(&batch(2)).expect("room");
+    let killed = samples(&path);
+    // No end was written, as after a failure.
+    drop(writer);
+    assert_eq!((killed, samples(&path), files(&directory).len()), (7, 7, 1));
+    let host = first(&Profile::open(&path).expect("a profile"), "SELECT value FROM meta WHERE key = 'host'");
+    assert_eq!(host, [Value::Text("kvm".to_owned())]);
+}
+
+#[test]
+fn only_a_file_without_anything_recorded_goes_with_its_writer() {
+    let directory = tempdir().expect("a directory");
+    let path = directory.path().join("p.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
+    writer.write(&preamble()).expect("room");
+    writer.finish().expect("room");
+    drop(writer);
+    assert!(files(&directory).is_empty());
+
+    // A run that sampled nothing, and came to its end.
+    let mut writer = ProfileWriter::create(&path, false).expect("a new profile");
+    writer
+        .write(&Batch { meta: vec![(COMPLETE.to_owned(), "1".to_owned())], ..Batch::default() })
+        .expect("room");
+    drop(writer);
+    assert_eq!(samples(&path), 0);
+
+    // Another run has replaced the file meanwhile: it is not this writer's any more.
+    fs::remove_file(&path).expect("a file");
+    let idle = ProfileWriter::create(&path, false).expect("a new profile");
+    let other = directory.path().join("other");
+    fs::write(&other, b"somebody else's").expect("room");
+    fs::rename(&other, &path).expect("the same directory");
+    drop(idle);
+    assert_eq!(fs::read(&path).expect("a file"), b"somebody else's");
+}
+
+#[test]
+fn a_profile_in_progress_is_never_replaced() {
+    let (directory, path, mut running) = written(4);
+    let error = ProfileWriter::create(&path, true).expect_err("it has a writer");
+    assert!(matches!(error, CreateError::InUse(_)), "{error}");
+    // It came into its place after the other run had begun.
+    running.finish().expect("room");
+    drop(running);
+    let mut late = ProfileWriter::create(&path, true).expect("beside");
+    let mut second = ProfileWriter::create(&path, true).expect("beside");
+    second.write(&batch(6)).expect("room");
+    let error = late.write(&batch(8)).expect_err("in use").to_string();
+    assert!(error.contains("in use") && error.contains("what was recorded is in"), "{error}");
+    drop(late);
+    assert_eq!(samples(&path), 6);
+    let kept = files(&directory).into_iter().find(|name| name.starts_with(".vprof-")).expect("a file");
+    assert_eq!(samples(&directory.path().join(kept)), 8);
+}
+
+#[test]
+fn what_a_killed_run_left_in_its_log_survives_a_run_that_fails() {
+    let (_directory, path) = interrupted();
+    drop(ProfileWriter::create(&path, true).expect("beside"));
+    assert_eq!(samples(&path), 500);
+}
+
+#[test]
+fn a_profile_is_private_and_no_link_is_followed() {
+    let (directory, path, mut writer) = written(1);
+    writer.write(&batch(1)).expect("room");
+    for suffix in ["", "-wal", "-shm"] {
+        let file = if suffix.is_empty() { path.clone() } else { writer::companion(&path, suffix) };
+        let mode = fs::metadata(&file).expect("a file").permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{}", file.display());
+    }
+    let mut next = ProfileWriter::create(&directory.path().join("x"), false).expect("a profile");
+    next.write(&batch(1)).expect("room");
+    drop(next);
+    let mut next = ProfileWriter::create(&directory.path().join("x"), true).expect("beside");
+    next.write(&batch(1)).expect("room");
+    let mode = fs::metadata(directory.path().join("x")).expect("a file").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // A directory by another name is no reason to refuse.
+    let link = directory.path().join("link");
+    std::os::unix::fs::symlink(directory.path(), &link).expect("a link");
+    drop(ProfileWriter::create(&link.join("y"), false).expect("a profile"));
+}
+
+/// A finished profile after this SQL, with the file's own checks off.
+fn crafted(sql: &str) -> (TempDir, PathBuf) {
+    let (directory, path) = finished(3);
+    let connection = rusqlite::Connection::open(&path).expect("a database");
+    connection.execute_batch(&format!("PRAGMA writable_schema = ON; {sql}")).expect("it is done");
+    drop(connection);
+    (directory, path)
+}
+
+#[test]
+fn a_profile_with_anything_but_its_tables_is_refused() {
+    let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT";
+    let crafted_files = [
+        format!("DROP TABLE meta; CREATE VIEW meta AS {endless} i AS key, i AS value FROM n"),
+        format!("DROP VIEW v_exits; CREATE VIEW v_exits AS {endless} i FROM n"),
+        "CREATE TRIGGER t AFTER UPDATE ON frame BEGIN DELETE FROM sample; END".to_owned(),
+        "ALTER TABLE event ADD COLUMN more AS (randomblob(1000000000))".to_owned(),
+        "CREATE INDEX slow ON sample (abs(frame))".to_owned(),
+        "CREATE TABLE more (x)".to_owned(),
+        "DROP TABLE inlined".to_owned(),
+        "CREATE VIRTUAL TABLE v USING fts5(x)".to_owned(),
+        "UPDATE sqlite_schema SET sql = replace(sql, 'pid', 'dip') WHERE name = 'instance'".to_owned(),
+    ];
+    for sql in crafted_files {
+        let (_directory, path) = crafted(&sql);
+        let error = Profile::open(&path).expect_err(&sql);
+        assert!(matches!(error, ProfileError::Damaged { .. }), "{sql}: {error}");
+        assert!(Editor::open(&path).is_err(), "{sql}");
+    }
+}
+
+#[test]
+fn comments_and_spaces_of_the_schema_may_differ() {
+    let sql = "UPDATE sqlite_schema SET sql = replace(replace(sql, '0 and up', 'from 0 on'), '    id', ' id') \
+               WHERE name = 'vcpu'";
+    let (_directory, path) = crafted(sql);
+    assert_eq!(samples(&path), 3);
+}
+
+#[test]
+fn values_that_are_too_long_are_told() {
+    let (_directory, path) = crafted("UPDATE console SET bytes = zeroblob(20000000)");
+    let profile = Profile::open(&path).expect("its tables are sound");
+    let error =
+        profile.connection().query_row("SELECT bytes FROM console", [], |row| row.get::<_, Vec<u8>>(0));
+    let error = profile.error(&error.expect_err("too long"));
+    assert!(matches!(error, ProfileError::Damaged { .. }), "{error}");
+    // A query of a user's own gets a sentence.
+    assert!(matches!(profile.query("SELECT bytes FROM console"), Err(QueryError::Sql(_))));
+}
+
+#[test]
+fn reading_ends_whatever_the_pages_say() {
+    let (_directory, path) = finished(3);
+    let profile = Profile::open(&path).expect("a profile");
+    let endless = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n";
+    let error = profile.connection().query_row(endless, [], |_| Ok(())).expect_err("it has no end");
+    assert!(profile.error(&error).to_string().contains("has no end"), "{error}");
+    // A user's own query is as long as it is, also afterwards.
+    profile.allow_long_queries();
+    let long = endless.replace("FROM n)", "FROM n WHERE i < 10000000)");
+    assert_eq!(first(&profile, &long), [Value::Integer(10_000_000)]);
+}
+
+#[test]
+fn a_journal_that_names_another_file_is_refused() {
+    let (directory, path) = finished(3);
+    let precious = directory.path().join("precious");
+    fs::write(&precious, b"mine").expect("room");
+    // As SQLite writes it: the journal's head, and at its end the name, its length, its sum and the mark.
+    let name = precious.to_str().expect("a name").as_bytes();
+    let mut journal = vec![0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7];
+    journal.extend([0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 2, 0, 0, 0, 0x10, 0]);
+    journal.resize(512, 0);
+    journal.extend(0x4000_0001_u32.to_be_bytes());
+    journal.extend(name);
+    journal.extend(u32::try_from(name.len()).expect("short").to_be_bytes());
+    journal.extend(name.iter().map(|&byte| u32::from(byte)).sum::<u32>().to_be_bytes());
+    journal.extend([0xd9, 0xd5, 0x05, 0xf9, 0x20, 0xa1, 0x63, 0xd7]);
+    fs::write(writer::companion(&path, "-journal"), journal).expect("room");
+    assert!(matches!(Profile::open(&path), Err(ProfileError::Damaged { .. })));
+    assert!(Editor::open(&path).is_err());
+    assert_eq!(fs::read(&precious).expect("it is there"), b"mine");
+}
+
+#[test]
+fn a_reader_can_neither_write_nor_attach() {
+    let (directory, path) = finished(1);
+    let profile = Profile::open(&path).expect("a profile");
+    let other = directory.path().join("other");
+    let attach = format!("ATTACH '{}' AS other", other.display());
+    assert!(profile.query(&attach).is_err());
+    assert!(profile.connection().execute("DELETE FROM sample", []).is_err());
+    assert!(!other.exists());
+}
+
+/// What a hostile guest causes in a fifth of a second: each sample has a process and a stack of its own.
+fn flood(n: u32) -> Batch {
+    const SAMPLES: u32 = 50;
+    const DEPTH: u32 = 127;
+    let mut batch = batch(0);
+    (batch.instances, batch.frames, batch.console) = (Vec::new(), Vec::new(), Vec::new());
+    for n in n * SAMPLES..(n + 1) * SAMPLES {
+        let first = 10 + n * DEPTH;
+        let process = |id| InstanceRow { id, comm: format!("p{id}"), ..InstanceRow::default() };
+        batch.instances.extend((0..20).map(|k| process(10 + n * 20 + k)));
+        for id in first..first + DEPTH {
+            batch.frames.push(FrameRow { id, address: id.into(), ..FrameRow::default() });
+            batch.stacks.push(StackRow { id, parent: (id > first).then(|| id - 1), frame: id });
+        }
+        let last = first + DEPTH - 1;
+        let row = SampleRow { frame: last, stack: Some(last), instance: Some(10 + n * 20), ..sample(1) };
+        batch.samples.push(row);
+    }
+    batch
+}
+
+#[test]
+fn beyond_its_size_a_profile_has_every_sample_and_no_new_stack() {
+    let directory = tempdir().expect("a directory");
+    let path = directory.path().join("p.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a profile").limited_to(8 << 20);
+    writer.write(&batch(3)).expect("room");
+    for n in 0..400 {
+        writer.write(&flood(n)).expect("room");
+    }
+    // A stack from before goes on whole.
+    let again = SampleRow { stack: Some(12), frame: 12, ..sample(1) };
+    writer.write(&Batch { samples: vec![again], ..Batch::default() }).expect("room");
+    writer.finish().expect("room");
+    let size = fs::metadata(&path).expect("a file").len();
+    // Without the limit: 20,000 samples with 127 frames, 127 stacks and 20 processes each, some 200 MB.
+    assert!(size > 8 << 20 && size < 20 << 20, "{size} bytes");
+    let profile = Profile::open(&path).expect("a profile");
+    let number = |sql: &str| match first(&profile, sql)[..] {
+        [Value::Integer(number)] => number,
+        ref other => panic!("{other:?}"),
+    };
+    assert_eq!(number("SELECT count(*) FROM sample"), 20_004);
+    assert_eq!(number("SELECT count(*) FROM sample WHERE frame NOT IN (SELECT id FROM frame)"), 0);
+    assert_eq!(number("SELECT count(*) FROM sample WHERE instance NOT IN (SELECT id FROM instance)"), 0);
+    assert_eq!(number("SELECT count(*) FROM sample WHERE stack NOT IN (SELECT id FROM stack)"), 0);
+    assert!(number("SELECT count(*) FROM sample WHERE stack IS NULL") > 15_000);
+    assert_eq!(number("SELECT stack FROM sample ORDER BY id DESC LIMIT 1"), 12);
+    assert_eq!(number("SELECT count(*) FROM event WHERE text LIKE '%limit of 8 MiB%'"), 1);
 }
 
 /// Returns file and log in the middle of a run.
@@ -441,8 +706,7 @@ mod edit {
     fn a_table_that_is_missing_is_damage() {
         let (_directory, path) = profile();
         rusqlite::Connection::open(&path).unwrap().execute("DROP TABLE inlined", []).unwrap();
-        let mut editor = Editor::open(&path).unwrap();
-        let error = editor.rename(1, "x", &[]).unwrap_err();
+        let error = Editor::open(&path).unwrap_err();
         assert!(matches!(error, EditError::Profile(ProfileError::Damaged { .. })), "{error}");
     }
 }

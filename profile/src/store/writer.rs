@@ -1,24 +1,49 @@
 //! Writes a profile.
+//!
+//! A profile in which something was recorded is never removed. The writer alone knows whether that is so: its
+//! destructor removes a file that it has created and in which nothing was recorded, and no other.
 
-use std::fs::{self, OpenOptions};
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+use tempfile::{Builder, TempPath};
 
+use super::guard::check_journal;
+use super::limit::SizeLimit;
+use super::open::probe;
 use super::{APPLICATION_ID, CreateError, SCHEMA, SCHEMA_VERSION};
 use crate::rows::{Batch, Mode, Sink, SinkError};
 
 /// Time for which a write waits for another process that has locked the file, which only a reader's
 /// checkpoint does.
 const BUSY: Duration = Duration::from_secs(5);
+/// Permissions of a profile: it holds the arguments of the guest's programs.
+const PRIVATE: u32 = 0o600;
 
 /// Writer of batches into a profile file.
 #[derive(Debug)]
 pub struct ProfileWriter {
     connection: Connection,
     path: PathBuf,
+    place: Place,
+    /// Something was recorded, or the run is complete: the file stays.
+    kept: bool,
+    limit: SizeLimit,
+}
+
+/// Where the rows are.
+#[derive(Debug)]
+enum Place {
+    /// Under the profile's name, in the file with this identity (device, inode).
+    Own((u64, u64)),
+    /// In another file beside an older profile, whose place it takes with the first row that is recorded.
+    Beside(TempPath),
+    /// In a file that must stay where it is.
+    Left,
 }
 
 /// Files that SQLite keeps next to a database.
@@ -30,8 +55,25 @@ pub(super) fn companion(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
+fn remove_companions(path: &Path) -> io::Result<()> {
+    for suffix in COMPANIONS {
+        match fs::remove_file(companion(path, suffix)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
+}
+
 impl ProfileWriter {
-    /// Creates the profile. With `force` a regular file of that name is replaced; without, it is an error.
+    /// Creates the profile. With `force` it takes the place of a regular file of that name, not before the
+    /// first row is recorded; without, such a file is an error.
+    ///
+    /// A writer that is dropped before anything was recorded removes its file.
     ///
     /// # Errors
     /// See [`CreateError`].
@@ -42,29 +84,99 @@ impl ProfileWriter {
                 return Err(CreateError::NotAFile(path.to_owned()));
             }
             Ok(_) if !force => return Err(CreateError::Exists(path.to_owned())),
-            Ok(_) => fs::remove_file(path).map_err(io)?,
+            Ok(_) => return Self::beside(path),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) => return Err(io(error)),
         }
-        // The log of a killed run must not be taken for the new profile's log.
-        for suffix in COMPANIONS {
-            match fs::remove_file(companion(path, suffix)) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(io(error)),
-                _ => {}
-            }
-        }
         // Claims the name: of two runs that start at the same time only one gets it.
-        OpenOptions::new().write(true).create_new(true).open(path).map_err(|error| match error.kind() {
+        let claimed = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(path);
+        drop(claimed.map_err(|error| match error.kind() {
             ErrorKind::AlreadyExists => CreateError::Exists(path.to_owned()),
             _ => io(error),
-        })?;
-        let connection = prepare(path).map_err(|error| {
-            let reason = explain(path, &error);
-            CreateError::Database { path: path.to_owned(), reason }
-        });
+        })?);
+        let place = Place::Own(identity(path).map_err(io)?);
+        // The log of a killed run must not be taken for the new profile's log.
+        let connection = remove_companions(path)
+            .map_err(io)
+            .and_then(|()| prepare(path).and_then(logged).map_err(|error| Self::refused(path, &error)));
         // Without a schema the file is not a profile.
         let connection = connection.inspect_err(|_| drop(fs::remove_file(path)))?;
-        Ok(Self { connection, path: path.to_owned() })
+        Ok(Self::new(connection, path, place))
+    }
+
+    /// Begins a profile that is to take the place of an older one.
+    fn beside(path: &Path) -> Result<Self, CreateError> {
+        let io = |error| CreateError::Io { path: path.to_owned(), error };
+        fold_log(path)?;
+        let file = Builder::new().prefix(".vprof-").tempfile_in(directory(path)).map_err(io)?;
+        let file = file.into_temp_path();
+        let connection = prepare(&file)
+            // It is synchronized as a whole before it gets its name.
+            .and_then(|connection| connection.pragma_update(None, "synchronous", "OFF").map(|()| connection))
+            .map_err(|error| Self::refused(path, &error))?;
+        Ok(Self::new(connection, path, Place::Beside(file)))
+    }
+
+    fn new(connection: Connection, path: &Path, place: Place) -> Self {
+        // A guest must not fill the file system of its host.
+        let limit = free(directory(path)).map_or(u64::MAX, |free| free / 2);
+        Self { connection, path: path.to_owned(), place, kept: false, limit: SizeLimit::new(limit) }
+    }
+
+    /// Limits the profile to about this many bytes. Beyond it samples go on, and new stacks are cut to the
+    /// innermost frame. Without a call the limit is half of what the file system has free at the start.
+    #[must_use]
+    pub fn limited_to(mut self, bytes: u64) -> Self {
+        self.limit = SizeLimit::new(bytes);
+        self
+    }
+
+    fn refused(path: &Path, error: &rusqlite::Error) -> CreateError {
+        CreateError::Database { path: path.to_owned(), reason: explain(path, error) }
+    }
+
+    /// Gives the new profile its name, where it does not have it yet. The older one is replaced as a whole.
+    fn take_place(&mut self) -> Result<(), SinkError> {
+        let Place::Beside(file) = std::mem::replace(&mut self.place, Place::Left) else { return Ok(()) };
+        let placed = self.replace_older(&file);
+        match placed {
+            Ok(connection) => {
+                self.connection = connection;
+                // It has the profile's name now.
+                drop(file.keep());
+                Ok(())
+            }
+            Err(reason) => {
+                let stays = file.to_path_buf();
+                // A failure leaves the file under its name, too.
+                drop(file.keep());
+                Err(SinkError(format!(
+                    "cannot replace {}: {reason}; what was recorded is in {}",
+                    self.path.display(),
+                    stays.display()
+                )))
+            }
+        }
+    }
+
+    fn insert(&mut self, batch: &Batch) -> Result<(), SinkError> {
+        let transaction = self.connection.transaction();
+        let written = transaction.and_then(|transaction| {
+            batch.insert(&transaction)?;
+            transaction.commit()
+        });
+        written.map_err(|error| self.error(&error))
+    }
+
+    fn replace_older(&mut self, file: &Path) -> Result<Connection, String> {
+        let nothing = Connection::open_in_memory().map_err(|error| error.to_string())?;
+        drop(std::mem::replace(&mut self.connection, nothing));
+        File::open(file).and_then(|file| file.sync_all()).map_err(|error| error.to_string())?;
+        fold_log(&self.path).map_err(|error| error.to_string())?;
+        remove_companions(&self.path)
+            .and_then(|()| fs::rename(file, &self.path))
+            .map_err(|error| error.to_string())?;
+        open(&self.path).and_then(logged).map_err(|error| explain(&self.path, &error))
     }
 
     fn error(&self, error: &rusqlite::Error) -> SinkError {
@@ -72,9 +184,64 @@ impl ProfileWriter {
     }
 }
 
+impl Drop for ProfileWriter {
+    fn drop(&mut self) {
+        if self.kept {
+            // Everything is in the log, if that fails.
+            drop(self.finish());
+            return;
+        }
+        // Closed before its file is removed, so that it removes nothing of a file that comes after.
+        if let Ok(nothing) = Connection::open_in_memory() {
+            drop(std::mem::replace(&mut self.connection, nothing));
+        }
+        // The file beside an older profile is removed with its name.
+        if let Place::Own(own) = self.place
+            && identity(&self.path).is_ok_and(|found| found == own)
+        {
+            // Whatever stays behind is found, and told of, by the next run.
+            drop(fs::remove_file(&self.path).and_then(|()| remove_companions(&self.path)));
+        }
+    }
+}
+
+/// Moves what a killed run has left in its log into its profile, so that the log can go. A profile that is
+/// being recorded has an owner, and is refused.
+fn fold_log(path: &Path) -> Result<(), CreateError> {
+    // A journal that names another file makes SQLite remove that file.
+    if !companion(path, "-wal").exists() || check_journal(path).is_err() {
+        return Ok(());
+    }
+    let folded = open(path).and_then(|connection| {
+        connection.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get::<_, String>(0))
+    });
+    match folded {
+        Ok(mode) if mode == "wal" => Err(CreateError::InUse(path.to_owned())),
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
+            Err(CreateError::InUse(path.to_owned()))
+        }
+        // Nobody can read it as it is, either.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Opens a database that exists, under its own name: a link in its place is an error.
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let flags =
+        OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    // SQLite would refuse a link in the directory's name as well.
+    let real =
+        directory(path).canonicalize().ok().zip(path.file_name()).map(|(parent, name)| parent.join(name));
+    Connection::open_with_flags(real.as_deref().unwrap_or(path), flags)
+}
+
+/// Creates the tables in an empty file.
 fn prepare(path: &Path) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut connection = Connection::open_with_flags(path, flags)?;
+    let mut connection = open(path)?;
     connection.busy_timeout(BUSY)?;
     let transaction = connection.transaction()?;
     transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
@@ -84,10 +251,19 @@ fn prepare(path: &Path) -> rusqlite::Result<Connection> {
         transaction.execute("INSERT INTO mode VALUES (?, ?)", params![mode.id(), mode.name()])?;
     }
     transaction.commit()?;
+    connection.set_prepared_statement_cache_capacity(Batch::TABLES);
+    Ok(connection)
+}
+
+/// Has a database that is complete on the disk written by a log from now on.
+fn logged(connection: Connection) -> rusqlite::Result<Connection> {
+    connection.busy_timeout(BUSY)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
     // In WAL mode a kill loses nothing that was committed; NORMAL risks the last commits only when power
     // fails.
     connection.pragma_update(None, "synchronous", "NORMAL")?;
+    // The first read makes the log: by it others see that the profile has a writer.
+    probe(&connection)?;
     connection.set_prepared_statement_cache_capacity(Batch::TABLES);
     Ok(connection)
 }
@@ -105,26 +281,35 @@ pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> String {
 
 /// True if the file system of `path` has less free space than a batch takes, 1 MiB.
 fn no_room(path: &Path) -> bool {
+    free(path).is_some_and(|bytes| bytes < 1 << 20)
+}
+
+/// Returns what a user has free on the file system of `path`, bytes.
+fn free(path: &Path) -> Option<u64> {
     use std::os::unix::ffi::OsStrExt;
-    let Ok(name) = std::ffi::CString::new(path.as_os_str().as_bytes()) else { return false };
+    let name = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
     let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: `name` is NUL-terminated and `stat` has room for the structure; both outlive the call.
     if unsafe { libc::statvfs(name.as_ptr(), stat.as_mut_ptr()) } != 0 {
-        return false;
+        return None;
     }
     // SAFETY: statvfs has succeeded and so filled the structure.
     let stat = unsafe { stat.assume_init() };
-    stat.f_bavail.saturating_mul(stat.f_frsize) < 1 << 20
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 
 impl Sink for ProfileWriter {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
-        let transaction = self.connection.transaction();
-        let written = transaction.and_then(|transaction| {
-            batch.insert(&transaction)?;
-            transaction.commit()
-        });
-        written.map_err(|error| self.error(&error))
+        let cut = self.limit.cut(batch);
+        self.insert(cut.as_ref().unwrap_or(batch))?;
+        if !self.kept && (batch.is_recorded() || batch.is_complete()) {
+            self.kept = true;
+            self.take_place()?;
+        }
+        match self.limit.reached(&self.path, batch) {
+            Some(event) => self.insert(&Batch { events: vec![event], ..Batch::default() }),
+            None => Ok(()),
+        }
     }
 
     /// Folds the write-ahead log into the file. While the file has readers, the log stays next to it.

@@ -3,6 +3,7 @@
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
+use profile::rows::COMPLETE;
 use vmm::monotonic_ns;
 
 use super::finder_events::take_name;
@@ -58,13 +59,14 @@ impl Collector {
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);
+        last.console.splice(..0, self.console_budget.rest());
         last.meta.extend(meta);
         last.meta.push(("duration_ns".to_owned(), duration.to_string()));
         last.meta.push(("samples_without_stack".to_owned(), self.stacks_missed.to_string()));
         last.meta.push(("collector_longest_ns".to_owned(), longest.as_nanos().to_string()));
         last.meta.push(("collector_longest_step".to_owned(), doing.to_owned()));
         if complete {
-            last.meta.push(("complete".to_owned(), "1".to_owned()));
+            last.meta.push((COMPLETE.to_owned(), "1".to_owned()));
         }
         // The end is written in one batch: a profile is complete, or it lacks the whole end.
         if self.totals.sink_error.is_none()

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use vmm::{Counters, GuestMemoryMmap, Machine, Observer, ProbeSet, monotonic_ns};
 
 use crate::conditions::SamplingGate;
+use crate::console::ConsoleBudget;
 use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::kexec::KexecDetector;
@@ -117,6 +118,7 @@ pub(crate) struct Collector {
     flushed: Instant,
     window_began: Instant,
     lost_reported: bool,
+    console_budget: ConsoleBudget,
     /// The run ends when the guest starts another kernel.
     pub(crate) ends_with_kernel: bool,
     totals: SessionTotals,
@@ -163,6 +165,7 @@ impl Collector {
             flushed: now,
             window_began: now,
             lost_reported: false,
+            console_budget: ConsoleBudget::default(),
             ends_with_kernel: false,
             totals: SessionTotals::default(),
         }
@@ -338,6 +341,7 @@ impl Collector {
         let reports = self.stalls.in_rows(self.batch.console.get(known..).unwrap_or_default());
         let event = |(time_ns, text)| EventRow { time_ns, kind: STALL.to_owned(), text };
         self.batch.events.extend(reports.into_iter().map(event));
+        let dropped = dropped + self.console_budget.dropped();
         if dropped > 0 {
             self.batch.meta.push(("console_dropped_bytes".to_owned(), dropped.to_string()));
         }
@@ -402,6 +406,12 @@ impl Collector {
         self.batch.meta.push(("duration_ns".to_owned(), duration.to_string()));
         let progress = self.gate.progress_ns().map(|ns| ("progress_ns".to_owned(), ns.to_string()));
         self.batch.meta.extend(progress);
+        // Conditions are met by all of the console, the profile has a part of it.
+        self.gate.scan(&self.batch);
+        self.gate.forget_rows();
+        if self.console_budget.withhold(&mut self.batch.console) {
+            self.event("missing", ConsoleBudget::SPENT.to_owned());
+        }
         if self.totals.sink_error.is_none() {
             let began = Instant::now();
             match self.sink.write(&self.batch) {
@@ -410,8 +420,6 @@ impl Collector {
             }
             self.steps.note(RoundStep::Write, began);
         }
-        self.gate.scan(&self.batch);
-        self.gate.forget_rows();
         self.batch.clear();
     }
 

@@ -30,16 +30,23 @@ impl StallReports {
     /// Returns the reports in these rows: each its row's time and its line, printable.
     pub(super) fn in_rows(&mut self, rows: &[ConsoleRow]) -> Vec<(u64, String)> {
         let mut reports = Vec::new();
-        for row in rows {
-            self.begun.extend_from_slice(&row.bytes);
-            if !row.bytes.ends_with(b"\n") && self.begun.len() < LINE {
+        // A row has several lines where they come fast.
+        let parts = |row: &'_ ConsoleRow| -> Vec<(u64, Vec<u8>)> {
+            row.bytes
+                .split_inclusive(|&byte| byte == b'\n')
+                .map(|part| (row.time_ns, part.to_vec()))
+                .collect()
+        };
+        for (time_ns, bytes) in rows.iter().flat_map(parts) {
+            self.begun.extend_from_slice(&bytes);
+            if !bytes.ends_with(b"\n") && self.begun.len() < LINE {
                 continue;
             }
             let line = std::mem::take(&mut self.begun);
             let line = String::from_utf8_lossy(&line);
             if self.found < MOST && is_report(&line) {
                 self.found += 1;
-                reports.push((row.time_ns, printable(without_escape_sequences(&line).trim())));
+                reports.push((time_ns, printable(without_escape_sequences(&line).trim())));
             }
         }
         reports

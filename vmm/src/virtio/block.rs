@@ -1,6 +1,8 @@
 //! virtio-blk (specification 5.2): reads, writes, flushes and the serial number.
 
 use std::io::{Read, Write};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_BLK_SIZE, VIRTIO_BLK_F_FLUSH, VIRTIO_BLK_F_RO, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_ID_BYTES,
@@ -51,6 +53,11 @@ impl Status {
 }
 
 impl Block {
+    /// Returns what becomes true when a snapshot has no more room.
+    pub(crate) fn full(&self) -> Option<Arc<AtomicBool>> {
+        self.store.full()
+    }
+
     /// Makes disk number `index`, counted from 0; its serial number is `vprof-disk-INDEX`.
     pub(crate) fn new(index: usize, disk: Disk) -> Result<Self, DiskError> {
         let mut serial = [0; VIRTIO_BLK_ID_BYTES as usize];

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::config::{Disk, DiskFile, DiskFormat, DiskMode};
 use crate::error::DiskError;
@@ -14,6 +17,12 @@ pub(crate) const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
 /// Blocks whose bits are kept together.
 const GROUP: u64 = 4096;
+/// New blocks of a snapshot between two looks at the room for them: 16 MiB.
+const LOOK: u64 = 4096;
+/// Part of a file system that snapshots leave to others: one in this many bytes, and at most [`MOST_LEFT`].
+const LEFT_PART: u64 = 20;
+/// 1 GiB.
+const MOST_LEFT: u64 = 1 << 30;
 
 /// A disk's contents.
 #[derive(Debug)]
@@ -96,9 +105,47 @@ struct WriteOverlay {
     file: File,
     /// One bit per written block; groups without a written block are absent.
     written: HashMap<u64, Box<[u64; 64]>>,
+    /// New blocks that may be written before the next look at the room.
+    granted: u64,
+    /// Reads the size of the file system and what is free of it, bytes.
+    room: fn(&File) -> io::Result<(u64, u64)>,
+    full: Arc<AtomicBool>,
+    /// It was told that there is no more room.
+    told: bool,
+}
+
+/// Returns the size of the file system of an open file and what a user has free there, bytes.
+fn room(file: &File) -> io::Result<(u64, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the descriptor is open, and the kernel fills the structure, which is valid for writes.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), stat.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: fstatfs has succeeded and so filled the structure.
+    let stat = unsafe { stat.assume_init() };
+    let block = u64::try_from(stat.f_bsize).unwrap_or(0);
+    Ok((stat.f_blocks.saturating_mul(block), stat.f_bavail.saturating_mul(block)))
 }
 
 impl WriteOverlay {
+    /// Grants one more block, or fails while there is room for others still: the guest learns of it as of a
+    /// disk that fails, and everybody else on the file system goes on.
+    fn grant(&mut self) -> io::Result<()> {
+        if self.granted == 0 {
+            let (all, free) = (self.room)(&self.file)?;
+            let left = (all / LEFT_PART).min(MOST_LEFT);
+            if free < left.saturating_add(LOOK * BLOCK) {
+                if !std::mem::replace(&mut self.told, true) {
+                    self.full.store(true, Ordering::Release);
+                }
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.granted = LOOK;
+        }
+        self.granted -= 1;
+        Ok(())
+    }
+
     /// Returns the group, word and bit of a block.
     fn place(block: u64) -> (u64, usize, u64) {
         let index = block % GROUP;
@@ -134,7 +181,14 @@ impl DiskStore {
                     directory: std::env::temp_dir().display().to_string(),
                     source,
                 })?;
-                WriteTarget::Above(WriteOverlay { file, written: HashMap::new() })
+                WriteTarget::Above(WriteOverlay {
+                    file,
+                    written: HashMap::new(),
+                    granted: 0,
+                    room,
+                    full: Arc::default(),
+                    told: false,
+                })
             }
         };
         Ok(Self { base, sectors: bytes / SECTOR, writes })
@@ -148,6 +202,14 @@ impl DiskStore {
     /// Returns true if the guest must not write.
     pub(crate) fn read_only(&self) -> bool {
         matches!(self.writes, WriteTarget::Forbidden)
+    }
+
+    /// Returns what becomes true when a snapshot has no more room; `None` for other disks.
+    pub(crate) fn full(&self) -> Option<Arc<AtomicBool>> {
+        match &self.writes {
+            WriteTarget::Above(overlay) => Some(Arc::clone(&overlay.full)),
+            WriteTarget::ToBase | WriteTarget::Forbidden => None,
+        }
     }
 
     /// Reads from a byte offset inside the disk.
@@ -204,6 +266,9 @@ fn write_above(base: &BaseFile, overlay: &mut WriteOverlay, offset: u64, data: &
     while !rest.is_empty() {
         let (part, later) = rest.split_at(rest.len().min(to_block_end(at)));
         let block = at / BLOCK;
+        if !overlay.has(block) {
+            overlay.grant()?;
+        }
         if !overlay.has(block) && part.len() as u64 != BLOCK {
             // The first write to a block covers part of it: the remainder comes from the base.
             let mut whole = vec![0; usize::try_from(BLOCK).unwrap_or(0)];
@@ -246,6 +311,34 @@ mod tests {
 
     fn store(file: &File, mode: DiskMode) -> DiskStore {
         DiskStore::open(Disk { file: file.try_clone().unwrap().into(), mode }).unwrap()
+    }
+
+    #[test]
+    fn a_snapshot_leaves_room_to_others_and_keeps_what_it_has() {
+        use std::sync::atomic::AtomicU64;
+        static FREE: AtomicU64 = AtomicU64::new(0);
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 30).unwrap();
+        let mut store = store(&file, DiskMode::Snapshot);
+        let full = store.full().unwrap();
+        let WriteTarget::Above(overlay) = &mut store.writes else { panic!("a snapshot") };
+        overlay.room = |_| Ok((1 << 30, FREE.load(Ordering::Relaxed)));
+        // A twentieth of 1 GiB stays free, and what is granted at once has to fit.
+        FREE.store((1 << 30) / 20 + LOOK * BLOCK, Ordering::Relaxed);
+        for block in 0..LOOK {
+            store.write(block * BLOCK, &[1; BLOCK as usize]).unwrap();
+        }
+        FREE.store((1 << 30) / 20 + LOOK * BLOCK - 1, Ordering::Relaxed);
+        assert!(!full.load(Ordering::Relaxed));
+        let error = store.write(LOOK * BLOCK, &[1; 512]).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        assert!(full.load(Ordering::Relaxed));
+        store.write(0, &[2; 512]).unwrap();
+        let mut sector = [0; 512];
+        store.read(0, &mut sector).unwrap();
+        assert_eq!(sector, [2; 512]);
+        FREE.store(1 << 30, Ordering::Relaxed);
+        store.write(LOOK * BLOCK, &[1; 512]).unwrap();
     }
 
     #[test]

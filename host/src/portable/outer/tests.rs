@@ -11,6 +11,7 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
             vcpus: 1,
             memory_bytes: 1 << 30,
             huge_pages: false,
+            cpu: vmm::CpuFeatures::default(),
             cmdline: String::new(),
             disks: disk.into_iter().collect(),
             network: None,
@@ -48,7 +49,12 @@ fn initrd() -> Initrd {
 }
 
 fn outcome(end: MachineEnd) -> Outcome {
-    Outcome { end: GuestEnd::Ran(end), totals: sampler::SessionTotals::default(), host_restarts: 0 }
+    Outcome {
+        end: GuestEnd::Ran(end),
+        totals: sampler::SessionTotals::default(),
+        host_restarts: 0,
+        trouble: Vec::new(),
+    }
 }
 
 /// The fault of a host that came to this end, if it is one.

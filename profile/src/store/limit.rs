@@ -1,0 +1,145 @@
+//! The size of a profile that is being recorded.
+//!
+//! A guest decides how many different stacks, tasks and lines it has, and so how large its profile gets. Beyond the
+//! limit samples go on, and what makes them large does not: new stacks are cut to their innermost frame, and a
+//! frame or process gets a row once a sample is in it.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::Path;
+
+use super::writer::companion;
+use crate::rows::{Batch, EventRow, FrameRow, InstanceRow};
+
+/// Rows that are held back, at most, of each table.
+const HELD: usize = 1 << 18;
+
+/// Rows that wait for a sample that refers to them.
+#[derive(Debug)]
+struct Held<R> {
+    /// Rows up to this id were written before.
+    last: u32,
+    /// Later ones that were written.
+    written: HashSet<u32>,
+    rows: HashMap<u32, R>,
+}
+
+impl<R: Clone> Held<R> {
+    fn new(last: u32) -> Self {
+        Self { last, written: HashSet::new(), rows: HashMap::new() }
+    }
+
+    fn has(&self, id: u32) -> bool {
+        id <= self.last || self.written.contains(&id)
+    }
+
+    /// Takes new rows; returns those to write: what `wanted` refers to, and changes of rows that are written.
+    fn take(&mut self, new: &[R], id: impl Fn(&R) -> u32, wanted: impl Iterator<Item = u32>) -> Vec<R> {
+        let mut due = Vec::new();
+        let wanted: HashSet<u32> = wanted.collect();
+        for row in new {
+            if self.has(id(row)) {
+                due.push(row.clone());
+                continue;
+            }
+            if wanted.contains(&id(row)) {
+                self.written.insert(id(row));
+                due.push(row.clone());
+                continue;
+            }
+            if self.rows.len() >= HELD {
+                // Whoever gives the ids has forgotten them by now, and gives new ones.
+                self.rows.clear();
+            }
+            self.rows.insert(id(row), row.clone());
+        }
+        for id in wanted {
+            if let Some(row) = self.rows.remove(&id) {
+                self.written.insert(id);
+                due.push(row);
+            }
+        }
+        due
+    }
+}
+
+/// What was written before the limit.
+#[derive(Debug)]
+struct Beyond {
+    last_stack: u32,
+    frames: Held<FrameRow>,
+    instances: Held<InstanceRow>,
+}
+
+/// The limit of a profile, and what is beyond it.
+#[derive(Debug)]
+pub(super) struct SizeLimit {
+    bytes: u64,
+    /// Largest ids that were written: stacks, frames, instances.
+    last: [u32; 3],
+    beyond: Option<Beyond>,
+}
+
+impl SizeLimit {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { bytes, last: [0; 3], beyond: None }
+    }
+
+    /// Returns what is written of a batch in its place, if that is less.
+    pub(super) fn cut(&mut self, batch: &Batch) -> Option<Batch> {
+        let Some(beyond) = &mut self.beyond else {
+            let [stack, frame, instance] = &mut self.last;
+            *stack = batch.stacks.iter().map(|row| row.id).fold(*stack, u32::max);
+            *frame = batch.frames.iter().map(|row| row.id).fold(*frame, u32::max);
+            *instance = batch.instances.iter().map(|row| row.id).fold(*instance, u32::max);
+            return None;
+        };
+        let mut cut = batch.clone();
+        cut.stacks.clear();
+        for row in &mut cut.samples {
+            row.stack = row.stack.filter(|&stack| stack <= beyond.last_stack);
+        }
+        for stack in cut
+            .task_states
+            .iter_mut()
+            .map(|row| &mut row.stack)
+            .chain(cut.task_scan_states.iter_mut().map(|row| &mut row.stack))
+        {
+            *stack = if *stack <= beyond.last_stack { *stack } else { 0 };
+        }
+        cut.frames = beyond.frames.take(&batch.frames, |row| row.id, cut.samples.iter().map(|row| row.frame));
+        let running = cut.samples.iter().filter_map(|row| row.instance);
+        cut.instances = beyond.instances.take(&batch.instances, |row| row.id, running);
+        cut.inlined.retain(|row| beyond.frames.has(row.frame));
+        let known = |instance| instance == 0 || beyond.instances.has(instance);
+        cut.threads.retain(|row| known(row.instance));
+        cut.mappings.retain(|row| known(row.instance));
+        cut.rusage.retain(|row| known(row.instance));
+        cut.thread_times.retain(|row| known(row.instance));
+        cut.task_states.retain(|row| known(row.instance));
+        cut.task_lives.retain(|row| known(row.instance));
+        cut.task_scan_states.retain(|row| known(row.instance));
+        cut.reaped.retain(|row| known(row.child) && known(row.parent));
+        cut.wakeups.retain(|row| known(row.waker) && known(row.woken));
+        cut.interrupt_times.retain(|row| known(row.instance));
+        Some(cut)
+    }
+
+    /// Looks at the profile's size after a batch. Returns what is told when it is reached.
+    pub(super) fn reached(&mut self, path: &Path, batch: &Batch) -> Option<EventRow> {
+        let size = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len());
+        if self.beyond.is_some() || size(path).saturating_add(size(&companion(path, "-wal"))) < self.bytes {
+            return None;
+        }
+        let [last_stack, frame, instance] = self.last;
+        self.beyond = Some(Beyond { last_stack, frames: Held::new(frame), instances: Held::new(instance) });
+        let time_ns = batch.microstates.iter().map(|row| row.time_ns);
+        let time_ns = time_ns.chain(batch.samples.iter().map(|row| row.time_ns)).max().unwrap_or_default();
+        let text = format!(
+            "the profile has reached its limit of {} (--max-size): from here on, stacks that are new are cut to the \
+             innermost function, and only processes that were sampled are listed",
+            text::units::bytes(self.bytes)
+        );
+        Some(EventRow { time_ns, kind: "missing".to_owned(), text })
+    }
+}

@@ -318,8 +318,8 @@ impl Error {
         }
     }
 
-    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the decision of
-    /// its writer.
+    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the
+    /// decision of its writer.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),

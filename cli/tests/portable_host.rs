@@ -36,7 +36,7 @@ impl FakeHost {
         Self { directory, bundle, path }
     }
 
-    /// A host that says this, and no more.
+    /// A host that sends these messages only.
     fn saying(messages: &[FromHost]) -> Self {
         let words: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
         let fake = Self::new(&format!("{PORT}cat \"${{0%/*}}/../words\" >&$port; exec sleep 1000"));

@@ -85,7 +85,7 @@ pub struct Connected {
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
 /// spec's disks.
 ///
-/// What fails once the guest has ended is told by the outcome: what was recorded is whole.
+/// The outcome reports failures after the guest's end: the recording is complete then.
 ///
 /// # Errors
 /// The machine does not start, or its profile can't be written.

@@ -16,7 +16,8 @@ use crate::protocol::{Decoder, FrameError, FromHost, ToHost, encode};
 use crate::spec::Outcome;
 use crate::stage::Stage;
 
-/// Lead of the process's clock over this one's that shows that it has jumped: more than rows are ever delayed.
+/// Lead of the process's clock over this one's that shows that it has jumped: more than rows are ever
+/// delayed.
 const CLOCK_LEAD: Duration = Duration::from_secs(10);
 
 /// Stage of a run in another process, by the messages so far.
@@ -47,8 +48,8 @@ impl RunFacts {
     }
 }
 
-/// Longest time without progress after which the process counts as frozen, by stage. A process with limits runs
-/// in an emulated host, whose faults end the conversation.
+/// Longest time without progress after which the process counts as frozen, by stage. A process with limits
+/// runs in an emulated host, whose faults end the conversation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SilenceLimits {
     /// Until the first message.

@@ -83,7 +83,7 @@ pub struct Outcome {
     pub totals: SessionTotals,
     /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
-    /// What failed once the guest had ended, one sentence each; what was recorded is whole.
+    /// Failures after the guest's end, one sentence each; the recording is complete.
     pub trouble: Vec<String>,
 }
 
@@ -211,8 +211,8 @@ pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
 }
 
-/// Option without which the kernel of a guest in QEMU panics where its first timer interrupts come late, as on a
-/// loaded machine (`check_timer`, arch/x86/kernel/apic/io_apic.c; kernel-parameters.txt).
+/// Option without which the kernel of a guest in QEMU panics where its first timer interrupts come late, as
+/// on a loaded machine (`check_timer`, arch/x86/kernel/apic/io_apic.c; kernel-parameters.txt).
 const NO_TIMER_CHECK: &str = "no_timer_check";
 
 /// Returns the kernel command line for a guest that QEMU emulates without KVM.

@@ -30,8 +30,8 @@ const FAILED_CHECKS: u32 = 3;
 
 /// Part of the address space in which a record found the vCPU.
 enum CodeArea {
-    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
-    /// as halted.
+    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was
+    /// not started yet counts as halted.
     Elsewhere,
     /// Kernel mode, but not where a 64-bit kernel's code is.
     Low,

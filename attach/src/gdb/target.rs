@@ -84,8 +84,8 @@ impl GdbTarget {
         Self::describe((client, heartbeat), (address, most), (process, lock), guard)
     }
 
-    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), behind one end
-    /// of a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
+    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), at the other
+    /// end of a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
     ///
     /// # Errors
     /// The stub does not answer, or lacks a needed feature.

@@ -96,8 +96,8 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub nested: bool,
 
-    /// Give the guest performance counters, as far as this host's KVM emulates them. They make entries slower,
-    /// and are taken from the host's own
+    /// Give the guest performance counters, as far as this host's KVM emulates them. They make entries
+    /// slower, and are taken from the host's own
     #[arg(long, help_heading = "Guest")]
     pub pmu: bool,
 
@@ -145,8 +145,8 @@ pub struct RunArgs {
     pub console_device: ConsoleDevice,
 
     /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (no exits, no exact mode), `auto`
-    /// the first of `kvm` and `portable` that works
+    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (no exits, no exact mode),
+    /// `auto` the first of `kvm` and `portable` that works
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
@@ -159,7 +159,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
-    /// System calls that the guest's process is not known to make: `on` ends the run at one, `log` has the kernel log it,
+    /// System calls that the guest's process is not known to make: `on` ends the run at one, `log` has the
+    /// kernel log it,
     /// `off` does not filter (docs/security.md)
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
     pub seccomp: SyscallPolicy,

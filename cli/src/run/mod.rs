@@ -374,7 +374,7 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
         MachineEnd::Exited(code) => match u8::try_from(*code) {
             Ok(0) => Ok(ExitCode::Done),
             Ok(code) => Ok(ExitCode::Guest(code)),
-            Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
+            Err(_) => Err(Error::Guest(format!("it reported {code} as exit status, which ends at 255"))),
         },
         MachineEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
             "it started another kernel (kexec), and its command ended with the first{}",

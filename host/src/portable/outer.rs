@@ -97,8 +97,8 @@ struct Fault {
     measured: bool,
 }
 
-/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of starts
-/// before it; what an earlier one wrote is then to be forgotten.
+/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of
+/// starts before it; what an earlier one wrote is then to be forgotten.
 ///
 /// # Errors
 /// The host does not start, ends before the guest, or is silent for too long; or the run failed in it.
@@ -246,9 +246,9 @@ impl Attempt<'_> {
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
         });
-        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in the guest,
-        // and the initrd and its programs in temporary files.
-        // Linux keeps 64 bytes for each page of 4 KiB, and the nested page tables take as much at most.
+        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in
+        // the guest, and the initrd and its programs in temporary files. Linux keeps 64 bytes for each page
+        // of 4 KiB, and the nested page tables take as much at most.
         let memory_bytes = OVERHEAD
             .saturating_add(self.spec.machine.memory_bytes)
             .saturating_add(self.spec.machine.memory_bytes / 32)
@@ -293,7 +293,8 @@ impl Attempt<'_> {
         Attempted::Faulty(Fault { sentence, result: Ok(outcome), measured: self.measured(facts) })
     }
 
-    /// Returns the fault of the emulation by which a host has ended. `status` is QEMU's, if it has ended by itself.
+    /// Returns the fault of the emulation by which a host has ended. `status` is QEMU's, if it has ended by
+    /// itself.
     ///
     /// # Errors
     /// The host has ended otherwise.
@@ -327,8 +328,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's kernel
-    /// was found, or the guest may have written to a disk.
+    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's
+    /// kernel was found, or the guest may have written to a disk.
     fn measured(&self, facts: &RunFacts) -> bool {
         let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
         facts.stage >= RunStage::Guest && (writes || facts.measured)

@@ -56,7 +56,7 @@ impl GuardProcess {
     ) -> io::Result<Self> {
         let shared = heartbeat.as_fd().as_raw_fd();
         let output = match client {
-            Some(client) => Stdio::from(OwnedFd::from(client.handle()?)),
+            Some(client) => Stdio::from(client.handle()?),
             None => Stdio::null(),
         };
         // Its own process group: Ctrl-C and Ctrl-Z are for vprof alone.

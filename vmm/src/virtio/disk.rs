@@ -18,7 +18,7 @@ const BLOCK: u64 = 4096;
 /// Blocks whose bits are kept together.
 const GROUP: u64 = 4096;
 /// New blocks of a snapshot between two checks of the room for them: 16 MiB.
-const LOOK: u64 = 4096;
+const CHECKED_BLOCKS: u64 = 4096;
 /// Part of a file system that snapshots leave to others: one in this many bytes, and at most [`MOST_LEFT`].
 const LEFT_PART: u64 = 20;
 /// 1 GiB.
@@ -134,13 +134,13 @@ impl WriteOverlay {
         if self.granted == 0 {
             let (all, free) = (self.room)(&self.file)?;
             let left = (all / LEFT_PART).min(MOST_LEFT);
-            if free < left.saturating_add(LOOK * BLOCK) {
+            if free < left.saturating_add(CHECKED_BLOCKS * BLOCK) {
                 if !std::mem::replace(&mut self.told, true) {
                     self.full.store(true, Ordering::Release);
                 }
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            self.granted = LOOK;
+            self.granted = CHECKED_BLOCKS;
         }
         self.granted -= 1;
         Ok(())
@@ -324,13 +324,13 @@ mod tests {
         let WriteTarget::Above(overlay) = &mut store.writes else { panic!("a snapshot") };
         overlay.room = |_| Ok((1 << 30, FREE.load(Ordering::Relaxed)));
         // A twentieth of 1 GiB stays free, and what is granted at once has to fit.
-        FREE.store((1 << 30) / 20 + LOOK * BLOCK, Ordering::Relaxed);
-        for block in 0..LOOK {
-            store.write(block * BLOCK, &[1; BLOCK as usize]).unwrap();
+        FREE.store((1 << 30) / 20 + CHECKED_BLOCKS * BLOCK, Ordering::Relaxed);
+        for block in 0..CHECKED_BLOCKS {
+            store.write(block * BLOCK, &[1; 4096]).unwrap();
         }
-        FREE.store((1 << 30) / 20 + LOOK * BLOCK - 1, Ordering::Relaxed);
+        FREE.store((1 << 30) / 20 + CHECKED_BLOCKS * BLOCK - 1, Ordering::Relaxed);
         assert!(!full.load(Ordering::Relaxed));
-        let error = store.write(LOOK * BLOCK, &[1; 512]).unwrap_err();
+        let error = store.write(CHECKED_BLOCKS * BLOCK, &[1; 512]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert!(full.load(Ordering::Relaxed));
         store.write(0, &[2; 512]).unwrap();
@@ -338,7 +338,7 @@ mod tests {
         store.read(0, &mut sector).unwrap();
         assert_eq!(sector, [2; 512]);
         FREE.store(1 << 30, Ordering::Relaxed);
-        store.write(LOOK * BLOCK, &[1; 512]).unwrap();
+        store.write(CHECKED_BLOCKS * BLOCK, &[1; 512]).unwrap();
     }
 
     #[test]

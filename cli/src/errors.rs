@@ -7,7 +7,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, VsockError};
+use host::{
+    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError,
+};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
@@ -65,6 +67,9 @@ pub enum Error {
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),
+    /// A guest can't be run in QEMU.
+    #[error(transparent)]
+    Tcg(#[from] TcgError),
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
@@ -175,6 +180,14 @@ pub enum UsageError {
     /// `--json` and the console on the same stream.
     #[error("--json and --console - both need standard output: give --console a file")]
     JsonAndConsole,
+    /// A list of formats of another length than the disks.
+    #[error("--format has {formats} formats for {disks} disks: give one, or one for each")]
+    Formats {
+        /// Number of formats.
+        formats: usize,
+        /// Number of disks.
+        disks: usize,
+    },
     /// A precision target without a random clock.
     #[error("--until-precision needs a random clock: with --clock fixed no interval is valid")]
     FixedClock,
@@ -189,6 +202,17 @@ pub enum UsageError {
         /// A clause about boots.
         reason: &'static str,
     },
+    /// A feature that only a guest on KVM has.
+    #[error("{option} is not for --host tcg: {reason}")]
+    NeedsKvm {
+        /// The option.
+        option: &'static str,
+        /// A clause about the guest.
+        reason: &'static str,
+    },
+    /// The self-test without KVM.
+    #[error("the self-test needs exact mode, which --host tcg does not have")]
+    SelftestWithoutKvm,
     /// A time until a hang that is longer than the boot may take.
     #[error("--hang-after {hang_after} has no effect: the boot ends after {timeout} (--timeout)")]
     LateHang {
@@ -294,12 +318,13 @@ impl Error {
         }
     }
 
-    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the decision of
-    /// its writer.
+    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the
+    /// decision of its writer.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
+            Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
             Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,

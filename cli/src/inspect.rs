@@ -12,7 +12,7 @@ use crate::output::{write_json, write_text};
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
     let cmdline = |words: &str| cmdline(Some(words), ConsoleDevice::Serial, None);
-    let inspection = inspect(&args.image, cmdline)?;
+    let inspection = inspect(&args.image, args.format, cmdline)?;
     if args.json {
         write_json(&inspection)?;
     } else {

@@ -271,7 +271,7 @@ fn profiles_that_can_not_be_changed() {
     let mut writer = ProfileWriter::create(&at("in-progress"), false).unwrap();
     let meta = vec![("host".to_owned(), "kvm".to_owned())];
     writer.write(&Batch { meta, ..Batch::default() }).unwrap();
-    refused(&symbolize("in-progress"), 1, &["in-progress is in use", "when that has ended"]);
+    refused(&symbolize("in-progress"), 1, &["in-progress is in use", "try again after the run"]);
 }
 
 #[test]

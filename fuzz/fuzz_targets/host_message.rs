@@ -99,6 +99,7 @@ fn seeds() -> Vec<Vec<u8>> {
                 vcpus: 2,
                 memory_bytes: 1 << 30,
                 huge_pages: false,
+                cpu: vmm::CpuFeatures::default(),
                 cmdline: "quiet".to_owned(),
                 disks: vec![DiskSpec {
                     path: "/dev/vda".into(),
@@ -113,7 +114,9 @@ fn seeds() -> Vec<Vec<u8>> {
             recording: RecordingConfig::default(),
             policy: wall::SyscallPolicy::Refuse,
             duration: Some(Duration::from_secs(1)),
+            retries: 1,
             waits: vec![wait],
+            retries: 1,
             meta: vec![("image".to_owned(), "x".to_owned())],
         },
         has_initrd: true,

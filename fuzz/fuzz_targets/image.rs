@@ -122,8 +122,8 @@ fn check_disk(disk: &[u8]) {
     let DiskFile { path, file, .. } = &*DISK_FILE;
     file.set_len(0).expect("an empty file");
     file.write_all_at(disk, 0).expect("room for a small file");
-    let inspected = inspect(path, str::to_owned);
-    let loaded = load(BootRequest { image: path, kernel: None, initrd: None });
+    let inspected = inspect(path, None, str::to_owned);
+    let loaded = load(BootRequest { image: path, format: None, kernel: None, initrd: None });
     if let (Ok(inspected), Ok(loaded)) = (&inspected, &loaded) {
         assert!(!loaded.is_disk || inspected.run.boots, "one choice for both");
     }

@@ -298,7 +298,7 @@ mod tests {
         let disks = [fat(), ext4(), gpt(), mbr(), qcow2(&ext4()), qcow2(&gpt())];
         for (number, disk) in disks.into_iter().enumerate() {
             std::fs::write(&path, disk).unwrap();
-            let found = images::inspect(&path, str::to_owned).unwrap();
+            let found = images::inspect(&path, None, str::to_owned).unwrap();
             assert!(found.kernels.len() >= 3, "{number}: {found:#?}");
         }
     }

@@ -1,16 +1,19 @@
 //! A run as plain data: the same whether the guest runs on this machine or in the portable host.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use attach::AttachmentEnd;
 use images::ImageError;
 use images::contents::{DiskContents, ImageFormat};
+use images::lock::{self, DiskInUse};
 use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
 use serde::{Deserialize, Serialize};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 use wall::SyscallPolicy;
 
 use crate::network::NetworkSpec;
@@ -23,7 +26,7 @@ pub struct RunSpec {
     pub machine: MachineSpec,
     /// A command for a guest with systemd.
     pub command: Option<GuestCommand>,
-    /// How it is sampled.
+    /// Configuration of its recording.
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
@@ -31,6 +34,8 @@ pub struct RunSpec {
     pub policy: SyscallPolicy,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
+    /// Restarts after faults of the emulated host that came when something was measured already.
+    pub retries: u32,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -44,6 +49,8 @@ pub struct MachineSpec {
     pub memory_bytes: u64,
     /// Guest memory is backed by huge pages of the host that are reserved.
     pub huge_pages: bool,
+    /// Features of the vCPUs that a guest has on request only.
+    pub cpu: CpuFeatures,
     /// Kernel command line.
     pub cmdline: String,
     /// Disks in the order in which the guest sees them.
@@ -61,7 +68,7 @@ pub struct MachineSpec {
 pub struct DiskSpec {
     /// Image or block device.
     pub path: PathBuf,
-    /// What its file is.
+    /// Format of its file.
     pub format: ImageFormat,
     /// Fate of the guest's writes.
     pub mode: DiskMode,
@@ -70,17 +77,17 @@ pub struct DiskSpec {
 /// Result of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How the guest ended.
+    /// End of the guest.
     pub end: GuestEnd,
-    /// What was recorded.
+    /// Totals of the recording.
     pub totals: SessionTotals,
-    /// How often the portable host had to be started anew.
+    /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
-    /// What failed once the guest had ended, one sentence each; what was recorded is whole.
+    /// Failures after the guest's end, one sentence each; the recording is complete.
     pub trouble: Vec<String>,
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestEnd {
     /// Its machine, which was vprof's, came to this end.
@@ -112,7 +119,7 @@ fn left(end: AttachmentEnd) -> &'static str {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
         AttachmentEnd::Reset => {
-            "the guest was reset, so that what was known of its kernel is so no more: attach again"
+            "the guest was reset, so its kernel is no longer the one that was read: attach again"
         }
         AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
@@ -122,17 +129,13 @@ fn left(end: AttachmentEnd) -> &'static str {
 }
 
 impl DiskSpec {
-    /// Returns the disk at `path`, whose format is that of its first bytes.
+    /// Returns the disk at `path`, whose format is `format`, or else that of its first bytes.
     ///
     /// # Errors
     /// There is no disk image that can be read.
-    pub fn new(path: PathBuf, mode: DiskMode) -> Result<Self, ImageError> {
+    pub fn new(path: PathBuf, format: Option<ImageFormat>, mode: DiskMode) -> Result<Self, ImageError> {
         let file = images::open("the disk", &path, images::WANTED_DISK)?;
-        let format = ImageFormat::from_file(&file).map_err(|source| ImageError::Read {
-            what: "the disk",
-            path: path.clone(),
-            source,
-        })?;
+        let format = ImageFormat::choose(format, &file, &path)?;
         Ok(Self { path, format, mode })
     }
 
@@ -149,50 +152,72 @@ impl DiskSpec {
         self.mode == DiskMode::ReadWrite
     }
 
-    /// Opens the disk as its mode needs it.
+    /// Opens the disk as its mode needs it. A block device that is to be written is opened for this program
+    /// alone: neither mounted nor part of a RAID or LVM.
     ///
     /// # Errors
     /// It cannot be read, or not written where it has to be.
     pub fn open(&self) -> Result<File, ImageError> {
-        images::open("the disk", &self.path, images::WANTED_DISK)?;
-        OpenOptions::new().read(true).write(self.is_written()).open(&self.path).map_err(|source| {
+        let readable = images::open("the disk", &self.path, images::WANTED_DISK)?;
+        let mut options = OpenOptions::new();
+        options.read(true).write(self.is_written());
+        if self.is_written() && is_block_device(&readable) {
+            // Of a block device and without O_CREAT: open(2).
+            options.custom_flags(libc::O_EXCL);
+        }
+        options.open(&self.path).map_err(|source| {
             if !self.is_written() {
                 ImageError::Read { what: "the disk", path: self.path.clone(), source }
+            } else if source.kind() == io::ErrorKind::ResourceBusy {
+                ImageError::DeviceInUse { path: self.path.clone() }
             } else {
                 ImageError::ReadOnly { path: self.path.clone(), source }
             }
         })
     }
 
-    /// Opens the disk and locks it against other runs of vprof for as long as the file is open: two machines that
-    /// write one file system destroy it. What is wrong with its format is known then, before a host is chosen.
+    /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
+    /// open ([`images::lock`]). An error of its format is found here, before a host is
+    /// chosen.
     ///
     /// # Errors
-    /// As of [`Self::open`], or another vprof has it.
+    /// As of [`Self::open`], or another program uses it.
     pub fn open_locked(&self) -> Result<File, ImageError> {
         let file = self.open()?;
-        let locked = if self.is_written() { file.try_lock() } else { file.try_lock_shared() };
-        match locked {
-            Err(TryLockError::WouldBlock) => {
-                Err(ImageError::InUse { path: self.path.clone(), writes: self.is_written() })
-            }
-            // Some network file systems have no locks; then there is nothing to find out.
-            Ok(()) | Err(TryLockError::Error(_)) => {
-                let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
-                self.contents(file.try_clone().map_err(read)?, false)?;
-                Ok(file)
-            }
-        }
+        let writes = self.is_written();
+        lock::lock(&file, writes).map_err(|DiskInUse { holder }| ImageError::InUse {
+            path: self.path.clone(),
+            writes,
+            holder,
+        })?;
+        let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
+        self.contents(file.try_clone().map_err(read)?, false)?;
+        Ok(file)
     }
 }
 
-/// In an emulated host a system takes many times as long to start as systemd waits for its devices and services: 90 s
-/// (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions know the first one).
+fn is_block_device(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+}
+
+/// In an emulated host a system takes many times as long to start as systemd waits for its devices and
+/// services: 90 s (systemd-system.conf(5); these words: kernel-command-line(7), systemd 257; older versions
+/// know the first one).
 const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_device_timeout_sec=900";
 
-/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and so wins.
+/// The kernel command line on an emulated host: whatever it says of the same things itself comes later, and
+/// so wins.
 pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
+}
+
+/// Option without which the kernel of a guest in QEMU panics where its first timer interrupts come late, as
+/// on a loaded machine (`check_timer`, arch/x86/kernel/apic/io_apic.c; kernel-parameters.txt).
+const NO_TIMER_CHECK: &str = "no_timer_check";
+
+/// Returns the kernel command line for a guest that QEMU emulates without KVM.
+pub fn emulated(cmdline: &str) -> String {
+    format!("{NO_TIMER_CHECK} {}", patient(cmdline))
 }
 
 #[cfg(test)]
@@ -203,11 +228,11 @@ mod tests {
     fn a_written_disk_is_locked_and_a_read_one_is_shared() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"disk").unwrap();
-        let disk = |mode| DiskSpec::new(file.path().to_owned(), mode).unwrap();
+        let disk = |mode| DiskSpec::new(file.path().to_owned(), None, mode).unwrap();
         let reader = disk(DiskMode::Snapshot).open_locked().unwrap();
         disk(DiskMode::ReadOnly).open_locked().unwrap();
         let refused = disk(DiskMode::ReadWrite).open_locked().unwrap_err().to_string();
-        assert!(refused.contains("in use by another vprof"), "{refused}");
+        assert!(refused.contains("in use by another program: end it first"), "{refused}");
         drop(reader);
         let _writer = disk(DiskMode::ReadWrite).open_locked().unwrap();
         assert!(disk(DiskMode::ReadOnly).open_locked().is_err());

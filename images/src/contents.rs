@@ -34,6 +34,32 @@ impl ImageFormat {
         let count = file.read_at(&mut start, 0)?;
         Ok(if start.get(..count) == Some(MAGIC) { Self::Qcow2 } else { Self::Raw })
     }
+
+    /// Returns the format that was given, or else that of the first bytes of the file at `path`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or it is a block device and was said to be qcow2.
+    pub fn choose(given: Option<Self>, file: &File, path: &Path) -> Result<Self, ImageError> {
+        let read = |source| ImageError::Read { what: "the disk", path: path.to_owned(), source };
+        match given {
+            Some(Self::Qcow2) if file.metadata().map_err(read)?.file_type().is_block_device() => {
+                Err(ImageError::Foreign {
+                    path: path.to_owned(),
+                    found: "a block device".to_owned(),
+                    advice: "vprof takes block devices as raw only".to_owned(),
+                })
+            }
+            Some(given) => Ok(given),
+            None => Self::from_file(file).map_err(read),
+        }
+    }
+
+    /// Returns true if the name of a file says raw and its first bytes say qcow2. The guest of a raw disk can
+    /// write these bytes.
+    pub fn contradicts_name(self, path: &Path) -> bool {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        self == Self::Qcow2 && ["raw", "img"].iter().any(|raw| extension.eq_ignore_ascii_case(raw))
+    }
 }
 
 /// Bytes of a disk. Clones share the file.
@@ -203,6 +229,28 @@ mod tests {
             assert!(middle.read_exact_at(&mut part, u64::MAX).is_err());
             assert_eq!(whole.part(399_000, 5000).length(), Some(1000));
             assert_eq!(whole.part(500_000, 5000).length(), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_guest_does_not_choose_the_format_that_was_given() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("disk.img");
+        test_images::create_with(&path, &[7; 70_000]);
+        let file = File::open(&path).unwrap();
+        let by_bytes = ImageFormat::choose(None, &file, &path).unwrap();
+        assert_eq!(by_bytes, ImageFormat::Qcow2);
+        let given = ImageFormat::choose(Some(ImageFormat::Raw), &file, &path).unwrap();
+        assert_eq!(given, ImageFormat::Raw);
+        let raw = DiskContents::open(file, given, false, &path).unwrap();
+        let mut start = [0; 4];
+        raw.read_exact_at(&mut start, 0).unwrap();
+        assert_eq!(&start, MAGIC, "the guest sees what it wrote");
+        for (name, doubtful) in
+            [("a.img", true), ("a.RAW", true), ("a.qcow2", false), ("img", false), ("a", false)]
+        {
+            assert_eq!(by_bytes.contradicts_name(Path::new(name)), doubtful, "{name}");
+            assert!(!ImageFormat::Raw.contradicts_name(Path::new(name)));
         }
     }
 

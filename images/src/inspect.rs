@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::boot::BootEntry;
-use crate::contents::DiskPart;
+use crate::contents::{DiskPart, ImageFormat};
 use crate::survey::DiskSurvey;
 use crate::volume::DiskVolume;
 use crate::{ImageError, choice, open_disk, sniff};
@@ -84,12 +84,17 @@ pub struct RunSummary {
     pub sentence: String,
 }
 
-/// Inspects a disk image. `cmdline` completes the words of a boot loader's entry to a kernel command line.
+/// Inspects a disk image, whose format is that of its first bytes unless `format` is given. `cmdline`
+/// completes the words of a boot loader's entry to a kernel command line.
 ///
 /// # Errors
 /// The file is not a disk image, or it cannot be read.
-pub fn inspect(path: &Path, cmdline: impl FnOnce(&str) -> String) -> Result<ImageInspection, ImageError> {
-    let disk = open_disk(path)?;
+pub fn inspect(
+    path: &Path,
+    format: Option<ImageFormat>,
+    cmdline: impl FnOnce(&str) -> String,
+) -> Result<ImageInspection, ImageError> {
+    let disk = open_disk(path, format)?;
     match sniff::content(&disk, path)? {
         sniff::FileContent::Foreign { found, advice } => {
             return Err(ImageError::Foreign { path: path.to_owned(), found, advice });

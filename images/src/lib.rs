@@ -23,6 +23,7 @@ pub mod initrd;
 pub mod initrd_check;
 mod inspect;
 mod kernel;
+pub mod lock;
 mod partition;
 mod qcow2;
 mod sniff;
@@ -37,6 +38,7 @@ pub use partition::TableDamage;
 pub use qcow2::Qcow2Fault;
 pub use volume::VolumeError;
 
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -159,13 +161,29 @@ pub enum ImageError {
         /// The system's error.
         source: io::Error,
     },
-    /// Another vprof uses the disk.
-    #[error("{} is in use by another vprof{}", Shown(.path), if *.writes { ": wait for its end, or use --snapshot in both" } else { ": wait for its end" })]
+    /// Another program uses the disk.
+    #[error(
+        "{} is in use by {}: end it first{}",
+        Shown(.path),
+        InUseBy(.holder.as_ref()),
+        if *.writes { ", or use --snapshot here if the other only reads" } else { "" }
+    )]
     InUse {
         /// The image.
         path: PathBuf,
         /// True if this run writes the image.
         writes: bool,
+        /// The program, if it was found.
+        holder: Option<lock::Holder>,
+    },
+    /// The host uses the block device.
+    #[error(
+        "{} is in use by this host, as a file system or as a part of a RAID or LVM: unmount it, or use --read-only",
+        Shown(.path)
+    )]
+    DeviceInUse {
+        /// The block device.
+        path: PathBuf,
     },
     /// A file inside of the image is at fault.
     #[error("in {}: {source}", Shown(.image))]
@@ -178,6 +196,18 @@ pub enum ImageError {
     /// The guest cannot run the command that was given.
     #[error(transparent)]
     Command(#[from] CommandError),
+}
+
+/// Displays the program that uses a disk.
+struct InUseBy<'a>(Option<&'a lock::Holder>);
+
+impl fmt::Display for InUseBy<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(lock::Holder { pid, name }) => write!(f, "{} (pid {pid})", text::clean::escaped(name)),
+            None => f.write_str("another program"),
+        }
+    }
 }
 
 /// Kernel and initrd of a guest, as bytes.
@@ -194,6 +224,8 @@ pub struct BootPayload {
 pub struct BootRequest<'a> {
     /// IMAGE: a disk image or a kernel.
     pub image: &'a Path,
+    /// Format of a disk image. `None`: that of its first bytes.
+    pub format: Option<ImageFormat>,
     /// Kernel of `--kernel`.
     pub kernel: Option<&'a Path>,
     /// Initrd of `--initrd`.
@@ -232,7 +264,7 @@ pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 /// # Errors
 /// A file is missing, damaged, of another kind than needed, or the disk has no kernel.
 pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
-    let disk = open_disk(request.image)?;
+    let disk = open_disk(request.image, request.format)?;
     let content = sniff::content(&disk, request.image)?;
     let given_initrd = request.initrd.map(read_initrd).transpose()?;
     match content {
@@ -271,10 +303,10 @@ pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
 }
 
 /// Opens an image as the disk that the guest will see.
-fn open_disk(path: &Path) -> Result<DiskPart, ImageError> {
+fn open_disk(path: &Path, format: Option<ImageFormat>) -> Result<DiskPart, ImageError> {
     let file = open("the image", path, WANTED_IMAGE)?;
     let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-    let format = ImageFormat::from_file(&file).map_err(read)?;
+    let format = ImageFormat::choose(format, &file, path)?;
     DiskPart::whole(DiskContents::open(file, format, false, path)?).map_err(read)
 }
 

@@ -94,6 +94,7 @@ fn record(n: u64) -> SampleRecord {
         long_mode: true,
         five_level: false,
         halted: false,
+        nested: false,
         vcpu_state: VcpuState::Guest,
         current: Some(CurrentContext {
             serving: if interrupt { IrqContext::HardIrq } else { IrqContext::Task },

@@ -30,8 +30,8 @@ const FAILED_CHECKS: u32 = 3;
 
 /// Part of the address space in which a record found the vCPU.
 enum CodeArea {
-    /// User code or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
-    /// as halted.
+    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was
+    /// not started yet counts as halted.
     Elsewhere,
     /// Kernel mode, but not where a 64-bit kernel's code is.
     Low,
@@ -41,7 +41,7 @@ enum CodeArea {
 
 impl CodeArea {
     fn from_record(record: &SampleRecord) -> Self {
-        if record.halted || record.cpl != 0 {
+        if record.halted || record.nested || record.cpl != 0 {
             Self::Elsewhere
         } else if record.in_64_bit_kernel() {
             Self::High
@@ -130,6 +130,14 @@ impl KexecDetector {
     /// Notes a kernel that was found at `now_ns`; vCPUs check for it from then on.
     pub(crate) fn found(&mut self, kernel: Arc<Kernel>, now_ns: u64) {
         *self = Self::Running(RunningKernel { kernel, since_ns: now_ns, doubts: Vec::new() });
+    }
+
+    /// Returns the kernel, while it runs.
+    pub(crate) fn kernel(&self) -> Option<&Kernel> {
+        match self {
+            Self::Running(there) => Some(&there.kernel),
+            Self::NotFound | Self::Gone => None,
+        }
     }
 
     /// Returns the trust in `record` of `vcpu`; `reader` reads the current tasks.
@@ -234,6 +242,8 @@ mod tests {
         assert_eq!(mapped(&mut watched, 2 * SECOND), Some(true));
         assert_eq!(watched.low(2 * SECOND + 1).kernel_mapped, None);
         assert_eq!(mapped(&mut watched, 2 * SECOND + 2), Some(true));
+        let nested = SampleRecord { nested: true, time_ns: 9 * SECOND, ..SampleRecord::default() };
+        assert!(matches!(CodeArea::from_record(&nested), CodeArea::Elsewhere));
         let user = SampleRecord { cpl: 3, time_ns: 9 * SECOND, ..SampleRecord::default() };
         assert_eq!(watched.check.check(&user, &watched.memory), None);
     }

@@ -70,6 +70,8 @@ pub struct SampleRecord {
     pub five_level: bool,
     /// The vCPU has executed HLT, or was not started yet.
     pub halted: bool,
+    /// The vCPU executed a guest of the guest. Its registers, which say nothing of the guest, are 0 here.
+    pub nested: bool,
     /// State of the vCPU when the tick came.
     pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` if they could not be read.
@@ -110,9 +112,26 @@ pub fn read_record<M: PhysicalMemory>(
         long_mode,
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
+        nested: false,
         vcpu_state: VcpuState::Guest,
         current: current(context.memory),
         kernel_mapped: None,
+    }
+}
+
+/// Reads the sample of a tick that hit a guest of the guest: the registers are that one's, and their
+/// addresses mean nothing in the guest's memory. The guest's own task, which runs it, is in the guest's
+/// kernel.
+pub fn read_nested<M: PhysicalMemory>(
+    context: &TickContext<'_, M>,
+    current: impl FnOnce(&M) -> Option<CurrentContext>,
+) -> SampleRecord {
+    SampleRecord {
+        time_ns: context.now_ns,
+        late_ns: context.now_ns.saturating_sub(context.due_ns),
+        nested: true,
+        current: current(context.memory),
+        ..SampleRecord::default()
     }
 }
 

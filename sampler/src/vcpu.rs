@@ -108,6 +108,8 @@ pub struct VcpuSampler {
     idle: IdleCost,
     /// Exact mode, if it is on.
     recorder: Option<EventRecorder>,
+    /// The tick that is being served hit a guest of the guest.
+    nested: bool,
 }
 
 impl fmt::Debug for VcpuSampler {
@@ -146,6 +148,7 @@ impl VcpuSampler {
             threadless: false,
             idle: IdleCost::default(),
             recorder: None,
+            nested: false,
         };
         (sampler, ends, published)
     }
@@ -170,7 +173,13 @@ impl VcpuSampler {
         }
         let vcpu = self.vcpu;
         let readers = self.readers.get();
-        let mut record = record::read_record(context, |memory| readers?.current.read(memory, vcpu), activity);
+        let nested = self.nested;
+        let current = |memory: &M| readers?.current.read(memory, vcpu);
+        let mut record = if nested {
+            record::read_nested(context, current)
+        } else {
+            record::read_record(context, current, activity)
+        };
         let wait = self.wait.waited_at(context.due_ns, context.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, context.in_run, wait.is_some() || stopped);
@@ -183,6 +192,7 @@ impl VcpuSampler {
         };
         if let (VcpuState::Guest, Some(recorder), Some(intervals)) =
             (record.vcpu_state, &mut self.recorder, &self.intervals)
+            && !nested
         {
             recorder.sampled(context.regs.rip, intervals.mean_ns());
         }
@@ -195,6 +205,7 @@ impl VcpuSampler {
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
             && !record.halted
+            && !nested
         {
             sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
@@ -319,6 +330,7 @@ impl Observer for VcpuSampler {
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
+        self.nested = tick.in_nested_guest();
         self.serve(&tick.context, || tick.activity())
     }
 
@@ -415,6 +427,37 @@ mod tests {
         // Nothing is known of a thread of another process.
         sampler.attached_to(Some(None));
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
+    }
+
+    /// A vCPU that executes a guest of the guest.
+    #[derive(Debug)]
+    struct NestingVcpu;
+
+    impl vmm::ActivitySource for NestingVcpu {
+        fn activity(&self) -> Option<Activity> {
+            panic!("a guest of the guest is not halted in the guest")
+        }
+        fn in_nested_guest(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn registers_of_a_guest_of_the_guest_are_not_taken_for_the_guests() {
+        let (mut sampler, mut ring, _) = sampler(8, ClockKind::Fixed);
+        sampler.started();
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let regs = kvm_regs { rip: u64::MAX - 0xfff, rsp: 8, ..Default::default() };
+        let sregs = kvm_sregs { cr3: 0x5000, cr0: 1 << 31 | 1, efer: 1 << 10, ..Default::default() };
+        let now_ns = monotonic_ns();
+        let context =
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+        sampler.ticked(&Tick { context, blocked: false, source: &NestingVcpu });
+        let nested = ring.pop().expect("a sample");
+        assert!(nested.record.nested && nested.stack.is_none() && !nested.stack_missed);
+        assert_eq!((nested.record.rip, nested.record.rsp, nested.record.cr3), (0, 0, 0));
+        assert_eq!(nested.record.vcpu_state, VcpuState::Guest, "the time is the guest's");
+        assert!(!nested.record.in_64_bit_kernel() && nested.record.kernel_mapped.is_none());
     }
 
     #[test]

@@ -61,6 +61,8 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("passt", "passt", "is a guest's network"),
     program("python3", "python3", "reads CSV and Parquet"),
     program("qemu-img", "qemu-utils", "makes qcow2 images"),
+    program("qemu-io", "qemu-utils", "locks disks as QEMU does"),
+    program("qemu-system-x86_64", "qemu-system-x86", "locks its guest's disks"),
     program("readelf", "binutils", "reads ELF headers"),
     program("sfdisk", "fdisk", "makes partition tables"),
     program("strip", "binutils", "strips programs"),

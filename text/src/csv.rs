@@ -120,7 +120,7 @@ macro_rules! numbers {
     )*};
 }
 
-impl<'f> Serializer for &'f mut Fields<'_> {
+impl Serializer for &mut Fields<'_> {
     type Ok = ();
     type Error = CsvError;
     type SerializeSeq = Self;

@@ -90,6 +90,7 @@ fn options() -> Result<Options, Fail> {
             vcpus,
             memory_bytes,
             huge_pages: false,
+            cpu: vmm::CpuFeatures::default(),
             payload,
             disks,
             console,

@@ -22,6 +22,8 @@ pub struct VmConfig {
     /// Guest memory is backed by reserved huge pages of the host, 2 MiB each, and by nothing else. Its size
     /// is then a multiple of that.
     pub huge_pages: bool,
+    /// Features of the vCPUs.
+    pub cpu: CpuFeatures,
     /// First code that runs.
     pub payload: Payload,
     /// virtio-blk disks in the order in which the guest sees them (vda, vdb, ...).
@@ -43,6 +45,7 @@ impl VmConfig {
             vcpus: 1,
             memory_bytes: 8 << 20,
             huge_pages: false,
+            cpu: CpuFeatures::default(),
             payload: Payload::Flat { code: code.into(), cpl: 3 },
             disks: Vec::new(),
             console: Console(Box::new(io::sink())),
@@ -50,6 +53,17 @@ impl VmConfig {
             extra: Extra::default(),
         }
     }
+}
+
+/// Features of the vCPUs that a machine has on request only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct CpuFeatures {
+    /// The guest may run virtual machines itself (VMX, SVM), as far as the host's KVM lets it. Without this,
+    /// KVM's nested virtualization, which is its largest part, is out of the guest's reach.
+    pub nested: bool,
+    /// The guest has performance counters, as far as the host's KVM emulates them. They compete with the
+    /// host's own for the processor's, and make entries into the guest slower.
+    pub pmu: bool,
 }
 
 /// Devices besides disks, serial ports and the random number generator; none by default.

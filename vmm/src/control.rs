@@ -12,7 +12,12 @@
 //!
 //! A thread that ends is no longer counted as running, so a stop cannot block the holder. A vCPU thread may
 //! be the holder. It counts as parked from the moment of its request, so two concurrent holders do not wait
-//! for each other. The wait is bounded.
+//! for each other.
+//!
+//! The wait of other holders is bounded by a number of short waits and not by a time: CLOCK_MONOTONIC
+//! advances while the process is stopped (SIGSTOP, a frozen control group), and no vCPU can park in that
+//! time. A vCPU that must not enter the guest before it had the pause waits until the machine is stopped
+//! ([`PauseLimit::Stop`]).
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -29,6 +34,34 @@ use crate::vcpu::kick::{self, KickTarget};
 const STOP: u8 = 1;
 /// Request that every vCPU leaves KVM_RUN and parks.
 const PAUSE: u8 = 2;
+
+/// Duration of one wait of a holder.
+const WAIT: Duration = Duration::from_millis(10);
+
+/// Limit for pausing all vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PauseLimit {
+    /// That time, counted in waits of [`WAIT`].
+    Time(Duration),
+    /// The request to stop the machine.
+    Stop,
+}
+
+/// Remainder of a [`PauseLimit`].
+struct PauseWaits {
+    /// `None`: as many as it takes.
+    left: Option<u128>,
+}
+
+impl PauseWaits {
+    fn new(limit: PauseLimit) -> Self {
+        let left = match limit {
+            PauseLimit::Time(limit) => Some(limit.as_nanos().div_ceil(WAIT.as_nanos())),
+            PauseLimit::Stop => None,
+        };
+        Self { left }
+    }
+}
 
 /// State that all threads of a machine share.
 #[derive(Debug)]
@@ -114,16 +147,15 @@ impl Control {
     /// # Errors
     ///
     /// The number of vCPUs that did not leave KVM_RUN or their devices within `limit`. All vCPUs run again
-    /// then.
-    pub(crate) fn pause(&self, vcpu: bool, limit: Duration) -> Result<PauseGuard<'_>, usize> {
-        let start = Instant::now();
-        let left = || limit.saturating_sub(start.elapsed());
+    /// then. With [`PauseLimit::Stop`] the machine is to be stopped.
+    pub(crate) fn pause(&self, vcpu: bool, limit: PauseLimit) -> Result<PauseGuard<'_>, usize> {
+        let mut waits = PauseWaits::new(limit);
         let mut counts = self.counts();
         counts.parked += usize::from(vcpu);
         self.changed.notify_all();
         // There is one holder at a time.
-        while counts.paused && !left().is_zero() {
-            counts = self.wait_for_change(counts, left());
+        while counts.paused && self.may_wait(&waits) {
+            counts = self.wait_for_change(counts, &mut waits);
         }
         if counts.paused {
             counts.parked -= usize::from(vcpu);
@@ -132,8 +164,8 @@ impl Control {
         counts.paused = true;
         self.requests.fetch_or(PAUSE, Ordering::Release);
         self.kick_all();
-        while counts.parked < counts.running && !left().is_zero() {
-            counts = self.wait_for_change(counts, left());
+        while counts.parked < counts.running && self.may_wait(&waits) {
+            counts = self.wait_for_change(counts, &mut waits);
         }
         let missing = counts.running.saturating_sub(counts.parked);
         drop(counts);
@@ -142,12 +174,23 @@ impl Control {
         if missing == 0 { Ok(guard) } else { Err(missing) }
     }
 
+    /// Returns true if a holder may wait once more.
+    fn may_wait(&self, waits: &PauseWaits) -> bool {
+        waits.left.map_or_else(|| !self.stopping(), |left| left > 0)
+    }
+
+    /// Waits once, at most for [`WAIT`].
     fn wait_for_change<'a>(
         &self,
         counts: MutexGuard<'a, ThreadCounts>,
-        limit: Duration,
+        waits: &mut PauseWaits,
     ) -> MutexGuard<'a, ThreadCounts> {
-        self.changed.wait_timeout(counts, limit).unwrap_or_else(PoisonError::into_inner).0
+        let (counts, timeout) =
+            self.changed.wait_timeout(counts, WAIT).unwrap_or_else(PoisonError::into_inner);
+        if timeout.timed_out() {
+            waits.left = waits.left.map(|left| left.saturating_sub(1));
+        }
+        counts
     }
 
     /// Waits as long as the machine is paused; returns true if it was. To be called by a vCPU thread that is
@@ -161,7 +204,8 @@ impl Control {
         counts.parked += 1;
         self.changed.notify_all();
         while counts.paused {
-            // The holder's own wait is bounded, and its guard ends the pause when it is dropped.
+            // The holder's own wait ends at the latest when the machine is stopped, and its guard ends the
+            // pause when it is dropped.
             counts = self.changed.wait(counts).unwrap_or_else(PoisonError::into_inner);
         }
         counts.parked -= 1;
@@ -278,7 +322,7 @@ mod tests {
     fn a_holder_gets_all_or_gives_up_in_time() {
         kick::install_handler().unwrap();
         let control = std::sync::Arc::new(Control::new(2).unwrap());
-        assert_eq!(control.pause(false, Duration::from_millis(20)).unwrap_err(), 2);
+        assert_eq!(control.pause(false, PauseLimit::Time(Duration::from_millis(20))).unwrap_err(), 2);
         assert!(!control.has_request() && !control.park());
         let threads: Vec<_> = (0..2)
             .map(|vcpu| {
@@ -294,7 +338,7 @@ mod tests {
                 })
             })
             .collect();
-        let limit = Duration::from_secs(20);
+        let limit = PauseLimit::Time(Duration::from_secs(20));
         for _ in 0..50 {
             let guard = control.pause(false, limit).unwrap();
             assert_eq!(control.counts().parked, 2);
@@ -318,7 +362,7 @@ mod tests {
                 std::thread::spawn(move || {
                     let _here = control.register(vcpu);
                     for _ in 0..50 {
-                        let guard = control.pause(true, Duration::from_secs(20)).unwrap();
+                        let guard = control.pause(true, PauseLimit::Stop).unwrap();
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0);
                         inside.fetch_sub(1, Ordering::SeqCst);
                         drop(guard);

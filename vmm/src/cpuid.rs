@@ -2,11 +2,15 @@
 //!
 //! `KVM_GET_SUPPORTED_CPUID` describes the host. Facts of this machine are replaced: the presence of a
 //! hypervisor, the TSC deadline mode of the APIC timer, and the topology. That is one package of
-//! single-threaded cores, core id = APIC id = vCPU id.
+//! single-threaded cores, core id = APIC id = vCPU id. Features that a machine has on request only
+//! ([`CpuFeatures`]) are hidden; KVM then refuses the model-specific registers that belong to them.
+
+use std::arch::x86_64::__cpuid;
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::Kvm;
 
+use crate::config::CpuFeatures;
 use crate::error::StartError;
 
 /// Leaf 1 ECX: the local APIC timer supports TSC deadline mode (Intel SDM vol. 2, CPUID).
@@ -15,6 +19,20 @@ const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 /// Leaf 1 EDX: more than one logical processor in the package.
 const HTT: u32 = 1 << 28;
+/// Leaf 1 ECX: virtual machine extensions (VMX).
+const VMX: u32 = 1 << 5;
+/// Leaf 1 ECX: IA32_PERF_CAPABILITIES, IA32_DEBUGCTL.
+const PDCM: u32 = 1 << 15;
+/// Leaf 1 ECX: 64-bit layout of the debug store, and its branch traces with the privilege level as a filter.
+const DEBUG_STORE_ECX: u32 = 1 << 2 | 1 << 4;
+/// Leaf 1 EDX: debug store.
+const DEBUG_STORE: u32 = 1 << 21;
+/// Leaf 7 EDX: architectural last branch records.
+const ARCH_LBR: u32 = 1 << 19;
+/// Leaf 0x80000001 ECX: secure virtual machine (SVM; APM vol. 3, E.4.2).
+const SVM: u32 = 1 << 2;
+/// Leaf 0x80000001 ECX: six counters of the core, counters of the northbridge and of the last-level cache.
+const PERFCTR: u32 = 1 << 23 | 1 << 24 | 1 << 28;
 /// Leaf 0xb/0x1f ECX: level type of a subleaf.
 const LEVEL_SMT: u32 = 1 << 8;
 /// See [`LEVEL_SMT`].
@@ -57,6 +75,7 @@ pub(crate) fn for_vcpu(
     topology: Topology,
     id: u8,
     tsc_deadline: bool,
+    features: CpuFeatures,
 ) -> Result<CpuId, StartError> {
     let mut leaves: Vec<kvm_cpuid_entry2> = supported.as_slice().to_vec();
     let highest = |from: u32| {
@@ -71,8 +90,19 @@ pub(crate) fn for_vcpu(
             leaves.extend(extended_topology(function, topology, id));
         }
     }
+    add_brand(&mut leaves, host_brand());
+    let intel = is_intel(supported);
     for leaf in &mut leaves {
-        adjust(leaf, topology, id, tsc_deadline);
+        // The leaf's ECX is reserved on Intel.
+        if !(intel && leaf.function == 0x8000_0008) {
+            adjust(leaf, topology, id, tsc_deadline);
+        }
+        if !features.nested {
+            hide_nested(leaf);
+        }
+        if !features.pmu {
+            hide_pmu(leaf);
+        }
     }
     CpuId::from_entries(&leaves).map_err(|_| StartError::KvmStep {
         what: "take that many CPUID leaves",
@@ -115,6 +145,61 @@ fn adjust(leaf: &mut kvm_cpuid_entry2, topology: Topology, id: u8, tsc_deadline:
         }
         _ => {}
     }
+}
+
+/// Leaves of the processor's name (Intel SDM vol. 2, CPUID; APM vol. 3, E.4.3).
+const BRAND: [u32; 3] = [0x8000_0002, 0x8000_0003, 0x8000_0004];
+
+/// Returns the host's own answers for [`BRAND`].
+fn host_brand() -> [[u32; 4]; 3] {
+    BRAND.map(|function| {
+        let found = __cpuid(function);
+        [found.eax, found.ebx, found.ecx, found.edx]
+    })
+}
+
+/// Adds the processor's name, which KVM does not report: `/proc/cpuinfo` of the guest would have none.
+fn add_brand(leaves: &mut Vec<kvm_cpuid_entry2>, brand: [[u32; 4]; 3]) {
+    let highest = leaves.iter().find(|leaf| leaf.function == 0x8000_0000).map_or(0, |leaf| leaf.eax);
+    for (function, [eax, ebx, ecx, edx]) in BRAND.into_iter().zip(brand) {
+        let named =
+            |leaf: &kvm_cpuid_entry2| leaf.function == function && leaf.eax | leaf.ebx | leaf.ecx != 0;
+        if function <= highest && !leaves.iter().any(named) {
+            leaves.retain(|leaf| leaf.function != function);
+            leaves.push(kvm_cpuid_entry2 { function, eax, ebx, ecx, edx, ..Default::default() });
+        }
+    }
+}
+
+/// Hides virtualization from the guest: it cannot be a host itself.
+fn hide_nested(leaf: &mut kvm_cpuid_entry2) {
+    match leaf.function {
+        1 => leaf.ecx &= !VMX,
+        0x8000_0001 => leaf.ecx &= !SVM,
+        // SVM's revision and features.
+        0x8000_000a => clear(leaf),
+        _ => {}
+    }
+}
+
+/// Hides performance counters from the guest.
+fn hide_pmu(leaf: &mut kvm_cpuid_entry2) {
+    match leaf.function {
+        1 => {
+            leaf.ecx &= !(PDCM | DEBUG_STORE_ECX);
+            leaf.edx &= !DEBUG_STORE;
+        }
+        7 if leaf.index == 0 => leaf.edx &= !ARCH_LBR,
+        0x8000_0001 => leaf.ecx &= !PERFCTR,
+        // Intel: counters, their newer description, last branch records. AMD: counters and branch records.
+        0xa | 0x1c | 0x23 | 0x8000_0022 => clear(leaf),
+        _ => {}
+    }
+}
+
+/// Makes a leaf one that reports nothing.
+fn clear(leaf: &mut kvm_cpuid_entry2) {
+    (leaf.eax, leaf.ebx, leaf.ecx, leaf.edx) = (0, 0, 0, 0);
 }
 
 /// Returns the subleaves of leaf 0xb or 0x1f: threads of a core, cores of the package, end.
@@ -174,9 +259,38 @@ mod tests {
         *all.iter().find(|leaf| (leaf.function, leaf.index) == (function, index)).unwrap()
     }
 
+    /// The same host, AMD's.
+    fn amd() -> CpuId {
+        let mut host = host();
+        let vendor = &mut host.as_mut_slice()[0];
+        (vendor.ebx, vendor.ecx, vendor.edx) = (0x6874_7541, 0x444d_4163, 0x6974_6e65);
+        host
+    }
+
+    #[test]
+    fn the_processor_has_its_name_and_intels_reserved_bits_are_clear() {
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true, CpuFeatures::default()).unwrap();
+        assert_eq!(
+            find(&cpuid, 0x8000_0008, 0),
+            leaf(0x8000_0008, 0, [0x3030, 0, 0x500f, 0]),
+            "as KVM has it"
+        );
+        let name: Vec<u8> = BRAND
+            .iter()
+            .map(|&function| find(&cpuid, function, 0))
+            .flat_map(|leaf| [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx])
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        assert!(name.iter().any(u8::is_ascii_alphabetic), "{name:?}");
+        let mut named = vec![leaf(0x8000_0000, 0, [0x8000_001e, 0, 0, 0]), leaf(BRAND[0], 0, [1, 2, 3, 4])];
+        add_brand(&mut named, [[9; 4]; 3]);
+        assert_eq!(named[1].eax, 1, "a name of KVM's stays");
+        assert_eq!(named.len(), 4);
+    }
+
     #[test]
     fn leaf_1_tells_hypervisor_deadline_timer_and_apic_id() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 3, true).unwrap();
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 3, true, CpuFeatures::default()).unwrap();
         let one = find(&cpuid, 1, 0);
         assert_eq!(one.ebx, 0x0304_0800);
         assert_eq!(one.ecx & (HYPERVISOR | TSC_DEADLINE), HYPERVISOR | TSC_DEADLINE);
@@ -185,7 +299,7 @@ mod tests {
 
     #[test]
     fn a_single_vcpu_has_no_siblings() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 1 }, 0, false).unwrap();
+        let cpuid = for_vcpu(&amd(), Topology { vcpus: 1 }, 0, false, CpuFeatures::default()).unwrap();
         let one = find(&cpuid, 1, 0);
         assert_eq!(one.edx & HTT, 0);
         assert_eq!(one.ecx & TSC_DEADLINE, 0);
@@ -195,7 +309,7 @@ mod tests {
 
     #[test]
     fn the_hosts_topology_does_not_show() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 5 }, 4, true).unwrap();
+        let cpuid = for_vcpu(&amd(), Topology { vcpus: 5 }, 4, true, CpuFeatures::default()).unwrap();
         assert_eq!((find(&cpuid, 0xb, 0).eax, find(&cpuid, 0xb, 0).ebx), (0, 1));
         let cores = find(&cpuid, 0xb, 1);
         assert_eq!((cores.eax, cores.ebx, cores.ecx, cores.edx), (3, 5, 0x201, 4));
@@ -211,7 +325,7 @@ mod tests {
     fn many_vcpus_have_ids_of_their_own() {
         for (vcpus, bits) in [(17, 5), (32, 5), (33, 6), (64, 6)] {
             let last = vcpus - 1;
-            let cpuid = for_vcpu(&host(), Topology { vcpus }, last, true).unwrap();
+            let cpuid = for_vcpu(&amd(), Topology { vcpus }, last, true, CpuFeatures::default()).unwrap();
             let [vcpus, last] = [vcpus, last].map(u32::from);
             assert_eq!(find(&cpuid, 1, 0).ebx >> 16, last << 8 | vcpus);
             let cores = find(&cpuid, 0xb, 1);
@@ -224,10 +338,48 @@ mod tests {
 
     #[test]
     fn only_the_last_level_cache_is_shared() {
-        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true).unwrap();
+        let cpuid = for_vcpu(&host(), Topology { vcpus: 4 }, 0, true, CpuFeatures::default()).unwrap();
         assert_eq!((find(&cpuid, 4, 0).eax >> 14) & 0xfff, 0);
         assert_eq!((find(&cpuid, 4, 3).eax >> 14) & 0xfff, 3);
         assert_eq!(find(&cpuid, 4, 3).eax >> 26, 3);
+    }
+
+    /// Returns what a machine with `features` reports in a leaf of a host that has every bit set.
+    fn of_all(features: CpuFeatures, function: u32) -> [u32; 4] {
+        let functions = [0, 1, 7, 0xa, 0x1c, 0x23, 0x8000_0001, 0x8000_000a, 0x8000_0022];
+        let leaves = functions.map(|function| leaf(function, 0, [u32::MAX; 4]));
+        let host = CpuId::from_entries(&leaves).unwrap();
+        let cpuid = for_vcpu(&host, Topology { vcpus: 1 }, 0, true, features).unwrap();
+        let leaf = find(&cpuid, function, 0);
+        [leaf.eax, leaf.ebx, leaf.ecx, leaf.edx]
+    }
+
+    #[test]
+    fn a_guest_is_a_host_only_on_request() {
+        let nested = CpuFeatures { nested: true, ..CpuFeatures::default() };
+        for (features, there) in [(CpuFeatures::default(), false), (nested, true)] {
+            assert_eq!(of_all(features, 1)[2] & 1 << 5 != 0, there, "VMX");
+            assert_eq!(of_all(features, 0x8000_0001)[2] & 1 << 2 != 0, there, "SVM");
+            assert_eq!(of_all(features, 0x8000_000a), if there { [u32::MAX; 4] } else { [0; 4] });
+            assert_eq!(of_all(features, 0xa), [0; 4]);
+        }
+    }
+
+    #[test]
+    fn a_guest_has_performance_counters_only_on_request() {
+        let pmu = CpuFeatures { pmu: true, ..CpuFeatures::default() };
+        for (features, there) in [(CpuFeatures::default(), false), (pmu, true)] {
+            for function in [0xa, 0x1c, 0x23, 0x8000_0022] {
+                assert_eq!(of_all(features, function), if there { [u32::MAX; 4] } else { [0; 4] });
+            }
+            for bit in [23, 24, 28] {
+                assert_eq!(of_all(features, 0x8000_0001)[2] >> bit & 1, u32::from(there), "bit {bit}");
+            }
+            assert_eq!(of_all(features, 1)[2] >> 15 & 1, u32::from(there), "PDCM");
+            assert_eq!(of_all(features, 1)[3] >> 21 & 1, u32::from(there), "debug store");
+            assert_eq!(of_all(features, 7)[3] >> 19 & 1, u32::from(there), "last branch records");
+            assert_eq!(of_all(features, 1)[2] >> 5 & 1, 0, "VMX");
+        }
     }
 
     #[test]

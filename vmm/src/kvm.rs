@@ -3,13 +3,20 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
-use kvm_bindings::{KVM_API_VERSION, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS};
-use kvm_ioctls::{Cap, Kvm};
+use kvm_bindings::{
+    KVM_API_VERSION, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_GUEST_MODE, KVM_PMU_CAP_DISABLE, KVM_SYNC_X86_REGS,
+    KVM_SYNC_X86_SREGS, kvm_enable_cap,
+};
+use kvm_ioctls::{Cap, Kvm, VmFd};
 
-use crate::error::KvmError;
+use crate::error::{KvmError, StartError};
 
 /// `KVM_CAP_BINARY_STATS_FD` of `linux/kvm.h` (Linux 5.14), which kvm-ioctls does not name.
 const KVM_CAP_BINARY_STATS_FD: libc::c_ulong = 203;
+/// `KVM_CAP_X86_GUEST_MODE` as kvm-ioctls takes it.
+const GUEST_MODE: libc::c_ulong = KVM_CAP_X86_GUEST_MODE as libc::c_ulong;
+/// `KVM_CAP_PMU_CAPABILITY` as kvm-ioctls takes it.
+const PMU_CAPABILITY: libc::c_ulong = KVM_CAP_PMU_CAPABILITY as libc::c_ulong;
 
 /// Capabilities of this host's KVM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +33,12 @@ pub struct Capabilities {
     pub recommended_vcpus: usize,
     /// `KVM_CAP_TSC_DEADLINE_TIMER`: the guest's APIC timer needs no calibration.
     pub tsc_deadline: bool,
+    /// `KVM_CAP_PMU_CAPABILITY` with `KVM_PMU_CAP_DISABLE`: a VM may be without counters (Linux 5.18).
+    pub pmu_can_be_off: bool,
+    /// `KVM_CAP_X86_GUEST_MODE`: the run page reports that a vCPU runs a guest of the guest (Linux 6.11).
+    pub nested_in_run_page: bool,
+    /// `KVM_CAP_NESTED_STATE`: KVM reports on request that a vCPU runs a guest of the guest (Linux 4.20).
+    pub nested_state: bool,
 }
 
 impl Capabilities {
@@ -76,7 +89,19 @@ pub fn capabilities(kvm: &Kvm) -> Capabilities {
         max_vcpus: kvm.get_max_vcpus(),
         recommended_vcpus: kvm.get_nr_vcpus(),
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
+        pmu_can_be_off: u32::try_from(kvm.check_extension_raw(PMU_CAPABILITY))
+            .is_ok_and(|flags| flags & KVM_PMU_CAP_DISABLE != 0),
+        nested_in_run_page: kvm.check_extension_raw(GUEST_MODE) > 0,
+        nested_state: kvm.check_extension(Cap::NestedState),
     }
+}
+
+/// Takes the performance counters from a VM that has no vCPUs yet. Without this KVM makes them and saves and
+/// restores them at entries, even if CPUID hides them.
+pub(crate) fn disable_pmu(vm: &VmFd) -> Result<(), StartError> {
+    let mut request = kvm_enable_cap { cap: KVM_CAP_PMU_CAPABILITY, ..Default::default() };
+    request.args[0] = u64::from(KVM_PMU_CAP_DISABLE);
+    vm.enable_cap(&request).map_err(StartError::kvm("make a VM without performance counters"))
 }
 
 /// Fails with the name of the first capability that a machine cannot do without.

@@ -49,10 +49,11 @@ pub mod x86;
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
 pub use config::{
-    Console, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload, VmConfig, Vsock,
+    Console, CpuFeatures, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload,
+    VmConfig, Vsock,
 };
 pub use counters::{CounterSum, Counters};
-pub use end::MachineEnd;
+pub use end::{MachineEnd, TRIPLE_FAULT};
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{InjectionCount, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};

@@ -28,6 +28,7 @@ use crate::probe::ProbeSet;
 use crate::regions::{self, Region};
 use crate::serial::{COM1_IRQ, COM2_IRQ, SerialPort};
 use crate::vcpu::kick::{self, TickTimer};
+use crate::vcpu::nested::NestedQuery;
 use crate::vcpu::{self, run::VcpuThread};
 
 /// I/O port: a write of 8, 16 or 32 bits ends the machine with [`MachineEnd::Exited`].
@@ -74,8 +75,18 @@ impl<O: Observer> Machine<O> {
     /// A reason why this host cannot run this machine. All that was started until then is stopped and
     /// released.
     pub fn start(config: VmConfig, mut make: impl FnMut(u8) -> O) -> Result<Self, StartError> {
-        let VmConfig { kvm, vcpus, memory_bytes, huge_pages, payload, disks, console, second_console, extra } =
-            config;
+        let VmConfig {
+            kvm,
+            vcpus,
+            memory_bytes,
+            huge_pages,
+            cpu,
+            payload,
+            disks,
+            console,
+            second_console,
+            extra,
+        } = config;
         if !(1..=MAX_VCPUS).contains(&vcpus) {
             return Err(StartError::Vcpus { asked: vcpus });
         }
@@ -97,6 +108,9 @@ impl<O: Observer> Machine<O> {
 
         let vm = Arc::new(kvm.create_vm().map_err(StartError::kvm("make a VM"))?);
         prepare(&vm, &memory)?;
+        if !cpu.pmu && capabilities.pmu_can_be_off {
+            kvm::disable_pmu(&vm)?;
+        }
         let (devices, pci) = Devices::start(disks, extra, &vm, &memory)?;
         let regions = regions::machine_regions(devices.names());
         let tally = InjectionTally::new("serial port");
@@ -119,7 +133,7 @@ impl<O: Observer> Machine<O> {
         let mut counters = Vec::with_capacity(usize::from(vcpus));
         for id in 0..vcpus {
             let topology = Topology { vcpus };
-            let cpuid = cpuid::for_vcpu(&supported, topology, id, capabilities.tsc_deadline)?;
+            let cpuid = cpuid::for_vcpu(&supported, topology, id, capabilities.tsc_deadline, cpu)?;
             let entry = (id == 0).then_some(&entry);
             let fd = vcpu::build(&vm, id, &cpuid, entry, &capabilities)?;
             counters.push(if capabilities.stats_fd { Counters::open(&fd).ok() } else { None });
@@ -134,6 +148,7 @@ impl<O: Observer> Machine<O> {
             memory: memory.clone(),
             probes: probes.clone(),
             registers_in_page: capabilities.registers_in_run_page(),
+            nested: NestedQuery::new(cpu, &capabilities),
         };
         let vcpus = launch((0..).zip(built).map(make_vcpu))?;
         Ok(Self { vcpus, devices, control, bus, memory, probes, regions, counters, injections })

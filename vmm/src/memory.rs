@@ -6,6 +6,8 @@
 //! 0x1_0000_0000  high RAM           what does not fit below the hole
 //! ```
 
+mod aligned;
+
 use kvm_bindings::kvm_userspace_memory_region;
 use kvm_ioctls::VmFd;
 use vm_memory::{
@@ -99,11 +101,7 @@ pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, Start
         let length = usize::try_from(length).map_err(|error| failed(error.to_string()))?;
         ranges.push((GuestAddress(start), length));
     }
-    let memory = if huge_pages {
-        map_huge(bytes, &ranges)?
-    } else {
-        GuestMemoryMmap::from_ranges(&ranges).map_err(|error| failed(error.to_string()))?
-    };
+    let memory = if huge_pages { map_huge(bytes, &ranges)? } else { map_small(bytes, &ranges)? };
     // A core dump would hold the guest's secrets, and be as large as its memory.
     advise(&memory, libc::MADV_DONTDUMP).map_err(|error| failed(error.to_string()))?;
     if !huge_pages {
@@ -111,6 +109,18 @@ pub(crate) fn map(bytes: u64, huge_pages: bool) -> Result<GuestMemoryMmap, Start
         drop(advise(&memory, libc::MADV_HUGEPAGE));
     }
     Ok(memory)
+}
+
+/// Maps memory in pages of 4 KiB that the host can join to large ones.
+fn map_small(bytes: u64, ranges: &[(GuestAddress, usize)]) -> Result<GuestMemoryMmap, StartError> {
+    let failed = |reason: String| StartError::MemoryMap { asked: bytes, reason };
+    let mut regions = Vec::with_capacity(ranges.len());
+    for (start, length) in ranges {
+        let region = aligned::map(*length).map_err(|error| failed(error.to_string()))?;
+        let region = GuestRegionMmap::new(region, *start);
+        regions.push(region.ok_or_else(|| failed("it does not fit into the address space".to_owned()))?);
+    }
+    GuestMemoryMmap::from_regions(regions).map_err(|error| failed(error.to_string()))
 }
 
 /// Maps memory in huge pages that the host has reserved.
@@ -218,6 +228,25 @@ mod tests {
                 matches!(map(bytes, false), Err(StartError::MemorySize { asked }) if asked == bytes),
                 "{bytes}"
             );
+        }
+    }
+
+    #[test]
+    fn memory_is_aligned_whatever_its_size() {
+        // Mappings of other sizes move what follows them.
+        let sizes = [
+            HUGE_PAGE,
+            64 << 20,
+            HUGE_PAGE + PAGE,
+            5 * HUGE_PAGE + 7 * PAGE,
+            HOLE_START + 3 * HUGE_PAGE + PAGE,
+        ];
+        let kept: Vec<_> = sizes.iter().cycle().take(24).map(|&bytes| (bytes, map(bytes, false))).collect();
+        for (bytes, memory) in kept {
+            for region in memory.unwrap().iter() {
+                let offset = (region.as_ptr() as u64).wrapping_sub(region.start_addr().0) % HUGE_PAGE;
+                assert_eq!(offset, 0, "{bytes} bytes, the part at {:#x}", region.start_addr().0);
+            }
         }
     }
 

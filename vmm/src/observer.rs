@@ -113,6 +113,11 @@ impl<M> TickContext<'_, M> {
 pub trait ActivitySource: fmt::Debug {
     /// Returns the activity; `None` if it is unknown.
     fn activity(&self) -> Option<Activity>;
+
+    /// Returns true if the vCPU executed a guest of the guest: its registers are that one's then.
+    fn in_nested_guest(&self) -> bool {
+        false
+    }
 }
 
 /// An own vCPU: KVM is asked, which costs one ioctl.
@@ -147,6 +152,12 @@ impl<M> Tick<'_, M> {
     /// guest is probably halted.
     pub fn activity(&self) -> Option<Activity> {
         self.source.activity()
+    }
+
+    /// Returns true if the vCPU executed a guest of the guest. The registers are that one's then, and its
+    /// addresses mean nothing in the guest's memory. May cost an ioctl where guests may be hosts.
+    pub fn in_nested_guest(&self) -> bool {
+        self.source.in_nested_guest()
     }
 }
 

@@ -182,6 +182,7 @@ const TYPE_MASK: u64 = 0xff00;
 const KVM_RUN: u64 = 0xae80;
 const KVM_GET_MP_STATE: u64 = 0x8004_ae98;
 const KVM_GET_REGS: u64 = 0x8090_ae81;
+const KVM_SET_REGS: u64 = 0x4090_ae82;
 const KVM_GET_SREGS: u64 = 0x8138_ae83;
 const KVM_GET_VCPU_EVENTS: u64 = 0x8040_ae9f;
 const KVM_GET_NESTED_STATE: u64 = 0xc080_aebe;
@@ -260,6 +261,8 @@ fn rules_of(kind: ThreadKind) -> Result<Rules, WallError> {
                 KVM_GET_MP_STATE,
                 KVM_GET_REGS,
                 KVM_GET_SREGS,
+                // A probe that replaces an instruction which loads RDI loads it.
+                KVM_SET_REGS,
                 KVM_GET_VCPU_EVENTS,
                 KVM_GET_NESTED_STATE,
                 KVM_SIGNAL_MSI,

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use images::contents::ImageFormat;
+
 use super::TEMPLATE;
+use super::parse::format_parser;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,6 +33,10 @@ pub enum ImageCommand {
 pub struct InspectArgs {
     /// Disk image, raw or qcow2
     pub image: PathBuf,
+
+    /// Format of the image, instead of that of its first bytes, which a guest can write
+    #[arg(long, value_name = "FORMAT", value_parser = format_parser())]
+    pub format: Option<ImageFormat>,
 
     /// Print JSON (docs/json.md)
     #[arg(long)]

@@ -7,6 +7,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use host::choice::HostChoice;
 use host::network::NetworkKind;
 use host::protocol::Then;
+use images::contents::ImageFormat;
 use profile::boot::PHASES;
 use profile::report::By;
 use profile::{ClockKind, Sort};
@@ -293,6 +294,15 @@ pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
         ("auto", "This machine's KVM if it can run a kernel, else the portable host", HostChoice::Auto),
         ("kvm", "This machine's KVM", HostChoice::Kvm),
         ("portable", "The portable host", HostChoice::Portable),
+        ("tcg", "QEMU's software emulation, without KVM", HostChoice::Tcg),
+    ])
+}
+
+/// Returns the parser of `--format`.
+pub fn format_parser() -> impl TypedValueParser<Value = ImageFormat> {
+    named(&[
+        ("raw", "The bytes of the disk as the guest sees them", ImageFormat::Raw),
+        ("qcow2", "A qcow2 image", ImageFormat::Qcow2),
     ])
 }
 

@@ -14,17 +14,19 @@ use std::path::Path;
 use host::choice::{self, Chosen, Host};
 use host::half;
 use host::link::Link;
-use host::network::NetworkSpec;
+use host::network::{NetworkSpec, Plugged};
 use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
+use host::tcg;
 use host::vsock::Listening;
+use images::contents::ImageFormat;
 use images::{self, BootPayload, BootPlan, ImageError};
 use profile::store::CreateError;
 use profile::{Sink, live};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
-use vmm::{DiskMode, MachineEnd};
+use vmm::{CpuFeatures, DiskMode, MachineEnd};
 
 use crate::args::{ConsoleDevice, RunArgs};
 use crate::cmdline::cmdline;
@@ -62,25 +64,39 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     if !args.recording.quiet {
-        for sentence in plan.choice.iter().chain([&chosen.sentence()]) {
+        for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
         }
     }
-    if matches!(chosen.host, Host::Portable(_)) {
+    if matches!(chosen.host, Host::Tcg(_)) {
+        refuse_without_kvm(args)?;
+    }
+    if !matches!(chosen.host, Host::Kvm) {
         memory::check(args.memory)?;
-        plan.spec.machine.cmdline = spec::patient(&plan.spec.machine.cmdline);
+        let slow = if matches!(chosen.host, Host::Tcg(_)) { spec::emulated } else { spec::patient };
+        plan.spec.machine.cmdline = slow(&plan.spec.machine.cmdline);
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
-    let recorded =
-        recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
-    if recorded.outcome.host_restarts > 0 {
-        eprintln!(
-            "vprof: the portable host froze early and was started again, {}",
-            text::units::counted(recorded.outcome.host_restarts.into(), "time")
-        );
+    recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))
+}
+
+/// Refuses what only a guest on KVM can have.
+fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
+    let given = [
+        ("--exact", args.exact, "its probes need KVM"),
+        ("--vsock", args.vsock.is_some(), "its device needs KVM"),
+        ("--huge-pages", args.huge_pages, "the guest's memory is QEMU's"),
+        (
+            "--console-device virtio",
+            args.console_device == ConsoleDevice::Virtio,
+            "the console is the serial port",
+        ),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        Some((option, _, reason)) => Err(Error::Usage(UsageError::NeedsKvm { option, reason })),
+        None => Ok(()),
     }
-    Ok(recorded)
 }
 
 /// Plan of a run before its host is chosen.
@@ -99,6 +115,7 @@ impl RunPlan {
     fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
         let request = images::BootRequest {
             image: &args.image,
+            format: args.format.first().copied(),
             kernel: args.kernel.as_deref(),
             initrd: args.initrd.as_deref(),
         };
@@ -113,14 +130,18 @@ impl RunPlan {
             triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
         let image_disk = loaded.is_disk.then_some(&args.image);
-        let disks: Vec<DiskSpec> = image_disk
-            .into_iter()
-            .chain(&args.disk)
-            // The portable host's QEMU runs with the same working directory, but interprets relative names
-            // like `nbd:x`.
-            .map(|path| std::path::absolute(path).unwrap_or_else(|_| path.clone()))
-            .map(|path| DiskSpec::new(path, disk_mode(args)))
-            .collect::<Result<_, _>>()?;
+        let paths: Vec<_> = image_disk.into_iter().chain(&args.disk).collect();
+        let format = |n| format_of(&args.format, n, paths.len());
+        let disks: Vec<DiskSpec> = paths
+            .iter()
+            .enumerate()
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
+            // something to it that absolute ones do not.
+            .map(|(n, path)| {
+                let absolute = std::path::absolute(path).unwrap_or_else(|_| (*path).clone());
+                Ok(DiskSpec::new(absolute, format(n)?, disk_mode(args))?)
+            })
+            .collect::<Result<_, Error>>()?;
         let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
         let vsock =
             args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
@@ -133,6 +154,7 @@ impl RunPlan {
                 vcpus: args.cpus,
                 memory_bytes: args.memory,
                 huge_pages: args.huge_pages,
+                cpu: CpuFeatures { nested: args.nested, pmu: args.pmu },
                 cmdline,
                 disks,
                 network,
@@ -142,11 +164,36 @@ impl RunPlan {
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
+            retries: args.retry.unwrap_or(0),
             policy: args.seccomp,
             waits: triggers,
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
         };
         Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
+    }
+
+    /// Warnings about disks whose names say raw and whose first bytes say qcow2.
+    fn doubts(&self, args: &RunArgs) -> Vec<String> {
+        let disks = self.spec.machine.disks.iter().filter(|_| args.format.is_empty());
+        let doubtful = disks.filter(|disk| disk.format.contradicts_name(&disk.path));
+        let warning = |disk: &DiskSpec| {
+            format!(
+                "warning: {} is qcow2 by its first bytes, which the guest of a raw disk can write: give --format qcow2 or \
+                 --format raw",
+                text::clean::escaped(&disk.path.to_string_lossy())
+            )
+        };
+        doubtful.map(warning).collect()
+    }
+}
+
+/// Returns the format of disk `n` of so many, if it was given.
+fn format_of(formats: &[ImageFormat], n: usize, disks: usize) -> Result<Option<ImageFormat>, UsageError> {
+    match formats {
+        [] => Ok(None),
+        [all] => Ok(Some(*all)),
+        list if list.len() == disks => Ok(list.get(n).copied()),
+        list => Err(UsageError::Formats { formats: list.len(), disks }),
     }
 }
 
@@ -283,6 +330,14 @@ async fn start(
             let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
             half::run(&spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
         }
+        Host::Tcg(qemu) => {
+            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
+            let sink = create(args.recording.force)?;
+            let outcome = tcg::run(qemu, &spec, network, payload, sink, link).await;
+            // Only now may another vprof have the disks.
+            drop(disks);
+            Ok(outcome?)
+        }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {
                 create(args.recording.force || restarts > 0)
@@ -319,7 +374,7 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
         MachineEnd::Exited(code) => match u8::try_from(*code) {
             Ok(0) => Ok(ExitCode::Done),
             Ok(code) => Ok(ExitCode::Guest(code)),
-            Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
+            Err(_) => Err(Error::Guest(format!("it reported {code} as exit status, which ends at 255"))),
         },
         MachineEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
             "it started another kernel (kexec), and its command ended with the first{}",
@@ -340,6 +395,25 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn formats_are_for_all_disks_or_one_for_each() {
+        use ImageFormat::{Qcow2, Raw};
+        use clap::Parser;
+        let formats = |words: &[&str]| {
+            let words = [&["vprof", "run", "x.img"][..], words].concat();
+            let cli = crate::args::Cli::try_parse_from(words).unwrap();
+            let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
+            args.format
+        };
+        assert_eq!(format_of(&formats(&[]), 0, 2).unwrap(), None);
+        assert_eq!(format_of(&formats(&["--format", "raw"]), 1, 2).unwrap(), Some(Raw));
+        let both = formats(&["--format", "qcow2,raw", "--disk", "y.img"]);
+        assert_eq!([0, 1].map(|n| format_of(&both, n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
+        let refused = format_of(&both, 0, 3).unwrap_err().to_string();
+        assert!(refused.contains("2 formats for 3 disks"), "{refused}");
+        assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
+    }
 
     #[test]
     fn a_console_file_is_private_and_never_a_profile() {

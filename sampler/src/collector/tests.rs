@@ -125,6 +125,34 @@ fn entry_of_an_interrupt_is_not_the_tasks() {
 }
 
 #[test]
+fn a_guest_of_the_guest_is_its_task_in_the_kernel_under_a_name_of_its_own() {
+    let mut resolver = SampleResolver::new(0);
+    let mut batch = Batch::default();
+    resolver.kernel_found(Arc::new(EntryNames), None, &mut batch);
+    let qemu = task(5, "qemu");
+    let nested = |serving| SampleRecord {
+        nested: true,
+        current: hit(0, 0, serving, Some(qemu)).current,
+        ..SampleRecord::default()
+    };
+    for serving in [IrqContext::Task, IrqContext::Task, IrqContext::HardIrq] {
+        resolver.sample(0, &nested(serving), None, &mut batch);
+    }
+    let samples: Vec<_> = batch.samples.iter().map(|s| (s.mode, s.instance, s.frame, s.stack)).collect();
+    assert_eq!(
+        samples,
+        [
+            (Mode::Kernel, Some(1), 1, None),
+            (Mode::Kernel, Some(1), 1, None),
+            (Mode::HardIrq, Some(1), 1, None)
+        ]
+    );
+    let frames: Vec<_> = batch.frames.iter().map(|frame| frame.symbol.as_deref()).collect();
+    assert_eq!(frames, [Some("[nested guest]")]);
+    assert_eq!(resolver.candidate, None, "its page tables lead to another kernel");
+}
+
+#[test]
 fn kernel_code_gives_candidates_and_unknown_code_a_request() {
     let mut resolver = SampleResolver::new(0);
     let mut batch = Batch::default();

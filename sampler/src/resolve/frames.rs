@@ -16,6 +16,8 @@ use text::clean;
 /// row.
 const REMEMBERED: usize = 262_144;
 
+/// Name of all code of guests of the guest.
+pub(crate) const NESTED_GUEST: &str = "[nested guest]";
 /// Module of code in memory without a file, which a program has made itself.
 const ANONYMOUS: &str = "anonymous";
 /// Module of such code that the program has named.
@@ -70,6 +72,7 @@ enum FrameKey {
         of: ReasonSubject,
         why: String,
     },
+    NestedGuest,
 }
 
 /// A function of the kernel.
@@ -208,6 +211,18 @@ impl FrameTable {
         let (kind, symbol) = (FrameKind::Reason, Some(clean::printable(why)));
         let module = Some(of.name().to_owned());
         rows.push(FrameRow { id, kind, symbol, module, ..FrameRow::default() });
+        id
+    }
+
+    /// Returns the row id of all code of guests of the guest. It has an address that no code has, since it is
+    /// not canonical.
+    pub(crate) fn nested_guest(&mut self, rows: &mut Vec<FrameRow>) -> u32 {
+        if let Some(&id) = self.known.get(&FrameKey::NestedGuest) {
+            return id;
+        }
+        let id = self.add(FrameKey::NestedGuest);
+        let (kind, symbol) = (FrameKind::Kernel, Some(NESTED_GUEST.to_owned()));
+        rows.push(FrameRow { id, address: 1 << 63, kind, symbol, ..FrameRow::default() });
         id
     }
 

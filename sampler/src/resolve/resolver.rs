@@ -374,6 +374,9 @@ impl SampleResolver {
     }
 
     fn kernel_frame(&mut self, record: &SampleRecord, batch: &mut Batch) -> u32 {
+        if record.nested {
+            return self.frames.nested_guest(&mut batch.frames);
+        }
         if record.rip & KERNEL_HALF != 0 && record.long_mode {
             self.candidate = Some((record.cr3, record.five_level));
         }

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
-use crate::control::{Control, PauseGuard};
+use crate::control::{Control, PauseLimit};
 use crate::x86::PAGE;
 pub(crate) use table::{ProbeTable, is_probe_port};
 
@@ -51,7 +51,8 @@ const DS: u8 = 0x3e;
 /// Opcode of OUT imm8, AL.
 const OUT: u8 = 0xe6;
 
-/// Limit for pausing all vCPUs. They need microseconds, unless a device or the host delays one.
+/// Limit for pausing all vCPUs from another thread. They need microseconds, unless a device or the host
+/// delays one.
 const PAUSE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Place and kind of a probe.
@@ -242,7 +243,10 @@ impl ProbeSet {
         if count == 0 || count > MAX_PROBES || unusable || sites.iter().enumerate().any(twice) {
             return Err(ProbeError::Points { count });
         }
-        let _paused = self.pause(false)?;
+        let _paused = self
+            .control
+            .pause(false, PauseLimit::Time(PAUSE_LIMIT))
+            .map_err(|missing| ProbeError::NotPaused { missing })?;
         let mut planted = self.lock();
         if planted.closed || self.control.stopping() {
             return Err(ProbeError::Ended);
@@ -271,23 +275,31 @@ impl ProbeSet {
     ///
     /// [`ProbeError::NotPaused`]: the probes are still set.
     pub fn withdraw(&self) -> Result<Option<Withdrawal>, ProbeError> {
-        self.withdraw_for(false, WithdrawReason::Requested)
+        self.withdraw_for(WithdrawReason::Requested)
     }
 
-    /// Removes all probes on a vCPU's own thread, which has no I/O pending.
+    /// Removes all probes on a vCPU's own thread, which has no I/O pending. Waits for the other vCPUs,
+    /// however long they take: the guest would otherwise read its code with the probes in it.
+    ///
+    /// # Errors
+    ///
+    /// [`ProbeError::NotPaused`]: the machine is to be stopped, and the calling thread must not enter the
+    /// guest again.
     pub(crate) fn withdraw_on_vcpu(&self) -> Result<Option<Withdrawal>, ProbeError> {
-        self.withdraw_for(true, WithdrawReason::Observer)
+        self.withdraw_for(WithdrawReason::Observer)
     }
 
     /// Removes all probes and rejects new ones: the machine has ended, or should have.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
         // A vCPU thread that hangs may still run the guest, whose code must not change then.
-        let _hung = self.withdraw_for(false, WithdrawReason::Ended);
+        let _hung = self.withdraw_for(WithdrawReason::Ended);
     }
 
-    fn withdraw_for(&self, vcpu: bool, reason: WithdrawReason) -> Result<Option<Withdrawal>, ProbeError> {
-        let _paused = self.pause(vcpu)?;
+    fn withdraw_for(&self, reason: WithdrawReason) -> Result<Option<Withdrawal>, ProbeError> {
+        let vcpu = reason == WithdrawReason::Observer;
+        let limit = if vcpu { PauseLimit::Stop } else { PauseLimit::Time(PAUSE_LIMIT) };
+        let _paused = self.control.pause(vcpu, limit).map_err(|missing| ProbeError::NotPaused { missing })?;
         let mut planted = self.lock();
         let sites = std::mem::take(&mut planted.sites);
         if sites.is_empty() {
@@ -315,10 +327,6 @@ impl ProbeSet {
     /// Returns true as long as probes are set.
     pub fn are_set(&self) -> bool {
         !self.lock().sites.is_empty()
-    }
-
-    fn pause(&self, vcpu: bool) -> Result<PauseGuard<'_>, ProbeError> {
-        self.control.pause(vcpu, PAUSE_LIMIT).map_err(|missing| ProbeError::NotPaused { missing })
     }
 
     /// Reads the instruction at a point; `None` where there is no memory.

@@ -142,3 +142,65 @@ fn memory_is_unchanged_if_a_vcpu_does_not_pause() {
     assert_eq!(refused, Err(ProbeError::NotPaused { missing: 1 }));
     assert_eq!(all(&memory)[..5], PROBE_NOP);
 }
+
+/// Starts a thread that stands for vCPU 1 of two: it serves its exit for `delay`, then parks when it is asked
+/// to until the machine is stopped.
+fn late_vcpu(control: &Arc<Control>, delay: Duration) -> std::thread::JoinHandle<()> {
+    let (control, (ready, started)) = (Arc::clone(control), std::sync::mpsc::channel());
+    let thread = std::thread::spawn(move || {
+        let _here = control.register(1);
+        ready.send(()).unwrap();
+        std::thread::sleep(delay);
+        while !control.stopping() {
+            control.park();
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    });
+    started.recv().unwrap();
+    thread
+}
+
+/// Returns the probes of a machine with two running vCPUs, of which no thread exists yet, with one probe set.
+fn running_machine() -> (ProbeSet, GuestMemoryMmap, Arc<Control>) {
+    kick::install_handler().unwrap();
+    let memory = GuestMemoryMmap::from_ranges(&[(GuestAddress(0), 0x3000)]).unwrap();
+    memory.write_slice(&PROBE_NOP, GuestAddress(0)).unwrap();
+    let control = Arc::new(Control::new(2).unwrap());
+    let probes = ProbeSet::new(Arc::clone(&control), memory.clone());
+    probes.write(&site(0, 0), &Instruction::probe(&site(0, 0)));
+    probes.lock().sites =
+        vec![(site(0, 0), Instruction { bytes: [0x0f, 0x1f, 0x44, 0, 0, DS, DS], length: 5 })];
+    (probes, memory, control)
+}
+
+#[test]
+fn a_vcpu_waits_until_the_probes_are_removed_however_late_another_parks() {
+    let (probes, memory, control) = running_machine();
+    let late = late_vcpu(&control, PAUSE_LIMIT + Duration::from_millis(500));
+    let here = control.register(0);
+    let withdrawn = probes.withdraw_on_vcpu().unwrap().unwrap();
+    assert_eq!(withdrawn, Withdrawal { reason: WithdrawReason::Observer, foreign: Vec::new() });
+    assert_eq!(all(&memory)[..5], PROBE_NOP);
+    control.finish(crate::MachineEnd::Stopped);
+    drop(here);
+    late.join().unwrap();
+}
+
+#[test]
+fn the_end_of_the_machine_ends_a_vcpus_wait() {
+    let (probes, _, control) = running_machine();
+    let late = late_vcpu(&control, Duration::from_secs(3));
+    let stopper = Arc::clone(&control);
+    let stop = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        stopper.finish(crate::MachineEnd::Stopped);
+    });
+    let here = control.register(0);
+    let start = std::time::Instant::now();
+    assert_eq!(probes.withdraw_on_vcpu(), Err(ProbeError::NotPaused { missing: 1 }));
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(control.stopping());
+    drop(here);
+    stop.join().unwrap();
+    late.join().unwrap();
+}

@@ -30,6 +30,7 @@ use vm_memory::GuestMemoryMmap;
 use super::dump;
 use super::exit::{self, ExitAction};
 use super::kick::{Kick, TickTimer};
+use super::nested::{NestedQuery, OwnVcpu};
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;
 use crate::control::Control;
@@ -56,6 +57,8 @@ pub(crate) struct VcpuThread<O> {
     pub probes: ProbeSet,
     /// True if KVM puts the registers into the run page at every exit.
     pub registers_in_page: bool,
+    /// Way to find out whether a tick hit a guest of the guest.
+    pub nested: NestedQuery,
 }
 
 /// Next step of a vCPU.
@@ -69,7 +72,7 @@ enum VcpuState {
 impl<O: Observer> VcpuThread<O> {
     /// Runs until the machine ends; returns the observer. `timer` was made on this thread.
     pub(crate) fn run(self, timer: TickTimer) -> O {
-        let Self { id, mut fd, mut observer, bus, control, memory, probes, registers_in_page } = self;
+        let Self { id, mut fd, mut observer, bus, control, memory, probes, registers_in_page, nested } = self;
         let page = NonNull::from(fd.get_kvm_run());
         // SAFETY: the page is unmapped when `fd` is dropped, which is below the scope of `kick`.
         let kick = unsafe { Kick::connect(page.as_ptr()) };
@@ -87,6 +90,7 @@ impl<O: Observer> VcpuThread<O> {
             origin: TickOrigin::default(),
             next: None,
             registers_in_page,
+            nested,
             kick,
             timer,
         };
@@ -144,6 +148,7 @@ struct RunningVcpu<'a, O> {
     /// Time from the next entry to the next tick, if the timer is not armed yet.
     next: Option<Duration>,
     registers_in_page: bool,
+    nested: NestedQuery,
     kick: Kick,
     timer: TickTimer,
 }
@@ -214,7 +219,8 @@ impl<O: Observer> RunningVcpu<'_, O> {
         self.next = self.with_registers(|vcpu, regs, sregs| {
             let due_ns = vcpu.timer.due_ns();
             let context = TickContext { due_ns, now_ns, in_run, regs, sregs, memory: vcpu.memory };
-            vcpu.observer.ticked(&Tick { context, blocked: false, source: &*vcpu.fd })
+            let source = OwnVcpu { fd: &*vcpu.fd, page: vcpu.page, nested: vcpu.nested };
+            vcpu.observer.ticked(&Tick { context, blocked: false, source: &source })
         })?;
         Ok(())
     }
@@ -250,11 +256,11 @@ impl<O: Observer> RunningVcpu<'_, O> {
             return now_ns;
         }
         let mut suspended = false;
-        if std::mem::take(&mut self.withdraw) {
+        if self.withdraw {
             suspended = true;
-            // If another vCPU hangs, the probes stay set, which the owner of the probes detects
-            // (`ProbeSet::are_set`).
-            let _still_set = self.probes.withdraw_on_vcpu();
+            // It fails only if the machine is to be stopped. The request stays, and `serve_kick` ends this
+            // vCPU.
+            self.withdraw = self.probes.withdraw_on_vcpu().is_err();
         }
         suspended |= self.control.park();
         if !suspended {

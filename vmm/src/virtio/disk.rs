@@ -17,7 +17,7 @@ pub(crate) const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
 /// Blocks whose bits are kept together.
 const GROUP: u64 = 4096;
-/// New blocks of a snapshot between two looks at the room for them: 16 MiB.
+/// New blocks of a snapshot between two checks of the room for them: 16 MiB.
 const LOOK: u64 = 4096;
 /// Part of a file system that snapshots leave to others: one in this many bytes, and at most [`MOST_LEFT`].
 const LEFT_PART: u64 = 20;
@@ -105,12 +105,12 @@ struct WriteOverlay {
     file: File,
     /// One bit per written block; groups without a written block are absent.
     written: HashMap<u64, Box<[u64; 64]>>,
-    /// New blocks that may be written before the next look at the room.
+    /// New blocks that may be written before the next check of the room.
     granted: u64,
     /// Reads the size of the file system and what is free of it, bytes.
     room: fn(&File) -> io::Result<(u64, u64)>,
     full: Arc<AtomicBool>,
-    /// It was told that there is no more room.
+    /// True once the lack of room was reported.
     told: bool,
 }
 
@@ -129,7 +129,7 @@ fn room(file: &File) -> io::Result<(u64, u64)> {
 
 impl WriteOverlay {
     /// Grants one more block, or fails while there is room for others still: the guest learns of it as of a
-    /// disk that fails, and everybody else on the file system goes on.
+    /// disk that fails, and the other users of the file system are not affected.
     fn grant(&mut self) -> io::Result<()> {
         if self.granted == 0 {
             let (all, free) = (self.room)(&self.file)?;

@@ -163,16 +163,16 @@ fn report() -> Report {
 
 const EXPECTED: &str = "\
 20.03 s of Linux 6.1.0-56-cloud-amd64 on 2 vCPUs, host: portable
-  The host was emulated: times are not those of a real machine, shares still
-    tell.
-  20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz asked for, uniform
+  The host was emulated: times are not those of a real machine; relative shares
+    are meaningful.
+  20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz requested, uniform
     clock, seed 42
-  20 ticks fell into the VMM, 3 came while the vCPU lacked a CPU: they count for
-    no share
+  20 ticks hit the VMM, 3 came while the vCPU lacked a CPU: they count for no
+    share
   0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
     of 100)
 
-vCPUs: where their samples hit, and how many met no guest
+vCPUs: states that samples hit, and ticks outside of the guest
   vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU
      0   10,000     0  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7       0
      1   10,000     1  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7     300
@@ -193,10 +193,10 @@ Functions
   10.0 %   9.0 - 11.0 %  100.0 ms  softirq  very_long_function_name_very_long_f…
    5.0 %    4.0 - 6.0 %   50.0 ms  hardirq  native_safe_halt
 
-Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks ended
-  properly; most others: no CFI for this \\x1b[2Jcode (2.9 %).
+Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks are
+  complete; most others: no CFI for this \\x1b[2Jcode (2.9 %).
 Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: `vprof
-  symbolize 'my profile.vprof' --debug-dir /usr/lib/debug` would name it by the
+  symbolize 'my profile.vprof' --debug-dir /usr/lib/debug` can name it by the
   debug file of build-id 3f1c9b0a.
 
 Missing
@@ -249,11 +249,11 @@ fn parts_and_cut_runs_are_shown() {
         "  Only process gzip, stacks with read\\x1b[2J, user code and interrupts, vCPU 1,\n    from 2.00 s.\n"
     ));
     assert!(!text.contains("emulated"));
-    assert!(!text.contains("started again"));
+    assert!(!text.contains("begun again"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
     assert!(
         render(&report, profile(), 4, PAGE)
-            .contains("  The host froze early and was started again, 2 times.\n")
+            .contains("  The host's emulation failed before this run, which was begun again 2 times.\n")
     );
 }
 

@@ -326,7 +326,7 @@ mod tests {
         // A twentieth of 1 GiB stays free, and what is granted at once has to fit.
         FREE.store((1 << 30) / 20 + LOOK * BLOCK, Ordering::Relaxed);
         for block in 0..LOOK {
-            store.write(block * BLOCK, &[1; BLOCK as usize]).unwrap();
+            store.write(block * BLOCK, &[1; 4096]).unwrap();
         }
         FREE.store((1 << 30) / 20 + LOOK * BLOCK - 1, Ordering::Relaxed);
         assert!(!full.load(Ordering::Relaxed));

@@ -178,7 +178,7 @@ mod tests {
         let all: usize = rows.iter().map(cost).sum();
         assert!(all <= WAITING && all > WAITING - 2 * (ROW + ROW_COST), "{all}");
         assert_eq!(dropped + kept as u64, 2_000_004);
-        assert_eq!(rows.last().expect("rows").bytes, b"last");
+        assert!(rows.last().expect("rows").bytes.ends_with(b"x\nlast"), "lines that come fast share a row");
     }
 
     #[test]

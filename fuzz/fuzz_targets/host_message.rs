@@ -116,7 +116,6 @@ fn seeds() -> Vec<Vec<u8>> {
             duration: Some(Duration::from_secs(1)),
             retries: 1,
             waits: vec![wait],
-            retries: 1,
             meta: vec![("image".to_owned(), "x".to_owned())],
         },
         has_initrd: true,

@@ -1,10 +1,11 @@
-//! Attachment to a machine of another VMM, by ptrace or through a GDB stub.
+//! Attachment to a machine of another VMM, by samples of the host's kernel, by ptrace, or through a GDB stub.
 //!
-//! Both engines have threads that tick vCPUs, and a [`Watcher`] that detects the end, pauses and the memory's
+//! All engines have threads that tick vCPUs, and a [`Watcher`] that detects the end, pauses and the memory's
 //! layout:
 //!
 //! ```text
-//! ptrace     one ticker for each vCPU, one watcher
+//! kernel     one ticker for each vCPU, one watcher
+//! ptrace     the same
 //! GDB stub   one ticker for all vCPUs; a watcher if the VMM's process is on this machine
 //! ```
 
@@ -18,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use vmm::Observer;
 
+use crate::bpf::SampledTicker;
 use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
@@ -83,6 +85,8 @@ impl RateLimit {
 #[derive(Debug)]
 enum Engine {
     Ptrace(RateLimit),
+    /// The host's kernel samples them, without stops.
+    Sampled,
     Stub {
         /// Ends waits for the stub.
         hurry: Arc<AtomicBool>,
@@ -124,33 +128,39 @@ fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
 }
 
 impl<O: Observer<StopMemory>> Attachment<O> {
-    /// Starts ticking by ptrace. `make` is called once per vCPU, in the order of the vCPUs' numbers.
+    /// Starts ticking by the means that the target was found for. `make` is called once per vCPU, in the order of the vCPUs' numbers.
     ///
     /// # Errors
     /// A thread or a descriptor could not be made. All that was started until then is ended.
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
-        let Target { process, vcpus, known, lock, memory, heartbeat, guard } = target;
+        let Target { process, vcpus, known, lock, memory, heartbeat, guard, sampled, .. } = target;
         let search = SearchRight::raise();
         let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
         let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
         let source = AttachedMemory::Process(memory.clone());
-        let mut attachment = Self::new(
-            vcpus.len(),
-            Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
-            source,
-            Some(lock),
-            guard,
-        )?;
+        let engine = match &sampled {
+            Some(_) => Engine::Sampled,
+            None => Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
+        };
+        let mut attachment = Self::new(vcpus.len(), engine, source, Some(lock), guard)?;
         for (index, vcpu) in vcpus.into_iter().enumerate() {
-            let memory = StopMemory::new(StopSource::process(memory.clone()));
             let shared = Arc::clone(&attachment.shared);
+            let name = format!("attached {index}");
+            if let Some(vm) = &sampled {
+                let (vm, memory) = (Arc::clone(vm), memory.clone());
+                let ticker = SampledTicker::new(vm, index, vcpu, make(index), memory, shared);
+                attachment.spawn(name, move || vec![ticker.run()])?;
+                continue;
+            }
+            let memory = StopMemory::new(StopSource::process(memory.clone()));
             let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
             let ticker = VcpuTicker::new(vcpu, slot, index == 0, make(index), memory, shared);
-            attachment.spawn(format!("attached {index}"), move || vec![ticker.run()])?;
+            attachment.spawn(name, move || vec![ticker.run()])?;
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
-            .with_vcpus(watched, known);
+            .with_vcpus(watched, known)
+            .with_samples(sampled);
         // Its thread lists the descriptors of the VMM, and so keeps that right.
         attachment.watch(watcher)?;
         drop(search);
@@ -206,6 +216,7 @@ impl<O> Attachment<O> {
     pub fn rate_limit(&self) -> Option<RateLimit> {
         match &self.engine {
             Engine::Ptrace(limit) => Some(*limit),
+            Engine::Sampled => None,
             Engine::Stub { rate, .. } => rate.hz().map(RateLimit::Stub),
         }
     }
@@ -249,7 +260,7 @@ impl<O> Attachment<O> {
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {
         let (limit, action) = match &self.engine {
-            Engine::Ptrace(_) => (PTRACE_LIMIT, "detach from a vCPU"),
+            Engine::Ptrace(_) | Engine::Sampled => (PTRACE_LIMIT, "detach from a vCPU"),
             Engine::Stub { .. } => (STUB_LIMIT, "detach from the virtual machine"),
         };
         let deadline = Instant::now() + limit;

@@ -6,7 +6,7 @@
 //!
 //! | capability | where it is effective |
 //! |---|---|
-//! | `CAP_SYS_PTRACE` | from [`raise_tracing`] on, and in all threads that are started later |
+//! | `CAP_SYS_PTRACE`, `CAP_PERFMON`, `CAP_BPF` | from [`raise_tracing`] on, and in all threads that are started later |
 //! | `CAP_DAC_READ_SEARCH` | while files of the VMM in /proc are opened ([`SearchRight`]) |
 
 use std::io;
@@ -16,7 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const CAP_DAC_READ_SEARCH: u32 = 2;
 /// Number of `CAP_SYS_PTRACE`.
 const CAP_SYS_PTRACE: u32 = 19;
-const TRACING: u64 = 1 << CAP_SYS_PTRACE;
+/// Numbers of `CAP_PERFMON` and `CAP_BPF`, by which samples are taken in the kernel.
+const CAP_PERFMON: u32 = 38;
+const CAP_BPF: u32 = 39;
+const TRACING: u64 = 1 << CAP_SYS_PTRACE | 1 << CAP_PERFMON | 1 << CAP_BPF;
 const SEARCH: u64 = 1 << CAP_DAC_READ_SEARCH;
 /// `_LINUX_CAPABILITY_VERSION_3`: two words per set.
 const VERSION: u32 = 0x2008_0522;

@@ -43,6 +43,7 @@
 
 mod activity;
 mod attachment;
+mod bpf;
 pub mod capabilities;
 mod error;
 pub mod gdb;
@@ -62,6 +63,7 @@ mod trial;
 mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
+pub use bpf::BpfRefusal;
 pub use error::AttachError;
 pub use guard::{HELD_LIMIT_MS, keep_guard};
 pub use job_control::{JobControl, stop_process};
@@ -70,4 +72,4 @@ pub use memory::{
 };
 pub use process::{Process, find_by_name};
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
-pub use target::Target;
+pub use target::{EngineChoice, Target};

@@ -1,14 +1,17 @@
 //! Search for the vCPUs of a process and their threads.
 
 use std::collections::HashMap;
+use std::io;
 use std::process::Command;
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use kvm_bindings::{kvm_regs, kvm_sregs};
 use vmm::ThreadId;
 
 use crate::attachment::RateLimit;
+use crate::bpf::{BpfRefusal, FoundVm, KernelThread, SampledVm, registers};
 use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
@@ -34,6 +37,23 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// Slot of the stops before the first tick.
 const SEARCH_SLOT: usize = 0;
 
+/// Number of stops at which the registers in the kernel have to be those that KVM reports.
+const COMPARISONS: usize = 3;
+/// Time limit of these comparisons.
+const COMPARE_LIMIT: Duration = Duration::from_millis(300);
+
+/// Means by which vCPUs are sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum EngineChoice {
+    /// The host's kernel where it can; else stops by ptrace.
+    #[default]
+    Auto,
+    /// The host's kernel only.
+    Bpf,
+    /// Stops by ptrace only.
+    Ptrace,
+}
+
 /// Process with a virtual machine, reserved for this vprof and ready to be profiled.
 #[derive(Debug)]
 pub struct Target {
@@ -46,6 +66,10 @@ pub struct Target {
     /// Stops in progress. The first slot is the search's; the others are the vCPUs'.
     pub(crate) heartbeat: Arc<Heartbeat>,
     pub(crate) guard: Option<GuardProcess>,
+    /// The host's kernel samples the vCPUs, in their order.
+    pub(crate) sampled: Option<Arc<SampledVm>>,
+    /// Reason why it does not, if that was tried.
+    refusal: Option<BpfRefusal>,
 }
 
 /// A vCPU and its thread.
@@ -60,16 +84,212 @@ pub(crate) struct TargetVcpu {
 }
 
 impl Target {
-    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs. vCPU threads whose state in
-    /// /proc does not show which vCPU they run are stopped for a short time. `guard` is a program that calls
-    /// [`crate::keep_guard`] with the number that is added to its arguments: it ends this process if this
-    /// process is stopped while it holds a vCPU.
+    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs, to be sampled by stops. vCPU
+    /// threads whose state in /proc does not show which vCPU they run are stopped for a short time. `guard` is a
+    /// program that calls [`crate::keep_guard`] with the number that is added to its arguments: it ends this
+    /// process if this process is stopped while it holds a vCPU.
     ///
     /// # Errors
     /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
     /// profiled already. It is left as it was then.
     pub fn find(pid: i32, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
         let _search = SearchRight::raise();
+        let Found { process, descriptors, lock } = Found::open(pid, most)?;
+        let heartbeat = new_heartbeat(pid)?;
+        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
+        let guard = guard.transpose().map_err(host_error("start the guard"))?;
+        let mut threads = find_threads(&process, &descriptors, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
+        if threads.is_empty() {
+            let name = process.name().to_owned();
+            return Err(AttachError::Paused { pid, name, waited: PATIENCE.as_secs() });
+        }
+        let mut vcpus = Vec::with_capacity(threads.len());
+        for (number, fd) in &descriptors {
+            let Some((id, files)) = threads.remove(fd) else { continue };
+            vcpus.push(TargetVcpu::new(&process, (*number, *fd), id, files)?);
+        }
+        try_registers(&process, &mut vcpus, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
+        let known = descriptors.iter().map(|(number, _)| *number).collect();
+        let memory = ForeignMemory::new(pid);
+        let (sampled, refusal) = (None, None);
+        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard, sampled, refusal })
+    }
+
+    /// Finds the virtual machine as [`Target::find`] does, to be sampled by the chosen means. With
+    /// [`EngineChoice::Bpf`] no thread is stopped.
+    ///
+    /// # Errors
+    /// As for [`Target::find`]; with [`EngineChoice::Bpf`] also [`AttachError::Bpf`].
+    pub fn find_by(
+        engine: EngineChoice,
+        pid: i32,
+        most: usize,
+        guard: Option<Command>,
+    ) -> Result<Self, AttachError> {
+        match engine {
+            EngineChoice::Ptrace => Self::find(pid, most, guard),
+            EngineChoice::Bpf => Self::find_in_kernel(pid, most),
+            EngineChoice::Auto => {
+                let mut target = Self::find(pid, most, guard)?;
+                target.refusal = target.sample_in_kernel().err();
+                Ok(target)
+            }
+        }
+    }
+
+    /// Finds the machine in the kernel's own data, without a stop.
+    fn find_in_kernel(pid: i32, most: usize) -> Result<Self, AttachError> {
+        let _search = SearchRight::raise();
+        let Found { process, descriptors, lock } = Found::open(pid, most)?;
+        let refused = |refusal| AttachError::Bpf { pid, refusal };
+        let (vm, layout, threads) = SampledVm::find(pid, &descriptors, |_| Ok(())).map_err(refused)?;
+        let mut vcpus = Vec::with_capacity(threads.len());
+        for (descriptor, thread) in descriptors.iter().zip(threads) {
+            let Some(KernelThread { tid, .. }) = thread else { continue };
+            let id = ThreadId { process: pid, thread: i32::try_from(tid).unwrap_or(-1) };
+            let files = ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
+            vcpus.push(TargetVcpu::new(&process, *descriptor, id, files)?);
+        }
+        let known = descriptors.iter().map(|(number, _)| *number).collect();
+        let memory = ForeignMemory::with_layout(pid, layout);
+        let (heartbeat, sampled) = (new_heartbeat(pid)?, Some(Arc::new(vm)));
+        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard: None, sampled, refusal: None })
+    }
+
+    /// Lets the kernel sample the vCPUs that were found, if it shows the same registers as KVM.
+    fn sample_in_kernel(&mut self) -> Result<(), BpfRefusal> {
+        let _search = SearchRight::raise();
+        let descriptors: Vec<_> = self.vcpus.iter().map(|vcpu| (vcpu.number, vcpu.fd)).collect();
+        let (vm, layout, _) = SampledVm::find(self.process.pid(), &descriptors, |found| self.compare(found))?;
+        self.memory = ForeignMemory::with_layout(self.process.pid(), layout);
+        self.sampled = Some(Arc::new(vm));
+        // There are no more stops to guard.
+        self.guard = None;
+        Ok(())
+    }
+
+    /// Compares the registers in the kernel with those that KVM reports, while threads are stopped.
+    fn compare(&self, (vm, _, threads): &FoundVm) -> Result<(), BpfRefusal> {
+        let ids = self.vcpus.iter().map(|vcpu| u32::try_from(vcpu.id.thread).ok());
+        if !ids.eq(threads.iter().map(|thread| thread.map(|thread| thread.tid))) {
+            return Err(BpfRefusal::NotCompared);
+        }
+        let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
+        let (begin, mut equal) = (Instant::now(), 0);
+        for (index, vcpu) in self.vcpus.iter().enumerate().cycle() {
+            if equal >= COMPARISONS || begin.elapsed() >= COMPARE_LIMIT {
+                break;
+            }
+            if let Some((_stop, Some(registers))) = stop_in_run(vcpu, &slot) {
+                if let Some(difference) = vm.compare(index, &registers)? {
+                    return Err(BpfRefusal::Differs(difference));
+                }
+                equal += 1;
+            }
+            sleep(PAUSE);
+        }
+        if equal == 0 { Err(BpfRefusal::NotCompared) } else { Ok(()) }
+    }
+
+    /// Returns a sentence on the means by which the vCPUs are sampled, and why.
+    pub fn engine_sentence(&self) -> String {
+        match (&self.sampled, &self.refusal) {
+            (Some(_), _) => "the host's kernel takes the samples (BPF), without stops".to_owned(),
+            (None, Some(refusal)) => format!("vCPUs are stopped for samples (ptrace): {refusal}"),
+            (None, None) => "vCPUs are stopped for samples (ptrace)".to_owned(),
+        }
+    }
+
+    /// Returns true if the host's kernel takes the samples.
+    pub fn is_sampled(&self) -> bool {
+        self.sampled.is_some()
+    }
+
+    /// Returns the handle by which Ctrl-Z waits for the end of stops.
+    pub fn job_control(&self) -> JobControl {
+        JobControl(Arc::clone(&self.heartbeat))
+    }
+
+    /// Returns the process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Returns the number of vCPUs that will be profiled: those whose threads were found.
+    pub fn vcpus(&self) -> usize {
+        self.vcpus.len()
+    }
+
+    /// Returns the limit of the sampling rate, if there is one.
+    pub fn rate_limit(&self) -> Option<RateLimit> {
+        self.sampled.is_none().then(|| RateLimit::of_vcpus(self.vcpus.len()))
+    }
+
+    /// Returns the number of vCPUs without a thread that was in the guest during the search.
+    pub fn unseen(&self) -> usize {
+        self.known.len() - self.vcpus.len()
+    }
+
+    /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
+    /// has a name. Each attempt stops one vCPU, unless the host's kernel takes the samples. If it is not found, the search continues while the machine is
+    /// profiled.
+    pub fn prove(&self, limit: Duration) {
+        let begin = Instant::now();
+        let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
+        let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
+        for (index, vcpu) in self.vcpus.iter().enumerate().cycle() {
+            if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
+                return;
+            }
+            if let Some(vm) = &self.sampled {
+                if let Some(sampled) = vm.sample(index) {
+                    tables.record(&registers(&sampled.state).1);
+                }
+                let found = tables.last().is_some_and(|last| prover.attempt(last).unwrap_or(false));
+                if let Some(kernel) = self.memory.kernel().filter(|_| found) {
+                    return vm.plan(kernel, &self.memory);
+                }
+                continue;
+            }
+            if !matches!(vcpu.files.activity(), Ok(ThreadActivity::Running | ThreadActivity::BlockedInRun(_)))
+            {
+                // It would not stop before it has its page.
+                continue;
+            }
+            if let Some((_, Some((_, sregs)))) = stop_in_run(vcpu, &slot) {
+                tables.record(&sregs);
+            }
+            let Some(last) = tables.last() else { continue };
+            if prover.attempt(last).unwrap_or(false) {
+                return;
+            }
+        }
+    }
+
+    /// Returns KVM's own counters of the vCPUs, in their order; `None` if the VMM has not opened them for
+    /// itself.
+    pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
+        let _search = SearchRight::raise();
+        let open = self.process.counters().unwrap_or_default();
+        let counters = |vcpu: &TargetVcpu| {
+            let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
+            let copy = self.process.counter_descriptor(vcpu.number, *fd).ok()?;
+            vmm::Counters::from_descriptor(copy).ok()
+        };
+        self.vcpus.iter().map(counters).collect()
+    }
+}
+
+/// A process with vCPUs, reserved for this vprof.
+struct Found {
+    process: Process,
+    /// KVM's numbers of the vCPUs, and the VMM's descriptors.
+    descriptors: Vec<(u32, i32)>,
+    lock: ProcessLock,
+}
+
+impl Found {
+    fn open(pid: i32, most: usize) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
         let descriptors = process.vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
@@ -94,99 +314,45 @@ impl Target {
             return Err(AttachError::Stopped { pid, name: name() });
         }
         let lock = ProcessLock::take(&process)?;
-        let failed = |action| move |source| AttachError::Host { action, source };
-        let heartbeat = Heartbeat::new(pid).map_err(failed("share memory with the guard"))?;
-        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
-        let guard = guard.transpose().map_err(failed("start the guard"))?;
-        let mut threads = find_threads(&process, &descriptors, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
-        if threads.is_empty() {
-            return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
-        }
-        let mut vcpus = Vec::with_capacity(threads.len());
-        for (number, fd) in &descriptors {
-            let Some((id, files)) = threads.remove(fd) else { continue };
-            let page = RunPage::map(&process, *number, *fd)
-                .map_err(|error| step_error(pid, "map the run page of a vCPU", error))?;
-            vcpus.push(TargetVcpu { number: *number, fd: *fd, id, files, page });
-        }
-        try_registers(&process, &mut vcpus, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
-        let known = descriptors.iter().map(|(number, _)| *number).collect();
-        let memory = ForeignMemory::new(pid);
-        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard })
+        Ok(Self { process, descriptors, lock })
     }
+}
 
-    /// Returns the handle by which Ctrl-Z waits for the end of stops.
-    pub fn job_control(&self) -> JobControl {
-        JobControl(Arc::clone(&self.heartbeat))
+impl TargetVcpu {
+    fn new(
+        process: &Process,
+        (number, fd): (u32, i32),
+        id: ThreadId,
+        files: ThreadFiles,
+    ) -> Result<Self, AttachError> {
+        let page = RunPage::map(process, number, fd)
+            .map_err(|error| step_error(process.pid(), "map the run page of a vCPU", error))?;
+        Ok(Self { number, fd, id, files, page })
     }
+}
 
-    /// Returns the process.
-    pub fn process(&self) -> &Process {
-        &self.process
-    }
+fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
+    move |source| AttachError::Host { action, source }
+}
 
-    /// Returns the number of vCPUs that will be profiled: those whose threads were found.
-    pub fn vcpus(&self) -> usize {
-        self.vcpus.len()
-    }
+fn new_heartbeat(pid: i32) -> Result<Arc<Heartbeat>, AttachError> {
+    Heartbeat::new(pid).map_err(host_error("share memory with the guard"))
+}
 
-    /// Returns the limit of the sampling rate.
-    pub fn rate_limit(&self) -> RateLimit {
-        RateLimit::of_vcpus(self.vcpus.len())
+/// Stops a vCPU in KVM_RUN for as long as the first part of the result lives; the second has its registers,
+/// if KVM has put them into its page. `None` if the stop was elsewhere.
+fn stop_in_run(vcpu: &TargetVcpu, slot: &StopSlot) -> Option<(ThreadStop, Option<(kvm_regs, kvm_sregs)>)> {
+    let stop = {
+        let _wanted = vcpu.page.request_registers();
+        ThreadStop::new(vcpu.id.thread, slot, || true)
+    };
+    let stop = stop.ok()?;
+    if stop.interrupted_run() != Some(vcpu.fd) {
+        return None;
     }
-
-    /// Returns the number of vCPUs without a thread that was in the guest during the search.
-    pub fn unseen(&self) -> usize {
-        self.known.len() - self.vcpus.len()
-    }
-
-    /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
-    /// has a name. Each attempt stops one vCPU. If it is not found, the search continues while the machine is
-    /// profiled.
-    pub fn prove(&self, limit: Duration) {
-        let begin = Instant::now();
-        let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
-        let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
-        for vcpu in self.vcpus.iter().cycle() {
-            if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
-                return;
-            }
-            if !matches!(vcpu.files.activity(), Ok(ThreadActivity::Running | ThreadActivity::BlockedInRun(_)))
-            {
-                // It would not stop before it has its page.
-                continue;
-            }
-            let stop = {
-                let _wanted = vcpu.page.request_registers();
-                ThreadStop::new(vcpu.id.thread, &slot, || true)
-            };
-            let Ok(stop) = stop else { continue };
-            if stop.interrupted_run() == Some(vcpu.fd) {
-                if let Some((_, sregs)) = vcpu.page.registers() {
-                    tables.record(&sregs);
-                }
-                vcpu.page.mark_old();
-            }
-            drop(stop);
-            let Some(last) = tables.last() else { continue };
-            if prover.attempt(last).unwrap_or(false) {
-                return;
-            }
-        }
-    }
-
-    /// Returns KVM's own counters of the vCPUs, in their order; `None` if the VMM has not opened them for
-    /// itself.
-    pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
-        let _search = SearchRight::raise();
-        let open = self.process.counters().unwrap_or_default();
-        let counters = |vcpu: &TargetVcpu| {
-            let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
-            let copy = self.process.counter_descriptor(vcpu.number, *fd).ok()?;
-            vmm::Counters::from_descriptor(copy).ok()
-        };
-        self.vcpus.iter().map(counters).collect()
-    }
+    let registers = vcpu.page.registers();
+    vcpu.page.mark_old();
+    Some((stop, registers))
 }
 
 /// Makes the first request for registers, on one vCPU: whether KVM allows it depends on the machine

@@ -83,10 +83,7 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
         capabilities::drop_search();
-        // SAFETY: takes a number; changes nothing but this thread's timers.
-        unsafe {
-            libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
-        }
+        set_timer_slack();
         self.observer.attached(Some(self.vcpu.id));
         let first = self.observer.started();
         let shared = Arc::clone(&self.shared);
@@ -220,6 +217,14 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         if sregs.efer & EFER_LMA == 0 && self.first && self.memory.source().is_proven() {
             self.shared.finish(AttachmentEnd::Reset);
         }
+    }
+}
+
+/// Lets this thread's timers be as exact as they can.
+pub(crate) fn set_timer_slack() {
+    // SAFETY: takes a number; changes nothing but this thread's timers.
+    unsafe {
+        libc::prctl(libc::PR_SET_TIMERSLACK, SLACK_NS);
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
 
+use crate::bpf::SampledVm;
 use crate::memory::{ForeignMemory, LayoutProver};
 use crate::process::Process;
 use crate::run_page::RunPage;
@@ -89,13 +90,20 @@ pub(crate) struct Watcher {
     known: Vec<u32>,
     /// Time without a layout after which an event reports that.
     patience: Duration,
+    /// The host's kernel samples the vCPUs.
+    sampled: Option<Arc<SampledVm>>,
 }
 
 impl Watcher {
     /// Makes the watcher of a machine whose vCPUs are not watched.
     pub(crate) fn new(process: Arc<Process>, memory: ForeignMemory, shared: Arc<SharedState>) -> Self {
         let (vcpus, descriptors, known) = Default::default();
-        Self { process, memory, shared, vcpus, descriptors, known, patience: PATIENCE }
+        Self { process, memory, shared, vcpus, descriptors, known, patience: PATIENCE, sampled: None }
+    }
+
+    /// Keeps what the host's kernel knows of the guest up to date.
+    pub(crate) fn with_samples(self, sampled: Option<Arc<SampledVm>>) -> Self {
+        Self { sampled, ..self }
     }
 
     /// Adds vCPUs to watch. vCPUs other than the known ones are reported.
@@ -134,7 +142,15 @@ impl Watcher {
                 if listed.elapsed() >= LIST_INTERVAL {
                     listed = Instant::now();
                     self.check_plugged();
+                    if let Some(vm) = &self.sampled {
+                        vm.refresh();
+                    }
                 }
+            }
+            if let (Some(vm), Some(kernel)) = (&self.sampled, self.memory.kernel())
+                && !vm.is_planned()
+            {
+                vm.plan(kernel, &self.memory);
             }
             if self.memory.is_proven() {
                 if !std::mem::replace(&mut proven, true) {

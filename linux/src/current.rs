@@ -12,10 +12,11 @@
 use crate::address::{PhysAddr, VirtAddr};
 use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
-use crate::layout::{Layouts, TaskLayout};
+use crate::layout::{COMM, Layouts, TaskField, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::preempt::{IrqContext, PreemptBits};
+use crate::sample_reads::StructurePart;
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 
@@ -137,6 +138,31 @@ impl CurrentReader {
     /// Returns the reason why interrupts are not recognized, if so.
     pub fn missing(&self) -> Option<&Missing> {
         self.bits.as_ref().err()
+    }
+
+    /// Returns the addresses of a CPU's preempt count and of the pointer to its current task.
+    pub(crate) fn addresses_of(&self, cpu: usize) -> Option<(PhysAddr, PhysAddr)> {
+        let per_cpu = (*self.cpus.get(cpu)?)?;
+        Some((per_cpu.preempt_count, per_cpu.task))
+    }
+
+    /// Returns the virtual address of physical address 0, and both addresses of the task that is not in the
+    /// direct map.
+    pub(crate) fn task_addresses(&self) -> (u64, (u64, PhysAddr)) {
+        let places = &self.tasks.places;
+        (places.direct_map, (places.init_task, places.init_task_phys))
+    }
+
+    /// Returns the parts of a task that are read, the offset of the pointer to its leader, and the parts of
+    /// the leader.
+    pub(crate) fn task_parts(&self) -> (Vec<StructurePart>, usize, Vec<StructurePart>) {
+        let layout = &self.tasks.layout;
+        let parts = layout.gather.spans().map(|(offset, bytes)| StructurePart { offset, bytes });
+        let leader = [
+            StructurePart { offset: layout.start, bytes: 8 },
+            StructurePart { offset: layout.comm, bytes: COMM },
+        ];
+        (parts.collect(), layout.gather.offset_of(TaskField::GroupLeader as usize), leader.to_vec())
     }
 
     /// Returns true if every CPU that `before` knows has its variables where `before` has them.

@@ -57,6 +57,18 @@ impl<const N: usize> GatherPlan<N> {
         plan
     }
 
+    /// Returns the offsets and sizes of what is read.
+    pub(crate) fn spans(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.spans.iter().take(self.count).map(|span| (span.offset, span.len))
+    }
+
+    /// Returns the offset of a member in the structure; 0 if there is no such member.
+    pub(crate) fn offset_of(&self, member: usize) -> usize {
+        let place = self.places.get(member).copied().unwrap_or(0);
+        let span = self.spans.iter().take(self.count).find(|span| (span.at..span.at + span.len).contains(&place));
+        span.map_or(0, |span| span.offset + (place - span.at))
+    }
+
     /// Reads all members by `read`, which gets an offset in the structure and a place to fill.
     #[inline]
     pub(crate) fn read(

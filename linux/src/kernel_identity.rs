@@ -16,6 +16,11 @@ impl KernelIdentity {
         Self { at, phys }
     }
 
+    /// Returns the virtual address of the banner.
+    pub(crate) fn address(&self) -> VirtAddr {
+        self.at
+    }
+
     /// Returns true if these page tables of a vCPU that is stopped in kernel code map the kernel where it was
     /// found. A guest that has started another kernel (kexec) maps that one. Call this while the vCPU is
     /// stopped: the tables of a process that has ended since may hold anything. No allocation; two walks at

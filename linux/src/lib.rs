@@ -46,6 +46,7 @@ mod preempt;
 mod probe;
 mod process;
 mod pt_regs;
+mod sample_reads;
 mod stack;
 mod symbol;
 mod task;
@@ -60,6 +61,7 @@ pub use accounting::{
     ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
 };
 pub use address::{PhysAddr, VirtAddr};
+pub use btf::{HostLayouts, HostTypes};
 pub use clock::GuestClock;
 pub use current::{CurrentContext, CurrentReader};
 pub use frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
@@ -77,6 +79,7 @@ pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedSt
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
+pub use sample_reads::{SampleReads, StructurePart};
 pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use task::TaskSnapshot;

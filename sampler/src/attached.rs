@@ -52,6 +52,10 @@ impl Observer<StopMemory> for AttachedSampler {
 
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         self.0.published().clock.pause(false, tick.now_ns);
+        self.0.nested(tick.in_nested_guest());
+        if let Some(waits) = tick.source.is_waiting() {
+            self.0.note_wait(waits);
+        }
         let mut halted = false;
         let next = self.0.serve(&tick.context, || {
             let activity = tick.activity();

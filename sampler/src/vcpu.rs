@@ -268,6 +268,16 @@ impl VcpuSampler {
         self.wait.ask(now_ns);
     }
 
+    /// Notes whether the tick that is about to be served hit a guest of the guest.
+    pub(crate) fn nested(&mut self, nested: bool) {
+        self.nested = nested;
+    }
+
+    /// Notes whether the thread, another process', waits for a CPU at the tick that is about to be served.
+    pub(crate) fn note_wait(&mut self, waits: bool) {
+        self.wait.note(waits);
+    }
+
     /// Returns the time to the next tick, counted from now.
     fn next_alone(&mut self) -> Duration {
         match &mut self.intervals {

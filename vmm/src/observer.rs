@@ -118,6 +118,12 @@ pub trait ActivitySource: fmt::Debug {
     fn in_nested_guest(&self) -> bool {
         false
     }
+
+    /// Returns true if the vCPU's thread has waited for a CPU of the host since before the tick was due; `None`
+    /// if the source does not know.
+    fn is_waiting(&self) -> Option<bool> {
+        None
+    }
 }
 
 /// An own vCPU: KVM is asked, which costs one ioctl.

@@ -8,6 +8,8 @@ use std::path::Path;
 
 pub use gdb::GdbError;
 
+use crate::bpf::BpfRefusal;
+
 /// Number of the capability (include/uapi/linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
 
@@ -75,6 +77,14 @@ pub enum AttachError {
         name: String,
         /// Evidence, as a clause.
         found: String,
+    },
+    /// The host's kernel takes no samples of the machine.
+    #[error("the host's kernel cannot sample process {pid} (`--engine bpf`): {refusal}; use `--engine ptrace`")]
+    Bpf {
+        /// The process.
+        pid: i32,
+        /// The reason.
+        refusal: BpfRefusal,
     },
     /// The process has several machines.
     #[error(

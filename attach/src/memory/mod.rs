@@ -8,12 +8,15 @@ mod layout;
 mod maps;
 mod proof;
 
+use std::cell::Cell;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 
 use crate::rsp::memory::{StoppedStub, StubMemory};
+
+use cache::StopReader;
 
 pub use cache::StopMemory;
 pub use layout::{HostAddr, MemoryLayout, MemoryPiece};
@@ -24,6 +27,8 @@ pub(crate) use proof::{LastTables, LayoutProver};
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
+    /// Layout that the host's kernel shows.
+    given: Option<Arc<MemoryLayout>>,
     proof: Arc<OnceLock<LayoutProof>>,
 }
 
@@ -41,7 +46,12 @@ impl fmt::Debug for ForeignMemory {
 
 impl ForeignMemory {
     pub(crate) fn new(pid: i32) -> Self {
-        Self { pid, proof: Arc::default() }
+        Self { pid, given: None, proof: Arc::default() }
+    }
+
+    /// Makes memory with a layout that the host's kernel shows. The guest's kernel has to be in it.
+    pub(crate) fn with_layout(pid: i32, layout: MemoryLayout) -> Self {
+        Self { pid, given: Some(Arc::new(layout)), proof: Arc::default() }
     }
 
     /// Returns the layout in the VMM, once it is proven.
@@ -79,6 +89,12 @@ pub enum AttachedMemory {
     Stub(StubMemory),
 }
 
+/// Parts of the guest's memory that were copied at a sample.
+pub(crate) trait CopiedMemory: fmt::Debug + Send {
+    /// Fills `into` from guest physical `at`; `None` unless all of it was copied.
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()>;
+}
+
 /// The guest's memory during a stop.
 #[derive(Debug)]
 pub struct StopSource(StopMeans);
@@ -87,6 +103,8 @@ pub struct StopSource(StopMeans);
 enum StopMeans {
     Process(ForeignMemory),
     Stub(StoppedStub),
+    /// What the last sample has copied, if the last field is true; else the first.
+    Sampled(ForeignMemory, Box<dyn CopiedMemory>, Cell<bool>),
 }
 
 impl StopSource {
@@ -98,11 +116,34 @@ impl StopSource {
         Self(StopMeans::Stub(stub))
     }
 
+    /// Makes the memory of a vCPU that is not stopped: what a sample has copied, or that of the VMM's process
+    /// while the vCPU does not run.
+    pub(crate) fn sampled(memory: ForeignMemory, copied: Box<dyn CopiedMemory>) -> Self {
+        Self(StopMeans::Sampled(memory, copied, Cell::new(false)))
+    }
+
+    /// Sets whether the memory is what the last sample has copied: the vCPU may run. Otherwise it is the VMM's
+    /// memory. Other sources have no such choice.
+    pub(crate) fn set_copied(&self, copied: bool) {
+        if let StopMeans::Sampled(_, _, is_copied) = &self.0 {
+            is_copied.set(copied);
+        }
+    }
+
     /// Returns true if the memory's layout had to be proven, and is.
     pub(crate) fn is_proven(&self) -> bool {
         match &self.0 {
-            StopMeans::Process(memory) => memory.is_proven(),
+            StopMeans::Process(memory) | StopMeans::Sampled(memory, ..) => memory.is_proven(),
             StopMeans::Stub(_) => false,
+        }
+    }
+}
+
+impl StopReader for StopSource {
+    fn read_copied(&self, at: PhysAddr, into: &mut [u8]) -> Option<Option<()>> {
+        match &self.0 {
+            StopMeans::Sampled(_, memory, copied) if copied.get() => Some(memory.read(at, into)),
+            _ => None,
         }
     }
 }
@@ -110,7 +151,7 @@ impl StopSource {
 impl PhysicalMemory for StopSource {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
         match &self.0 {
-            StopMeans::Process(memory) => memory.read(at, into),
+            StopMeans::Process(memory) | StopMeans::Sampled(memory, ..) => memory.read(at, into),
             StopMeans::Stub(stub) => stub.read(at, into),
         }
     }

@@ -186,6 +186,21 @@ impl StackReader {
         }
     }
 
+    /// Returns the addresses of the pointer to a CPU's interrupt stack, and of its TSS.
+    pub(crate) fn addresses_of(&self, cpu: usize) -> (Option<PhysAddr>, Option<PhysAddr>) {
+        let per_cpu = self.cpus.get(cpu).copied().flatten();
+        per_cpu.map_or((None, None), |per_cpu| (per_cpu.irq_stack, per_cpu.tss))
+    }
+
+    pub(crate) fn layout(&self) -> &StackLayout {
+        &self.layout
+    }
+
+    /// Returns the number of bytes above a task's `pt_regs`.
+    pub(crate) fn padding(&self) -> u64 {
+        self.padding
+    }
+
     /// Copies the kernel stack of a task that does not run, and sets the registers to where it will continue:
     /// what it sleeps in. `None` if it cannot be read. Of its user stack up to `user_bytes` are copied,
     /// unless it is a kernel thread or has left its memory already. No allocation, no lock, bounded reads.

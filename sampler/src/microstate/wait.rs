@@ -55,6 +55,8 @@ pub(crate) struct ForeignThread {
     schedstat: File,
     /// Time waited when the thread was asked to stop, and the time of the request, ns.
     asked: Option<(u64, u64)>,
+    /// The thread waits at the present tick, if that is known without the above.
+    known: Option<bool>,
 }
 
 impl WaitDetector {
@@ -73,7 +75,9 @@ impl WaitDetector {
 
     /// Creates a detector for the thread with these scheduler statistics, if any.
     pub(crate) fn foreign(schedstat: Option<File>) -> Self {
-        schedstat.map_or(Self::Unknown, |schedstat| Self::Foreign(ForeignThread { schedstat, asked: None }))
+        schedstat.map_or(Self::Unknown, |schedstat| {
+            Self::Foreign(ForeignThread { schedstat, asked: None, known: None })
+        })
     }
 
     /// Notes that a thread of another process is about to be stopped, at `now_ns`. Its waits from then on
@@ -81,6 +85,14 @@ impl WaitDetector {
     pub(crate) fn ask(&mut self, now_ns: u64) {
         if let Self::Foreign(thread) = self {
             thread.asked = waited(&thread.schedstat).map(|waited_ns| (waited_ns, now_ns));
+        }
+    }
+
+    /// Notes that a thread of another process waits at the present tick, or does not, as the host's kernel
+    /// itself has it.
+    pub(crate) fn note(&mut self, waits: bool) {
+        if let Self::Foreign(thread) = self {
+            thread.known = Some(waits);
         }
     }
 
@@ -125,7 +137,11 @@ impl ForeignThread {
     /// Returns the pause if the thread waited when it was asked to stop. Such a thread stops when it has a
     /// CPU again, and its time waited has grown by then.
     fn waited(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
-        let (before_ns, asked_ns) = self.asked.take()?;
+        let asked = self.asked.take();
+        if let Some(waits) = self.known.take() {
+            return waits.then(|| TickHold::since(stopped_ns));
+        }
+        let (before_ns, asked_ns) = asked?;
         let waited_ns = waited(&self.schedstat)?.saturating_sub(before_ns);
         // A tick due now would be requested with the same delay as this one, when the thread runs again.
         let passed_ns = stopped_ns.saturating_sub(asked_ns.saturating_sub(due_ns));
@@ -235,5 +251,9 @@ mod tests {
         detector.ask(monotonic_ns());
         assert_eq!(detector.waited_at(0, monotonic_ns()), None, "this thread runs");
         assert_eq!(WaitDetector::Unknown.waited_at(0, u64::MAX), None);
+        detector.ask(monotonic_ns());
+        detector.note(true);
+        assert_eq!(detector.waited_at(0, 7), Some(TickHold::since(7)), "known");
+        assert_eq!(detector.waited_at(0, 7), None, "of that tick only");
     }
 }

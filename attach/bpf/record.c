@@ -1,0 +1,723 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//
+// Programs that vprof runs in the kernel of the host. `cargo xtask bpf` compiles them into record.o.
+//
+//   tick   takes a sample of one vCPU. It runs in an interrupt on the CPU where the vCPU's thread is.
+//   peek   copies bytes of the kernel's memory.
+//   files  lists the open files of one process.
+//
+// Nothing here is attached to anything: the first two run when vprof asks for it (BPF_PROG_TEST_RUN), the last one when
+// vprof reads an iterator. All offsets in the kernel's structures come from vprof (struct options), which takes them
+// from the kernel's BTF. All structures below have the same layout in attach/src/bpf/shared.rs.
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int s32;
+typedef unsigned long long u64;
+
+#define SEC(name) __attribute__((section(name), used))
+#define INLINE static __attribute__((always_inline)) inline
+#define NO_UNROLL _Pragma("clang loop unroll(disable)")
+
+// Numbers of helpers and of map types (include/uapi/linux/bpf.h).
+static void *(*map_lookup)(void *map, const void *key) = (void *)1;
+static u64 (*ktime_get_ns)(void) = (void *)5;
+static u32 (*get_smp_processor_id)(void) = (void *)8;
+static u64 (*get_current_task)(void) = (void *)35;
+static long (*probe_read_user)(void *into, u32 bytes, u64 from) = (void *)112;
+static long (*probe_read_kernel)(void *into, u32 bytes, u64 from) = (void *)113;
+static long (*seq_write)(void *seq, const void *data, u32 bytes) = (void *)127;
+#define MAP_TYPE_ARRAY 2
+#define MAP_MMAPABLE (1u << 10)
+
+struct bpf_map_def {
+	u32 type;
+	u32 key_size;
+	u32 value_size;
+	u32 max_entries;
+	u32 map_flags;
+};
+
+// Flag of a thread whose CPU an interrupt has just taken out of the guest (PF_VCPU, include/linux/sched.h).
+#define IN_GUEST 1
+
+// Bits 12 to 51 of an entry of a page table: a physical address (Intel SDM vol. 3, 4.5).
+#define ADDRESS 0x000ffffffffff000ull
+#define PRESENT 1ull
+#define LARGE (1ull << 7)
+// Value for no physical address.
+#define NOTHING (~0ull)
+
+#define PAGE 4096ull
+// Bytes of struct pt_regs, and offsets in it (arch/x86/include/asm/ptrace.h).
+#define PT_REGS 168
+#define PT_REGS_ORIG_AX 120
+#define PT_REGS_IP 128
+#define PT_REGS_SP 152
+// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
+#define RED_ZONE 128
+// Bytes below RSP in the kernel's entry code that a sample needs (linux/src/stack/reader.rs, BELOW_RSP).
+#define BELOW_KERNEL_RSP 136
+// Kernel stacks that have interrupted each other.
+#define STACKS 3
+// Pages of a range that is copied: 40 KiB that do not begin with a page.
+#define RANGE_PAGES 11
+
+#define SLOTS 32
+#define SPANS 8
+#define WORDS 128
+#define PIECES 48
+#define PAGES 24
+#define SMALL 512
+#define SMALLS 16
+
+// Kinds of KVM.
+#define VENDOR_SVM 1
+#define VENDOR_PVM 2
+
+// Offset of a member that this kernel does not have.
+#define ABSENT (~0u)
+
+// Offsets in the kernel's structures, and the process whose files are listed.
+struct options {
+	u32 process;
+	u32 vendor;
+	u32 vcpu_notifier;
+	u32 vcpu_cpu;
+	u32 vcpu_regs;
+	u32 vcpu_rip;
+	u32 vcpu_cr0;
+	u32 vcpu_cr2;
+	u32 vcpu_cr3;
+	u32 vcpu_cr4;
+	u32 vcpu_efer;
+	u32 vcpu_mp_state;
+	u32 vcpu_nested;
+	u32 vcpu_exits;
+	u32 svm_vmcb;
+	u32 vmcb_nested_paging;
+	u32 vmcb_cs;
+	u32 vmcb_ss;
+	u32 vmcb_cpl;
+	u32 vmcb_cr0;
+	u32 vmcb_cr3;
+	u32 vmcb_rflags;
+	u32 pvm_segments;
+	u32 pvm_cpl;
+	u32 pvm_rflags;
+	u32 task_flags;
+	u32 task_state;
+	u32 task_on_cpu;
+	u32 task_cpu;
+	u32 task_pid;
+	u32 task_tgid;
+	u32 task_start;
+	u32 task_notifiers;
+	u32 task_queued;
+	u32 task_arrived;
+	u32 unused;
+};
+
+// Range of the guest's memory in the address space of its VMM.
+struct slot {
+	u64 guest;
+	u64 bytes;
+	u64 host;
+};
+
+struct span {
+	u32 offset;
+	u32 bytes;
+};
+
+// Addresses and offsets in the guest's kernel, once they are known.
+struct guest {
+	u32 known;
+	u32 five_level;
+	u64 kernel_root;
+	u64 identity;
+	u64 preempt_count;
+	u64 current_task;
+	u64 irq_stack;
+	u64 tss;
+	u64 direct_map;
+	u64 init_task;
+	u64 init_task_phys;
+	u32 task_leader;
+	u32 task_stack;
+	u32 task_mm;
+	u32 mm_pgd;
+	u32 stack_bytes;
+	u32 irq_stack_bytes;
+	u32 padding;
+	u32 user_bytes;
+	u32 task_spans;
+	u32 leader_spans;
+	struct span task[SPANS];
+	struct span leader[SPANS];
+};
+
+// A vCPU to sample.
+struct target {
+	u64 vcpu;
+	u64 task;
+	u64 start;
+	u32 pid;
+	u32 tgid;
+	u32 slots;
+	u32 unused;
+	struct slot slot[SLOTS];
+	struct guest guest;
+};
+
+struct word {
+	u64 phys;
+	u64 value;
+};
+
+struct piece {
+	u64 phys;
+	u32 bytes;
+	// Offset in struct record.
+	u32 at;
+};
+
+// State of a vCPU's thread. The values are those of attach/src/bpf/shared.rs.
+enum outcome {
+	// An interrupt has just taken the CPU out of the guest.
+	GUEST = 1,
+	// On this CPU, in KVM, between two stays in the guest.
+	KVM = 2,
+	// On this CPU, in the VMM.
+	VMM = 3,
+	// On another CPU.
+	ELSEWHERE = 4,
+	// Waits for a CPU.
+	QUEUED = 5,
+	// Blocked.
+	BLOCKED = 6,
+	// The thread is no longer that of the vCPU.
+	GONE = 7,
+};
+
+struct record {
+	u64 time_ns;
+	u64 exits;
+	s32 cpu;
+	u32 mp_state;
+	u32 in_run;
+	u32 nested;
+	// The program that asks has taken the CPU from the vCPU's thread.
+	u32 preempted;
+	u32 cpl;
+	u32 code_64_bit;
+	// Number of pages, words and pieces that are not in memory, or for which there is no room.
+	u32 missing;
+	u64 gpr[16];
+	u64 rip;
+	u64 rflags;
+	u64 cr0;
+	u64 cr2;
+	u64 cr3;
+	u64 cr4;
+	u64 efer;
+	u64 code_base;
+	u32 words;
+	u32 pieces;
+	u32 smalls;
+	u32 pages;
+	// Page table of the lowest level that was used last: its root, bits 21 and up of the addresses that it maps, and its
+	// address.
+	u64 cached_root;
+	u64 cached_part;
+	u64 cached_table;
+	struct word word[WORDS];
+	struct piece piece[PIECES];
+	u8 small[SMALLS * SMALL];
+	// One page more than is used: a copy starts and ends within a page, which the verifier does not see.
+	u8 page[(PAGES + 1) * PAGE];
+};
+
+SEC("license") char LICENSE[] = "Dual MIT/GPL";
+
+SEC(".rodata") const volatile struct options options = {};
+
+SEC("maps") struct bpf_map_def targets = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct target),
+	.max_entries = 1,
+};
+
+SEC("maps") struct bpf_map_def records = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct record),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+SEC("maps") struct bpf_map_def peeked = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = PAGE,
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+// Hides a value from the compiler, which otherwise compares another register than the one that is used, and the
+// verifier knows no bounds of that one.
+#define HIDE(value) asm volatile("" : "+r"(value))
+
+INLINE u64 kernel_u64(u64 at)
+{
+	u64 value = 0;
+	probe_read_kernel(&value, sizeof(value), at);
+	return value;
+}
+
+INLINE u32 kernel_u32(u64 at)
+{
+	u32 value = 0;
+	probe_read_kernel(&value, sizeof(value), at);
+	return value;
+}
+
+INLINE u8 kernel_u8(u64 at)
+{
+	u8 value = 0;
+	probe_read_kernel(&value, sizeof(value), at);
+	return value;
+}
+
+// Returns the address in the VMM of guest physical memory; 0 if it is not in one slot.
+INLINE u64 host_address(struct target *target, u64 phys, u64 bytes)
+{
+	NO_UNROLL
+	for (u32 i = 0; i < SLOTS; i++) {
+		if (i >= target->slots)
+			break;
+		struct slot *slot = &target->slot[i];
+		u64 offset = phys - slot->guest;
+		if (offset < slot->bytes && slot->bytes - offset >= bytes)
+			return slot->host + offset;
+	}
+	return 0;
+}
+
+// The functions that follow are global, so that the verifier looks at each of them once: with all calls together it
+// gives up. Such functions have numbers as arguments, so each finds the vCPU's structures by its index.
+#define GLOBAL __attribute__((noinline))
+#define FIND(result)                                                                                                   \
+	struct target *target = map_lookup(&targets, &index);                                                          \
+	struct record *record = map_lookup(&records, &index);                                                          \
+	if (!target || !record)                                                                                        \
+	return result
+
+INLINE void record_piece(struct record *record, u64 phys, u32 bytes, u32 at)
+{
+	u64 index = record->pieces;
+	HIDE(index);
+	if (index >= PIECES)
+		return;
+	record->piece[index].phys = phys;
+	record->piece[index].bytes = bytes;
+	record->piece[index].at = at;
+	record->pieces = index + 1;
+}
+
+// Reads a word of guest physical memory, and records it. Returns 0 if it is not in memory.
+GLOBAL u64 guest_word(u32 index, u64 phys)
+{
+	FIND(0);
+	u64 value = 0;
+	u64 from = host_address(target, phys, sizeof(value));
+	u64 words = record->words;
+	HIDE(words);
+	if (!from || words >= WORDS || probe_read_user(&value, sizeof(value), from)) {
+		record->missing++;
+		return 0;
+	}
+	record->word[words].phys = phys;
+	record->word[words].value = value;
+	record->words = words + 1;
+	return value;
+}
+
+// Copies some bytes of guest physical memory, at most SMALL.
+GLOBAL u64 copy_small(u32 index, u64 phys, u64 bytes)
+{
+	FIND(0);
+	u64 from = host_address(target, phys, bytes);
+	u64 smalls = record->smalls;
+	HIDE(bytes);
+	HIDE(smalls);
+	if (bytes == 0 || bytes > SMALL)
+		return 0;
+	if (!from || smalls >= SMALLS || probe_read_user(record->small + smalls * SMALL, bytes, from)) {
+		record->missing++;
+		return 0;
+	}
+	record->smalls = smalls + 1;
+	record_piece(record, phys, bytes, __builtin_offsetof(struct record, small) + smalls * SMALL);
+	return 1;
+}
+
+// Copies a part of a page of guest physical memory: from `phys` on, within the page.
+GLOBAL u64 copy_page(u32 index, u64 phys, u64 bytes)
+{
+	FIND(0);
+	u64 pages = record->pages;
+	u64 offset = phys & (PAGE - 1);
+	u64 from = host_address(target, phys, bytes);
+	HIDE(bytes);
+	HIDE(pages);
+	HIDE(offset);
+	offset &= PAGE - 1;
+	if (bytes == 0 || bytes > PAGE)
+		return 0;
+	if (!from || pages >= PAGES || probe_read_user(record->page + pages * PAGE + offset, bytes, from)) {
+		record->missing++;
+		return 0;
+	}
+	record->pages = pages + 1;
+	record_piece(record, phys, bytes, __builtin_offsetof(struct record, page) + pages * PAGE + offset);
+	return 1;
+}
+
+// Walks the guest's page tables; returns NOTHING where nothing is mapped.
+GLOBAL u64 translate(u32 index, u64 root, u64 virt)
+{
+	FIND(NOTHING);
+	u64 table = root & ADDRESS;
+	// CR4.LA57.
+	u32 shift = record->cr4 & (1 << 12) ? 48 : 39;
+	if (record->cached_table && record->cached_root == table && record->cached_part == virt >> 21) {
+		u64 entry = guest_word(index, record->cached_table + (virt >> 12 & 511) * 8);
+		return entry & PRESENT ? (entry & ADDRESS) | (virt & (PAGE - 1)) : NOTHING;
+	}
+	root = table;
+	NO_UNROLL
+	for (u32 level = 0; level < 5; level++) {
+		u64 entry = guest_word(index, table + (virt >> shift & 511) * 8);
+		if (!(entry & PRESENT))
+			return NOTHING;
+		if (shift == 12) {
+			record->cached_root = root;
+			record->cached_part = virt >> 21;
+			record->cached_table = table;
+			return (entry & ADDRESS) | (virt & (PAGE - 1));
+		}
+		if (entry & LARGE) {
+			u64 mask = (1ull << shift) - 1;
+			return shift > 30 ? NOTHING : (entry & ADDRESS & ~mask) | (virt & mask);
+		}
+		table = entry & ADDRESS;
+		shift -= 9;
+	}
+	return NOTHING;
+}
+
+// Copies a range page by page, at most `most` pages. Returns the address of the first page that is not there, or `to`.
+// With `holes`, pages that are not there are left out.
+GLOBAL u64 copy_range(u32 index, u64 root, u64 from, u64 to, u32 holes)
+{
+	FIND(from);
+	NO_UNROLL
+	for (u32 i = 0; i < RANGE_PAGES; i++) {
+		if (from >= to)
+			return to;
+		u64 next = (from | (PAGE - 1)) + 1;
+		u64 phys = translate(index, root, from);
+		if (phys == NOTHING) {
+			record->missing++;
+			if (!holes)
+				return from;
+		} else if (!copy_page(index, phys, (next < to ? next : to) - from) && !holes) {
+			return from;
+		}
+		from = next;
+	}
+	return from;
+}
+
+INLINE int is_kernel(u64 address)
+{
+	return address >> 63;
+}
+
+// Returns the guest physical address of an address in the guest's direct map.
+INLINE u64 direct(struct guest *guest, u64 virt)
+{
+	return virt == guest->init_task ? guest->init_task_phys : virt - guest->direct_map;
+}
+
+// Copies the parts of the current task, and of its process's leader, that a sample needs. Returns the task, 0 for none.
+GLOBAL u64 copy_task(u32 index)
+{
+	FIND(0);
+	struct guest *guest = &target->guest;
+	guest_word(index, guest->preempt_count & ~7ull);
+	u64 task = guest_word(index, guest->current_task);
+	if (!is_kernel(task))
+		return 0;
+	u64 phys = direct(guest, task);
+	NO_UNROLL
+	for (u32 i = 0; i < SPANS; i++) {
+		if (i >= guest->task_spans)
+			break;
+		copy_small(index, phys + guest->task[i].offset, guest->task[i].bytes);
+	}
+	u64 leader = guest_word(index, phys + guest->task_leader);
+	if (!is_kernel(leader))
+		return task;
+	phys = direct(guest, leader);
+	NO_UNROLL
+	for (u32 i = 0; i < SPANS; i++) {
+		if (i >= guest->leader_spans)
+			break;
+		copy_small(index, phys + guest->leader[i].offset, guest->leader[i].bytes);
+	}
+	return task;
+}
+
+// Returns the word at a virtual address of the guest.
+INLINE u64 virtual_word(u32 index, u64 root, u64 virt)
+{
+	u64 phys = translate(index, root, virt);
+	return phys == NOTHING ? 0 : guest_word(index, phys);
+}
+
+// Copies the kernel stacks that the vCPU is on. Returns the RSP of the user code below them, 0 if there is none.
+GLOBAL u64 copy_kernel_stacks(u32 index, u64 task)
+{
+	FIND(0);
+	struct guest *guest = &target->guest;
+	u64 root = guest->kernel_root;
+	u64 at = record->gpr[4];
+	u64 own = guest_word(index, direct(guest, task) + guest->task_stack);
+	u64 own_top = own + guest->stack_bytes;
+	u64 irq_top = guest->irq_stack ? (guest_word(index, guest->irq_stack) + 8) & ~(PAGE - 1) : 0;
+	u64 user = 0;
+	u64 top = own_top;
+	copy_small(index, guest->tss, 104);
+	NO_UNROLL
+	for (u32 i = 0; i < STACKS; i++) {
+		if (!is_kernel(at)) {
+			user = at;
+			break;
+		}
+		u64 below = at & (PAGE - 1);
+		u64 from = at - (i || below < BELOW_KERNEL_RSP ? 0 : BELOW_KERNEL_RSP);
+		int is_irq = irq_top && at - (irq_top - guest->irq_stack_bytes) < guest->irq_stack_bytes;
+		int is_own = at - own < guest->stack_bytes;
+		// A stack of a task is aligned to its size.
+		u64 end = is_own ? own_top : is_irq ? irq_top : (at | (guest->stack_bytes - 1)) + 1;
+		u64 reached = copy_range(index, root, from, end, 0);
+		if (is_own)
+			break;
+		if (is_irq) {
+			at = virtual_word(index, root, irq_top - 8);
+			continue;
+		}
+		top = end;
+		// An exception's stack ends where a page is missing, with the frame that the processor has stored.
+		if (reached >= end)
+			break;
+		at = virtual_word(index, root, reached - (PT_REGS - PT_REGS_SP));
+		top = own_top;
+	}
+	// The registers that are saved at the top: those of the user code, also where the stack was left early.
+	u64 saved = top - guest->padding - PT_REGS;
+	u64 saved_sp = virtual_word(index, root, saved + PT_REGS_SP);
+	u64 phys = translate(index, root, saved - 8);
+	if (phys != NOTHING && (phys & (PAGE - 1)) <= PAGE - PT_REGS - 8)
+		copy_small(index, phys, PT_REGS + 8);
+	user = user ? user : saved_sp;
+	return is_kernel(user) ? 0 : user;
+}
+
+// Returns the root of the page tables of a task's process; 0 if it has none.
+GLOBAL u64 user_root(u32 index, u64 task)
+{
+	FIND(0);
+	struct guest *guest = &target->guest;
+	u64 mm = guest_word(index, direct(guest, task) + guest->task_mm);
+	u64 pgd = is_kernel(mm) ? guest_word(index, direct(guest, mm) + guest->mm_pgd) : 0;
+	return is_kernel(pgd) ? direct(guest, pgd) : 0;
+}
+
+// Walks to the instruction that user code was interrupted at by an exception: its page may be what is missing.
+GLOBAL u64 walk_to_fault(u32 index, u64 task, u64 root)
+{
+	FIND(0);
+	struct guest *guest = &target->guest;
+	u64 saved = guest_word(index, direct(guest, task) + guest->task_stack);
+	saved += guest->stack_bytes - guest->padding - PT_REGS;
+	u64 ip = virtual_word(index, guest->kernel_root, saved + PT_REGS_IP);
+	if (virtual_word(index, guest->kernel_root, saved + PT_REGS_ORIG_AX) == ~0ull && !is_kernel(ip))
+		translate(index, root, ip);
+	return 0;
+}
+
+// Copies the memory that a sample reads.
+GLOBAL u64 copy_memory(u32 index)
+{
+	FIND(0);
+	struct guest *guest = &target->guest;
+	u64 root = record->cr3;
+	u64 user = record->gpr[4];
+	// EFER.LMA.
+	if (!guest->known || !(record->efer & (1 << 10)))
+		return 0;
+	u64 task = copy_task(index);
+	if (record->nested || !task)
+		return 0;
+	if (record->cpl != 3) {
+		// The instruction before: a HLT?
+		u64 code = translate(index, root, record->rip - 1);
+		if (code != NOTHING)
+			guest_word(index, code & ~7ull);
+		translate(index, root, guest->identity);
+		// The kernel's own tables, where those of the program are other ones (PTI).
+		if (root & 0x1000)
+			translate(index, root & ~0x1000ull, guest->identity);
+		user = copy_kernel_stacks(index, task);
+		u64 own = user_root(index, task);
+		root = own ? own : root;
+		if (user)
+			walk_to_fault(index, task, root);
+	}
+	if (user && !is_kernel(user)) {
+		u64 from = user < RED_ZONE ? user : user - RED_ZONE;
+		copy_range(index, root, from, from + guest->user_bytes, 1);
+	}
+	return 1;
+}
+
+INLINE void copy_registers(struct target *target, struct record *record)
+{
+	u64 vcpu = target->vcpu;
+	probe_read_kernel(record->gpr, sizeof(record->gpr), vcpu + options.vcpu_regs);
+	record->rip = kernel_u64(vcpu + options.vcpu_rip);
+	record->cr0 = kernel_u64(vcpu + options.vcpu_cr0);
+	record->cr2 = kernel_u64(vcpu + options.vcpu_cr2);
+	record->cr3 = kernel_u64(vcpu + options.vcpu_cr3);
+	record->cr4 = kernel_u64(vcpu + options.vcpu_cr4);
+	record->efer = kernel_u64(vcpu + options.vcpu_efer);
+	record->mp_state = kernel_u32(vcpu + options.vcpu_mp_state);
+	record->exits = kernel_u64(vcpu + options.vcpu_exits);
+	record->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
+	if (options.vendor == VENDOR_SVM) {
+		u64 vmcb = kernel_u64(vcpu + options.svm_vmcb);
+		// struct vmcb_seg: selector, attributes, limit, base (arch/x86/include/asm/svm.h).
+		u32 code = kernel_u32(vmcb + options.vmcb_cs) >> 16;
+		record->code_64_bit = code >> 9 & 1;
+		record->code_base = kernel_u64(vmcb + options.vmcb_cs + 8);
+		record->cpl = kernel_u8(vmcb + options.vmcb_cpl);
+		record->rflags = kernel_u64(vmcb + options.vmcb_rflags);
+		// With nested paging, KVM copies these two later.
+		if (kernel_u64(vmcb + options.vmcb_nested_paging) & 1) {
+			record->cr0 = kernel_u64(vmcb + options.vmcb_cr0);
+			record->cr3 = kernel_u64(vmcb + options.vmcb_cr3);
+		}
+	} else {
+		// struct kvm_segment of CS, the second (arch/x86/include/uapi/asm/kvm.h).
+		u64 code = vcpu + options.pvm_segments + 24;
+		record->code_64_bit = kernel_u8(code + 19);
+		record->code_base = kernel_u64(code);
+		record->cpl = kernel_u32(vcpu + options.pvm_cpl);
+		record->rflags = kernel_u64(vcpu + options.pvm_rflags);
+	}
+}
+
+struct arguments {
+	u64 argument[2];
+};
+
+SEC("raw_tp") int tick(struct arguments *arguments)
+{
+	u32 index = arguments->argument[0];
+	struct target *target = map_lookup(&targets, &index);
+	struct record *record = map_lookup(&records, &index);
+	if (!target || !record)
+		return 0;
+	u64 task = target->task;
+	u64 current_task = get_current_task();
+	record->time_ns = ktime_get_ns();
+	record->words = 0;
+	record->pieces = 0;
+	record->smalls = 0;
+	record->pages = 0;
+	record->missing = 0;
+	record->cached_table = 0;
+	record->preempted = 0;
+	record->in_run = 0;
+	// A task that has ended, or whose memory is another's by now, has another identity.
+	if (kernel_u32(task + options.task_pid) != target->pid || kernel_u32(task + options.task_tgid) != target->tgid ||
+	    kernel_u64(task + options.task_start) != target->start)
+		return GONE;
+	// A thread is in an ioctl of a vCPU while the vCPU waits for the thread's preemptions. That proves the vCPU, too.
+	u32 in_run = kernel_u64(task + options.task_notifiers) == target->vcpu + options.vcpu_notifier;
+	record->in_run = in_run;
+	if (current_task != task) {
+		record->cpu = kernel_u32(task + options.task_cpu);
+		if (kernel_u8(task + options.task_on_cpu))
+			return ELSEWHERE;
+		u32 blocked = kernel_u32(task + options.task_state);
+		copy_registers(target, record);
+		if (blocked)
+			return BLOCKED;
+		u64 queued = kernel_u64(task + options.task_queued);
+		record->preempted = queued && queued == kernel_u64(current_task + options.task_arrived);
+		return QUEUED;
+	}
+	record->cpu = get_smp_processor_id();
+	if (!in_run)
+		return VMM;
+	copy_registers(target, record);
+	copy_memory(index);
+	return kernel_u32(task + options.task_flags) & IN_GUEST ? GUEST : KVM;
+}
+
+SEC("raw_tp") int peek(struct arguments *arguments)
+{
+	u32 zero = 0;
+	u8 *into = map_lookup(&peeked, &zero);
+	u64 bytes = arguments->argument[1];
+	HIDE(bytes);
+	if (!into || bytes == 0 || bytes > PAGE)
+		return 1;
+	return probe_read_kernel(into, bytes, arguments->argument[0]) != 0;
+}
+
+// Context of the iterator over files, with its first two parts as addresses (struct bpf_iter__task_file,
+// kernel/bpf/task_iter.c, 5.8).
+struct file_context {
+	struct {
+		void *seq;
+	} *meta;
+	u64 task;
+	u64 fd;
+	u64 file;
+};
+
+struct file_row {
+	u64 fd;
+	u64 file;
+	u64 task;
+};
+
+SEC("iter/task_file") int files(struct file_context *context)
+{
+	struct file_row row = {};
+	// Copied as numbers, from which the verifier expects nothing.
+	probe_read_kernel(&row.task, sizeof(row.task), (u64)&context->task);
+	probe_read_kernel(&row.file, sizeof(row.file), (u64)&context->file);
+	probe_read_kernel(&row.fd, 4, (u64)&context->fd);
+	if (!row.task || !row.file || kernel_u32(row.task + options.task_tgid) != options.process)
+		return 0;
+	seq_write(context->meta->seq, &row, sizeof(row));
+	return 0;
+}

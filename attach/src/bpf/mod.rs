@@ -1,0 +1,41 @@
+//! Samples that the host's kernel takes, without a stop of the vCPU.
+//!
+//! ```text
+//!  due ──▶ BPF_PROG_TEST_RUN on the CPU where the vCPU's thread was last
+//!            └▶ interrupt: the CPU leaves the guest ──▶ program `tick` ──▶ record: registers, and the memory
+//!                                                                          that a sample reads
+//!          finding: in the guest, in the VMM, halted, elsewhere ◀── returned
+//! ```
+//!
+//! The interrupt is one that the kernel's scheduler uses as well; the thread is not stopped, gets no signal, and
+//! the VMM sees nothing. Nothing is attached, so nothing is left when this process ends.
+//!
+//! The record is in an array that this process maps. The thread that asks for a sample waits for its end, so the
+//! record is complete then, and no queue between the two can be full. A sample's code reads the record by guest
+//! physical addresses ([`crate::StopMemory`]), as it reads the memory of a vCPU that is stopped.
+//!
+//! # Modules
+//!
+//! ```text
+//! ticker                 ticks of one vCPU
+//! vm                     machine and vCPUs
+//! finder                 vCPUs, threads and memory in the kernel's data
+//! program  area          the programs; the memory that they share with this process
+//! offsets  shared        offsets in the kernel; structures of the programs
+//! refusal                reasons why this is not available
+//! ```
+
+mod area;
+mod finder;
+mod offsets;
+mod program;
+mod refusal;
+mod shared;
+mod ticker;
+mod vm;
+
+pub(crate) use area::registers;
+pub(crate) use finder::KernelThread;
+pub use refusal::BpfRefusal;
+pub(crate) use ticker::SampledTicker;
+pub(crate) use vm::{FoundVm, SampledVm};

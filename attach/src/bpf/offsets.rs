@@ -1,0 +1,194 @@
+//! Offsets in the structures of the host's kernel.
+
+use std::fs;
+use std::path::Path;
+
+use linux::{HostLayouts, HostTypes};
+
+use super::refusal::BpfRefusal;
+use super::shared::{ABSENT, RawOptions, VENDOR_PVM, VENDOR_SVM};
+
+/// Modules whose types are of interest, if they are not built in. The vendors' have KVM's types, too.
+const MODULES: [&str; 3] = ["kvm_amd", "kvm_pvm", "kvm"];
+
+/// Module of KVM that runs the vCPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Vendor {
+    Svm,
+    Pvm,
+}
+
+/// Offsets that only this process uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FinderOffsets {
+    pub file_private: u32,
+    pub file_dentry: u32,
+    pub dentry_name: u32,
+    pub vcpu_kvm: u32,
+    pub vcpu_number: u32,
+    pub vcpu_pid: u32,
+    pub vcpu_protected: Option<u32>,
+    pub pid_tasks: u32,
+    pub task_pid_links: u32,
+    pub kvm_slots: u32,
+    pub slots: SlotOffsets,
+    pub slot_gfn: u32,
+    pub slot_pages: u32,
+    pub slot_host: u32,
+}
+
+/// Layout of the list of memory slots.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum SlotOffsets {
+    /// A hash table by id (since 5.17): generation, table, number of its heads, index of the active nodes;
+    /// offset of the nodes in a slot.
+    Hashed { generation: u32, table: u32, heads: u32, active: u32, nodes: u32 },
+    /// An array: generation, number of slots, the slots, size of one.
+    Listed { generation: u32, used: u32, slots: u32, bytes: u32 },
+}
+
+/// Offsets in the host's kernel.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HostOffsets {
+    pub options: RawOptions,
+    pub finder: FinderOffsets,
+}
+
+/// Returns the vendors' modules that the host has, the ones that are more probable first.
+///
+/// # Errors
+/// It has another one only.
+pub(crate) fn vendors() -> Result<Vec<Vendor>, BpfRefusal> {
+    let has = |module: &str| Path::new("/sys/module").join(module).exists();
+    let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let flags = flags.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
+    let has_svm = flags.split_ascii_whitespace().any(|flag| flag == "svm");
+    let mut vendors = Vec::new();
+    if has("kvm_amd") && has_svm {
+        vendors.push(Vendor::Svm);
+    }
+    if has("kvm_pvm") {
+        vendors.push(Vendor::Pvm);
+    }
+    match vendors.is_empty() {
+        true if has("kvm_intel") => Err(BpfRefusal::Vendor("kvm_intel")),
+        true => Err(BpfRefusal::Vendor("another module")),
+        false => Ok(vendors),
+    }
+}
+
+/// Reads the types of the host's kernel.
+///
+/// # Errors
+/// There are none.
+pub(crate) fn types() -> Result<HostTypes, BpfRefusal> {
+    HostTypes::read(&MODULES).map_err(BpfRefusal::NoTypes)
+}
+
+/// Lookups that report the first name of a member that is missing.
+struct Lookup<'a>(&'a HostLayouts<'a>);
+
+impl Lookup<'_> {
+    fn get(&self, path: &'static str) -> Result<u32, BpfRefusal> {
+        self.0.offset(path).ok_or(BpfRefusal::NoMember(path))
+    }
+
+    fn either(&self, path: &'static str, other: &str) -> Result<u32, BpfRefusal> {
+        self.0.offset(path).or_else(|| self.0.offset(other)).ok_or(BpfRefusal::NoMember(path))
+    }
+}
+
+impl HostOffsets {
+    /// Looks up all offsets.
+    ///
+    /// # Errors
+    /// A member is missing.
+    pub(crate) fn new(layouts: &HostLayouts<'_>, vendor: Vendor, process: i32) -> Result<Self, BpfRefusal> {
+        let of = Lookup(layouts);
+        let slots = match layouts.offset("kvm_memslots.id_hash") {
+            Some(table) => SlotOffsets::Hashed {
+                generation: of.get("kvm_memslots.generation")?,
+                table,
+                heads: layouts.elements("kvm_memslots.id_hash").unwrap_or(0).min(4096),
+                active: of.get("kvm_memslots.node_idx")?,
+                nodes: of.get("kvm_memory_slot.id_node")?,
+            },
+            None => SlotOffsets::Listed {
+                generation: of.get("kvm_memslots.generation")?,
+                used: of.get("kvm_memslots.used_slots")?,
+                slots: of.get("kvm_memslots.memslots")?,
+                bytes: layouts.size_of("kvm_memory_slot").ok_or(BpfRefusal::NoMember("kvm_memory_slot"))?,
+            },
+        };
+        let finder = FinderOffsets {
+            file_private: of.get("file.private_data")?,
+            file_dentry: of.get("file.f_path.dentry")?,
+            dentry_name: of.either("dentry.d_name.name", "dentry.__d_name.name")?,
+            vcpu_kvm: of.get("kvm_vcpu.kvm")?,
+            vcpu_number: of.get("kvm_vcpu.vcpu_id")?,
+            vcpu_pid: of.get("kvm_vcpu.pid")?,
+            vcpu_protected: layouts.offset("kvm_vcpu.arch.guest_state_protected"),
+            pid_tasks: of.get("pid.tasks")?,
+            task_pid_links: of.get("task_struct.pid_links")?,
+            kvm_slots: of.get("kvm.memslots")?,
+            slots,
+            slot_gfn: of.get("kvm_memory_slot.base_gfn")?,
+            slot_pages: of.get("kvm_memory_slot.npages")?,
+            slot_host: of.get("kvm_memory_slot.userspace_addr")?,
+        };
+        Ok(Self { options: options(&of, vendor, process)?, finder })
+    }
+}
+
+fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, BpfRefusal> {
+    let regs = of.get("kvm_vcpu.arch.regs")?;
+    let mut options = RawOptions {
+        process: process.cast_unsigned(),
+        vcpu_notifier: of.get("kvm_vcpu.preempt_notifier.link")?,
+        vcpu_cpu: of.get("kvm_vcpu.cpu")?,
+        vcpu_regs: regs,
+        // The 17th register, in kernels that have it there (VCPU_REGS_RIP, arch/x86/include/asm/kvm_host.h).
+        vcpu_rip: of.0.offset("kvm_vcpu.arch.rip").unwrap_or(regs + 16 * 8),
+        vcpu_cr0: of.get("kvm_vcpu.arch.cr0")?,
+        vcpu_cr2: of.get("kvm_vcpu.arch.cr2")?,
+        vcpu_cr3: of.get("kvm_vcpu.arch.cr3")?,
+        vcpu_cr4: of.get("kvm_vcpu.arch.cr4")?,
+        vcpu_efer: of.get("kvm_vcpu.arch.efer")?,
+        vcpu_mp_state: of.get("kvm_vcpu.arch.mp_state")?,
+        vcpu_nested: of.0.offset("kvm_vcpu.stat.guest_mode").unwrap_or(ABSENT),
+        vcpu_exits: of.get("kvm_vcpu.stat.exits")?,
+        task_flags: of.get("task_struct.flags")?,
+        task_state: of.either("task_struct.__state", "task_struct.state")?,
+        task_on_cpu: of.get("task_struct.on_cpu")?,
+        task_cpu: of.either("task_struct.thread_info.cpu", "task_struct.cpu")?,
+        task_pid: of.get("task_struct.pid")?,
+        task_tgid: of.get("task_struct.tgid")?,
+        task_start: of.either("task_struct.start_boottime", "task_struct.start_time")?,
+        task_notifiers: of.get("task_struct.preempt_notifiers")?,
+        task_queued: of.get("task_struct.sched_info.last_queued")?,
+        task_arrived: of.get("task_struct.sched_info.last_arrival")?,
+        ..RawOptions::default()
+    };
+    match vendor {
+        Vendor::Svm => {
+            let (control, save) = (of.get("vmcb.control")?, of.get("vmcb.save")?);
+            options.vendor = VENDOR_SVM;
+            options.svm_vmcb = of.get("vcpu_svm.vmcb")?;
+            let nested = of.either("vmcb_control_area.nested_ctl", "vmcb_control_area.misc_ctl")?;
+            options.vmcb_nested_paging = control + nested;
+            options.vmcb_cs = save + of.get("vmcb_save_area.cs")?;
+            options.vmcb_ss = save + of.get("vmcb_save_area.ss")?;
+            options.vmcb_cpl = save + of.get("vmcb_save_area.cpl")?;
+            options.vmcb_cr0 = save + of.get("vmcb_save_area.cr0")?;
+            options.vmcb_cr3 = save + of.get("vmcb_save_area.cr3")?;
+            options.vmcb_rflags = save + of.get("vmcb_save_area.rflags")?;
+        }
+        Vendor::Pvm => {
+            options.vendor = VENDOR_PVM;
+            options.pvm_segments = of.either("vcpu_pvm.seg", "vcpu_pvm.segments")?;
+            options.pvm_cpl = of.get("vcpu_pvm.cpl")?;
+            options.pvm_rflags = of.get("vcpu_pvm.rflags")?;
+        }
+    }
+    Ok(options)
+}

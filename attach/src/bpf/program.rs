@@ -1,0 +1,159 @@
+//! The programs in the kernel: loading, and the three ways to run them.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::sync::{Mutex, PoisonError};
+
+use aya::maps::{Array, MapData};
+use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun};
+use aya::{Btf, Ebpf, EbpfLoader, Pod};
+
+use super::area::{ArrayMapping, RecordView};
+use super::refusal::{BpfRefusal, host_refusal};
+use super::shared::{PAGE, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
+
+/// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
+const OBJECT: &[u8] = include_bytes!("../../bpf/record.o");
+/// Open files that are listed, at most.
+const MOST_FILES: usize = 1 << 16;
+
+/// The program object, aligned as an ELF file has to be.
+#[repr(align(8))]
+struct Aligned<T: ?Sized>(T);
+
+/// Programs in the kernel. They end with this process, or when this is dropped.
+pub(crate) struct KernelPrograms {
+    ebpf: Ebpf,
+    targets: Mutex<Array<MapData, RawTarget>>,
+    records: ArrayMapping<RawRecord>,
+    peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
+}
+
+impl fmt::Debug for KernelPrograms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KernelPrograms").finish_non_exhaustive()
+    }
+}
+
+impl KernelPrograms {
+    /// Loads the programs for `count` vCPUs.
+    pub(crate) fn load(options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
+        fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, BpfRefusal>
+        where
+            &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
+        {
+            let found = ebpf.program_mut(name);
+            let found = found.ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))?;
+            Ok(found.try_into()?)
+        }
+        static BYTES: &Aligned<[u8; OBJECT.len()]> = &Aligned(*include_bytes!("../../bpf/record.o"));
+        let elements = u32::try_from(count).unwrap_or(u32::MAX);
+        let mut ebpf = EbpfLoader::new()
+            .btf(None)
+            .override_global("options", options, true)
+            .map_max_entries("targets", elements)
+            .map_max_entries("records", elements)
+            .load(&BYTES.0)?;
+        program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
+        program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
+        let types = Btf::from_sys_fs().map_err(|error| BpfRefusal::Program(error.to_string()))?;
+        program::<Iter>(&mut ebpf, "files")?.load("task_file", &types)?;
+        let mut map = |name: &str| {
+            ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))
+        };
+        let targets = Mutex::new(Array::try_from(map("targets")?)?);
+        let records = ArrayMapping::new(&map("records")?, count)?;
+        let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
+        Ok(Self { ebpf, targets, records, peeked })
+    }
+
+    /// Sets the vCPU with this index. Must not be called while it is being sampled.
+    pub(crate) fn set_target(&self, index: usize, target: &RawTarget) -> Result<(), BpfRefusal> {
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        let mut targets = self.targets.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(targets.set(index, target, 0)?)
+    }
+
+    /// Takes a sample of a vCPU on the given CPU, or here. The record is valid until the next sample of that
+    /// vCPU.
+    pub(crate) fn sample(&self, index: usize, cpu: Option<u32>) -> io::Result<Option<ThreadFinding>> {
+        let number = self.run("tick", [u64::try_from(index).unwrap_or(u64::MAX), 0], cpu)?;
+        Ok(ThreadFinding::from_number(number))
+    }
+
+    /// Returns the record of a vCPU.
+    pub(crate) fn record(&self, index: usize) -> Option<RecordView<'_>> {
+        RecordView::new(&self.records, index)
+    }
+
+    fn run(&self, name: &str, [first, second]: [u64; 2], cpu: Option<u32>) -> io::Result<u32> {
+        let Some(Program::RawTracePoint(program)) = self.ebpf.program(name) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let mut options = RawTracePointRunOptions { cpu, ..RawTracePointRunOptions::new() };
+        let [one, two, ..] = &mut options.args;
+        (*one, *two) = (first, second);
+        match program.test_run(options) {
+            Ok(result) => Ok(result.return_value),
+            Err(aya::programs::ProgramError::SyscallError(error)) => Err(error.io_error),
+            Err(other) => Err(io::Error::other(other)),
+        }
+    }
+
+    /// Fills `into` from an address of the kernel; `None` if all of that is not mapped.
+    pub(crate) fn peek(&self, at: u64, into: &mut [u8]) -> Option<()> {
+        let mut at = at;
+        for part in into.chunks_mut(PAGE) {
+            // From here on the memory is this call's.
+            let peeked = self.peeked.lock().unwrap_or_else(PoisonError::into_inner);
+            let bytes = u64::try_from(part.len()).ok()?;
+            if self.run("peek", [at, bytes], None).ok()? != 0 {
+                return None;
+            }
+            let from = peeked.element(0)?.cast::<u8>();
+            // SAFETY: a part has at most a page, which the mapping has; the kernel writes it at a peek only.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len());
+            }
+            at = at.checked_add(bytes)?;
+        }
+        Some(())
+    }
+
+    /// Returns the word at an address of the kernel.
+    pub(crate) fn peek_u64(&self, at: u64) -> Option<u64> {
+        let mut bytes = [0; 8];
+        self.peek(at, &mut bytes).map(|()| u64::from_le_bytes(bytes))
+    }
+
+    /// Returns the half word at an address of the kernel.
+    pub(crate) fn peek_u32(&self, at: u64) -> Option<u32> {
+        let mut bytes = [0; 4];
+        self.peek(at, &mut bytes).map(|()| u32::from_le_bytes(bytes))
+    }
+
+    /// Lists the open files of the process that the options name.
+    pub(crate) fn files(&mut self) -> Result<Vec<RawFile>, BpfRefusal> {
+        let program = self.ebpf.program_mut("files");
+        let program = program.ok_or_else(|| BpfRefusal::Program("it has no files".to_owned()))?;
+        let program: &mut Iter = program.try_into()?;
+        let link = program.attach()?;
+        let link = program.take_link(link)?;
+        let file = link.into_file().map_err(|error| BpfRefusal::Program(error.to_string()))?;
+        let mut bytes = Vec::new();
+        let most = MOST_FILES * size_of::<RawFile>();
+        let read = file.take(u64::try_from(most).unwrap_or(u64::MAX)).read_to_end(&mut bytes);
+        read.map_err(host_refusal("list open files"))?;
+        let word = |row: &[u8], at: usize| {
+            row.get(at..at + 8).and_then(|part| part.try_into().ok()).map(u64::from_le_bytes)
+        };
+        let row = |row: &[u8]| Some(RawFile { fd: word(row, 0)?, file: word(row, 8)?, task: word(row, 16)? });
+        Ok(bytes.chunks_exact(size_of::<RawFile>()).filter_map(row).collect())
+    }
+}
+
+// SAFETY: the options are plain data.
+const _: fn() = || {
+    fn is_plain<T: Pod>() {}
+    is_plain::<RawOptions>();
+};

@@ -1,0 +1,249 @@
+//! Structures that the kernel's programs and this process share. Layouts and constants are those of
+//! attach/bpf/record.c.
+
+use aya::Pod;
+
+/// Ranges of the guest's memory that a program knows.
+pub(crate) const SLOTS: usize = 32;
+/// Parts of a task.
+pub(crate) const SPANS: usize = 8;
+pub(crate) const WORDS: usize = 128;
+pub(crate) const PIECES: usize = 48;
+pub(crate) const PAGES: usize = 24;
+/// Bytes of a small piece.
+pub(crate) const SMALL: usize = 512;
+const SMALLS: usize = 16;
+pub(crate) const PAGE: usize = 4096;
+
+pub(crate) const VENDOR_SVM: u32 = 1;
+pub(crate) const VENDOR_PVM: u32 = 2;
+/// Offset of a member that this kernel does not have.
+pub(crate) const ABSENT: u32 = u32::MAX;
+
+/// `struct options`: offsets in the kernel's structures, bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RawOptions {
+    pub process: u32,
+    pub vendor: u32,
+    pub vcpu_notifier: u32,
+    pub vcpu_cpu: u32,
+    pub vcpu_regs: u32,
+    pub vcpu_rip: u32,
+    pub vcpu_cr0: u32,
+    pub vcpu_cr2: u32,
+    pub vcpu_cr3: u32,
+    pub vcpu_cr4: u32,
+    pub vcpu_efer: u32,
+    pub vcpu_mp_state: u32,
+    pub vcpu_nested: u32,
+    pub vcpu_exits: u32,
+    pub svm_vmcb: u32,
+    pub vmcb_nested_paging: u32,
+    pub vmcb_cs: u32,
+    pub vmcb_ss: u32,
+    pub vmcb_cpl: u32,
+    pub vmcb_cr0: u32,
+    pub vmcb_cr3: u32,
+    pub vmcb_rflags: u32,
+    pub pvm_segments: u32,
+    pub pvm_cpl: u32,
+    pub pvm_rflags: u32,
+    pub task_flags: u32,
+    pub task_state: u32,
+    pub task_on_cpu: u32,
+    pub task_cpu: u32,
+    pub task_pid: u32,
+    pub task_tgid: u32,
+    pub task_start: u32,
+    pub task_notifiers: u32,
+    pub task_queued: u32,
+    pub task_arrived: u32,
+    pub unused: u32,
+}
+
+/// `struct slot`: range of the guest's memory in the VMM.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RawSlot {
+    pub guest: u64,
+    pub bytes: u64,
+    pub host: u64,
+}
+
+/// `struct span`: part of a structure.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RawSpan {
+    pub offset: u32,
+    pub bytes: u32,
+}
+
+/// `struct guest`: addresses in the guest's kernel.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RawGuest {
+    pub known: u32,
+    pub five_level: u32,
+    pub kernel_root: u64,
+    pub identity: u64,
+    pub preempt_count: u64,
+    pub current_task: u64,
+    pub irq_stack: u64,
+    pub tss: u64,
+    pub direct_map: u64,
+    pub init_task: u64,
+    pub init_task_phys: u64,
+    pub task_leader: u32,
+    pub task_stack: u32,
+    pub task_mm: u32,
+    pub mm_pgd: u32,
+    pub stack_bytes: u32,
+    pub irq_stack_bytes: u32,
+    pub padding: u32,
+    pub user_bytes: u32,
+    pub task_spans: u32,
+    pub leader_spans: u32,
+    pub task: [RawSpan; SPANS],
+    pub leader: [RawSpan; SPANS],
+}
+
+/// `struct target`: a vCPU to sample.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RawTarget {
+    pub vcpu: u64,
+    pub task: u64,
+    pub start: u64,
+    pub pid: u32,
+    pub tgid: u32,
+    pub slots: u32,
+    pub unused: u32,
+    pub slot: [RawSlot; SLOTS],
+    pub guest: RawGuest,
+}
+
+// SAFETY: plain data without padding that matters: the kernel copies it as bytes.
+unsafe impl Pod for RawTarget {}
+// SAFETY: as above.
+unsafe impl Pod for RawOptions {}
+
+/// `struct word`: aligned word of the guest's memory.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawWord {
+    pub phys: u64,
+    pub value: u64,
+}
+
+/// `struct piece`: range of the guest's memory that was copied.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawPiece {
+    pub phys: u64,
+    pub bytes: u32,
+    /// Offset in the record.
+    pub at: u32,
+}
+
+/// First part of `struct record`: state of the thread, and registers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RawState {
+    pub time_ns: u64,
+    pub exits: u64,
+    pub cpu: i32,
+    pub mp_state: u32,
+    pub in_run: u32,
+    pub nested: u32,
+    pub preempted: u32,
+    pub cpl: u32,
+    pub code_64_bit: u32,
+    pub missing: u32,
+    /// In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
+    pub gpr: [u64; 16],
+    pub rip: u64,
+    pub rflags: u64,
+    pub cr0: u64,
+    pub cr2: u64,
+    pub cr3: u64,
+    pub cr4: u64,
+    pub efer: u64,
+    pub code_base: u64,
+    pub words: u32,
+    pub pieces: u32,
+    pub smalls: u32,
+    pub pages: u32,
+    /// The program's own.
+    pub cached: [u64; 3],
+}
+
+/// `struct record`.
+#[repr(C)]
+pub(crate) struct RawRecord {
+    pub state: RawState,
+    pub word: [RawWord; WORDS],
+    pub piece: [RawPiece; PIECES],
+    pub small: [[u8; SMALL]; SMALLS],
+    pub page: [[u8; PAGE]; PAGES + 1],
+}
+
+/// `struct file_row`: open file of the process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawFile {
+    pub fd: u64,
+    pub file: u64,
+    pub task: u64,
+}
+
+/// State of a vCPU's thread (`enum outcome`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ThreadFinding {
+    /// An interrupt has just taken the CPU out of the guest.
+    Guest,
+    /// On a CPU, in KVM_RUN, between two stays in the guest.
+    Kvm,
+    /// On a CPU, in the VMM.
+    Vmm,
+    /// On another CPU than the one that was asked.
+    Elsewhere,
+    /// Waits for a CPU.
+    Queued,
+    /// Blocked.
+    Blocked,
+    /// The thread has ended, or is no longer the vCPU's.
+    Gone,
+}
+
+impl ThreadFinding {
+    /// Returns the finding that the program has returned; `None` for an error of the program.
+    pub(crate) fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::Guest,
+            2 => Self::Kvm,
+            3 => Self::Vmm,
+            4 => Self::Elsewhere,
+            5 => Self::Queued,
+            6 => Self::Blocked,
+            7 => Self::Gone,
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes by hand: the compiler of the programs has the same rules.
+    #[test]
+    fn structures_have_no_holes_that_only_one_side_has() {
+        assert_eq!(size_of::<RawOptions>(), 36 * 4);
+        assert_eq!(size_of::<RawGuest>(), 8 + 9 * 8 + 10 * 4 + 2 * SPANS * 8);
+        assert_eq!(size_of::<RawTarget>(), 3 * 8 + 4 * 4 + SLOTS * 24 + size_of::<RawGuest>());
+        assert_eq!(size_of::<RawState>(), 2 * 8 + 8 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
+        let data = SMALLS * SMALL + (PAGES + 1) * PAGE;
+        assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
+    }
+}

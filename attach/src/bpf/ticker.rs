@@ -1,0 +1,233 @@
+//! Ticks of one attached vCPU by samples of the host's kernel, on a thread per vCPU.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvm_bindings::{KVM_EXIT_HLT, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
+use linux::PhysAddr;
+use vmm::x86::EFER_LMA;
+use vmm::{Activity, ActivitySource, MissReason, Observer, Tick, TickContext, is_at_reset, monotonic_ns};
+
+use super::registers;
+use super::shared::{RawState, ThreadFinding};
+use super::vm::{SampleOutcome, SampledVm};
+use crate::capabilities;
+use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
+use crate::shared::{AttachmentEnd, PauseCause, SharedState};
+use crate::target::TargetVcpu;
+use crate::ticker::{NextTick, run_ticks, set_timer_slack};
+
+/// Everything that the thread owns.
+pub(crate) struct SampledTicker<O> {
+    vm: Arc<SampledVm>,
+    index: usize,
+    vcpu: TargetVcpu,
+    observer: O,
+    memory: StopMemory,
+    shared: Arc<SharedState>,
+}
+
+/// What the kernel shows of a vCPU at a sample.
+#[derive(Debug, Clone, Copy)]
+struct SampledActivity {
+    activity: Activity,
+    waiting: bool,
+    nested: bool,
+}
+
+impl ActivitySource for SampledActivity {
+    fn activity(&self) -> Option<Activity> {
+        Some(self.activity)
+    }
+
+    fn in_nested_guest(&self) -> bool {
+        self.nested
+    }
+
+    fn is_waiting(&self) -> Option<bool> {
+        Some(self.waiting)
+    }
+}
+
+/// Meaning of a finding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TickMeaning {
+    /// A sample with registers.
+    Sample {
+        activity: Activity,
+        /// The thread is blocked.
+        blocked: bool,
+        /// The thread has waited for a CPU since before the tick was due.
+        waiting: bool,
+        /// The vCPU may have continued to run: its memory is what the program has copied.
+        runs: bool,
+    },
+    Miss(MissReason),
+    /// The thread has ended.
+    Gone,
+}
+
+impl TickMeaning {
+    /// `halt_exit` is true if the last exit of the guest to the VMM was a HLT, `paused` if the machine is
+    /// paused.
+    fn new(finding: ThreadFinding, state: &RawState, halt_exit: bool, paused: bool) -> Self {
+        let activity = match state.mp_state {
+            KVM_MP_STATE_HALTED => Activity::Halted,
+            KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => Activity::NotStarted,
+            _ => Activity::Running,
+        };
+        let in_run = state.in_run != 0;
+        let sample = |activity, blocked, waiting, runs| Self::Sample { activity, blocked, waiting, runs };
+        match finding {
+            ThreadFinding::Guest => sample(Activity::Running, false, false, true),
+            // Between two stays in the guest, also while it polls for a wake-up of a halted guest.
+            ThreadFinding::Kvm => sample(activity, false, false, true),
+            ThreadFinding::Queued if in_run => sample(activity, false, state.preempted == 0, false),
+            ThreadFinding::Vmm | ThreadFinding::Queued => Self::Miss(MissReason::InVmm),
+            ThreadFinding::Blocked if in_run && activity != Activity::Running => {
+                sample(activity, true, false, false)
+            }
+            // The host has to get a page of the guest's memory first.
+            ThreadFinding::Blocked if in_run => Self::Miss(MissReason::BlockedInVmm),
+            // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
+            ThreadFinding::Blocked if halt_exit => sample(Activity::Halted, true, false, false),
+            ThreadFinding::Blocked if paused => Self::Miss(MissReason::Paused),
+            ThreadFinding::Blocked => Self::Miss(MissReason::BlockedInVmm),
+            ThreadFinding::Elsewhere => Self::Miss(MissReason::NotRun),
+            ThreadFinding::Gone => Self::Gone,
+        }
+    }
+}
+
+impl<O: Observer<StopMemory>> SampledTicker<O> {
+    pub(crate) fn new(
+        vm: Arc<SampledVm>,
+        index: usize,
+        vcpu: TargetVcpu,
+        observer: O,
+        memory: ForeignMemory,
+        shared: Arc<SharedState>,
+    ) -> Self {
+        let copied = SampleCopy { vm: Arc::clone(&vm), index };
+        let memory = StopMemory::new(StopSource::sampled(memory, Box::new(copied)));
+        Self { vm, index, vcpu, observer, memory, shared }
+    }
+
+    /// Ticks until the machine or the attachment ends; returns the observer.
+    pub(crate) fn run(mut self) -> O {
+        capabilities::drop_search();
+        set_timer_slack();
+        self.observer.attached(Some(self.vcpu.id));
+        let first = self.observer.started();
+        let shared = Arc::clone(&self.shared);
+        let Ok(()) = run_ticks(&shared, first, |due_ns| Ok::<_, std::convert::Infallible>(self.tick(due_ns)));
+        self.observer.stopped();
+        self.observer
+    }
+
+    /// Serves a tick.
+    fn tick(&mut self, due_ns: u64) -> NextTick {
+        let asked_ns = monotonic_ns();
+        if let Some(after) = self.observer.pass(asked_ns) {
+            return (Some(after), asked_ns);
+        }
+        let pause = self.shared.pause();
+        if pause == Some(PauseCause::Signal) {
+            return (self.observer.missed(MissReason::Paused, due_ns, asked_ns), asked_ns);
+        }
+        let Some(SampleOutcome { finding, state }) = self.vm.sample(self.index) else {
+            return (self.observer.missed(MissReason::NotRun, due_ns, asked_ns), asked_ns);
+        };
+        let now_ns = state.time_ns.max(due_ns);
+        let halt_exit = self.vcpu.page.exit_reason() == KVM_EXIT_HLT;
+        match TickMeaning::new(finding, &state, halt_exit, pause.is_some()) {
+            TickMeaning::Sample { activity, blocked, waiting, runs } => {
+                self.memory.source().set_copied(runs);
+                let source = SampledActivity { activity, waiting, nested: state.nested != 0 };
+                (self.observe(&state, (due_ns, now_ns), blocked, source), now_ns)
+            }
+            TickMeaning::Miss(reason) => (self.observer.missed(reason, due_ns, now_ns), now_ns),
+            TickMeaning::Gone => {
+                self.shared.vcpu_ended();
+                (None, now_ns)
+            }
+        }
+    }
+
+    fn observe(
+        &mut self,
+        state: &RawState,
+        (due_ns, now_ns): (u64, u64),
+        blocked: bool,
+        mut source: SampledActivity,
+    ) -> Option<Duration> {
+        let (regs, sregs) = registers(state);
+        if is_at_reset(&regs, &sregs) {
+            source.activity = Activity::NotStarted;
+        }
+        self.shared.tables.record(&sregs);
+        if sregs.efer & EFER_LMA == 0 && self.index == 0 && self.memory.source().is_proven() {
+            self.shared.finish(AttachmentEnd::Reset);
+        }
+        self.memory.forget();
+        let context =
+            TickContext { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
+        self.observer.ticked(&Tick { context, blocked, source: &source })
+    }
+}
+
+/// Memory that the last sample of a vCPU has copied.
+#[derive(Debug)]
+struct SampleCopy {
+    vm: Arc<SampledVm>,
+    index: usize,
+}
+
+impl CopiedMemory for SampleCopy {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        self.vm.read(self.index, at, into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn meaning(finding: ThreadFinding, in_run: bool, mp_state: u32) -> TickMeaning {
+        let state = RawState { in_run: u32::from(in_run), mp_state, ..RawState::default() };
+        TickMeaning::new(finding, &state, false, false)
+    }
+
+    #[test]
+    fn a_thread_is_where_the_kernel_shows_it() {
+        let sample =
+            |activity, blocked, waiting, runs| TickMeaning::Sample { activity, blocked, waiting, runs };
+        let (running, halted) = (Activity::Running, Activity::Halted);
+        use ThreadFinding::{Blocked, Elsewhere, Gone, Guest, Kvm, Queued, Vmm};
+        assert_eq!(meaning(Guest, true, KVM_MP_STATE_HALTED), sample(running, false, false, true));
+        assert_eq!(meaning(Kvm, true, 0), sample(running, false, false, true));
+        assert_eq!(meaning(Kvm, true, KVM_MP_STATE_HALTED), sample(halted, false, false, true));
+        assert_eq!(meaning(Vmm, false, 0), TickMeaning::Miss(MissReason::InVmm));
+        assert_eq!(meaning(Queued, true, 0), sample(running, false, true, false));
+        assert_eq!(meaning(Queued, false, 0), TickMeaning::Miss(MissReason::InVmm));
+        assert_eq!(meaning(Blocked, true, KVM_MP_STATE_HALTED), sample(halted, true, false, false));
+        let not_started = sample(Activity::NotStarted, true, false, false);
+        assert_eq!(meaning(Blocked, true, KVM_MP_STATE_UNINITIALIZED), not_started);
+        assert_eq!(meaning(Blocked, true, 0), TickMeaning::Miss(MissReason::BlockedInVmm), "on a page");
+        assert_eq!(meaning(Blocked, false, KVM_MP_STATE_HALTED), TickMeaning::Miss(MissReason::BlockedInVmm));
+        assert_eq!(meaning(Elsewhere, true, 0), TickMeaning::Miss(MissReason::NotRun));
+        assert_eq!(meaning(Gone, true, 0), TickMeaning::Gone);
+    }
+
+    #[test]
+    fn a_vcpu_whose_cpu_vprof_has_taken_was_in_the_guest() {
+        let state = RawState { in_run: 1, preempted: 1, ..RawState::default() };
+        let meaning = TickMeaning::new(ThreadFinding::Queued, &state, false, false);
+        assert!(matches!(meaning, TickMeaning::Sample { waiting: false, runs: false, .. }), "{meaning:?}");
+        let in_vmm = RawState::default();
+        let halt = TickMeaning::new(ThreadFinding::Blocked, &in_vmm, true, false);
+        assert!(matches!(halt, TickMeaning::Sample { activity: Activity::Halted, blocked: true, .. }));
+        let paused = TickMeaning::new(ThreadFinding::Blocked, &in_vmm, false, true);
+        assert_eq!(paused, TickMeaning::Miss(MissReason::Paused));
+    }
+}

@@ -1,0 +1,184 @@
+//! Tests of samples that the host's kernel takes of a VMM on this host's KVM.
+
+mod roles;
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::time::{Duration, Instant};
+
+use attach::{AttachError, Attachment, AttachmentEnd, EngineChoice, StopMemory, Target};
+use roles::{MOST, Recorder, Role, SOON, checksum, has_ended, is_held, kvm, play, profile, state, traced};
+use testkit::eventually;
+use vmm::config::FLAT_ENTRY;
+use vmm::{MissReason, Observer, Tick};
+
+/// Samples whose registers have to be right.
+const SAMPLES: u32 = 100_000;
+
+#[test]
+fn samples_find_the_guest_where_it_is() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("samples_find_the_guest_where_it_is", "vmm loops");
+    let seen = profile(EngineChoice::Bpf, vm.pid(), Duration::from_secs(2));
+    let [first, second] = &seen[..] else { panic!("two vCPUs") };
+    let threads = [first.thread, second.thread].map(Option::unwrap);
+    assert!(threads[0] != threads[1] && threads.iter().all(|id| id.process == vm.pid()));
+    let ticks = first.ticks();
+    assert!(ticks > 200, "{first:?}");
+    let within = |from, to| -> u32 {
+        first.rips.iter().filter(|(rip, _)| (from..to).contains(&(**rip - FLAT_ENTRY))).map(|(_, n)| n).sum()
+    };
+    assert_eq!(within(0, 20), ticks, "{:x?}", first.rips);
+    // Three quarters of the time, known to within 5 % (four standard errors of 1,200 samples).
+    let share = f64::from(within(9, 18)) / f64::from(ticks);
+    assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
+    // The second vCPU waits for an INIT that nobody sends.
+    assert!(second.halted > 200 && second.ticks() == 0, "{second:?}");
+    assert!(first.suspended_ns.is_empty() && second.suspended_ns.is_empty(), "{first:?} {second:?}");
+    assert_eq!((first.stopped, second.stopped), (1, 1));
+}
+
+/// Observer that checks every sample's registers.
+#[derive(Debug, Default)]
+struct Checker {
+    samples: u32,
+    wrong: Vec<(u64, u64)>,
+    tables: HashSet<u64>,
+    missed: u32,
+}
+
+impl Observer<StopMemory> for Checker {
+    fn started(&mut self) -> Option<Duration> {
+        Some(Duration::from_micros(10))
+    }
+
+    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
+        self.samples += 1;
+        self.tables.insert(tick.sregs.cr3);
+        // The guest counts down in RCX, from 3,000 at most.
+        if !(FLAT_ENTRY..FLAT_ENTRY + 20).contains(&tick.regs.rip) || tick.regs.rcx > 3_000 || tick.cpl() != 3 {
+            self.wrong.push((tick.regs.rip, tick.regs.rcx));
+        }
+        (self.samples < SAMPLES).then(|| Duration::from_micros(10))
+    }
+
+    fn missed(&mut self, _: MissReason, _: u64, _: u64) -> Option<Duration> {
+        self.missed += 1;
+        Some(Duration::from_micros(10))
+    }
+}
+
+/// Returns how often a thread has left its CPU because it waits for something: a stop is such a wait.
+fn waits(pid: i32, thread: i32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status")).unwrap();
+    let waits = status.split_once("\nvoluntary_ctxt_switches:").unwrap().1;
+    waits.lines().next().unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn registers_are_right_in_every_sample_and_the_vmm_sees_none() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("registers_are_right_in_every_sample_and_the_vmm_sees_none", "vmm loops");
+    let threads = profile(EngineChoice::Bpf, vm.pid(), Duration::from_millis(100));
+    let thread = threads[0].thread.unwrap().thread;
+    let before = waits(vm.pid(), thread);
+    let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+    let attached = Attachment::start(target, |_| Checker::default()).unwrap();
+    let begin = Instant::now();
+    // The second vCPU is not started, so that its ticks end later.
+    while begin.elapsed() < Duration::from_secs(30) {
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    let seen = attached.wait().unwrap().observers;
+    let first = &seen[0];
+    assert!(first.samples > SAMPLES / 10, "{first:?}");
+    assert!(first.wrong.is_empty() && first.tables.len() == 1, "{first:x?}");
+    assert_eq!(waits(vm.pid(), thread), before, "{} samples", first.samples);
+}
+
+#[test]
+fn a_profiler_that_is_killed_leaves_nothing() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_profiler_that_is_killed_leaves_nothing";
+    let mut vm = Role::start(test, "vmm checksum");
+    let expected = std::thread::spawn(checksum);
+    for kill in 0..100_u64 {
+        let profiler = Role::start(test, &format!("sampler {}", vm.pid()));
+        std::thread::sleep(Duration::from_micros(1_000 + kill * 37));
+        assert!(!traced(vm.pid()), "before kill {kill}");
+        drop(profiler);
+        assert!(!traced(vm.pid()), "after kill {kill}");
+    }
+    let expected = expected.join().unwrap();
+    let mut rest = String::new();
+    vm.output.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
+}
+
+#[test]
+fn a_profiler_that_is_stopped_holds_nothing() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_profiler_that_is_stopped_holds_nothing";
+    let vm = Role::start(test, "vmm loops");
+    let mut profiler = Role::start(test, &format!("sampler {}", vm.pid()));
+    for stop in 0..100_u64 {
+        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+        profiler.signal(libc::SIGSTOP);
+        eventually("stop", SOON, || (state(profiler.pid()) == 'T').then_some(()));
+        assert!(!is_held(vm.pid()) && !traced(vm.pid()), "at stop {stop}");
+        profiler.signal(libc::SIGCONT);
+    }
+    assert!(!has_ended(&mut profiler));
+    drop(profiler);
+    assert!(profile(EngineChoice::Bpf, vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+}
+
+#[test]
+fn a_vmm_that_ends_within_a_sample_is_the_end() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_vmm_that_ends_within_a_sample_is_the_end";
+    for end in 0..10_u64 {
+        let vm = Role::start(test, "vmm loops");
+        let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+        let attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(50))).unwrap();
+        std::thread::sleep(Duration::from_micros(20_000 + 17 * end));
+        drop(vm);
+        eventually("end", SOON, || attached.has_ended().then_some(()));
+        let ended = attached.wait().unwrap();
+        assert_eq!((ended.end, ended.observers.len()), (AttachmentEnd::ProcessEnded, 2));
+    }
+}
+
+#[test]
+fn a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vcpu_that_waits_for_a_page_is_blocked_and_not_halted", "vmm page");
+    let seen = profile(EngineChoice::Bpf, vm.pid(), Duration::from_secs(1));
+    let blocked = seen[0].missed.get("blocked in the VMM").copied().unwrap_or(0);
+    assert!(blocked > 100 && seen[0].halted == 0, "{seen:?}");
+    assert!(seen[1].halted > 100, "the other one is halted: {seen:?}");
+}
+
+#[test]
+fn the_kernel_is_chosen_where_it_shows_the_registers_that_kvm_reports() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "the_kernel_is_chosen_where_it_shows_the_registers_that_kvm_reports";
+    let vm = Role::start(test, "vmm loops");
+    let find = |engine| Target::find_by(engine, vm.pid(), MOST, None);
+    let target = find(EngineChoice::Auto).unwrap();
+    assert!(target.is_sampled(), "{}", target.engine_sentence());
+    assert_eq!(target.rate_limit(), None);
+    for engine in [EngineChoice::Bpf, EngineChoice::Ptrace] {
+        assert!(matches!(find(engine), Err(AttachError::InUse { .. })), "two engines at once");
+    }
+    drop(target);
+    let target = find(EngineChoice::Ptrace).unwrap();
+    assert!(!target.is_sampled() && target.rate_limit().is_some());
+}

@@ -688,8 +688,9 @@ SEC("raw_tp") int peek(struct arguments *arguments)
 	u64 bytes = arguments->argument[1];
 	HIDE(bytes);
 	if (!into || bytes == 0 || bytes > PAGE)
-		return 1;
-	return probe_read_kernel(into, bytes, arguments->argument[0]) != 0;
+		return 2;
+	// 0 is what the kernel returns if it does not run the program.
+	return probe_read_kernel(into, bytes, arguments->argument[0]) ? 2 : 1;
 }
 
 // Context of the iterator over files, with its first two parts as addresses (struct bpf_iter__task_file,

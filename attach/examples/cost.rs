@@ -1,4 +1,5 @@
-//! Measures the cost of a tick to the guest: of a foreign vCPU, next to a tick of an own machine.
+//! Measures the cost of a tick to the guest: of a foreign vCPU, by a stop and by a sample of the host's kernel, next
+//! to a tick of an own machine.
 //!
 //! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only
 //! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
@@ -8,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use attach::{Attachment, StopMemory, Target};
+use attach::{Attachment, EngineChoice, StopMemory, Target};
 use vmm::{Machine, MissReason, Observer, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
@@ -93,10 +94,11 @@ fn child(rate_hz: f64) -> Child {
 }
 
 /// Returns counts per second, and the median length of a stop in us, of a VMM with `own` ticks a second,
-/// attached to with `ours`.
-fn measure(own: f64, ours: f64) -> (f64, f64) {
+/// attached to with `ours` by an engine.
+fn measure(own: f64, engine: EngineChoice, ours: f64) -> (f64, f64) {
     let mut child = child(own);
-    let target = Target::find(i32::try_from(child.id()).expect("a pid"), 1, None).expect("a VM");
+    let pid = i32::try_from(child.id()).expect("a pid");
+    let target = Target::find_by(engine, pid, 1, None).expect("a VM");
     let outside =
         Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
     let mut outside = Some(outside);
@@ -125,23 +127,31 @@ fn main() {
     if let Some(rate_hz) = std::env::args().nth(1) {
         return vmm(rate_hz.parse().expect("a rate"));
     }
-    println!("| Hz | attach: slow-down | run: slow-down | attach: stop to resume |\n|---|---|---|---|");
+    let (bpf, ptrace) = (EngineChoice::Bpf, EngineChoice::Ptrace);
+    println!(
+        "| Hz | attach, BPF: slow-down | attach, ptrace: slow-down | run: slow-down | ptrace: stop to resume |"
+    );
+    println!("|---|---|---|---|---|");
     for rate_hz in [100.0, 1_000.0] {
-        let (mut outside, mut inside, mut stops) = (Vec::new(), Vec::new(), Vec::new());
+        let mut slower = [Vec::new(), Vec::new(), Vec::new()];
+        let mut stops = Vec::new();
         for round in 0..ROUNDS {
-            let (quiet, _) = measure(0.0, QUIET);
+            let (quiet, _) = measure(0.0, ptrace, QUIET);
             // They take turns in being first: a noisy machine drifts.
-            let (run, (attach, stop)) = if round % 2 == 0 {
-                (measure(rate_hz, QUIET).0, measure(0.0, rate_hz))
-            } else {
-                let attach = measure(0.0, rate_hz);
-                (measure(rate_hz, QUIET).0, attach)
-            };
-            outside.push((1.0 - attach / quiet) * 100.0);
-            inside.push((1.0 - run / quiet) * 100.0);
-            stops.push(stop);
+            for turn in 0..slower.len() {
+                let variant = (turn + round) % slower.len();
+                let (speed, stop) = match variant {
+                    0 => measure(0.0, bpf, rate_hz),
+                    1 => measure(0.0, ptrace, rate_hz),
+                    _ => measure(rate_hz, ptrace, QUIET),
+                };
+                slower[variant].push((1.0 - speed / quiet) * 100.0);
+                if variant == 1 {
+                    stops.push(stop);
+                }
+            }
         }
-        let (outside, inside, stop) = (median(outside), median(inside), median(stops));
-        println!("| {rate_hz} | {outside:.1} % | {inside:.1} % | {stop:.0} us |");
+        let [bpf, ptrace, run] = slower.map(median);
+        println!("| {rate_hz} | {bpf:.1} % | {ptrace:.1} % | {run:.1} % | {:.0} us |", median(stops));
     }
 }

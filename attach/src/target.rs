@@ -147,7 +147,8 @@ impl Target {
         for (descriptor, thread) in descriptors.iter().zip(threads) {
             let Some(KernelThread { tid, .. }) = thread else { continue };
             let id = ThreadId { process: pid, thread: i32::try_from(tid).unwrap_or(-1) };
-            let files = ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
+            let files =
+                ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
             vcpus.push(TargetVcpu::new(&process, *descriptor, id, files)?);
         }
         let known = descriptors.iter().map(|(number, _)| *number).collect();

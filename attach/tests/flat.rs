@@ -6,7 +6,9 @@ use std::io::Read;
 use std::time::Duration;
 
 use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PauseCause, Target};
-use roles::{MOST, Recorder, Role, SOON, checksum, has_ended, is_held, kvm, play, profile, state, traced};
+use roles::{
+    ITERATIONS, MOST, Recorder, Role, SOON, checksum, has_ended, is_held, kvm, play, profile, state, traced,
+};
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 
@@ -41,7 +43,7 @@ fn a_profiler_that_is_killed_leaves_the_guest_as_it_was() {
     let Some(_one) = kvm() else { return };
     let test = "a_profiler_that_is_killed_leaves_the_guest_as_it_was";
     let mut vm = Role::start(test, "vmm checksum");
-    let expected = std::thread::spawn(checksum);
+    let expected = std::thread::spawn(|| checksum(ITERATIONS));
     for kill in 0..100_u64 {
         let profiler = Role::start(test, &format!("profiler {}", vm.pid()));
         // Somewhere in a tick, which takes a good part of the 200 us between two.
@@ -80,7 +82,10 @@ fn a_profiler_that_is_stopped_holds_no_vcpu_for_long() {
     }
     assert!(held > 0, "no SIGSTOP came within a stop: nothing was tested");
     drop(profiler);
-    assert!(profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+    assert!(
+        profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100,
+        "the guest continues"
+    );
 }
 
 #[test]
@@ -100,7 +105,10 @@ fn a_profiler_that_its_terminal_stops_holds_no_vcpu() {
     }
     assert!(!has_ended(&mut profiler));
     drop(profiler);
-    assert!(profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
+    assert!(
+        profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100,
+        "the guest continues"
+    );
 }
 
 /// Control group that is removed at the end.

@@ -65,7 +65,8 @@ impl<const N: usize> GatherPlan<N> {
     /// Returns the offset of a member in the structure; 0 if there is no such member.
     pub(crate) fn offset_of(&self, member: usize) -> usize {
         let place = self.places.get(member).copied().unwrap_or(0);
-        let span = self.spans.iter().take(self.count).find(|span| (span.at..span.at + span.len).contains(&place));
+        let span =
+            self.spans.iter().take(self.count).find(|span| (span.at..span.at + span.len).contains(&place));
         span.map_or(0, |span| span.offset + (place - span.at))
     }
 

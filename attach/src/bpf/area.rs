@@ -95,8 +95,9 @@ impl<'a> RecordView<'a> {
 
     fn piece(self, index: usize) -> Option<RawPiece> {
         // SAFETY: as above.
-        (index < PIECES)
-            .then(|| unsafe { (&raw const (*self.record).piece).cast::<RawPiece>().add(index).read_volatile() })
+        (index < PIECES).then(|| unsafe {
+            (&raw const (*self.record).piece).cast::<RawPiece>().add(index).read_volatile()
+        })
     }
 
     /// Fills `into` from guest physical `at`; `None` unless the program has copied all of it.
@@ -169,11 +170,8 @@ pub(crate) fn registers(state: &RawState) -> (kvm_regs, kvm_sregs) {
         rip: state.rip,
         rflags: state.rflags,
     };
-    let code = kvm_segment {
-        base: state.code_base,
-        l: u8::from(state.code_64_bit != 0),
-        ..kvm_segment::default()
-    };
+    let code =
+        kvm_segment { base: state.code_base, l: u8::from(state.code_64_bit != 0), ..kvm_segment::default() };
     let level = u8::try_from(state.cpl & 3).unwrap_or(0);
     let sregs = kvm_sregs {
         cs: code,

@@ -236,7 +236,9 @@ pub(crate) fn find(
     let mut vcpus = Vec::with_capacity(descriptors.len());
     for (number, fd) in descriptors {
         let row = files.iter().find(|row| i32::try_from(row.fd) == Ok(*fd));
-        let vcpu = row.and_then(|row| reader.vcpu(row, *number)).ok_or(BpfRefusal::Unknown(*number))?;
+        let row = row.ok_or(BpfRefusal::Unknown(*number, "it has no file"))?;
+        let vcpu =
+            reader.vcpu(row, *number).ok_or(BpfRefusal::Unknown(*number, "its file is another one"))?;
         if reader.is_protected(vcpu.vcpu) {
             return Err(BpfRefusal::Protected);
         }
@@ -244,9 +246,9 @@ pub(crate) fn find(
     }
     let first = vcpus.first().ok_or(BpfRefusal::NoThreads)?;
     if let Some(other) = vcpus.iter().find(|vcpu| vcpu.kvm != first.kvm) {
-        return Err(BpfRefusal::Unknown(other.number));
+        return Err(BpfRefusal::Unknown(other.number, "it is another machine's"));
     }
-    let slots = reader.slots(first.kvm).ok_or(BpfRefusal::Unknown(first.number))?;
+    let slots = reader.slots(first.kvm).ok_or(BpfRefusal::Unknown(first.number, "its memory changes"))?;
     Ok((vcpus, slots))
 }
 

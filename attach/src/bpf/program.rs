@@ -14,6 +14,8 @@ use super::shared::{PAGE, RawFile, RawOptions, RawRecord, RawTarget, ThreadFindi
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
 const OBJECT: &[u8] = include_bytes!("../../bpf/record.o");
+/// Result of a peek that has copied all. The kernel returns 0 for a program that it has not run.
+const PEEKED: u32 = 1;
 /// Open files that are listed, at most.
 const MOST_FILES: usize = 1 << 16;
 
@@ -58,9 +60,8 @@ impl KernelPrograms {
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
         let types = Btf::from_sys_fs().map_err(|error| BpfRefusal::Program(error.to_string()))?;
         program::<Iter>(&mut ebpf, "files")?.load("task_file", &types)?;
-        let mut map = |name: &str| {
-            ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))
-        };
+        let mut map =
+            |name: &str| ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")));
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
         let records = ArrayMapping::new(&map("records")?, count)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
@@ -107,7 +108,7 @@ impl KernelPrograms {
             // From here on the memory is this call's.
             let peeked = self.peeked.lock().unwrap_or_else(PoisonError::into_inner);
             let bytes = u64::try_from(part.len()).ok()?;
-            if self.run("peek", [at, bytes], None).ok()? != 0 {
+            if self.run("peek", [at, bytes], None).ok()? != PEEKED {
                 return None;
             }
             let from = peeked.element(0)?.cast::<u8>();
@@ -139,11 +140,18 @@ impl KernelPrograms {
         let program: &mut Iter = program.try_into()?;
         let link = program.attach()?;
         let link = program.take_link(link)?;
-        let file = link.into_file().map_err(|error| BpfRefusal::Program(error.to_string()))?;
-        let mut bytes = Vec::new();
-        let most = MOST_FILES * size_of::<RawFile>();
-        let read = file.take(u64::try_from(most).unwrap_or(u64::MAX)).read_to_end(&mut bytes);
-        read.map_err(host_refusal("list open files"))?;
+        let mut file = link.into_file().map_err(|error| BpfRefusal::Program(error.to_string()))?;
+        // Large reads: between two of them the kernel leaves the process and has to find it again.
+        let mut bytes = vec![0; MOST_FILES * size_of::<RawFile>()];
+        let mut end = 0;
+        loop {
+            let read = file.read(bytes.get_mut(end..).unwrap_or_default());
+            match read.map_err(host_refusal("list open files"))? {
+                0 => break,
+                count => end += count,
+            }
+        }
+        bytes.truncate(end);
         let word = |row: &[u8], at: usize| {
             row.get(at..at + 8).and_then(|part| part.try_into().ok()).map(u64::from_le_bytes)
         };

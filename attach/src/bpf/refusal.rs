@@ -22,7 +22,9 @@ pub enum BpfRefusal {
     #[error("registers are readable in the kernel with kvm_amd and kvm_pvm only, and the host uses {0}")]
     Vendor(&'static str),
     /// vprof may not load programs.
-    #[error("loading a program into the host's kernel needs root or CAP_BPF and CAP_PERFMON, and no lockdown")]
+    #[error(
+        "loading a program into the host's kernel needs root or CAP_BPF and CAP_PERFMON, and no lockdown"
+    )]
     Permission,
     /// The kernel is too old.
     #[error("running a program on a given CPU needs Linux 5.10 on the host")]
@@ -45,8 +47,8 @@ pub enum BpfRefusal {
     #[error("vprof is not in the host's pid namespace")]
     Namespace,
     /// The kernel's own data of a vCPU is not as expected.
-    #[error("the kernel's data of vCPU {0} is not as expected")]
-    Unknown(u32),
+    #[error("the kernel's data of vCPU {0} is not as expected ({1})")]
+    Unknown(u32, &'static str),
     /// The state of the machine is protected.
     #[error("the state of the virtual machine is protected (SEV-ES, SNP, TDX)")]
     Protected,
@@ -57,7 +59,9 @@ pub enum BpfRefusal {
     #[error("the registers in the kernel differ from those that KVM reports: {0}")]
     Differs(String),
     /// The registers could not be compared.
-    #[error("no vCPU stopped in the guest, so the registers could not be compared with those that KVM reports")]
+    #[error(
+        "no vCPU stopped in the guest, so the registers could not be compared with those that KVM reports"
+    )]
     NotCompared,
 }
 
@@ -86,7 +90,9 @@ impl From<ProgramError> for BpfRefusal {
                     None => Self::from_step("load a program into the kernel", io_error),
                 }
             }
-            ProgramError::SyscallError(error) => Self::from_step("use a program in the kernel", error.io_error),
+            ProgramError::SyscallError(error) => {
+                Self::from_step("use a program in the kernel", error.io_error)
+            }
             other => Self::Program(other.to_string()),
         }
     }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvm_bindings::{KVM_EXIT_HLT, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED};
+use kvm_bindings::{
+    KVM_EXIT_HLT, KVM_MP_STATE_HALTED, KVM_MP_STATE_INIT_RECEIVED, KVM_MP_STATE_UNINITIALIZED,
+};
 use linux::PhysAddr;
 use vmm::x86::EFER_LMA;
 use vmm::{Activity, ActivitySource, MissReason, Observer, Tick, TickContext, is_at_reset, monotonic_ns};

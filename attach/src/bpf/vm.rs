@@ -110,7 +110,7 @@ impl SampledVm {
         };
         // Here, so that a kernel that is too old is known before the first tick.
         let state = vm.programs.sample(0, None).map_err(host_refusal("run a program in the kernel"))?;
-        state.ok_or(BpfRefusal::Unknown(0))?;
+        state.ok_or(BpfRefusal::Unknown(0, "it cannot be sampled"))?;
         Ok((vm, layout, threads))
     }
 
@@ -199,7 +199,8 @@ const NO_CPU: u64 = u64::MAX;
 impl SampledVcpu {
     fn new(found: &KernelVcpu, thread: KernelThread, layout: &MemoryLayout) -> Self {
         let KernelThread { task, start, tid, pid } = thread;
-        let mut target = RawTarget { vcpu: found.vcpu, task, start, pid: tid, tgid: pid, ..RawTarget::default() };
+        let mut target =
+            RawTarget { vcpu: found.vcpu, task, start, pid: tid, tgid: pid, ..RawTarget::default() };
         set_slots(&mut target, layout);
         Self { target: Mutex::new(target), changed: AtomicBool::new(true), cpu: AtomicU64::new(NO_CPU) }
     }

@@ -79,7 +79,9 @@ pub enum AttachError {
         found: String,
     },
     /// The host's kernel takes no samples of the machine.
-    #[error("the host's kernel cannot sample process {pid} (`--engine bpf`): {refusal}; use `--engine ptrace`")]
+    #[error(
+        "the host's kernel cannot sample process {pid} (`--engine bpf`): {refusal}; use `--engine ptrace`"
+    )]
     Bpf {
         /// The process.
         pid: i32,

@@ -19,8 +19,10 @@ use vmm::{Activity, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, V
 pub const SOON: Duration = Duration::from_secs(20);
 /// Variable with the role of the child.
 pub const ROLE: &str = "VPROF_TEST_ROLE";
-/// Iterations of the guest's checksum: longer than 100 profilers take to start.
+/// Iterations of the guest's checksum: longer than 100 profilers by ptrace take to start.
 pub const ITERATIONS: u64 = 3_000_000_000;
+/// The same for profilers that load programs into the kernel.
+pub const MORE_ITERATIONS: u64 = 9_000_000_000;
 pub const MOST: usize = 64;
 
 /// Serializes the tests: each measures a separate process. Returns `None` where KVM is missing and optional.
@@ -43,9 +45,9 @@ pub const LOOPS: &[u8] = &[
 /// A checksum in registers and memory, written to the exit port: `mov $1, %rax; mov $N, %rcx; mov $0x400000,
 /// %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx); xor (%rbx), %rdx; dec %rcx; jnz 1b; xor
 /// %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
-pub fn checksum_code() -> Vec<u8> {
+pub fn checksum_code(iterations: u64) -> Vec<u8> {
     let mut code = vec![0x48, 0xc7, 0xc0, 1, 0, 0, 0, 0x48, 0xb9];
-    code.extend(ITERATIONS.to_le_bytes());
+    code.extend(iterations.to_le_bytes());
     code.extend([0xbb, 0, 0, 0x40, 0, 0x31, 0xd2]);
     let begin = code.len();
     code.extend([0x48, 0x69, 0xc0, 0x6d, 0x4e, 0xc6, 0x41, 0x48, 0x01, 0xc8]);
@@ -57,9 +59,9 @@ pub fn checksum_code() -> Vec<u8> {
 }
 
 /// Returns the checksum that the code computes.
-pub fn checksum() -> u32 {
+pub fn checksum(iterations: u64) -> u32 {
     let (mut a, mut d) = (1_u64, 0_u64);
-    for c in (1..=ITERATIONS).rev() {
+    for c in (1..=iterations).rev() {
         a = a.wrapping_mul(0x41c6_4e6d).wrapping_add(c);
         d ^= a;
     }
@@ -69,7 +71,11 @@ pub fn checksum() -> u32 {
 /// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
 /// second.
 pub fn vmm(role: &str) -> ! {
-    let code = if role == "checksum" || role == "page" { checksum_code() } else { LOOPS.to_vec() };
+    let code = match role {
+        "checksum" | "page" => checksum_code(ITERATIONS),
+        "long checksum" => checksum_code(MORE_ITERATIONS),
+        _ => LOOPS.to_vec(),
+    };
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     match role {

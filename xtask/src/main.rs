@@ -1,7 +1,8 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
-//! `install`, `lint`, `tree`, `licences`, `deps`.
+//! `install`, `lint`, `tree`, `licences`, `deps`, `bpf`.
 
 mod bench;
+mod bpf;
 mod corpus;
 mod demo;
 mod deps;
@@ -53,6 +54,8 @@ enum XtaskCommand {
     Tree(tree::TreeArgs),
     /// Check the licences of dependencies, and dependencies in two versions
     Licences,
+    /// Compile the programs that vprof runs in the kernel of the host
+    Bpf(bpf::BpfArgs),
     /// Install the Debian packages that the other commands need
     Deps,
 }
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         XtaskCommand::Image(image) => image::run(&image),
         XtaskCommand::Tree(options) => tree::run(&options),
         XtaskCommand::Licences => licences::run(),
+        XtaskCommand::Bpf(options) => bpf::run(&options),
         XtaskCommand::Deps => deps::run(),
     };
     match result {

@@ -543,6 +543,8 @@ GLOBAL u64 user_root(u32 index, u64 task)
 {
 	FIND(0);
 	struct guest *guest = &target->guest;
+	if (guest->task_mm == ABSENT)
+		return 0;
 	u64 mm = guest_word(index, direct(guest, task) + guest->task_mm);
 	u64 pgd = is_kernel(mm) ? guest_word(index, direct(guest, mm) + guest->mm_pgd) : 0;
 	return is_kernel(pgd) ? direct(guest, pgd) : 0;

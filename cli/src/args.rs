@@ -23,7 +23,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use text::parse::positive_time;
 
-pub use attach::AttachArgs;
+pub use attach::{AttachArgs, Engine};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;

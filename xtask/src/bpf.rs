@@ -158,7 +158,10 @@ mod tests {
         write(SOURCE, "abc");
         write(OBJECT, "def");
         let recorded = sums(directory.path()).unwrap();
-        assert!(recorded.starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  record.c\n"));
+        assert!(
+            recorded
+                .starts_with("ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  record.c\n")
+        );
         write(SUMS, &recorded);
         check(directory.path(), None).unwrap();
         write(SOURCE, "abd");

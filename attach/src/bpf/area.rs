@@ -130,7 +130,9 @@ impl<'a> RecordView<'a> {
     /// Fills what is in a piece from `at` on; returns the number of bytes.
     fn read_piece(self, state: &RawState, at: u64, into: &mut [u8]) -> Option<usize> {
         let pieces = usize::try_from(state.pieces).ok()?.min(PIECES);
-        let holds = |piece: &RawPiece| at.wrapping_sub(piece.phys) < u64::from(piece.bytes);
+        let holds = |piece: &RawPiece| {
+            at.checked_sub(piece.phys).is_some_and(|skipped| skipped < u64::from(piece.bytes))
+        };
         let piece = (0..pieces).filter_map(|index| self.piece(index)).find(holds)?;
         let skipped = usize::try_from(at - piece.phys).ok()?;
         let from = usize::try_from(piece.at).ok()?.checked_add(skipped)?;
@@ -229,24 +231,26 @@ pub(crate) fn difference(ours: &(kvm_regs, kvm_sregs), kvm: &(kvm_regs, kvm_sreg
     differs.map(|((name, ours), (_, kvm))| format!("{name} is {ours:#x} instead of {kvm:#x}"))
 }
 
+/// Returns a mapping that belongs to no program, with a record of these bytes, and zeroes after them.
+#[cfg(test)]
+pub(super) fn anonymous(record: &[u8]) -> ArrayMapping<RawRecord> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: makes a new mapping at an address that the kernel chooses, with room for the bytes.
+    unsafe {
+        let at = libc::mmap(ptr::null_mut(), size_of::<RawRecord>(), protection, flags, -1, 0);
+        assert!(at != libc::MAP_FAILED && record.len() <= size_of::<RawRecord>());
+        ptr::copy_nonoverlapping(record.as_ptr(), at.cast(), record.len());
+        ArrayMapping { start: NonNull::new_unchecked(at.cast()), count: 1 }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Mapping of zeroes that belongs to no program.
+    /// Returns a mapping of zeroes.
     fn area() -> ArrayMapping<RawRecord> {
-        // SAFETY: makes a new mapping at an address that the kernel chooses.
-        let at = unsafe {
-            libc::mmap(
-                ptr::null_mut(),
-                size_of::<RawRecord>(),
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        ArrayMapping { start: NonNull::new(at.cast()).unwrap(), count: 1 }
+        anonymous(&[])
     }
 
     /// Writes the record, as the kernel does.

@@ -31,6 +31,8 @@ mod offsets;
 mod program;
 mod refusal;
 mod shared;
+#[cfg(test)]
+mod tests;
 mod ticker;
 mod vm;
 

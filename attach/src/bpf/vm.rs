@@ -12,7 +12,9 @@ use super::finder::{self, KernelReader, KernelThread, KernelVcpu};
 use super::offsets::{self, HostOffsets, Vendor};
 use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
-use super::shared::{RawGuest, RawSlot, RawSpan, RawState, RawTarget, SLOTS, SMALL, SPANS, ThreadFinding};
+use super::shared::{
+    ABSENT, RawGuest, RawSlot, RawSpan, RawState, RawTarget, SLOTS, SMALL, SPANS, ThreadFinding,
+};
 use crate::memory::MemoryLayout;
 
 /// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
@@ -234,7 +236,7 @@ fn set_slots(target: &mut RawTarget, layout: &MemoryLayout) {
     target.slots = u32::try_from(pieces.len().min(SLOTS)).unwrap_or(0);
 }
 
-fn guest(reads: &SampleReads) -> RawGuest {
+pub(super) fn guest(reads: &SampleReads) -> RawGuest {
     let small = |offset: usize| u32::try_from(offset).unwrap_or(u32::MAX);
     let spans = |parts: &[StructurePart]| {
         let mut spans = [RawSpan::default(); SPANS];
@@ -246,7 +248,7 @@ fn guest(reads: &SampleReads) -> RawGuest {
     };
     let count = |parts: &[StructurePart]| small(parts.len().min(SPANS));
     let (init_task, init_task_phys) = reads.init_task;
-    let (task_mm, mm_pgd) = reads.page_tables.unwrap_or_default();
+    let (task_mm, mm_pgd) = reads.page_tables.map_or((ABSENT, ABSENT), |(mm, pgd)| (small(mm), small(pgd)));
     RawGuest {
         known: 1,
         five_level: u32::from(reads.five_level),
@@ -261,8 +263,8 @@ fn guest(reads: &SampleReads) -> RawGuest {
         init_task_phys: init_task_phys.0,
         task_leader: small(reads.task_leader),
         task_stack: small(reads.task_stack),
-        task_mm: small(task_mm),
-        mm_pgd: small(mm_pgd),
+        task_mm,
+        mm_pgd,
         stack_bytes: u32::try_from(reads.stack_bytes).unwrap_or(0),
         irq_stack_bytes: u32::try_from(reads.irq_stack_bytes).unwrap_or(0),
         padding: u32::try_from(reads.padding).unwrap_or(0),

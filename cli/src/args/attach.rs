@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use attach::EngineChoice;
+use clap::{Args, ValueEnum};
 
 use super::{RecordingArgs, TEMPLATE};
 
@@ -14,12 +15,14 @@ Examples:
   vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
+  vprof attach 4711 --engine auto          samples without stops, where the host's kernel can take them
 ";
 
 const NOTES: &str = "\
 The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. vprof sends it no \
 request and changes nothing in it; however vprof ends, the VM continues. A sample stops one vCPU for some \
-100 us: fewer samples cost less (-F). docs/attach.md lists what is available and what is not.
+100 us: fewer samples cost less (-F). With --engine bpf or auto, the host's kernel takes the samples on AMD \
+processors without a stop, which needs root, or cap_bpf and cap_perfmon in addition. docs/attach.md lists what is available and what is not.
 
 With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
 vprof lowers the rate where stops would take more than a tenth of the time.
@@ -30,6 +33,28 @@ vprof needs the right to trace the VM's process: run it as root, or give that ri
 
 Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong; \
 3 --until-precision was not reached.";
+
+/// Means by which vCPUs are sampled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum Engine {
+    /// The host's kernel where it can; else stops.
+    Auto,
+    /// The host's kernel.
+    Bpf,
+    /// Stops of the vCPU.
+    #[default]
+    Ptrace,
+}
+
+impl From<Engine> for EngineChoice {
+    fn from(engine: Engine) -> Self {
+        match engine {
+            Engine::Auto => Self::Auto,
+            Engine::Bpf => Self::Bpf,
+            Engine::Ptrace => Self::Ptrace,
+        }
+    }
+}
 
 /// `vprof attach`.
 #[derive(Debug, Args)]
@@ -47,6 +72,18 @@ pub struct AttachArgs {
     /// without
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
     pub gdb: Option<String>,
+
+    /// What takes the samples: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
+    /// and stops otherwise (`auto`)
+    #[arg(
+        long,
+        value_enum,
+        value_name = "ENGINE",
+        default_value_t,
+        help_heading = "Guest",
+        conflicts_with = "gdb"
+    )]
+    pub engine: Engine,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable

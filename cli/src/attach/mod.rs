@@ -26,7 +26,7 @@ use text::clean::escaped;
 use text::units;
 use vmm::DiskMode;
 
-use crate::args::AttachArgs;
+use crate::args::{AttachArgs, Engine};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
@@ -75,14 +75,19 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
             return Err(UsageError::NoVm.into());
         }
     };
-    let target = Target::find(pid, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
+    let most = usize::from(vmm::config::MAX_VCPUS);
+    let target = Target::find_by(args.engine.into(), pid, most, Some(guard_program()))?;
     install(&target.job_control(), args)?;
     let label = label(target.process());
     if !args.recording.quiet {
         eprintln!("vprof: attached to {label}, {}", vcpus(&target));
+        if args.engine != Engine::Ptrace {
+            eprintln!("vprof: {}", target.engine_sentence());
+        }
     }
-    let lowered = lower_rate(args, Some(target.rate_limit()));
+    let lowered = lower_rate(args, target.rate_limit());
     let mut notes: Vec<_> = lowered.iter().map(|lowered| ("rate", lowered.sentence())).collect();
+    notes.push(("engine", target.engine_sentence()));
     if target.unseen() > 0 {
         notes.push(("missing", left_out(target.unseen())));
     }

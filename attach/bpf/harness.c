@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+//
+// Runs copy_memory() of record.c as an ordinary program, for a test: which parts of a guest's memory does it copy?
+//
+// The argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target and
+// the first part of a struct record, with registers, for each case. Standard output gets the records.
+
+#include "record.c"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Address in the "VMM" of the guest's memory.
+#define HOST 0x100000000000ull
+// Bytes of the first part of a record.
+#define STATE __builtin_offsetof(struct record, word)
+
+static u8 *memory;
+static u64 memory_bytes;
+static struct target the_target;
+static struct record the_record;
+
+static void *lookup(void *map, const void *key)
+{
+	if (*(const u32 *)key != 0)
+		return 0;
+	return map == &targets ? (void *)&the_target : map == &records ? (void *)&the_record : 0;
+}
+
+static long read_user(void *into, u32 bytes, u64 from)
+{
+	u64 at = from - HOST;
+	if (at >= memory_bytes || memory_bytes - at < bytes)
+		return -1;
+	memcpy(into, memory + at, bytes);
+	return 0;
+}
+
+int main(int count, char **arguments)
+{
+	FILE *file = count == 2 ? fopen(arguments[1], "rb") : 0;
+	if (!file || fseek(file, 0, SEEK_END))
+		return 1;
+	memory_bytes = ftell(file);
+	memory = malloc(memory_bytes);
+	rewind(file);
+	if (!memory || fread(memory, 1, memory_bytes, file) != memory_bytes)
+		return 1;
+	map_lookup = lookup;
+	probe_read_user = read_user;
+	while (fread(&the_target, sizeof(the_target), 1, stdin) == 1) {
+		memset(&the_record, 0, sizeof(the_record));
+		if (fread(&the_record, STATE, 1, stdin) != 1)
+			return 1;
+		copy_memory(0);
+		if (fwrite(&the_record, sizeof(the_record), 1, stdout) != 1)
+			return 1;
+	}
+	return 0;
+}

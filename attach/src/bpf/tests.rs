@@ -1,0 +1,332 @@
+//! What the program copies of a guest, compared with what a sample reads: the program's source runs as an ordinary
+//! program (attach/bpf/harness.c).
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use linux::fixture::{Config, Guest, Style};
+use linux::{
+    FlatMemory, Kernel, PhysAddr, PhysicalMemory, SampleReads, StackCopy, StackReader, StackSample, VirtAddr,
+};
+use symbols::{Registers, StackMemory};
+
+use super::area::{RecordView, anonymous};
+use super::shared::{RawRecord, RawSlot, RawState, RawTarget};
+use super::vm::guest as raw_guest;
+
+/// Address in the "VMM" of the guest's memory (HOST in harness.c).
+const HOST: u64 = 0x1000_0000_0000;
+/// Lowest address of the user stack, of six pages of which the fourth is missing.
+const USER: u64 = 0x7ffc_1234_5000;
+const PAGE: u64 = 4096;
+/// Bytes that are added to the guest's memory, for page tables and the user stack.
+const MORE: u64 = 1 << 20;
+/// Offsets in pt_regs (arch/x86/include/asm/ptrace.h).
+const PT_REGS: u64 = 168;
+const ORIG_AX: u64 = 120;
+const IP: u64 = 128;
+const CS: u64 = 136;
+const SP: u64 = 152;
+
+/// Directory that is removed at the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("vprof-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _busy = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Compiles the program's source with the harness.
+fn compile(directory: &Path) -> PathBuf {
+    let harness = directory.join("harness");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf/harness.c");
+    let status = Command::new("cc").args(["-O1", "-w", "-o"]).arg(&harness).arg(source).status().unwrap();
+    assert!(status.success());
+    harness
+}
+
+/// A guest with a program that has a user stack.
+struct TestGuest {
+    guest: Guest,
+    kernel: Kernel,
+    reads: SampleReads,
+    /// Page tables of the program.
+    user_root: u64,
+    /// Start of the free memory.
+    free: u64,
+}
+
+impl TestGuest {
+    fn new(style: Style) -> Self {
+        let mut config = Config::new(style);
+        config.running = vec![100, 102];
+        let mut guest = config.build();
+        let free = guest.memory.0.len() as u64;
+        guest.memory.0.resize(usize::try_from(free + MORE).unwrap(), 0);
+        let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).unwrap();
+        let reads = kernel.sample_reads(&guest.memory, 2).unwrap().remove(0).unwrap();
+        let mut guest = Self { guest, kernel, reads, user_root: 0, free };
+        let (mm_at, pgd_at) = guest.reads.page_tables.unwrap();
+        let task = guest.direct(guest.word(guest.reads.current_task.0));
+        let mm = guest.direct(guest.word(task + mm_at as u64));
+        guest.user_root = guest.direct(guest.word(mm + pgd_at as u64));
+        for page in [0, 1, 2, 4, 5] {
+            let phys = guest.take_page();
+            guest.map(USER + page * PAGE, phys);
+            for at in (0..PAGE).step_by(8) {
+                guest.put(phys + at, (page << 32 | at) ^ 0x5555);
+            }
+        }
+        let (start, top) = guest.stack();
+        for at in (start..top).step_by(8) {
+            guest.put(guest.direct(at), at ^ 0xaaaa);
+        }
+        guest
+    }
+
+    fn direct(&self, virt: u64) -> u64 {
+        virt - self.reads.direct_map
+    }
+
+    fn word(&self, phys: u64) -> u64 {
+        self.guest.memory.read_u64(PhysAddr(phys)).unwrap()
+    }
+
+    fn put(&mut self, phys: u64, value: u64) {
+        self.guest.put(PhysAddr(phys), &value.to_le_bytes());
+    }
+
+    fn take_page(&mut self) -> u64 {
+        self.free += PAGE;
+        self.free - PAGE
+    }
+
+    /// Maps a page of the program.
+    fn map(&mut self, virt: u64, phys: u64) {
+        let shifts: &[u32] = if self.guest.five_level { &[48, 39, 30, 21] } else { &[39, 30, 21] };
+        let mut table = self.user_root;
+        for shift in shifts {
+            let entry = table + (virt >> shift & 511) * 8;
+            if self.word(entry) & 1 == 0 {
+                let next = self.take_page();
+                self.put(entry, next | 7);
+            }
+            table = self.word(entry) & 0x000f_ffff_ffff_f000;
+        }
+        self.put(table + (virt >> 12 & 511) * 8, phys | 7);
+    }
+
+    /// Returns start and top of the current task's stack.
+    fn stack(&self) -> (u64, u64) {
+        let task = self.direct(self.word(self.reads.current_task.0));
+        let start = self.word(task + self.reads.task_stack as u64);
+        (start, start + self.reads.stack_bytes)
+    }
+
+    /// Puts a word of the registers that are saved at the top of the current task's stack.
+    fn save(&mut self, offset: u64, value: u64) {
+        let at = self.stack().1 - self.reads.padding - PT_REGS + offset;
+        self.put(self.direct(at), value);
+    }
+
+    /// Adds an interrupt stack of 16 KiB, on which the vCPU came from `rsp`. Returns its top.
+    fn add_irq_stack(&mut self, rsp: u64) -> u64 {
+        self.free = self.free.next_multiple_of(4 * PAGE);
+        let top = self.reads.direct_map + self.free + 4 * PAGE;
+        for at in (self.free..self.free + 4 * PAGE).step_by(8) {
+            self.put(at, at ^ 0x7777);
+        }
+        self.free += 4 * PAGE;
+        self.put(self.reads.irq_stack.unwrap().0, top - 8);
+        self.put(self.direct(top) - 8, rsp);
+        top
+    }
+
+    /// Returns the top of the interrupt stack; 0 if there is none.
+    fn irq_top(&self) -> u64 {
+        self.reads.irq_stack.map_or(0, |at| (self.word(at.0) + 8) & !(PAGE - 1))
+    }
+
+    fn target(&self) -> RawTarget {
+        let mut target = RawTarget { slots: 1, guest: raw_guest(&self.reads), ..RawTarget::default() };
+        target.slot[0] = RawSlot { guest: 0, bytes: self.guest.memory.0.len() as u64, host: HOST };
+        target
+    }
+
+    fn state(&self, cpl: u32, rsp: u64) -> RawState {
+        let cr3 = if cpl == 3 { self.user_root } else { self.guest.cr3 };
+        let cr4 = u64::from(self.guest.five_level) << 12;
+        let mut state =
+            RawState { cpl, cr3, cr4, efer: 0x500, rip: self.guest.text(0x1404).0, ..RawState::default() };
+        state.gpr[4] = rsp;
+        state
+    }
+
+    /// Compares a record of the program with the memory.
+    fn check(&self, state: &RawState, record: &[u8]) {
+        let area = anonymous(record);
+        let copied = Copied(RecordView::new(&area, 0).unwrap());
+        let memory = &self.guest.memory;
+        let current = self.kernel.current_reader(memory).unwrap();
+        let found = current.read(memory, 0).unwrap();
+        assert_eq!(current.read(&copied, 0), Some(found), "the current task");
+        if state.cpl != 3 {
+            let identity = self.kernel.identity().unwrap();
+            assert!(identity.is_mapped(&copied, state.cr3, self.guest.five_level), "the kernel is mapped");
+        }
+        let reader = self.kernel.stack_reader(memory).unwrap();
+        let (expected, own) = (
+            self.stacks(&reader, memory, state, found.task),
+            self.stacks(&reader, &copied, state, found.task),
+        );
+        assert_eq!((own.gaps(), own.user_root()), (expected.gaps(), expected.user_root()), "{state:x?}");
+        assert_eq!(own.is_fetching(), expected.is_fetching(), "{state:x?}");
+        let (start, top) = self.stack();
+        let mut words = 0;
+        for at in (start..top).chain(USER..USER + 16 * PAGE).step_by(8) {
+            assert_eq!(own.read_u64(at), expected.read_u64(at), "at {at:#x}: {state:x?}");
+            words += usize::from(own.read_u64(at).is_some());
+        }
+        assert!(words > 10, "{words} words: {state:x?}");
+        let irq_top = self.irq_top();
+        for at in (irq_top.saturating_sub(0x4000)..irq_top).step_by(8) {
+            assert_eq!(own.read_u64(at), expected.read_u64(at), "at {at:#x}: {state:x?}");
+        }
+    }
+
+    fn stacks(
+        &self,
+        reader: &StackReader,
+        memory: &impl PhysicalMemory,
+        state: &RawState,
+        task: Option<linux::TaskSnapshot>,
+    ) -> StackCopy {
+        let mut registers = Registers { rip: state.rip, ..Registers::default() };
+        registers.gpr[Registers::RSP] = state.gpr[4];
+        let sample = StackSample {
+            registers: &registers,
+            cpl: u8::try_from(state.cpl).unwrap(),
+            cr3: state.cr3,
+            cr2: 0,
+            five_level: self.guest.five_level,
+            task: task.map(|task| task.task),
+            kernel_thread: false,
+            user_bytes: StackReader::USER_BYTES,
+        };
+        let mut copy = StackCopy::new();
+        reader.copy(memory, 0, &sample, &mut copy);
+        copy
+    }
+}
+
+/// Memory that the program has copied.
+struct Copied<'a>(RecordView<'a>);
+
+impl PhysicalMemory for Copied<'_> {
+    fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
+        self.0.read(at, into)
+    }
+}
+
+/// Returns the bytes of plain data.
+fn bytes<T: Copy>(value: &T) -> &[u8] {
+    // SAFETY: the structures have no padding, and live as long as the result.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// Runs the program in each of the states.
+fn run(
+    harness: &Path,
+    directory: &Path,
+    memory: &FlatMemory<Vec<u8>>,
+    cases: &[(RawTarget, RawState)],
+) -> Vec<u8> {
+    let file = directory.join("memory");
+    std::fs::write(&file, &memory.0).unwrap();
+    let mut child =
+        Command::new(harness).arg(&file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let cases: Vec<u8> =
+        cases.iter().flat_map(|(target, state)| [bytes(target), bytes(state)].concat()).collect();
+    let writer = std::thread::spawn(move || input.write_all(&cases));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    assert!(output.status.success());
+    output.stdout
+}
+
+#[test]
+fn the_program_copies_all_that_a_sample_reads() {
+    let directory = Directory::new("copies");
+    let harness = compile(&directory.0);
+    for style in [Style::V6_1, Style::V6_12, Style::V6_15] {
+        for exception in [false, true] {
+            let mut guest = TestGuest::new(style);
+            guest.save(SP, USER + 0x1238);
+            guest.save(CS, 0x33);
+            guest.save(IP, USER + 5);
+            guest.save(ORIG_AX, if exception { u64::MAX } else { 7 });
+            let (start, top) = guest.stack();
+            let mut states = Vec::new();
+            for depth in [PT_REGS, 256, 0x800, 0x1008, 0x3000, 0x3ff8] {
+                states.push(guest.state(0, top - guest.reads.padding - depth));
+            }
+            states.push(guest.state(0, start));
+            // An interrupt of the kernel's code, and one whose stack leads nowhere.
+            let irq_top = guest.add_irq_stack(top - 0x900);
+            states.extend([8, 0x10, 0x1800, 0x4000].map(|depth| guest.state(0, irq_top - depth)));
+            // A stack of no known kind, which ends where the kernel maps nothing.
+            states.push(guest.state(0, guest.reads.direct_map + guest.free - 0x100));
+            for rsp in [USER, USER + 64, USER + 0x1ff8, USER + 0x2800, USER + 0x5f00] {
+                states.push(guest.state(3, rsp));
+            }
+            let cases: Vec<_> = states.iter().map(|state| (guest.target(), *state)).collect();
+            let records = run(&harness, &directory.0, &guest.guest.memory, &cases);
+            assert_eq!(records.len(), cases.len() * size_of::<RawRecord>());
+            for (state, record) in states.iter().zip(records.chunks_exact(size_of::<RawRecord>())) {
+                guest.check(state, record);
+            }
+        }
+    }
+}
+
+#[test]
+fn hostile_tables_and_pointers_end() {
+    let directory = Directory::new("hostile");
+    let harness = compile(&directory.0);
+    let mut guest = TestGuest::new(Style::V6_12);
+    let (root, target) = (guest.user_root, guest.target());
+    // Tables that lead to themselves, and pointers to nowhere.
+    for entry in 0..512 {
+        guest.put(root + entry * 8, root | 7);
+    }
+    let (_, top) = guest.stack();
+    guest.save(SP, u64::MAX - 5);
+    let states: Vec<_> = [0, 7, USER, u64::MAX, top - 8, guest.reads.direct_map, VirtAddr(1 << 63).0]
+        .into_iter()
+        .flat_map(|rsp| [guest.state(0, rsp), guest.state(3, rsp)])
+        .collect();
+    let mut cases: Vec<_> = states.iter().map(|state| (target, *state)).collect();
+    for (wrong, state) in states.iter().enumerate() {
+        let mut target = target;
+        match wrong % 4 {
+            0 => target.guest.current_task = u64::MAX - 7,
+            1 => target.guest.task_stack = u32::MAX,
+            2 => target.guest.stack_bytes = 0,
+            _ => target.slot[0].bytes = 5,
+        }
+        cases.push((target, *state));
+    }
+    let records = run(&harness, &directory.0, &guest.guest.memory, &cases);
+    assert_eq!(records.len(), cases.len() * size_of::<RawRecord>());
+}

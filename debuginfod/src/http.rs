@@ -1,33 +1,39 @@
-//! One GET over plain HTTP/1.1: a status, a few headers, a body to a file.
+//! One GET over HTTP or HTTPS: a status, and a body to a file. Time and size are bounded.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::io::{self, Read, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of the status line and all headers, at most.
-const MAX_HEAD: u64 = 64 << 10;
+use ureq::http::{Response, Version};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::{Agent, Body};
+
 /// Redirections that are followed.
-const MAX_HOPS: usize = 3;
-/// Bytes that must come within one timeout, as debuginfod's own client asks for.
-const LEAST: u64 = 100 << 10;
+const MAX_REDIRECTS: u32 = 3;
+/// Bytes that must come within one timeout (debuginfod-client-config(7), `DEBUGINFOD_TIMEOUT`).
+const MIN_BYTES: u64 = 100 << 10;
+/// Bytes of one read.
+const BUFFER_BYTES: usize = 64 << 10;
 
 /// Reason why a GET failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
-    /// Not a URL that starts with http://.
-    #[error("{0}: only http:// is supported")]
-    Scheme(String),
-    /// The connection failed.
-    #[error("{url}: {error}")]
-    Io {
+    /// The connection or the exchange failed.
+    #[error("{url}: {}", sentence(.error))]
+    Exchange {
         /// The URL.
         url: String,
         /// The reason.
-        error: io::Error,
+        error: ureq::Error,
     },
-    /// The answer is not HTTP.
-    #[error("{0}: the answer is not HTTP")]
-    NotHttp(String),
+    /// No certificate of an authority to check a server's certificate by.
+    #[error("{url}: no certificates of authorities were found: name them in SSL_CERT_FILE{reasons}")]
+    NoAuthorities {
+        /// The URL.
+        url: String,
+        /// Why files could not be read.
+        reasons: String,
+    },
     /// Neither 200 nor 404.
     #[error("{url}: the server answered {status}")]
     Status {
@@ -36,199 +42,213 @@ pub enum HttpError {
         /// The status.
         status: u16,
     },
+    /// The end of the connection would be the end of the body: a cut one would look whole.
+    #[error("{0}: the answer has no length")]
+    NoLength(String),
     /// The body is larger than the bound.
-    #[error("{url}: more than {most} bytes")]
+    #[error("{url}: more than {max_bytes} bytes")]
     TooLarge {
         /// The URL.
         url: String,
         /// The bound.
-        most: u64,
+        max_bytes: u64,
     },
+    /// The body comes too slowly.
+    #[error("{url}: timed out: less than 100 KiB in {} s", .timeout.as_secs())]
+    TooSlow {
+        /// The URL.
+        url: String,
+        /// Time for 100 KiB.
+        timeout: Duration,
+    },
+    /// The body cannot be written.
+    #[error("{0}")]
+    Write(io::Error),
 }
 
-/// Limits of a GET: time and size.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
+fn sentence(error: &ureq::Error) -> String {
+    match error {
+        ureq::Error::Io(error) => error.to_string(),
+        ureq::Error::Timeout(part) => format!("timed out ({part})"),
+        ureq::Error::Protocol(error) => format!("the answer is not HTTP: {error}"),
+        ureq::Error::RequireHttpsOnly(url) => format!("the server redirects to {url}, without TLS"),
+        error => error.to_string(),
+    }
+}
+
+impl HttpError {
+    /// True if a second try may succeed: not after a timeout, which may be long, or a refused certificate.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            Self::Exchange { error: ureq::Error::Io(error), .. } => {
+                error.kind() != io::ErrorKind::InvalidData
+            }
+            Self::Exchange { error: ureq::Error::ConnectionFailed, .. } => true,
+            Self::Status { status, .. } => *status >= 500,
+            _ => false,
+        }
+    }
+}
+
+/// True if the end of the body is known from the body, not from the end of the connection. Chunks need
+/// HTTP/1.1 (RFC 9112, section 6.1).
+fn has_end(answer: &Response<Body>) -> bool {
+    let mut encodings = answer.headers().get_all("transfer-encoding").iter();
+    let is_chunked = answer.version() == Version::HTTP_11 && encodings.any(|encoding| encoding == "chunked");
+    is_chunked || answer.body().content_length().is_some()
+}
+
+/// Limits of a GET: time and size. `None` is no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HttpLimits {
     /// No answer, or less than 100 KiB of it, within this time ends the GET.
-    pub timeout: Duration,
+    pub timeout: Option<Duration>,
+    /// Time of the whole GET, at most.
+    pub max_time: Option<Duration>,
     /// Bytes of the body, at most.
-    pub most: u64,
+    pub max_bytes: Option<u64>,
 }
 
-/// Writes the body at `url` to `out` and returns true; false when the server does not have it (404).
-pub fn get(url: &str, limits: Limits, out: &mut dyn Write) -> Result<bool, HttpError> {
-    let mut url = url.to_owned();
-    for _ in 0..=MAX_HOPS {
-        let io = |error| HttpError::Io { url: url.clone(), error };
-        let (host, path) = split(&url).ok_or_else(|| HttpError::Scheme(url.clone()))?;
-        let mut stream = Paced::new(connect(host, limits.timeout).map_err(io)?, limits.timeout);
-        let request = format!(
-            "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: vprof/{}\r\nAccept: */*\r\n\
-             Accept-Encoding: identity\r\nConnection: close\r\n\r\n",
-            env!("CARGO_PKG_VERSION")
-        );
-        stream.inner.write_all(request.as_bytes()).map_err(io)?;
-        let mut reader = BufReader::new(stream);
-        let head = Head::read(&mut reader).map_err(io)?.ok_or_else(|| HttpError::NotHttp(url.clone()))?;
-        match (head.status, head.location) {
-            (200, _) => {
-                let length = head.length;
-                let mut body: Box<dyn Read> = match head.is_chunked {
-                    true => Box::new(Chunked { inner: reader, left: 0, is_first: true, is_done: false }),
-                    false => Box::new(reader.take(length.unwrap_or(u64::MAX))),
-                };
-                let size = io::copy(&mut (&mut body).take(limits.most.saturating_add(1)), out).map_err(io)?;
-                if size > limits.most {
-                    return Err(HttpError::TooLarge { url, most: limits.most });
-                }
-                if length.is_some_and(|length| !head.is_chunked && length != size) {
-                    return Err(io(io::ErrorKind::UnexpectedEof.into()));
-                }
-                return Ok(true);
-            }
-            (404, _) => return Ok(false),
-            (301 | 302 | 303 | 307 | 308, Some(location)) => {
-                url = if location.starts_with('/') { format!("http://{host}{location}") } else { location };
-            }
-            (status, _) => return Err(HttpError::Status { url, status }),
-        }
-    }
-    Err(HttpError::Status { url, status: 310 })
+/// Certificates of the authorities that servers are checked by.
+#[derive(Debug)]
+pub struct Authorities {
+    certificates: Vec<Certificate<'static>>,
+    /// Why files could not be read, for a message; empty if all were read.
+    reasons: String,
 }
 
-/// Host with port, and path.
-fn split(url: &str) -> Option<(&str, &str)> {
-    let rest = url.strip_prefix("http://")?;
-    let (host, path) = rest.find('/').map_or((rest, "/"), |at| rest.split_at(at));
-    let is_clean = url.bytes().all(|b| b.is_ascii_graphic());
-    (!host.is_empty() && is_clean).then_some((host, path))
-}
-
-fn connect(host: &str, timeout: Duration) -> io::Result<TcpStream> {
-    let has_port = host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
-    let addresses = if has_port { host.to_socket_addrs()? } else { (host, 80).to_socket_addrs()? };
-    let mut last = io::Error::from(io::ErrorKind::NotFound);
-    for address in addresses.take(4) {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => {
-                stream.set_write_timeout(Some(timeout))?;
-                return Ok(stream);
-            }
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// A stream that must bring [`LEAST`] bytes, or its end, within each timeout.
-struct Paced {
-    inner: TcpStream,
-    timeout: Duration,
-    since: Instant,
-    bytes: u64,
-}
-
-impl Paced {
-    fn new(inner: TcpStream, timeout: Duration) -> Self {
-        Self { inner, timeout, since: Instant::now(), bytes: 0 }
+impl From<rustls_native_certs::CertificateResult> for Authorities {
+    fn from(result: rustls_native_certs::CertificateResult) -> Self {
+        let certificates =
+            result.certs.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect();
+        let reasons = result.errors.iter().map(|error| format!("; {error}")).collect();
+        Self { certificates, reasons }
     }
 }
 
-impl Read for Paced {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        if self.bytes >= LEAST {
-            (self.since, self.bytes) = (Instant::now(), 0);
-        }
-        let left = self.timeout.saturating_sub(self.since.elapsed());
-        if left.is_zero() {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        self.inner.set_read_timeout(Some(left))?;
-        let size = self.inner.read(into).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-            _ => error,
-        })?;
-        self.bytes += size as u64;
-        Ok(size)
+/// Progress of a download.
+#[derive(Debug)]
+pub struct DownloadProgress<'a> {
+    /// URL of the file.
+    pub url: &'a str,
+    /// Bytes so far.
+    pub bytes: u64,
+    /// All bytes, if the server reports them.
+    pub total: Option<u64>,
+}
+
+/// HTTP client with its limits and headers.
+#[derive(Debug)]
+pub struct HttpClient {
+    /// For URLs with http://, which may redirect to https://.
+    plain: Agent,
+    /// For URLs with https://, which may not redirect to http://.
+    tls: Agent,
+    limits: HttpLimits,
+    headers: Vec<(String, String)>,
+    /// Message if no server's certificate can be checked.
+    no_authorities: Option<String>,
+}
+
+impl HttpClient {
+    /// Makes a client that sends `headers` with each request.
+    pub fn new(limits: HttpLimits, headers: Vec<(String, String)>, authorities: Authorities) -> Self {
+        let no_authorities = authorities.certificates.is_empty().then_some(authorities.reasons);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls_config = TlsConfig::builder()
+            .root_certs(RootCerts::Specific(Arc::new(authorities.certificates)))
+            .unversioned_rustls_crypto_provider(provider)
+            .build();
+        let agent = |https_only| {
+            Agent::config_builder()
+                .https_only(https_only)
+                .tls_config(tls_config.clone())
+                .http_status_as_error(false)
+                .max_redirects(MAX_REDIRECTS)
+                .user_agent(concat!("vprof/", env!("CARGO_PKG_VERSION")))
+                // A compressed body would have another size than the file.
+                .accept_encoding("identity")
+                .timeout_global(limits.max_time)
+                .timeout_resolve(limits.timeout)
+                .timeout_connect(limits.timeout)
+                .timeout_send_request(limits.timeout)
+                .timeout_recv_response(limits.timeout)
+                .timeout_per_read(limits.timeout)
+                .build()
+                .new_agent()
+        };
+        Self { plain: agent(false), tls: agent(true), limits, headers, no_authorities }
     }
-}
 
-/// The used fields of an answer's head.
-struct Head {
-    status: u16,
-    length: Option<u64>,
-    is_chunked: bool,
-    location: Option<String>,
-}
+    /// Writes the body at `url` to `out` and returns true; false when the server does not have it (404).
+    pub fn get(
+        &self,
+        url: &str,
+        out: &mut dyn Write,
+        progress: &dyn Fn(&DownloadProgress<'_>),
+    ) -> Result<bool, HttpError> {
+        let is_tls = url.starts_with("https://");
+        if let (true, Some(reasons)) = (is_tls, &self.no_authorities) {
+            return Err(HttpError::NoAuthorities { url: url.to_owned(), reasons: reasons.clone() });
+        }
+        let mut request = if is_tls { &self.tls } else { &self.plain }.get(url);
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        if let Some(max) = self.limits.max_bytes {
+            // The server refuses larger files with 406 (elfutils: debuginfod.cxx).
+            request = request.header("X-DEBUGINFOD-MAXSIZE", max.to_string());
+        }
+        let answer = request.call().map_err(|error| HttpError::Exchange { url: url.to_owned(), error })?;
+        match answer.status().as_u16() {
+            200 if !has_end(&answer) => Err(HttpError::NoLength(url.to_owned())),
+            200 => self.copy(url, answer.into_body(), out, progress).map(|()| true),
+            404 => Ok(false),
+            406 => Err(self.too_large(url)),
+            status => Err(HttpError::Status { url: url.to_owned(), status }),
+        }
+    }
 
-impl Head {
-    /// Reads the head; `None` when it is not HTTP.
-    fn read(reader: &mut impl BufRead) -> io::Result<Option<Self>> {
-        let mut head = Self { status: 0, length: None, is_chunked: false, location: None };
-        let mut lines = reader.take(MAX_HEAD);
+    fn too_large(&self, url: &str) -> HttpError {
+        HttpError::TooLarge { url: url.to_owned(), max_bytes: self.limits.max_bytes.unwrap_or(u64::MAX) }
+    }
+
+    fn copy(
+        &self,
+        url: &str,
+        body: Body,
+        out: &mut dyn Write,
+        progress: &dyn Fn(&DownloadProgress<'_>),
+    ) -> Result<(), HttpError> {
+        let total = body.content_length();
+        let is_too_large = |bytes| self.limits.max_bytes.is_some_and(|max| bytes > max);
+        if total.is_some_and(is_too_large) {
+            return Err(self.too_large(url));
+        }
+        let mut body = body.into_reader();
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let (mut bytes, mut since, mut bytes_then) = (0, Instant::now(), 0);
         loop {
-            let mut line = Vec::new();
-            lines.read_until(b'\n', &mut line)?;
-            let Ok(line) = String::from_utf8(line) else { return Ok(None) };
-            let Some(line) = line.strip_suffix('\n').map(str::trim_end) else { return Ok(None) };
-            if head.status == 0 {
-                let words: Vec<&str> = line.split(' ').collect();
-                let [version, status, ..] = words[..] else { return Ok(None) };
-                let Ok(status) = status.parse() else { return Ok(None) };
-                if !version.starts_with("HTTP/1.") || status == 0 {
-                    return Ok(None);
+            progress(&DownloadProgress { url, bytes, total });
+            let size = body
+                .read(&mut buffer)
+                .map_err(|error| HttpError::Exchange { url: url.to_owned(), error: error.into() })?;
+            if size == 0 {
+                return Ok(());
+            }
+            bytes += size as u64;
+            if is_too_large(bytes) {
+                return Err(self.too_large(url));
+            }
+            out.write_all(&buffer[..size]).map_err(HttpError::Write)?;
+            match self.limits.timeout {
+                // The reader itself ends a read without any byte after this time.
+                Some(timeout) if bytes - bytes_then < MIN_BYTES && since.elapsed() >= timeout => {
+                    return Err(HttpError::TooSlow { url: url.to_owned(), timeout });
                 }
-                head.status = status;
-            } else if line.is_empty() {
-                return Ok(Some(head));
-            } else if let Some((name, value)) = line.split_once(':') {
-                let value = value.trim();
-                match name.to_ascii_lowercase().as_str() {
-                    "content-length" => head.length = value.parse().ok(),
-                    "transfer-encoding" => head.is_chunked = value.eq_ignore_ascii_case("chunked"),
-                    "location" => head.location = Some(value.to_owned()),
-                    _ => {}
-                }
+                _ if bytes - bytes_then >= MIN_BYTES => (since, bytes_then) = (Instant::now(), bytes),
+                _ => {}
             }
         }
-    }
-}
-
-/// A body in chunks (RFC 9112, section 7.1).
-struct Chunked<R> {
-    inner: R,
-    left: u64,
-    is_first: bool,
-    is_done: bool,
-}
-
-impl<R: BufRead> Read for Chunked<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        while self.left == 0 && !self.is_done {
-            // A line end closes the chunk before.
-            for _ in 0..if self.is_first { 1 } else { 2 } {
-                let mut line = String::new();
-                (&mut self.inner).take(1024).read_line(&mut line)?;
-                let size = line.trim_end().split(';').next().unwrap_or_default();
-                if size.is_empty() && line.ends_with('\n') {
-                    continue;
-                }
-                self.left =
-                    u64::from_str_radix(size, 16).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
-                self.is_done = self.left == 0;
-                break;
-            }
-            self.is_first = false;
-        }
-        if self.is_done {
-            return Ok(0);
-        }
-        let most = usize::try_from(self.left).map_or(into.len(), |left| left.min(into.len()));
-        let size = self.inner.read(&mut into[..most])?;
-        if size == 0 && most > 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        self.left -= size as u64;
-        Ok(size)
     }
 }

@@ -11,7 +11,6 @@
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
-pub mod debuginfod;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;

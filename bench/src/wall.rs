@@ -1,5 +1,5 @@
-//! Cost of the wall around a guest's process: time until it stands, and time of a guest that is sampled
-//! behind it.
+//! Cost of the wall around a guest's process: time until it is complete, and time of a guest that is sampled
+//! inside it.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -19,7 +19,7 @@ const ROUNDS: usize = 15;
 /// Rate of the samples, Hz.
 const RATE_HZ: f64 = 1000.0;
 
-/// Runs the counting guest in this process, behind the wall if `filters` is `on`. Prints the time at which
+/// Runs the counting guest in this process, inside the wall if `filters` is `on`. Prints the time at which
 /// the guest could be started, ns of CLOCK_MONOTONIC, and the parts of a [`CountedTurn`].
 ///
 /// # Errors
@@ -31,7 +31,7 @@ pub fn measure(filters: &Path) -> anyhow::Result<[u64; 4]> {
     if filters == Path::new("on") {
         let policy = SyscallPolicy::Refuse;
         let standing = wall::enter(WallConfig { policy, directory: directory.path().to_owned(), report })?;
-        ensure!(standing.syscalls, "the filters stand");
+        ensure!(standing.syscalls, "the filters apply");
     }
     let ready_ns = monotonic_ns();
     let CountedTurn { ns, loops, gap_ns } = kick::sampled_alone(RATE_HZ, kvm);
@@ -75,7 +75,7 @@ pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let (start, start_without) = (middle(&with, 0), middle(&without, 0));
     Ok(vec![
         TableRow::ratio(
-            "guest's time at 1000 Hz: behind the wall / without",
+            "guest's time at 1000 Hz: inside the wall / without",
             median(&ratios),
             "at most 1.02",
         )
@@ -85,7 +85,7 @@ pub fn rows() -> anyhow::Result<Vec<TableRow>> {
             middle(&without, 2) / 1e3
         )),
         TableRow::text(
-            "start of the guest's process behind the wall",
+            "start of the guest's process inside the wall",
             format!("{start:.1} ms"),
             "at most 30 ms",
         )

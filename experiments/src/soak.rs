@@ -12,7 +12,7 @@ use crate::plot::{LinePlot, PlotLine};
 use crate::table::MarkdownTable;
 
 /// Length of one "run" of the command line.
-const PART: Duration = Duration::from_secs(20 * 60);
+const PART: Duration = Duration::from_secs(150);
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// Time in which caches and pools fill: growth is judged after it, as a part of the whole.

@@ -60,7 +60,8 @@ pub struct Attachment<O> {
 pub enum RateLimit {
     /// Rate at which stops through the GDB stub, as measured, take a tenth of the time.
     Stub(f64),
-    /// Rate at which the stops of all vCPUs together, which are stopped one by one, are as many as they may be.
+    /// Rate at which the stops of all vCPUs together, which are stopped one by one, are as many as they may
+    /// be.
     Stops(f64),
 }
 

@@ -454,14 +454,17 @@ fn a_profiler_in_a_frozen_group_holds_no_vcpu_for_long() {
     drop(profiler);
 }
 
-/// Returns the thread of a process with that name.
+/// Returns the thread of a process with that name, once it has the name.
 fn thread_named(pid: i32, name: &str) -> i32 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-    let mut threads = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse().unwrap());
+    let tasks = format!("/proc/{pid}/task");
     let is_named = |thread: &i32| {
-        std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/comm")).unwrap().trim_end() == name
+        std::fs::read_to_string(format!("{tasks}/{thread}/comm")).is_ok_and(|comm| comm.trim_end() == name)
     };
-    threads.find(is_named).unwrap()
+    eventually("a thread with that name", SOON, || {
+        let threads = std::fs::read_dir(&tasks).ok()?;
+        let mut numbers = threads.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        numbers.find(is_named)
+    })
 }
 
 #[test]

@@ -7,7 +7,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use host::{ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, VsockError};
+use host::{
+    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError,
+};
 use images::ImageError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
@@ -65,6 +67,9 @@ pub enum Error {
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),
+    /// A guest can't be run in QEMU.
+    #[error(transparent)]
+    Tcg(#[from] TcgError),
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
@@ -197,6 +202,17 @@ pub enum UsageError {
         /// A clause about boots.
         reason: &'static str,
     },
+    /// A feature that only a guest on KVM has.
+    #[error("{option} is not for --host tcg: {reason}")]
+    NeedsKvm {
+        /// The option.
+        option: &'static str,
+        /// A clause about the guest.
+        reason: &'static str,
+    },
+    /// The self-test without KVM.
+    #[error("the self-test needs exact mode, which --host tcg does not have")]
+    SelftestWithoutKvm,
     /// A time until a hang that is longer than the boot may take.
     #[error("--hang-after {hang_after} has no effect: the boot ends after {timeout} (--timeout)")]
     LateHang {
@@ -302,12 +318,13 @@ impl Error {
         }
     }
 
-    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the decision of
-    /// its writer.
+    /// Returns the stage of a run in which it failed, for the exit code. What becomes of the profile is the
+    /// decision of its writer.
     pub fn stage(&self) -> Stage {
         match self {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
+            Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
             Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,

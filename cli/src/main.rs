@@ -56,9 +56,9 @@ fn main() -> ExitCode {
     if selftest::guest::is_guest() {
         selftest::guest::main();
     }
-    // A limit on file sizes shall be an error of write(2), which is reported, and not a signal, which kills.
     // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
     // signal, which kills.
+    // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }

@@ -13,7 +13,8 @@ use crate::errors::Error;
 /// First bytes of every SQLite database (sqlite.org/fileformat.html, 1.3).
 pub const SQLITE_MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Permissions of files with recorded data, such as the arguments of the guest's programs: for their user alone.
+/// Permissions of files with recorded data, such as the arguments of the guest's programs: for their user
+/// alone.
 pub const PRIVATE: u32 = 0o600;
 
 /// Target of output. A file is written under a temporary name in its directory until

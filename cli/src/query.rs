@@ -17,7 +17,7 @@ use crate::render::table::{ColumnAlign, TextTable};
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-    // Whoever has written it can end it.
+    // The user who has written the query can end it.
     profile.allow_long_queries();
     let stdout = io::stdout();
     let style = TextStyle::for_stream(stdout.is_terminal());

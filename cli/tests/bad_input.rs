@@ -357,7 +357,7 @@ fn sockets_that_are_not_available() {
     refused(&run(&files.path("none/s")), 1, &["can't make the socket", "no such file or directory"]);
     let path = files.path("s");
     fs::write(&path, "precious").unwrap();
-    refused(&run(&path), 1, &["exists already: --vsock makes a socket of its own there"]);
+    refused(&run(&path), 1, &["exists already: --vsock makes its own socket there"]);
     assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     fs::remove_file(&path).unwrap();
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use host::protocol::{FromHost, encode};
 use host::spec::{GuestEnd, Outcome};
-use profile::rows::{Batch, ConsoleRow, VcpuRow};
+use profile::rows::{Batch, ConsoleRow, EventRow, SampleRow, VcpuRow};
 use profile::{Profile, ProfileWriter, Sink};
 use sampler::SessionTotals;
 use support::{fake_host, stderr, vprof};
+use vmm::MachineEnd;
 
 /// Finds the port: the only socket that is inherited.
 const PORT: &str =
@@ -35,7 +36,7 @@ impl FakeHost {
         Self { directory, bundle, path }
     }
 
-    /// A host that says this, and no more.
+    /// A host that sends these messages only.
     fn saying(messages: &[FromHost]) -> Self {
         let words: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
         let fake = Self::new(&format!("{PORT}cat \"${{0%/*}}/../words\" >&$port; exec sleep 1000"));
@@ -70,6 +71,26 @@ impl FakeHost {
         command.arg(&self.bundle).arg(file("kernel")).arg("-o").arg(file("out.vprof"));
         command.args(more).env("PATH", &self.path);
         command
+    }
+
+    /// A host that sends these messages at its first start, at its second, and so on, and is silent then.
+    fn sending(starts: &[Vec<FromHost>]) -> Self {
+        let script = "n=$(wc -l < \"${0%/*}/../pids\")\n\
+                      for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n\
+                      cat \"${0%/*}/../sent.$n\" >&$port; exec sleep 1000";
+        let fake = Self::new(script);
+        for (n, messages) in (1..).zip(starts) {
+            let bytes: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
+            fs::write(fake.directory.path().join(format!("sent.{n}")), bytes).unwrap();
+        }
+        fake
+    }
+
+    /// The profile's events of a kind.
+    fn events(&self, kind: &str) -> Vec<String> {
+        let profile = profile::Profile::open(&self.directory.path().join("out.vprof")).unwrap();
+        let events = profile::report::Report::read(&profile, &Default::default()).unwrap().events;
+        events.into_iter().filter(|event| event.kind == kind).map(|event| event.text).collect()
     }
 
     /// Process ids of all starts of QEMU.
@@ -159,6 +180,97 @@ fn an_older_profile_stays_until_a_new_one_has_begun() {
     assert_eq!(fake.console(), b"new");
 }
 
+/// The first words of a host whose guest has run for this long, with a sample or without.
+fn booted(seconds: u64, sampled: bool) -> Vec<FromHost> {
+    let mut batch = Batch::default();
+    batch.meta.push(("kernel".to_owned(), "6.1".to_owned()));
+    batch.meta.push(("duration_ns".to_owned(), ((seconds - 1) * 1_000_000_000).to_string()));
+    let mut later = Batch::default();
+    later.meta.push(("duration_ns".to_owned(), (seconds * 1_000_000_000).to_string()));
+    later.samples.extend(sampled.then(SampleRow::default));
+    vec![
+        FromHost::Hello { kernel: "6.1".to_owned(), version: env!("CARGO_PKG_VERSION").to_owned() },
+        FromHost::Console(b"a guest\n".to_vec()),
+        FromHost::Batch(Box::new(batch)),
+        FromHost::Batch(Box::new(later)),
+    ]
+}
+
+/// The same up to a standstill of the guest.
+fn stalled(sampled: bool) -> Vec<FromHost> {
+    let text = "vCPU 0 had no ticks for 10 s: it does not leave the guest".to_owned();
+    let events = vec![EventRow { time_ns: 11_000_000_000, kind: sampler::STANDSTILL.to_owned(), text }];
+    let mut messages = booted(12, sampled);
+    messages.push(FromHost::Batch(Box::new(Batch { events, ..Batch::default() })));
+    messages
+}
+
+/// The same up to the guest's end.
+fn ended(end: MachineEnd) -> Vec<FromHost> {
+    let outcome = Outcome {
+        end: GuestEnd::Ran(end),
+        totals: SessionTotals::default(),
+        host_restarts: 0,
+        trouble: Vec::new(),
+    };
+    let mut messages = booted(20, true);
+    messages.push(FromHost::End(outcome));
+    messages
+}
+
+#[test]
+fn a_guest_that_stalls_ends_the_run_and_is_run_again_with_retry() {
+    let stalls = [stalled(true), ended(MachineEnd::PowerOff)];
+    let fake = FakeHost::sending(&stalls);
+    let output = fake.run(&["-q"]).output().unwrap();
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(
+        error.starts_with("vprof: the emulated host stalled after 12.00 s: vCPU 0 had no ticks"),
+        "{error}"
+    );
+    assert!(error.contains("`--retry`") && error.trim_end().lines().count() == 1, "{error}");
+    assert_eq!((fake.pids().len(), fake.events("emulation").len()), (1, 1), "the profile stays");
+
+    let fake = FakeHost::sending(&stalls);
+    let output = fake.run(&["-q", "--retry"]).output().unwrap();
+    let error = stderr(&output);
+    assert_eq!(output.status.code(), Some(0), "{error}");
+    assert!(error.contains("the emulated host stalled after 12.00 s"), "{error}");
+    assert!(error.trim_end().ends_with("the run begins again"), "{error}");
+    let pids = fake.pids();
+    assert_eq!(pids.len(), 2);
+    assert!(pids.iter().all(|pid| is_gone(*pid)));
+    let events = fake.events("emulation");
+    assert!(events.len() == 1 && events[0].ends_with("the run began again"), "{events:?}");
+    assert_eq!(fake.events("standstill").len(), 0, "that was the first profile's");
+}
+
+#[test]
+fn a_guest_that_stalls_before_it_is_measured_is_run_again_anyway() {
+    let fake = FakeHost::sending(&[stalled(false), stalled(false), ended(MachineEnd::PowerOff)]);
+    let output = fake.run(&["-q"]).output().unwrap();
+    assert_eq!((output.status.code(), fake.pids().len()), (Some(0), 3), "{}", stderr(&output));
+    assert_eq!(fake.events("emulation").len(), 2);
+    let fake = FakeHost::sending(&[stalled(false), stalled(false), stalled(false)]);
+    let output = fake.run(&["-q"]).output().unwrap();
+    assert_eq!((output.status.code(), fake.pids().len()), (Some(1), 3), "{}", stderr(&output));
+}
+
+#[test]
+fn a_triple_fault_counts_as_one_of_the_emulation() {
+    let failed = MachineEnd::Failed(format!("vCPU 0: {}: an exception", vmm::TRIPLE_FAULT));
+    let fake = FakeHost::sending(&[ended(failed.clone()), ended(failed), ended(MachineEnd::PowerOff)]);
+    let output = fake.run(&["-q", "--retry=2"]).output().unwrap();
+    assert_eq!((output.status.code(), fake.pids().len()), (Some(0), 3), "{}", stderr(&output));
+    let failed = MachineEnd::Failed(format!("vCPU 0: {}: an exception", vmm::TRIPLE_FAULT));
+    let fake = FakeHost::sending(&[ended(failed)]);
+    let output = fake.run(&["-q"]).output().unwrap();
+    let error = stderr(&output);
+    assert_eq!((output.status.code(), fake.pids().len()), (Some(1), 1), "{error}");
+    assert!(error.contains("triple fault after 20.00 s") && error.contains("`--retry`"), "{error}");
+}
+
 /// Returns true once the process is gone, or a zombie.
 fn is_gone(pid: u32) -> bool {
     match fs::read_to_string(format!("/proc/{pid}/stat")) {
@@ -177,7 +289,8 @@ fn a_silent_host_is_killed_and_tried_three_times() {
     let output = fake.run(&["--host-timeout", "200ms", "-v"]).output().unwrap();
     let error = stderr(&output);
     assert_eq!(output.status.code(), Some(4), "{error}");
-    assert!(error.contains("it had frozen"), "{error}");
+    assert!(error.contains("starting the portable host again, 2 times"), "{error}");
+    assert!(error.contains("the run begins again"), "{error}");
     assert!(error.contains("the portable host froze while it booted"), "{error}");
     assert!(error.contains("also after 2 restarts"), "{error}");
     let pids = fake.pids();

@@ -114,6 +114,7 @@ fn seeds() -> Vec<Vec<u8>> {
             recording: RecordingConfig::default(),
             policy: wall::SyscallPolicy::Refuse,
             duration: Some(Duration::from_secs(1)),
+            retries: 1,
             waits: vec![wait],
             meta: vec![("image".to_owned(), "x".to_owned())],
         },

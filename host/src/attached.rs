@@ -7,11 +7,11 @@ use sampler::Session;
 
 use crate::guest::ProfiledVm;
 
-/// Why an attached machine may stand still.
+/// Reasons why an attached machine is stopped.
 const PAUSED: &str = "the virtual machine is paused, or has migrated away";
 const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 
-/// A rate that is higher than the stub holds by less than this is let be.
+/// Excess of a rate over the sustainable one that is tolerated, as a factor.
 const TOLERANCE: f64 = 1.1;
 
 /// Writes what is new of the machine into the profile.

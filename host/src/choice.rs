@@ -21,20 +21,22 @@ pub enum HostChoice {
     Kvm,
     /// The portable host.
     Portable,
+    /// QEMU's software emulation, without KVM.
+    Tcg,
 }
 
-/// What is known about this machine's KVM.
+/// Findings about this machine's KVM.
 #[derive(Debug)]
 pub struct Kvm {
-    /// What it offers, or why it can't be used.
+    /// Its capabilities, or the reason why it can't be used.
     pub state: Result<Capabilities, KvmError>,
     /// Like `svm`.
     pub kind: &'static str,
-    /// Whether a kernel's code runs as it is; `None` where KVM can't be used.
+    /// Speeds of kernel code, which show if it runs natively; `None` where KVM can't be used.
     pub native: Option<Result<RingSpeeds, RingSpeedError>>,
 }
 
-/// What is needed for the portable host.
+/// Parts of the portable host.
 #[derive(Debug)]
 pub struct Portable {
     /// QEMU, if it is installed.
@@ -43,13 +45,15 @@ pub struct Portable {
     pub bundle: Result<Bundle, NotFound>,
 }
 
-/// Where a guest runs.
+/// The host of a guest.
 #[derive(Debug)]
 pub enum Host {
     /// On this machine's KVM.
     Kvm,
     /// In the portable host.
     Portable(Setup),
+    /// In QEMU's software emulation.
+    Tcg(Qemu),
 }
 
 /// A host and the reason for it.
@@ -70,9 +74,12 @@ pub enum HostError {
     /// `--host portable`, and a part of it is missing.
     #[error("the portable host can't be used: {0}")]
     Portable(MissingParts),
+    /// `--host tcg`, and QEMU is missing.
+    #[error("the guest can't be emulated: {0}")]
+    Tcg(MissingParts),
     /// `--host auto`, and neither can be used.
     #[error(
-        "no usable hypervisor: {kvm}. The portable host can't be used either: {portable}. `vprof doctor` tells more"
+        "no usable hypervisor: {kvm}. The portable host can't be used either: {portable}. `vprof doctor` shows more"
     )]
     Neither {
         /// Why KVM can't be used.
@@ -138,7 +145,7 @@ impl Kvm {
     }
 }
 
-/// What stands behind /dev/kvm, by the processor's flags and the loaded module.
+/// Returns the kind of KVM, by the processor's flags and the loaded module.
 fn kind() -> &'static str {
     let loaded = |module: &str| Path::new("/sys/module").join(module).is_dir();
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -165,10 +172,7 @@ impl Portable {
     pub fn usable(&self) -> Result<(), MissingParts> {
         let mut missing = Vec::new();
         if self.qemu.is_none() {
-            missing.push(format!(
-                "{} is not in PATH (Debian, Ubuntu: `sudo apt install qemu-system-x86`)",
-                qemu::PROGRAM
-            ));
+            missing.push(no_qemu());
         }
         if let Err(not_found) = &self.bundle {
             missing.push(format!(
@@ -186,6 +190,10 @@ impl Portable {
             _ => Err(MissingParts(vec!["a part of it is missing".to_owned()])),
         }
     }
+}
+
+fn no_qemu() -> String {
+    format!("{} is not in PATH (Debian, Ubuntu: `sudo apt install qemu-system-x86`)", qemu::PROGRAM)
 }
 
 /// Chooses the host: what was asked for, or the first that can be used.
@@ -209,6 +217,10 @@ pub fn choose(choice: HostChoice, directory: Option<&Path>, silence: Duration) -
             let setup = portable().map_err(HostError::Portable)?;
             Ok(Chosen { host: Host::Portable(setup), why: "asked for with --host".to_owned() })
         }
+        HostChoice::Tcg => {
+            let qemu = qemu::find().ok_or_else(|| HostError::Tcg(MissingParts(vec![no_qemu()])))?;
+            Ok(Chosen { host: Host::Tcg(qemu), why: "asked for with --host".to_owned() })
+        }
         HostChoice::Auto => match Kvm::probe().usable() {
             Ok(why) => Ok(Chosen { host: Host::Kvm, why }),
             Err(doubt) => match portable() {
@@ -224,6 +236,9 @@ impl Chosen {
     pub fn sentence(&self) -> String {
         match &self.host {
             Host::Kvm => format!("host: kvm: {}", self.why),
+            Host::Tcg(qemu) => {
+                format!("host: tcg: {} (QEMU {}, slower than this machine)", self.why, qemu.version)
+            }
             Host::Portable(setup) => format!(
                 "host: portable: {} (QEMU {}, slower than this machine)",
                 self.why, setup.qemu.version
@@ -231,11 +246,12 @@ impl Chosen {
         }
     }
 
-    /// `kvm` or `portable`, as reports have it.
+    /// `kvm`, `portable` or `tcg`, as reports have it.
     pub fn name(&self) -> &'static str {
         match self.host {
             Host::Kvm => "kvm",
             Host::Portable(_) => "portable",
+            Host::Tcg(_) => "tcg",
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the portable
-//! host alike.
+//! Runs one guest on this machine's KVM and profiles it: the one code path of `vprof run`, here and in the
+//! portable host alike.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -26,15 +26,15 @@ use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
 
-/// How often the run is looked at.
+/// Interval of the checks of the run.
 const TICK: Duration = Duration::from_millis(250);
-/// How often it is looked whether what ends the run was seen.
+/// Interval of the checks for conditions that end the run.
 const REACHED: Duration = Duration::from_millis(10);
-/// How often the guest's full input FIFO is tried again.
+/// Interval of attempts to fill the guest's full input FIFO.
 const INPUT_RETRY: Duration = Duration::from_millis(5);
 /// Console input that waits for the guest, bytes; more is left to the sender.
 const INPUT_BUFFER: usize = 4 << 10;
-/// How long the vCPUs get to stop.
+/// Time limit for the vCPUs to stop.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Why a guest could not be run to its end.
@@ -85,7 +85,7 @@ pub struct Connected {
 /// Boots the guest, samples it into `sink`, and returns when it has ended. `disks` are the open files of the
 /// spec's disks.
 ///
-/// What fails once the guest has ended is told by the outcome: what was recorded is whole.
+/// The outcome reports failures after the guest's end: the recording is complete then.
 ///
 /// # Errors
 /// The machine does not start, or its profile can't be written.
@@ -97,7 +97,7 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, GuestError> {
-    let Link { mut stop, mut input, mut control, console, output, phase } = link;
+    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
     let contents: Vec<DiskContents> = spec
         .machine
         .disks
@@ -153,7 +153,7 @@ pub async fn run(
         },
     };
     let mut command =
-        spec.command.as_ref().zip(progress).map(|(command, progress)| Command { command, progress });
+        spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
     let mut observers = observers.into_iter();
     let mut machine =
         Machine::start(config, |_| observers.next().expect("the session has one observer per vCPU"))?;
@@ -205,7 +205,7 @@ fn unwritten<'a>(flushed: impl Iterator<Item = (&'a Path, io::Result<()>)>) -> i
     })
 }
 
-/// A machine that is being profiled, as whoever serves the run needs it.
+/// A machine that is being profiled, as the server of the run needs it.
 pub trait ProfiledVm {
     /// A descriptor that becomes readable when it is over.
     fn ended_fd(&self) -> BorrowedFd<'_>;
@@ -257,7 +257,7 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
     }
 }
 
-/// What comes from whoever watches the run.
+/// Inputs from the run's watcher.
 #[derive(Debug)]
 pub struct Inputs<'a> {
     stop: &'a mut tokio::sync::watch::Receiver<bool>,
@@ -283,7 +283,12 @@ pub struct Command<'a> {
     progress: tokio::sync::watch::Receiver<Progress>,
 }
 
-impl Command<'_> {
+impl<'a> Command<'a> {
+    /// Takes a command, and the news of it by its receiver.
+    pub fn new(command: &'a GuestCommand, progress: tokio::sync::watch::Receiver<Progress>) -> Self {
+        Self { command, progress }
+    }
+
     /// The next change; never, once there is none any more.
     async fn changed(&mut self) -> Progress {
         match self.progress.changed().await {
@@ -292,8 +297,8 @@ impl Command<'_> {
         }
     }
 
-    /// How it has ended, once it has.
-    fn ended(&self) -> Option<Ended> {
+    /// Returns the end of the command, once it has ended.
+    pub(crate) fn ended(&self) -> Option<Ended> {
         match *self.progress.borrow() {
             Progress::Ended(ended) => Some(ended),
             _ => None,
@@ -321,7 +326,8 @@ pub async fn watch(
     mut command: Option<&mut Command<'_>>,
     phase: &tokio::sync::watch::Sender<Phase>,
 ) -> Result<(), GuestError> {
-    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays the same.
+    // SAFETY: the descriptor belongs to the machine, which outlives this borrow of it, and its number stays
+    // the same.
     let ended = unsafe { AsyncFd::register_with_interest(machine.ended_fd(), Interest::READABLE) };
     let ended = ended.map_err(|e| GuestError::Wait(e.into()))?;
     let mut tick = interval(TICK);
@@ -370,7 +376,7 @@ pub async fn watch(
             change = control.recv(), if control_open => match change {
                 Some(change) => {
                     apply(session, &change);
-                    // Whoever looks next sees it.
+                    // The next reader sees it.
                     phase.send_replace(Phase::Running(session.status()));
                 }
                 None => control_open = false,
@@ -434,7 +440,7 @@ impl Write for Shared {
     }
 }
 
-/// Writes to both: the profile and whoever watches. Neither waits.
+/// Writer to both the profile and the run's watcher. Neither waits.
 struct Tee(Box<dyn Write + Send>, Box<dyn Write + Send>);
 
 impl Write for Tee {

@@ -1,14 +1,16 @@
-//! How the heap gives memory back.
+//! Settings of the heap, so that it gives memory back.
 
-/// Bytes from which on an allocation has a mapping of its own, and free bytes at the end of the heap that are given back.
+/// Size from which on an allocation has its own mapping, and size of free memory at the end of the heap that
+/// is given back, bytes.
 #[cfg(target_env = "gnu")]
 const AT_ONCE: libc::c_int = 256 << 10;
 
-/// Has the C library give large allocations back to the host's kernel as soon as they are freed, as long as vprof records.
+/// Has the C library give large allocations back to the host's kernel as soon as they are freed, as long as
+/// vprof records.
 ///
-/// glibc raises its own bound to the largest allocation that was ever freed (M_MMAP_THRESHOLD in mallopt(3)), here a guest's
-/// kernel or initrd of 10 MB and more. From then on tables of some megabytes that are read and dropped again leave holes in
-/// the heap. musl has a fixed bound of 128 KiB.
+/// glibc raises its own bound to the largest allocation that was ever freed (M_MMAP_THRESHOLD in mallopt(3)),
+/// here a guest's kernel or initrd of 10 MB and more. From then on tables of some megabytes that are read and
+/// dropped again leave holes in the heap. musl has a fixed bound of 128 KiB.
 pub fn give_back_at_once() {
     #[cfg(target_env = "gnu")]
     // SAFETY: mallopt takes two numbers, and locks by itself.

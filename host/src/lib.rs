@@ -1,4 +1,5 @@
-//! A run of a guest: on this machine's KVM or in the portable host, and the control socket by which it is steered.
+//! A run of a guest: on this machine's KVM or in the portable host, and the control socket by which it is
+//! steered.
 //!
 //! ```text
 //!                       vprof run (outer)                  portable host: QEMU, TCG with SVM
@@ -10,8 +11,8 @@
 //!                                      guest|     |portable::outer         | portable::inner, guest
 //! ```
 //!
-//! [`spec`] is a run as plain data, [`protocol`] everything that crosses a wire, [`guest`] the one way to run a guest,
-//! [`link`] its connection with a watcher, [`choice`] the decision where it runs.
+//! [`spec`] is a run as plain data, [`protocol`] everything that crosses a wire, [`guest`] the one way to run
+//! a guest, [`link`] its connection with a watcher, [`choice`] the decision where it runs.
 
 pub mod attached;
 pub mod choice;
@@ -28,6 +29,7 @@ mod socket;
 pub mod spec;
 mod stage;
 pub mod systemd;
+pub mod tcg;
 pub mod vsock;
 
 pub use choice::HostError;
@@ -37,4 +39,5 @@ pub use half::HalfError;
 pub use network::NetworkError;
 pub use portable::PortableError;
 pub use stage::Stage;
+pub use tcg::TcgError;
 pub use vsock::VsockError;

@@ -18,7 +18,7 @@ pub struct Link {
     pub stop: watch::Receiver<bool>,
     /// Bytes for the guest's console.
     pub input: mpsc::Receiver<Vec<u8>>,
-    /// What is to be changed while it runs.
+    /// Changes to make while it runs.
     pub control: mpsc::Receiver<Control>,
     /// Takes the guest's console output.
     pub console: ConsoleWriter,
@@ -26,6 +26,8 @@ pub struct Link {
     pub output: ConsoleWriter,
     /// Takes news of the run.
     pub phase: watch::Sender<Phase>,
+    /// Takes sentences for a person, at once.
+    pub notes: mpsc::UnboundedSender<String>,
 }
 
 /// The watcher's side of the connection.
@@ -43,9 +45,11 @@ pub struct Watcher {
     pub output: ConsoleReader,
     /// News of the run.
     pub phase: watch::Receiver<Phase>,
+    /// Sentences for a person.
+    pub notes: mpsc::UnboundedReceiver<String>,
 }
 
-/// Where a run stands.
+/// Phase of a run.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Phase {
     /// Before the guest: what is being done.
@@ -57,10 +61,12 @@ pub enum Phase {
 /// Makes both sides.
 pub fn link() -> (Link, Watcher) {
     let (stop, stop_receiver) = watch::channel(false);
-    // A few keystrokes or pasted blocks; whoever types faster waits.
+    // A few keystrokes or pasted blocks; a faster typist waits.
     let (input, input_receiver) = mpsc::channel(8);
     let (phase, phase_receiver) = watch::channel(Phase::Preparing("starting".to_owned()));
     let (control, control_receiver) = mpsc::channel(64);
+    // A few in a run.
+    let (notes, notes_receiver) = mpsc::unbounded_channel();
     let (console, console_reader) = console_pipe();
     let (output, output_reader) = console_pipe();
     (
@@ -71,6 +77,7 @@ pub fn link() -> (Link, Watcher) {
             console,
             output,
             phase,
+            notes,
         },
         Watcher {
             stop,
@@ -79,14 +86,15 @@ pub fn link() -> (Link, Watcher) {
             console: console_reader,
             output: output_reader,
             phase: phase_receiver,
+            notes: notes_receiver,
         },
     )
 }
 
-/// The most console output that waits to be written, bytes. What comes beyond it is dropped and counted: a terminal
-/// that stands still must not make the guest's clock stand still.
+/// Maximum size of console output that waits to be written, bytes. Output beyond it is dropped and counted: a
+/// terminal that is stopped must not stop the guest's clock.
 const CONSOLE_BUFFER: usize = 4 << 20;
-/// How much of the console's end is kept for messages, bytes.
+/// Size of the console's end that is kept for messages, bytes.
 const CONSOLE_TAIL: usize = 4 << 10;
 
 #[derive(Debug, Default)]
@@ -178,7 +186,7 @@ impl ConsoleReader {
 }
 
 impl ConsolePump {
-    /// Waits until all output is written, at most `limit`: a terminal that stands still can't hold up the end.
+    /// Waits until all output is written, at most `limit`: a terminal that is stopped can't delay the end.
     /// Returns the number of bytes that were dropped.
     pub fn finish(mut self, limit: Duration) -> u64 {
         let deadline = Instant::now() + limit;

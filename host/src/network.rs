@@ -16,9 +16,10 @@ use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
 use crate::half::CableFd;
 
-/// The program behind `--net passt`.
+/// The program of `--net passt`.
 const PASST: &str = "passt";
-/// How long passt is watched for a failure to start, ms: it has looked at its options and at the host by then.
+/// Time for which passt is watched for a failure to start, ms: it has checked its options and the host by
+/// then.
 const PASST_START: u16 = 200;
 /// Bytes of passt's last words that are shown.
 const LAST_WORDS: u64 = 2 << 10;
@@ -26,13 +27,13 @@ const LAST_WORDS: u64 = 2 << 10;
 /// A network card as plain data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkSpec {
-    /// What it is plugged into.
+    /// Its backend.
     pub kind: NetworkKind,
     /// Its address.
     pub mac: [u8; 6],
 }
 
-/// What a card is plugged into.
+/// Backend of a card.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NetworkKind {
     /// A tap of this name.
@@ -147,7 +148,7 @@ pub enum CardEnd {
     Interface(Interface),
 }
 
-/// What a card is plugged into, open.
+/// Backend of a card, open.
 #[derive(Debug)]
 pub struct Plugged {
     end: End,
@@ -201,7 +202,7 @@ impl Plugged {
         })
     }
 
-    /// The program behind it.
+    /// Returns the program of the backend.
     pub fn into_passt(self) -> Option<Passt> {
         self.passt
     }
@@ -238,8 +239,8 @@ impl Passt {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(words.try_clone()?);
         // The terminal's signals are not for it: it ends with the guest.
         command.process_group(0);
-        // SAFETY: between fork and exec one system call is made, on a descriptor that the parent holds open; nothing
-        // is allocated.
+        // SAFETY: between fork and exec one system call is made, on a descriptor that the parent holds open;
+        // nothing is allocated.
         unsafe {
             command.pre_exec(move || match libc::fcntl(socket, libc::F_SETFD, 0) {
                 -1 => Err(io::Error::last_os_error()),

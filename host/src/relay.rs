@@ -5,6 +5,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use profile::{Batch, Sink};
+use sampler::STANDSTILL;
+use text::units;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep_until};
@@ -13,6 +15,10 @@ use crate::link::{Link, Phase};
 use crate::protocol::{Decoder, FrameError, FromHost, ToHost, encode};
 use crate::spec::Outcome;
 use crate::stage::Stage;
+
+/// Lead of the process's clock over this one's that shows that it has jumped: more than rows are ever
+/// delayed.
+const CLOCK_LEAD: Duration = Duration::from_secs(10);
 
 /// Stage of a run in another process, by the messages so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -25,7 +31,25 @@ pub(crate) enum RunStage {
     Guest,
 }
 
-/// Longest silence after which the process counts as frozen, by stage.
+/// Facts about a run, by the messages so far.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunFacts {
+    pub stage: RunStage,
+    /// True once a sample was written after the guest's kernel was found.
+    pub measured: bool,
+    /// Length of the run by the clock of its process, ns.
+    pub run_ns: u64,
+}
+
+impl RunFacts {
+    /// Returns the length of the run.
+    pub(crate) fn ran(&self) -> Duration {
+        Duration::from_nanos(self.run_ns)
+    }
+}
+
+/// Longest time without progress after which the process counts as frozen, by stage. A process with limits
+/// runs in an emulated host, whose faults end the conversation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SilenceLimits {
     /// Until the first message.
@@ -41,6 +65,8 @@ pub(crate) struct SilenceLimits {
 pub(crate) enum RelayEnd {
     /// Nothing came for this long.
     Silent(Duration),
+    /// The guest or its recorder makes no progress, with the sign of it.
+    Stalled(String),
     /// The process has closed the connection.
     Closed,
     /// It sent an invalid message.
@@ -55,32 +81,43 @@ pub(crate) enum RelayEnd {
 
 /// State of the conversation.
 pub(crate) struct Relay {
-    pub stage: RunStage,
+    facts: RunFacts,
     /// True once the guest's kernel was found: the guest is past its early boot.
-    pub kernel_up: bool,
+    kernel_up: bool,
+    /// The first batch: its time, and the length of the run then, ns.
+    begun: Option<(Instant, u64)>,
+    /// Sign of a standstill.
+    standstill: Option<String>,
     sink: Box<dyn Sink>,
     sink_error: Option<String>,
-    /// Rows of `meta` that are written with the first message.
-    meta: Vec<(String, String)>,
+    /// Rows that are written with the first message.
+    first: Batch,
     limits: Option<SilenceLimits>,
+    /// Time of the last bytes.
     heard: Instant,
+    /// Time of the last message that shows progress. A process may answer for ever whose recorder is stuck.
+    progressed: Instant,
 }
 
 impl Relay {
-    pub(crate) fn new(
-        sink: Box<dyn Sink>,
-        meta: Vec<(String, String)>,
-        limits: Option<SilenceLimits>,
-    ) -> Self {
+    pub(crate) fn new(sink: Box<dyn Sink>, first: Batch, limits: Option<SilenceLimits>) -> Self {
         Self {
-            stage: RunStage::Silent,
+            facts: RunFacts { stage: RunStage::Silent, measured: false, run_ns: 0 },
             kernel_up: false,
+            begun: None,
+            standstill: None,
             sink,
             sink_error: None,
-            meta,
+            first,
             limits,
             heard: Instant::now(),
+            progressed: Instant::now(),
         }
+    }
+
+    /// Returns the facts so far.
+    pub(crate) fn facts(&self) -> RunFacts {
+        self.facts
     }
 
     /// Passes messages on in both directions until the process sends the outcome.
@@ -104,6 +141,9 @@ impl Relay {
                             if let Some(outcome) = self.handle(message, link)? {
                                 return Ok(outcome);
                             }
+                            if let Some(sign) = self.standstill.take() {
+                                return Err(RelayEnd::Stalled(sign));
+                            }
                         }
                         if self.sink_error.is_some() && !stopping {
                             stopping = true;
@@ -118,7 +158,7 @@ impl Relay {
                 },
                 _ = link.stop.changed(), if !stopping => {
                     stopping = true;
-                    if self.stage < RunStage::Guest {
+                    if self.facts.stage < RunStage::Guest {
                         return Err(RelayEnd::Stopped);
                     }
                     queue(&mut outgoing, &ToHost::Stop);
@@ -131,7 +171,7 @@ impl Relay {
                     Some(change) => queue(&mut outgoing, &ToHost::Control(change)),
                     None => control_open = false,
                 },
-                () = until(deadline) => return Err(RelayEnd::Silent(self.heard.elapsed())),
+                () = until(deadline) => return Err(self.stuck()),
             }
         }
     }
@@ -139,34 +179,71 @@ impl Relay {
     /// Time at which the process counts as frozen.
     fn deadline(&self) -> Option<Instant> {
         let limits = self.limits?;
-        let limit = match self.stage {
+        let limit = match self.facts.stage {
             RunStage::Silent => limits.first,
             RunStage::Preparing => limits.preparing,
             RunStage::Guest => limits.guest,
         };
-        Some(self.heard + limit)
+        Some(self.progressed + limit)
+    }
+
+    /// Returns the end of a process that made no progress for too long.
+    fn stuck(&self) -> RelayEnd {
+        let stuck = self.progressed.elapsed();
+        if self.heard.elapsed() > stuck / 2 {
+            return RelayEnd::Silent(stuck);
+        }
+        RelayEnd::Stalled(format!("it answers, but has recorded nothing for {}", units::duration(stuck)))
+    }
+
+    /// Notes the facts of a batch about the run.
+    fn note(&mut self, batch: &Batch) {
+        // A batch that has the kernel may have samples from before.
+        self.facts.measured |= self.kernel_up && !batch.samples.is_empty();
+        self.kernel_up |= batch.meta.iter().any(|(key, _)| key == "kernel");
+        let run_ns = batch.meta.iter().filter(|(key, _)| key == "duration_ns");
+        self.facts.run_ns = run_ns.filter_map(|(_, ns)| ns.parse().ok()).fold(self.facts.run_ns, u64::max);
+        let standstill = batch.events.iter().find(|event| event.kind == STANDSTILL);
+        let sign = standstill.map(|event| event.text.clone()).or_else(|| self.clock_jump(Instant::now()));
+        self.standstill = sign.filter(|_| self.limits.is_some());
+    }
+
+    /// Returns a sentence if the clock of the process has jumped since the first batch.
+    fn clock_jump(&mut self, now: Instant) -> Option<String> {
+        let (begun, before_ns) = *self.begun.get_or_insert((now, self.facts.run_ns));
+        let by_process = Duration::from_nanos(self.facts.run_ns.saturating_sub(before_ns));
+        let lead = by_process.saturating_sub(now.saturating_duration_since(begun));
+        (lead >= CLOCK_LEAD).then(|| format!("its clock has jumped by {}", units::duration(lead)))
     }
 
     /// Handles one message; the last one gives the outcome.
     fn handle(&mut self, message: FromHost, link: &mut Link) -> Result<Option<Outcome>, RelayEnd> {
+        // The recorder sends rows several times a second, whatever the guest does; answers come from another
+        // thread.
+        if !matches!(message, FromHost::Status(_) | FromHost::Console(_) | FromHost::Output(_)) {
+            self.progressed = Instant::now();
+        }
         match message {
             FromHost::Hello { version, .. } if version != env!("CARGO_PKG_VERSION") => {
                 return Err(RelayEnd::Version(version));
             }
             FromHost::Hello { kernel, .. } => {
-                self.stage = self.stage.max(RunStage::Preparing);
+                self.facts.stage = self.facts.stage.max(RunStage::Preparing);
                 link.phase.send_replace(Phase::Preparing("the portable host is up, loading KVM".to_owned()));
-                let mut meta = std::mem::take(&mut self.meta);
-                meta.push(("host_kernel".to_owned(), kernel));
-                self.write(&Batch { meta, ..Batch::default() });
+                let mut first = std::mem::take(&mut self.first);
+                first.meta.push(("host_kernel".to_owned(), kernel));
+                self.write(&first);
             }
             FromHost::Preparing(what) => {
-                self.stage = self.stage.max(RunStage::Preparing);
+                self.facts.stage = self.facts.stage.max(RunStage::Preparing);
                 link.phase.send_replace(Phase::Preparing(what));
             }
-            FromHost::Batch(batch) => self.write(&batch),
+            FromHost::Batch(batch) => {
+                self.note(&batch);
+                self.write(&batch);
+            }
             FromHost::Console(bytes) => {
-                self.stage = RunStage::Guest;
+                self.facts.stage = RunStage::Guest;
                 // Never fails: the writer drops what does not fit.
                 let _written = link.console.write_all(&bytes);
             }
@@ -175,7 +252,7 @@ impl Relay {
                 let _written = link.output.write_all(&bytes);
             }
             FromHost::Status(status) => {
-                self.stage = RunStage::Guest;
+                self.facts.stage = RunStage::Guest;
                 self.kernel_up |= status.kernel.is_some();
                 link.phase.send_replace(Phase::Running(status));
             }
@@ -231,7 +308,102 @@ mod tests {
     }
 
     fn relay() -> Relay {
-        Relay::new(Box::new(FullDisk), Vec::new(), None)
+        Relay::new(Box::new(FullDisk), Batch::default(), None)
+    }
+
+    /// The relay of an emulated host whose guest runs.
+    fn emulated(silence: Duration) -> Relay {
+        let limits = SilenceLimits { first: silence, preparing: silence, guest: silence };
+        let mut relay = Relay::new(Box::new(FullDisk), Batch::default(), Some(limits));
+        relay.facts.stage = RunStage::Guest;
+        relay
+    }
+
+    /// A batch of a run that is this long, with samples or without.
+    fn batch(seconds: u64, samples: usize, kernel: bool) -> Batch {
+        let mut batch = Batch::default();
+        batch.meta.push(("duration_ns".to_owned(), (seconds * 1_000_000_000).to_string()));
+        if kernel {
+            batch.meta.push(("kernel".to_owned(), "6.1".to_owned()));
+        }
+        batch.samples = (0..samples).map(|_| profile::rows::SampleRow::default()).collect();
+        batch
+    }
+
+    #[test]
+    fn samples_are_measured_once_the_kernel_is_known() {
+        let mut relay = relay();
+        relay.note(&batch(1, 5, false));
+        relay.note(&batch(2, 5, true));
+        assert!(!relay.facts().measured, "the early boot is the same each time");
+        // Before --start-when is met there are none.
+        relay.note(&batch(3, 0, false));
+        assert!(!relay.facts().measured);
+        relay.note(&batch(4, 1, false));
+        assert!(relay.facts().measured);
+        assert_eq!(relay.facts().ran(), Duration::from_secs(4));
+    }
+
+    #[test]
+    fn a_clock_that_jumps_is_a_fault() {
+        let mut relay = relay();
+        let begun = Instant::now();
+        let mut jump = |after: u64, run: u64| {
+            relay.facts.run_ns = run * 1_000_000_000;
+            relay.clock_jump(begun + Duration::from_secs(after))
+        };
+        assert_eq!(jump(0, 2), None);
+        assert_eq!(jump(30, 32), None);
+        // Rows may be late, and come all at once.
+        assert_eq!(jump(60, 40), None);
+        assert_eq!(jump(62, 64), None);
+        assert_eq!(jump(95, 735).as_deref(), Some("its clock has jumped by 10 min 38 s"));
+    }
+
+    #[tokio::test]
+    async fn a_host_that_answers_and_records_nothing_is_stalled() {
+        let (mut link, _watcher) = crate::link::link();
+        let (ours, mut inner) = UnixStream::pair().unwrap();
+        let answers = tokio::spawn(async move {
+            loop {
+                let status = FromHost::Status(sampler::SessionStatus::default());
+                if inner.write_all(&encode(&status).unwrap()).await.is_err() {
+                    break;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        });
+        let mut relay = emulated(Duration::from_millis(300));
+        let talk = relay.talk(ours, &mut link);
+        let ended = tokio::time::timeout(Duration::from_secs(20), talk).await.expect("an end");
+        assert!(
+            matches!(&ended, Err(RelayEnd::Stalled(sign)) if sign.starts_with("it answers")),
+            "{ended:?}"
+        );
+        answers.abort();
+    }
+
+    #[tokio::test]
+    async fn a_standstill_in_the_rows_ends_the_conversation_of_an_emulated_host() {
+        let text = "vCPU 0 had no ticks for 10 s".to_owned();
+        let mut stalled = batch(12, 3, false);
+        let kind = STANDSTILL.to_owned();
+        stalled.events.push(profile::rows::EventRow { time_ns: 1, kind, text: text.clone() });
+        for (mut relay, ends) in [(emulated(Duration::from_secs(30)), true), (relay(), false)] {
+            let (mut link, _watcher) = crate::link::link();
+            let (ours, mut inner) = UnixStream::pair().unwrap();
+            for batch in [batch(9, 3, true), stalled.clone()] {
+                inner.write_all(&encode(&FromHost::Batch(Box::new(batch))).unwrap()).await.unwrap();
+            }
+            drop(inner);
+            let ended = relay.talk(ours, &mut link).await;
+            match ended {
+                Err(RelayEnd::Stalled(sign)) => assert!(ends && sign == text),
+                Err(RelayEnd::Closed) => assert!(!ends),
+                other => panic!("{other:?}"),
+            }
+            assert!(relay.facts().measured);
+        }
     }
 
     #[tokio::test]

@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
-/// Listens at a socket that only its owner may use. One that is there and at which nobody listens any more is replaced; a
-/// file that is no socket never is.
+/// Listens at a socket that only its owner may use. One that is there and at which nobody listens any more is
+/// replaced; a file that is not a socket never is.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_dead(path) => {

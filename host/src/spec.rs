@@ -26,7 +26,7 @@ pub struct RunSpec {
     pub machine: MachineSpec,
     /// A command for a guest with systemd.
     pub command: Option<GuestCommand>,
-    /// How it is sampled.
+    /// Configuration of its recording.
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
@@ -34,6 +34,8 @@ pub struct RunSpec {
     pub policy: SyscallPolicy,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
+    /// Restarts after faults of the emulated host that came when something was measured already.
+    pub retries: u32,
     /// Rows of the profile's table `meta`.
     pub meta: Vec<(String, String)>,
 }
@@ -66,7 +68,7 @@ pub struct MachineSpec {
 pub struct DiskSpec {
     /// Image or block device.
     pub path: PathBuf,
-    /// What its file is.
+    /// Format of its file.
     pub format: ImageFormat,
     /// Fate of the guest's writes.
     pub mode: DiskMode,
@@ -75,17 +77,17 @@ pub struct DiskSpec {
 /// Result of a run.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Outcome {
-    /// How the guest ended.
+    /// End of the guest.
     pub end: GuestEnd,
-    /// What was recorded.
+    /// Totals of the recording.
     pub totals: SessionTotals,
-    /// How often the portable host had to be started anew.
+    /// Number of restarts of the portable host after faults of its emulation.
     pub host_restarts: u32,
-    /// What failed once the guest had ended, one sentence each; what was recorded is whole.
+    /// Failures after the guest's end, one sentence each; the recording is complete.
     pub trouble: Vec<String>,
 }
 
-/// How a guest ended.
+/// End of a guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GuestEnd {
     /// Its machine, which was vprof's, came to this end.
@@ -117,7 +119,7 @@ fn left(end: AttachmentEnd) -> &'static str {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"
         }
         AttachmentEnd::Reset => {
-            "the guest was reset, so that what was known of its kernel is so no more: attach again"
+            "the guest was reset, so its kernel is no longer the one that was read: attach again"
         }
         AttachmentEnd::StubClosed => {
             "the GDB stub has closed the connection: its VMM has ended, or has no stub any more"
@@ -175,7 +177,8 @@ impl DiskSpec {
     }
 
     /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
-    /// open ([`images::lock`]). What is wrong with its format is known then, before a host is chosen.
+    /// open ([`images::lock`]). An error of its format is found here, before a host is
+    /// chosen.
     ///
     /// # Errors
     /// As of [`Self::open`], or another program uses it.
@@ -206,6 +209,15 @@ const PATIENT: &str = "systemd.default_timeout_start_sec=900 systemd.default_dev
 /// so wins.
 pub fn patient(cmdline: &str) -> String {
     format!("{PATIENT} {cmdline}")
+}
+
+/// Option without which the kernel of a guest in QEMU panics where its first timer interrupts come late, as
+/// on a loaded machine (`check_timer`, arch/x86/kernel/apic/io_apic.c; kernel-parameters.txt).
+const NO_TIMER_CHECK: &str = "no_timer_check";
+
+/// Returns the kernel command line for a guest that QEMU emulates without KVM.
+pub fn emulated(cmdline: &str) -> String {
+    format!("{NO_TIMER_CHECK} {}", patient(cmdline))
 }
 
 #[cfg(test)]

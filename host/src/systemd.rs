@@ -1,7 +1,8 @@
 //! A command in a guest that was not made for it: any Linux whose init is systemd.
 //!
-//! systemd makes a unit of `systemd.run=` on the kernel's command line (systemd-run-generator(8)) and starts it right
-//! after sysinit.target. That word's value is one line of a shell that fetches the rest over the second serial port:
+//! systemd makes a unit of `systemd.run=` on the kernel's command line (systemd-run-generator(8)) and starts
+//! it right after sysinit.target. That word's value is one line of a shell that fetches the rest over the
+//! second serial port:
 //!
 //! ```text
 //! guest  ttyS1 <── COM2 ──> vprof
@@ -13,8 +14,8 @@
 //!         ── mark, exit status, times ───>  the run's exit code; how long it took
 //! ```
 //!
-//! Nothing of it reaches the guest's disks: the script lies in /run. Quoting is easy, since all that stands on the
-//! command line is known here, and the words of the command are quoted for a shell and for nothing else.
+//! Nothing of it reaches the guest's disks: the script is in /run. Quoting is easy, since all of the command
+//! line is known here, and the words of the command are quoted for a shell and for nothing else.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -24,25 +25,27 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// What the guest says when it wants the script.
+/// Request of the guest for the script.
 const READY: &[u8] = b"ready\n";
 /// More is never said before that, bytes: a guest that probes its serial ports may send something.
 const MAX_NOISE: usize = 4096;
-/// Bytes behind the last mark, at most: a status, and two numbers of 64 bits, each behind a blank.
+/// Bytes after the last mark, at most: a status, and two numbers of 64 bits, each after a blank.
 const MAX_LAST: usize = 3 + 2 * (1 + 20);
 
-/// What the console says when the default target is never reached, and so no command runs: a regular expression
-/// (`systemd-sulogin-shell`, src/sulogin-shell/sulogin-shell.c, systemd 252 and 257).
+/// Message on the console if the default target is never reached, so that no command runs: a regular
+/// expression (`systemd-sulogin-shell`, src/sulogin-shell/sulogin-shell.c, systemd 252 and 257).
 pub const NO_COMMAND: &str = "^You are in (emergency|rescue) mode\\.";
 
 /// A command for a guest with systemd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestCommand {
-    /// What the guest's shell runs.
+    /// Script of the guest's shell.
     script: Vec<u8>,
-    /// Stands before what the guest's shell says about the command, and in no output that was not made to contain it.
+    /// Mark before messages of the guest's shell about the command, and in no output that was not made to
+    /// contain it.
     mark: Vec<u8>,
-    /// The guest shuts down by itself when the command has ended, since its disks are written; else the run ends there.
+    /// The guest shuts down by itself when the command has ended, since its disks are written; else the run
+    /// ends there.
     pub shuts_down: bool,
 }
 
@@ -55,8 +58,9 @@ impl GuestCommand {
 
     /// Words for the kernel's command line.
     pub fn cmdline(&self) -> String {
-        // No word of this begins like one that an initrd's own shell looks for, and none is a pattern: that shell
-        // splits the line at blanks, quotes or not. The parentheses make a child of which the port is not the terminal.
+        // No word of this begins like one that an initrd's own shell looks for, and none is a pattern: that
+        // shell splits the line at blanks, quotes or not. The parentheses make a child of which the port is
+        // not the terminal.
         format!(
             "systemd.run=\"/bin/sh -c '(exec 3<>/dev/ttyS1 && stty raw -echo <&3 && echo ready >&3 && \
              head -c {} <&3 >/run/vprof-command && exec /bin/sh /run/vprof-command)'\" \
@@ -65,7 +69,7 @@ impl GuestCommand {
         )
     }
 
-    /// What the guest is sent once it is ready.
+    /// Returns the script for a guest that is ready.
     pub fn script(&self) -> &[u8] {
         &self.script
     }
@@ -84,8 +88,8 @@ export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root || cd /
 "
     .to_vec();
-    // The third line of timer_list is "now at ... nsecs", CLOCK_MONOTONIC (kernel/time/timer_list.c). All of it is the
-    // shell's own: no process is made between the two readings but the command.
+    // The third line of timer_list is "now at ... nsecs", CLOCK_MONOTONIC (kernel/time/timer_list.c). All of
+    // it is the shell's own: no process is made between the two readings but the command.
     script.extend(
         format!(
             "now() {{ now=; {{ read -r x; read -r x; read -r x x now x; }} </proc/timer_list; }} 2>/dev/null\n\
@@ -131,7 +135,7 @@ fn quoted(word: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Where a command stands.
+/// State of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
     /// The guest has not asked for it yet.
@@ -144,12 +148,12 @@ pub enum Progress {
     Ended(Ended),
 }
 
-/// How a command has ended.
+/// End of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ended {
     /// Its exit status.
     pub status: u8,
-    /// Its start by the guest's CLOCK_MONOTONIC, ns, and how long it took, if the guest can tell.
+    /// Its start by the guest's CLOCK_MONOTONIC, ns, and its duration, if the guest has reported them.
     pub ran: Option<(u64, Duration)>,
 }
 
@@ -172,7 +176,7 @@ pub struct Receiver<W> {
     output: W,
     mark: Vec<u8>,
     progress: watch::Sender<Progress>,
-    /// What may be the beginning of something else than output.
+    /// Bytes that may be the start of something other than output.
     held: Vec<u8>,
 }
 
@@ -279,7 +283,7 @@ mod tests {
         GuestCommand::new(&words, 7, false)
     }
 
-    /// Feeds the stream in pieces of this size; what came out, and how it stands.
+    /// Feeds the stream in pieces of this size; returns the output and the state.
     fn receive(stream: &[u8], piece: usize) -> (Vec<u8>, Progress) {
         let sink = Sink::default();
         let (mut receiver, seen) = Receiver::new(&command(&["true"]), sink.clone());
@@ -329,7 +333,7 @@ mod tests {
         }
     }
 
-    /// What a shell makes of the script's words, without the guest around it.
+    /// Returns the script's words as a shell reads them, without the guest around it.
     fn spoken(words: &[OsString]) -> Vec<u8> {
         let mut script = b"printf '%s\\0'".to_vec();
         for word in words {

@@ -21,7 +21,7 @@ const PORT: usize = 11;
 /// Why the guest has no sockets.
 #[derive(Debug, thiserror::Error)]
 pub enum VsockError {
-    /// With a port behind it the path is longer than a socket's can be.
+    /// With a port after it the path is longer than a socket's can be.
     #[error(
         "{} is too long for --vsock: of its {length} bytes {most} are allowed, since guests connect to PATH_PORT",
         Shown(.path), most = LONGEST_PATH - PORT
@@ -33,7 +33,7 @@ pub enum VsockError {
         length: usize,
     },
     /// There is something already.
-    #[error("{} exists already: --vsock makes a socket of its own there, so remove it or give another path", Shown(.0))]
+    #[error("{} exists already: --vsock makes its own socket there: remove it or give another path", Shown(.0))]
     Exists(PathBuf),
     /// The socket can't be made.
     #[error("can't make the socket {}: {}", Shown(.path), Reason(.source))]

@@ -84,7 +84,8 @@ pub struct RunSummary {
     pub sentence: String,
 }
 
-/// Inspects a disk image, whose format is that of its first bytes unless `format` is given. `cmdline` completes the words of a boot loader's entry to a kernel command line.
+/// Inspects a disk image, whose format is that of its first bytes unless `format` is given. `cmdline`
+/// completes the words of a boot loader's entry to a kernel command line.
 ///
 /// # Errors
 /// The file is not a disk image, or it cannot be read.

@@ -4,10 +4,10 @@
 //! vprof holds two kinds of locks as long as the file is open:
 //!
 //! - flock(2), shared or exclusive, against other runs of vprof, earlier versions included.
-//! - The bytes that QEMU locks (block/file-posix.c, QEMU 7.2), by fcntl(2) with open file description locks.
-//!   A user of an image has a read lock on byte 100 + n for each permission n that it needs, and on byte 200 +
-//!   n for each permission n that others must not have. It then checks that the bytes of the contrary are
-//!   free. libvirt starts QEMU; Cloud Hypervisor locks the same way, but the whole file.
+//! - The bytes that QEMU locks (block/file-posix.c, QEMU 7.2), by fcntl(2) with open file description
+//!   locks. A user of an image has a read lock on byte 100 + n for each permission n that it needs, and on
+//!   byte 200 + n for each permission n that others must not have. It then checks that the bytes of the
+//!   contrary are free. libvirt starts QEMU; Cloud Hypervisor locks the same way, but the whole file.
 //!
 //! flock and fcntl locks do not exclude each other.
 

@@ -8,6 +8,7 @@
 //! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct
 //! tk_read_base`, of Linux 5.10 to 6.12.
 
+use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -17,6 +18,9 @@ const ATTEMPTS: usize = 8;
 /// A tick is no longer than this, ns (`CONFIG_HZ` is 100 or more), and no shorter.
 const LONGEST_TICK: u64 = 10_000_000;
 const SHORTEST_TICK: u64 = 100_000;
+
+/// `KTIME_MAX`.
+const KTIME_MAX: u64 = i64::MAX as u64;
 
 /// The clock at a tick of the guest's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,25 @@ impl Kernel {
         let tick_ns =
             tick.filter(|tick| (SHORTEST_TICK..=LONGEST_TICK).contains(tick)).unwrap_or(LONGEST_TICK);
         Ok(GuestClock { monotonic_ns, tick_ns })
+    }
+
+    /// Returns the time for which the first CPU's timer is programmed, CLOCK_MONOTONIC ns; `None` if there is
+    /// no timer. Kernels without high-resolution timers do not keep this time.
+    ///
+    /// # Errors
+    /// The reason why it cannot be read.
+    pub fn next_timer(&self, memory: &impl PhysicalMemory) -> Result<Option<u64>, Missing> {
+        let layouts = self.layouts.as_ref().map_err(Clone::clone)?;
+        let layout = layouts.clock.as_ref().map_err(Clone::clone)?;
+        let missing = || Missing::NoField("hrtimer_cpu_base.expires_next".into());
+        let expires = layout.expires.ok_or_else(missing)?;
+        let view = self.view(memory);
+        let bases = self.symbol("hrtimer_bases")?.wrapping_add(expires as u64);
+        let symbols = self.symbol_table()?;
+        let areas = PerCpuAreas::new(&view, symbols, self.symbol("__per_cpu_offset")?, bases)?;
+        let timers = areas.by_apic_id(&view, symbols, layouts, |base| view.u64(base.wrapping_add(bases), 0));
+        // A CPU without a timer, or one that is not up, has `KTIME_MAX` or 0 (include/linux/ktime.h).
+        Ok(timers.into_iter().flatten().filter(|ns| (1..KTIME_MAX).contains(ns)).min())
     }
 
     /// Returns the identifier of this boot, as in `/proc/sys/kernel/random/boot_id`: zero until somebody asks

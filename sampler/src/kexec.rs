@@ -30,8 +30,8 @@ const FAILED_CHECKS: u32 = 3;
 
 /// Part of the address space in which a record found the vCPU.
 enum CodeArea {
-    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was not started yet counts
-    /// as halted.
+    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was
+    /// not started yet counts as halted.
     Elsewhere,
     /// Kernel mode, but not where a 64-bit kernel's code is.
     Low,
@@ -130,6 +130,14 @@ impl KexecDetector {
     /// Notes a kernel that was found at `now_ns`; vCPUs check for it from then on.
     pub(crate) fn found(&mut self, kernel: Arc<Kernel>, now_ns: u64) {
         *self = Self::Running(RunningKernel { kernel, since_ns: now_ns, doubts: Vec::new() });
+    }
+
+    /// Returns the kernel, while it runs.
+    pub(crate) fn kernel(&self) -> Option<&Kernel> {
+        match self {
+            Self::Running(there) => Some(&there.kernel),
+            Self::NotFound | Self::Gone => None,
+        }
     }
 
     /// Returns the trust in `record` of `vcpu`; `reader` reads the current tasks.

@@ -27,6 +27,7 @@ mod task_state;
 mod vcpu;
 
 pub use attached::AttachedSampler;
+pub use collector::standstill::STANDSTILL;
 pub use initrd::Initrd;
 pub use memory::GuestMemory;
 pub use session::{

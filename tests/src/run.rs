@@ -290,6 +290,7 @@ impl Run {
         let signs = [
             ("the guest caused a triple fault", EmulationFailure::TripleFault),
             ("the portable host froze", EmulationFailure::Frozen),
+            ("the emulated host stalled", EmulationFailure::Frozen),
             ("the portable host ended", EmulationFailure::Other),
         ];
         signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)

@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Start of the sentence of a machine that ended by a triple fault, after its vCPU.
+pub const TRIPLE_FAULT: &str = "the guest caused a triple fault";
+
 /// Reason for the end of a machine.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MachineEnd {

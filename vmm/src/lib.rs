@@ -53,7 +53,7 @@ pub use config::{
     VmConfig, Vsock,
 };
 pub use counters::{CounterSum, Counters};
-pub use end::MachineEnd;
+pub use end::{MachineEnd, TRIPLE_FAULT};
 pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{InjectionCount, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};

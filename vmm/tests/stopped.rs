@@ -20,7 +20,7 @@ const SITE: ProbePoint =
 /// Hits before vCPU 0 has the probes removed, at least.
 const HITS: usize = 17;
 
-/// What the vCPUs share.
+/// State that the vCPUs share.
 #[derive(Debug, Default)]
 struct Shared {
     hits: AtomicUsize,

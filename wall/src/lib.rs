@@ -2,10 +2,10 @@
 //!
 //! | part | what the process can no longer do | needs |
 //! |---|---|---|
-//! | [`rights`] | use capabilities, gain any by a program, leave a core dump, be read by other processes of its user | Linux 3.5 |
-//! | [`rights`] | see the host's network, mounts, host name and System V objects | root |
-//! | [`files`] | open a file but its own in /proc and those in one directory; TCP, abstract sockets, signals to others | Landlock: Linux 5.13, 6.7, 6.12 |
-//! | [`filter`] | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
+//! | `rights` | use capabilities, gain any by a program, leave a core dump, be read by other processes of its user | Linux 3.5 |
+//! | `rights` | see the host's network, mounts, host name and System V objects | root |
+//! | `files` | open a file but its own in /proc and those in one directory; TCP, abstract sockets, signals to others | Landlock: Linux 5.13, 6.7, 6.12 |
+//! | `filter` | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
 //! [`enter`] raises the wall around all threads that the process has and will have. A thread of one kind
 //! gives up more with [`enter_thread`]. Both do nothing for the sampling of a guest: a filter is evaluated by

@@ -1,4 +1,5 @@
-//! Refusals that a process inside the wall meets. Each one is in a separate process: this program, started again.
+//! Refusals that a process inside the wall meets. Each one is in a separate process: this program, started
+//! again.
 
 use std::fs::File;
 use std::io::Read;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use guest_images::{
     DemoOptions, KernelFlavour, KernelSeries, Progress, guest_directory, portable_host, static_binary,
@@ -14,6 +14,11 @@ use crate::progress::ProgressLine;
 
 /// Name of the process that the guest's load begins with (`guest-images/src/demo-load.sh`).
 const LOAD: &str = "demo-load";
+
+/// Restarts of the guest after faults of an emulated host.
+const RETRIES: u32 = 3;
+/// Query for the first report of a stall in a profile.
+const STALLS: &str = "SELECT text FROM event WHERE kind IN ('stall', 'standstill') ORDER BY time_ns LIMIT 1";
 
 /// Arguments of `cargo xtask demo`.
 #[derive(Debug, Args)]
@@ -78,8 +83,9 @@ pub fn run(options: &DemoArgs) -> Result<ExitCode> {
     // Once the guest is up. With --snapshot the image stays what its manifest says.
     let begin = format!("process:{LOAD}");
     let end = format!("time:{}s", options.seconds);
-    let arguments =
-        ["run", &image, "--snapshot", "--start-when", &begin, "--stop-when", &end, "-o", &profile, "--force"];
+    let retry = format!("--retry={RETRIES}");
+    let mut arguments = vec!["run", &image, "--snapshot", &retry];
+    arguments.extend(["--start-when", &begin, "--stop-when", &end, "-o", &profile, "--force"]);
     eprintln!("$ {vprof} {}", arguments.join(" "));
     let status = Command::new(&vprof)
         .args(arguments)
@@ -88,11 +94,13 @@ pub fn run(options: &DemoArgs) -> Result<ExitCode> {
         .with_context(|| format!("cannot start {vprof}"))?;
     if !status.success() {
         // vprof has said why.
-        eprintln!(
-            "Where the host is emulated (\"host: portable\" above), the emulator itself makes the guest fail now and \
-             then, most often by a triple fault: type the command again."
-        );
         return Ok(exit_code(status));
+    }
+    if let Some(stall) = stall(&vprof, &profile)? {
+        bail!(
+            "the guest stalled, so the profile shows a machine at a standstill: {stall}. Type the command again, on a \
+             machine with less load"
+        );
     }
     println!();
     println!("The profile is {profile}. What to type next:");
@@ -112,6 +120,15 @@ pub fn run(options: &DemoArgs) -> Result<ExitCode> {
         println!("  {command}\n      {purpose}");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns the first stall that a profile reports.
+fn stall(vprof: &str, profile: &str) -> Result<Option<String>> {
+    let output = Command::new(vprof).args(["query", "--json", profile, STALLS]).output();
+    let output = output.with_context(|| format!("cannot start {vprof}"))?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    Ok(rows[0]["text"].as_str().map(str::to_owned))
 }
 
 /// Returns the cargo that runs this program.

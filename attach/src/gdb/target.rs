@@ -1,6 +1,7 @@
 //! A machine with a stub, before it is profiled.
 
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -71,16 +72,44 @@ impl GdbTarget {
         }
         drop(search);
         let process = process.map(Arc::new);
-        let hurry = Arc::new(AtomicBool::new(false));
         let shared = |source| AttachError::Host { action: "share memory with the guard", source };
         let heartbeat = Heartbeat::new(0).map_err(shared)?;
         let slot = StopSlot::new(&heartbeat, 0);
-        let mut client = StubClient::connect(address, &to, Arc::clone(&hurry), slot)?;
+        let mut client = StubClient::connect(address, &to, Arc::default(), slot)?;
         let ran = client.handshake().map_err(|lost| lost.error(address))?;
         if !ran {
             client.set_paused();
             return Err(GdbError::Paused { address: address.to_owned() }.into());
         }
+        Self::describe((client, heartbeat), (address, most), (process, lock), guard)
+    }
+
+    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), at the other
+    /// end of a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
+    ///
+    /// # Errors
+    /// The stub does not answer, or lacks a needed feature.
+    pub fn start(stream: UnixStream, pid: i32, most: usize) -> Result<Self, AttachError> {
+        let address = format!("QEMU's descriptor (process {pid})");
+        let process = Arc::new(Process::open(pid)?);
+        let lock = ProcessLock::take(&process)?;
+        let host = |source| AttachError::Host { action: "use a socket", source };
+        let heartbeat = Heartbeat::new(0).map_err(host)?;
+        let slot = StopSlot::new(&heartbeat, 0);
+        let mut client = StubClient::from_pair(stream, Arc::default(), slot).map_err(host)?;
+        client.handshake().map_err(|lost| lost.error(&address))?;
+        // Nobody needs a guard: QEMU ends with the process that has started it.
+        Self::describe((client, heartbeat), (&address, most), (Some(process), Some(lock)), None)
+    }
+
+    /// Queries the stub, and resumes the machine.
+    fn describe(
+        (mut client, heartbeat): (StubClient, Arc<Heartbeat>),
+        (address, most): (&str, usize),
+        (process, lock): (Option<Arc<Process>>, Option<ProcessLock>),
+        guard: Option<Command>,
+    ) -> Result<Self, AttachError> {
+        let hurry = client.hurry();
         let mut guarding = None;
         let guard = guard.map(|program| (program, &*heartbeat));
         match ask(&mut client, address, most, process.as_deref(), guard, &mut guarding) {

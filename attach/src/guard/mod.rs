@@ -56,7 +56,7 @@ impl GuardProcess {
     ) -> io::Result<Self> {
         let shared = heartbeat.as_fd().as_raw_fd();
         let output = match client {
-            Some(client) => Stdio::from(OwnedFd::from(client.handle()?)),
+            Some(client) => Stdio::from(client.handle()?),
             None => Stdio::null(),
         };
         // Its own process group: Ctrl-C and Ctrl-Z are for vprof alone.
@@ -177,7 +177,8 @@ fn guard(input: &mut (impl Read + AsFd), output: &mut impl Write, mut check: imp
 struct HangDetector(Vec<(u64, u32)>);
 
 impl HangDetector {
-    /// Adds a check of all words. Returns the number of checks in a row that found a stop, if they are enough.
+    /// Adds a check of all words. Returns the number of checks in a row that found a stop, if they are
+    /// enough.
     /// `is_held` returns true if the thread is stopped by its tracer.
     fn update(&mut self, words: impl Iterator<Item = u64>, is_held: impl Fn(i32) -> bool) -> Option<u32> {
         let found: Vec<_> = words.filter_map(|word| Some((word, held(word)?))).collect();

@@ -6,7 +6,8 @@
 
 use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -78,10 +79,43 @@ pub(crate) enum MachineState {
     Detached,
 }
 
+/// Socket of a stub.
+#[derive(Debug)]
+enum StubStream {
+    Tcp(TcpStream),
+    /// One end of a pair, of which the stub has the other.
+    Pair(UnixStream),
+}
+
+impl StubStream {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Tcp(stream) => stream.write_all(bytes),
+            Self::Pair(stream) => stream.write_all(bytes),
+        }
+    }
+
+    fn handle(&self) -> io::Result<OwnedFd> {
+        match self {
+            Self::Tcp(stream) => stream.try_clone().map(OwnedFd::from),
+            Self::Pair(stream) => stream.try_clone().map(OwnedFd::from),
+        }
+    }
+}
+
+impl AsRawFd for StubStream {
+    fn as_raw_fd(&self) -> RawFd {
+        match self {
+            Self::Tcp(stream) => stream.as_raw_fd(),
+            Self::Pair(stream) => stream.as_raw_fd(),
+        }
+    }
+}
+
 /// Connection to a stub.
 #[derive(Debug)]
 pub(crate) struct StubClient {
-    stream: TcpStream,
+    stream: StubStream,
     decoder: PacketDecoder,
     state: MachineState,
     /// The stub is QEMU's.
@@ -128,7 +162,7 @@ impl StubClient {
                 stream.set_write_timeout(Some(ANSWER_LIMIT))?;
                 Ok(stream)
             }) {
-                Ok(stream) => return Ok(Self::from_stream(stream, hurry, slot)),
+                Ok(stream) => return Ok(Self::new(StubStream::Tcp(stream), CONNECT_LIMIT, hurry, slot)),
                 Err(failed) => failed,
             };
             refused = match failed.kind() {
@@ -139,7 +173,16 @@ impl StubClient {
         Err(refused)
     }
 
-    fn from_stream(stream: TcpStream, hurry: Arc<AtomicBool>, slot: StopSlot) -> Self {
+    /// Takes one end of a pair of sockets, of which a stub that is being started has the other.
+    ///
+    /// # Errors
+    /// The socket refuses a time limit.
+    pub(crate) fn from_pair(stream: UnixStream, hurry: Arc<AtomicBool>, slot: StopSlot) -> io::Result<Self> {
+        stream.set_write_timeout(Some(ANSWER_LIMIT))?;
+        Ok(Self::new(StubStream::Pair(stream), ANSWER_LIMIT, hurry, slot))
+    }
+
+    fn new(stream: StubStream, limit: Duration, hurry: Arc<AtomicBool>, slot: StopSlot) -> Self {
         // QEMU stops its machine for a new client.
         slot.begin(HELD);
         Self {
@@ -149,7 +192,7 @@ impl StubClient {
             qemu: false,
             acknowledges: true,
             owes_acknowledgement: false,
-            limit: CONNECT_LIMIT,
+            limit,
             hurry,
             slot,
             chunk: MEMORY_DEFAULT,
@@ -191,6 +234,11 @@ impl StubClient {
             most.map_or(MEMORY_DEFAULT, |most| (most.saturating_sub(frame_bytes) / 2).clamp(64, MEMORY_MOST));
         self.limit = ANSWER_LIMIT;
         Ok(ran || !self.qemu)
+    }
+
+    /// Returns the flag that ends waits for the stub.
+    pub(crate) fn hurry(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.hurry)
     }
 
     /// Returns true if the stub is QEMU's.
@@ -348,8 +396,8 @@ impl StubClient {
     }
 
     /// Returns another handle of the connection.
-    pub(crate) fn handle(&self) -> io::Result<TcpStream> {
-        self.stream.try_clone()
+    pub(crate) fn handle(&self) -> io::Result<OwnedFd> {
+        self.stream.handle()
     }
 
     /// Records that the machine was paused before this client connected.

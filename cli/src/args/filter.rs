@@ -15,8 +15,7 @@ pub struct FilterArgs {
     pub process: Option<String>,
 
     /// Only processes with this name, process id or name#instance, and all that they have started;
-    /// `command` for the
-    /// command of `vprof run IMAGE -- CMD`
+    /// `command` for the command of `vprof run IMAGE -- CMD`
     #[arg(long, value_name = "NAME|PID|command")]
     pub tree_of: Option<String>,
 

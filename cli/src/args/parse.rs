@@ -294,6 +294,7 @@ pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
         ("auto", "This machine's KVM if it can run a kernel, else the portable host", HostChoice::Auto),
         ("kvm", "This machine's KVM", HostChoice::Kvm),
         ("portable", "The portable host", HostChoice::Portable),
+        ("tcg", "QEMU's software emulation, without KVM", HostChoice::Tcg),
     ])
 }
 

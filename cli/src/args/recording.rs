@@ -78,8 +78,8 @@ pub struct RecordingArgs {
     #[arg(long, help_heading = "Output")]
     pub force: bool,
 
-    /// Size of the profile above which new call stacks are cut to the innermost function, like 500M or 2G; sampling
-    /// continues [default: half of what the file system has free]
+    /// Size of the profile above which new call stacks are cut to the innermost function, like 500M or 2G;
+    /// sampling continues [default: half of what the file system has free]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Output")]
     pub max_size: Option<u64>,
 

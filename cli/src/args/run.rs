@@ -96,8 +96,8 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub nested: bool,
 
-    /// Give the guest performance counters, as far as this host's KVM emulates them. They make entries slower,
-    /// and are taken from the host's own
+    /// Give the guest performance counters, as far as this host's KVM emulates them. They make entries
+    /// slower, and are taken from the host's own
     #[arg(long, help_heading = "Guest")]
     pub pmu: bool,
 
@@ -113,11 +113,6 @@ pub struct RunArgs {
     /// Discard the guest's writes to all disks when the run ends
     #[arg(long, help_heading = "Guest")]
     pub snapshot: bool,
-
-    /// System calls that the guest's process is not known to make: `on` refuses them and ends the run, `log`
-    /// has the kernel log them, `off` does not filter
-    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
-    pub seccomp: SyscallPolicy,
 
     /// The guest sees read-only disks
     #[arg(long, conflicts_with = "snapshot", help_heading = "Guest")]
@@ -150,7 +145,8 @@ pub struct RunArgs {
     pub console_device: ConsoleDevice,
 
     /// Host of the guest: `kvm` is this machine's own, `portable` a software-emulated host with KVM in it
-    /// (slow, works everywhere), `auto` the first that works
+    /// (slow, works everywhere), `tcg` QEMU's software emulation without KVM (no exits, no exact mode),
+    /// `auto` the first of `kvm` and `portable` that works
     #[arg(long, value_parser = host_parser(), default_value = "auto", value_name = "HOST", help_heading = "Host")]
     pub host: HostChoice,
 
@@ -162,6 +158,18 @@ pub struct RunArgs {
     /// Give up on the portable host when it has been silent for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
+
+    /// System calls that the guest's process is not known to make: `on` ends the run at one, `log` has the
+    /// kernel log it,
+    /// `off` does not filter (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
+    pub seccomp: SyscallPolicy,
+
+    /// Begin again, with a new profile, when the portable host's emulation has failed, at most N times
+    /// [without =N: 1]. Before anything is measured the run begins again in any case, twice at most
+    #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
+        value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Host")]
+    pub retry: Option<u32>,
 
     /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
     /// what woke it.

@@ -12,8 +12,8 @@ use crate::errors::{Error, ExitCode};
 use crate::run::recording::{Recording, Streams};
 use text::clean::escaped;
 
-/// What a machine behind a stub does not tell, as the profile has it.
-const NOT_HAD: &str = "a GDB stub stops all vCPUs together and tells nothing between two stops: how a vCPU's time divides \
+/// Data that a profile through a stub lacks.
+const NOT_HAD: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
                        into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
                        exits, interrupts that devices raise, and the console are not known";
 

@@ -30,20 +30,20 @@ use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
-/// What an attached machine does not tell, as the profile has it.
+/// Data that a profile of an attached machine lacks.
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
                        of a VM under another VMM; its time in the VMM is estimated by samples";
 
-/// How long the guest's memory is looked for before the first sample.
+/// Time limit of the search for the guest's memory before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
 
 /// A machine to be profiled, as the profile knows it.
 struct Plan {
-    /// What it is called.
+    /// Its name.
     label: String,
     /// By what it is profiled.
     by: String,
-    /// What is not had, as a sentence.
+    /// Data that the profile lacks, as a sentence.
     not_had: String,
     pid: Option<i32>,
     /// All vCPUs are ticked at once.
@@ -52,7 +52,7 @@ struct Plan {
     rate_hz: f64,
     /// KVM's counters of the vCPUs.
     counters: Vec<Option<vmm::Counters>>,
-    /// What is to be told in the profile: an event's kind, and a sentence.
+    /// Events of the profile: kind and sentence.
     notes: Vec<(&'static str, String)>,
 }
 
@@ -134,9 +134,9 @@ fn install(control: &JobControl, args: &AttachArgs) -> Result<(), Error> {
     control.install(signals).map_err(|source| Error::System { action: "handle Ctrl-Z", source })
 }
 
-/// Tells the end and shows the summary.
+/// Prints the end and the summary.
 fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
-    // What has failed at the end was told.
+    // Failures at the end were reported.
     if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
         eprintln!("vprof: {}", recorded.outcome.end.sentence());
     }
@@ -162,7 +162,7 @@ fn counted(vcpus: usize) -> String {
     units::counted(u64::try_from(vcpus).unwrap_or(u64::MAX), "vCPU")
 }
 
-/// What is said of vCPUs whose threads were not found.
+/// Returns the sentence on vCPUs whose threads were not found.
 fn left_out(unseen: usize) -> String {
     let (were, are) = if unseen == 1 { ("was", "is") } else { ("were", "are") };
     format!("{} more {were} not seen in the guest and {are} left out", counted(unseen))
@@ -180,7 +180,7 @@ fn open_disks(paths: &[PathBuf]) -> Result<OpenFiles, Error> {
     Ok(images::files::open(paths.iter().map(open).collect::<Result<_, _>>()?))
 }
 
-/// One sampler per vCPU, as whoever ticks takes them.
+/// One sampler per vCPU, in the order of the vCPUs.
 type Samplers = Box<dyn FnMut(usize) -> AttachedSampler>;
 
 /// Samples the machine until it ends, or until vprof is to let it go.
@@ -191,7 +191,7 @@ async fn profile(
     (link, tables): (Link, live::SharedTables),
     start: impl FnOnce(Samplers) -> Result<Attachment<AttachedSampler>, AttachError>,
 ) -> Result<Outcome, Error> {
-    let Link { mut stop, mut input, mut control, console, output, phase } = link;
+    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
     // An attached machine's console is its VMM's.
     drop((console, output));
     let recording = &args.recording;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{expected, shown};
 use crate::run::recording::Recorded;
 use text::clean::escaped;
-use vmm::MachineEnd;
+use vmm::{MachineEnd, TRIPLE_FAULT};
 
 /// A guest without progress for this part of the run, and for [`STILL_S`], hangs when its time is over.
 const STILL_PART: f64 = 0.25;
@@ -97,7 +97,7 @@ pub fn judge(facts: BootFacts<'_>) -> (BootVerdict, String) {
         GuestEnd::Left(_) => &MachineEnd::Stopped,
     };
     match end {
-        MachineEnd::Failed(reason) if reason.contains("triple fault") => {
+        MachineEnd::Failed(reason) if reason.contains(TRIPLE_FAULT) => {
             (BootVerdict::TripleFault, format!("the guest had a triple fault after {after}"))
         }
         MachineEnd::Failed(reason) => {

@@ -57,7 +57,7 @@ pub fn title(report: &Report, page: PageLayout) -> String {
         escaped(&report.host)
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
-    if report.host == "portable" {
+    if report.host == "portable" || report.host == "tcg" {
         let note =
             "The host was emulated: times are not those of a real machine; relative shares are meaningful.";
         wrapped(&mut text, note, "  ", page.width);
@@ -83,7 +83,8 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
-        wrapped(text, &format!("The host froze early and was started again, {times}."), "  ", page.width);
+        let failed = format!("The host's emulation failed before this run, which was begun again {times}.");
+        wrapped(text, &failed, "  ", page.width);
     }
     let samples = format!(
         "{} ({} not idle), {}, {} of {} requested, {} clock, seed {}",

@@ -14,10 +14,11 @@ use std::path::Path;
 use host::choice::{self, Chosen, Host};
 use host::half;
 use host::link::Link;
-use host::network::NetworkSpec;
+use host::network::{NetworkSpec, Plugged};
 use host::portable::{memory, outer};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
+use host::tcg;
 use host::vsock::Listening;
 use images::contents::ImageFormat;
 use images::{self, BootPayload, BootPlan, ImageError};
@@ -67,21 +68,35 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
             eprintln!("vprof: {sentence}");
         }
     }
-    if matches!(chosen.host, Host::Portable(_)) {
+    if matches!(chosen.host, Host::Tcg(_)) {
+        refuse_without_kvm(args)?;
+    }
+    if !matches!(chosen.host, Host::Kvm) {
         memory::check(args.memory)?;
-        plan.spec.machine.cmdline = spec::patient(&plan.spec.machine.cmdline);
+        let slow = if matches!(chosen.host, Host::Tcg(_)) { spec::emulated } else { spec::patient };
+        plan.spec.machine.cmdline = slow(&plan.spec.machine.cmdline);
     }
     plan.spec.meta.push(("cmdline".to_owned(), plan.spec.machine.cmdline.clone()));
     let image = shown(&args.image);
-    let recorded =
-        recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))?;
-    if recorded.outcome.host_restarts > 0 {
-        eprintln!(
-            "vprof: the portable host froze early and was started again, {}",
-            text::units::counted(recorded.outcome.host_restarts.into(), "time")
-        );
+    recording.record(image, streams, |link, tables| start(args, plan, &chosen, link, tables))
+}
+
+/// Refuses what only a guest on KVM can have.
+fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
+    let given = [
+        ("--exact", args.exact, "its probes need KVM"),
+        ("--vsock", args.vsock.is_some(), "its device needs KVM"),
+        ("--huge-pages", args.huge_pages, "the guest's memory is QEMU's"),
+        (
+            "--console-device virtio",
+            args.console_device == ConsoleDevice::Virtio,
+            "the console is the serial port",
+        ),
+    ];
+    match given.into_iter().find(|(_, given, _)| *given) {
+        Some((option, _, reason)) => Err(Error::Usage(UsageError::NeedsKvm { option, reason })),
+        None => Ok(()),
     }
-    Ok(recorded)
 }
 
 /// Plan of a run before its host is chosen.
@@ -149,6 +164,7 @@ impl RunPlan {
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
             duration: args.recording.duration,
+            retries: args.retry.unwrap_or(0),
             policy: args.seccomp,
             waits: triggers,
             meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
@@ -314,6 +330,14 @@ async fn start(
             let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
             half::run(&spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
         }
+        Host::Tcg(qemu) => {
+            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
+            let sink = create(args.recording.force)?;
+            let outcome = tcg::run(qemu, &spec, network, payload, sink, link).await;
+            // Only now may another vprof have the disks.
+            drop(disks);
+            Ok(outcome?)
+        }
         Host::Portable(setup) => {
             let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {
                 create(args.recording.force || restarts > 0)
@@ -350,7 +374,7 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
         MachineEnd::Exited(code) => match u8::try_from(*code) {
             Ok(0) => Ok(ExitCode::Done),
             Ok(code) => Ok(ExitCode::Guest(code)),
-            Err(_) => Err(Error::Guest(format!("it reported the exit status {code}, which is none"))),
+            Err(_) => Err(Error::Guest(format!("it reported {code} as exit status, which ends at 255"))),
         },
         MachineEnd::Stopped if outcome.totals.kernel_gone => Err(Error::Guest(format!(
             "it started another kernel (kexec), and its command ended with the first{}",

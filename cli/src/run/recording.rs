@@ -1,5 +1,5 @@
-//! What `vprof run` and `vprof attach` have in common: everything around a guest that is profiled, from the check of the output
-//! to the summary.
+//! Parts that `vprof run` and `vprof attach` have in common: everything around a guest that is profiled, from
+//! the check of the output to the summary.
 
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::MetadataExt;
@@ -24,12 +24,12 @@ use crate::terminal::{ESCAPE, KeyReader, RawMode};
 use crate::top::{self, own_run::ViewThread};
 use crate::{report, symbolize};
 
-/// How long the console's last output may take to be written.
+/// Time limit for writing the console's last output.
 const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
-/// How many lines of the console an error shows.
+/// Number of console lines that an error shows.
 const LAST_LINES: usize = 10;
 
-/// Where the guest's input comes from.
+/// Source of the guest's input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KeySource {
     None,
@@ -52,11 +52,11 @@ pub struct Recording<'a> {
     places: Option<DebugFiles>,
 }
 
-/// Where a guest's two streams go.
+/// Destinations of a guest's two streams.
 pub struct Streams {
     /// Its console.
     pub console: ConsoleTarget,
-    /// Where the console's input comes from.
+    /// Source of the console's input.
     pub keys: KeySource,
     /// Output of a command that does not go to the console.
     pub output: ConsoleTarget,
@@ -69,16 +69,16 @@ impl Streams {
     }
 }
 
-/// What shows them.
+/// Screens of the two streams.
 struct Screens {
     console: Arc<RunScreen>,
     output: Arc<RunScreen>,
 }
 
-/// What came of it.
+/// Result of a recording.
 #[derive(Debug)]
 pub struct Recorded {
-    /// How the guest ended, and what was recorded.
+    /// End of the guest, and totals of the recording.
     pub outcome: Outcome,
     /// The console's last lines.
     pub last_lines: Vec<String>,
@@ -104,8 +104,8 @@ impl<'a> Recording<'a> {
         Ok(Self { args, places: symbolize::named_places(&args.debug)? })
     }
 
-    /// Runs what `start` begins to its end, with its console, its progress and its control socket. `image` is what it is
-    /// called.
+    /// Runs what `start` begins to its end, with its console, its progress and its control socket. `image` is
+    /// what it is called.
     pub fn record<F: Future<Output = Result<Outcome, Error>>>(
         self,
         image: String,
@@ -164,7 +164,8 @@ impl<'a> Recording<'a> {
 }
 
 impl Recorded {
-    /// Adds names from elsewhere and shows the summary; then gives the exit code, where the guest's end is `code`.
+    /// Adds names from elsewhere and shows the summary; then gives the exit code, where the guest's end is
+    /// `code`.
     pub fn conclude(
         mut self,
         args: &RecordingArgs,
@@ -193,7 +194,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, output, phase }) = link();
+    let (guest_side, Watcher { stop, input, control, console, output, phase, notes }) = link();
     let tables = live::SharedTables::default();
     let run = server::Run {
         image,
@@ -238,7 +239,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
         let run = start(guest_side, tables);
-        watch(run, signals, &stop, phase, screen, args.quiet).await
+        watch(run, signals, &stop, (phase, notes), screen, args.quiet).await
     });
     let interrupted = *stop.borrow();
     drop(server);
@@ -277,7 +278,7 @@ fn show(
     Ok(Some(ViewThread::start(view)?))
 }
 
-/// Opens the control socket. A run that nobody asked to have one goes on without.
+/// Opens the control socket. A run continues without one, unless the user asked for it.
 fn serve(args: &RecordingArgs, run: server::Run) -> Result<Option<Server>, Error> {
     let wanted = args.control.as_deref();
     if wanted == Some(Path::new("none")) {
@@ -300,7 +301,10 @@ async fn watch(
     run: impl Future<Output = Result<Outcome, Error>>,
     mut signals: Signals,
     stop: &tokio::sync::watch::Sender<bool>,
-    mut phase: tokio::sync::watch::Receiver<Phase>,
+    (mut phase, mut notes): (
+        tokio::sync::watch::Receiver<Phase>,
+        tokio::sync::mpsc::UnboundedReceiver<String>,
+    ),
     screen: &RunScreen,
     quiet: bool,
 ) -> Result<Outcome, Error> {
@@ -309,7 +313,13 @@ async fn watch(
     let mut phase_open = true;
     loop {
         tokio::select! {
-            outcome = &mut run => return outcome,
+            outcome = &mut run => {
+                while let Ok(text) = notes.try_recv() {
+                    screen.note(&text);
+                }
+                return outcome;
+            }
+            Some(text) = notes.recv() => screen.note(&text),
             () = signals.next() => {
                 stops += 1;
                 if stops > 1 {
@@ -376,9 +386,9 @@ fn file_identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Says so where the precision that was asked for was not reached. A command that failed tells more by its own code.
+/// Reports a precision that was not reached. The code of a command that failed has precedence.
 fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
-    // It was told when the guest had ended.
+    // Reported when the guest had ended.
     let code = if code == ExitCode::Done && !outcome.trouble.is_empty() { ExitCode::Failed } else { code };
     let seen = outcome.totals.seen;
     if let Some(start) = args.start_when.as_ref().filter(|_| seen.start_ns.is_none()) {
@@ -399,7 +409,7 @@ fn expect(args: &RecordingArgs, outcome: &Outcome, code: ExitCode) -> ExitCode {
     if code == ExitCode::Done { ExitCode::Expectation } else { code }
 }
 
-/// What was reached instead of the precision that was asked for.
+/// Returns the sentence on a precision that was not reached.
 fn missed(wanted: f64, found: Option<&PrecisionStatus>) -> Option<String> {
     let wanted = format!("{} %", wanted * 100.0);
     let Some(found) = found else {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Parser;
-use host::choice::{self, Host};
+use host::choice::{self, Host, HostChoice};
 use host::portable::{PortableError, exe};
 use host::spec::GuestEnd;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ use measure::GuestResults;
 const MEMORY: u64 = 1 << 30;
 /// Longest time of a guest; an emulated one on a busy machine takes a minute.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Repeats of a guest in the portable host, whose emulation fails now and then.
+/// Restarts of a guest in the portable host after faults of its emulation.
 const REPEATS: u32 = 1;
 
 /// Result of the self-test.
@@ -72,6 +72,9 @@ struct GuestPlan {
 
 /// Runs the command.
 pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
+    if args.host == HostChoice::Tcg {
+        return Err(Error::Usage(UsageError::SelftestWithoutKvm));
+    }
     let portable = args.portable_host.as_deref();
     let chosen = choice::choose(args.host, portable, args.host_timeout)?;
     let kernel = payload::find_kernel(args.kernel.as_deref(), portable)?;
@@ -89,7 +92,7 @@ pub fn command(args: &SelftestArgs) -> Result<ExitCode, Error> {
     let mut finished = Vec::new();
     for planned in plan(emulated) {
         eprintln!("vprof: guest {} of 3: {}", finished.len() + 1, planned.name);
-        finished.push(run_guest(args, &planned, &kernel, &directory, emulated)?);
+        finished.push(run_guest(args, &planned, &kernel, &directory)?);
     }
     let [shares, switches, unsampled] = finished.as_slice() else {
         return Err(Error::Guest("a guest of the self-test is missing".to_owned()));
@@ -142,29 +145,18 @@ fn plan(emulated: bool) -> [GuestPlan; 3] {
     ]
 }
 
-/// Boots and profiles one guest; repeats it if the portable host fails.
+/// Boots and profiles one guest.
 fn run_guest(
     args: &SelftestArgs,
     planned: &GuestPlan,
     kernel: &Path,
     directory: &Path,
-    emulated: bool,
 ) -> Result<GuestResults, Error> {
     let initrd = directory.join("selftest.initrd");
     let bytes = payload::make_initrd(&planned.load)?;
     std::fs::write(&initrd, bytes).map_err(|e| Error::file("write", &initrd, e))?;
     let run = run_args(args, planned, kernel, &initrd, directory)?;
-    let mut left = if emulated { REPEATS } else { 0 };
-    let finished = loop {
-        match run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run)) {
-            Err(error @ (Error::Portable(_) | Error::Guest(_))) if left > 0 => {
-                left -= 1;
-                eprintln!("vprof: {error}");
-                eprintln!("vprof: the emulated host fails now and then; running the guest again");
-            }
-            other => break other,
-        }
-    };
+    let finished = run::once(&run, Vec::new()).and_then(|recorded| judge(&recorded, &run));
     std::fs::remove_file(&initrd).map_err(|e| Error::file("remove", &initrd, e))?;
     finished
 }
@@ -202,6 +194,7 @@ fn run_args(
     run.host = args.host;
     run.portable_host = args.portable_host.clone();
     run.host_timeout = args.host_timeout;
+    run.retry = Some(REPEATS);
     run.console = Some(PathBuf::from("none"));
     run.exact = planned.exact;
     run.recording.rate = planned.rate_hz;
@@ -216,7 +209,6 @@ fn run_args(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use host::choice::HostChoice;
 
     #[test]
     fn a_guests_command_line_is_quiet_and_keeps_its_profile_apart() {

@@ -93,7 +93,7 @@ pub fn fake_host(directory: &Path, script: &str) -> (PathBuf, PathBuf) {
     std::fs::write(bundle.join("initrd.img"), initrd()).unwrap();
     let qemu = bin.join("qemu-system-x86_64");
     let text = format!(
-        "#!/bin/bash\nif [ \"$1\" = --version ]; then echo 'QEMU emulator version 9.9.9 (fake)'; exit; fi\n{script}\n"
+        "#!/bin/bash\nif [ \"$1\" = -help ]; then echo 'QEMU emulator version 9.9.9 (fake)'; exit; fi\n{script}\n"
     );
     std::fs::write(&qemu, text).unwrap();
     std::fs::set_permissions(&qemu, std::fs::Permissions::from_mode(0o755)).unwrap();

@@ -11,7 +11,7 @@ use super::ControlError;
 use super::place::Found;
 use crate::protocol::{About, Reply, Request, read_reply};
 
-/// How long an answer may take.
+/// Time limit of an answer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The longest answer, bytes: 10,000 rows of each table.
 const LONGEST: u64 = 64 << 20;

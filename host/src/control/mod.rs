@@ -1,5 +1,5 @@
-//! The control socket of a run: the run's owner looks at it and steers it while it goes on. docs/control.md
-//! describes it for users.
+//! The control socket of a run: the run's owner views and steers it while it runs. docs/control.md describes
+//! it for users.
 //!
 //! ```text
 //!  vprof top ─┐                       ┌─ live tables ◀── batches of the run
@@ -22,13 +22,13 @@ use text::message::{Reason, Shown};
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// There is none.
-    #[error("no `vprof run` of this user goes on")]
+    #[error("no `vprof run` of this user is running")]
     NoRun,
     /// There are several.
     #[error("which run? {0}")]
     Which(Running),
-    /// What was named is not one.
-    #[error("{} is no run that can be talked to: {running}", escaped(.wanted))]
+    /// The named process or socket is not a run.
+    #[error("{} is not a run in progress: {running}", escaped(.wanted))]
     NotARun {
         /// Process id or socket.
         wanted: String,
@@ -64,8 +64,8 @@ pub struct Running(pub Vec<String>);
 impl std::fmt::Display for Running {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0.as_slice() {
-            [] => f.write_str("no `vprof run` of this user goes on"),
-            pids => write!(f, "these go on: {} (`vprof ctl list` tells more)", pids.join(", ")),
+            [] => f.write_str("no `vprof run` of this user is running"),
+            pids => write!(f, "these are running: {} (`vprof ctl list` shows more)", pids.join(", ")),
         }
     }
 }

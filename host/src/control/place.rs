@@ -18,7 +18,8 @@ pub fn directory() -> PathBuf {
     }
 }
 
-/// Makes the directory, if it is not there, and checks that it is this user's alone: others could put sockets there.
+/// Makes the directory, if it is not there, and checks that it is this user's alone: others could put sockets
+/// there.
 ///
 /// # Errors
 /// It cannot be made, or others may use it.
@@ -132,6 +133,6 @@ mod tests {
     #[test]
     fn who_is_not_there_cannot_be_talked_to() {
         let error = connect(Some("/nowhere/at.sock")).unwrap_err().to_string();
-        assert!(error.contains("/nowhere/at.sock is no run"), "{error}");
+        assert!(error.contains("/nowhere/at.sock is not a run"), "{error}");
     }
 }

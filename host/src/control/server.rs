@@ -1,4 +1,4 @@
-//! The run's end of the socket: a thread of its own, so that no client can hold up the run.
+//! The run's end of the socket: a separate thread, so that no client can delay the run.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,21 +27,21 @@ use crate::protocol::{About, Control, Reply, Request, RequestError, Then, read_r
 const CLIENTS: usize = 128;
 /// A client that does not take what it asked for in this time is let go.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long `write` waits for what was recorded.
+/// Time limit of `write` for the recorded rows.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
 /// Looks that are kept for others who look in the same way.
 const LOOKS: usize = 16;
 
-/// What the server knows of its run.
+/// The run as the server sees it.
 #[derive(Debug)]
 pub struct Run {
-    /// What is run.
+    /// The image.
     pub image: String,
     /// The profile.
     pub profile: PathBuf,
     /// Its tables.
     pub tables: live::SharedTables,
-    /// Where it stands.
+    /// Its phase.
     pub phase: watch::Receiver<Phase>,
     /// Steers it.
     pub control: mpsc::Sender<Control>,
@@ -173,7 +173,7 @@ struct Look {
     json: Arc<str>,
 }
 
-/// What all clients share.
+/// State that all clients share.
 #[derive(Debug)]
 struct Served {
     run: Run,
@@ -185,7 +185,7 @@ impl Served {
         Self { run, looks: Mutex::default() }
     }
 
-    /// The tables as JSON. They change with each batch, and are made anew only then.
+    /// The tables as JSON. They change with each batch, and are made again only then.
     fn look(&self, view: &View) -> Arc<str> {
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let tables = self.run.tables.lock();
@@ -261,7 +261,7 @@ impl Served {
         let from = self.run.tables.lock().time_ns();
         self.steer(Control::Write)?;
         let begun = tokio::time::Instant::now();
-        // The batch that was under way tells nothing; the next one does.
+        // The batch that was being written shows nothing; the next one does.
         let mut seen = from;
         let mut batches = 0;
         while begun.elapsed() < WRITE_LIMIT {
@@ -357,7 +357,7 @@ impl Client {
     }
 }
 
-/// Waits for the next look; for ever where nobody watches.
+/// Waits for the next view; for ever where nobody watches.
 async fn next_look(watching: &mut Option<Watching>) {
     match watching {
         Some(watching) => drop(watching.ticks.tick().await),

@@ -30,7 +30,7 @@ pub enum Event {
 pub struct Viewer {
     reader: BufReader<OwnedReadHalf>,
     writer: OwnedWriteHalf,
-    /// What has come of the next line.
+    /// Result of reading the next line.
     line: Vec<u8>,
 }
 

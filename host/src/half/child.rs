@@ -100,7 +100,7 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, output, mut phase } = watcher;
+    let Watcher { stop, input, control, console, output, mut phase, notes: _ } = watcher;
     let send = |message: fn(Vec<u8>) -> FromHost| {
         let connection = connection.clone();
         move |bytes: &[u8]| {

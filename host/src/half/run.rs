@@ -161,7 +161,7 @@ async fn talk(
     let mut child = command.kill_on_drop(true).spawn().map_err(&failed)?;
     // The process has its own copies. Its end is noticed by the closed connection and pipe.
     drop((command, job_file, report, kvm, kernel, initrd, cable, stream));
-    let mut relay = Relay::new(sink, Vec::new(), None);
+    let mut relay = Relay::new(sink, Batch::default(), None);
     let result = relay.talk(connection, link).await;
     if !matches!(result, Ok(_) | Err(RelayEnd::Closed)) {
         // Fails if it has ended.
@@ -178,7 +178,7 @@ async fn talk(
             relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
         }
     }
-    let before_guest = relay.stage < RunStage::Guest;
+    let before_guest = relay.facts().stage < RunStage::Guest;
     let sink_error = relay.finish();
     match result {
         Ok(mut outcome) => {
@@ -188,7 +188,7 @@ async fn talk(
         Err(RelayEnd::Failed(stage, sentence)) => Err(HalfError::Inside { stage, sentence }),
         Err(RelayEnd::Stopped) => Err(HalfError::Stopped),
         Err(RelayEnd::Protocol(error)) => Err(HalfError::Protocol(error)),
-        Err(RelayEnd::Closed | RelayEnd::Silent(_) | RelayEnd::Version(_)) => {
+        Err(RelayEnd::Closed | RelayEnd::Silent(_) | RelayEnd::Stalled(_) | RelayEnd::Version(_)) => {
             Err(HalfError::Ended { reason: reason(half, status), before_guest })
         }
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 /// Name of the environment's variable with a directory that holds the bundle.
 pub const VARIABLE: &str = "VPROF_PORTABLE_HOST";
-/// What builds the bundle.
+/// Command that builds the bundle.
 pub const HOW_TO_BUILD: &str = "cargo xtask image portable-host";
 
 /// The bundle's files.
@@ -21,12 +21,12 @@ pub struct Bundle {
 /// No bundle where it was looked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NotFound {
-    /// Where was looked.
+    /// Directories that were searched.
     pub looked: Vec<PathBuf>,
 }
 
-/// Looks for the bundle: in the directory given, else in the one that the environment names, else near the program.
-/// A directory that was named is the only one that is looked at.
+/// Looks for the bundle: in the directory given, else in the one that the environment names, else near the
+/// program. A named directory is the only one that is searched.
 ///
 /// # Errors
 /// It is nowhere.
@@ -44,7 +44,7 @@ pub fn find(given: Option<&Path>) -> Result<Bundle, NotFound> {
     }
 }
 
-/// Where the bundle may lie relative to the program: installed beside it, or in the source tree that it was built in.
+/// Places of the bundle relative to the program: installed next to it, or in the source tree of its build.
 fn near(exe: &Path) -> Vec<PathBuf> {
     let mut candidates = Vec::new();
     let Some(directory) = exe.parent() else { return candidates };
@@ -70,7 +70,7 @@ fn in_directory(directory: &Path) -> Option<Bundle> {
 }
 
 impl NotFound {
-    /// Where was looked, for a sentence.
+    /// Returns the searched directories, for a sentence.
     pub fn places(&self) -> String {
         let places: Vec<_> = self.looked.iter().map(|p| text::message::Shown(p).to_string()).collect();
         if places.is_empty() { "nowhere to look".to_owned() } else { places.join(", ") }

@@ -35,8 +35,8 @@ impl Program {
     }
 }
 
-/// Reads the running program without what is not loaded. A static one is all there is to it; a dynamic one takes along
-/// what it has loaded.
+/// Reads the running program without what is not loaded. A static one is all there is to it; a dynamic one
+/// takes along what it has loaded.
 ///
 /// # Errors
 /// It cannot be read.
@@ -88,7 +88,8 @@ fn parse() -> Result<(Program, u64), ProgramError> {
     Ok((Program { bytes, libraries }, end))
 }
 
-/// The shared objects of a process by its `/proc/PID/maps`: files that are mapped executable, besides the program.
+/// The shared objects of a process by its `/proc/PID/maps`: files that are mapped executable, besides the
+/// program.
 fn loaded_objects(maps: &str) -> BTreeSet<PathBuf> {
     let own = std::fs::read_link("/proc/self/exe").unwrap_or_default();
     maps.lines()

@@ -24,7 +24,7 @@ use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER
 use crate::protocol::{FromHost, Job, encode};
 use crate::stage::Stage;
 
-/// How long a device may take to appear after its module was loaded.
+/// Time limit for a device to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 /// Number of huge pages that this host's kernel has set aside.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
@@ -73,7 +73,7 @@ enum InnerError {
     #[error("{} did not appear in the portable host", .0.display())]
     Absent(PathBuf),
     /// The network card is missing.
-    #[error("{0}: its bundle is an old one, `cargo xtask image portable-host` makes it anew")]
+    #[error("{0}: its bundle is an old one: make it again with `cargo xtask image portable-host`")]
     NoCard(Box<InnerError>),
     /// There are no huge pages.
     #[error("can't reserve huge pages: {HUGE_PAGES}: {0}")]
@@ -172,7 +172,8 @@ fn plug_in(network: &NetworkSpec) -> Result<Plugged, InnerError> {
     if let NetworkKind::Interface(name) = &network.kind {
         wait_for(&Path::new("/sys/class/net").join(name))
             .map_err(|absent| InnerError::NoCard(Box::new(absent)))?;
-        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no such file.
+        // The address is the guest's: this host has nothing to say under it. A kernel without IPv6 has no
+        // such file.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
     }
     Ok(Plugged::open(network)?)
@@ -185,7 +186,7 @@ fn vsock_port() -> Result<File, InnerError> {
     port.map_err(InnerError::file(device))
 }
 
-/// Has this host's kernel set huge pages aside for the guest's memory; whether they suffice, the guest's start tells.
+/// Has this host's kernel reserve huge pages for the guest's memory; the guest's start shows if they suffice.
 fn reserve_huge_pages(memory_bytes: u64) -> Result<(), InnerError> {
     let pages = memory_bytes.div_ceil(2 << 20);
     std::fs::write(HUGE_PAGES, pages.to_string()).map_err(InnerError::HugePages)

@@ -1,4 +1,4 @@
-//! What QEMU and the inner host's console say, kept for error messages.
+//! Output of QEMU and of the inner host's console, kept for error messages.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Child;
 use tokio::task::JoinSet;
 
-/// How much is kept, bytes.
+/// Size of the kept output, bytes.
 const TAIL: usize = 4 << 10;
-/// How many lines an error shows.
+/// Number of lines that an error shows.
 const LINES: usize = 8;
-/// How long the last of the log may take to be read.
+/// Time limit for reading the last of the log.
 const LIMIT: Duration = Duration::from_millis(500);
 
 /// The end of QEMU's output.
@@ -56,14 +56,15 @@ async fn read(mut from: impl AsyncRead + Unpin, tail: Arc<Mutex<Vec<u8>>>) {
 /// The last lines that say something.
 fn last_lines(log: &[u8]) -> String {
     let text = String::from_utf8_lossy(log);
-    // SeaBIOS clears the screen and says hello; that tells nothing.
+    // SeaBIOS clears the screen and prints its name, which explains nothing.
     let says =
         |line: &&str| !line.is_empty() && !line.contains("SeaBIOS") && !line.starts_with("Booting from");
     let lines: Vec<&str> = text.lines().map(without_escapes).filter(says).collect();
     lines[lines.len().saturating_sub(LINES)..].join("\n")
 }
 
-/// The line from behind its last terminal sequence that begins it, as SeaBIOS writes them before the kernel's first.
+/// Returns the line without the terminal sequences at its start, which SeaBIOS writes before the kernel's
+/// first line.
 fn without_escapes(line: &str) -> &str {
     let mut rest = line.trim();
     while let Some(sequence) = rest.strip_prefix('\x1b') {

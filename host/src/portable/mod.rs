@@ -1,4 +1,5 @@
-//! The portable host: a software-emulated machine with a real /dev/kvm, for where there is none that can be used.
+//! The portable host: a software-emulated machine with a real /dev/kvm, for where there is none that can be
+//! used.
 //!
 //! ```text
 //!   vprof run (outer)                            QEMU, TCG with SVM
@@ -9,14 +10,14 @@
 //!                                                +--------------------------------------+
 //! ```
 //!
-//! Both halves are the same program. The inner one is told what to run by a file in its initial file system, runs it
-//! as `--host kvm` does, and sends what it would write and print. [`outer`] only moves messages.
+//! Both halves are the same program. The inner one reads its job from a file in its initial file system, runs
+//! it as `--host kvm` does, and sends what it would write and print. [`outer`] only moves messages.
 
 pub mod bundle;
 pub mod exe;
 mod initrd;
 pub mod inner;
-mod log;
+pub(crate) mod log;
 pub mod memory;
 pub mod outer;
 pub mod qemu;
@@ -56,10 +57,10 @@ pub enum PortableError {
         /// Why.
         source: io::Error,
     },
-    /// The guest's network can't be had.
+    /// The guest's network can't be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// The guest's sockets can't be had.
+    /// The guest's sockets can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
     /// The profile can't be created.
@@ -75,7 +76,7 @@ pub enum PortableError {
         units::bytes(*.have)
     )]
     Memory {
-        /// What the guest and the host around it take, bytes.
+        /// Memory of the guest and the host around it, bytes.
         asked: u64,
         /// RAM and swap, bytes.
         have: u64,
@@ -87,12 +88,20 @@ pub enum PortableError {
         when: &'static str,
         /// For how long it was silent.
         silent: Duration,
-        /// How often it had been started anew.
+        /// Number of restarts before.
         restarts: u32,
         /// The guest had not started yet.
         before_guest: bool,
         /// The end of its own log.
         log: String,
+    },
+    /// The guest in it made no progress.
+    #[error("the emulated host stalled after {}: {sign}; {KNOWN}, which `--retry` answers by a new run", units::duration(*.after))]
+    Stalled {
+        /// Run time of the guest.
+        after: Duration,
+        /// The sign of it.
+        sign: String,
     },
     /// It ended before the guest did.
     #[error("the portable host ended {when} ({status}){}", Log(.log))]
@@ -109,7 +118,7 @@ pub enum PortableError {
     /// It does not speak this program's language.
     #[error("the portable host sent {0}; this is a bug in vprof")]
     Protocol(ProtocolError),
-    /// What it was asked to run failed in it.
+    /// Its job failed in it.
     #[error("{sentence}")]
     Inside {
         /// The stage of the run in which it failed.
@@ -144,12 +153,30 @@ pub enum ProgramError {
     /// It is not an ELF file that can be read.
     #[error("its ELF headers can't be read: {0}")]
     Elf(goblin::error::Error),
-    /// What it is to do can't be written down.
+    /// Its job can't be encoded.
     #[error(transparent)]
     Job(#[from] serde_json::Error),
 }
 
 impl PortableError {
+    /// Returns the fault of the emulation as a sentence, if it is one.
+    fn fault(&self) -> Option<String> {
+        match self {
+            Self::Frozen { when, silent, .. } => Some(format!(
+                "the emulated host froze {when}, silent for {}: {KNOWN}",
+                units::duration(*silent)
+            )),
+            Self::Stalled { after, sign } => {
+                Some(format!("the emulated host stalled after {}: {sign}: {KNOWN}", units::duration(*after)))
+            }
+            // One that ends before the guest lacks something.
+            Self::Died { before_guest: false, status, .. } => {
+                Some(format!("the emulated host ended while the guest ran ({status}): {KNOWN}"))
+            }
+            _ => None,
+        }
+    }
+
     /// The stage of the run in which it failed.
     pub fn stage(&self) -> Stage {
         match self {
@@ -159,12 +186,17 @@ impl PortableError {
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
             Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
             Self::Inside { stage, .. } => *stage,
-            // With these there may be another run's profile in the place of this one's.
+            // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,
-            Self::Frozen { .. } | Self::Died { .. } | Self::Protocol(_) => Stage::Guest,
+            Self::Frozen { .. } | Self::Stalled { .. } | Self::Died { .. } | Self::Protocol(_) => {
+                Stage::Guest
+            }
         }
     }
 }
+
+/// Explanation of a fault of the emulation.
+const KNOWN: &str = "a known fault of QEMU's SVM emulation (docs/limits.md)";
 
 struct Restarts(u32);
 

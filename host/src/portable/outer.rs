@@ -4,34 +4,39 @@ use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use profile::rows::EventRow;
 use profile::store::CreateError;
 use profile::{Batch, Sink};
+use text::units;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 
 use images::BootPayload;
+use vmm::{MachineEnd, TRIPLE_FAULT};
 
 use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
 use super::log::Log;
 use super::qemu::{Card, Machine, Qemu};
-use super::{PortableError, ProtocolError, start_error};
+use super::{KNOWN, PortableError, ProtocolError, start_error};
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
-use crate::relay::{Relay, RelayEnd, RunStage, SilenceLimits};
-use crate::spec::{Outcome, RunSpec};
+use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
+use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
 
 /// Memory of the inner host beyond the guest's, its kernel and initial file system, bytes.
 const OVERHEAD: u64 = 320 << 20;
 /// More CPUs than this do not help: QEMU's threads wait for each other.
 const MAX_CPUS: usize = 4;
-/// How often a host that froze before the guest could leave a trace is started anew.
+/// Restarts after faults of the emulation that came before anything was measured, at most.
 const MAX_RESTARTS: u32 = 2;
+/// Kind of the profile's events that report faults of the emulation.
+const EMULATION: &str = "emulation";
 /// CPU seconds per CPU that QEMU may use beyond the run's own duration.
 const CPU_SLACK: Duration = Duration::from_secs(300);
 
-/// What the portable host is made of here.
+/// Parts of the portable host on this machine.
 #[derive(Debug, Clone)]
 pub struct Setup {
     /// QEMU.
@@ -42,23 +47,58 @@ pub struct Setup {
     pub silence: Duration,
 }
 
-/// Why one start of the host came to nothing.
-#[derive(Debug)]
-enum Broken {
-    /// It may be tried again: nothing outside of it has changed.
-    Again(PortableError),
-    /// It may not.
-    Final(PortableError),
+/// Restarts so far.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Restarts {
+    /// Before anything was measured.
+    early: u32,
+    /// After that, as `--retry` allows.
+    late: u32,
+    /// The fault before each of them, as a sentence.
+    faults: Vec<String>,
 }
 
-impl<E: Into<PortableError>> From<E> for Broken {
-    fn from(error: E) -> Self {
-        Self::Final(error.into())
+impl Restarts {
+    /// Number of restarts.
+    fn count(&self) -> u32 {
+        self.early + self.late
+    }
+
+    /// Counts one more restart after a fault at this point of the run, if one is left.
+    fn take(&mut self, measured: bool, retries: u32) -> bool {
+        if !measured && self.early < MAX_RESTARTS {
+            self.early += 1;
+        } else if self.late < retries {
+            self.late += 1;
+        } else {
+            return false;
+        }
+        true
     }
 }
 
-/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of starts
-/// before it; what an earlier one wrote is then to be forgotten.
+/// A start of the host that came to its end.
+#[derive(Debug)]
+enum Attempted {
+    /// The guest has ended.
+    Ended(Outcome),
+    /// The host's emulation has failed.
+    Faulty(Fault),
+}
+
+/// Fault of the host's emulation.
+#[derive(Debug)]
+struct Fault {
+    /// One sentence.
+    sentence: String,
+    /// The run's result, if it is not restarted.
+    result: Result<Outcome, PortableError>,
+    /// A restart would lose something: something was measured, or the guest may have written to a disk.
+    measured: bool,
+}
+
+/// Runs the guest in the portable host. `open_sink` is called for each start of the host, with the number of
+/// starts before it; what an earlier one wrote is then to be forgotten.
 ///
 /// # Errors
 /// The host does not start, ends before the guest, or is silent for too long; or the run failed in it.
@@ -74,16 +114,26 @@ pub async fn run(
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
     // The rest of the run needs neither.
     drop(payload);
-    let mut restarts = 0;
+    let mut restarts = Restarts::default();
     loop {
-        let attempt = Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts };
-        // A network that can't be had leaves no profile behind.
+        let attempt =
+            Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts: restarts.clone() };
+        // A network that can't be used leaves no profile.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
-        match attempt.run(&mut link, network, open_sink(restarts)?).await {
-            Ok(outcome) => return Ok(outcome),
-            Err(Broken::Again(_)) if restarts < MAX_RESTARTS && !*link.stop.borrow() => restarts += 1,
-            Err(Broken::Again(error) | Broken::Final(error)) => return Err(error),
+        let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
+            Attempted::Ended(outcome) => return Ok(outcome),
+            Attempted::Faulty(fault) => fault,
+        };
+        if *link.stop.borrow() || !restarts.take(fault.measured, spec.retries) {
+            if fault.result.is_ok() {
+                // Fails only if nobody watches any more.
+                let _ = link.notes.send(format!("{}, which `--retry` answers by a new run", fault.sentence));
+            }
+            return fault.result;
         }
+        // Fails only if nobody watches any more.
+        let _ = link.notes.send(format!("{}; the run begins again", fault.sentence));
+        restarts.faults.push(fault.sentence);
     }
 }
 
@@ -93,7 +143,7 @@ struct Attempt<'a> {
     initrd: &'a Initrd,
     payload_bytes: u64,
     vsock: Option<&'a Listening>,
-    restarts: u32,
+    restarts: Restarts,
 }
 
 /// Words for the stage in which the host failed.
@@ -111,10 +161,10 @@ impl Attempt<'_> {
         link: &mut Link,
         network: Option<Plugged>,
         sink: Box<dyn Sink>,
-    ) -> Result<Outcome, Broken> {
-        let restarted = match self.restarts {
+    ) -> Result<Attempted, PortableError> {
+        let restarted = match self.restarts.count() {
             0 => String::new(),
-            n => format!(" again ({n} of {MAX_RESTARTS}): it had frozen"),
+            n => format!(" again, {}", units::counted(n.into(), "time")),
         };
         link.phase.send_replace(Phase::Preparing(format!(
             "starting the portable host{restarted} (QEMU {})",
@@ -134,9 +184,19 @@ impl Attempt<'_> {
             preparing: silence / 2,
             guest: silence,
         };
-        let meta = [("qemu", self.setup.qemu.version.clone()), ("host_restarts", self.restarts.to_string())];
-        let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
-        let mut relay = Relay::new(sink, meta, Some(limits));
+        let meta =
+            [("qemu", self.setup.qemu.version.clone()), ("host_restarts", self.restarts.count().to_string())];
+        let event = |fault: &String| EventRow {
+            time_ns: 0,
+            kind: EMULATION.to_owned(),
+            text: format!("{fault}; the run began again"),
+        };
+        let first = Batch {
+            meta: meta.map(|(key, value)| (key.to_owned(), value)).to_vec(),
+            events: self.restarts.faults.iter().map(event).collect(),
+            ..Batch::default()
+        };
+        let mut relay = Relay::new(sink, first, Some(limits));
         let result = relay.talk(port, link).await;
         let status = match result {
             Err(RelayEnd::Closed) => child.wait().await.ok(),
@@ -155,16 +215,25 @@ impl Attempt<'_> {
                 relay.write(&Batch { meta: vec![(key.to_owned(), text)], ..Batch::default() });
             }
         }
-        let (stage, kernel_up) = (relay.stage, relay.kernel_up);
-        let sink_error = relay.finish();
-        match result {
-            Ok(mut outcome) => {
-                outcome.host_restarts = self.restarts;
-                outcome.totals.sink_error = sink_error.or(outcome.totals.sink_error);
-                Ok(outcome)
-            }
-            Err(ended) => Err(self.explain(ended, (stage, kernel_up), status, log.last_words().await)),
+        let facts = relay.facts();
+        let mut attempted = match result {
+            Ok(outcome) => Ok(self.judge(outcome, &facts)),
+            Err(ended) => self.explain(ended, &facts, status, log.last_words().await),
+        };
+        if let Ok(Attempted::Faulty(fault)) = &attempted {
+            let text = fault.sentence.clone();
+            let event = EventRow { time_ns: facts.run_ns, kind: EMULATION.to_owned(), text };
+            relay.write(&Batch { events: vec![event], ..Batch::default() });
         }
+        let sink_error = relay.finish();
+        if let Ok(Attempted::Ended(outcome) | Attempted::Faulty(Fault { result: Ok(outcome), .. })) =
+            &mut attempted
+        {
+            outcome.host_restarts = self.restarts.count();
+            let own = outcome.totals.sink_error.take();
+            outcome.totals.sink_error = sink_error.or(own);
+        }
+        attempted
     }
 
     fn spawn(
@@ -177,9 +246,9 @@ impl Attempt<'_> {
         let cpu_limit = self.spec.duration.map(|duration| {
             duration.saturating_add(CPU_SLACK).saturating_mul(u32::try_from(cpus).unwrap_or(1) + 1)
         });
-        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in the guest,
-        // and the initrd and its programs in temporary files.
-        // Linux keeps 64 bytes for each page of 4 KiB, and the nested page tables take as much at most.
+        // Each archive is there twice, packed and unpacked; the kernel and initrd once more as bytes and in
+        // the guest, and the initrd and its programs in temporary files. Linux keeps 64 bytes for each page
+        // of 4 KiB, and the nested page tables take as much at most.
         let memory_bytes = OVERHEAD
             .saturating_add(self.spec.machine.memory_bytes)
             .saturating_add(self.spec.machine.memory_bytes / 32)
@@ -210,26 +279,38 @@ impl Attempt<'_> {
             .map_err(start_error("start QEMU"))
     }
 
-    /// Decides what follows from the end of a conversation in this stage.
+    /// Returns the end of a guest, or the fault of the emulation that it is.
+    fn judge(&self, outcome: Outcome, facts: &RunFacts) -> Attempted {
+        let triple_fault = match &outcome.end {
+            GuestEnd::Ran(MachineEnd::Failed(reason)) => reason.contains(TRIPLE_FAULT),
+            _ => false,
+        };
+        if !triple_fault {
+            return Attempted::Ended(outcome);
+        }
+        let after = units::duration(facts.ran());
+        let sentence = format!("the guest in the emulated host had a triple fault after {after}: {KNOWN}");
+        Attempted::Faulty(Fault { sentence, result: Ok(outcome), measured: self.measured(facts) })
+    }
+
+    /// Returns the fault of the emulation by which a host has ended. `status` is QEMU's, if it has ended by
+    /// itself.
+    ///
+    /// # Errors
+    /// The host has ended otherwise.
     fn explain(
         &self,
         ended: RelayEnd,
-        (stage, kernel_up): (RunStage, bool),
+        facts: &RunFacts,
         status: Option<ExitStatus>,
         log: String,
-    ) -> Broken {
-        let (when, before_guest) = (when(stage), stage < RunStage::Guest);
-        Broken::Final(match ended {
+    ) -> Result<Attempted, PortableError> {
+        let (when, before_guest) = (when(facts.stage), facts.stage < RunStage::Guest);
+        let error = match ended {
             RelayEnd::Silent(silent) => {
-                let error =
-                    PortableError::Frozen { when, silent, restarts: self.restarts, before_guest, log };
-                // A guest that runs may have written to a disk, and done what can't be done twice.
-                let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
-                if before_guest || !writes && !kernel_up {
-                    return Broken::Again(error);
-                }
-                error
+                PortableError::Frozen { when, silent, restarts: self.restarts.count(), before_guest, log }
             }
+            RelayEnd::Stalled(sign) => PortableError::Stalled { after: facts.ran(), sign },
             RelayEnd::Closed => {
                 let status = status.map_or_else(|| "unknown status".to_owned(), |status| status.to_string());
                 PortableError::Died { when, before_guest, status, log }
@@ -238,7 +319,20 @@ impl Attempt<'_> {
             RelayEnd::Version(version) => PortableError::Protocol(ProtocolError::Version(version)),
             RelayEnd::Failed(stage, sentence) => PortableError::Inside { stage, sentence },
             RelayEnd::Stopped => PortableError::Stopped,
-        })
+        };
+        match error.fault() {
+            Some(sentence) => {
+                Ok(Attempted::Faulty(Fault { sentence, result: Err(error), measured: self.measured(facts) }))
+            }
+            None => Err(error),
+        }
+    }
+
+    /// Returns true if a restart would lose or repeat something: a sample was written after the guest's
+    /// kernel was found, or the guest may have written to a disk.
+    fn measured(&self, facts: &RunFacts) -> bool {
+        let writes = self.spec.machine.disks.iter().any(|disk| disk.is_written());
+        facts.stage >= RunStage::Guest && (writes || facts.measured)
     }
 }
 

@@ -26,30 +26,38 @@ pub struct Qemu {
     pub path: PathBuf,
     /// Like `7.2.22`.
     pub version: String,
+    /// True if it can filter its own system calls (`-sandbox`).
+    pub has_sandbox: bool,
 }
 
-/// Looks for QEMU in PATH and asks for its version.
+/// QEMU's filter of system calls: no other programs, no more rights, no other priorities (qemu(1)).
+const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+/// Environment variables that QEMU keeps: the directory of temporary files, which disks with snapshots need.
+const KEPT: [&str; 2] = ["TMPDIR", "PATH"];
+
+/// Searches QEMU in PATH and reads its version from its help.
 pub fn find() -> Option<Qemu> {
     let path = std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|directory| directory.join(PROGRAM))
         .find(|path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file())?;
-    let output = Command::new(&path).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let output = Command::new(&path).arg("-help").stdin(Stdio::null()).output().ok()?;
     // "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.split("version ").nth(1)?.split([' ', '\n']).next()?.to_owned();
-    Some(Qemu { path, version })
+    let has_sandbox = text.contains("\n-sandbox on");
+    Some(Qemu { path, version, has_sandbox })
 }
 
 /// A network card of the inner host.
 #[derive(Debug, Clone, Copy)]
 pub struct Card<'a> {
-    /// What it is plugged into.
+    /// Its backend.
     pub cable: &'a Cable,
     /// Its address, which is that of the guest's own card.
     pub mac: [u8; 6],
 }
 
-/// What QEMU is started with.
+/// Parts of the machine that QEMU emulates.
 #[derive(Debug)]
 pub struct Machine<'a> {
     /// QEMU.
@@ -74,9 +82,9 @@ pub struct Machine<'a> {
     pub cpu_limit: Option<Duration>,
 }
 
-/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no mitigations
-/// (there is nobody to be protected in it), a TSC and a timer that need no calibration, no watchdog that an
-/// overloaded machine would set off.
+/// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no
+/// mitigations (there is nobody to be protected in it), a TSC and a timer that need no calibration, no
+/// watchdog that an overloaded machine would set off.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off tsc=reliable no_timer_check nokaslr \
      nowatchdog nmi_watchdog=0 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 random.trust_cpu=on \
      cryptomgr.notests i8042.noaux i8042.nokbd i8042.nopnp pci=lastbus=0 noresume";
@@ -106,63 +114,49 @@ impl Machine<'_> {
             add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
         }
         arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
-        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stand still.
-        for (i, disk) in self.disks.iter().enumerate() {
-            let mut drive =
-                OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
-            drive.push(match disk.mode {
-                DiskMode::ReadWrite => "snapshot=off,",
-                DiskMode::Snapshot => "snapshot=on,",
-                DiskMode::ReadOnly => "snapshot=off,readonly=on,",
-            });
-            drive.push("file.driver=");
-            drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
-            // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
-            drive.push(",file.locking=off,file.filename=");
-            drive.push(quoted(disk.path.as_os_str()));
-            arguments.extend(["-drive".into(), drive]);
-            arguments.extend([
-                "-device".into(),
-                format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report").into(),
-            ]);
-        }
-        if let Some(Card { cable, mac }) = &self.card {
-            let netdev = match cable {
-                Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
-                Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
-            };
-            // Frames as they are on the wire, whole and with their checksums.
-            let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
-                 host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
-            let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(*mac));
-            arguments.extend(["-netdev".into(), netdev.into(), "-device".into(), device.into()]);
-        }
+        arguments.extend(disk_arguments(self.disks));
+        arguments.extend(self.card.iter().flat_map(Card::arguments));
         arguments
     }
 
-    /// The command that starts it. QEMU dies with the thread that starts it, and gets neither this process's signals
-    /// from the terminal nor more CPU time than its limit.
+    /// The command that starts it.
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.qemu.path);
-        command.args(self.arguments());
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.process_group(0);
-        let cable = self.card.map_or(self.port.as_raw_fd(), |card| card.cable.as_raw_fd());
-        let vsock = self.vsock.unwrap_or(self.port).as_raw_fd();
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd(), vsock, cable];
-        let parent = std::process::id();
-        let cpu_seconds = self.cpu_limit.map(|limit| limit.as_secs().max(1));
-        // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
-        // closure owns; nothing is allocated.
-        unsafe {
-            command.pre_exec(move || prepare_child(parent, inherited, cpu_seconds));
-        }
-        command
+        let cable = self.card.map(|card| card.cable.as_raw_fd());
+        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd()].into_iter();
+        let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(cable);
+        command(self.qemu, self.arguments(), inherited.collect(), self.cpu_limit)
     }
 }
 
+/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets
+/// neither this process's signals from the terminal nor more CPU time than its limit.
+pub fn command(
+    qemu: &Qemu,
+    arguments: Vec<OsString>,
+    inherited: Vec<RawFd>,
+    cpu_limit: Option<Duration>,
+) -> Command {
+    let mut command = Command::new(&qemu.path);
+    command.args(arguments);
+    if qemu.has_sandbox {
+        command.args(["-sandbox", SANDBOX]);
+    }
+    command.env_clear();
+    command.envs(KEPT.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0);
+    let parent = std::process::id();
+    let cpu_seconds = cpu_limit.map(|limit| limit.as_secs().max(1));
+    // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
+    // closure owns; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || prepare_child(parent, &inherited, cpu_seconds));
+    }
+    command
+}
+
 /// Runs in the child between fork and exec.
-fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -> io::Result<()> {
+fn prepare_child(parent: u32, inherited: &[RawFd], cpu_seconds: Option<u64>) -> io::Result<()> {
     let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
     // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
     checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
@@ -173,7 +167,7 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
     }
     for fd in inherited {
         // SAFETY: F_SETFD changes a flag of a descriptor that the parent holds open across the fork.
-        checked(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
+        checked(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
     }
     if let Some(seconds) = cpu_seconds {
         let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds.saturating_add(1) };
@@ -181,6 +175,44 @@ fn prepare_child(parent: u32, inherited: [RawFd; 4], cpu_seconds: Option<u64>) -
         checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })?;
     }
     Ok(())
+}
+
+/// The guest's disks, in its order.
+pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = Vec::new();
+    for (i, disk) in disks.iter().enumerate() {
+        let mut drive = OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
+        drive.push(match disk.mode {
+            DiskMode::ReadWrite => "snapshot=off,",
+            DiskMode::Snapshot => "snapshot=on,",
+            DiskMode::ReadOnly => "snapshot=off,readonly=on,",
+        });
+        drive.push("file.driver=");
+        drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
+        // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
+        drive.push(",file.locking=off,file.filename=");
+        drive.push(quoted(disk.path.as_os_str()));
+        arguments.extend(["-drive".into(), drive]);
+        // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stop the guest.
+        let device = format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report");
+        arguments.extend(["-device".into(), device.into()]);
+    }
+    arguments
+}
+
+impl Card<'_> {
+    /// The card and what it is plugged into.
+    pub fn arguments(&self) -> [OsString; 4] {
+        let netdev = match self.cable {
+            Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
+            Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),
+        };
+        // Frames as they are on the wire, whole and with their checksums.
+        let plain = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,\
+             host_tso4=off,host_tso6=off,host_ecn=off,host_ufo=off";
+        let device = format!("virtio-net-pci,netdev=net,romfile=,mac={},{plain}", mac_text(self.mac));
+        ["-netdev".into(), netdev.into(), "-device".into(), device.into()]
+    }
 }
 
 /// As QEMU calls it. A format is never guessed by QEMU, which would follow the names in one.
@@ -213,6 +245,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn qemu_filters_its_system_calls_and_sees_no_environment() {
+        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
+        let started = command(&qemu, Vec::new(), Vec::new(), None);
+        let arguments: Vec<_> = started.get_args().collect();
+        assert_eq!(arguments, ["-sandbox", SANDBOX]);
+        assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+        assert!(started.get_envs().all(|(name, _)| KEPT.iter().any(|kept| name == *kept)));
+        let other = Qemu { has_sandbox: false, ..qemu };
+        assert_eq!(command(&other, Vec::new(), Vec::new(), None).get_args().count(), 0);
+    }
+
+    #[test]
     fn commas_in_names_are_doubled() {
         assert_eq!(quoted(OsStr::new("/a,b/c,,d")), "/a,,b/c,,,,d");
     }
@@ -220,7 +264,7 @@ mod tests {
     #[test]
     fn disks_and_limits_are_on_the_command_line() {
         let (a, b) = nix::unistd::pipe().unwrap();
-        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned() };
+        let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
         let disks = [
             DiskSpec { path: "/x,y.img".into(), format: ImageFormat::Raw, mode: DiskMode::Snapshot },
             DiskSpec { path: "/z.img".into(), format: ImageFormat::Qcow2, mode: DiskMode::ReadWrite },

@@ -12,29 +12,29 @@ use serde_json::Value;
 pub const LONGEST_LINE: usize = 64 << 10;
 /// The longest text of a mark, bytes.
 pub const LONGEST_MARK: usize = 1_000;
-/// The shortest time between two looks of `watch`, ms.
+/// The shortest time between two views of `watch`, ms.
 pub const SHORTEST_MS: u64 = 100;
 /// The most rows of a table.
 pub const MOST_ROWS: usize = 10_000;
 
-/// What is asked for.
+/// A request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Where the run stands: [`About`].
+    /// The state of the run: [`About`].
     Status,
     /// The tables as they are: a [`Snapshot`].
     Tables {
-        /// How to look.
+        /// Selection of the view.
         #[serde(default)]
         view: View,
     },
     /// The tables again and again: lines with a `snapshot` each, until the run ends or another `watch` comes.
     Watch {
-        /// How to look.
+        /// Selection of the view.
         #[serde(default)]
         view: View,
-        /// Time between two looks, ms.
+        /// Time between two views, ms.
         #[serde(default = "half_a_second")]
         every_ms: u64,
     },
@@ -49,7 +49,7 @@ pub enum Request {
         /// Only once this condition was seen, as `--stop-when` takes it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         when: Option<String>,
-        /// What becomes of the run then; it goes on otherwise.
+        /// Action on the run then; it continues otherwise.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         then: Option<Then>,
     },
@@ -60,7 +60,7 @@ pub enum Request {
     },
     /// A row of table `event`, of kind `mark`.
     Mark {
-        /// What to say.
+        /// Text of the mark.
         text: String,
     },
     /// Write what was recorded so far to the profile; answered when it is there.
@@ -69,13 +69,13 @@ pub enum Request {
     End,
 }
 
-/// What becomes of a run that samples no more.
+/// Action on a run that no longer samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Then {
     /// It ends.
     End,
-    /// It goes on, unsampled.
+    /// It continues, unsampled.
     GoOn,
 }
 
@@ -83,7 +83,7 @@ fn half_a_second() -> u64 {
     500
 }
 
-/// All verbs, for whoever mistypes one.
+/// All verbs, for messages about unknown ones.
 pub const VERBS: [&str; 9] = ["status", "tables", "watch", "start", "stop", "rate", "mark", "write", "end"];
 
 /// Those that take nothing more.
@@ -95,7 +95,7 @@ pub struct Reply {
     /// That of the request, as it was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Value>,
-    /// What was asked for; `{}` where there is nothing to tell.
+    /// The requested data; `{}` where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ok: Option<Value>,
     /// One look of `watch`.
@@ -113,11 +113,11 @@ pub struct About {
     pub version: String,
     /// Process id of the run.
     pub pid: u32,
-    /// What is run.
+    /// The image.
     pub image: String,
     /// The profile that is written, absolute.
     pub profile: PathBuf,
-    /// What is being done before the guest runs; `None` once it does.
+    /// Present step before the guest runs; `None` once it does.
     pub preparing: Option<String>,
     /// Time since the start of sampling, s.
     pub time_s: f64,
@@ -131,7 +131,7 @@ pub struct About {
     pub lost: u64,
     /// The guest's kernel release, once it was found.
     pub kernel: Option<String>,
-    /// Why an attached machine stands still, if it does.
+    /// Reason why an attached machine is stopped, if it is.
     pub standing: Option<String>,
 }
 
@@ -139,7 +139,7 @@ pub struct About {
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// It is not JSON.
-    #[error("this is no JSON: {0}")]
+    #[error("this is not JSON: {0}")]
     Json(serde_json::Error),
     /// It is not an object.
     #[error("a request is an object like {{\"do\":\"status\"}}")]
@@ -250,7 +250,7 @@ mod tests {
         );
         assert_eq!(read(r#"{"do":"watch"}"#), Ok(Request::Watch { view: View::default(), every_ms: 500 }));
         for (line, said) in [
-            ("{", "no JSON"),
+            ("{", "not JSON"),
             ("[]", "an object"),
             ("{}", "needs \"do\""),
             (r#"{"do":"stat\u001b"}"#, "there is no \"stat"),

@@ -5,7 +5,8 @@
 //! | port of the portable host | frames of postcard ([`frame`]) | [`FromHost`] | [`ToHost`], after a [`Job`] |
 //! | control socket | a JSON object a line ([`control`]) | [`Reply`] | [`Request`] |
 //!
-//! Decoding is a pure function of bytes: it reads nothing else, and takes no more memory than a bounded multiple of them.
+//! Decoding is a pure function of bytes: it reads nothing else, and takes no more memory than a bounded
+//! multiple of them.
 
 pub mod control;
 pub mod frame;

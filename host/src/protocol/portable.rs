@@ -1,7 +1,7 @@
 //! Messages of the two halves of the portable host.
 //!
-//! The `vprof` inside runs the guest; the `vprof` outside writes the profile and faces the user. Between them is a
-//! virtio-serial port, a plain stream of bytes, on which each message is a [frame](super::frame).
+//! The `vprof` inside runs the guest; the `vprof` outside writes the profile and faces the user. Between them
+//! is a virtio-serial port, a plain stream of bytes, on which each message is a [frame](super::frame).
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use crate::stage::Stage;
 pub const PORT: &str = "vprof.0";
 /// Name of another one, for packets of the guest's virtio-vsock device.
 pub const VSOCK_PORT: &str = "vprof.vsock";
-/// What is to be run, in the inner host's initial file system.
+/// The job, in the inner host's initial file system.
 pub const JOB_FILE: &str = "/vprof/run.json";
 /// The guest's kernel, there.
 pub const KERNEL_FILE: &str = "/vprof/kernel";
@@ -26,7 +26,7 @@ pub const INITRD_FILE: &str = "/vprof/initrd";
 /// Lists the modules to load, one path a line, in order.
 pub const MODULE_ORDER: &str = "/lib/modules/load-order";
 
-/// What the inner `vprof` finds in [`JOB_FILE`].
+/// Content of [`JOB_FILE`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Job {
     /// The run, with disks as the inner host names them.
@@ -47,7 +47,7 @@ pub enum FromHost {
         /// Version of the inner `vprof`, which has to be the outer's.
         version: String,
     },
-    /// What is being done before the guest runs.
+    /// Present step before the guest runs.
     Preparing(String),
     /// Rows of the profile.
     Batch(Box<Batch>),
@@ -55,7 +55,7 @@ pub enum FromHost {
     Console(Vec<u8>),
     /// Output of a command that does not go to the console.
     Output(Vec<u8>),
-    /// Where sampling stands; sent about four times a second.
+    /// State of sampling; sent about four times a second.
     Status(SessionStatus),
     /// The guest has ended, all batches are sent and all disks are written.
     End(Outcome),

@@ -18,5 +18,7 @@ layout! {
         ns: usize = "tk_read_base.base",
         fraction: usize = "tk_read_base.xtime_nsec",
         shift: usize = "tk_read_base.shift",
+        /// Next expiry of a CPU's high-resolution timers (include/linux/hrtimer.h, Linux 5.10 to 6.12).
+        expires: Option<usize> = "hrtimer_cpu_base.expires_next",
     }
 }

@@ -26,6 +26,20 @@ fn a_clock_that_cannot_be_is_none() {
 }
 
 #[test]
+fn the_next_timer_is_the_earliest_of_all_cpus() {
+    for style in STYLES {
+        let mut guest = Config::new(style).build();
+        let kernel = find(&guest).expect("a kernel");
+        assert_eq!(kernel.next_timer(&guest.memory), Ok(None));
+        guest.set_timer(0, 9_000);
+        guest.set_timer(1, i64::MAX as u64);
+        assert_eq!(kernel.next_timer(&guest.memory), Ok(Some(9_000)));
+        guest.set_timer(1, 8_000);
+        assert_eq!(kernel.next_timer(&guest.memory), Ok(Some(8_000)));
+    }
+}
+
+#[test]
 fn a_boot_has_an_identifier_once_somebody_has_asked_for_it() {
     let mut guest = Config::new(STYLES[0]).build();
     let kernel = find(&guest).expect("a kernel");

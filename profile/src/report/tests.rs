@@ -385,7 +385,7 @@ fn two_hundred_lives_of_one_name() {
 fn a_profile_without_samples_has_a_report() {
     let directory = tempdir().expect("a directory");
     let path = directory.path().join("run.vprof");
-    // As of a run that goes on: without a sample its file is there as long as its writer.
+    // As in a run that continues: without a sample its file is there as long as its writer.
     let _writer = ProfileWriter::create(&path, false).expect("a new profile");
     let report = read(&path, &Filter::default());
     assert_eq!((report.samples, report.complete, report.host.as_str()), (0, false, "unknown"));

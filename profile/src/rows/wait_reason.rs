@@ -20,7 +20,7 @@ pub enum WaitReason {
     KernelFault,
     /// A futex: a mutex, a condition, the end of a thread.
     Futex,
-    /// One of several files: poll, select, epoll.
+    /// One of several files or requests: poll, select, epoll, io_uring.
     Poll,
     /// A pipe.
     Pipe,
@@ -51,7 +51,16 @@ const FUNCTIONS: &[(WaitReason, &[&str])] = &[
     (WaitReason::Futex, &["futex_*", "__futex_*", "do_futex"]),
     (
         WaitReason::Poll,
-        &["do_sys_poll", "do_poll", "do_select", "ep_poll", "do_epoll_wait", "poll_schedule_timeout"],
+        &[
+            "do_sys_poll",
+            "do_poll",
+            "do_select",
+            "ep_poll",
+            "do_epoll_wait",
+            "poll_schedule_timeout",
+            // A completion of any request of an io_uring (io_uring/io_uring.c).
+            "io_cqring_wait*",
+        ],
     ),
     (WaitReason::Pipe, &["pipe_*", "anon_pipe_*", "fifo_open", "wait_for_partner"]),
     (
@@ -83,7 +92,11 @@ const FUNCTIONS: &[(WaitReason, &[&str])] = &[
         WaitReason::Lock,
         &["__mutex_lock*", "mutex_lock*", "rwsem_down_*", "rt_mutex_*", "__rt_mutex_*", "down*"],
     ),
-    (WaitReason::Work, &["kthread", "kthreadd", "worker_thread"]),
+    // Workers of an io_uring: io_wqe_worker in 6.1, io_wq_worker in 6.12.
+    (
+        WaitReason::Work,
+        &["kthread", "kthreadd", "worker_thread", "io_wqe_worker", "io_wq_worker", "io_sq_thread"],
+    ),
 ];
 
 impl WaitReason {
@@ -160,6 +173,11 @@ mod tests {
         assert_eq!(reason("schedule do_nanosleep hrtimer_nanosleep __x64_sys_nanosleep"), WaitReason::Timer);
         assert_eq!(reason("schedule pipe_read vfs_read ksys_read"), WaitReason::Pipe);
         assert_eq!(reason("schedule schedule_hrtimeout_range do_sys_poll __x64_sys_poll"), WaitReason::Poll);
+        assert_eq!(
+            reason("schedule io_cqring_wait_schedule io_cqring_wait __do_sys_io_uring_enter"),
+            WaitReason::Poll
+        );
+        assert_eq!(reason("schedule schedule_timeout io_wq_worker ret_from_fork"), WaitReason::Work);
         assert_eq!(reason("schedule do_wait kernel_wait4 __do_sys_wait4"), WaitReason::Child);
         assert_eq!(reason("schedule io_schedule folio_wait_bit_common filemap_read"), WaitReason::Block);
         assert_eq!(

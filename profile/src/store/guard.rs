@@ -1,6 +1,6 @@
-//! Protection of whoever reads a profile that somebody else has made.
+//! Protection of the reader of a profile that somebody else has made.
 //!
-//! A profile is data. A file that holds anything else, such as a view in the place of a table, a trigger or a
+//! A profile is data. A file that holds anything else, such as a view instead of a table, a trigger or a
 //! generated column, is refused before its first row is read. SQLite's settings for hostile files are on, and
 //! the work of a reader is bounded by the size of the file: pages that lead to each other have no end.
 
@@ -19,7 +19,7 @@ use super::{ProfileError, SCHEMA};
 
 /// Longest value and row, bytes. The longest of a profile are functions' code and the texts of a query.
 const LONGEST: i32 = 16 << 20;
-/// Steps of SQLite's machine between two looks at the budget.
+/// Steps of SQLite's machine between two checks of the budget.
 const STEPS: i32 = 100_000;
 /// Steps for a profile of any size.
 const LEAST_STEPS: u64 = 100_000_000;
@@ -94,8 +94,8 @@ fn objects(connection: &Connection, most: i64) -> rusqlite::Result<Vec<Object>> 
     Ok(found)
 }
 
-/// Returns a statement with one space in the place of all space and comments: these differ between versions of
-/// vprof that write the same tables.
+/// Returns a statement with one space instead of all space and comments: these differ between versions
+/// of vprof that write the same tables.
 fn tokens(sql: &str) -> String {
     let mut text = String::with_capacity(sql.len());
     let mut rest = sql.chars().peekable();

@@ -1,8 +1,8 @@
 //! The size of a profile that is being recorded.
 //!
-//! A guest decides how many different stacks, tasks and lines it has, and so how large its profile gets. Beyond the
-//! limit samples go on, and what makes them large does not: new stacks are cut to their innermost frame, and a
-//! frame or process gets a row once a sample is in it.
+//! A guest decides how many different stacks, tasks and lines it has, and so how large its profile gets.
+//! Beyond the limit samples continue, without what makes them large: new stacks are cut to their innermost
+//! frame, and a frame or process gets a row once a sample is in it.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -48,7 +48,7 @@ impl<R: Clone> Held<R> {
                 continue;
             }
             if self.rows.len() >= HELD {
-                // Whoever gives the ids has forgotten them by now, and gives new ones.
+                // The source of the ids has forgotten them by now, and gives new ones.
                 self.rows.clear();
             }
             self.rows.insert(id(row), row.clone());
@@ -63,7 +63,7 @@ impl<R: Clone> Held<R> {
     }
 }
 
-/// What was written before the limit.
+/// Rows written before the limit.
 #[derive(Debug)]
 struct Beyond {
     last_stack: u32,
@@ -125,7 +125,7 @@ impl SizeLimit {
         Some(cut)
     }
 
-    /// Looks at the profile's size after a batch. Returns what is told when it is reached.
+    /// Compares the profile's size with the limit after a batch. Returns the event when it is reached.
     pub(super) fn reached(&mut self, path: &Path, batch: &Batch) -> Option<EventRow> {
         let size = |path: &Path| fs::metadata(path).map_or(0, |meta| meta.len());
         if self.beyond.is_some() || size(path).saturating_add(size(&companion(path, "-wal"))) < self.bytes {

@@ -306,7 +306,7 @@ fn a_profile_is_private_and_no_link_is_followed() {
     next.write(&batch(1)).expect("room");
     let mode = fs::metadata(directory.path().join("x")).expect("a file").permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // A directory by another name is no reason to refuse.
+    // A directory by another name is not refused.
     let link = directory.path().join("link");
     std::os::unix::fs::symlink(directory.path(), &link).expect("a link");
     drop(ProfileWriter::create(&link.join("y"), false).expect("a profile"));
@@ -408,7 +408,7 @@ fn a_reader_can_neither_write_nor_attach() {
     assert!(!other.exists());
 }
 
-/// What a hostile guest causes in a fifth of a second: each sample has a process and a stack of its own.
+/// Rows of a hostile guest in a fifth of a second: each sample has another process and another stack.
 fn flood(n: u32) -> Batch {
     const SAMPLES: u32 = 50;
     const DEPTH: u32 = 127;
@@ -438,7 +438,7 @@ fn beyond_its_size_a_profile_has_every_sample_and_no_new_stack() {
     for n in 0..400 {
         writer.write(&flood(n)).expect("room");
     }
-    // A stack from before goes on whole.
+    // A stack from before stays whole.
     let again = SampleRow { stack: Some(12), frame: 12, ..sample(1) };
     writer.write(&Batch { samples: vec![again], ..Batch::default() }).expect("room");
     writer.finish().expect("room");

@@ -35,12 +35,12 @@ pub struct ProfileWriter {
     limit: SizeLimit,
 }
 
-/// Where the rows are.
+/// Location of the rows.
 #[derive(Debug)]
 enum Place {
     /// Under the profile's name, in the file with this identity (device, inode).
     Own((u64, u64)),
-    /// In another file beside an older profile, whose place it takes with the first row that is recorded.
+    /// In another file next to an older profile, whose place it takes with the first row that is recorded.
     Beside(TempPath),
     /// In a file that must stay where it is.
     Left,
@@ -123,7 +123,7 @@ impl ProfileWriter {
         Self { connection, path: path.to_owned(), place, kept: false, limit: SizeLimit::new(limit) }
     }
 
-    /// Limits the profile to about this many bytes. Beyond it samples go on, and new stacks are cut to the
+    /// Limits the profile to about this many bytes. Beyond it samples continue, and new stacks are cut to the
     /// innermost frame. Without a call the limit is half of what the file system has free at the start.
     #[must_use]
     pub fn limited_to(mut self, bytes: u64) -> Self {
@@ -195,11 +195,11 @@ impl Drop for ProfileWriter {
         if let Ok(nothing) = Connection::open_in_memory() {
             drop(std::mem::replace(&mut self.connection, nothing));
         }
-        // The file beside an older profile is removed with its name.
+        // The file next to an older profile is removed with its name.
         if let Place::Own(own) = self.place
             && identity(&self.path).is_ok_and(|found| found == own)
         {
-            // Whatever stays behind is found, and told of, by the next run.
+            // The next run finds and reports a file that remains.
             drop(fs::remove_file(&self.path).and_then(|()| remove_companions(&self.path)));
         }
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
+use super::standstill::DueTicks;
 use crate::microstate::meter::VcpuMeter;
 use crate::microstate::stats::VcpuStats;
 use profile::estimate::guest_error_key;
@@ -51,9 +52,9 @@ impl VcpuCounters {
         }
     }
 
-    /// Returns the number of vCPUs.
-    pub(super) fn vcpus(&self) -> usize {
-        self.meters.len()
+    /// Returns the ticks that each vCPU is to have.
+    pub(super) fn due_ticks(&self) -> impl Iterator<Item = DueTicks> {
+        self.meters.iter().map(VcpuMeter::due_ticks).map(|(rate_hz, since_ns)| DueTicks { rate_hz, since_ns })
     }
 
     /// Notes that the host had stopped the whole process for `ns`.

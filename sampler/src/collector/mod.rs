@@ -7,7 +7,7 @@ mod finder_events;
 mod namer;
 pub(crate) mod precision;
 mod stall;
-mod standstill;
+pub(crate) mod standstill;
 mod steps;
 mod waiting;
 
@@ -39,7 +39,7 @@ use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
 use profile::rows::{Batch, EventRow, HARDIRQ_BITS, Sink};
 use stall::{STALL, StallReports};
-use standstill::{STANDSTILL, StandstillDetector};
+use standstill::{DueTicks, GuestTimer, STANDSTILL, StandstillDetector};
 use steps::{RoundStep, StepTimes};
 use symbols::names::OpenFiles;
 
@@ -187,6 +187,7 @@ impl Collector {
 
     /// Sets the machine whose vCPUs these are.
     pub(crate) fn bind_counters<O: Observer>(&mut self, machine: &mut Machine<O>) {
+        self.standstill.watch_ticks();
         self.counters.bind(machine);
     }
 
@@ -258,6 +259,7 @@ impl Collector {
             self.event("stopped", format!("the host had stopped vprof for {stopped:.1?}"));
             let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
             self.counters.stopped(ns);
+            self.standstill.forget();
         }
     }
 
@@ -292,6 +294,7 @@ impl Collector {
                 else {
                     break;
                 };
+                self.standstill.sample(vcpu, &record);
                 let id = u8::try_from(vcpu).unwrap_or(u8::MAX);
                 // After a kexec the task of a record is read from memory of the old kernel: only the position
                 // is kept.
@@ -390,13 +393,8 @@ impl Collector {
         }
         if let Some(task_states) = &self.task_states {
             task_states.flush(&mut self.batch);
-            let found =
-                self.standstill.check(self.counters.vcpus(), &self.batch.microstates, task_states.ready());
-            if let Some((who, took_ns)) = found {
-                let name = self.resolver.thread_name(who);
-                self.event(STANDSTILL, standstill::sentence(who, &name, took_ns));
-            }
         }
+        self.check_standstill();
         // Reported once during the run; the end reports the total.
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_reported, true) {
@@ -423,6 +421,22 @@ impl Collector {
             self.steps.note(RoundStep::Write, began);
         }
         self.batch.clear();
+    }
+
+    /// Reports a standstill of the guest.
+    fn check_standstill(&mut self) {
+        let due: Vec<DueTicks> = self.counters.due_ticks().collect();
+        let ready = self.task_states.iter().flat_map(TaskStateCollector::ready);
+        let (kexec, memory) = (&self.kexec, self.memory.as_ref());
+        let timer = || {
+            let (kernel, memory) = kexec.kernel().zip(memory)?;
+            let (clock, next) = (kernel.clock(memory).ok()?, kernel.next_timer(memory).ok()??);
+            Some(GuestTimer { clock_ns: clock.monotonic_ns, next_ns: next })
+        };
+        if let Some(found) = self.standstill.check(monotonic_ns(), &due, &self.batch, ready, timer) {
+            let text = found.sentence(|who| self.resolver.thread_name(who));
+            self.event(STANDSTILL, text);
+        }
     }
 
     fn fail(&mut self, error: String) {

@@ -422,3 +422,34 @@ fn a_stall_on_the_console_is_an_event() {
     assert_eq!(stalls.len(), 1, "{:?}", all.events);
     assert_eq!(stalls[0].text, "[    9.1] rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:");
 }
+
+#[test]
+fn a_console_flood_takes_a_bounded_part_of_the_profile_and_no_sample() {
+    use std::io::Write;
+    let sink = MemorySink::new(usize::MAX);
+    let (session, mut samplers) = session(&sink, 1);
+    let mut console = session.console();
+    let mut collector = session.into_parts();
+    samplers[0].started();
+    let newlines = vec![b'\n'; 1 << 20];
+    for _ in 0..120 {
+        console.write_all(&newlines).expect("never fails");
+        ticks(&mut samplers[0], 10);
+        collector.collect();
+        collector.flush();
+    }
+    console.write_all(b"the end\n").expect("never fails");
+    samplers[0].stopped();
+    assert_eq!(collector.close().samples, 1_200);
+    let all = sink.all();
+    assert_eq!(all.samples.len(), 1_200);
+    // 64 MiB and the newest MiB.
+    let bytes: usize = all.console.iter().map(|row| row.bytes.len() + 64).sum();
+    assert!(bytes <= 65 << 20 && bytes > 60 << 20, "{bytes}");
+    assert!(all.console.len() < 120_000, "{} rows instead of 125 million", all.console.len());
+    assert!(all.console.last().expect("rows").bytes.ends_with(b"the end\n"));
+    assert_eq!(all.events.iter().filter(|event| event.text == ConsoleBudget::SPENT).count(), 1);
+    let dropped: u64 = value(&all, "console_dropped_bytes").expect("counted").parse().expect("a number");
+    let kept: u64 = all.console.iter().map(|row| row.bytes.len() as u64).sum();
+    assert_eq!(dropped + kept, (120 << 20) + 8);
+}

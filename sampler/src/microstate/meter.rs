@@ -87,6 +87,11 @@ impl VcpuMeter {
         Some(self.guest_error).filter(|error| *error > 0.0)
     }
 
+    /// Returns the sampling rate in force, Hz, and the time since which it is, CLOCK_MONOTONIC ns.
+    pub(crate) fn due_ticks(&self) -> (f64, u64) {
+        self.stats.pace.in_force()
+    }
+
     /// Returns the sampling rate if it has changed since the last call.
     pub(crate) fn changed_rate(&mut self, zero_ns: u64) -> Option<RateRow> {
         let (rate_hz, since_ns) = self.stats.pace.in_force();

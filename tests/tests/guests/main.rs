@@ -30,4 +30,5 @@ mod selftest;
 mod stacks;
 mod startup;
 mod states;
+mod tcg;
 mod vsock;

@@ -7,7 +7,7 @@ use vm_memory::GuestAddress;
 use vmm_sys_util::errno;
 
 use crate::bus::Bus;
-use crate::end::MachineEnd;
+use crate::end::{MachineEnd, TRIPLE_FAULT};
 use crate::observer::Exit;
 
 /// The result of one KVM_RUN.
@@ -75,9 +75,9 @@ pub(super) fn handle(bus: &Bus, result: RunResult<'_>) -> ExitAction {
         }
         VcpuExit::Intr => ExitAction::Kicked,
         VcpuExit::IrqWindowOpen | VcpuExit::SetTpr | VcpuExit::IoapicEoi(_) => ExitAction::Resume,
-        VcpuExit::Shutdown => ExitAction::Fail(
-            "the guest caused a triple fault: an exception that it could not handle".to_owned(),
-        ),
+        VcpuExit::Shutdown => {
+            ExitAction::Fail(format!("{TRIPLE_FAULT}: an exception that it could not handle"))
+        }
         VcpuExit::FailEntry(reason, cpu) => ExitAction::Fail(format!(
             "the processor refused to enter the guest on host CPU {cpu}, hardware reason {reason:#x}"
         )),

@@ -17,8 +17,8 @@ pub(crate) const SECTOR: u64 = 512;
 const BLOCK: u64 = 4096;
 /// Blocks whose bits are kept together.
 const GROUP: u64 = 4096;
-/// New blocks of a snapshot between two looks at the room for them: 16 MiB.
-const LOOK: u64 = 4096;
+/// New blocks of a snapshot between two checks of the room for them: 16 MiB.
+const CHECKED_BLOCKS: u64 = 4096;
 /// Part of a file system that snapshots leave to others: one in this many bytes, and at most [`MOST_LEFT`].
 const LEFT_PART: u64 = 20;
 /// 1 GiB.
@@ -105,12 +105,12 @@ struct WriteOverlay {
     file: File,
     /// One bit per written block; groups without a written block are absent.
     written: HashMap<u64, Box<[u64; 64]>>,
-    /// New blocks that may be written before the next look at the room.
+    /// New blocks that may be written before the next check of the room.
     granted: u64,
     /// Reads the size of the file system and what is free of it, bytes.
     room: fn(&File) -> io::Result<(u64, u64)>,
     full: Arc<AtomicBool>,
-    /// It was told that there is no more room.
+    /// True once the lack of room was reported.
     told: bool,
 }
 
@@ -129,18 +129,18 @@ fn room(file: &File) -> io::Result<(u64, u64)> {
 
 impl WriteOverlay {
     /// Grants one more block, or fails while there is room for others still: the guest learns of it as of a
-    /// disk that fails, and everybody else on the file system goes on.
+    /// disk that fails, and the other users of the file system are not affected.
     fn grant(&mut self) -> io::Result<()> {
         if self.granted == 0 {
             let (all, free) = (self.room)(&self.file)?;
             let left = (all / LEFT_PART).min(MOST_LEFT);
-            if free < left.saturating_add(LOOK * BLOCK) {
+            if free < left.saturating_add(CHECKED_BLOCKS * BLOCK) {
                 if !std::mem::replace(&mut self.told, true) {
                     self.full.store(true, Ordering::Release);
                 }
                 return Err(io::ErrorKind::StorageFull.into());
             }
-            self.granted = LOOK;
+            self.granted = CHECKED_BLOCKS;
         }
         self.granted -= 1;
         Ok(())
@@ -324,13 +324,13 @@ mod tests {
         let WriteTarget::Above(overlay) = &mut store.writes else { panic!("a snapshot") };
         overlay.room = |_| Ok((1 << 30, FREE.load(Ordering::Relaxed)));
         // A twentieth of 1 GiB stays free, and what is granted at once has to fit.
-        FREE.store((1 << 30) / 20 + LOOK * BLOCK, Ordering::Relaxed);
-        for block in 0..LOOK {
-            store.write(block * BLOCK, &[1; BLOCK as usize]).unwrap();
+        FREE.store((1 << 30) / 20 + CHECKED_BLOCKS * BLOCK, Ordering::Relaxed);
+        for block in 0..CHECKED_BLOCKS {
+            store.write(block * BLOCK, &[1; 4096]).unwrap();
         }
-        FREE.store((1 << 30) / 20 + LOOK * BLOCK - 1, Ordering::Relaxed);
+        FREE.store((1 << 30) / 20 + CHECKED_BLOCKS * BLOCK - 1, Ordering::Relaxed);
         assert!(!full.load(Ordering::Relaxed));
-        let error = store.write(LOOK * BLOCK, &[1; 512]).unwrap_err();
+        let error = store.write(CHECKED_BLOCKS * BLOCK, &[1; 512]).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         assert!(full.load(Ordering::Relaxed));
         store.write(0, &[2; 512]).unwrap();
@@ -338,7 +338,7 @@ mod tests {
         store.read(0, &mut sector).unwrap();
         assert_eq!(sector, [2; 512]);
         FREE.store(1 << 30, Ordering::Relaxed);
-        store.write(LOOK * BLOCK, &[1; 512]).unwrap();
+        store.write(CHECKED_BLOCKS * BLOCK, &[1; 512]).unwrap();
     }
 
     #[test]

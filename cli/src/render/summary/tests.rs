@@ -249,11 +249,11 @@ fn parts_and_cut_runs_are_shown() {
         "  Only process gzip, stacks with read\\x1b[2J, user code and interrupts, vCPU 1,\n    from 2.00 s.\n"
     ));
     assert!(!text.contains("emulated"));
-    assert!(!text.contains("started again"));
+    assert!(!text.contains("begun again"));
     report.meta.insert("host_restarts".to_owned(), "2".to_owned());
     assert!(
         render(&report, profile(), 4, PAGE)
-            .contains("  The host froze early and was started again, 2 times.\n")
+            .contains("  The host's emulation failed before this run, which was begun again 2 times.\n")
     );
 }
 

@@ -65,7 +65,7 @@ impl Stage {
     }
 }
 
-/// What is said back to one line.
+/// Answers to one line.
 fn told(stream: &StdStream, line: &str) -> Value {
     (&*stream).write_all(format!("{line}\n").as_bytes()).unwrap();
     let mut reply = String::new();

@@ -23,43 +23,112 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
         duration: None,
         policy: wall::SyscallPolicy::default(),
         waits: Vec::new(),
+        retries: 0,
         meta: Vec::new(),
     }
 }
 
 fn setup() -> Setup {
     Setup {
-        qemu: Qemu { path: "/q".into(), version: "1".to_owned() },
+        qemu: Qemu { path: "/q".into(), version: "1".to_owned(), has_sandbox: false },
         bundle: Bundle { directory: "/b".into(), kernel: "/b/k".into(), initrd: "/b/i".into() },
         silence: Duration::from_secs(30),
     }
 }
 
-/// Whether a host that froze like this is started anew.
-fn tried_again(disk: Option<DiskMode>, stage: RunStage, kernel_up: bool) -> bool {
-    let (setup, spec) = (setup(), spec(disk));
-    let initrd = Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 };
-    let attempt =
-        Attempt { setup: &setup, spec: &spec, initrd: &initrd, payload_bytes: 0, vsock: None, restarts: 0 };
-    let silent = RelayEnd::Silent(Duration::from_secs(30));
-    match attempt.explain(silent, (stage, kernel_up), None, String::new()) {
-        Broken::Again(_) => true,
-        Broken::Final(error) => {
-            assert!(error.to_string().contains("froze while the guest ran: silent for 30.00 s"), "{error}");
-            assert_eq!(error.stage(), crate::Stage::Guest);
-            false
-        }
+fn facts(stage: RunStage, measured: bool) -> RunFacts {
+    RunFacts { stage, measured, run_ns: 12_000_000_000 }
+}
+
+fn attempt<'a>(setup: &'a Setup, spec: &'a RunSpec, initrd: &'a Initrd) -> Attempt<'a> {
+    Attempt { setup, spec, initrd, payload_bytes: 0, vsock: None, restarts: Restarts::default() }
+}
+
+fn initrd() -> Initrd {
+    Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 }
+}
+
+fn outcome(end: MachineEnd) -> Outcome {
+    Outcome {
+        end: GuestEnd::Ran(end),
+        totals: sampler::SessionTotals::default(),
+        host_restarts: 0,
+        trouble: Vec::new(),
+    }
+}
+
+/// The fault of a host that came to this end, if it is one.
+fn fault(disk: Option<DiskMode>, facts: &RunFacts, ended: RelayEnd) -> Option<Fault> {
+    let (setup, spec, initrd) = (setup(), spec(disk), initrd());
+    match attempt(&setup, &spec, &initrd).explain(ended, facts, None, String::new()) {
+        Ok(Attempted::Faulty(fault)) => Some(fault),
+        Ok(Attempted::Ended(_)) => panic!("no guest has ended"),
+        Err(_) => None,
     }
 }
 
 #[test]
-fn a_frozen_host_is_started_anew_only_where_nothing_was_done() {
+fn a_frozen_host_has_measured_nothing_before_the_kernel_is_found() {
+    let measured = |disk, stage, measured| {
+        let silent = RelayEnd::Silent(Duration::from_secs(30));
+        fault(disk, &facts(stage, measured), silent).expect("a fault").measured
+    };
     for disk in [None, Some(DiskMode::Snapshot), Some(DiskMode::ReadWrite)] {
-        assert!(tried_again(disk, RunStage::Silent, false));
-        assert!(tried_again(disk, RunStage::Preparing, false));
-        assert!(!tried_again(disk, RunStage::Guest, true));
+        assert!(!measured(disk, RunStage::Silent, false));
+        assert!(!measured(disk, RunStage::Preparing, false));
+        assert!(measured(disk, RunStage::Guest, true));
     }
-    assert!(tried_again(None, RunStage::Guest, false));
-    assert!(tried_again(Some(DiskMode::Snapshot), RunStage::Guest, false));
-    assert!(!tried_again(Some(DiskMode::ReadWrite), RunStage::Guest, false));
+    assert!(!measured(None, RunStage::Guest, false));
+    assert!(!measured(Some(DiskMode::Snapshot), RunStage::Guest, false));
+    // What the guest has written to a disk stays there.
+    assert!(measured(Some(DiskMode::ReadWrite), RunStage::Guest, false));
+}
+
+#[test]
+fn faults_of_the_emulation_are_told_apart_from_other_ends() {
+    let guest = || facts(RunStage::Guest, true);
+    let silent = fault(None, &guest(), RelayEnd::Silent(Duration::from_secs(30))).unwrap();
+    let error = silent.result.unwrap_err();
+    assert!(error.to_string().contains("froze while the guest ran: silent for 30.00 s"), "{error}");
+    assert_eq!(error.stage(), crate::Stage::Guest);
+    let stalled =
+        fault(None, &guest(), RelayEnd::Stalled("vCPU 1 had no ticks for 10 s".to_owned())).unwrap();
+    assert_eq!(
+        stalled.sentence,
+        "the emulated host stalled after 12.00 s: vCPU 1 had no ticks for 10 s: a known fault of QEMU's SVM emulation \
+         (docs/limits.md)"
+    );
+    let error = stalled.result.unwrap_err();
+    assert!(error.to_string().contains("`--retry`") && error.stage() == crate::Stage::Guest, "{error}");
+    assert!(fault(None, &guest(), RelayEnd::Closed).is_some());
+    assert!(fault(None, &facts(RunStage::Silent, false), RelayEnd::Closed).is_none());
+    assert!(fault(None, &guest(), RelayEnd::Stopped).is_none());
+    assert!(fault(None, &guest(), RelayEnd::Failed(crate::Stage::Guest, "no disk".to_owned())).is_none());
+}
+
+#[test]
+fn a_triple_fault_is_one_of_the_emulation_and_keeps_its_outcome() {
+    let (setup, spec, initrd) = (setup(), spec(None), initrd());
+    let attempt = attempt(&setup, &spec, &initrd);
+    let failed = outcome(MachineEnd::Failed(format!("vCPU 0: {TRIPLE_FAULT}: an exception")));
+    let Attempted::Faulty(fault) = attempt.judge(failed, &facts(RunStage::Guest, true)) else {
+        panic!("no fault");
+    };
+    assert!(fault.measured && fault.result.is_ok());
+    assert!(fault.sentence.contains("had a triple fault after 12.00 s"), "{}", fault.sentence);
+    for end in [MachineEnd::Reset, MachineEnd::Failed("vCPU 0: KVM failed".to_owned())] {
+        let judged = attempt.judge(outcome(end), &facts(RunStage::Guest, true));
+        assert!(matches!(judged, Attempted::Ended(_)), "{judged:?}");
+    }
+}
+
+#[test]
+fn restarts_are_bounded_and_late_ones_need_the_option() {
+    let mut restarts = Restarts::default();
+    assert!(!restarts.take(true, 0));
+    assert!(restarts.take(false, 0) && restarts.take(false, 0));
+    assert!(!restarts.take(false, 0));
+    assert!(restarts.take(true, 1));
+    assert!(!restarts.take(true, 1) && !restarts.take(false, 1));
+    assert_eq!(restarts.count(), 3);
 }

@@ -1,0 +1,31 @@
+//! Guests on QEMU's emulation without KVM (`--host tcg`).
+
+use vprof_tests::Guest;
+
+#[test]
+#[ignore = "one more host: --all"]
+fn a_guest_without_kvm_has_names_a_console_and_its_exit_code() {
+    let run = Guest::demo()
+        .next_to_others()
+        .options(["--host", "tcg", "--memory", "256M"])
+        .script("echo console of the guest; spin --seconds 5; exit 7")
+        .run()
+        .exited(7);
+    assert!(run.stdout.contains("console of the guest"), "{}", run.stdout);
+    let report = run.report();
+    assert_eq!(report.get("host"), "tcg");
+    assert!(report.process("spin").share > 0.0);
+    assert!(run.json(&["stat"])["not_had"].is_string());
+}
+
+#[test]
+#[ignore = "one more host: --all"]
+fn a_guest_without_kvm_powers_off() {
+    let run = Guest::demo()
+        .next_to_others()
+        .options(["--host", "tcg", "--memory", "256M"])
+        .script("echo o > /proc/sysrq-trigger; sleep 60")
+        .run()
+        .exited(1);
+    assert!(run.stderr.contains("it ended before its command did"), "{}", run.stderr);
+}

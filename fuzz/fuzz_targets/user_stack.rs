@@ -8,9 +8,9 @@ use std::sync::{LazyLock, Mutex};
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use symbols::{LinkAddr, VirtAddr};
 use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode, UserUnwinder};
 use symbols::fixture::cfi::{Builder, EH_FRAME, HEADER, cfa_offset, debug_frame, saved};
+use symbols::{LinkAddr, VirtAddr};
 use vprof_fuzz::stacks::{StackWord, StackWords, registers};
 
 /// Virtual address of the file.

@@ -8,5 +8,5 @@ pub fn perf_map(text: &[u8], addresses: &[u64]) -> Vec<(u64, u64, String)> {
     let map = PerfMap::parse(text);
     assert!(map.memory() <= 32 << 20, "names of a map are bounded");
     let found = addresses.iter().filter_map(|&address| map.find(linux::VirtAddr(address)));
-    found.map(|symbol| (symbol.start, symbol.end, symbol.name.to_string())).collect()
+    found.map(|symbol| (symbol.start.0, symbol.end.0, symbol.name.to_string())).collect()
 }

@@ -147,8 +147,8 @@ impl<A: CodeSpace> CodeAddr<A> {
         self.kind == AddressKind::Return
     }
 
-    /// Returns an address inside of the instruction that the frame is in, which is what to look up: a call may
-    /// be a function's last instruction.
+    /// Returns an address inside of the instruction that the frame is in, which is what to look up: a call
+    /// may be a function's last instruction.
     #[inline]
     pub fn lookup(self) -> A {
         match self.kind {

@@ -42,8 +42,8 @@ pub(crate) enum StackStep {
     Kernel(CodeAddr),
     /// Code of a process in a file.
     File { at: CodeAddr<LinkAddr>, file: Arc<FileEntry> },
-    /// Code of a process elsewhere: in memory without a file (`anonymous`), or in unknown memory. `made` is the
-    /// function, if the process has made the code and named it.
+    /// Code of a process elsewhere: in memory without a file (`anonymous`), or in unknown memory. `made` is
+    /// the function, if the process has made the code and named it.
     Memory { at: CodeAddr, anonymous: bool, made: Option<JitSymbol> },
     /// Frames are missing or doubtful: the part of the stack, and the reason.
     Reason { of: ReasonSubject, why: String },

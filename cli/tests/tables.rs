@@ -10,11 +10,12 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use linux::CpuStat;
+use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
-    Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, ExitRow, InjectedRow, InterruptRow, InterruptSourceRow,
-    InterruptTimeRow, KvmCounterRow, MicrostateRow, RusageRow, StackRow, TaskLifeRow, TaskScanRow,
-    TaskScanStateRow, TaskStateRow, ThreadRow, WakeupRow,
+    Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, InterruptRow, InterruptSourceRow, InterruptTimeRow,
+    MicrostateRow, RusageRow, StackRow, TaskLifeRow, TaskScanRow, TaskScanStateRow, TaskStateRow, ThreadRow,
+    WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -33,21 +34,7 @@ fn with_everything(quarters: u64) -> Batch {
         ..Microstates::default()
     };
     batch.microstates = (0..2).map(|vcpu| MicrostateRow { vcpu, time_ns: 800 * MS, states }).collect();
-    batch.exits.push(ExitRow {
-        id: 1,
-        vcpu: 0,
-        reason: "port write".to_owned(),
-        address: Some(0x3f8),
-        device: Some("serial port".to_owned()),
-        count: 3,
-        total_ns: 30_000,
-        max_ns: 12_000,
-        p50_ns: 9_728,
-        p99_ns: 11_776,
-        times: vec![(9_216, 2), (11_264, 1)],
-    });
-    batch.kvm_counters.push(KvmCounterRow { vcpu: 0, name: "exits".to_owned(), value: 12, grows: true });
-    batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
+    made_up::exits(&mut batch);
     batch.rusage.push(RusageRow {
         instance: 1,
         time_ns: 790 * MS,

@@ -120,15 +120,7 @@ pub async fn run(
         sink,
         images::files::open(contents.clone()),
     );
-    if spec.meta.iter().any(|(key, _)| key == "command") {
-        session.ends_with_kernel();
-    }
-    session.boots();
-    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
-    // Without room for it names come from the guest's memory alone.
-    if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
-        session.booted_with(initrd);
-    }
+    prepare(&mut session, spec, payload.initrd.as_deref());
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
     let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
     let machine = &spec.machine;
@@ -185,16 +177,40 @@ pub async fn run(
         }
     };
     let command = command.and_then(|command| command.ended());
-    let ran = command.and_then(|command| command.ran);
-    let wall = ran.map_or(command_ns.map(Duration::from_nanos), |(_, wall)| Some(wall));
-    meta.extend(wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
-    meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
+    meta.extend(command_rows(command, command_ns.map(Duration::from_nanos)));
     let end = GuestEnd::Ran(command.map_or(end, |command| MachineEnd::Exited(command.status.into())));
     session.event("end", &end.sentence());
     let totals = session.finish(meta);
     let written = spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written());
     trouble.extend(unwritten(written.map(|(disk, contents)| (disk.path.as_path(), contents.flush()))));
     Ok(Outcome { end, totals, host_restarts: 0, trouble })
+}
+
+/// Prepares the session of a guest that boots: the end of its command, the conditions, and the programs of
+/// its initrd.
+pub(crate) fn prepare(session: &mut Session, spec: &RunSpec, initrd: Option<&[u8]>) {
+    if spec.meta.iter().any(|(key, _)| key == "command") {
+        session.ends_with_kernel();
+    }
+    session.boots();
+    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
+    // Without room for it names come from the guest's memory alone.
+    if let Some(Ok(initrd)) = initrd.map(Initrd::keep) {
+        session.booted_with(initrd);
+    }
+}
+
+/// Returns the rows of `meta` about a command. `wall` is its duration by the guest itself, for a command that
+/// systemd has not run.
+pub(crate) fn command_rows(
+    command: Option<Ended>,
+    wall: Option<Duration>,
+) -> impl Iterator<Item = (String, String)> {
+    let ran = command.and_then(|command| command.ran);
+    let wall = ran.map_or(wall, |(_, wall)| Some(wall));
+    let wall = wall.map(|wall| ("command_wall_ns".to_owned(), wall.as_nanos().to_string()));
+    let begun = ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string()));
+    wall.into_iter().chain(begun)
 }
 
 /// Says which disks lack what the guest has written.

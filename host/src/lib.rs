@@ -23,6 +23,7 @@ pub mod heap;
 pub mod link;
 pub mod network;
 pub mod portable;
+mod process;
 pub mod protocol;
 mod relay;
 mod socket;

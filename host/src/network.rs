@@ -15,6 +15,7 @@ use vmm::Network;
 use vmm::net::{Backend, Interface, Stream, Tap, TapError};
 
 use crate::half::CableFd;
+use crate::process::memory_file;
 
 /// The program of `--net passt`.
 const PASST: &str = "passt";
@@ -231,8 +232,7 @@ pub struct Passt {
 
 impl Passt {
     fn start(path: &Path, socket: &UnixStream) -> io::Result<Self> {
-        let words = nix::sys::memfd::memfd_create(c"vprof-passt", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)?;
-        let words = File::from(words);
+        let words = File::from(memory_file(c"vprof-passt", &[])?);
         let socket = socket.as_raw_fd();
         let mut command = Command::new(path);
         command.args(["--foreground", "--quiet", "--fd", &socket.to_string()]);

@@ -14,7 +14,6 @@
 //! the first command of the stub's client lets them run.
 
 use std::ffi::OsString;
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -27,16 +26,17 @@ use attach::{AttachError, Attachment};
 use images::{BootPayload, ImageError};
 use profile::Sink;
 use profile::estimate::ONE_CLOCK;
-use sampler::{AttachedSampler, Initrd, Session, SessionConfig};
+use sampler::{AttachedSampler, Session, SessionConfig};
 use text::message::Reason;
 use vmm::{EXIT_PORT, MachineEnd};
 
-use crate::guest::{Command, GuestError, Inputs, ProfiledVm, watch};
+use crate::guest::{Command, GuestError, Inputs, ProfiledVm, command_rows, prepare, watch};
 use crate::heap;
 use crate::link::{ConsoleWriter, Link, Phase};
 use crate::network::{Passt, Plugged};
 use crate::portable::log::Log;
 use crate::portable::qemu::{self, Card, Qemu};
+use crate::process::memory_file;
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::Receiver;
@@ -164,12 +164,9 @@ impl Machine<'_> {
     }
 }
 
-/// Bytes in anonymous memory, as QEMU can open them.
+/// Writes bytes to a file in memory, which QEMU opens.
 fn in_memory(bytes: &[u8]) -> Result<OwnedFd, TcgError> {
-    let fd = nix::sys::memfd::memfd_create(c"vprof-boot", nix::sys::memfd::MFdFlags::MFD_CLOEXEC);
-    let mut file = fd.map(File::from).map_err(|error| start_error("keep the kernel")(error.into()))?;
-    file.write_all(bytes).map_err(start_error("keep the kernel"))?;
-    Ok(file.into())
+    memory_file(c"vprof-boot", bytes).map_err(start_error("keep the kernel"))
 }
 
 /// Boots the guest in QEMU, samples it into `sink`, and returns when it has ended.
@@ -208,15 +205,7 @@ pub async fn run(
     heap::give_back_at_once();
     let config = SessionConfig { vcpus, recording: spec.recording.clone(), meta };
     let (mut session, samplers) = Session::new(config, sink, files);
-    if spec.meta.iter().any(|(key, _)| key == "command") {
-        session.ends_with_kernel();
-    }
-    session.boots();
-    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
-    // Without room for it names come from the guest's memory alone.
-    if let Some(Ok(initrd)) = payload.initrd.as_deref().map(Initrd::keep) {
-        session.booted_with(initrd);
-    }
+    prepare(&mut session, spec, payload.initrd.as_deref());
     drop(payload);
     let mut child = machine.start(qemu)?;
     let log = Log::keep(&mut child);
@@ -262,10 +251,7 @@ pub async fn run(
         end = ended_by(status, reason.as_deref(), &log.last_words().await);
     }
     let command = command.and_then(|command| command.ended());
-    let ran = command.and_then(|command| command.ran);
-    let mut meta = Vec::new();
-    meta.extend(ran.map(|(_, wall)| ("command_wall_ns".to_owned(), wall.as_nanos().to_string())));
-    meta.extend(ran.map(|(begun_ns, _)| ("command_begun_ns".to_owned(), begun_ns.to_string())));
+    let meta = command_rows(command, None).collect();
     if let Some(command) = command {
         end = MachineEnd::Exited(command.status.into());
     }

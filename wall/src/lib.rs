@@ -7,9 +7,8 @@
 //! | `files` | open a file but its own in /proc and those in one directory; TCP, abstract sockets, signals to others | Landlock: Linux 5.13, 6.7, 6.12 |
 //! | `filter` | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
-//! [`enter`] raises the wall around all threads that the process has and will have. A thread of one kind
-//! gives up more with [`enter_thread`]. Both do nothing for the sampling of a guest: a filter is evaluated by
-//! the kernel at each system call, and the hot path makes two of them.
+//! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
+//! more with [`enter_thread`]. The kernel evaluates the filters at each system call.
 
 mod files;
 mod filter;
@@ -83,7 +82,8 @@ pub enum WallError {
 
 static FILTERS: OnceLock<filter::Filters> = OnceLock::new();
 
-/// Raises the wall around the process. The process has one thread when it calls this.
+/// Raises the wall around the calling thread and all that it starts: the process, which has one thread when
+/// it calls this.
 ///
 /// # Errors
 /// A part that this kernel has cannot be raised. Landlock and namespaces are left out where the kernel or the

@@ -1,22 +1,21 @@
 //! Starting a guest half, and the reason of its end.
 
-use std::fs::File;
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use tempfile::TempDir;
 use wall::{REPORT_BYTES, RefusedCall};
 
 use super::{COMMAND, HalfJob};
+use crate::process::{memory_file, prepare_child};
 
 /// Parts of a guest half that outlive its start.
 #[derive(Debug)]
 pub struct HalfProcess {
     /// Directory of its temporary files, removed with this.
-    _directory: TempDir,
+    directory: TempDir,
     report: io::PipeReader,
 }
 
@@ -28,7 +27,7 @@ impl HalfProcess {
     pub fn new() -> io::Result<(Self, OwnedFd)> {
         let (report, writer) = io::pipe()?;
         let directory = tempfile::Builder::new().prefix("vprof-").tempdir()?;
-        Ok((Self { _directory: directory, report }, writer.into()))
+        Ok((Self { directory, report }, writer.into()))
     }
 
     /// Returns the command of a guest half. `connection` becomes its standard input. Its environment is empty
@@ -42,7 +41,7 @@ impl HalfProcess {
         let job_number = job_file.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command.args([COMMAND, &job_number.to_string()]);
-        command.env_clear().env("TMPDIR", self._directory.path());
+        command.env_clear().env("TMPDIR", self.directory.path());
         command.stdin(Stdio::from(connection)).stdout(Stdio::null());
         let mut inherited = job.descriptors.all();
         inherited.push(job_number);
@@ -64,29 +63,4 @@ impl HalfProcess {
         (status.signal() == Some(libc::SIGSYS))
             .then(|| "it made a system call that its filter refuses".to_owned())
     }
-}
-
-/// Writes bytes to a file in memory, for a descriptor that a process inherits.
-pub(crate) fn memory_file(name: &std::ffi::CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(bytes)?;
-    file.rewind()?;
-    Ok(file.into())
-}
-
-/// Runs in the child between fork and exec: it ends with its parent, and keeps the descriptors.
-fn prepare_child(parent: u32, inherited: &[libc::c_int]) -> io::Result<()> {
-    let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
-    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
-    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
-    // The parent may have died before the line above.
-    // SAFETY: getppid has no arguments and cannot fail.
-    if u32::try_from(unsafe { libc::getppid() }) != Ok(parent) {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    for fd in inherited {
-        // SAFETY: F_SETFD changes a flag of a descriptor that the parent holds open across the fork.
-        checked(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
-    }
-    Ok(())
 }

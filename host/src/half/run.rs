@@ -11,10 +11,11 @@ use text::message::Reason;
 use tokio::net::UnixStream;
 use vmm::KvmError;
 
-use super::process::{HalfProcess, memory_file};
+use super::process::HalfProcess;
 use super::{Descriptors, HalfJob};
 use crate::link::{Link, Phase};
 use crate::network::{Cable, NetworkError, Passt, Plugged};
+use crate::process::memory_file;
 use crate::protocol::FrameError;
 use crate::relay::{Relay, RelayEnd, RunStage};
 use crate::spec::{Outcome, RunSpec};

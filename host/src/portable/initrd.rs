@@ -1,6 +1,5 @@
 //! The initial file system of the portable host: its modules, this very program as init, and the job.
 
-use std::io::Write;
 use std::os::fd::OwnedFd;
 
 use images::contents::ImageFormat;
@@ -9,6 +8,7 @@ use vmm::DiskMode;
 
 use super::bundle::Bundle;
 use super::{PortableError, ProgramError, exe, start_error};
+use crate::process::memory_file;
 use crate::protocol::Job;
 use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE};
 use crate::spec::{DiskSpec, MachineSpec, RunSpec};
@@ -58,12 +58,9 @@ pub fn make(bundle: &Bundle, spec: &RunSpec, payload: &BootPayload) -> Result<In
     if let Some(initrd) = &payload.initrd {
         archive.file(INITRD_FILE.trim_start_matches('/'), 0o644, initrd);
     }
-    let fd = nix::sys::memfd::memfd_create(c"vprof-initrd", nix::sys::memfd::MFdFlags::MFD_CLOEXEC)
-        .map_err(|e| start_error("make its initial file system")(e.into()))?;
-    let mut file = std::fs::File::from(fd);
     let archive = archive.finish();
-    file.write_all(&archive).map_err(start_error("make its initial file system"))?;
-    Ok(Initrd { fd: file.into(), bytes: archive.len() as u64 })
+    let fd = memory_file(c"vprof-initrd", &archive).map_err(start_error("make its initial file system"))?;
+    Ok(Initrd { fd, bytes: archive.len() as u64 })
 }
 
 /// The name that virtio-blk gives the disk at this place: vda ... vdz, vdaa ...

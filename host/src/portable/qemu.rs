@@ -13,6 +13,7 @@ use images::contents::ImageFormat;
 use vmm::DiskMode;
 
 use crate::network::{Cable, mac_text};
+use crate::process::{checked, prepare_child};
 use crate::protocol::portable::{PORT, VSOCK_PORT};
 use crate::spec::DiskSpec;
 
@@ -150,31 +151,19 @@ pub fn command(
     // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
     // closure owns; nothing is allocated.
     unsafe {
-        command.pre_exec(move || prepare_child(parent, &inherited, cpu_seconds));
+        command.pre_exec(move || {
+            prepare_child(parent, &inherited)?;
+            cpu_seconds.map_or(Ok(()), limit_cpu)
+        });
     }
     command
 }
 
-/// Runs in the child between fork and exec.
-fn prepare_child(parent: u32, inherited: &[RawFd], cpu_seconds: Option<u64>) -> io::Result<()> {
-    let checked = |result: libc::c_int| if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) };
-    // SAFETY: PR_SET_PDEATHSIG takes a signal number and touches no memory.
-    checked(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) })?;
-    // The parent may have died before the line above.
-    // SAFETY: getppid has no arguments and can't fail.
-    if u32::try_from(unsafe { libc::getppid() }) != Ok(parent) {
-        return Err(io::Error::from_raw_os_error(libc::ESRCH));
-    }
-    for fd in inherited {
-        // SAFETY: F_SETFD changes a flag of a descriptor that the parent holds open across the fork.
-        checked(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
-    }
-    if let Some(seconds) = cpu_seconds {
-        let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds.saturating_add(1) };
-        // SAFETY: setrlimit reads one rlimit through a pointer that is valid for the call.
-        checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })?;
-    }
-    Ok(())
+/// Limits the CPU time of the calling process, between fork and exec.
+fn limit_cpu(seconds: u64) -> io::Result<()> {
+    let limit = libc::rlimit { rlim_cur: seconds, rlim_max: seconds.saturating_add(1) };
+    // SAFETY: setrlimit reads one rlimit through a pointer that is valid for the call.
+    checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })
 }
 
 /// The guest's disks, in its order.

@@ -118,7 +118,7 @@ fn number(
     value.trim().parse().map_err(|_| ConfigError::Number { name, value: value.into_owned() })
 }
 
-/// Zero and negative numbers are no limit.
+/// Zero and negative numbers turn a limit off.
 fn positive(number: i64) -> Option<u64> {
     u64::try_from(number).ok().filter(|number| *number > 0)
 }

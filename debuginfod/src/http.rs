@@ -98,7 +98,7 @@ fn has_end(answer: &Response<Body>) -> bool {
     is_chunked || answer.body().content_length().is_some()
 }
 
-/// Limits of a GET: time and size. `None` is no limit.
+/// Limits of a GET: time and size. `None` turns a limit off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HttpLimits {
     /// No answer, or less than 100 KiB of it, within this time ends the GET.

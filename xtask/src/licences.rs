@@ -12,8 +12,8 @@ use serde_json::Value;
 use crate::demo::cargo;
 
 /// Licences that a statically linked program under "Apache-2.0 OR MIT" may include, by their SPDX
-/// identifiers. CDDL-1.0 is the licence of one crate that is used as a library, unchanged. ISC, the licence of
-/// what TLS is made of, is permissive: BSD-2-Clause in fewer words.
+/// identifiers. CDDL-1.0 is the licence of one crate that is used as a library, unchanged. ISC, the
+/// licence of what TLS is made of, is permissive: BSD-2-Clause in fewer words.
 const ALLOWED: &[&str] = &[
     "0BSD",
     "Apache-2.0",

@@ -19,7 +19,7 @@ use server::{Answer, TestCertificate, answer, serve, serve_tls};
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc";
 const MISSING: &[u8] = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n";
 
-/// An environment with a cache of its own.
+/// An environment with its own cache.
 struct TestClient {
     directory: tempfile::TempDir,
     variables: HashMap<&'static str, OsString>,

@@ -30,7 +30,7 @@ impl<S: std::fmt::Debug> std::fmt::Debug for ChangedSampler<S> {
     }
 }
 
-impl<S: Send> Observer for ChangedSampler<S> {
+impl<S: Send + 'static> Observer for ChangedSampler<S> {
     fn started(&mut self) -> Option<Duration> {
         self.sampler.started()
     }

@@ -124,7 +124,7 @@ mod tests {
         let (sampler, mut ends, _) = VcpuSampler::new(2, intervals, capacity, Default::default());
         let mut attached = AttachedSampler::from(sampler);
         let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
-        let regs = kvm_regs { rip: u64::MAX - 0xfff, rsp: 8, ..Default::default() };
+        let regs = kvm_regs { rip: 0x1234_5000, rsp: 8, ..Default::default() };
         let sregs = kvm_sregs { cr3: 0x5000, cr0: 1 << 31 | 1, efer: 1 << 10, ..Default::default() };
         for nested in [true, false] {
             let now_ns = monotonic_ns();

@@ -6,13 +6,16 @@ use std::io::{self, Seek, Write};
 use std::os::fd::{OwnedFd, RawFd};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use vmm::host_kernel;
 
 /// Writes bytes to a file in memory, for a descriptor that a program inherits.
 ///
 /// # Errors
 /// No memory or no descriptors are left.
 pub(crate) fn memory_file(name: &CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC)?);
+    let file = memfd_create(name, MFdFlags::MFD_CLOEXEC)
+        .map_err(|errno| host_kernel::of_call(host_kernel::MEMFD_CREATE, errno.into()))?;
+    let mut file = File::from(file);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file.into())

@@ -45,9 +45,9 @@ fn attacked_by(what: &str, options: &[&str]) -> Run {
     let peak = memory.join().expect("it measures");
     assert!(peak > 0 && peak < MEMORY, "{what}: {} MiB of memory", peak >> 20);
     let bytes = std::fs::metadata(run.profile()).expect("a profile").len();
-    let samples = run.number("SELECT count(*) FROM sample");
-    assert!(samples > 100.0, "{samples} samples");
-    let most = LIMIT + CONSOLE + SAMPLE * samples as u64;
+    let samples = run.query("SELECT count(*) FROM sample")[0][0].as_u64().expect("a number");
+    assert!(samples > 100, "{samples} samples");
+    let most = LIMIT + CONSOLE + SAMPLE * samples;
     assert!(bytes < most, "{what}: {} of {} MiB", bytes >> 20, most >> 20);
     assert_eq!(run.number("SELECT sum(lost) FROM vcpu"), 0.0, "{what}: lost samples");
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");

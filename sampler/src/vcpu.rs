@@ -455,7 +455,7 @@ mod tests {
         sampler.ticked(&Tick { context, blocked: false, source: &NestingVcpu });
         let nested = ring.pop().expect("a sample");
         assert!(nested.record.nested && nested.stack.is_none() && !nested.stack_missed);
-        assert_eq!((nested.record.rip, nested.record.rsp, nested.record.cr3), (0, 0, 0));
+        assert_eq!((nested.record.rip.0, nested.record.rsp, nested.record.cr3), (0, 0, 0));
         assert_eq!(nested.record.vcpu_state, VcpuState::Guest, "the time is the guest's");
         assert!(!nested.record.in_64_bit_kernel() && nested.record.kernel_mapped.is_none());
     }

@@ -8,6 +8,7 @@
 //!                                  └──── [`elf`] ────────┴── [`go`]
 //! ```
 
+mod address;
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
@@ -19,4 +20,5 @@ pub mod go;
 pub mod names;
 mod registers;
 
+pub use address::{AddressKind, CodeAddr, CodeSpace, FileOffset, LinkAddr, PhysAddr, VirtAddr};
 pub use registers::{Registers, StackMemory};

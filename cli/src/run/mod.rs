@@ -183,12 +183,7 @@ struct FoundFiles {
 
 impl FoundFiles {
     fn open(args: &RunArgs) -> Result<Self, Error> {
-        let given = args.format.as_slice();
-        // A list has a format for IMAGE if it is longer than the other disks.
-        let others = match given {
-            [] | [_] => given,
-            list => list.get(list.len().saturating_sub(args.disk.len())..).unwrap_or_default(),
-        };
+        let (image_format, other_formats) = given_formats(&args.format, args.disk.len());
         let disk = |path: &PathBuf, format| {
             // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
             // something to it that absolute ones do not.
@@ -198,8 +193,8 @@ impl FoundFiles {
             Ok::<_, ImageError>((disk, file))
         };
         let opened = NamedFile::image(&args.image)?;
-        let format = ImageFormat::choose(given.first().copied(), &opened.file, &args.image)?;
-        let image = disk(&args.image, given.first().copied());
+        let format = ImageFormat::choose(image_format, &opened.file, &args.image)?;
+        let image = disk(&args.image, image_format);
         // The format that counts is that of the locked file.
         let (format, image_file) = match &image {
             Ok((disk, file)) => (disk.format, disk.read_only(file)?),
@@ -207,9 +202,7 @@ impl FoundFiles {
         };
         let initrd = args.initrd.as_deref().map(NamedFile::initrd).transpose()?;
         let kernel = args.kernel.as_deref().map(NamedFile::kernel).transpose()?;
-        let format_of_other = |n: usize| if others.len() == 1 { others.first() } else { others.get(n) };
-        let others = args.disk.iter().enumerate();
-        let others = others.map(|(n, path)| disk(path, format_of_other(n).copied()));
+        let others = args.disk.iter().zip(other_formats).map(|(path, format)| disk(path, format));
         let others = others.collect::<Result<Vec<_>, _>>()?;
         let passed = |(disk, file): &(DiskSpec, File)| {
             Ok((NamedFile { path: disk.path.clone(), file: disk.read_only(file)? }, disk.format))
@@ -220,6 +213,7 @@ impl FoundFiles {
             kernel,
             initrd,
             disks: others.iter().map(passed).collect::<Result<_, ImageError>>()?,
+            command: !args.command.is_empty(),
         };
         Ok(Self { guest, image, others })
     }
@@ -228,12 +222,32 @@ impl FoundFiles {
     fn disks(self, args: &RunArgs, has_image: bool) -> Result<(Vec<DiskSpec>, Vec<File>), Error> {
         let image = if has_image { Some(self.image?) } else { None };
         let disks: Vec<_> = image.into_iter().chain(self.others).collect();
-        if args.format.len() > 1 && args.format.len() != disks.len() {
-            return Err(UsageError::Formats { formats: args.format.len(), disks: disks.len() }.into());
-        }
+        check_formats(&args.format, disks.len())?;
         disks.iter().try_for_each(|(disk, file)| disk.refuse_named_file(file))?;
         Ok(disks.into_iter().unzip())
     }
+}
+
+/// Returns the formats that were given: of IMAGE, and of each other disk. A list has one for IMAGE if it is longer
+/// than the other disks.
+fn given_formats(formats: &[ImageFormat], others: usize) -> (Option<ImageFormat>, Vec<Option<ImageFormat>>) {
+    match formats {
+        [] => (None, vec![None; others]),
+        [all] => (Some(*all), vec![Some(*all); others]),
+        list => {
+            let (image, rest) = list.split_at(list.len().saturating_sub(others).min(1));
+            let rest = rest.iter().copied().map(Some).chain(std::iter::repeat(None));
+            (image.first().copied(), rest.take(others).collect())
+        }
+    }
+}
+
+/// Checks that a list of formats has one for each disk.
+fn check_formats(formats: &[ImageFormat], disks: usize) -> Result<(), UsageError> {
+    if formats.len() > 1 && formats.len() != disks {
+        return Err(UsageError::Formats { formats: formats.len(), disks });
+    }
+    Ok(())
 }
 
 /// Hands the command after `--`, if there is one, to the guest: in its initrd if that is made for it, else by
@@ -450,11 +464,15 @@ mod tests {
             let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
             args.format
         };
-        assert_eq!(format_of(&formats(&[]), 0, 2).unwrap(), None);
-        assert_eq!(format_of(&formats(&["--format", "raw"]), 1, 2).unwrap(), Some(Raw));
+        assert_eq!(given_formats(&formats(&[]), 1), (None, vec![None]));
+        assert_eq!(given_formats(&formats(&["--format", "raw"]), 1), (Some(Raw), vec![Some(Raw)]));
         let both = formats(&["--format", "qcow2,raw", "--disk", "y.img"]);
-        assert_eq!([0, 1].map(|n| format_of(&both, n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
-        let refused = format_of(&both, 0, 3).unwrap_err().to_string();
+        assert_eq!(given_formats(&both, 1), (Some(Qcow2), vec![Some(Raw)]));
+        // IMAGE is a kernel, or the list is too short.
+        assert_eq!(given_formats(&both, 2), (None, vec![Some(Qcow2), Some(Raw)]));
+        assert_eq!(given_formats(&both, 3), (None, vec![Some(Qcow2), Some(Raw), None]));
+        assert!(check_formats(&both, 2).is_ok() && check_formats(&both[..1], 3).is_ok());
+        let refused = check_formats(&both, 3).unwrap_err().to_string();
         assert!(refused.contains("2 formats for 3 disks"), "{refused}");
         assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
     }

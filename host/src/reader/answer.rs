@@ -32,7 +32,7 @@ pub struct BootFacts {
     pub is_disk: bool,
     /// True if there is an initrd.
     pub has_initrd: bool,
-    /// True if the initrd runs a command that follows it.
+    /// True if the initrd runs a command that follows it; false if that was not asked.
     pub takes_command: bool,
     /// True if the disk's init is systemd; `None` if that is unknown.
     pub has_systemd: Option<bool>,

@@ -92,7 +92,7 @@ fn named(PassedFile { path, descriptor }: PassedFile) -> NamedFile {
 }
 
 fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
-    let BootTask { image, format, kernel, initrd, disks, boot_kernel, boot_initrd } = task;
+    let BootTask { image, format, kernel, initrd, disks, command, boot_kernel, boot_initrd } = task;
     let (boot_kernel, boot_initrd) = (own(boot_kernel), own(boot_initrd));
     let request = BootRequest {
         image: named(image),
@@ -104,7 +104,8 @@ fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
     for (PassedFile { path, descriptor }, format) in disks {
         DiskContents::open(own(descriptor), format, false, Path::new(&path))?;
     }
-    let takes_command = images::command::is_taken(&payload);
+    // A compressed initrd is unpacked for this, which takes 100 ms and more.
+    let takes_command = command && images::command::is_taken(&payload);
     keep("kernel", boot_kernel, &payload.kernel)?;
     if let Some(initrd) = &payload.initrd {
         keep("initrd", boot_initrd, initrd)?;

@@ -68,6 +68,8 @@ struct BootTask {
     initrd: Option<PassedFile>,
     /// Other disks.
     disks: Vec<(PassedFile, ImageFormat)>,
+    /// True if the guest is to run a command.
+    command: bool,
     /// Receives the kernel.
     boot_kernel: RawFd,
     /// Receives the initrd.

@@ -77,6 +77,8 @@ pub struct BootFiles {
     pub initrd: Option<NamedFile>,
     /// Other disks.
     pub disks: Vec<(NamedFile, ImageFormat)>,
+    /// True if the guest is to run a command: only then is the initrd searched for what runs it.
+    pub command: bool,
 }
 
 /// Has a reader find what a guest boots, and check its disks. No file needs to be open for writing.
@@ -84,7 +86,7 @@ pub struct BootFiles {
 /// # Errors
 /// A file cannot be used, or the reader fails.
 pub fn load(files: &BootFiles, policy: SyscallPolicy) -> Result<LoadedBoot, ReaderError> {
-    let BootFiles { image, format, kernel, initrd, disks } = files;
+    let BootFiles { image, format, kernel, initrd, disks, command } = files;
     let failed = start("keep the guest's kernel in memory");
     let (boot_kernel, boot_initrd) = BootMemory::empty().map_err(&failed)?;
     let task = ReaderTask::Boot(BootTask {
@@ -93,6 +95,7 @@ pub fn load(files: &BootFiles, policy: SyscallPolicy) -> Result<LoadedBoot, Read
         kernel: kernel.as_ref().map(passed),
         initrd: initrd.as_ref().map(passed),
         disks: disks.iter().map(|(disk, format)| (passed(disk), *format)).collect(),
+        command: *command,
         boot_kernel: boot_kernel.as_raw_fd(),
         boot_initrd: boot_initrd.as_raw_fd(),
     });

@@ -23,8 +23,8 @@ pub(crate) fn memory_file(name: &CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
 }
 
 /// Returns this program as a process inside a wall: the hidden `command`, whose argument is the number of a
-/// descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned descriptor
-/// is that of the job, and is closed after the start.
+/// descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned
+/// descriptor is that of the job, and is closed after the start.
 ///
 /// # Errors
 /// The job cannot be written to memory.

@@ -62,9 +62,9 @@ impl ImageFormat {
     }
 }
 
-/// Purpose of another file that the header of a qcow2 file names; `None` if it names none. Reads fixed fields
-/// of the header alone (docs/interop/qcow2.txt of QEMU): the offset of a backing file's name at byte 8, and bit
-/// 2 of the incompatible features at byte 72.
+/// Returns the purpose of another file that the header of a qcow2 file names; `None` if it names none. Reads
+/// fixed fields of the header alone (docs/interop/qcow2.txt of QEMU): the offset of a backing file's name at
+/// byte 8, and bit 2 of the incompatible features at byte 72.
 ///
 /// # Errors
 /// The file cannot be read.

@@ -12,9 +12,9 @@ use crate::WallError;
 /// Rights that are known: those of Linux 6.12. A kernel that knows fewer denies fewer.
 const KNOWN: ABI = ABI::V6;
 
-/// Denies all files but the process's own in /proc, for reading, and those in `directory`; without a directory
-/// all files. Also denies TCP, and signals and abstract sockets to processes outside. Returns false on a
-/// kernel without Landlock.
+/// Denies all files but the process's own in /proc, for reading, and those in `directory`; without a
+/// directory all files. Also denies TCP, and signals and abstract sockets to processes outside. Returns false
+/// on a kernel without Landlock.
 pub(crate) fn restrict(directory: Option<&Path>) -> Result<bool, WallError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)

@@ -1,5 +1,5 @@
-//! The wall around a process with foreign bytes: the one that runs a guest, and the one that reads disk images.
-//! A guest, or the author of an image, that has taken over that process meets it.
+//! The wall around a process with foreign bytes: the one that runs a guest, and the one that reads disk
+//! images. A guest, or the author of an image, that has taken over that process meets it.
 //!
 //! | part | what the process can no longer do | needs |
 //! |---|---|---|
@@ -117,11 +117,12 @@ pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
     Ok(StandingWall { files, namespaces, syscalls })
 }
 
-/// Raises the wall around the calling thread, the only one of its process, and leaves it with open descriptors
-/// alone: no file, no other thread, and no more than these resources. `report` is as in [`WallConfig`].
+/// Raises the wall around the calling thread, the only one of its process, and leaves it with open
+/// descriptors alone: no file, no other thread, and no more than these resources. `report` is as in
+/// [`WallConfig`].
 ///
-/// Namespaces are entered only where calls outside of the filter are made: with the filter on, no call is left
-/// that sees them, and they take 10 to 30 ms, as the end of a mount namespace waits for all CPUs.
+/// Namespaces are entered only where calls outside of the filter are made: with the filter on, no call is
+/// left that sees them, and they take 10 to 30 ms, as the end of a mount namespace waits for all CPUs.
 ///
 /// # Errors
 /// As of [`enter`].

@@ -228,8 +228,8 @@ impl FoundFiles {
     }
 }
 
-/// Returns the formats that were given: of IMAGE, and of each other disk. A list has one for IMAGE if it is longer
-/// than the other disks.
+/// Returns the formats that were given: of IMAGE, and of each other disk. A list has one for IMAGE if it is
+/// longer than the other disks.
 fn given_formats(formats: &[ImageFormat], others: usize) -> (Option<ImageFormat>, Vec<Option<ImageFormat>>) {
     match formats {
         [] => (None, vec![None; others]),

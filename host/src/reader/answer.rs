@@ -51,7 +51,7 @@ pub enum AnswerError {
     #[error("more than {MAX_ANSWER} bytes")]
     TooLong,
     /// The bytes are not an answer.
-    #[error("bytes that are no answer: {0}")]
+    #[error("bytes that are not an answer: {0}")]
     Malformed(#[from] postcard::Error),
     /// Bytes follow the answer.
     #[error("bytes after its answer")]
@@ -74,8 +74,8 @@ impl Answer {
         if bytes.len() > MAX_ANSWER { Err(AnswerError::TooLong) } else { Ok(bytes) }
     }
 
-    /// Reads an answer from all that a reader has sent. Sentences are returned on one line, without characters
-    /// that affect a terminal.
+    /// Reads an answer from all that a reader has sent. Sentences are returned on one line, without
+    /// characters that affect a terminal.
     ///
     /// # Errors
     /// The bytes are not an answer that a reader sends.

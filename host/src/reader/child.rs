@@ -40,8 +40,8 @@ enum ChildError {
     Image(#[from] ImageError),
 }
 
-/// Does the job in the descriptor of this number, and sends the answer through standard output. Called once, by
-/// a process with one thread.
+/// Does the job in the descriptor of this number, and sends the answer through standard output. Called once,
+/// by a process with one thread.
 ///
 /// # Errors
 /// The answer cannot be sent.

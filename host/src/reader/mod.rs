@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The reader has the files open for reading, and two files in memory open for writing. It raises the wall
-//! ([`wall::enter_reader`]) before it reads a byte of them, answers once, and ends. Its answer is as hostile as
-//! the image: [`Answer::from_bytes`] checks it.
+//! ([`wall::enter_reader`]) before it reads a byte of them, answers once, and ends. Its answer is as hostile
+//! as the image: [`Answer::from_bytes`] checks it.
 
 mod answer;
 mod child;
@@ -32,9 +32,9 @@ use wall::{ResourceLimits, SyscallPolicy};
 /// [`ReaderJob`].
 pub const COMMAND: &str = "image-reader";
 
-/// Resources of a reader. A kernel and an initrd have 2 GiB each at most; a unified kernel image that has both
-/// is in memory together with its parts. An initrd is unpacked at some 100 MB/s, and compressed by a factor of
-/// 5.
+/// Resources of a reader. A kernel and an initrd have 2 GiB each at most; a unified kernel image that has
+/// both is in memory together with its parts. An initrd is unpacked at some 100 MB/s, and compressed by a
+/// factor of 5.
 const LIMITS: ResourceLimits =
     ResourceLimits { memory_bytes: 8 << 30, file_bytes: MAX_RESULT, cpu_seconds: 120 };
 /// Largest kernel or initrd in memory, bytes. An initrd may consist of several files.

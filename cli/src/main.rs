@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
         CliCommand::GuestHalf { job } => run::guest_half(job),
         CliCommand::ImageReader { job } => run::image_reader(job),
-        CliCommand::AttachGuard { stops } => attach::guard(stops),
+        CliCommand::AttachGuard { screen, stops } => attach::guard(screen, stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

@@ -9,6 +9,7 @@ use std::process::{Command, ExitStatus};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::Serialize;
+use vmm::host_kernel;
 use wall::{REPORT_BYTES, RefusedCall};
 
 /// Writes bytes to a file in memory, for a descriptor that a program inherits.
@@ -16,7 +17,9 @@ use wall::{REPORT_BYTES, RefusedCall};
 /// # Errors
 /// No memory or no descriptors are left.
 pub(crate) fn memory_file(name: &CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC)?);
+    let file = memfd_create(name, MFdFlags::MFD_CLOEXEC)
+        .map_err(|errno| host_kernel::of_call(host_kernel::MEMFD_CREATE, errno.into()))?;
+    let mut file = File::from(file);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file.into())

@@ -228,6 +228,11 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
+    /// Sets whether the registers of the next tick are those of a guest of the guest.
+    pub(crate) fn set_nested(&mut self, nested: bool) {
+        self.nested = nested;
+    }
+
     /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: TickHold) -> Option<Duration> {
         if self.off {
@@ -330,7 +335,7 @@ impl Observer for VcpuSampler {
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        self.nested = tick.in_nested_guest();
+        self.set_nested(tick.in_nested_guest());
         self.serve(&tick.context, || tick.activity())
     }
 

@@ -88,7 +88,7 @@ pub enum WallError {
     Compile(#[from] seccompiler::BackendError),
     /// The kernel takes no filter.
     #[error(
-        "cannot filter system calls (CONFIG_SECCOMP_FILTER of the kernel): {0}; `--seccomp off` runs without"
+        "cannot filter system calls (CONFIG_SECCOMP_FILTER of Linux 4.14 or later): {0}; `--seccomp off` runs without"
     )]
     Filter(seccompiler::Error),
 }

@@ -201,6 +201,12 @@ pub enum CliCommand {
         /// Number of the descriptor with the job
         job: i32,
     },
+    /// Read a disk image inside a wall: the part of `vprof run` and `vprof image` that parses it
+    #[command(hide = true)]
+    ImageReader {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
     /// Print a completion script for a shell
     Completions {
         /// The shell

@@ -301,6 +301,7 @@ fn servers_need_a_configuration_with_a_meaning() {
         let output = vprof(["symbolize".as_ref(), setup.file("p.vprof").as_os_str()])
             .env("DEBUGINFOD_URLS", "https://127.0.0.1:1")
             .env("DEBUGINFOD_CACHE_PATH", setup.file("cache"))
+            .env_remove("SSL_CERT_DIR")
             .env(name, value)
             .output()
             .unwrap();

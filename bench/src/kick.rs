@@ -14,7 +14,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
-use sampler::bench::StoppedGuest;
+use sampler::bench::{ChangedSampler, StoppedGuest};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
@@ -45,32 +45,18 @@ impl Observer for BareKicks {
     }
 }
 
-/// Observer that serves every tick as if it had hit a real guest in the stopped state: with that guest's
-/// registers, on its memory, which the counting guest carries along.
-struct StoppedGuestSampler {
-    sampler: VcpuSampler,
-    regs: kvm_regs,
-    sregs: kvm_sregs,
-}
+/// Registers of the stopped guest.
+type StoppedRegisters = (kvm_regs, kvm_sregs);
 
-impl Observer for StoppedGuestSampler {
-    fn started(&mut self) -> Option<Duration> {
-        self.sampler.started()
-    }
-    fn entering(&mut self, now_ns: u64) {
-        self.sampler.entering(now_ns);
-    }
-    fn exited(&mut self, exit: Exit, now_ns: u64) {
-        self.sampler.exited(exit, now_ns);
-    }
-    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        let (regs, sregs) = (&self.regs, &self.sregs);
-        let context = TickContext { regs, sregs, ..tick.context };
-        self.sampler.serve(&context, || tick.activity())
-    }
-    fn stopped(&mut self) {
-        self.sampler.stopped();
-    }
+/// Serves a tick as if it had hit a real guest in the stopped state: with that guest's registers, on its
+/// memory, which the counting guest carries along.
+fn serve_stopped(
+    sampler: &mut VcpuSampler,
+    (regs, sregs): &mut StoppedRegisters,
+    tick: &Tick<'_>,
+) -> Option<Duration> {
+    let context = TickContext { regs, sregs, ..tick.context };
+    sampler.serve(&context, || tick.activity())
 }
 
 /// Sink that counts the rows and drops them: the disk is measured elsewhere.
@@ -192,7 +178,7 @@ fn sampled(
     rate_hz: f64,
     stack_depth: usize,
     stopped: &StoppedGuest,
-) -> MeasuredObserver<StoppedGuestSampler> {
+) -> MeasuredObserver<ChangedSampler<StoppedRegisters>> {
     let config = SessionConfig {
         vcpus: 1,
         recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
@@ -202,7 +188,7 @@ fn sampled(
     let (mut session, mut samplers) =
         Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
-    let inner = StoppedGuestSampler { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
+    let inner = ChangedSampler::new(samplers.remove(0), (stopped.regs, stopped.sregs), serve_stopped);
     let measured = turn(inner, None, |memory| {
         dump::copy(&stopped.memory, &memory);
         session.start(memory).expect("the collector starts");

@@ -112,7 +112,7 @@ const SYMBOLIZE_EXAMPLES: &str = "\
 Examples:
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof symbolize vprof.vprof --symfs ~/build/rootfs
-  DEBUGINFOD_URLS=http://localhost:8002 vprof symbolize vprof.vprof
+  DEBUGINFOD_URLS=https://debuginfod.debian.net vprof symbolize vprof.vprof
 ";
 
 const SYMBOLIZE_NOTES: &str = "\

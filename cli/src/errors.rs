@@ -247,6 +247,9 @@ pub enum UsageError {
         "no place of debug files is given: name a directory with --debug-dir or --symfs, or servers in DEBUGINFOD_URLS"
     )]
     NoDebugPlaces,
+    /// A variable of debuginfod that has no meaning.
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    Debuginfod(#[source] debuginfod::ConfigError),
     /// No kernel for the guests of the self-test.
     #[error(
         "can't read {}, the kernel of this machine, and there is no portable host with a kernel: give one with \

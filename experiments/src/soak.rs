@@ -12,7 +12,7 @@ use crate::plot::{LinePlot, PlotLine};
 use crate::table::MarkdownTable;
 
 /// Length of one "run" of the command line.
-const PART: Duration = Duration::from_secs(150);
+const PART: Duration = Duration::from_secs(20 * 60);
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// Time in which caches and pools fill: growth is judged after it, as a part of the whole.
@@ -22,12 +22,13 @@ const MAX_SIZE: &str = "256M";
 /// Files, processes, switches and calculation, without an end.
 const WORK: &str = "echo ready; while :; do cat /usr/bin/* | md5sum >/dev/null; \
     for n in 1 2 3 4 5 6 7 8; do /bin/true; done; sleep 0.1; done";
-/// Prints for the process $1 and its children the memory in mappings of less than 64 MiB, which leaves the
-/// guest's out, and the size of the profile $2 with its log, KiB each.
+/// Prints size and resident part of each mapping of the process $1 and its children, KiB, then the sizes of
+/// the profile $2 and of its log, bytes.
 const MEASURE: &str = r#"
-for pid in $1 $(cat /proc/$1/task/*/children); do cat /proc/$pid/smaps; done 2>/dev/null |
-    awk '/^Size:/ { size = $2 } /^Rss:/ && size < 65536 { sum += $2 } END { printf "%d ", sum }'
-stat -c %s $2 $2-wal 2>/dev/null | awk '{ sum += $1 } END { printf "%d\n", sum / 1024 }'"#;
+for pid in $1 $(cat /proc/$1/task/*/children); do grep -hE '^(Size|Rss):' /proc/$pid/smaps; done
+stat -c 'File: %s' $2 $2-wal 2>/dev/null || true"#;
+/// Size from which on a mapping is the guest's memory, KiB.
+const GUEST_KIB: f64 = 65_536.0;
 
 const ABOUT: &str = "\
 A profiler that runs for weeks must not grow. One vprof attaches to a guest under QEMU with KVM at 1,000 Hz, and another
@@ -47,10 +48,20 @@ struct Growth {
 impl Growth {
     /// Reads the output of [`MEASURE`].
     fn add(&mut self, minutes: f64, output: &str) -> Result<()> {
-        let mut numbers = output.split_whitespace().map(str::parse::<f64>);
-        let mut next = || numbers.next().and_then(Result::ok).with_context(|| format!("read {output:?}"));
-        let (memory, file) = (next()? / 1024.0, next()? / 1024.0);
-        ensure!(memory > 1.0 && file > 0.0, "a vprof has ended: {output:?}");
+        let (mut memory_kib, mut file_bytes, mut size_kib) = (0.0, 0.0, 0.0);
+        for line in output.lines() {
+            let mut words = line.split_whitespace();
+            let (name, value) = (words.next(), words.next().and_then(|value| value.parse::<f64>().ok()));
+            let value = value.with_context(|| format!("a line is {line:?}"))?;
+            match name {
+                Some("Size:") => size_kib = value,
+                Some("Rss:") if size_kib < GUEST_KIB => memory_kib += value,
+                Some("File:") => file_bytes += value,
+                _ => {}
+            }
+        }
+        let (memory, file) = (memory_kib / 1024.0, file_bytes / f64::from(1 << 20));
+        ensure!(memory > 0.0 && file > 0.0, "a vprof has ended: {output:?}");
         self.memory.push((minutes, memory));
         self.file.push((minutes, file));
         Ok(())
@@ -169,8 +180,10 @@ mod tests {
     #[test]
     fn a_vprof_that_has_ended_is_an_error() {
         let mut growth = Growth::default();
-        growth.add(1.0, "40960 2048\n").unwrap();
-        assert_eq!((growth.memory[0].1, growth.file[0].1), (40.0, 2.0));
-        assert!(growth.add(2.0, "0 2048\n").is_err() && growth.add(2.0, "1\n").is_err());
+        let own = "Size: 40960 kB\nRss: 20480 kB\nSize: 262144 kB\nRss: 200000 kB\n";
+        let file = "File: 1048576\nFile: 1048576\n";
+        growth.add(1.0, &format!("{own}{file}")).unwrap();
+        assert_eq!((growth.memory[0].1, growth.file[0].1), (20.0, 2.0));
+        assert!(growth.add(2.0, own).is_err() && growth.add(2.0, file).is_err());
     }
 }

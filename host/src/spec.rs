@@ -1,6 +1,6 @@
 //! A run as plain data: the same whether the guest runs on this machine or in the portable host.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -161,7 +161,7 @@ impl DiskSpec {
         let readable = images::open("the disk", &self.path, images::WANTED_DISK)?;
         let mut options = OpenOptions::new();
         options.read(true).write(self.is_written());
-        if self.is_written() && is_block_device(&readable) {
+        if self.is_written() && is_block_device(readable.metadata()) {
             // Of a block device and without O_CREAT: open(2).
             options.custom_flags(libc::O_EXCL);
         }
@@ -196,8 +196,9 @@ impl DiskSpec {
     }
 }
 
-fn is_block_device(file: &File) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+/// True if these are the metadata of a block device.
+pub(crate) fn is_block_device(metadata: io::Result<Metadata>) -> bool {
+    metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 /// In an emulated host a system takes many times as long to start as systemd waits for its devices and

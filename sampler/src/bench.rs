@@ -1,5 +1,6 @@
 //! Measures the path of a sample from the tick to the sink, for the project's benchmarks.
 
+mod changed;
 mod stopped;
 
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::VcpuSampler;
 use crate::capacity::QueueCapacity;
 use crate::record::SampleRecord;
 use crate::resolve::resolver::SampleResolver;
+pub use changed::ChangedSampler;
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};

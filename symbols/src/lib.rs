@@ -12,7 +12,6 @@ mod address;
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
-pub mod debuginfod;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;

@@ -51,7 +51,7 @@ enum XtaskCommand {
     Image(image::ImageCommand),
     /// Draw the crates and their imports into docs/contributing.md
     Tree(tree::TreeArgs),
-    /// Check the licences of dependencies, and dependencies in two versions
+    /// Check the licences of dependencies, and dependencies in several versions
     Licences,
     /// Install the Debian packages that the other commands need
     Deps,

@@ -13,7 +13,7 @@ const LIMIT: u64 = 16 << 20;
 /// and the last of what follows.
 const CONSOLE: u64 = 65 << 20;
 /// Bytes of a sample beyond the limit, with its share of indices and of the rows that it refers to, at most.
-const SAMPLE: u64 = 400;
+const SAMPLE: f64 = 400.0;
 /// Memory of vprof itself, bytes: it holds live tables, and no guest.
 const MEMORY: u64 = 512 << 20;
 
@@ -47,8 +47,8 @@ fn attacked_by(what: &str, options: &[&str]) -> Run {
     let bytes = std::fs::metadata(run.profile()).expect("a profile").len();
     let samples = run.number("SELECT count(*) FROM sample");
     assert!(samples > 100.0, "{samples} samples");
-    let most = LIMIT + CONSOLE + SAMPLE * samples as u64;
-    assert!(bytes < most, "{what}: {} of {} MiB", bytes >> 20, most >> 20);
+    let most = (LIMIT + CONSOLE) as f64 + SAMPLE * samples;
+    assert!((bytes as f64) < most, "{what}: {bytes} of {most} bytes");
     assert_eq!(run.number("SELECT sum(lost) FROM vcpu"), 0.0, "{what}: lost samples");
     assert_eq!(run.query("SELECT value FROM meta WHERE key = 'complete'")[0][0], "1");
     // The program that works is seen next to the attack, and reports can be made.

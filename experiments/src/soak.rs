@@ -94,7 +94,11 @@ fn record(host: &mut KvmHost, length: Duration) -> Result<[Growth; 2]> {
     while begin.elapsed() < length {
         for ((pid, profile), growth) in both.iter().zip(&mut growth) {
             let output = host.must(&format!("set -- {pid} {profile}{MEASURE}"));
-            growth.add(begin.elapsed().as_secs_f64() / 60.0, &output)?;
+            if let Err(error) = growth.add(begin.elapsed().as_secs_f64() / 60.0, &output) {
+                let directory = profile.trim_end_matches("/out.vprof");
+                let last = host.must(&format!("tail -n 20 {directory}/stderr {directory}/stdout"));
+                return Err(error.context(last));
+            }
         }
         thread::sleep(INTERVAL);
     }

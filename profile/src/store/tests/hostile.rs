@@ -67,22 +67,6 @@ fn reading_ends_whatever_the_pages_say() {
 }
 
 #[test]
-fn stacks_that_lead_to_each_other_end() {
-    let cycle = "DELETE FROM stack; INSERT INTO stack (id, parent, frame) \
-                 SELECT 1, NULL, f.id FROM frame f LIMIT 1; \
-                 INSERT INTO stack (id, parent, frame) SELECT v.id, v.parent, f.id FROM (SELECT 2 AS id, 1 AS parent \
-                 UNION SELECT 3, 4 UNION SELECT 4, 3 UNION SELECT 5, 5) v, (SELECT id FROM frame LIMIT 1) f; \
-                 UPDATE sample SET stack = 2; UPDATE sample SET stack = 3 WHERE id = 2; \
-                 UPDATE sample SET stack = 5 WHERE id = 3";
-    let (_directory, path) = crafted(cycle);
-    let profile = Profile::open(&path).expect("its tables are sound");
-    // A user's own query has no other bound.
-    profile.allow_long_queries();
-    let stacks = profile.query("SELECT id, depth FROM v_stacks").expect("an end");
-    assert_eq!(stacks.rows, [[Value::Integer(2), Value::Integer(2)]]);
-}
-
-#[test]
 fn a_journal_that_names_another_file_is_refused() {
     let (directory, path) = finished(3);
     let precious = directory.path().join("precious");

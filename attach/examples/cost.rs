@@ -5,12 +5,14 @@
 //! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
 //! printed.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use attach::{Attachment, EngineChoice, StopMemory, Target};
-use vmm::{Machine, MissReason, Observer, Tick, VmConfig};
+use vmm::{Machine, MissReason, Observer, ThreadId, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -57,15 +59,48 @@ struct Outside {
     first: Option<(u64, u64)>,
     last: (u64, u64),
     suspended_ns: Vec<u64>,
+    /// Scheduler statistics of the thread, and its time waited at the first and at the last tick, ns.
+    schedstat: Option<File>,
+    waited_ns: (u64, u64),
+}
+
+impl Outside {
+    fn new(rate_hz: f64) -> Self {
+        Self {
+            intervals: Intervals::new(rate_hz),
+            first: None,
+            last: (0, 0),
+            suspended_ns: Vec::new(),
+            schedstat: None,
+            waited_ns: (0, 0),
+        }
+    }
+
+    /// Returns the time that the thread has waited for a CPU, which is not the ticks' doing.
+    fn waited(&self) -> u64 {
+        let mut text = [0; 96];
+        let file = self.schedstat.as_ref().expect("a thread");
+        let length = file.read_at(&mut text, 0).expect("statistics");
+        let text = String::from_utf8_lossy(&text[..length]).into_owned();
+        text.split_ascii_whitespace().nth(1).expect("the time waited").parse().expect("a number")
+    }
 }
 
 impl Observer<StopMemory> for Outside {
+    fn attached(&mut self, thread: Option<ThreadId>) {
+        let ThreadId { process, thread } = thread.expect("a thread");
+        self.schedstat = File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok();
+    }
     fn started(&mut self) -> Option<Duration> {
         Some(self.intervals.next())
     }
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         self.last = (tick.now_ns, tick.regs.rax);
-        self.first.get_or_insert(self.last);
+        self.waited_ns.1 = self.waited();
+        if self.first.is_none() {
+            self.first = Some(self.last);
+            self.waited_ns.0 = self.waited_ns.1;
+        }
         Some(self.intervals.next())
     }
     fn missed(&mut self, _: MissReason, _: u64, _: u64) -> Option<Duration> {
@@ -93,22 +128,22 @@ fn child(rate_hz: f64) -> Child {
     child
 }
 
-/// Returns counts per second, and the median length of a stop in us, of a VMM with `own` ticks a second,
+/// Returns counts per second that the vCPU's thread did not wait for a CPU, and the median length of a stop in us, of a VMM with `own` ticks a second,
 /// attached to with `ours` by an engine.
 fn measure(own: f64, engine: EngineChoice, ours: f64) -> (f64, f64) {
     let mut child = child(own);
     let pid = i32::try_from(child.id()).expect("a pid");
     let target = Target::find_by(engine, pid, 1, None).expect("a VM");
-    let outside =
-        Outside { intervals: Intervals::new(ours), first: None, last: (0, 0), suspended_ns: Vec::new() };
-    let mut outside = Some(outside);
+    let mut outside = Some(Outside::new(ours));
     let attached = Attachment::start(target, |_| outside.take().expect("one vCPU")).expect("threads");
     std::thread::sleep(TURN);
     let seen = attached.wait().expect("it lets go").observers.remove(0);
     child.kill().expect("a child");
     child.wait().expect("a child");
     let first = seen.first.expect("ticks");
-    let (ns, loops) = (seen.last.0 - first.0, seen.last.1 - first.1);
+    // Without the time for which other programs had the CPU.
+    let waited_ns = seen.waited_ns.1 - seen.waited_ns.0;
+    let (ns, loops) = ((seen.last.0 - first.0).saturating_sub(waited_ns), seen.last.1 - first.1);
     assert!(ns > 0 && loops > 0, "the guest counts");
     (ratio(loops, ns), median(seen.suspended_ns.iter().map(|ns| ratio(*ns, 1_000)).collect()))
 }

@@ -29,6 +29,8 @@ pub(crate) struct InferredActivity<'a, M> {
     pub blocked: bool,
     /// True if the vCPU is halted; `None` if the engine does not report that.
     pub halted: Option<bool>,
+    /// The registers are those of a guest of the guest.
+    pub nested: bool,
 }
 
 impl<M: PhysicalMemory + std::fmt::Debug> ActivitySource for InferredActivity<'_, M> {
@@ -49,6 +51,10 @@ impl<M: PhysicalMemory + std::fmt::Debug> ActivitySource for InferredActivity<'_
             // Also where memory cannot be read: the thread runs, and nothing indicates a halt.
             Activity::Running
         })
+    }
+
+    fn in_nested_guest(&self) -> bool {
+        self.nested
     }
 }
 
@@ -86,7 +92,7 @@ mod tests {
     ) -> Option<Activity> {
         let (regs, sregs) = registers;
         let context = TickContext { due_ns: 0, now_ns: 0, in_run: true, regs, sregs, memory };
-        InferredActivity { context, blocked, halted }.activity()
+        InferredActivity { context, blocked, halted, nested: false }.activity()
     }
 
     #[test]

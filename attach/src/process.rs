@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
+use vmm::host_kernel;
+
 use crate::error::AttachError;
 
 /// Beginning of the link of a vCPU's descriptor, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c,
@@ -43,7 +45,7 @@ impl Process {
         // SAFETY: takes no pointers; gives a new descriptor or an error.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let Some(fd) = i32::try_from(fd).ok().filter(|fd| *fd >= 0) else {
-            let error = io::Error::last_os_error();
+            let error = host_kernel::last_error(host_kernel::PIDFD_OPEN);
             // EINVAL: not a process id, or the id of a thread.
             return Err(match error.raw_os_error() {
                 Some(libc::EINVAL | libc::ESRCH) => AttachError::NoProcess { pid },
@@ -104,7 +106,7 @@ impl Process {
         match i32::try_from(got).ok().filter(|got| *got >= 0) {
             // SAFETY: the descriptor is new and owned by nothing else.
             Some(got) => Ok(unsafe { OwnedFd::from_raw_fd(got) }),
-            None => Err(io::Error::last_os_error()),
+            None => Err(host_kernel::last_error(host_kernel::PIDFD_GETFD)),
         }
     }
 
@@ -201,6 +203,9 @@ fn is_confidential(link: &str) -> bool {
 
 /// Makes the error of a failed step on the process `pid`, by the error number.
 pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> AttachError {
+    if host_kernel::is_lacking(&source) {
+        return AttachError::OldKernel { action, source };
+    }
     match source.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => AttachError::Permission { pid },
         // A thread or a descriptor is gone, or all of them.
@@ -210,10 +215,6 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
             }
             _ => AttachError::NoProcess { pid },
         },
-        Some(libc::ENOSYS) => {
-            let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-            AttachError::OldKernel { action, release: release.trim().to_owned() }
-        }
         _ => AttachError::Host { action, source },
     }
 }
@@ -460,9 +461,11 @@ mod tests {
 
     #[test]
     fn a_kernel_without_a_call_is_too_old() {
-        let error = io::Error::from_raw_os_error(libc::ENOSYS);
+        let lacking = io::Error::from_raw_os_error(libc::ENOSYS);
+        let error = host_kernel::of_call(host_kernel::PIDFD_GETFD, lacking);
         let text = step_error(1, "map the run page of a vCPU", error).to_string();
-        assert!(text.contains("5.6") && text.contains("map the run page of a vCPU"), "{text}");
+        assert!(text.contains("lacks pidfd_getfd") && text.contains("map the run page of a vCPU"), "{text}");
+        assert!(text.contains("needs Linux 5.6") && text.contains("--gdb"), "{text}");
     }
 
     #[test]

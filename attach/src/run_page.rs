@@ -5,7 +5,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvm_bindings::{KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs};
+use kvm_bindings::{
+    KVM_RUN_X86_GUEST_MODE, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_run, kvm_sregs,
+};
 
 use crate::process::Process;
 
@@ -91,6 +93,14 @@ impl RunPage {
     pub(crate) fn exit_reason(&self) -> u32 {
         // SAFETY: the field is in the mapping and is aligned.
         unsafe { (&raw const (*self.0.as_ptr()).exit_reason).read_volatile() }
+    }
+
+    /// Returns true if the vCPU executed a guest of the guest when KVM_RUN returned: the registers are that
+    /// one's then. KVM before Linux 6.11 does not report it.
+    pub(crate) fn in_nested_guest(&self) -> bool {
+        // SAFETY: the field is in the mapping and is aligned.
+        let flags = unsafe { (&raw const (*self.0.as_ptr()).flags).read_volatile() };
+        u32::from(flags) & KVM_RUN_X86_GUEST_MODE != 0
     }
 
     /// Returns the registers that KVM has put into the page; `None` if it has not since [`Self::mark_old`].
@@ -186,6 +196,18 @@ mod tests {
         unsafe { (&raw mut (*page.0.as_ptr()).kvm_dirty_regs).write_volatile(KVM_SYNC_X86_REGS.into()) }
         page.mark_old();
         assert_eq!(rip(&page), Some(1));
+    }
+
+    #[test]
+    fn registers_of_a_guest_of_the_guest_are_known_as_such() {
+        let page = page();
+        let set = |flags| {
+            // SAFETY: the field is in the mapping and is aligned.
+            unsafe { (&raw mut (*page.0.as_ptr()).flags).write_volatile(flags) }
+            page.in_nested_guest()
+        };
+        // System management mode and a bus lock have the bits below (linux/kvm.h, KVM_RUN_X86_*).
+        assert_eq!([0, 1, 2, 3, 4, 7].map(set), [false, false, false, false, true, true]);
     }
 
     #[test]

@@ -107,7 +107,7 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
             // Halted: the registers are those of the idle loop, and the thread is not stopped to read them
             // again.
             (Ok(ThreadActivity::BlockedInRun(fd)), idle) if fd == self.vcpu.fd => match idle {
-                Some((registers, _)) => (self.observe(&registers, due_ns, asked_ns, true), asked_ns),
+                Some((registers, _)) => (self.observe(&registers, due_ns, asked_ns, (true, false)), asked_ns),
                 None => self.stop(due_ns, asked_ns, true),
             },
             (Ok(ThreadActivity::Running), _) => self.stop(due_ns, asked_ns, false),
@@ -116,8 +116,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
             }
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
             (Ok(_), _) if self.vcpu.page.exit_reason() == KVM_EXIT_HLT && self.idle.is_some() => {
-                let next =
-                    self.idle.and_then(|(registers, _)| self.observe(&registers, due_ns, asked_ns, true));
+                let next = self
+                    .idle
+                    .and_then(|(registers, _)| self.observe(&registers, due_ns, asked_ns, (true, false)));
                 (next, asked_ns)
             }
             (Ok(_), _) => {
@@ -156,9 +157,13 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         let now_ns = monotonic_ns();
         let next = match self.stopped_registers(&stop) {
             Ok(registers) => {
-                self.update_machine(&registers.1);
-                let next = self.observe(&registers, due_ns, now_ns, blocked);
-                if blocked {
+                let nested = self.vcpu.page.in_nested_guest();
+                if !nested {
+                    self.update_machine(&registers.1);
+                }
+                let next = self.observe(&registers, due_ns, now_ns, (blocked, nested));
+                // The idle loop of a guest of the guest is not the guest's.
+                if blocked && !nested {
                     self.idle = Some((registers, now_ns)).filter(|_| self.is_halted(&registers));
                 }
                 Ok(next)
@@ -189,11 +194,11 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         (regs, sregs): &Registers,
         due_ns: u64,
         now_ns: u64,
-        blocked: bool,
+        (blocked, nested): (bool, bool),
     ) -> Option<Duration> {
         self.memory.forget();
         let context = TickContext { due_ns, now_ns, in_run: true, regs, sregs, memory: &self.memory };
-        let source = InferredActivity { context, blocked, halted: None };
+        let source = InferredActivity { context, blocked, halted: None, nested };
         self.observer.ticked(&Tick { context, blocked, source: &source })
     }
 

@@ -5,6 +5,7 @@
 //! guest, which was stopped in its kernel: each sample is of that state, task and stacks included. All
 //! variants take turns within one run, so that a noisy machine disturbs them alike.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::SampleRow;
 use profile::{Batch, Sink, SinkError};
-use sampler::bench::StoppedGuest;
+use sampler::bench::{ChangedSampler, StoppedGuest};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
@@ -44,32 +45,18 @@ impl Observer for BareKicks {
     }
 }
 
-/// Observer that serves every tick as if it had hit a real guest in the stopped state: with that guest's
-/// registers, on its memory, which the counting guest carries along.
-struct StoppedGuestSampler {
-    sampler: VcpuSampler,
-    regs: kvm_regs,
-    sregs: kvm_sregs,
-}
+/// Registers of the stopped guest.
+type StoppedRegisters = (kvm_regs, kvm_sregs);
 
-impl Observer for StoppedGuestSampler {
-    fn started(&mut self) -> Option<Duration> {
-        self.sampler.started()
-    }
-    fn entering(&mut self, now_ns: u64) {
-        self.sampler.entering(now_ns);
-    }
-    fn exited(&mut self, exit: Exit, now_ns: u64) {
-        self.sampler.exited(exit, now_ns);
-    }
-    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        let (regs, sregs) = (&self.regs, &self.sregs);
-        let context = TickContext { regs, sregs, ..tick.context };
-        self.sampler.serve(&context, || tick.activity())
-    }
-    fn stopped(&mut self) {
-        self.sampler.stopped();
-    }
+/// Serves a tick as if it had hit a real guest in the stopped state: with that guest's registers, on its
+/// memory, which the counting guest carries along.
+fn serve_stopped(
+    sampler: &mut VcpuSampler,
+    (regs, sregs): &mut StoppedRegisters,
+    tick: &Tick<'_>,
+) -> Option<Duration> {
+    let context = TickContext { regs, sregs, ..tick.context };
+    sampler.serve(&context, || tick.activity())
 }
 
 /// Sink that counts the rows and drops them: the disk is measured elsewhere.
@@ -114,11 +101,17 @@ impl<O> MeasuredObserver<O> {
         }
     }
 
-    /// Returns the loops of the guest per second between the first and the last tick.
-    fn speed(&self) -> f64 {
+    /// Returns the time between the first and the last tick, ns, and the guest's loops in it.
+    fn counted(&self) -> (u64, u64) {
         let first = self.first.expect("ticks arrive");
         let (ns, loops) = (self.last.0 - first.0, self.last.1 - first.1);
         assert!(loops > 0, "the guest counts");
+        (ns, loops)
+    }
+
+    /// Returns the loops of the guest per second.
+    fn speed(&self) -> f64 {
+        let (ns, loops) = self.counted();
         loops as f64 / ns as f64 * 1e9
     }
 
@@ -156,8 +149,12 @@ impl<O: Observer> Observer for MeasuredObserver<O> {
 }
 
 /// Runs the counting guest; measures from the end of `start` on.
-fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> MeasuredObserver<O> {
-    let config = VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
+fn turn<O: Observer>(
+    inner: O,
+    kvm: Option<OwnedFd>,
+    start: impl FnOnce(GuestMemoryMmap),
+) -> MeasuredObserver<O> {
+    let config = VmConfig { kvm, memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(COUNT) };
     let measuring = Arc::new(AtomicBool::new(false));
     let mut inner = Some(inner);
     let machine = Machine::start(config, |_| {
@@ -173,7 +170,7 @@ fn turn<O: Observer>(inner: O, start: impl FnOnce(GuestMemoryMmap)) -> MeasuredO
 }
 
 fn bare(rate_hz: f64) -> MeasuredObserver<BareKicks> {
-    turn(BareKicks(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), |_| {})
+    turn(BareKicks(Intervals::new(ClockKind::Uniform, rate_hz, SEED, 0).expect("a rate")), None, |_| {})
 }
 
 /// Measures samples with the current task and, if `stack_depth` is not 0, with stacks.
@@ -181,7 +178,7 @@ fn sampled(
     rate_hz: f64,
     stack_depth: usize,
     stopped: &StoppedGuest,
-) -> MeasuredObserver<StoppedGuestSampler> {
+) -> MeasuredObserver<ChangedSampler<StoppedRegisters>> {
     let config = SessionConfig {
         vcpus: 1,
         recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
@@ -191,8 +188,8 @@ fn sampled(
     let (mut session, mut samplers) =
         Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
-    let inner = StoppedGuestSampler { sampler: samplers.remove(0), regs: stopped.regs, sregs: stopped.sregs };
-    let measured = turn(inner, |memory| {
+    let inner = ChangedSampler::new(samplers.remove(0), (stopped.regs, stopped.sregs), serve_stopped);
+    let measured = turn(inner, None, |memory| {
         dump::copy(&stopped.memory, &memory);
         session.start(memory).expect("the collector starts");
         let deadline = Instant::now() + FOUND_LIMIT;
@@ -207,6 +204,33 @@ fn sampled(
     assert!(counted > 0, "samples arrive");
     assert!(complete.load(Ordering::Relaxed) >= counted, "{sink:?}: not all of {counted} are complete");
     measured
+}
+
+/// A turn of the counting guest.
+#[derive(Debug)]
+pub struct CountedTurn {
+    /// Length, ns.
+    pub ns: u64,
+    /// Loops of the guest.
+    pub loops: u64,
+    /// Median time from exit to re-entry at a tick, ns.
+    pub gap_ns: u64,
+}
+
+/// Samples the counting guest as it is, on `kvm`.
+pub fn sampled_alone(rate_hz: f64, kvm: OwnedFd) -> CountedTurn {
+    let recording = RecordingConfig { rate_hz, seed: SEED, ..RecordingConfig::default() };
+    let config = SessionConfig { vcpus: 1, recording, meta: Vec::new() };
+    let sink = Box::new(CountingSink::default());
+    let (mut session, mut samplers) = Session::new(config, sink, symbols::names::no_files());
+    let measured = turn(samplers.remove(0), Some(kvm), |memory| {
+        session.start(memory).expect("the collector starts");
+    });
+    session.finish(Vec::new());
+    let (ns, loops) = measured.counted();
+    let mut gaps_ns = measured.gaps_ns;
+    gaps_ns.sort_unstable();
+    CountedTurn { ns, loops, gap_ns: gaps_ns[gaps_ns.len() / 2] }
 }
 
 /// Measures exit to re-entry, and the guest's slow-down at several rates.

@@ -14,6 +14,7 @@ mod machine;
 mod names;
 mod pipeline;
 mod table;
+mod wall;
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
@@ -25,7 +26,10 @@ fn main() -> anyhow::Result<()> {
             Some("folded") => child::report(&pipeline::folded(path)?),
             Some("page") => child::report(&pipeline::page(path)?),
             Some("names") => child::report(&names::measure(path)?),
-            _ => bail!("usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE"),
+            Some("wall") => child::report(&wall::measure(path)?),
+            _ => bail!(
+                "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off"
+            ),
         };
     }
     eprintln!("measuring; leave the machine alone for a minute or two");
@@ -37,7 +41,10 @@ fn main() -> anyhow::Result<()> {
     let task_scan = guest::task_scan(&stopped)?;
     println!("{}\n\n{}", machine::description(), table::HEADER);
     match kick::rows(&stopped) {
-        Ok(rows) => print(&rows),
+        Ok(rows) => {
+            print(&rows);
+            print(&wall::rows()?);
+        }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }
     drop(stopped);

@@ -21,6 +21,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use text::csv::Formulas;
 use text::parse::positive_time;
 
 pub use attach::{AttachArgs, Engine};
@@ -111,7 +112,7 @@ const SYMBOLIZE_EXAMPLES: &str = "\
 Examples:
   vprof symbolize vprof.vprof --debug-dir /usr/lib/debug
   vprof symbolize vprof.vprof --symfs ~/build/rootfs
-  DEBUGINFOD_URLS=http://localhost:8002 vprof symbolize vprof.vprof
+  DEBUGINFOD_URLS=https://debuginfod.debian.net vprof symbolize vprof.vprof
 ";
 
 const SYMBOLIZE_NOTES: &str = "\
@@ -187,12 +188,22 @@ pub enum CliCommand {
     /// Resume an attached machine when vprof is killed, or stopped while it holds a vCPU
     #[command(hide = true)]
     AttachGuard {
+        /// vprof has a live view, which leaves the terminal in another mode
+        #[arg(long)]
+        screen: bool,
+
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
     /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
+    /// Read a disk image inside a wall: the part of `vprof run` and `vprof image` that parses it
+    #[command(hide = true)]
+    ImageReader {
         /// Number of the descriptor with the job
         job: i32,
     },
@@ -294,6 +305,17 @@ pub struct TableArgs {
     /// Print CSV (RFC 4180) with a heading; always all rows
     #[arg(long)]
     pub csv: bool,
+
+    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    #[arg(long, requires = "csv")]
+    pub raw: bool,
+}
+
+impl TableArgs {
+    /// Returns the treatment of formulas in CSV.
+    pub fn formulas(&self) -> Formulas {
+        Formulas::raw_if(self.raw)
+    }
 }
 
 /// `vprof query`.
@@ -309,6 +331,10 @@ pub struct QueryArgs {
     /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
+
+    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    #[arg(long, requires = "csv")]
+    pub raw: bool,
 
     /// Print a JSON array with one object per row
     #[arg(long)]

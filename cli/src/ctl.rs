@@ -39,6 +39,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
         }
         CtlCommand::Watch { last, rows, every } => {
             let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
+            client = client.with_more_patience(*every);
             watch(&mut client, &Request::Watch { view: view(*last, *rows), every_ms })?;
         }
         CtlCommand::Start { when } => {
@@ -134,7 +135,7 @@ fn list(json: bool) -> Result<(), Error> {
     for run in &runs {
         table.row(vec![
             run.pid.to_string(),
-            units::duration(std::time::Duration::from_secs_f64(run.time_s)),
+            units::seconds(run.time_s),
             units::count(run.samples),
             escaped(&run.image).into_owned(),
             escaped(&run.profile.to_string_lossy()).into_owned(),
@@ -160,7 +161,7 @@ fn status(about: &About) -> String {
         escaped(&about.version),
         escaped(&about.image),
         escaped(&about.profile.to_string_lossy()),
-        units::duration(std::time::Duration::from_secs_f64(about.time_s)),
+        units::seconds(about.time_s),
         units::count(about.samples),
         units::count(about.lost),
     )

@@ -8,7 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use host::{
-    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, Stage, TcgError, VsockError,
+    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError, Stage,
+    TcgError, VsockError,
 };
 use images::ImageError;
 use profile::report::ReportError;
@@ -55,6 +56,9 @@ pub enum Error {
     /// An image, kernel or initrd can't be used.
     #[error(transparent)]
     Image(#[from] ImageError),
+    /// The reader of images has no result.
+    #[error(transparent)]
+    Reader(#[from] ReaderError),
     /// No host can run the guest.
     #[error(transparent)]
     Host(#[from] HostError),
@@ -247,6 +251,9 @@ pub enum UsageError {
         "no place of debug files is given: name a directory with --debug-dir or --symfs, or servers in DEBUGINFOD_URLS"
     )]
     NoDebugPlaces,
+    /// A variable of debuginfod that has no meaning.
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    Debuginfod(#[source] debuginfod::ConfigError),
     /// No kernel for the guests of the self-test.
     #[error(
         "can't read {}, the kernel of this machine, and there is no portable host with a kernel: give one with \
@@ -327,7 +334,9 @@ impl Error {
             Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
-            Self::Attach(_) | Self::Image(_) | Self::Vsock(_) | Self::File { .. } => Stage::BeforeGuest,
+            Self::Attach(_) | Self::Image(_) | Self::Reader(_) | Self::Vsock(_) | Self::File { .. } => {
+                Stage::BeforeGuest
+            }
             _ => Stage::Guest,
         }
     }

@@ -3,7 +3,7 @@
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use ::export::{ExportError, Format, PageError, PageRequest, Request, write_page};
+use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, write_page};
 use profile::Profile;
 
 use crate::args::ExportArgs;
@@ -27,6 +27,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         root: args.root,
         count: args.count,
         title,
+        formulas: Formulas::raw_if(args.raw),
         ..Request::new(format)
     };
     let mut output = OutputTarget::open(&args.output, args.force)?;

@@ -1,6 +1,7 @@
 //! `vprof image inspect`: the contents of a disk image, and how `vprof run` would boot it.
 
-use images::{ImageInspection, inspect};
+use host::reader;
+use images::{ImageInspection, NamedFile};
 use text::clean::escaped;
 use text::units;
 
@@ -11,8 +12,9 @@ use crate::output::{write_json, write_text};
 
 /// Runs the command.
 pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
-    let cmdline = |words: &str| cmdline(Some(words), ConsoleDevice::Serial, None);
-    let inspection = inspect(&args.image, args.format, cmdline)?;
+    let cmdline = |words: String| cmdline(Some(&words), ConsoleDevice::Serial, None);
+    let mut inspection = reader::inspect(&NamedFile::image(&args.image)?, args.format, args.seccomp)?;
+    inspection.run.cmdline = inspection.run.cmdline.map(cmdline);
     if args.json {
         write_json(&inspection)?;
     } else {
@@ -25,21 +27,26 @@ pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
 fn text(inspection: &ImageInspection) -> String {
     let mut lines = Vec::new();
     let size = inspection.bytes.map_or_else(|| "size not known".to_owned(), units::bytes);
-    let table = inspection.partition_table.unwrap_or("no partition table");
-    lines.push(format!("{}: {}, {size}, {table}", escaped(&inspection.image), inspection.format));
+    let table = inspection.partition_table.as_deref().unwrap_or("no partition table");
+    lines.push(format!(
+        "{}: {}, {size}, {}",
+        escaped(&inspection.image),
+        escaped(&inspection.format),
+        escaped(table)
+    ));
     if let Some(damage) = &inspection.damage {
-        lines.push(format!("  damaged: {damage}"));
+        lines.push(format!("  damaged: {}", escaped(damage)));
     }
     for volume in &inspection.volumes {
         let mut words = vec![match volume.partition {
             Some(number) => format!("  partition {number}:"),
             None => "  the disk:".to_owned(),
         }];
-        words.push(volume.contents.unwrap_or("unknown contents").to_owned());
+        words.push(escaped(volume.contents.as_deref().unwrap_or("unknown contents")).into_owned());
         words.extend(volume.bytes.map(units::bytes));
         words.extend(volume.label.as_ref().map(|label| format!("label {}", escaped(label))));
         words.extend(volume.uuid.as_ref().map(|uuid| format!("UUID {}", escaped(uuid))));
-        words.extend(volume.partition_uuid.as_ref().map(|uuid| format!("PARTUUID {uuid}")));
+        words.extend(volume.partition_uuid.as_ref().map(|uuid| format!("PARTUUID {}", escaped(uuid))));
         words.extend(volume.dirty.then(|| "not unmounted".to_owned()));
         words.extend(volume.error.as_ref().map(|error| format!("can't be read: {}", escaped(error))));
         lines.push(words.join("  "));
@@ -62,9 +69,9 @@ fn text(inspection: &ImageInspection) -> String {
     }
     lines.push(match &inspection.run.cmdline {
         Some(cmdline) => {
-            format!("vprof run: {}\n  command line: {}", inspection.run.sentence, escaped(cmdline))
+            format!("vprof run: {}\n  command line: {}", escaped(&inspection.run.sentence), escaped(cmdline))
         }
-        None => format!("vprof run: {}", inspection.run.sentence),
+        None => format!("vprof run: {}", escaped(&inspection.run.sentence)),
     });
     lines.push(String::new());
     lines.join("\n")

@@ -96,7 +96,8 @@ fn main() -> ExitCode {
         CliCommand::Selftest(args) => selftest::command(&args),
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
         CliCommand::GuestHalf { job } => run::guest_half(job),
-        CliCommand::AttachGuard { stops } => attach::guard(stops),
+        CliCommand::ImageReader { job } => run::image_reader(job),
+        CliCommand::AttachGuard { screen, stops } => attach::guard(screen, stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use profile::Profile;
 use profile::store::Value;
 use text::clean::escaped;
-use text::csv::CsvWriter;
+use text::csv::{CsvWriter, Formulas};
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
@@ -23,7 +23,7 @@ pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     let style = TextStyle::for_stream(stdout.is_terminal());
     let mut out = BufWriter::new(stdout.lock());
     match (args.csv, args.json) {
-        (true, _) => as_csv(&profile, &args.sql, &mut out)?,
+        (true, _) => as_csv(&profile, &args.sql, &mut out, Formulas::raw_if(args.raw))?,
         (_, true) => json(&profile, &args.sql, &mut out)?,
         _ => table(&profile, &args.sql, &mut out, style)?,
     }
@@ -51,8 +51,8 @@ fn each_row(
     }
 }
 
-fn as_csv(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
-    let (mut csv, mut headed) = (CsvWriter::new(out), false);
+fn as_csv(profile: &Profile, sql: &str, out: &mut impl Write, formulas: Formulas) -> Result<(), Error> {
+    let (mut csv, mut headed) = (CsvWriter::new(out, formulas), false);
     let columns = each_row(profile, sql, |columns, row| {
         if !std::mem::replace(&mut headed, true) {
             csv.row(columns)?;

@@ -24,7 +24,7 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
         return Ok(ExitCode::Done);
     }
     if args.shown.csv {
-        render::write_csv(&rusage, io::stdout().lock()).map_err(stdout_error)?;
+        render::write_csv(&rusage, io::stdout().lock(), args.shown.formulas()).map_err(stdout_error)?;
         return Ok(ExitCode::Done);
     }
     write_text(&render::render(&rusage, all_for_zero(args.shown.rows), PageLayout::stdout().for_summary()))?;

@@ -80,7 +80,9 @@ fn next(
 fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
     match (args.shown.json, args.shown.csv) {
         (true, _) => write_json(stat),
-        (_, true) => render::write_csv(stat, io::stdout().lock()).map_err(stdout_error),
+        (_, true) => {
+            render::write_csv(stat, io::stdout().lock(), args.shown.formulas()).map_err(stdout_error)
+        }
         _ => {
             let page = PageLayout::stdout().for_summary();
             let text = render::render(stat, all_for_zero(args.shown.rows), page);

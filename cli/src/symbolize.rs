@@ -6,9 +6,9 @@ use std::fs;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
 
+use debuginfod::{Debuginfod, DownloadProgress};
 use profile::store::EditError;
 use profile::symbolize::{FileProgress, NotFound, SymbolizeResult, symbolize};
-use symbols::debuginfod::Debuginfod;
 use symbols::names::DebugFiles;
 use text::clean::escaped;
 use text::units;
@@ -60,7 +60,7 @@ fn watched(profile: &Path, places: &DebugFiles, live: bool) -> Result<SymbolizeR
             show(progress);
         }
     });
-    if live {
+    if live || shows_downloads() {
         // A failed write to standard error can't be reported anywhere.
         let _ = write!(io::stderr().lock(), "{ERASE}");
     }
@@ -73,7 +73,8 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     for directory in &directories {
         fs::read_dir(directory).map_err(|error| Error::file("read the directory", directory, error))?;
     }
-    let servers = Debuginfod::from_environment(|name| std::env::var_os(name));
+    let servers =
+        Debuginfod::from_environment(|name| std::env::var_os(name)).map_err(UsageError::Debuginfod)?;
     if directories.is_empty() && servers.is_none() {
         return Ok(None);
     }
@@ -81,6 +82,9 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
         .into_iter()
         .fold(DebugFiles::new(), |files, directory| files.with_directory(directory.clone()));
     Ok(Some(match servers {
+        Some(servers) if shows_downloads() => {
+            files.with_source(Box::new(servers.with_progress(show_download)))
+        }
         Some(servers) => files.with_source(Box::new(servers)),
         None => files,
     }))
@@ -88,10 +92,25 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
 
 fn show(progress: FileProgress<'_>) {
     let FileProgress { done, files, path } = progress;
-    let line = format!("file {} of {files}: {}", done + 1, escaped(path));
+    show_line(&format!("file {} of {files}: {}", done + 1, escaped(path)));
+}
+
+/// Returns true if the user wants to see the progress of downloads (debuginfod-client-config(7)).
+fn shows_downloads() -> bool {
+    std::env::var_os("DEBUGINFOD_PROGRESS").is_some()
+}
+
+fn show_download(progress: &DownloadProgress<'_>) {
+    let bytes = units::bytes(progress.bytes);
+    let total = progress.total.map(|total| format!(" of {}", units::bytes(total))).unwrap_or_default();
+    show_line(&format!("{bytes}{total} of {}", progress.url));
+}
+
+/// Replaces the line that shows the progress.
+fn show_line(line: &str) {
     let width = terminal_columns().unwrap_or(80).saturating_sub(1);
     // See `watched` for a failure.
-    let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(&line, width));
+    let _ = write!(io::stderr().lock(), "{ERASE}{}", table::cut(line, width));
 }
 
 /// Formats the result. Build-ids and paths have their own lines, of any length, so that they can be copied.

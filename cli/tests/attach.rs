@@ -11,8 +11,8 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{refused, run, stderr, stdout, vprof};
-use testkit::eventually;
+use support::{on_an_old_kernel, refused, run, stderr, stdout, vprof};
+use testkit::{Terminal, eventually};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Unobserved, VmConfig, kvm_check};
 
@@ -195,4 +195,66 @@ fn a_process_without_a_vm_is_refused() {
     refused(&attach(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
     assert_eq!(run(["attach"]).status.code(), Some(2));
     assert_eq!(run(["attach", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
+    run_as_vmm();
+    let test = "a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    // A shell that is not interactive leaves modes alone.
+    let mut shell = Command::new("sh");
+    shell.args([
+        "-c",
+        "\"$@\"; echo ended: $?",
+        "sh",
+        env!("CARGO_BIN_EXE_vprof"),
+        "attach",
+        "--top",
+        "--rate",
+        "8000",
+    ]);
+    shell
+        .args(["--control", "none", &vm.pid(), "-o"])
+        .arg(directory.path().join("a.vprof"))
+        .env("VPROF_CONFIG", "");
+    let mut terminal = Terminal::start(shell, 24, 80);
+    terminal.until("a view", |text| text.contains("KVM") || text.contains("guest"));
+    assert!(terminal.is_raw());
+    let shell = terminal.pid();
+    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
+    let vprof = nix::unistd::Pid::from_raw(children.trim().parse().unwrap());
+    let signal = |signal| nix::sys::signal::kill(vprof, signal).is_ok();
+    // Most stops of vprof meet it while it holds no vCPU, and have no consequence.
+    for _ in 0..200 {
+        assert!(signal(nix::sys::signal::Signal::SIGSTOP), "it is the shell's until it is waited for");
+        std::thread::sleep(Duration::from_millis(400));
+        if terminal.transcript().contains("the guard ended it") {
+            break;
+        }
+        assert!(signal(nix::sys::signal::Signal::SIGCONT));
+        std::thread::sleep(Duration::from_millis(7));
+    }
+    terminal.until("the shell", |text| text.contains("ended: 137"));
+    // Asserts that the modes and the screen are those of before.
+    let (status, text) = terminal.end();
+    assert!(status.success() && text.contains("the guard ended it"), "{text}");
+}
+
+#[test]
+fn a_host_whose_kernel_is_too_old_gets_the_call_and_its_version() {
+    run_as_vmm();
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    let own = std::process::id().to_string();
+    let mut attach = vprof(["attach", &own, "-o"]);
+    let output = on_an_old_kernel(attach.arg(&profile)).output().unwrap();
+    refused(&output, 1, &["pidfd_open", "since 5.3", "needs Linux 5.6", "--gdb"]);
+    assert!(!profile.exists());
+    for words in [&["doctor"][..], &["ctl", "list"]] {
+        let output = on_an_old_kernel(&mut vprof(words)).output().unwrap();
+        let text = stdout(&output) + &stderr(&output);
+        assert!(!text.contains("not implemented") && !text.contains("os error"), "{text}");
+    }
 }

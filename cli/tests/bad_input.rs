@@ -332,7 +332,7 @@ fn networks_that_are_not_available() {
     refused(&run("passt"), 1, &["passt is not in PATH", "sudo apt install passt"]);
     refused(&run("tap=a/b"), 1, &["\"a/b\" is not a name of a network interface"]);
     let passt = bin.join("passt");
-    fs::write(&passt, "#!/bin/bash\necho 'No external interface' >&2\nexit 1\n").unwrap();
+    fs::write(&passt, "#!/bin/sh\necho 'No external interface' >&2\nexit 1\n").unwrap();
     fs::set_permissions(&passt, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     refused(&run("passt"), 1, &["passt ended as soon as it was started: No external interface"]);
     for wrong in ["user", "tap,mac=01:00:00:00:00:01", "passt,mac=1"] {

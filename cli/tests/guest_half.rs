@@ -4,10 +4,10 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use support::{run, stdout, vprof};
+use support::{on_an_old_kernel, run, stdout, vprof};
 use testkit::eventually;
 use vmm::kvm_check;
 
@@ -23,6 +23,11 @@ struct EndlessRun {
 impl EndlessRun {
     /// Starts the run; `None` without KVM.
     fn start() -> Option<Self> {
+        Self::start_as(|command| command)
+    }
+
+    /// Starts the run after a change of its command; `None` without KVM.
+    fn start_as(change: impl FnOnce(&mut Command) -> &mut Command) -> Option<Self> {
         if let Err(error) = kvm_check::open() {
             testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
@@ -40,7 +45,7 @@ impl EndlessRun {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        Some(Self { vprof: command.spawn().unwrap(), directory })
+        Some(Self { vprof: change(&mut command).spawn().unwrap(), directory })
     }
 
     fn profile(&self) -> PathBuf {
@@ -111,6 +116,20 @@ fn a_guest_half_that_is_killed_leaves_a_profile_and_a_sentence() {
     assert_eq!(status.code(), Some(1), "{message}");
     assert!(message.contains("the guest's process ended: signal: 9 (SIGKILL)"), "{message}");
     assert!(run.samples().is_some_and(|samples| samples > 0), "{message}");
+}
+
+#[test]
+fn a_guest_runs_on_a_kernel_of_2018() {
+    let Some(run) = EndlessRun::start_as(on_an_old_kernel) else { return };
+    eventually("samples", PATIENCE, || run.samples().filter(|samples| *samples > 0));
+    let output = run_of_meta(&run.profile());
+    assert!(output.contains("rights") && !output.contains("files"), "no Landlock: {output}");
+}
+
+/// Returns the parts of the wall that a profile records.
+fn run_of_meta(profile: &Path) -> String {
+    let sql = Path::new("SELECT value FROM meta WHERE key = 'wall'");
+    stdout(&run([Path::new("query"), profile, sql]))
 }
 
 #[test]

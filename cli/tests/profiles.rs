@@ -158,6 +158,11 @@ fn queries_answer_as_table_csv_and_json() {
         stdout(&profile.query(sql, &["--csv"])),
         "comm,pid,void,half,blob\r\n\"evil\\x1b[2J,\"\"x\"\"\",100,,0.5,00ff\r\ncalm,101,,0.5,00ff\r\n"
     );
+    // Text that a spreadsheet takes for a formula, and numbers that it does not.
+    let formula = "SELECT '=1' AS text, -1 AS number, -0.5 AS half";
+    assert_eq!(stdout(&profile.query(formula, &["--csv"])), "text,number,half\r\n'=1,-1,-0.5\r\n");
+    assert_eq!(stdout(&profile.query(formula, &["--csv", "--raw"])), "text,number,half\r\n=1,-1,-0.5\r\n");
+    assert_eq!(profile.query(formula, &["--raw"]).status.code(), Some(2));
     let rows: Value = serde_json::from_slice(&profile.query(sql, &["--json"]).stdout).unwrap();
     assert_eq!(rows[1]["comm"], "calm");
     assert_eq!(rows[1]["pid"], 101);

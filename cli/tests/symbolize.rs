@@ -295,6 +295,27 @@ impl Drop for ServerProcess {
 }
 
 #[test]
+fn servers_need_a_configuration_with_a_meaning() {
+    let Some(setup) = TestProgram::new() else { return };
+    let symbolize = |name: &str, value: &str| {
+        let output = vprof(["symbolize".as_ref(), setup.file("p.vprof").as_os_str()])
+            .env("DEBUGINFOD_URLS", "https://127.0.0.1:1")
+            .env("DEBUGINFOD_CACHE_PATH", setup.file("cache"))
+            .env_remove("SSL_CERT_DIR")
+            .env(name, value)
+            .output()
+            .unwrap();
+        (output.status.code(), stdout(&output) + &stderr(&output))
+    };
+    let (code, text) = symbolize("DEBUGINFOD_URLS", "ftp://127.0.0.1");
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("ftp://127.0.0.1: only http:// and https:// are supported"), "{text}");
+    let (code, text) = symbolize("SSL_CERT_FILE", "/no/such/file");
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("name them in SSL_CERT_FILE"), "{text}");
+}
+
+#[test]
 fn servers_are_queried() {
     let Some(setup) = TestProgram::new() else { return };
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();

@@ -13,6 +13,7 @@ mod measured;
 mod native;
 mod overhead;
 mod plot;
+mod soak;
 mod table;
 
 use std::path::PathBuf;
@@ -25,13 +26,14 @@ use document::{DocumentSection, ExperimentDocument};
 type Experiment = (&'static str, fn(usize) -> Result<DocumentSection>);
 
 /// All experiments, in the order of the document.
-const EXPERIMENTS: [Experiment; 6] = [
+const EXPERIMENTS: [Experiment; 7] = [
     ("hog", hog::run),
     ("interference", interference::run),
     ("isochronous", isochronous::run),
     ("overhead", overhead::run),
     ("costs", costs::run),
     ("blocked", blocked::run),
+    ("soak", soak::run),
 ];
 
 fn main() -> Result<ExitCode> {

@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use profile::clock::ClockKind;
 use profile::rows::VcpuState;
 use profile::{Batch, Sink, SinkError};
+use sampler::bench::ChangedSampler;
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
-use vmm::{Exit, FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
+use vmm::{FLAT_ENTRY, Machine, Observer, Tick, VmConfig};
 
 /// Running time of the program for each clock and run, s.
 pub const LENGTH: u64 = 30;
@@ -148,35 +149,16 @@ impl WorkAccount {
     }
 }
 
-/// The product's own sampler, which also reads the program's registers at each tick.
-struct ObservedSampler {
-    sampler: VcpuSampler,
-    account: WorkAccount,
-}
-
-impl Observer for ObservedSampler {
-    fn started(&mut self) -> Option<Duration> {
-        self.sampler.started()
+/// Serves a tick as the product does, and reads the program's registers.
+fn watch_work(sampler: &mut VcpuSampler, account: &mut WorkAccount, tick: &Tick<'_>) -> Option<Duration> {
+    let regs = tick.regs;
+    account.last =
+        RegisterReading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
+    // The program has read the counter by then.
+    if regs.rbx > 0 {
+        account.first.get_or_insert(account.last);
     }
-    fn entering(&mut self, now_ns: u64) {
-        self.sampler.entering(now_ns);
-    }
-    fn exited(&mut self, exit: Exit, now_ns: u64) {
-        self.sampler.exited(exit, now_ns);
-    }
-    fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        let regs = tick.regs;
-        self.account.last =
-            RegisterReading { time_ns: tick.now_ns, counter: regs.rbx, worked: regs.r12, rested: regs.r13 };
-        // The program has read the counter by then.
-        if regs.rbx > 0 {
-            self.account.first.get_or_insert(self.account.last);
-        }
-        self.sampler.ticked(tick)
-    }
-    fn stopped(&mut self) {
-        self.sampler.stopped();
-    }
+    sampler.ticked(tick)
 }
 
 /// Runs the program with this period and this work, in counts of the time-stamp counter.
@@ -203,15 +185,14 @@ fn run(
     let (mut session, mut samplers) =
         Session::new(config, Box::new(counted.clone()), symbols::names::no_files());
     let machine = VmConfig::flat(code);
-    let machine = Machine::start(machine, |_| ObservedSampler {
-        sampler: samplers.remove(0),
-        account: WorkAccount::default(),
+    let machine = Machine::start(machine, |_| {
+        ChangedSampler::new(samplers.remove(0), WorkAccount::default(), watch_work)
     })?;
     session.start(machine.memory())?;
     std::thread::sleep(length);
     machine.stop();
     let ended = machine.wait(Some(Duration::from_secs(20)))?;
-    let account = ended.observers.first().context("a machine without a vCPU")?.account;
+    let account = ended.observers.first().context("a machine without a vCPU")?.state;
     let totals = session.finish(Vec::new());
     ensure!(totals.lost == 0 && account.first.is_some(), "{} samples were lost", totals.lost);
     Ok((counted, account))

@@ -13,10 +13,10 @@ use crate::{ExportError, Request};
 /// Writes the format.
 pub(crate) fn write(
     recording: &Recording,
-    _request: &Request,
+    request: &Request,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    let mut csv = CsvWriter::new(out);
+    let mut csv = CsvWriter::new(out, request.formulas);
     csv.row(&COLUMNS[..])?;
     let names = Names::new(recording, false);
     // Text of the previous sample's stack: neighbours often share it.

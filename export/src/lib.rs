@@ -37,6 +37,7 @@ use profile::{Profile, ProfileError};
 pub use flamegraph::write_difference;
 pub use format::{Count, Format, Root};
 pub use html::{PageError, PageRequest, write_page};
+pub use text::csv::Formulas;
 
 /// Request for an export.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,13 +52,16 @@ pub struct Request {
     pub count: Count,
     /// Title of the profile, in formats that have one.
     pub title: String,
+    /// Treatment of text that a spreadsheet takes for a formula, in CSV.
+    pub formulas: Formulas,
 }
 
 impl Request {
     /// Requests all of a profile in this format.
     pub fn new(format: Format) -> Self {
         let (filter, root, count) = (Filter::default(), Root::default(), Count::default());
-        Self { format, filter, root, count, title: "vprof".to_owned() }
+        let formulas = Formulas::default();
+        Self { format, filter, root, count, title: "vprof".to_owned(), formulas }
     }
 }
 

@@ -20,7 +20,7 @@ const PROFILER: Package = Package {
 
 const SAMPLES: u64 = 2_000;
 /// Limit of time: the profiler answers within seconds.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// A profile loaded in its daemon, which is stopped with this.
 struct Loaded {
@@ -37,7 +37,7 @@ impl Loaded {
             .arg(profile)
             .args(["--session", "test"])
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(fs::File::create(directory.path().join("errors")).expect("a file"))
             .spawn()
             .expect("node starts");
         Self { script, directory, daemon }
@@ -59,8 +59,9 @@ impl Loaded {
             if let Ok(said) = serde_json::from_slice(&output.stdout) {
                 return said;
             }
-            let told = String::from_utf8_lossy(&output.stderr).into_owned();
-            assert!(start.elapsed() < PATIENCE, "{words:?}: {told}");
+            let answer = String::from_utf8_lossy(&output.stderr).into_owned();
+            let daemon = || fs::read_to_string(self.directory.path().join("errors"));
+            assert!(start.elapsed() < PATIENCE, "{words:?}: {answer}; the daemon: {:?}", daemon());
             std::thread::sleep(Duration::from_millis(300));
         }
     }

@@ -3,6 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use symbols::LinkAddr;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::ElfFile;
 use symbols::go::GoTable;
@@ -46,7 +47,7 @@ fuzz_target!(
             let _ = (elf.section(name), elf.section_range(name));
         }
         let table = unwind_table(&elf);
-        let starts = |address| Some(table.as_ref()?.function_start(address)?.0);
+        let starts = |address| Some(table.as_ref()?.function_start(LinkAddr(address))?.0.0);
         let functions = FunctionTable::read(&elf, None);
         for function in functions.iter().take(NAMED) {
             assert!(function.name.len() < 5000, "a name is bounded");

@@ -1,4 +1,5 @@
-//! Messages of the portable host's wire, in both directions, and the job that its inner half is given.
+//! Messages of the portable host's wire, in both directions, the job that its inner half is given, and the
+//! answer of the reader of images.
 //!
 //! The first byte says which of them, and in parts of what length they come.
 
@@ -7,7 +8,9 @@
 use std::time::Duration;
 
 use host::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
+use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
+use images::{ImageInspection, RunSummary};
 use libfuzzer_sys::fuzz_target;
 use profile::Batch;
 use sampler::conditions::{Condition, RunTrigger};
@@ -20,10 +23,11 @@ fuzz_target!(
     init: seeds::offer(seeds),
     |bytes: &[u8]| {
         let Some((&kind, bytes)) = bytes.split_first() else { return };
-        let length = usize::from(kind / 3) + 1;
-        match kind % 3 {
+        let length = usize::from(kind / 4) + 1;
+        match kind % 4 {
             0 => same_in_parts::<FromHost>(bytes, length),
             1 => same_in_parts::<ToHost>(bytes, length),
+            2 => check_answer(bytes),
             _ => {
                 let Ok(mut job) = serde_json::from_slice::<Job>(bytes) else { return };
                 // JSON rounds numbers with a fraction.
@@ -34,6 +38,21 @@ fuzz_target!(
         }
     }
 );
+
+/// An answer that is accepted has no text that moves a cursor, and is accepted again.
+fn check_answer(bytes: &[u8]) {
+    let Ok(answer) = Answer::from_bytes(bytes) else { return };
+    let sentence = match &answer {
+        Answer::Boot(facts) => facts.sentence.as_deref(),
+        Answer::Refused(sentence) | Answer::Panicked(sentence) => Some(sentence.as_str()),
+        Answer::Inspection(_) => None,
+    };
+    assert!(sentence.is_none_or(|sentence| !sentence.contains(char::is_control)), "{sentence:?}");
+    // Escapes are longer than what they stand for.
+    if let Ok(again) = Answer::from_bytes(&answer.to_bytes().expect("a short answer")) {
+        assert_eq!(again, answer);
+    }
+}
 
 /// Returns all messages of a stream, each encoded again; true if the stream broke off.
 fn messages<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) -> (Vec<Vec<u8>>, bool) {
@@ -124,5 +143,30 @@ fn seeds() -> Vec<Vec<u8>> {
     let frames = |kind: u8, frames: Vec<Vec<u8>>| [vec![kind], frames.concat()].concat();
     let from = from.iter().map(|message| encode(message).expect("it is short")).collect();
     let to = to.iter().map(|message| encode(message).expect("it is short")).collect();
-    vec![frames(18, from), frames(7, to), [vec![2], serde_json::to_vec(&job).expect("a job")].concat()]
+    let answers = [
+        Answer::Boot(BootFacts {
+            is_disk: true,
+            has_initrd: true,
+            takes_command: false,
+            has_systemd: Some(true),
+            words: Some("root=/dev/vda".to_owned()),
+            origin: "/boot/vmlinuz in x".to_owned(),
+            sentence: Some("kernel: /boot/vmlinuz".to_owned()),
+        }),
+        Answer::Inspection(ImageInspection {
+            image: "x".to_owned(),
+            format: "raw".to_owned(),
+            bytes: Some(4096),
+            partition_table: None,
+            damage: None,
+            volumes: Vec::new(),
+            kernels: Vec::new(),
+            run: RunSummary { boots: false, cmdline: None, sentence: "no kernel".to_owned() },
+        }),
+        Answer::Refused("x is empty".to_owned()),
+    ];
+    let answers =
+        answers.map(|answer| [vec![2], answer.to_bytes().expect("a short answer")].concat()).into_iter();
+    let job = [vec![3], serde_json::to_vec(&job).expect("a job")].concat();
+    answers.chain([frames(24, from), frames(9, to), job]).collect()
 }

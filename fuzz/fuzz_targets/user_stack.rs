@@ -10,6 +10,7 @@ use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode, UserUnwinder};
 use symbols::fixture::cfi::{Builder, EH_FRAME, HEADER, cfa_offset, debug_frame, saved};
+use symbols::{LinkAddr, VirtAddr};
 use vprof_fuzz::stacks::{StackWord, StackWords, registers};
 
 /// Virtual address of the file.
@@ -51,7 +52,7 @@ struct MappedProcess<'a> {
 }
 
 impl CodeMappings for MappedProcess<'_> {
-    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
+    fn find(&self, VirtAddr(address): VirtAddr) -> Option<CodeMapping<'_>> {
         match address {
             BIAS..0x5555_0001_0000 => Some(CodeMapping { id: self.id, bias: BIAS, code: self.code }),
             JIT..0x7000_0000_1000 => Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous }),
@@ -59,7 +60,7 @@ impl CodeMappings for MappedProcess<'_> {
         }
     }
 
-    fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
+    fn code(&self, VirtAddr(address): VirtAddr, into: &mut [u8]) -> Option<()> {
         let start = usize::try_from(address & 0xfff).ok()?;
         into.copy_from_slice(self.bytes.get(start..start.checked_add(into.len())?)?);
         Some(())
@@ -143,6 +144,7 @@ fuzz_target!(|input: UserStackInput| {
     let table = CfiTable::parse(sections).ok();
     if let Some(table) = &table {
         for address in [0, 0x1010, 0x2080, 0x3001, u64::from(input.starts[0]), u64::MAX] {
+            let address = LinkAddr(address);
             if let Some((start, end)) = table.function_start(address) {
                 assert!(start <= address && address < end);
             }

@@ -298,7 +298,8 @@ mod tests {
         let disks = [fat(), ext4(), gpt(), mbr(), qcow2(&ext4()), qcow2(&gpt())];
         for (number, disk) in disks.into_iter().enumerate() {
             std::fs::write(&path, disk).unwrap();
-            let found = images::inspect(&path, None, str::to_owned).unwrap();
+            let image = images::NamedFile::image(&path).unwrap();
+            let found = images::inspect(&image, None).unwrap();
             assert!(found.kernels.len() >= 3, "{number}: {found:#?}");
         }
     }

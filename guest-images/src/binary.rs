@@ -123,6 +123,9 @@ mod tests {
         assert!(inserts + lookups == 20_000.0 && (inserts / 20_000.0 - 0.2).abs() < 0.02, "{btree}");
         assert!(output_text("handler", &brief).starts_with("on_alarm ran "));
         assert!(output_text("jit", &brief).contains(" b jit_inner\n"));
+        for what in ["stacks", "tasks", "processes", "mappings"] {
+            assert_eq!(output_text("hostile", &["--what", what, "--seconds", "0.05"]), "", "{what}");
+        }
         assert!(output_text("inlined", &brief).starts_with("outer used 0."));
         assert!(output_text("filter", &["--classic", "--seconds", "0.05"]).starts_with("filter sent "));
     }

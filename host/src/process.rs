@@ -2,20 +2,63 @@
 
 use std::ffi::CStr;
 use std::fs::File;
-use std::io::{self, Seek, Write};
-use std::os::fd::{OwnedFd, RawFd};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, ExitStatus};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use serde::Serialize;
+use vmm::host_kernel;
+use wall::{REPORT_BYTES, RefusedCall};
 
 /// Writes bytes to a file in memory, for a descriptor that a program inherits.
 ///
 /// # Errors
 /// No memory or no descriptors are left.
 pub(crate) fn memory_file(name: &CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
-    let mut file = File::from(memfd_create(name, MFdFlags::MFD_CLOEXEC)?);
+    let file = memfd_create(name, MFdFlags::MFD_CLOEXEC)
+        .map_err(|errno| host_kernel::of_call(host_kernel::MEMFD_CREATE, errno.into()))?;
+    let mut file = File::from(file);
     file.write_all(bytes)?;
     file.rewind()?;
     Ok(file.into())
+}
+
+/// Returns this program as a process inside a wall: the hidden `command`, whose argument is the number of a
+/// descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned
+/// descriptor is that of the job, and is closed after the start.
+///
+/// # Errors
+/// The job cannot be written to memory.
+pub(crate) fn walled_command(
+    command: &str,
+    job: &impl Serialize,
+    mut inherited: Vec<RawFd>,
+) -> io::Result<(Command, OwnedFd)> {
+    let text = serde_json::to_vec(job)?;
+    let job_file = memory_file(c"vprof-job", &text)?;
+    let job_number = job_file.as_raw_fd();
+    let mut program = Command::new("/proc/self/exe");
+    program.args([command, &job_number.to_string()]).env_clear();
+    inherited.push(job_number);
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only system calls that are async-signal-safe are made, on values that the
+    // closure owns; nothing is allocated.
+    unsafe {
+        program.pre_exec(move || prepare_child(parent, &inherited));
+    }
+    Ok((program, job_file))
+}
+
+/// Returns the reason of the end of a process in one sentence, if a filter of system calls has ended it.
+pub(crate) fn refused_call(mut report: io::PipeReader, status: ExitStatus) -> Option<String> {
+    let mut bytes = [0; REPORT_BYTES];
+    if report.read_exact(&mut bytes).is_ok() {
+        return Some(RefusedCall::from_report(bytes).to_string());
+    }
+    (status.signal() == Some(libc::SIGSYS))
+        .then(|| "it made a system call that its filter refuses".to_owned())
 }
 
 /// Prepares the calling process between fork and exec: it ends with the thread that has started it, and keeps

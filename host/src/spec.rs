@@ -1,14 +1,15 @@
 //! A run as plain data: the same whether the guest runs on this machine or in the portable host.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use attach::AttachmentEnd;
 use images::ImageError;
-use images::contents::{DiskContents, ImageFormat};
+use images::contents::{self, DiskContents, ImageFormat};
 use images::lock::{self, DiskInUse};
 use sampler::conditions::RunTrigger;
 use sampler::{RecordingConfig, SessionTotals};
@@ -161,7 +162,7 @@ impl DiskSpec {
         let readable = images::open("the disk", &self.path, images::WANTED_DISK)?;
         let mut options = OpenOptions::new();
         options.read(true).write(self.is_written());
-        if self.is_written() && is_block_device(&readable) {
+        if self.is_written() && is_block_device(readable.metadata()) {
             // Of a block device and without O_CREAT: open(2).
             options.custom_flags(libc::O_EXCL);
         }
@@ -177,8 +178,7 @@ impl DiskSpec {
     }
 
     /// Opens the disk and locks it against other runs of vprof and against other VMMs, as long as the file is
-    /// open ([`images::lock`]). An error of its format is found here, before a host is
-    /// chosen.
+    /// open ([`images::lock`]). The reader of images checks what is in it.
     ///
     /// # Errors
     /// As of [`Self::open`], or another program uses it.
@@ -190,14 +190,43 @@ impl DiskSpec {
             writes,
             holder,
         })?;
-        let read = |source| ImageError::Read { what: "the disk", path: self.path.clone(), source };
-        self.contents(file.try_clone().map_err(read)?, false)?;
         Ok(file)
+    }
+
+    /// Returns a second opening of the disk's file, for reading alone.
+    ///
+    /// # Errors
+    /// The file cannot be opened again.
+    pub fn read_only(&self, file: &File) -> Result<File, ImageError> {
+        let again = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        again.map_err(|source| ImageError::Read { what: "the disk", path: self.path.clone(), source })
+    }
+
+    /// Refuses a qcow2 file whose header names another file. QEMU would open that file, and the reader of
+    /// images, which has accepted the disk, may have been taken over by an image.
+    ///
+    /// # Errors
+    /// The header names another file.
+    pub fn refuse_named_file(&self, file: &File) -> Result<(), ImageError> {
+        if self.format != ImageFormat::Qcow2 {
+            return Ok(());
+        }
+        let path = || self.path.clone();
+        let named = contents::named_by_header(file).map_err(|source| ImageError::Read {
+            what: "the disk",
+            path: path(),
+            source,
+        })?;
+        match named {
+            Some(what) => Err(ImageError::NeedsFile { path: path(), what, name: "by its header".to_owned() }),
+            None => Ok(()),
+        }
     }
 }
 
-fn is_block_device(file: &File) -> bool {
-    file.metadata().is_ok_and(|metadata| metadata.file_type().is_block_device())
+/// True if these are the metadata of a block device.
+pub(crate) fn is_block_device(metadata: io::Result<Metadata>) -> bool {
+    metadata.is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
 /// In an emulated host a system takes many times as long to start as systemd waits for its devices and

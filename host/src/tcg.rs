@@ -23,7 +23,7 @@ use std::thread::JoinHandle;
 
 use attach::gdb::GdbTarget;
 use attach::{AttachError, Attachment};
-use images::{BootPayload, ImageError};
+use images::ImageError;
 use profile::Sink;
 use profile::estimate::ONE_CLOCK;
 use sampler::{AttachedSampler, Session, SessionConfig};
@@ -36,7 +36,7 @@ use crate::link::{ConsoleWriter, Link, Phase};
 use crate::network::{Passt, Plugged};
 use crate::portable::log::Log;
 use crate::portable::qemu::{self, Card, Qemu};
-use crate::process::memory_file;
+use crate::reader::BootMemory;
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::Receiver;
@@ -164,11 +164,6 @@ impl Machine<'_> {
     }
 }
 
-/// Writes bytes to a file in memory, which QEMU opens.
-fn in_memory(bytes: &[u8]) -> Result<OwnedFd, TcgError> {
-    memory_file(c"vprof-boot", bytes).map_err(start_error("keep the kernel"))
-}
-
 /// Boots the guest in QEMU, samples it into `sink`, and returns when it has ended.
 ///
 /// # Errors
@@ -177,19 +172,20 @@ pub async fn run(
     qemu: &Qemu,
     spec: &RunSpec,
     network: Option<Plugged>,
-    payload: BootPayload,
+    payload: BootMemory,
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, TcgError> {
     let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
+    let initrd = payload.initrd_bytes().map_err(start_error("read the initrd"))?;
     phase.send_replace(Phase::Preparing(format!("starting the guest (QEMU {})", qemu.version)));
     let cable =
         network.as_ref().map(Plugged::cable).transpose().map_err(start_error("pass its network on"))?;
     let card = cable.as_ref().zip(spec.machine.network.as_ref());
     let machine = Machine {
         spec,
-        kernel: in_memory(&payload.kernel)?,
-        initrd: payload.initrd.as_deref().map(in_memory).transpose()?,
+        kernel: payload.kernel.into(),
+        initrd: payload.initrd.map(Into::into),
         stub: Wire::new()?,
         monitor: Wire::new()?,
         console: Wire::new()?,
@@ -205,8 +201,8 @@ pub async fn run(
     heap::give_back_at_once();
     let config = SessionConfig { vcpus, recording: spec.recording.clone(), meta };
     let (mut session, samplers) = Session::new(config, sink, files);
-    prepare(&mut session, spec, payload.initrd.as_deref());
-    drop(payload);
+    prepare(&mut session, spec, initrd.as_deref());
+    drop(initrd);
     let mut child = machine.start(qemu)?;
     let log = Log::keep(&mut child);
     let Machine { stub, monitor, console: com1, command: com2, .. } = machine;

@@ -1,6 +1,6 @@
 //! Choice of the kernel of a disk, of its words, and the sentence that explains both.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::boot::BootEntry;
 use super::kernel::{self, KernelParts};
@@ -24,29 +24,33 @@ pub struct BootChoice {
     pub sentence: String,
 }
 
-/// Takes the first of the entries, as the disk's own boot loader would.
-pub fn choose(survey: &DiskSurvey, image: &Path) -> Result<BootChoice, ImageError> {
-    let Some(entry) = survey.entries().into_iter().next() else {
+/// Takes the first of the survey's entries, as the disk's own boot loader would.
+pub fn choose(
+    survey: &DiskSurvey,
+    first: Option<&BootEntry>,
+    image: &Path,
+) -> Result<BootChoice, ImageError> {
+    let Some(entry) = first else {
         return Err(ImageError::NoKernel { path: image.to_owned(), searched: survey.search_report() });
     };
     let inside = |source| ImageError::Inside { image: image.to_owned(), source: Box::new(source) };
-    let file = read(survey, &entry, &entry.kernel, image)?;
+    let file = read(survey, entry, &entry.kernel, image)?;
     if file.is_empty() {
         return Err(inside(ImageError::Empty {
-            path: entry.kernel.into(),
+            path: PathBuf::from(&entry.kernel),
             wanted: "an image with a whole kernel, or one with --kernel",
         }));
     }
     let KernelParts { kernel, mut initrds, .. } =
         kernel::take_apart(file, Path::new(&entry.kernel)).map_err(inside)?;
     for path in &entry.initrds {
-        let archive = read(survey, &entry, path, image)?;
+        let archive = read(survey, entry, path, image)?;
         initrd_check::check(&archive, Path::new(path)).map_err(inside)?;
         initrds.push(archive);
     }
     let initrd = initrd_check::joined(initrds);
     let words = words(survey, entry.options.as_deref(), initrd.is_some());
-    let sentence = sentence(survey, &entry, initrd.is_some(), &words);
+    let sentence = sentence(survey, entry, initrd.is_some(), &words);
     let origin = format!("{} in {}", entry.kernel, image.display());
     Ok(BootChoice { kernel, initrd, words, origin, sentence })
 }

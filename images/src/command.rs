@@ -42,32 +42,25 @@ pub fn is_taken(payload: &BootPayload) -> bool {
 }
 
 /// Returns the error for a guest that neither was made for commands nor has systemd.
-pub fn refuse(payload: &BootPayload) -> ImageError {
-    ImageError::Command(match payload.initrd {
-        None => CommandError::NoInit,
-        Some(_) => CommandError::ForeignInit,
-    })
+pub fn refuse(has_initrd: bool) -> ImageError {
+    ImageError::Command(if has_initrd { CommandError::ForeignInit } else { CommandError::NoInit })
 }
 
-/// Adds the command to the initrd.
+/// Returns the archive with the command, which follows the initrd at a multiple of [`cpio::ALIGNMENT`].
 ///
 /// # Errors
-/// There is no initrd, or the command is too long.
-pub fn add(payload: &mut BootPayload, command: &[OsString]) -> Result<(), ImageError> {
-    let Some(initrd) = payload.initrd.take() else {
-        return Err(refuse(payload));
-    };
+/// The command is too long.
+pub fn archive(command: &[OsString]) -> Result<Vec<u8>, ImageError> {
     check_length(command)?;
     let mut words = Vec::new();
     for word in command {
         words.extend_from_slice(word.as_bytes());
         words.push(0);
     }
-    let mut writer = cpio::ArchiveWriter::append_to(initrd);
+    let mut writer = cpio::ArchiveWriter::append_to(Vec::new());
     writer.directory("vprof");
     writer.file(PATH, 0o644, &words);
-    payload.initrd = Some(writer.finish());
-    Ok(())
+    Ok(writer.finish())
 }
 
 /// Checks the length of a command.
@@ -93,13 +86,10 @@ mod tests {
     }
 
     #[test]
-    fn the_command_follows_the_initrd() {
-        let mut payload = payload(MARK);
-        let end = payload.initrd.as_ref().unwrap().len();
-        add(&mut payload, &["sh".into(), "-c".into(), "exit 3".into()]).unwrap();
-        let initrd = payload.initrd.unwrap();
-        let directory = cpio::entry(&initrd, end).unwrap();
-        let file = cpio::entry(&initrd, directory.end).unwrap();
+    fn the_archive_has_the_command() {
+        let archive = archive(&["sh".into(), "-c".into(), "exit 3".into()]).unwrap();
+        let directory = cpio::entry(&archive, 0).unwrap();
+        let file = cpio::entry(&archive, directory.end).unwrap();
         assert_eq!(file.name, PATH.as_bytes());
         assert_eq!(file.content, b"sh\0-c\0exit 3\0");
     }
@@ -108,9 +98,9 @@ mod tests {
     fn without_an_init_that_runs_it_there_is_no_command() {
         let none = BootPayload { kernel: Vec::new(), initrd: None };
         assert!(!is_taken(&none) && !is_taken(&payload("init")) && is_taken(&payload(MARK)));
-        assert!(refuse(&none).to_string().contains("--initrd"));
-        assert!(refuse(&payload("init")).to_string().contains("cargo xtask image"));
-        let error = add(&mut payload(MARK), &["x".repeat(MAX_LENGTH).into()]).unwrap_err();
+        assert!(refuse(false).to_string().contains("--initrd"));
+        assert!(refuse(true).to_string().contains("cargo xtask image"));
+        let error = archive(&["x".repeat(MAX_LENGTH).into()]).unwrap_err();
         assert!(error.to_string().contains("128 KiB"));
     }
 }

@@ -62,6 +62,25 @@ impl ImageFormat {
     }
 }
 
+/// Returns the purpose of another file that the header of a qcow2 file names; `None` if it names none. Reads
+/// fixed fields of the header alone (docs/interop/qcow2.txt of QEMU): the offset of a backing file's name at
+/// byte 8, and bit 2 of the incompatible features at byte 72.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn named_by_header(file: &File) -> io::Result<Option<&'static str>> {
+    let mut header = [0; 80];
+    let count = file.read_at(&mut header, 0)?;
+    let is_set = |bytes: &[u8]| bytes.iter().any(|byte| *byte != 0);
+    Ok(if is_set(&header[8..16]) {
+        Some("a backing file")
+    } else if count == header.len() && header[79] & 4 != 0 {
+        Some("a data file")
+    } else {
+        None
+    })
+}
+
 /// Bytes of a disk. Clones share the file.
 #[derive(Debug, Clone)]
 pub enum DiskContents {

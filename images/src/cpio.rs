@@ -9,6 +9,9 @@ use crate::initrd::EntryHeader;
 /// Name of the entry that ends an archive.
 pub const TRAILER: &str = EntryHeader::TRAILER;
 
+/// Multiple at which an archive in an initrd begins, bytes.
+pub const ALIGNMENT: usize = 4;
+
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 
@@ -63,7 +66,7 @@ impl ArchiveWriter {
 }
 
 fn pad(bytes: &mut Vec<u8>) {
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes.resize(bytes.len().next_multiple_of(ALIGNMENT), 0);
 }
 
 /// Entry of an archive.

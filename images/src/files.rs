@@ -40,16 +40,24 @@ struct MachineDisks {
 type OpenFile = (u64, usize, Arc<str>, ext4_view::File);
 
 thread_local! {
-    /// File systems that this thread has loaded, by machine; `None` for one that cannot be read. ext4-view's
-    /// file systems cannot be shared between threads.
-    static LOADED: RefCell<HashMap<(u64, usize), Option<Ext4>>> = RefCell::default();
+    /// File systems that this thread has loaded. ext4-view's file systems cannot be shared between threads.
+    static LOADED: RefCell<LoadedVolumes> = RefCell::default();
     /// File that was read last, kept because reads of one file follow each other.
     static LAST: RefCell<Option<OpenFile>> = const { RefCell::new(None) };
 }
 
+/// File systems of one machine that a thread has loaded. Those of a machine before it are dropped, and their
+/// disks closed.
+#[derive(Default)]
+struct LoadedVolumes {
+    machine: u64,
+    /// By number; `None` for a file system that cannot be read.
+    volumes: HashMap<usize, Option<Ext4>>,
+}
+
 /// Returns a reader of files on the disks' ext4 file systems. Other file systems are skipped.
 pub fn open(disks: Vec<DiskContents>) -> OpenFiles {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static NEXT: AtomicU64 = AtomicU64::new(1);
     let id = NEXT.fetch_add(1, Ordering::Relaxed);
     let disks = Arc::new(MachineDisks { id, disks, volumes: OnceLock::new() });
     Arc::new(move || Box::new(FilesOnDisks(Arc::clone(&disks))))
@@ -74,8 +82,12 @@ impl MachineDisks {
 
     fn with<T>(&self, index: usize, ask: impl FnOnce(&Ext4) -> Option<T>) -> Option<T> {
         LOADED.with_borrow_mut(|loaded| {
+            if loaded.machine != self.id {
+                *loaded = LoadedVolumes { machine: self.id, volumes: HashMap::new() };
+            }
             let fs = loaded
-                .entry((self.id, index))
+                .volumes
+                .entry(index)
                 .or_insert_with(|| self.volumes().get(index).and_then(|part| ext4::load(part).ok()));
             fs.as_ref().and_then(ask)
         })

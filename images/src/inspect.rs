@@ -1,26 +1,24 @@
 //! Contents of a disk image, for `vprof image inspect`.
 
-use std::path::Path;
-
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::boot::BootEntry;
 use crate::contents::{DiskPart, ImageFormat};
 use crate::survey::DiskSurvey;
 use crate::volume::DiskVolume;
-use crate::{ImageError, choice, open_disk, sniff};
+use crate::{ImageError, NamedFile, choice, open_disk, sniff};
 
 /// Contents of a disk image.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageInspection {
     /// Path of the image.
     pub image: String,
     /// `raw` or `qcow2`.
-    pub format: &'static str,
+    pub format: String,
     /// Size of the disk, bytes.
     pub bytes: Option<u64>,
     /// `GPT` or `MBR`; none if the disk is one volume.
-    pub partition_table: Option<&'static str>,
+    pub partition_table: Option<String>,
     /// Damage of a partition table that is readable all the same.
     pub damage: Option<String>,
     /// Partitions, or the whole disk.
@@ -32,7 +30,7 @@ pub struct ImageInspection {
 }
 
 /// Partition, or the whole disk.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
@@ -41,7 +39,7 @@ pub struct VolumeSummary {
     /// Size of the partition or the disk, bytes.
     pub bytes: Option<u64>,
     /// Name of the contents, like `ext4` or `LUKS`; none if they are unknown.
-    pub contents: Option<&'static str>,
+    pub contents: Option<String>,
     /// UUID of the file system.
     pub uuid: Option<String>,
     /// Label of the file system.
@@ -57,7 +55,7 @@ pub struct VolumeSummary {
 }
 
 /// Kernel on the disk.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelSummary {
     /// Number of the partition; `None` for the whole disk.
     pub partition: Option<u32>,
@@ -74,27 +72,23 @@ pub struct KernelSummary {
 }
 
 /// Choice of `vprof run`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunSummary {
     /// True if a kernel was chosen.
     pub boots: bool,
-    /// Command line of the kernel, before --append.
+    /// Words of a boot loader's entry for the kernel's command line, `root=` among them.
     pub cmdline: Option<String>,
     /// Choice and its reason, or the reason for which nothing can be booted.
     pub sentence: String,
 }
 
-/// Inspects a disk image, whose format is that of its first bytes unless `format` is given. `cmdline`
-/// completes the words of a boot loader's entry to a kernel command line.
+/// Inspects a disk image, whose format is that of its first bytes unless `format` is given.
 ///
 /// # Errors
 /// The file is not a disk image, or it cannot be read.
-pub fn inspect(
-    path: &Path,
-    format: Option<ImageFormat>,
-    cmdline: impl FnOnce(&str) -> String,
-) -> Result<ImageInspection, ImageError> {
-    let disk = open_disk(path, format)?;
+pub fn inspect(image: &NamedFile, format: Option<ImageFormat>) -> Result<ImageInspection, ImageError> {
+    let disk = open_disk(image, format)?;
+    let path = image.path.as_path();
     match sniff::content(&disk, path)? {
         sniff::FileContent::Foreign { found, advice } => {
             return Err(ImageError::Foreign { path: path.to_owned(), found, advice });
@@ -109,20 +103,19 @@ pub fn inspect(
         _ => {}
     }
     let survey = DiskSurvey::from_disk(&disk, path)?;
-    let run = match choice::choose(&survey, path) {
-        Ok(choice) => {
-            RunSummary { boots: true, cmdline: Some(cmdline(&choice.words)), sentence: choice.sentence }
-        }
+    let entries = survey.entries();
+    let run = match choice::choose(&survey, entries.first(), path) {
+        Ok(choice) => RunSummary { boots: true, cmdline: Some(choice.words), sentence: choice.sentence },
         Err(error) => RunSummary { boots: false, cmdline: None, sentence: error.to_string() },
     };
     Ok(ImageInspection {
         image: path.display().to_string(),
-        format: if disk.is_raw() { "raw" } else { "qcow2" },
+        format: if disk.is_raw() { "raw" } else { "qcow2" }.to_owned(),
         bytes: disk.length(),
-        partition_table: survey.table.as_ref().map(|table| table.scheme.name()),
+        partition_table: survey.table.as_ref().map(|table| table.scheme.name().to_owned()),
         damage: survey.table.as_ref().and_then(|table| table.damage.as_ref()).map(ToString::to_string),
         volumes: volumes(&survey, &disk),
-        kernels: survey.entries().into_iter().map(|entry| kernel(&survey, entry)).collect(),
+        kernels: entries.into_iter().map(|entry| kernel(&survey, entry)).collect(),
         run,
     })
 }
@@ -135,7 +128,7 @@ fn volumes(survey: &DiskSurvey, disk: &DiskPart) -> Vec<VolumeSummary> {
             partition: partition.map(|partition| partition.number),
             start: partition.map_or(0, |partition| partition.start),
             bytes: partition.map(|partition| partition.length).or(disk.length()),
-            contents: volume.name(),
+            contents: volume.name().map(str::to_owned),
             uuid: signature.uuid,
             label: signature.label,
             partition_uuid: partition.map(|partition| partition.uuid.clone()),

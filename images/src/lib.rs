@@ -50,7 +50,7 @@ use survey::DiskSurvey;
 use text::message::{Reason, Shown};
 
 /// Largest kernel or initrd, bytes: both have to fit into the memory below 4 GiB.
-const MAX_FILE: u64 = 2 << 30;
+pub const MAX_FILE: u64 = 2 << 30;
 
 /// Reason for which an image, a kernel or an initrd cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -219,17 +219,56 @@ pub struct BootPayload {
     pub initrd: Option<Vec<u8>>,
 }
 
+/// Open file. Its path is for messages only.
+#[derive(Debug)]
+pub struct NamedFile {
+    /// The path.
+    pub path: PathBuf,
+    /// The file.
+    pub file: File,
+}
+
+impl NamedFile {
+    /// Opens IMAGE: a disk image or a kernel.
+    ///
+    /// # Errors
+    /// As of [`open`].
+    pub fn image(path: &Path) -> Result<Self, ImageError> {
+        Self::open("the image", path, WANTED_IMAGE)
+    }
+
+    /// Opens the file of `--kernel`.
+    ///
+    /// # Errors
+    /// As of [`open`].
+    pub fn kernel(path: &Path) -> Result<Self, ImageError> {
+        Self::open("the kernel", path, WANTED_KERNEL)
+    }
+
+    /// Opens the file of `--initrd`.
+    ///
+    /// # Errors
+    /// As of [`open`].
+    pub fn initrd(path: &Path) -> Result<Self, ImageError> {
+        Self::open("the initrd", path, WANTED_INITRD)
+    }
+
+    fn open(what: &'static str, path: &Path, wanted: &'static str) -> Result<Self, ImageError> {
+        Ok(Self { path: path.to_owned(), file: open(what, path, wanted)? })
+    }
+}
+
 /// Files that the command line names.
-#[derive(Debug, Clone, Copy)]
-pub struct BootRequest<'a> {
+#[derive(Debug)]
+pub struct BootRequest {
     /// IMAGE: a disk image or a kernel.
-    pub image: &'a Path,
+    pub image: NamedFile,
     /// Format of a disk image. `None`: that of its first bytes.
     pub format: Option<ImageFormat>,
     /// Kernel of `--kernel`.
-    pub kernel: Option<&'a Path>,
+    pub kernel: Option<NamedFile>,
     /// Initrd of `--initrd`.
-    pub initrd: Option<&'a Path>,
+    pub initrd: Option<NamedFile>,
 }
 
 /// Everything that a run boots, and its origin.
@@ -262,21 +301,23 @@ pub const WANTED_DISK: &str = "a disk image (raw or qcow2)";
 /// Reads and checks everything that the request names.
 ///
 /// # Errors
-/// A file is missing, damaged, of another kind than needed, or the disk has no kernel.
-pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
-    let disk = open_disk(request.image, request.format)?;
-    let content = sniff::content(&disk, request.image)?;
-    let given_initrd = request.initrd.map(read_initrd).transpose()?;
+/// A file is damaged, of another kind than needed, or the disk has no kernel.
+pub fn load(request: BootRequest) -> Result<BootPlan, ImageError> {
+    let BootRequest { image, format, kernel, initrd } = request;
+    let disk = open_disk(&image, format)?;
+    let content = sniff::content(&disk, &image.path)?;
+    let given_initrd = initrd.map(read_initrd).transpose()?;
     match content {
         FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage if disk.is_raw() => {
-            if let Some(kernel) = request.kernel {
+            if let Some(kernel) = kernel {
                 return Err(ImageError::Foreign {
-                    path: request.image.to_owned(),
+                    path: image.path,
                     found: "a kernel".to_owned(),
-                    advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(kernel)),
+                    advice: format!("with --kernel {} IMAGE has to be a disk image", Shown(&kernel.path)),
                 });
             }
-            let KernelParts { kernel, initrds, options } = read_kernel(request.image)?;
+            let origin = image.path.display().to_string();
+            let KernelParts { kernel, initrds, options } = read_kernel(image)?;
             Ok(BootPlan {
                 payload: BootPayload {
                     kernel,
@@ -284,39 +325,41 @@ pub fn load(request: BootRequest<'_>) -> Result<BootPlan, ImageError> {
                 },
                 is_disk: false,
                 words: options,
-                origin: request.image.display().to_string(),
+                origin,
                 sentence: None,
                 has_systemd: Some(false),
             })
         }
         FileContent::Foreign { found, advice } => {
-            Err(ImageError::Foreign { path: request.image.to_owned(), found, advice })
+            Err(ImageError::Foreign { path: image.path, found, advice })
         }
         FileContent::Unknown | FileContent::BzImage | FileContent::Elf | FileContent::UnifiedImage => {
-            match request.kernel {
+            match kernel {
                 // With a kernel from elsewhere, a disk of any contents is usable.
-                Some(kernel) => with_kernel(&disk, kernel, given_initrd, request.image),
-                None => from_disk(&disk, given_initrd, request.image),
+                Some(kernel) => with_kernel(&disk, kernel, given_initrd, &image.path),
+                None => from_disk(&disk, given_initrd, &image.path),
             }
         }
     }
 }
 
 /// Opens an image as the disk that the guest will see.
-fn open_disk(path: &Path, format: Option<ImageFormat>) -> Result<DiskPart, ImageError> {
-    let file = open("the image", path, WANTED_IMAGE)?;
+fn open_disk(image: &NamedFile, format: Option<ImageFormat>) -> Result<DiskPart, ImageError> {
+    let NamedFile { path, file } = image;
     let read = |source| ImageError::Read { what: "the image", path: path.to_owned(), source };
-    let format = ImageFormat::choose(format, &file, path)?;
+    let format = ImageFormat::choose(format, file, path)?;
+    let file = file.try_clone().map_err(read)?;
     DiskPart::whole(DiskContents::open(file, format, false, path)?).map_err(read)
 }
 
 /// Loads a kernel from a file, and finds the root on the disk by the disk's contents.
 fn with_kernel(
     disk: &DiskPart,
-    kernel: &Path,
+    kernel: NamedFile,
     initrd: Option<Vec<u8>>,
     image: &Path,
 ) -> Result<BootPlan, ImageError> {
+    let origin = kernel.path.display().to_string();
     let parts = read_kernel(kernel)?;
     let payload =
         BootPayload { kernel: parts.kernel, initrd: initrd.or_else(|| initrd_check::joined(parts.initrds)) };
@@ -337,7 +380,7 @@ fn with_kernel(
         sentence: notes.map(|notes| format!("{words}; {}", notes.join("; "))),
         is_disk: true,
         words: Some(words),
-        origin: kernel.display().to_string(),
+        origin,
     })
 }
 
@@ -347,7 +390,7 @@ fn from_disk(disk: &DiskPart, given_initrd: Option<Vec<u8>>, image: &Path) -> Re
     if survey.table.is_none() && survey.volumes.iter().all(|volume| volume.signature.is_none()) {
         return Err(no_disk(disk, image)?);
     }
-    let choice = choice::choose(&survey, image)?;
+    let choice = choice::choose(&survey, survey.entries().first(), image)?;
     Ok(BootPlan {
         has_systemd: choice::has_systemd(&survey, &choice.words),
         payload: BootPayload { kernel: choice.kernel, initrd: given_initrd.or(choice.initrd) },
@@ -374,14 +417,13 @@ fn no_disk(disk: &DiskPart, image: &Path) -> Result<ImageError, ImageError> {
     })
 }
 
-fn read_kernel(path: &Path) -> Result<KernelParts, ImageError> {
-    let file = read_all("the kernel", open("the kernel", path, WANTED_KERNEL)?, path)?;
-    kernel::take_apart(file, path)
+fn read_kernel(NamedFile { path, file }: NamedFile) -> Result<KernelParts, ImageError> {
+    kernel::take_apart(read_all("the kernel", file, &path)?, &path)
 }
 
-fn read_initrd(path: &Path) -> Result<Vec<u8>, ImageError> {
-    let bytes = read_all("the initrd", open("the initrd", path, WANTED_INITRD)?, path)?;
-    initrd_check::check(&bytes, path)?;
+fn read_initrd(NamedFile { path, file }: NamedFile) -> Result<Vec<u8>, ImageError> {
+    let bytes = read_all("the initrd", file, &path)?;
+    initrd_check::check(&bytes, &path)?;
     Ok(bytes)
 }
 

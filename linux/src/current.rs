@@ -9,7 +9,6 @@
 //! Everything that stays the same is resolved beforehand, so that a sample costs a handful of small
 //! reads of physical memory. GS is not used: in entry code its base is still the user's.
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{COMM, Layouts, TaskField, TaskLayout};
@@ -19,6 +18,7 @@ use crate::preempt::{IrqContext, PreemptBits};
 use crate::sample_reads::StructurePart;
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
+use symbols::{PhysAddr, VirtAddr};
 
 /// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;

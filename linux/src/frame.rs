@@ -1,37 +1,7 @@
 //! Frames of a call stack and ends of a walk.
 
-use crate::address::VirtAddr;
 use crate::pt_regs::{PtRegs, SavedMode};
 use symbols::Registers;
-
-/// Meaning of an address in a call stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum FrameKind {
-    /// The next instruction of code that was interrupted.
-    Exact,
-    /// Return address: the call is the instruction before.
-    Return,
-}
-
-/// One frame of a kernel's call stack.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct KernelFrame {
-    /// Address.
-    pub address: VirtAddr,
-    /// Meaning of the address.
-    pub kind: FrameKind,
-}
-
-impl KernelFrame {
-    /// Returns the address to look a name up by: for a return address the one before, as the call may be a
-    /// function's last instruction.
-    pub fn lookup(&self) -> VirtAddr {
-        match self.kind {
-            FrameKind::Exact => self.address,
-            FrameKind::Return => VirtAddr(self.address.0.wrapping_sub(1)),
-        }
-    }
-}
 
 /// The registers of the user program that the kernel was entered from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

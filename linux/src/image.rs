@@ -6,10 +6,10 @@
 
 use std::ops::ControlFlow;
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::memory::PhysicalMemory;
 use crate::paging::{AddressSpace, MappedPage};
 use symbols::bytes::index;
+use symbols::{PhysAddr, VirtAddr};
 
 /// First address of the region in which the kernel maps its image (`__START_KERNEL_map`).
 pub(crate) const REGION_START: u64 = 0xffff_ffff_8000_0000;

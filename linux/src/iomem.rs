@@ -1,9 +1,9 @@
 //! The physical memory that the kernel itself believes to have: the top level of `/proc/iomem`.
 
-use crate::address::PhysAddr;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use symbols::PhysAddr;
 
 /// Entries of the list that are read, at most; a machine has some dozens.
 const MOST: usize = 4_096;

@@ -2,7 +2,6 @@
 
 use text::clean::ascii;
 
-use crate::address::VirtAddr;
 use crate::btf::{self, Btf};
 use crate::current::CurrentReader;
 use crate::generated::GeneratedCode;
@@ -19,6 +18,7 @@ use crate::symbol::SymbolAt;
 use crate::task::{self, TaskSnapshot};
 use crate::unwind::KernelUnwinder;
 use crate::view::View;
+use symbols::VirtAddr;
 use symbols::bytes::until_nul;
 
 /// First bytes of the banner (`linux_banner`, init/version-timestamp.c).

@@ -1,8 +1,8 @@
 //! Location of a kernel, which a stopped vCPU's page tables are compared with.
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::memory::PhysicalMemory;
 use crate::paging::{AddressSpace, roots};
+use symbols::{PhysAddr, VirtAddr};
 
 /// Location of a kernel's banner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

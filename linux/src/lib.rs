@@ -20,7 +20,6 @@
 //! sample.
 
 mod accounting;
-pub mod address;
 mod btf;
 mod clock;
 mod current;
@@ -60,11 +59,10 @@ mod view;
 pub use accounting::{
     ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
 };
-pub use address::{PhysAddr, VirtAddr};
 pub use btf::{HostLayouts, HostTypes};
 pub use clock::GuestClock;
 pub use current::{CurrentContext, CurrentReader};
-pub use frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
+pub use frame::{KernelWalkError, UserRegisters, WalkEnd};
 pub use generated::GeneratedCode;
 pub use interrupt::{InterruptAction, InterruptLine, InterruptTables, InterruptVector, Softirq};
 pub use kernel::{FindStep, Kernel};
@@ -82,6 +80,7 @@ pub use process::{
 pub use sample_reads::{SampleReads, StructurePart};
 pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
+pub use symbols::{AddressKind, CodeAddr, FileOffset, PhysAddr, VirtAddr};
 pub use task::TaskSnapshot;
 pub use task_scan::{ScanResult, TaskListReader, TaskObservation};
 pub use unwind::KernelUnwinder;

@@ -2,7 +2,7 @@
 
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryRegion};
 
-use crate::address::PhysAddr;
+use symbols::PhysAddr;
 use symbols::bytes::index;
 
 /// Physical memory of a guest that may change while it is read.

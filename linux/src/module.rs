@@ -6,7 +6,6 @@
 
 use text::clean::ascii;
 
-use crate::address::VirtAddr;
 use crate::kallsyms::MAX_NAME;
 use crate::kallsyms::decode::SymbolNames;
 use crate::kallsyms::functions::{FunctionTable, KallsymsSymbol};
@@ -16,6 +15,7 @@ use crate::missing::Missing;
 use crate::symbol::SymbolAt;
 use crate::task::list;
 use crate::view::View;
+use symbols::VirtAddr;
 use symbols::bytes::{u32_at, u64_at, until_nul};
 
 /// Modules that are read, at most.

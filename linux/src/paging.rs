@@ -11,9 +11,9 @@
 
 use std::ops::ControlFlow;
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::memory::PhysicalMemory;
 use symbols::bytes::{index, u64_at};
+use symbols::{PhysAddr, VirtAddr};
 
 /// Bits 12..51 of a paging-structure entry or of CR3: the physical address.
 const ADDRESS: u64 = 0x000f_ffff_ffff_f000;

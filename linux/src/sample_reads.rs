@@ -1,11 +1,11 @@
 //! Places that a sample reads in the memory of a guest's kernel, for a reader that is not in this process.
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::current::CurrentReader;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::stack::StackReader;
+use symbols::{PhysAddr, VirtAddr};
 
 /// Part of a structure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,6 @@
 //! All of it is in the direct map, so no page tables are walked. A task that is switched while it is read
 //! shows it by its counts of switches, and is read again.
 
-use crate::address::PhysAddr;
 use crate::current::TaskAddresses;
 use crate::kernel::Kernel;
 use crate::layout::{ObservationLayout, ThreadLayout};
@@ -16,6 +15,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::probe::{SchedState, SchedStateReader};
 use crate::task::TaskMemory;
+use symbols::PhysAddr;
 
 /// Tasks on one way over the lists, at most.
 const MAX_TASKS: usize = 1 << 17;

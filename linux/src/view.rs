@@ -2,11 +2,11 @@
 
 use text::clean::ascii;
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::image::KernelImage;
 use crate::memory::PhysicalMemory;
 use crate::paging::AddressSpace;
 use symbols::bytes::{index, until_nul};
+use symbols::{PhysAddr, VirtAddr};
 
 /// Bytes of the smallest page.
 const PAGE: u64 = 4096;

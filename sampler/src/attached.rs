@@ -5,14 +5,14 @@
 
 use std::time::Duration;
 
-use attach::StopMemory;
+use linux::PhysicalMemory;
+use profile::clock::TickHold;
 use vmm::{MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
 use crate::microstate::clock::ThreadState;
 use crate::microstate::foreign::TickFinding;
 use crate::microstate::host::{ThreadReader, schedstat_of};
 use crate::vcpu::VcpuSampler;
-use profile::clock::TickHold;
 
 /// Thread of a vCPU without one: in no process, and without a number.
 const NOBODY: ThreadId = ThreadId { process: -1, thread: 0 };
@@ -27,7 +27,7 @@ impl From<VcpuSampler> for AttachedSampler {
     }
 }
 
-impl Observer<StopMemory> for AttachedSampler {
+impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     fn attached(&mut self, thread: Option<ThreadId>) {
         let now_ns = monotonic_ns();
         let ThreadId { process, thread } = thread.unwrap_or(NOBODY);
@@ -50,9 +50,9 @@ impl Observer<StopMemory> for AttachedSampler {
         passed
     }
 
-    fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
+    fn ticked(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
         self.0.published().clock.pause(false, tick.now_ns);
-        self.0.nested(tick.in_nested_guest());
+        self.0.set_nested(tick.in_nested_guest());
         if let Some(waits) = tick.source.is_waiting() {
             self.0.note_wait(waits);
         }
@@ -90,5 +90,62 @@ impl Observer<StopMemory> for AttachedSampler {
         let clock = &self.0.published().clock;
         let times = clock.reader().and_then(|reader| reader.read());
         clock.end(monotonic_ns(), times);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvm_bindings::{kvm_regs, kvm_sregs};
+    use profile::clock::{ClockKind, Intervals};
+    use profile::rows::VcpuState;
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+    use vmm::{Activity, ActivitySource, TickContext};
+
+    use super::*;
+    use crate::capacity::QueueCapacity;
+
+    /// A vCPU that executes the guest, or a guest of the guest.
+    #[derive(Debug)]
+    struct ForeignVcpu {
+        nested: bool,
+    }
+
+    impl ActivitySource for ForeignVcpu {
+        fn activity(&self) -> Option<Activity> {
+            Some(Activity::Running)
+        }
+
+        fn in_nested_guest(&self) -> bool {
+            self.nested
+        }
+    }
+
+    #[test]
+    fn a_sample_of_a_guest_of_the_guest_has_none_of_its_registers() {
+        let capacity = QueueCapacity { ring: 8, pool: 1, reserve: 0 };
+        let intervals = Intervals::new(ClockKind::Fixed, 0.1, 1, 2);
+        let (sampler, mut ends, _) = VcpuSampler::new(2, intervals, capacity, Default::default());
+        let mut attached = AttachedSampler::from(sampler);
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let regs = kvm_regs { rip: 0x1234_5000, rsp: 8, ..Default::default() };
+        let sregs = kvm_sregs { cr3: 0x5000, cr0: 1 << 31 | 1, efer: 1 << 10, ..Default::default() };
+        for nested in [true, false] {
+            let now_ns = monotonic_ns();
+            let context = TickContext {
+                due_ns: now_ns,
+                now_ns,
+                in_run: true,
+                regs: &regs,
+                sregs: &sregs,
+                memory: &memory,
+            };
+            attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested } });
+            let sample = ends.samples.pop().expect("a sample");
+            assert_eq!(sample.record.nested, nested);
+            assert_eq!(sample.record.vcpu_state, VcpuState::Guest);
+            let wanted = if nested { (0, 0, 0) } else { (regs.rip, regs.rsp, sregs.cr3) };
+            assert_eq!((sample.record.rip.0, sample.record.rsp, sample.record.cr3), wanted);
+            assert!(!nested || sample.stack.is_none());
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Measures the path of a sample from the tick to the sink, for the project's benchmarks.
 
+mod changed;
 mod stopped;
 
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use crate::VcpuSampler;
 use crate::capacity::QueueCapacity;
 use crate::record::SampleRecord;
 use crate::resolve::resolver::SampleResolver;
+pub use changed::ChangedSampler;
 use profile::SinkError;
 use profile::clock::{ClockKind, Intervals};
 use profile::rows::{Batch, SampleRow, Sink, VcpuState};
@@ -86,7 +88,11 @@ fn record(n: u64) -> SampleRecord {
     SampleRecord {
         time_ns: n * 500_000,
         late_ns: 20_000 + spread % 50_000,
-        rip: if user { 0x55_0000_0000 + spread % 20_000 } else { 0xffff_ffff_8100_0000 + spread % 2_000 },
+        rip: linux::VirtAddr(if user {
+            0x55_0000_0000 + spread % 20_000
+        } else {
+            0xffff_ffff_8100_0000 + spread % 2_000
+        }),
         rsp: 0x7ffc_0000_0000 + spread,
         cr3: 0x1_0000 + slot * 0x1000,
         cpl: if user { 3 } else { 0 },

@@ -18,7 +18,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory};
+use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory, VirtAddr};
 
 use crate::record::SampleRecord;
 
@@ -123,7 +123,7 @@ struct KernelDoubt {
     /// Failed checks in a row, each at another instruction than the one before.
     failed: u32,
     /// Instruction of the last failed check.
-    rip: u64,
+    rip: VirtAddr,
 }
 
 impl KexecDetector {
@@ -214,7 +214,7 @@ mod tests {
         /// instruction.
         fn tick(&mut self, time_ns: u64, cr3: u64) -> SampleRecord {
             let five_level = self.guest.five_level;
-            let rip = self.guest.text(0x1404).0 + time_ns / SECOND;
+            let rip = VirtAddr(self.guest.text(0x1404).0 + time_ns / SECOND);
             let mut record =
                 SampleRecord { time_ns, rip, cr3, five_level, long_mode: true, ..SampleRecord::default() };
             record.kernel_mapped = self.check.check(&record, &self.memory);
@@ -222,7 +222,7 @@ mod tests {
         }
 
         fn low(&mut self, time_ns: u64) -> SampleRecord {
-            let mut record = SampleRecord { time_ns, rip: 0x9_8000, ..SampleRecord::default() };
+            let mut record = SampleRecord { time_ns, rip: VirtAddr(0x9_8000), ..SampleRecord::default() };
             record.kernel_mapped = self.check.check(&record, &self.memory);
             record
         }

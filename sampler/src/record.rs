@@ -55,7 +55,7 @@ pub struct SampleRecord {
     /// Delay from the due time to the serving of the tick, ns.
     pub late_ns: u64,
     /// Linear address of the next instruction.
-    pub rip: u64,
+    pub rip: VirtAddr,
     /// Stack pointer.
     pub rsp: u64,
     /// CR3.
@@ -83,7 +83,7 @@ pub struct SampleRecord {
 impl SampleRecord {
     /// Returns true if the instruction is in the upper half, where a 64-bit kernel's code is.
     pub(crate) fn in_64_bit_kernel(&self) -> bool {
-        self.long_mode && self.rip & KERNEL_HALF != 0
+        self.long_mode && self.rip.0 & KERNEL_HALF != 0
     }
 }
 
@@ -104,7 +104,7 @@ pub fn read_record<M: PhysicalMemory>(
     SampleRecord {
         time_ns: context.now_ns,
         late_ns: context.now_ns.saturating_sub(context.due_ns),
-        rip: linear(sregs, regs.rip),
+        rip: VirtAddr(linear(sregs, regs.rip)),
         rsp: regs.rsp,
         cr3: sregs.cr3,
         cpl,
@@ -264,7 +264,7 @@ mod tests {
         let (record, asked) = sample(&memory, &state, Some(Activity::Halted));
         assert_eq!(asked, 0, "code at CPL 3 cannot halt");
         assert_eq!((record.time_ns, record.late_ns), (130, 30));
-        assert_eq!((record.rip, record.rsp, record.cr3, record.cpl), (0x40_1000, 0x7000, 0x1000, 3));
+        assert_eq!((record.rip.0, record.rsp, record.cr3, record.cpl), (0x40_1000, 0x7000, 0x1000, 3));
         assert!(!record.interrupts_on && record.five_level && record.long_mode && !record.halted);
     }
 
@@ -287,7 +287,7 @@ mod tests {
         SampleRecord {
             time_ns: 130,
             late_ns: 30,
-            rip,
+            rip: VirtAddr(rip),
             rsp: 0x7000,
             cr3: 0x1000,
             interrupts_on: true,
@@ -313,7 +313,7 @@ mod tests {
         sregs.cs.base = 0xffff_0000;
         let regs = kvm_regs { rip: 0xfff0, ..Default::default() };
         let (record, asked) = sample(&memory, &(regs, sregs), Some(Activity::NotStarted));
-        assert_eq!((record.halted, record.rip, asked), (true, 0xffff_fff0, 1));
+        assert_eq!((record.halted, record.rip.0, asked), (true, 0xffff_fff0, 1));
         assert!(!record.long_mode);
     }
 

@@ -228,6 +228,11 @@ impl VcpuSampler {
 }
 
 impl VcpuSampler {
+    /// Sets whether the registers of the next tick are those of a guest of the guest.
+    pub(crate) fn set_nested(&mut self, nested: bool) {
+        self.nested = nested;
+    }
+
     /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
     pub(crate) fn next_after(&mut self, due_ns: u64, held: TickHold) -> Option<Duration> {
         if self.off {
@@ -266,11 +271,6 @@ impl VcpuSampler {
     /// Notes that the thread, another process', is about to be stopped for a tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         self.wait.ask(now_ns);
-    }
-
-    /// Notes whether the tick that is about to be served hit a guest of the guest.
-    pub(crate) fn nested(&mut self, nested: bool) {
-        self.nested = nested;
     }
 
     /// Notes whether the thread, another process', waits for a CPU at the tick that is about to be served.
@@ -340,7 +340,7 @@ impl Observer for VcpuSampler {
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        self.nested = tick.in_nested_guest();
+        self.set_nested(tick.in_nested_guest());
         self.serve(&tick.context, || tick.activity())
     }
 
@@ -465,7 +465,7 @@ mod tests {
         sampler.ticked(&Tick { context, blocked: false, source: &NestingVcpu });
         let nested = ring.pop().expect("a sample");
         assert!(nested.record.nested && nested.stack.is_none() && !nested.stack_missed);
-        assert_eq!((nested.record.rip, nested.record.rsp, nested.record.cr3), (0, 0, 0));
+        assert_eq!((nested.record.rip.0, nested.record.rsp, nested.record.cr3), (0, 0, 0));
         assert_eq!(nested.record.vcpu_state, VcpuState::Guest, "the time is the guest's");
         assert!(!nested.record.in_64_bit_kernel() && nested.record.kernel_mapped.is_none());
     }

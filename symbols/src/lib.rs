@@ -8,10 +8,10 @@
 //!                                  └──── [`elf`] ────────┴── [`go`]
 //! ```
 
+mod address;
 pub mod bytes;
 pub mod cfi;
 pub mod counted;
-pub mod debuginfod;
 pub mod elf;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
@@ -19,4 +19,5 @@ pub mod go;
 pub mod names;
 mod registers;
 
+pub use address::{AddressKind, CodeAddr, CodeSpace, FileOffset, LinkAddr, PhysAddr, VirtAddr};
 pub use registers::{Registers, StackMemory};

@@ -13,7 +13,7 @@ use std::os::unix::fs::FileExt;
 
 use process::{Files, Mappings};
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder, UserWalkError};
-use symbols::{Registers, StackMemory};
+use symbols::{LinkAddr, Registers, StackMemory, VirtAddr};
 
 unsafe extern "C" {
     /// Itanium C++ ABI, exception handling, section 1.6: calls `visit` for each frame.
@@ -98,7 +98,7 @@ fn capture() {
     let end = unwinder.walk(&registers, &own, &mappings, 100, |frame| frames.push(frame));
     let mut part = Vec::new();
     let copied = Part(&own, registers.rsp()..registers.rsp() + 256);
-    let part_end = unwinder.walk(&registers, &copied, &mappings, 100, |frame| part.push(frame.address));
+    let part_end = unwinder.walk(&registers, &copied, &mappings, 100, |frame| part.push(frame.at.address.0));
     let mut libgcc: Vec<u64> = Vec::new();
     // SAFETY: `visit` takes the argument for what it is.
     unsafe { _Unwind_Backtrace(visit, (&raw mut libgcc).cast()) };
@@ -111,25 +111,29 @@ fn taken() -> Stack {
 }
 
 /// Returns the start of the function in which `address` is, as a virtual address.
-fn function(mappings: &Mappings, address: u64) -> Option<u64> {
+fn function(mappings: &Mappings, address: VirtAddr) -> Option<u64> {
     let CodeMapping { bias, code: ImageCode::Cfi(table), .. } = mappings.find(address)? else { return None };
-    Some(table.function_start(address.wrapping_sub(bias))?.0.wrapping_add(bias))
+    let (LinkAddr(start), _) = table.function_start(address.linked(bias))?;
+    Some(start.wrapping_add(bias))
 }
 
 /// Positions in the stack of the functions that start at these addresses.
 fn positions(stack: &Stack, starts: &[usize]) -> Vec<usize> {
     let functions: Vec<_> =
-        stack.frames.iter().map(|frame| function(&stack.mappings, frame.lookup_address())).collect();
+        stack.frames.iter().map(|frame| function(&stack.mappings, frame.at.lookup())).collect();
     let position = |&start: &usize| functions.iter().position(|&f| f == Some(start as u64));
     starts.iter().map(|start| position(start).expect("the function is on the stack")).collect()
 }
 
 fn check_against_libgcc(stack: &Stack) {
-    let addresses: Vec<u64> = stack.frames.iter().map(|frame| frame.address).collect();
+    let addresses: Vec<u64> = stack.frames.iter().map(|frame| frame.at.address.0).collect();
     // The innermost frame is one function at two places; libgcc may add a 0 for the end.
     let libgcc: Vec<u64> = stack.libgcc.iter().copied().filter(|&address| address != 0).collect();
     assert_eq!(addresses[1..], libgcc[1..]);
-    assert_eq!(function(&stack.mappings, addresses[0]), function(&stack.mappings, libgcc[0] - 1));
+    assert_eq!(
+        function(&stack.mappings, VirtAddr(addresses[0])),
+        function(&stack.mappings, VirtAddr(libgcc[0] - 1))
+    );
     assert_eq!(stack.end, UserEnd::Complete);
     assert!(stack.frames.iter().all(|frame| frame.doubt.is_none()));
     // A part of the stack gives a part of the frames, and says why.

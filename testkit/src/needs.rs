@@ -57,6 +57,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("npm", "npm", "fetches speedscope and the Firefox Profiler"),
     program("objcopy", "binutils", "separates debug information"),
     program("objdump", "binutils", "names PLT entries"),
+    program("openssl", "openssl", "makes certificates of servers"),
     program("c++filt", "binutils", "demangles names"),
     program("passt", "passt", "is a guest's network"),
     program("python3", "python3", "reads CSV and Parquet"),

@@ -93,6 +93,13 @@ pub struct ScriptOutput {
 #[derive(Debug)]
 pub struct ProfilerRun(String);
 
+impl ProfilerRun {
+    /// Returns the path of its profile on the host.
+    pub fn profile(&self) -> String {
+        format!("{}/out.vprof", self.0)
+    }
+}
+
 /// Calls `test` with a host that has just booted. Repeats, and reports, a test in which the emulation has
 /// failed (docs/limits.md).
 ///

@@ -366,6 +366,18 @@ impl Run {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
+    /// Returns the CSV of a query.
+    ///
+    /// # Panics
+    /// The query fails.
+    pub fn csv(&self, sql: &str) -> String {
+        let output =
+            Command::new(crate::vprof()).arg("query").arg(&self.profile).args([sql, "--csv"]).output();
+        let output = output.expect("vprof starts");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    }
+
     /// Returns the report on user code of one program, by `what`.
     pub fn user_code(&self, program: &str, what: &str) -> Report {
         self.report_with(&["--by", what, "--process", program, "--mode", "user"])

@@ -2,8 +2,9 @@
 //!
 //! A row is anything that serializes to fields in sequence: a struct, a tuple or a slice. `None` is an empty
 //! field, a boolean is 1 or 0. Text that a terminal could take for a command is escaped as in
-//! [`crate::clean::escaped`].
+//! [`crate::clean::escaped`]; [`Formulas`] is about text that a spreadsheet could take for one.
 
+use std::borrow::Cow;
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, ErrorKind, Write};
 
@@ -29,18 +30,59 @@ impl Error for CsvError {
     }
 }
 
+/// First characters of a formula in spreadsheets, also at full width (U+FF1D, U+FF0B, U+FF0D, U+FF20).
+/// OWASP's "CSV Injection" also names TAB and CR, which [`escaped`] replaces.
+const FORMULA: [char; 8] = ['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'];
+
+/// Treatment of text that a spreadsheet takes for a formula, which can run a program or send the table away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Formulas {
+    /// A `'` goes before the text, as people type it to enter text.
+    #[default]
+    Quoted,
+    /// The text stays as it is, for readers that know no formulas.
+    Raw,
+}
+
+impl Formulas {
+    /// [`Self::Raw`] if `raw`.
+    pub fn raw_if(raw: bool) -> Self {
+        if raw { Self::Raw } else { Self::Quoted }
+    }
+}
+
+/// Returns `text` with a `'` before each formula. Where the decimal sign is a comma, spreadsheets divide
+/// lines at `;`, so that a formula can also follow one.
+fn without_formulas(text: &str) -> Cow<'_, str> {
+    if !text.split(';').any(begins_formula) {
+        return Cow::Borrowed(text);
+    }
+    let part = |part| if begins_formula(part) { format!("'{part}") } else { part.to_owned() };
+    Cow::Owned(text.split(';').map(part).collect::<Vec<_>>().join(";"))
+}
+
+/// Returns true for text with the first character of a formula that is not a number.
+fn begins_formula(text: &str) -> bool {
+    let is_number = || {
+        let digits = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'.' | b'e' | b'E' | b'+' | b'-'));
+        digits && text.parse::<f64>().is_ok()
+    };
+    text.starts_with(FORMULA) && !is_number()
+}
+
 /// Writer of rows.
 #[derive(Debug)]
 pub struct CsvWriter<W> {
     out: W,
+    formulas: Formulas,
     /// The line in progress; kept for its memory.
     line: String,
 }
 
 impl<W: Write> CsvWriter<W> {
     /// Creates a writer to `out`.
-    pub fn new(out: W) -> Self {
-        Self { out, line: String::new() }
+    pub fn new(out: W, formulas: Formulas) -> Self {
+        Self { out, formulas, line: String::new() }
     }
 
     /// Writes the names of a struct's fields.
@@ -61,7 +103,7 @@ impl<W: Write> CsvWriter<W> {
 
     fn write(&mut self, row: &(impl Serialize + ?Sized), part: Part) -> io::Result<()> {
         self.line.clear();
-        row.serialize(&mut Fields { line: &mut self.line, part, is_first: true })
+        row.serialize(&mut Fields { line: &mut self.line, formulas: self.formulas, part, is_first: true })
             .map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
         self.line.push_str("\r\n");
         self.out.write_all(self.line.as_bytes())
@@ -78,6 +120,7 @@ enum Part {
 /// The fields of one line.
 struct Fields<'a> {
     line: &'a mut String,
+    formulas: Formulas,
     part: Part,
     is_first: bool,
 }
@@ -98,6 +141,10 @@ impl Fields<'_> {
     fn text(&mut self, text: &str) {
         self.begin();
         let text = escaped(text);
+        let text = match self.formulas {
+            Formulas::Quoted => without_formulas(&text),
+            Formulas::Raw => text,
+        };
         if text.contains(['"', ',']) {
             self.line.push('"');
             self.line.push_str(&text.replace('"', "\"\""));
@@ -288,9 +335,37 @@ mod tests {
     use super::*;
 
     fn row(row: &(impl Serialize + ?Sized)) -> io::Result<String> {
+        written(row, Formulas::Quoted)
+    }
+
+    fn written(row: &(impl Serialize + ?Sized), formulas: Formulas) -> io::Result<String> {
         let mut out = Vec::new();
-        CsvWriter::new(&mut out).row(row)?;
+        CsvWriter::new(&mut out, formulas).row(row)?;
         Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn a_formula_is_text_unless_raw_text_is_wanted() {
+        for (text, quoted) in [
+            ("=1+1", "'=1+1"),
+            ("+x", "'+x"),
+            ("-bash", "'-bash"),
+            ("-inf", "'-inf"),
+            ("-", "'-"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\u{ff1d}1", "'\u{ff1d}1"),
+            ("a;=1;b", "a;'=1;b"),
+            ("\t=1", "\\x09=1"),
+            ("\r=1", "\\x0d=1"),
+        ] {
+            assert_eq!(row(&[text]).unwrap(), format!("{quoted}\r\n"));
+            let raw = written(&[text], Formulas::Raw).unwrap();
+            assert_eq!(raw, format!("{}\r\n", escaped(text)));
+        }
+        assert_eq!(row(&["=HYPERLINK(\"x\")"]).unwrap(), "\"'=HYPERLINK(\"\"x\"\")\"\r\n");
+        for harmless in ["-1", "+0.5", "-1.5e-3", "a=b", "a-b;c+d", "0x10"] {
+            assert_eq!(row(&[harmless]).unwrap(), format!("{harmless}\r\n"));
+        }
     }
 
     #[test]
@@ -315,7 +390,7 @@ mod tests {
             size: Option<u8>,
         }
         let mut out = Vec::new();
-        let mut csv = CsvWriter::new(&mut out);
+        let mut csv = CsvWriter::new(&mut out, Formulas::Quoted);
         csv.heading(&Row { name: "", size: None }).unwrap();
         csv.row(&Row { name: "a", size: Some(1) }).unwrap();
         csv.row(&Row { name: "b", size: None }).unwrap();
@@ -326,6 +401,9 @@ mod tests {
     fn what_is_not_a_list_of_fields_is_an_error() {
         let map = std::collections::BTreeMap::from([(1, 2)]);
         assert_eq!(row(&map).unwrap_err().kind(), ErrorKind::InvalidInput);
-        assert_eq!(CsvWriter::new(io::sink()).heading(&[1]).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(
+            CsvWriter::new(io::sink(), Formulas::Raw).heading(&[1]).unwrap_err().kind(),
+            ErrorKind::InvalidInput
+        );
     }
 }

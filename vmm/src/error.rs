@@ -9,6 +9,7 @@ use std::time::Duration;
 use vmm_sys_util::errno;
 
 use crate::config::{MAX_MEMORY, MAX_VCPUS};
+use crate::host_kernel::KernelFeature;
 
 /// Reason why a machine could not start.
 #[derive(Debug, thiserror::Error)]
@@ -184,8 +185,13 @@ pub enum KvmError {
     #[error("/dev/kvm has API version {0}, not 12: it is not Linux's KVM")]
     Api(i32),
     /// A capability without which no machine can run.
-    #[error("this host's KVM lacks {0}: a newer host kernel (4.12 or later) has it")]
-    Capability(&'static str),
+    #[error("this host's KVM lacks {name}: Linux {since} or later has it", since = .needed.since)]
+    Capability {
+        /// Name of the capability.
+        name: &'static str,
+        /// Release that has all that a machine needs.
+        needed: &'static KernelFeature,
+    },
 }
 
 /// Reason why a kernel file cannot be booted.

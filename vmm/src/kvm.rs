@@ -10,6 +10,7 @@ use kvm_bindings::{
 use kvm_ioctls::{Cap, Kvm, VmFd};
 
 use crate::error::{KvmError, StartError};
+use crate::host_kernel;
 
 /// `KVM_CAP_BINARY_STATS_FD` of `linux/kvm.h` (Linux 5.14), which kvm-ioctls does not name.
 const KVM_CAP_BINARY_STATS_FD: libc::c_ulong = 203;
@@ -104,6 +105,11 @@ pub(crate) fn disable_pmu(vm: &VmFd) -> Result<(), StartError> {
     vm.enable_cap(&request).map_err(StartError::kvm("make a VM without performance counters"))
 }
 
+/// Returns the error of a capability that is lacking. Linux 4.12 has all that a machine needs.
+fn lacking(name: &'static str) -> KvmError {
+    KvmError::Capability { name, needed: host_kernel::IMMEDIATE_EXIT }
+}
+
 /// Fails with the name of the first capability that a machine cannot do without.
 pub(crate) fn require(kvm: &Kvm) -> Result<(), KvmError> {
     const NEEDED: [(Cap, &str); 8] = [
@@ -117,7 +123,7 @@ pub(crate) fn require(kvm: &Kvm) -> Result<(), KvmError> {
         (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
     ];
     match NEEDED.iter().find(|(cap, _)| !kvm.check_extension(*cap)) {
-        Some((_, name)) => Err(KvmError::Capability(name)),
+        Some((_, name)) => Err(lacking(name)),
         None => Ok(()),
     }
 }

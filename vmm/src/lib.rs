@@ -29,6 +29,7 @@ mod end;
 mod error;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
+pub mod host_kernel;
 mod injected;
 mod kvm;
 pub mod kvm_check;

@@ -33,11 +33,13 @@ pub enum ThreadKind {
     Device,
     /// Reads the guest for the profile: collector, finder, namer, task scanner.
     Sampler,
+    /// Reads disk images, kernels and initrds. It is the only thread of its process.
+    Reader,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler];
+    pub const ALL: [Self; 5] = [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler, Self::Reader];
 
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
@@ -53,6 +55,7 @@ impl ThreadKind {
             Self::Disk => "a disk's thread",
             Self::Device => "a device's thread",
             Self::Sampler => "a sampler's thread",
+            Self::Reader => "the reader of images",
         }
     }
 }
@@ -141,6 +144,10 @@ const SAMPLER: &[i64] = &[
     libc::SYS_getcpu,
     libc::SYS_membarrier,
 ];
+
+/// System calls that the reader of images makes besides: it reads open files, and writes to memory.
+const READER: &[i64] =
+    &[libc::SYS_preadv, libc::SYS_readv, libc::SYS_lseek, libc::SYS_fstat, libc::SYS_statx, libc::SYS_fcntl];
 
 /// System calls that only the process's first thread makes, while it builds the machine and serves the run.
 const PROCESS: &[i64] = &[
@@ -285,6 +292,10 @@ fn rules_of(kind: ThreadKind) -> Result<Rules, WallError> {
             allow_threads(&mut rules)?;
             allow_files(&mut rules)?;
         }
+        ThreadKind::Reader => {
+            allow(&mut rules, READER);
+            allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, BLKGETSIZE64)])?;
+        }
     }
     Ok(rules)
 }
@@ -307,6 +318,18 @@ fn rules_of_process() -> Result<Rules, WallError> {
     Ok(rules)
 }
 
+/// Compiles rules, with what the policy says for all other calls.
+fn compile(rules: Rules, policy: SyscallPolicy) -> Result<BpfProgram, WallError> {
+    let outside = if policy == SyscallPolicy::Log { SeccompAction::Log } else { SeccompAction::Trap };
+    let filter = SeccompFilter::new(rules, outside, SeccompAction::Allow, TargetArch::x86_64)?;
+    Ok(filter.try_into()?)
+}
+
+/// Filters the calling thread, which is one of this kind and starts no other.
+pub(crate) fn apply_alone(kind: ThreadKind, policy: SyscallPolicy) -> Result<(), WallError> {
+    apply_filter(&compile(rules_of(kind)?, policy)?).map_err(WallError::Filter)
+}
+
 /// Compiled filters.
 #[derive(Debug)]
 pub(crate) struct Filters {
@@ -318,22 +341,16 @@ pub(crate) struct Filters {
 
 impl Filters {
     pub(crate) fn compile(policy: SyscallPolicy) -> Result<Self, WallError> {
-        let outside = if policy == SyscallPolicy::Log { SeccompAction::Log } else { SeccompAction::Trap };
-        let compile = |rules: Rules| -> Result<BpfProgram, WallError> {
-            let filter =
-                SeccompFilter::new(rules, outside.clone(), SeccompAction::Allow, TargetArch::x86_64)?;
-            Ok(filter.try_into()?)
-        };
         let mut threads = Vec::new();
         for kind in ThreadKind::ALL {
-            threads.push(compile(rules_of(kind)?)?);
+            threads.push(compile(rules_of(kind)?, policy)?);
         }
         let absent = Rules::from([(libc::SYS_clone3, Vec::new())]);
         let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
         let no_clone3 = SeccompFilter::new(absent, SeccompAction::Allow, enosys, TargetArch::x86_64)?;
         Ok(Self {
             no_clone3: no_clone3.try_into()?,
-            process: compile(rules_of_process()?)?,
+            process: compile(rules_of_process()?, policy)?,
             threads: threads.try_into().unwrap_or_else(|_| unreachable!("one filter for each kind")),
         })
     }

@@ -1,4 +1,5 @@
-//! The wall around the process that runs a guest. A guest that has taken over that process meets it.
+//! The wall around a process with foreign bytes: the one that runs a guest, and the one that reads disk
+//! images. A guest, or the author of an image, that has taken over that process meets it.
 //!
 //! | part | what the process can no longer do | needs |
 //! |---|---|---|
@@ -8,7 +9,8 @@
 //! | `filter` | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
-//! more with [`enter_thread`]. The kernel evaluates the filters at each system call.
+//! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads. The kernel
+//! evaluates the filters at each system call.
 
 mod files;
 mod filter;
@@ -31,6 +33,17 @@ pub struct WallConfig {
     pub directory: PathBuf,
     /// Receives [`REPORT_BYTES`] about a refused system call, before the process ends.
     pub report: OwnedFd,
+}
+
+/// Resources that a process which reads foreign bytes may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResourceLimits {
+    /// Address space, bytes.
+    pub memory_bytes: u64,
+    /// Size of a file that it writes, bytes.
+    pub file_bytes: u64,
+    /// CPU time. SIGXCPU ends the process then.
+    pub cpu_seconds: u64,
 }
 
 /// Parts of the wall that were raised.
@@ -75,7 +88,7 @@ pub enum WallError {
     Compile(#[from] seccompiler::BackendError),
     /// The kernel takes no filter.
     #[error(
-        "cannot filter system calls (CONFIG_SECCOMP_FILTER of the kernel): {0}; `--seccomp off` runs without"
+        "cannot filter system calls (CONFIG_SECCOMP_FILTER of Linux 4.14 or later): {0}; `--seccomp off` runs without"
     )]
     Filter(seccompiler::Error),
 }
@@ -92,7 +105,7 @@ pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
     let WallConfig { policy, directory, report } = config;
     let namespaces = rights::enter_namespaces();
     rights::give_up()?;
-    let files = files::restrict(&directory)?;
+    let files = files::restrict(Some(&directory))?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {
         report::install(report)?;
@@ -100,6 +113,34 @@ pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
         filters.apply_to_process().map_err(WallError::Filter)?;
         // Entered once: a second call would add a second filter, and nothing else.
         let _first = FILTERS.set(filters);
+    }
+    Ok(StandingWall { files, namespaces, syscalls })
+}
+
+/// Raises the wall around the calling thread, the only one of its process, and leaves it with open
+/// descriptors alone: no file, no other thread, and no more than these resources. `report` is as in
+/// [`WallConfig`].
+///
+/// Namespaces are entered only where calls outside of the filter are made: with the filter on, no call is
+/// left that sees them, and they take 10 to 30 ms, as the end of a mount namespace waits for all CPUs.
+///
+/// # Errors
+/// As of [`enter`].
+pub fn enter_reader(
+    policy: SyscallPolicy,
+    limits: ResourceLimits,
+    report: OwnedFd,
+) -> Result<StandingWall, WallError> {
+    let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
+    rights::give_up()?;
+    rights::limit_resources(limits)
+        .map_err(|source| WallError::Rights { action: "limit its resources", source })?;
+    let files = files::restrict(None)?;
+    let syscalls = policy != SyscallPolicy::Off;
+    if syscalls {
+        report::install(report)?;
+        report::set_kind(ThreadKind::Reader);
+        filter::apply_alone(ThreadKind::Reader, policy)?;
     }
     Ok(StandingWall { files, namespaces, syscalls })
 }

@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::WallError;
+use crate::{ResourceLimits, WallError};
 
 /// Version of `capset`'s structures (`_LINUX_CAPABILITY_VERSION_3` of linux/capability.h, Linux 2.6.26).
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
@@ -34,6 +34,15 @@ pub(crate) fn give_up() -> Result<(), WallError> {
     limit(libc::RLIMIT_NOFILE, MAX_DESCRIPTORS).map_err(rights("limit its descriptors"))
 }
 
+/// Limits what a process that reads foreign bytes may take.
+pub(crate) fn limit_resources(limits: ResourceLimits) -> Result<(), Errno> {
+    limit(libc::RLIMIT_AS, limits.memory_bytes)?;
+    limit(libc::RLIMIT_FSIZE, limits.file_bytes)?;
+    // SIGXCPU at the first one shows the reason of the end; at the second one the kernel sends SIGKILL.
+    limit(libc::RLIMIT_CPU, limits.cpu_seconds.saturating_add(1))?;
+    limit_soft(libc::RLIMIT_CPU, limits.cpu_seconds)
+}
+
 fn prctl(option: libc::c_int, value: libc::c_ulong) -> Result<(), Errno> {
     // SAFETY: these options take numbers.
     Errno::result(unsafe { libc::prctl(option, value, 0, 0, 0) }).map(drop)
@@ -59,10 +68,25 @@ fn drop_capabilities() -> Result<(), Errno> {
 
 /// Lowers a limit; one that is lower already stays.
 fn limit(which: libc::__rlimit_resource_t, most: libc::rlim_t) -> Result<(), Errno> {
+    set_limit(which, |limit| libc::rlimit {
+        rlim_cur: limit.rlim_cur.min(most),
+        rlim_max: limit.rlim_max.min(most),
+    })
+}
+
+/// Lowers a limit that the process may raise again.
+fn limit_soft(which: libc::__rlimit_resource_t, most: libc::rlim_t) -> Result<(), Errno> {
+    set_limit(which, |limit| libc::rlimit { rlim_cur: limit.rlim_cur.min(most), ..limit })
+}
+
+fn set_limit(
+    which: libc::__rlimit_resource_t,
+    lower: impl FnOnce(libc::rlimit) -> libc::rlimit,
+) -> Result<(), Errno> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: getrlimit writes one rlimit through a pointer that is valid for the call.
     Errno::result(unsafe { libc::getrlimit(which, &raw mut limit) })?;
-    limit = libc::rlimit { rlim_cur: limit.rlim_cur.min(most), rlim_max: limit.rlim_max.min(most) };
+    limit = lower(limit);
     // SAFETY: setrlimit reads one rlimit through a pointer that is valid for the call.
     Errno::result(unsafe { libc::setrlimit(which, &raw const limit) }).map(drop)
 }

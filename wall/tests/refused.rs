@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use wall::{REPORT_BYTES, RefusedCall, SyscallPolicy, ThreadKind, WallConfig};
+use wall::{REPORT_BYTES, RefusedCall, ResourceLimits, SyscallPolicy, ThreadKind, WallConfig};
 
 /// Environment variable with what the child tries.
 const TRIAL: &str = "WALL_TRIAL";
@@ -51,6 +51,13 @@ fn trials() -> Vec<Trial> {
         ("sampler socket", Some(ThreadKind::Sampler), socket),
         ("disk file", Some(ThreadKind::Disk), own),
         ("device file", Some(ThreadKind::Device), own),
+        ("reader memory", Some(ThreadKind::Reader), || {
+            std::hint::black_box(vec![1_u8; 8 << 20]);
+            Ok(())
+        }),
+        ("reader socket", Some(ThreadKind::Reader), socket),
+        ("reader file", Some(ThreadKind::Reader), own),
+        ("reader thread", Some(ThreadKind::Reader), || std::thread::Builder::new().spawn(|| ()).map(drop)),
         ("vcpu thread", Some(ThreadKind::Vcpu), || std::thread::Builder::new().spawn(|| ()).map(drop)),
     ]
 }
@@ -62,9 +69,15 @@ fn trial() {
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     let (_, kind, run) = trials().into_iter().find(|(trial, ..)| *trial == name).expect("a trial");
     let report = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
-    wall::enter(WallConfig { policy: SyscallPolicy::Refuse, directory, report }).expect("a wall");
-    if let Some(kind) = kind {
-        wall::enter_thread(kind);
+    match kind {
+        Some(ThreadKind::Reader) => {
+            let limits = ResourceLimits { memory_bytes: 1 << 30, file_bytes: 1 << 20, cpu_seconds: 60 };
+            wall::enter_reader(SyscallPolicy::Refuse, limits, report).expect("a wall");
+        }
+        kind => {
+            wall::enter(WallConfig { policy: SyscallPolicy::Refuse, directory, report }).expect("a wall");
+            kind.into_iter().for_each(wall::enter_thread);
+        }
     }
     std::process::exit(if run().is_err() { DENIED } else { DONE });
 }
@@ -91,7 +104,14 @@ fn is_refused(name: &str, kind: Option<ThreadKind>, call: i64) {
 
 #[test]
 fn what_the_process_needs_it_may() {
-    for name in ["process own", "process temporary", "process thread", "vcpu own", "sampler temporary"] {
+    for name in [
+        "process own",
+        "process temporary",
+        "process thread",
+        "vcpu own",
+        "sampler temporary",
+        "reader memory",
+    ] {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
 }
@@ -123,4 +143,7 @@ fn each_kind_of_thread_is_held_to_its_own_calls() {
     is_refused("disk file", Some(ThreadKind::Disk), libc::SYS_openat);
     is_refused("device file", Some(ThreadKind::Device), libc::SYS_openat);
     assert_eq!(outcome("vcpu thread"), KILLED);
+    is_refused("reader socket", Some(ThreadKind::Reader), libc::SYS_socket);
+    is_refused("reader file", Some(ThreadKind::Reader), libc::SYS_openat);
+    assert_eq!(outcome("reader thread"), KILLED);
 }

@@ -12,7 +12,7 @@ use crate::progress::ProgressLine;
 use crate::workspace;
 
 /// The experiments that the program `experiments` knows.
-const NAMES: [&str; 6] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked"];
+const NAMES: [&str; 7] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked", "soak"];
 
 /// Experiments to run, and their repetitions.
 #[derive(Debug, Args)]

@@ -52,7 +52,7 @@ enum XtaskCommand {
     Image(image::ImageCommand),
     /// Draw the crates and their imports into docs/contributing.md
     Tree(tree::TreeArgs),
-    /// Check the licences of dependencies, and dependencies in two versions
+    /// Check the licences of dependencies, and dependencies in several versions
     Licences,
     /// Compile the programs that vprof runs in the kernel of the host
     Bpf(bpf::BpfArgs),

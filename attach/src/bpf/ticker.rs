@@ -167,8 +167,12 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         if is_at_reset(&regs, &sregs) {
             source.activity = Activity::NotStarted;
         }
-        self.shared.tables.record(&sregs);
-        if sregs.efer & EFER_LMA == 0 && self.index == 0 && self.memory.source().is_proven() {
+        // Registers of a guest of the guest show nothing of this one.
+        if !source.nested {
+            self.shared.tables.record(&sregs);
+        }
+        if !source.nested && sregs.efer & EFER_LMA == 0 && self.index == 0 && self.memory.source().is_proven()
+        {
             self.shared.finish(AttachmentEnd::Reset);
         }
         self.memory.forget();

@@ -56,14 +56,15 @@ pub enum AttachError {
     },
     /// The host's kernel has no such call.
     #[error(
-        "cannot {action}: attaching to a process needs Linux 5.6 or later; this kernel ({release}) lacks a call, or a \
-         container's filter hides it. Attach through QEMU's GDB stub (`--gdb`), or outside of the container"
+        "cannot {action}: {source}. Attaching to a process needs Linux {needed}: attach through QEMU's GDB stub (`--gdb`), \
+         or outside of the container",
+        needed = vmm::host_kernel::PIDFD_GETFD.since
     )]
     OldKernel {
         /// The step.
         action: &'static str,
-        /// Release of the kernel.
-        release: String,
+        /// The call, as a sentence.
+        source: io::Error,
     },
     /// The machine is protected from the host.
     #[error(

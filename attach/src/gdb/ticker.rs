@@ -131,7 +131,7 @@ impl<O: Observer<StopMemory>> GdbTicker<O> {
         for_all(&mut self.observers, |observer| {
             let StubVcpu { regs, sregs, halted } = vcpus.next()?;
             let context = TickContext { due_ns, now_ns, in_run: true, regs, sregs, memory };
-            let source = InferredActivity { context, blocked: false, halted: *halted };
+            let source = InferredActivity { context, blocked: false, halted: *halted, nested: false };
             observer.ticked(&Tick { context, blocked: false, source: &source })
         })
     }

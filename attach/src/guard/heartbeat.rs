@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use vmm::host_kernel;
+
 /// Size of the shared memory, bytes: one page.
 const BYTES: usize = 4096;
 /// The same as the size of a file.
@@ -44,7 +46,7 @@ impl Heartbeat {
         // SAFETY: the name ends in NUL; gives a new descriptor or an error.
         let fd = unsafe { libc::memfd_create(c"vprof-stops".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
-            return Err(io::Error::last_os_error());
+            return Err(host_kernel::last_error(host_kernel::MEMFD_CREATE));
         }
         // SAFETY: the descriptor is new and owned by nothing else.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };

@@ -153,7 +153,7 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
 /// Runs the guard of that child.
 pub fn guard() -> ! {
     let stops = std::env::args().next_back().unwrap().parse().unwrap();
-    keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink()).unwrap();
+    keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink(), |_| ()).unwrap();
     std::process::exit(0)
 }
 

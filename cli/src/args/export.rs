@@ -48,6 +48,10 @@ pub struct ExportArgs {
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
     pub count: Count,
 
+    /// Keep text that a spreadsheet takes for a formula (csv); without this option it gets a `'`
+    #[arg(long)]
+    pub raw: bool,
+
     /// Also show the difference from another profile (html)
     #[arg(long, value_name = "PROFILE")]
     pub base: Option<PathBuf>,

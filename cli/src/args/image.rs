@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use images::contents::ImageFormat;
+use wall::SyscallPolicy;
 
 use super::TEMPLATE;
-use super::parse::format_parser;
+use super::parse::{format_parser, policy_parser};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,6 +38,11 @@ pub struct InspectArgs {
     /// Format of the image, instead of that of its first bytes, which a guest can write
     #[arg(long, value_name = "FORMAT", value_parser = format_parser())]
     pub format: Option<ImageFormat>,
+
+    /// System calls that the process which reads the image is not known to make: `on` ends the command at
+    /// one, `log` has the kernel log it, `off` does not filter (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on")]
+    pub seccomp: SyscallPolicy,
 
     /// Print JSON (docs/json.md)
     #[arg(long)]

@@ -24,7 +24,8 @@ pub(super) fn command(
     recording: Recording<'_>,
     files: OpenFiles,
 ) -> Result<ExitCode, Error> {
-    let mut target = GdbTarget::connect(address, usize::from(vmm::config::MAX_VCPUS), Some(guard_program()))?;
+    let mut target =
+        GdbTarget::connect(address, usize::from(vmm::config::MAX_VCPUS), Some(guard_program(args)))?;
     install(&target.job_control(), args)?;
     let stub = format!("the GDB stub at {}", escaped(address));
     let label = target.process().map_or_else(|| stub.clone(), label);

@@ -29,6 +29,7 @@ use vmm::DiskMode;
 use crate::args::{AttachArgs, Engine};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
+use crate::top::terminal::GuardedScreen;
 
 /// Data that a profile of an attached machine lacks.
 const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
@@ -76,7 +77,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         }
     };
     let most = usize::from(vmm::config::MAX_VCPUS);
-    let target = Target::find_by(args.engine.into(), pid, most, Some(guard_program()))?;
+    let target = Target::find_by(args.engine.into(), pid, most, Some(guard_program(args)))?;
     install(&target.job_control(), args)?;
     let label = label(target.process());
     if !args.recording.quiet {
@@ -119,16 +120,26 @@ fn lower_rate(args: &AttachArgs, limit: Option<RateLimit>) -> Option<LoweredRate
 }
 
 /// This program as the guard of an attached machine.
-fn guard_program() -> Command {
+fn guard_program(args: &AttachArgs) -> Command {
     let mut program = Command::new("/proc/self/exe");
     program.arg("attach-guard");
+    if args.recording.top {
+        program.arg("--screen");
+    }
     program
 }
 
 /// Runs the guard's process.
-pub fn guard(stops: i32) -> Result<ExitCode, Error> {
+pub fn guard(screen: bool, stops: i32) -> Result<ExitCode, Error> {
+    // Before vprof enters the screen, which it does once it has attached.
+    let screen = if screen { GuardedScreen::open() } else { None };
     let failed = |source| Error::System { action: "guard an attached virtual machine", source };
-    keep_guard(stops, &mut io::stdin().lock(), &mut io::stdout().lock()).map_err(failed)?;
+    keep_guard(stops, &mut io::stdin().lock(), &mut io::stdout().lock(), |vprof| {
+        if let Some(screen) = &screen {
+            screen.restore(vprof);
+        }
+    })
+    .map_err(failed)?;
     Ok(ExitCode::Done)
 }
 

@@ -1,7 +1,6 @@
 //! The live tables as text.
 
 use std::fmt::Write as _;
-use std::time::Duration;
 
 use profile::live::Snapshot;
 use text::clean::escaped;
@@ -14,15 +13,14 @@ use super::{PageLayout, with_module};
 /// Formats the tables of a snapshot.
 pub fn render(look: &Snapshot, page: PageLayout) -> String {
     let mut text = String::new();
-    let span = Duration::from_secs_f64(look.span_s);
     let sampling = match look.sampling.on {
         true => format!("sampled at {}", units::rate(look.sampling.rate_hz)),
         false => "not sampled now".to_owned(),
     };
     let title = format!(
         "The last {} of {}, {sampling}; {} counted",
-        units::duration(span),
-        units::duration(Duration::from_secs_f64(look.time_s)),
+        units::seconds(look.span_s),
+        units::seconds(look.time_s),
         units::counted(look.sampling.counted, "sample")
     );
     // Writing to a String can't fail.

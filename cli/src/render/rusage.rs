@@ -5,7 +5,7 @@ use std::io;
 use profile::rusage::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, difference};
 use serde::Serialize;
 use text::clean::escaped;
-use text::csv::CsvWriter;
+use text::csv::{CsvWriter, Formulas};
 use text::units;
 
 use super::PageLayout;
@@ -28,7 +28,7 @@ pub fn render(rusage: &Rusage, rows: usize, page: PageLayout) -> String {
     );
     wrapped(&mut text, &page.style.bold(&title), "", page.width);
     if rusage.unsampled_s > 0.0 {
-        let off = units::duration(std::time::Duration::from_secs_f64(rusage.unsampled_s));
+        let off = units::seconds(rusage.unsampled_s);
         let note = format!(
             "Sampling was stopped for {off}: reported times include that period, measured times do not. The two do \
              not compare, and no row is marked."
@@ -69,7 +69,7 @@ fn since(rusage: &Rusage) -> Option<String> {
         1 => " and 1 process".to_owned(),
         many => format!(" and {} processes", units::count(many as u64)),
     };
-    let since = units::duration(std::time::Duration::from_secs_f64(since));
+    let since = units::seconds(since);
     Some(format!(
         "The CPUs{processes} existed before the guest's CPU accounting was first read, {since} after the run's \
          start: both sides count from then on. --json has the times reported until then (before)."
@@ -250,8 +250,8 @@ struct CsvRow<'a> {
 }
 
 /// Writes every figure as a line: processes, their children, threads, and CPUs by state.
-pub fn write_csv(rusage: &Rusage, out: impl io::Write) -> io::Result<()> {
-    let mut csv = CsvWriter::new(out);
+pub fn write_csv(rusage: &Rusage, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
+    let mut csv = CsvWriter::new(out, formulas);
     csv.heading(&CsvRow::default())?;
     for process in &rusage.processes {
         csv.row(&process_row(process))?;

@@ -7,7 +7,7 @@ use std::io;
 use profile::stat::{CounterStat, ExitStat, Stat};
 use serde::Serialize;
 use text::clean::escaped;
-use text::csv::CsvWriter;
+use text::csv::{CsvWriter, Formulas};
 use text::units;
 
 use super::PageLayout;
@@ -185,14 +185,14 @@ struct CsvRow<'a> {
 
 /// Writes the names of the columns of [`write_csv`].
 pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
-    CsvWriter::new(out).heading(&CsvRow::default())
+    CsvWriter::new(out, Formulas::Quoted).heading(&CsvRow::default())
 }
 
 /// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and
 /// counters.
-pub fn write_csv(stat: &Stat, out: impl io::Write) -> io::Result<()> {
+pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
-    let mut csv = CsvWriter::new(out);
+    let mut csv = CsvWriter::new(out, formulas);
     let span = CsvRow { from_s: &from_s, to_s: &to_s, ..CsvRow::default() };
     let value = |kind, vcpu, name, value| CsvRow {
         kind,

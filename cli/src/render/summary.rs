@@ -98,8 +98,8 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
     );
     wrapped(text, &samples, "  ", page.width);
     if report.unsampled_s > 0.0 {
-        let off = Duration::from_secs_f64(report.unsampled_s);
-        let off = format!("sampling was stopped for {}: shares leave that time out", units::duration(off));
+        let off = units::seconds(report.unsampled_s);
+        let off = format!("sampling was stopped for {off}: shares leave that time out");
         wrapped(text, &off, "  ", page.width);
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {

@@ -9,19 +9,20 @@ use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
 use std::io::{self, IsTerminal};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use host::choice::{self, Chosen, Host};
 use host::half;
 use host::link::Link;
 use host::network::{NetworkSpec, Plugged};
 use host::portable::{memory, outer};
+use host::reader::{self, BootFiles, BootMemory, LoadedBoot};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
 use host::tcg;
 use host::vsock::Listening;
 use images::contents::ImageFormat;
-use images::{self, BootPayload, BootPlan, ImageError};
+use images::{self, ImageError, NamedFile};
 use profile::store::CreateError;
 use profile::{Sink, live};
 use sampler::RecordingConfig;
@@ -102,7 +103,7 @@ fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
 /// Plan of a run before its host is chosen.
 struct RunPlan {
     spec: RunSpec,
-    payload: BootPayload,
+    payload: BootMemory,
     /// Files of the disks, open and locked for the whole run.
     disks: Vec<File>,
     /// Listening sockets, for the whole run.
@@ -113,13 +114,8 @@ struct RunPlan {
 
 impl RunPlan {
     fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
-        let request = images::BootRequest {
-            image: &args.image,
-            format: args.format.first().copied(),
-            kernel: args.kernel.as_deref(),
-            initrd: args.initrd.as_deref(),
-        };
-        let mut loaded = images::load(request)?;
+        let files = FoundFiles::open(args)?;
+        let mut loaded = reader::load(&files.guest, args.seccomp)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
         let until = triggers.iter().find_map(|trigger| match trigger {
@@ -129,25 +125,13 @@ impl RunPlan {
         if command.is_some() {
             triggers.push(RunTrigger::Until(Condition::Console(systemd::NO_COMMAND.to_owned())));
         }
-        let image_disk = loaded.is_disk.then_some(&args.image);
-        let paths: Vec<_> = image_disk.into_iter().chain(&args.disk).collect();
-        let format = |n| format_of(&args.format, n, paths.len());
-        let disks: Vec<DiskSpec> = paths
-            .iter()
-            .enumerate()
-            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
-            // something to it that absolute ones do not.
-            .map(|(n, path)| {
-                let absolute = std::path::absolute(path).unwrap_or_else(|_| (*path).clone());
-                Ok(DiskSpec::new(absolute, format(n)?, disk_mode(args))?)
-            })
-            .collect::<Result<_, Error>>()?;
-        let files = disks.iter().map(DiskSpec::open_locked).collect::<Result<Vec<_>, ImageError>>()?;
+        let LoadedBoot { facts, payload } = loaded;
+        let (disks, files) = files.disks(args, facts.is_disk)?;
         let vsock =
             args.vsock.as_ref().map(|choice| Listening::open(choice.path.clone(), choice.cid)).transpose()?;
         let unit = command.as_ref().map(GuestCommand::cmdline);
         let appended: Vec<&str> = unit.as_deref().into_iter().chain(args.append.as_deref()).collect();
-        let cmdline = cmdline(loaded.words.as_deref(), args.console_device, Some(&appended.join(" ")));
+        let cmdline = cmdline(facts.words.as_deref(), args.console_device, Some(&appended.join(" ")));
         let network = args.net.clone().map(|choice| NetworkSpec::new(choice.kind, choice.mac, seed));
         let spec = RunSpec {
             machine: MachineSpec {
@@ -167,9 +151,9 @@ impl RunPlan {
             retries: args.retry.unwrap_or(0),
             policy: args.seccomp,
             waits: triggers,
-            meta: meta(args, &loaded.origin).into_iter().chain(until).collect(),
+            meta: meta(args, &facts.origin).into_iter().chain(until).collect(),
         };
-        Ok(Self { spec, payload: loaded.payload, disks: files, vsock, choice: loaded.sentence })
+        Ok(Self { spec, payload, disks: files, vsock, choice: facts.sentence })
     }
 
     /// Warnings about disks whose names say raw and whose first bytes say qcow2.
@@ -187,32 +171,100 @@ impl RunPlan {
     }
 }
 
-/// Returns the format of disk `n` of so many, if it was given.
-fn format_of(formats: &[ImageFormat], n: usize, disks: usize) -> Result<Option<ImageFormat>, UsageError> {
-    match formats {
-        [] => Ok(None),
-        [all] => Ok(Some(*all)),
-        list if list.len() == disks => Ok(list.get(n).copied()),
-        list => Err(UsageError::Formats { formats: list.len(), disks }),
+/// Files of a run, open and as far as possible locked, before it is known what is in them.
+struct FoundFiles {
+    /// The files as the reader of images gets them: for reading alone.
+    guest: BootFiles,
+    /// IMAGE as a disk. An error counts only if IMAGE is a disk.
+    image: Result<(DiskSpec, File), ImageError>,
+    /// Other disks.
+    others: Vec<(DiskSpec, File)>,
+}
+
+impl FoundFiles {
+    fn open(args: &RunArgs) -> Result<Self, Error> {
+        let (image_format, other_formats) = given_formats(&args.format, args.disk.len());
+        let disk = |path: &PathBuf, format| {
+            // The portable host's QEMU runs with the same working directory, but names like `nbd:x` mean
+            // something to it that absolute ones do not.
+            let absolute = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let disk = DiskSpec::new(absolute, format, disk_mode(args))?;
+            let file = disk.open_locked()?;
+            Ok::<_, ImageError>((disk, file))
+        };
+        let opened = NamedFile::image(&args.image)?;
+        let format = ImageFormat::choose(image_format, &opened.file, &args.image)?;
+        let image = disk(&args.image, image_format);
+        // The format that counts is that of the locked file.
+        let (format, image_file) = match &image {
+            Ok((disk, file)) => (disk.format, disk.read_only(file)?),
+            Err(_) => (format, opened.file),
+        };
+        let initrd = args.initrd.as_deref().map(NamedFile::initrd).transpose()?;
+        let kernel = args.kernel.as_deref().map(NamedFile::kernel).transpose()?;
+        let others = args.disk.iter().zip(other_formats).map(|(path, format)| disk(path, format));
+        let others = others.collect::<Result<Vec<_>, _>>()?;
+        let passed = |(disk, file): &(DiskSpec, File)| {
+            Ok((NamedFile { path: disk.path.clone(), file: disk.read_only(file)? }, disk.format))
+        };
+        let guest = BootFiles {
+            image: NamedFile { path: args.image.clone(), file: image_file },
+            format,
+            kernel,
+            initrd,
+            disks: others.iter().map(passed).collect::<Result<_, ImageError>>()?,
+            command: !args.command.is_empty(),
+        };
+        Ok(Self { guest, image, others })
     }
+
+    /// Returns the guest's disks, with their files open and locked, after a reader has accepted them.
+    fn disks(self, args: &RunArgs, has_image: bool) -> Result<(Vec<DiskSpec>, Vec<File>), Error> {
+        let image = if has_image { Some(self.image?) } else { None };
+        let disks: Vec<_> = image.into_iter().chain(self.others).collect();
+        check_formats(&args.format, disks.len())?;
+        disks.iter().try_for_each(|(disk, file)| disk.refuse_named_file(file))?;
+        Ok(disks.into_iter().unzip())
+    }
+}
+
+/// Returns the formats that were given: of IMAGE, and of each other disk. A list has one for IMAGE if it is
+/// longer than the other disks.
+fn given_formats(formats: &[ImageFormat], others: usize) -> (Option<ImageFormat>, Vec<Option<ImageFormat>>) {
+    match formats {
+        [] => (None, vec![None; others]),
+        [all] => (Some(*all), vec![Some(*all); others]),
+        list => {
+            let (image, rest) = list.split_at(list.len().saturating_sub(others).min(1));
+            let rest = rest.iter().copied().map(Some).chain(std::iter::repeat(None));
+            (image.first().copied(), rest.take(others).collect())
+        }
+    }
+}
+
+/// Checks that a list of formats has one for each disk.
+fn check_formats(formats: &[ImageFormat], disks: usize) -> Result<(), UsageError> {
+    if formats.len() > 1 && formats.len() != disks {
+        return Err(UsageError::Formats { formats: formats.len(), disks });
+    }
+    Ok(())
 }
 
 /// Hands the command after `--`, if there is one, to the guest: in its initrd if that is made for it, else by
 /// the returned [`GuestCommand`].
-fn take_command(
-    args: &RunArgs,
-    loaded: &mut BootPlan,
-    seed: u64,
-) -> Result<Option<GuestCommand>, ImageError> {
+fn take_command(args: &RunArgs, loaded: &mut LoadedBoot, seed: u64) -> Result<Option<GuestCommand>, Error> {
     let words = &args.command;
     if words.is_empty() {
         return Ok(None);
     }
-    if images::command::is_taken(&loaded.payload) {
-        return images::command::add(&mut loaded.payload, words).map(|()| None);
+    let LoadedBoot { facts, payload } = loaded;
+    if facts.takes_command {
+        let archive = images::command::archive(words)?;
+        let failed = |source| Error::System { action: "add the command to the initrd", source };
+        return payload.append(&archive).map(|()| None).map_err(failed);
     }
-    if !loaded.is_disk || loaded.has_systemd == Some(false) {
-        return Err(images::command::refuse(&loaded.payload));
+    if !facts.is_disk || facts.has_systemd == Some(false) {
+        return Err(images::command::refuse(facts.has_initrd).into());
     }
     images::command::check_length(words)?;
     Ok(Some(GuestCommand::new(words, seed, disk_mode(args) == DiskMode::ReadWrite)))
@@ -305,6 +357,12 @@ fn shown(path: &Path) -> String {
 /// Runs the command `guest-half`: the guest of another vprof, in this process.
 pub fn guest_half(job: i32) -> Result<ExitCode, Error> {
     half::main(job).map_err(|source| Error::System { action: "send the guest's outcome", source })?;
+    Ok(ExitCode::Done)
+}
+
+/// Runs the command `image-reader`: reads images of another vprof.
+pub fn image_reader(job: i32) -> Result<ExitCode, Error> {
+    reader::main(job).map_err(|source| Error::System { action: "send the reader's answer", source })?;
     Ok(ExitCode::Done)
 }
 
@@ -406,11 +464,15 @@ mod tests {
             let crate::args::CliCommand::Run(args) = cli.command else { panic!("a run") };
             args.format
         };
-        assert_eq!(format_of(&formats(&[]), 0, 2).unwrap(), None);
-        assert_eq!(format_of(&formats(&["--format", "raw"]), 1, 2).unwrap(), Some(Raw));
+        assert_eq!(given_formats(&formats(&[]), 1), (None, vec![None]));
+        assert_eq!(given_formats(&formats(&["--format", "raw"]), 1), (Some(Raw), vec![Some(Raw)]));
         let both = formats(&["--format", "qcow2,raw", "--disk", "y.img"]);
-        assert_eq!([0, 1].map(|n| format_of(&both, n, 2).unwrap()), [Some(Qcow2), Some(Raw)]);
-        let refused = format_of(&both, 0, 3).unwrap_err().to_string();
+        assert_eq!(given_formats(&both, 1), (Some(Qcow2), vec![Some(Raw)]));
+        // IMAGE is a kernel, or the list is too short.
+        assert_eq!(given_formats(&both, 2), (None, vec![Some(Qcow2), Some(Raw)]));
+        assert_eq!(given_formats(&both, 3), (None, vec![Some(Qcow2), Some(Raw), None]));
+        assert!(check_formats(&both, 2).is_ok() && check_formats(&both[..1], 3).is_ok());
+        let refused = check_formats(&both, 3).unwrap_err().to_string();
         assert!(refused.contains("2 formats for 3 disks"), "{refused}");
         assert!(crate::args::Cli::try_parse_from(["vprof", "run", "x", "--format", "vmdk"]).is_err());
     }

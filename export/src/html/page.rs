@@ -2,9 +2,9 @@
 
 use std::io::{self, Write};
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use sha2::{Digest, Sha256};
-
-use super::block::base64;
 
 const HTML: &str = include_str!("page/page.html");
 
@@ -49,7 +49,7 @@ pub(super) fn write(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
         hash(&script),
         hash(&style)
     );
-    let block = base64(block);
+    let block = BASE64_STANDARD.encode(block);
     let mut rest = HTML;
     for (mark, text) in
         [("@POLICY@", &policy), ("@STYLE@", &style), ("@DATA@", &block), ("@SCRIPT@", &script)]
@@ -65,7 +65,7 @@ pub(super) fn write(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
 
 /// Returns the hash of an inline element for a policy (Content Security Policy 3, 2.3.1).
 fn hash(text: &str) -> String {
-    format!("sha256-{}", base64(&Sha256::digest(text)))
+    format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(text)))
 }
 
 #[cfg(test)]

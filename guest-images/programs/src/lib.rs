@@ -53,6 +53,7 @@ pub const WORKLOADS: &[&str] = &[
     "filter",
     "handler",
     "hog",
+    "hostile",
     "inlined",
     "interfered",
     "isochronous",

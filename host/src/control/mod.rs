@@ -14,9 +14,13 @@ pub mod viewer;
 
 use std::io;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use text::clean::escaped;
 use text::message::{Reason, Shown};
+use text::units;
+
+pub use crate::socket::Owner;
 
 /// Why a run can't be talked to, or refused.
 #[derive(Debug, thiserror::Error)]
@@ -49,12 +53,39 @@ pub enum ControlError {
     /// The run has ended.
     #[error("can't talk to the run: the run has ended")]
     Ended,
+    /// It takes or sends nothing, or not to the end.
+    #[error("the run does not answer: after {} there is no complete answer", units::duration(*.0))]
+    Silent(Duration),
+    /// Its answer does not end.
+    #[error("the run's answer is not understood: it is longer than {}", units::bytes(*.0 as u64))]
+    LongAnswer(usize),
     /// Its answer is not JSON, or not what was asked for.
-    #[error("the run's answer is not understood: {0}")]
+    #[error("the run's answer is not understood: {}", brief(.0))]
     Answer(serde_json::Error),
+    /// Somebody else answers, or can put a socket there.
+    #[error(
+        "{} belongs to {owner}, who can imitate a run there: vprof trusts sockets of root and its own user; \
+         `sudo -u '#{uid}' vprof` talks to a run of that user",
+        Shown(.path), uid = .owner.0
+    )]
+    Stranger {
+        /// The socket, its directory, or the socket whose server it is.
+        path: PathBuf,
+        /// Owner.
+        owner: Owner,
+    },
     /// It refused; its own sentence.
     #[error("{}", escaped(.0))]
     Refused(String),
+}
+
+/// Longest part of a parser's message that is shown, in characters: it may quote the answer.
+const MOST_SHOWN: usize = 200;
+
+/// Returns the message of a parser on one line.
+fn brief(error: &serde_json::Error) -> String {
+    let text: String = error.to_string().chars().take(MOST_SHOWN).collect();
+    escaped(&text).into_owned()
 }
 
 /// Process ids of the runs of this user.

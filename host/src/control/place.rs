@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use super::{ControlError, Running};
+use super::{ControlError, Owner, Running};
 
 const SUFFIX: &str = ".sock";
 
@@ -66,7 +66,8 @@ pub fn running() -> Vec<Found> {
         })
         .collect();
     sockets.sort_unstable();
-    let connected = |(_, socket): (u32, PathBuf)| match UnixStream::connect(&socket) {
+    // The directory is this user's alone.
+    let connected = |(_, socket): (u32, PathBuf)| match crate::socket::connect(&socket) {
         Ok(stream) => Some(Found { socket, stream }),
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             // Nobody listens any more. One that was removed meanwhile is gone, too.
@@ -88,13 +89,32 @@ pub fn connect(wanted: Option<&str>) -> Result<Found, ControlError> {
         Ok(pid) => socket(pid),
         Err(_) => PathBuf::from(wanted),
     };
-    match UnixStream::connect(&path) {
-        Ok(stream) => Ok(Found { socket: path, stream }),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+    match connect_trusted(&path) {
+        Err(ControlError::Connect { source: error, .. })
+            if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) =>
+        {
             Err(ControlError::NotARun { wanted: wanted.to_owned(), running: listed(&running()) })
         }
-        Err(source) => Err(ControlError::Connect { path, source }),
+        Err(error) => Err(error),
+        Ok(stream) => Ok(Found { socket: path, stream }),
     }
+}
+
+/// Connects to a socket that root or this user has made, in a directory of theirs, and at which one of them
+/// listens. Others could imitate a run.
+fn connect_trusted(path: &Path) -> Result<UnixStream, ControlError> {
+    let failed = |source| ControlError::Connect { path: path.to_owned(), source };
+    // The socket itself where the path is a link.
+    let real = path.canonicalize().map_err(failed)?;
+    for place in [Some(real.as_path()), real.parent()].into_iter().flatten() {
+        let owner = Owner(std::fs::metadata(place).map_err(failed)?.uid());
+        if !owner.is_trusted() {
+            return Err(ControlError::Stranger { path: place.to_owned(), owner });
+        }
+    }
+    let stream = crate::socket::connect(&real).map_err(failed)?;
+    let owner = crate::socket::peer(&stream).map_err(failed)?;
+    if owner.is_trusted() { Ok(stream) } else { Err(ControlError::Stranger { path: real, owner }) }
 }
 
 fn only(mut runs: Vec<Found>) -> Result<Found, ControlError> {
@@ -128,6 +148,44 @@ mod tests {
         for path in [open, link] {
             assert!(make_directory(&path).unwrap_err().to_string().contains("alone"), "{}", path.display());
         }
+    }
+
+    #[test]
+    fn strangers_are_not_talked_to() {
+        // SAFETY: has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            return testkit::missing("root");
+        }
+        let place = tempfile::tempdir().unwrap();
+        let socket = place.path().join("s.sock");
+        let path = socket.to_str().unwrap();
+        let refused = |whose: &Path| match connect(Some(path)).unwrap_err() {
+            ControlError::Stranger { path, owner: Owner(65534) } => assert_eq!(path, whose),
+            other => panic!("{other}"),
+        };
+        let own = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(connect(Some(path)).unwrap().socket, socket);
+        std::os::unix::fs::chown(&socket, Some(65534), None).unwrap();
+        refused(&socket);
+        std::os::unix::fs::chown(&socket, Some(0), None).unwrap();
+        std::os::unix::fs::chown(place.path(), Some(65534), None).unwrap();
+        refused(place.path());
+        drop(own);
+        std::fs::remove_file(&socket).unwrap();
+        // A stranger who listens at a socket that root seems to have made. The credentials of a peer are
+        // those of the thread that listens (unix(7), SO_PEERCRED).
+        let at = socket.clone();
+        let listen = move || {
+            // SAFETY: takes no pointers. The system call itself changes this thread alone.
+            assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, -1, 65534, -1) }, 0);
+            std::os::unix::net::UnixListener::bind(at).unwrap()
+        };
+        let _theirs = std::thread::spawn(listen).join().unwrap();
+        std::os::unix::fs::chown(place.path(), Some(0), None).unwrap();
+        std::os::unix::fs::chown(&socket, Some(0), None).unwrap();
+        refused(&socket);
+        let sentence = connect(Some(path)).unwrap_err().to_string();
+        assert!(sentence.contains("belongs to") && sentence.contains("65534"), "{sentence}");
     }
 
     #[test]

@@ -2,8 +2,10 @@
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
+use std::time::Duration;
 
 use profile::live::Snapshot;
+use serde::de::IgnoredAny;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
@@ -13,6 +15,9 @@ use crate::protocol::{Reply, Request, read_reply};
 
 /// The longest line that is taken, bytes: many times 200 rows of each table.
 const LONGEST: usize = 16 << 20;
+
+/// Time limit of a request: it fits into the socket's buffer unless the run has taken nothing for long.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// News of the run.
 #[derive(Debug)]
@@ -55,7 +60,7 @@ impl Viewer {
             if line.is_empty() {
                 return Ok(Event::Ended);
             }
-            match read_reply(&line).map_err(ControlError::Answer)? {
+            match read_reply::<IgnoredAny>(&line).map_err(ControlError::Answer)? {
                 Reply { snapshot: Some(look), .. } => return Ok(Event::Look(look)),
                 Reply { error: Some(sentence), .. } => return Ok(Event::Refused(sentence)),
                 // Done.
@@ -85,7 +90,10 @@ impl Viewer {
     pub async fn send(&mut self, request: &Request) -> Result<(), ControlError> {
         let mut line = serde_json::to_vec(request).map_err(io::Error::from)?;
         line.push(b'\n');
-        match self.writer.write_all(&line).await {
+        let Ok(written) = tokio::time::timeout(PATIENCE, self.writer.write_all(&line)).await else {
+            return Err(ControlError::Silent(PATIENCE));
+        };
+        match written {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             done => Ok(done?),
         }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use images::BootPayload;
 use profile::{Batch, Sink, SinkError};
+use serde::Serialize;
 use vmm::Vsock;
 use vmm::net::{Interface, Stream, Tap};
 use vmm::vsock::Relay;
@@ -18,7 +19,7 @@ use super::{CableFd, Descriptors, HalfJob};
 use crate::guest::{self, Connected, GuestError};
 use crate::link::{Phase, Watcher, link};
 use crate::network::CardEnd;
-use crate::protocol::{Control, Decoder, FromHost, ToHost, encode};
+use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
 use crate::spec::Outcome;
 use crate::stage::Stage;
 
@@ -252,7 +253,7 @@ impl Connection {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
     }
 
-    fn send(&self, message: &FromHost) -> io::Result<()> {
+    fn send(&self, message: &impl Serialize) -> io::Result<()> {
         let frame = encode(message).map_err(io::Error::other)?;
         self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
     }
@@ -263,7 +264,7 @@ struct ConnectionSink(Connection);
 impl Sink for ConnectionSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
         self.0
-            .send(&FromHost::Batch(Box::new(batch.clone())))
+            .send(&BatchMessage(batch))
             .map_err(|error| SinkError(format!("cannot send to the vprof that writes the profile: {error}")))
     }
 }

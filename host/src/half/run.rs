@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::process::ExitStatus;
 
-use images::BootPayload;
 use profile::{Batch, Sink};
 use text::message::Reason;
 use tokio::net::UnixStream;
@@ -15,8 +14,8 @@ use super::process::HalfProcess;
 use super::{Descriptors, HalfJob};
 use crate::link::{Link, Phase};
 use crate::network::{Cable, NetworkError, Passt, Plugged};
-use crate::process::memory_file;
 use crate::protocol::FrameError;
+use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunStage};
 use crate::spec::{Outcome, RunSpec};
 use crate::stage::Stage;
@@ -89,7 +88,7 @@ pub struct Wishes<'a> {
     /// Open files of the spec's disks.
     pub disks: Vec<File>,
     /// Kernel and initrd.
-    pub payload: BootPayload,
+    pub payload: BootMemory,
     /// The guest's sockets.
     pub vsock: Option<&'a Listening>,
 }
@@ -116,7 +115,7 @@ pub async fn run<E: From<HalfError>>(
 struct Parts<'a> {
     kvm: OwnedFd,
     network: Option<Plugged>,
-    payload: BootPayload,
+    payload: BootMemory,
     disks: Vec<File>,
     vsock: Option<&'a Listening>,
 }
@@ -133,11 +132,7 @@ async fn talk(
     ours.set_nonblocking(true).map_err(&failed)?;
     let connection = UnixStream::from_std(ours).map_err(&failed)?;
     let (half, report) = HalfProcess::new().map_err(&failed)?;
-    let kernel = memory_file(c"vprof-kernel", &payload.kernel).map_err(&failed)?;
-    let initrd = payload.initrd.as_deref().map(|bytes| memory_file(c"vprof-initrd", bytes)).transpose();
-    let initrd = initrd.map_err(&failed)?;
-    // The rest of the run needs neither.
-    drop(payload);
+    let BootMemory { kernel, initrd } = payload;
     let cable = network.as_ref().map(Plugged::cable).transpose().map_err(start("pass the network on"))?;
     let (serving, stream) = vsock.map(Listening::serve).transpose()?.unzip();
     let stream = stream.map(std::os::unix::net::UnixStream::from);

@@ -11,7 +11,6 @@ use text::units;
 use tokio::net::UnixStream;
 use tokio::process::Child;
 
-use images::BootPayload;
 use vmm::{MachineEnd, TRIPLE_FAULT};
 
 use super::bundle::Bundle;
@@ -21,6 +20,7 @@ use super::qemu::{Card, Machine, Qemu};
 use super::{KNOWN, PortableError, ProtocolError, start_error};
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
+use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
@@ -105,11 +105,12 @@ struct Fault {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    payload: BootPayload,
+    payload: BootMemory,
     mut link: Link,
     vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, CreateError>,
 ) -> Result<Outcome, PortableError> {
+    let payload = payload.into_bytes().map_err(start_error("read the guest's kernel"))?;
     let initrd = initrd::make(&setup.bundle, spec, &payload)?;
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
     // The rest of the run needs neither.

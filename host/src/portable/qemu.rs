@@ -1,6 +1,7 @@
 //! QEMU as the machine under the portable host.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
@@ -15,7 +16,7 @@ use vmm::DiskMode;
 use crate::network::{Cable, mac_text};
 use crate::process::{checked, prepare_child};
 use crate::protocol::portable::{PORT, VSOCK_PORT};
-use crate::spec::DiskSpec;
+use crate::spec::{DiskSpec, is_block_device};
 
 /// The program.
 pub const PROGRAM: &str = "qemu-system-x86_64";
@@ -177,7 +178,7 @@ pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
             DiskMode::ReadOnly => "snapshot=off,readonly=on,",
         });
         drive.push("file.driver=");
-        drive.push(if is_block_device(&disk.path) { "host_device" } else { "file" });
+        drive.push(if is_block_device(fs::metadata(&disk.path)) { "host_device" } else { "file" });
         // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
         drive.push(",file.locking=off,file.filename=");
         drive.push(quoted(disk.path.as_os_str()));
@@ -210,11 +211,6 @@ fn format_name(format: ImageFormat) -> &'static str {
         ImageFormat::Raw => "raw",
         ImageFormat::Qcow2 => "qcow2",
     }
-}
-
-fn is_block_device(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    std::fs::metadata(path).is_ok_and(|m| m.file_type().is_block_device())
 }
 
 /// A value of QEMU's option syntax, in which a comma is written twice.

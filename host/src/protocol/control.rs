@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use profile::live::{Snapshot, View};
 use sampler::conditions::{BadCondition, Condition};
 use sampler::{RateOutOfRange, checked_rate};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -91,13 +92,14 @@ const BARE: [&str; 3] = ["status", "write", "end"];
 
 /// The answer to one request, or one look of `watch`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Reply {
+#[serde(bound(deserialize = "T: Deserialize<'de>"))]
+pub struct Reply<T = Value> {
     /// That of the request, as it was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<Value>,
     /// The requested data; `{}` where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ok: Option<Value>,
+    pub ok: Option<T>,
     /// One look of `watch`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<Box<Snapshot>>,
@@ -225,7 +227,7 @@ fn check(request: Request) -> Result<Request, RequestError> {
 ///
 /// # Errors
 /// It is not a reply.
-pub fn read_reply(line: &[u8]) -> Result<Reply, serde_json::Error> {
+pub fn read_reply<T: DeserializeOwned>(line: &[u8]) -> Result<Reply<T>, serde_json::Error> {
     serde_json::from_slice(line)
 }
 

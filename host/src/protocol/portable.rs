@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use profile::Batch;
 use sampler::SessionStatus;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::Control;
 use crate::spec::{Outcome, RunSpec};
@@ -68,6 +68,18 @@ pub enum FromHost {
     },
 }
 
+/// [`FromHost::Batch`] without a copy of the rows: both have the same bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct BatchMessage<'a>(pub &'a Batch);
+
+impl Serialize for BatchMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        /// Place of [`FromHost::Batch`] among the variants, by which postcard knows it.
+        const BATCH: u32 = 2;
+        serializer.serialize_newtype_variant("FromHost", BATCH, "Batch", self.0)
+    }
+}
+
 /// From the outer `vprof` to the inner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToHost {
@@ -77,4 +89,27 @@ pub enum ToHost {
     ConsoleInput(Vec<u8>),
     /// Change something while the guest runs.
     Control(Control),
+}
+
+#[cfg(test)]
+mod tests {
+    use profile::rows::EventRow;
+
+    use super::*;
+    use crate::protocol::{Decoder, encode};
+
+    #[test]
+    fn a_batch_by_reference_is_the_same_message() {
+        let text = "it runs".to_owned();
+        let events = vec![EventRow { time_ns: 7, kind: "mark".to_owned(), text }];
+        let batch = Batch { meta: vec![("a".to_owned(), "b".to_owned())], events, ..Batch::default() };
+        let frame = encode(&BatchMessage(&batch)).unwrap();
+        assert_eq!(frame, encode(&FromHost::Batch(Box::new(batch.clone()))).unwrap());
+        let mut decoder = Decoder::default();
+        decoder.push(&frame);
+        match decoder.next_message().unwrap() {
+            Some(FromHost::Batch(received)) => assert_eq!(*received, batch),
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -14,7 +14,6 @@
 
 mod jit;
 
-use crate::address::VirtAddr;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::GeneratedLayout;
 use crate::memory::PhysicalMemory;
@@ -22,6 +21,7 @@ use crate::symbol::SymbolAt;
 use crate::task::list;
 use crate::view::View;
 use jit::Frameless;
+use symbols::VirtAddr;
 use symbols::bytes::{index, until_nul};
 use text::clean::ascii;
 

@@ -4,7 +4,6 @@ mod syscall;
 
 use std::ops::ControlFlow;
 
-use crate::address::VirtAddr;
 use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::layout::{DescLayout, LineTreeLayout};
@@ -12,6 +11,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::tree::{MapleTree, XArray};
 use crate::view::View;
+use symbols::VirtAddr;
 
 /// Interrupt lines that are read, at most.
 const MAX_LINES: usize = 65_536;

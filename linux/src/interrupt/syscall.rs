@@ -1,9 +1,9 @@
 //! Names of system calls: what the functions in the kernel's own table are called.
 
-use crate::address::VirtAddr;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use symbols::VirtAddr;
 
 /// Entries of the table that are read, at most: x86-64 has 470 numbers in 6.15, and gaps.
 const MAX_CALLS: usize = 600;

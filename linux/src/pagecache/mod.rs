@@ -9,7 +9,6 @@
 //! without its disk. Pages that were never used, or were dropped again, are not there. Source:
 //! include/linux/pagemap.h, arch/x86/include/asm/page_types.h of Linux 5.10 to 6.12.
 
-use crate::address::PhysAddr;
 use crate::kernel::Kernel;
 use crate::layout::PageCacheLayout;
 use crate::memory::PhysicalMemory;
@@ -17,6 +16,7 @@ use crate::missing::Missing;
 use crate::process::FileRef;
 use crate::tree::XArray;
 use crate::view::View;
+use symbols::PhysAddr;
 use symbols::bytes::index;
 
 /// Bytes of a page.

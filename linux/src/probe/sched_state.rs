@@ -1,6 +1,5 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::current::{PerCpuAreas, TaskAddresses};
 use crate::kernel::Kernel;
 use crate::layout::{StateLayout, TaskLayout};
@@ -8,6 +7,7 @@ use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::task::{TaskMemory, TaskSnapshot};
+use symbols::{PhysAddr, VirtAddr};
 
 /// Bits of `task_struct.__state` and `.exit_state` (include/linux/sched.h, Linux 6.1 and 6.12).
 mod bits {

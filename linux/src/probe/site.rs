@@ -1,10 +1,10 @@
 //! The places in the kernel's text, by their bytes.
 
-use crate::address::{PhysAddr, VirtAddr};
 use crate::image::KernelImage;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use symbols::{PhysAddr, VirtAddr};
 
 /// The no-op at the start of a function of a kernel that can trace functions (`x86_nops[5]`,
 /// arch/x86/include/asm/nops.h).

@@ -1,10 +1,10 @@
 //! Tracers of a function, by the records of the kernel's function tracer.
 
 use super::site::ProbeSites;
-use crate::address::PhysAddr;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use symbols::PhysAddr;
 use symbols::bytes::index;
 
 /// The count of tracers in `dyn_ftrace.flags`: its lowest 19 to 23 bits (`FTRACE_REF_MAX`,

@@ -2,13 +2,13 @@
 
 use text::clean::utf8;
 
-use crate::address::VirtAddr;
 use crate::layout::{ArgvLayout, CgroupLayout, ParentLayout, UidLayout, WorkerLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
 use crate::task::list;
 use crate::view::View;
+use symbols::VirtAddr;
 use symbols::bytes::index;
 
 /// Bytes of arguments that are read, at most.

@@ -22,7 +22,6 @@ use std::sync::Arc;
 pub use cgroup::{container, systemd_unit};
 pub use file::{FileRef, StackedFile};
 
-use crate::address::VirtAddr;
 use crate::kernel::Kernel;
 use crate::layout::{ExeLayout, MmLayout, ProcessLayouts, RootLayout};
 use crate::memory::PhysicalMemory;
@@ -32,6 +31,7 @@ use crate::view::View;
 use file::FileReader;
 use lookup::PathLookup;
 use path::DentryPath;
+use symbols::{FileOffset, VirtAddr};
 use vma::{Vma, VmaReader};
 
 /// Bits of `vm_flags` (include/linux/mm.h).
@@ -53,11 +53,11 @@ const PAGE_SHIFT: u32 = 12;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mapping {
     /// First address.
-    pub start: u64,
+    pub start: VirtAddr,
     /// First address after it.
-    pub end: u64,
+    pub end: VirtAddr,
     /// Offset of its start in the file, bytes; 0 without a file.
-    pub file_offset: u64,
+    pub file_offset: FileOffset,
     /// Pages can be read.
     pub read: bool,
     /// Pages can be written.
@@ -328,9 +328,9 @@ impl<'a, M: PhysicalMemory> MappingReader<'a, M> {
         let of_file = matches!(kind, MappingKind::File(_) | MappingKind::UnknownFile);
         let flag = |flag| vma.flags & flag != 0;
         Mapping {
-            start: vma.start,
-            end: vma.end,
-            file_offset: if of_file { vma.page_offset << PAGE_SHIFT } else { 0 },
+            start: VirtAddr(vma.start),
+            end: VirtAddr(vma.end),
+            file_offset: FileOffset(if of_file { vma.page_offset << PAGE_SHIFT } else { 0 }),
             read: flag(flag::READ),
             write: flag(flag::WRITE),
             execute: flag(flag::EXEC),

@@ -2,8 +2,9 @@
 
 use bytes::BytesMut;
 
-use crate::frame::{FrameKind, UserRegisters};
+use crate::frame::UserRegisters;
 use crate::pt_regs::PtRegs;
+use symbols::AddressKind;
 use symbols::{Registers, StackMemory};
 
 /// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack,
@@ -35,7 +36,7 @@ pub struct StackGaps {
 #[derive(Debug, Clone)]
 pub struct StackCopy {
     pub(super) registers: Registers,
-    pub(super) first: FrameKind,
+    pub(super) first: AddressKind,
     pub(super) user_mode: bool,
     /// Address of the user's `pt_regs`, for a task that has some.
     pub(super) pt_regs: Option<u64>,
@@ -72,7 +73,7 @@ impl StackCopy {
     pub fn in_buffer(buffer: BytesMut) -> Self {
         Self {
             registers: Registers::default(),
-            first: FrameKind::Exact,
+            first: AddressKind::Exact,
             user_mode: false,
             pt_regs: None,
             gaps: StackGaps::default(),
@@ -88,7 +89,7 @@ impl StackCopy {
     /// Forgets what was copied.
     pub fn clear(&mut self) {
         self.registers = Registers::default();
-        self.first = FrameKind::Exact;
+        self.first = AddressKind::Exact;
         self.user_mode = false;
         self.pt_regs = None;
         self.gaps = StackGaps::default();
@@ -111,7 +112,7 @@ impl StackCopy {
 
     /// Returns true if the instruction pointer is where the task was interrupted, or an address that it will
     /// return to.
-    pub fn first(&self) -> FrameKind {
+    pub fn first(&self) -> AddressKind {
         self.first
     }
 

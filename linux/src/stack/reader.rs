@@ -1,9 +1,7 @@
 //! Copies stacks at a sample.
 
 use super::StackCopy;
-use crate::address::{PhysAddr, VirtAddr};
 use crate::current::{PerCpuAreas, TaskAddresses};
-use crate::frame::FrameKind;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
@@ -12,7 +10,9 @@ use crate::paging::AddressSpace;
 use crate::pt_regs::{self, SavedMode};
 use crate::task::TaskSnapshot;
 use crate::view::View;
+use symbols::AddressKind;
 use symbols::bytes::{index, u64_at};
+use symbols::{PhysAddr, VirtAddr};
 use symbols::{Registers, StackMemory};
 
 /// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
@@ -224,7 +224,8 @@ impl StackReader {
         registers.gpr[Registers::RBP] = word(self.layout.saved_bp)?;
         registers.gpr[Registers::RSP] = sp.checked_add(self.layout.return_address as u64 + 8)?;
         into.registers = registers;
-        into.first = if self.fork.contains(&registers.rip) { FrameKind::Exact } else { FrameKind::Return };
+        into.first =
+            if self.fork.contains(&registers.rip) { AddressKind::Exact } else { AddressKind::Return };
         if kernel_thread {
             return Some(());
         }

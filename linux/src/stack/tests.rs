@@ -4,13 +4,13 @@ use proptest::prelude::*;
 
 use super::reader::PerCpu;
 use super::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
-use crate::address::{PhysAddr, VirtAddr};
 use crate::current::TaskAddresses;
-use crate::frame::FrameKind;
 use crate::layout::{MmLayout, StackLayout};
 use crate::memory::FlatMemory;
 use crate::paging::AddressSpace;
 use crate::pt_regs;
+use symbols::AddressKind;
+use symbols::{PhysAddr, VirtAddr};
 use symbols::{Registers, StackMemory};
 
 /// Physical addresses: page tables of kernel and user, per-CPU variables, a task, and its stack.
@@ -318,13 +318,13 @@ fn a_task_that_sleeps_goes_on_where_it_called() {
     let mut copy = StackCopy::new();
     let task = asleep(false);
     guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
-    assert_eq!((copy.registers().rip, copy.first()), (0xadd, FrameKind::Return));
+    assert_eq!((copy.registers().rip, copy.first()), (0xadd, AddressKind::Return));
     assert_eq!((copy.registers().rsp(), copy.registers().rbp()), (sp + 56, 0xb9));
     assert_eq!((segments(&copy), copy.task_pt_regs().is_some()), (vec![(sp, 0x400)], true));
     // One that has never run.
     guest.put_stack(sp + 48, 2);
     guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy).expect("a stack");
-    assert_eq!(copy.first(), FrameKind::Exact);
+    assert_eq!(copy.first(), AddressKind::Exact);
     guest.put(TASK + 0x18, TOP);
     assert_eq!(guest.reader.copy_sleeping(&guest.memory, task, 0, &mut copy), None);
 }

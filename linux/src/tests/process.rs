@@ -38,7 +38,10 @@ fn mappings_have_their_places_and_kinds() {
         assert_eq!((program.device, program.inode, program.size), ((254, 3), 77, 0x2800));
         assert_eq!((program.filesystem.as_str(), program.deleted), ("ext4", false));
         assert_eq!((program.modified, &program.stacked), (Some((1_700_000_000, 5)), &None));
-        assert_eq!((found[1].start, found[1].end, found[1].file_offset), (0x40_1000, 0x40_3000, 0x1000));
+        assert_eq!(
+            (found[1].start.0, found[1].end.0, found[1].file_offset.0),
+            (0x40_1000, 0x40_3000, 0x1000)
+        );
         assert_eq!(
             [found[1].read, found[1].write, found[1].execute, found[1].shared],
             [true, false, true, false]
@@ -82,8 +85,8 @@ fn one_descent_finds_what_the_walk_finds() {
         let task = guest.task(100).unwrap();
         let at = |address| kernel.mapping_at(&guest.memory, task, VirtAddr(address)).unwrap();
         for mapping in mappings(&guest, &kernel) {
-            assert_eq!(at(mapping.start).as_ref(), Some(&mapping));
-            assert_eq!(at(mapping.end - 1).as_ref(), Some(&mapping));
+            assert_eq!(at(mapping.start.0).as_ref(), Some(&mapping));
+            assert_eq!(at(mapping.end.0 - 1).as_ref(), Some(&mapping));
         }
         for gap in [0, 0x3f_ffff, 0x40_4000, 0x7f00_0000_1000, 0x7fff_ffff_f000, u64::MAX] {
             assert_eq!(at(gap), None, "{gap:#x}");
@@ -302,10 +305,10 @@ proptest! {
             let task = guest.task(tid).unwrap();
             let found = kernel.mappings(&guest.memory, task).unwrap_or_default();
             prop_assert!(found.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            prop_assert!(found.iter().all(|m| m.start < m.end && m.end <= 1 << 56));
+            prop_assert!(found.iter().all(|m| m.start < m.end && m.end.0 <= 1 << 56));
             let cache = PageCache::new(&kernel, &guest.memory).unwrap();
             for mapping in found.iter().take(8) {
-                let _ = kernel.mapping_at(&guest.memory, task, VirtAddr(mapping.start));
+                let _ = kernel.mapping_at(&guest.memory, task, mapping.start);
                 if let MappingKind::File(file) = &mapping.kind {
                     prop_assert!(file.raw_path.len() <= 4096);
                     let _ = cache.read(&guest.memory, file, 0, &mut [0; 0x2000]);

@@ -3,8 +3,9 @@
 use super::KernelUnwinder;
 use super::rule::{RuleKind, UnwindRule};
 use super::walk::{StepResult, WalkState};
-use crate::frame::{FrameKind, KernelWalkError};
+use crate::frame::KernelWalkError;
 use crate::generated::CallerRule;
+use symbols::AddressKind;
 use symbols::StackMemory;
 
 impl KernelUnwinder {
@@ -16,7 +17,7 @@ impl KernelUnwinder {
         state: &mut WalkState,
         stack: &impl StackMemory,
     ) -> StepResult {
-        let rule = match self.generated.rule_at(at, state.kind == FrameKind::Exact) {
+        let rule = match self.generated.rule_at(at, state.kind == AddressKind::Exact) {
             Some(CallerRule::As(original)) => self.rule_at(original),
             Some(CallerRule::Return(above)) => {
                 Some(UnwindRule { sp_offset: i16::from(above) + 8, ..UnwindRule::NULL_CALL })

@@ -37,7 +37,7 @@ mod walk;
 
 use std::sync::Arc;
 
-use crate::frame::{FrameKind, KernelFrame, KernelWalkError, WalkEnd};
+use crate::frame::{KernelWalkError, WalkEnd};
 use crate::generated::GeneratedCode;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::OrcLayout;
@@ -47,7 +47,7 @@ use crate::module::Modules;
 use crate::stack::{StackCopy, entry_code};
 use crate::view::View;
 use rule::{RuleFormat, UnwindRule};
-use symbols::{Registers, StackMemory};
+use symbols::{AddressKind, CodeAddr, Registers, StackMemory};
 use table::{RuleBudget, RuleTable};
 
 /// Rules that are kept of image and modules together, at most, of 12 bytes each; distribution kernels have
@@ -168,15 +168,15 @@ impl KernelUnwinder {
         registers: &Registers,
         stack: &impl StackMemory,
         limit: usize,
-        push: impl FnMut(KernelFrame),
+        push: impl FnMut(CodeAddr),
     ) -> WalkEnd {
-        self.walk_from((registers, FrameKind::Exact), stack, limit, push)
+        self.walk_from((registers, AddressKind::Exact), stack, limit, push)
     }
 
     /// Unwinds the kernel stack in `copy`, as [`KernelUnwinder::walk`] does; pushes nothing for a sample in
     /// user mode. Where entry code has no rules, and where a stack that came from user mode just ends, the
     /// user's registers are found by their place on the task's stack.
-    pub fn walk_copy(&self, copy: &StackCopy, limit: usize, push: impl FnMut(KernelFrame)) -> WalkEnd {
+    pub fn walk_copy(&self, copy: &StackCopy, limit: usize, push: impl FnMut(CodeAddr)) -> WalkEnd {
         if let Some(user) = copy.task_pt_regs().filter(|_| copy.is_user_mode()) {
             return WalkEnd::User(user);
         }

@@ -9,12 +9,12 @@ use proptest::prelude::*;
 use super::rule::{RegisterBase, RegisterNumbers, RuleFormat, RuleKind, UnwindRule};
 use super::table::{RuleBudget, RuleTable};
 use super::{KernelUnwinder, MAX_RULES, RETURN_HOOKS};
-use crate::frame::{FrameKind, KernelFrame, KernelWalkError, WalkEnd};
+use crate::frame::{KernelWalkError, WalkEnd};
 use crate::layout::{BitRange, OrcLayout};
 use crate::missing::Missing;
 use crate::stack::StackCopy;
 use crate::stack::tests::{ENTRY as ENTRY_CODE, Guest};
-use symbols::{Registers, StackMemory};
+use symbols::{AddressKind, CodeAddr, Registers, StackMemory};
 
 const TEXT: u64 = 0xffff_ffff_8100_0000;
 const END: u64 = TEXT + 0x10_0000;
@@ -174,8 +174,8 @@ fn pt_regs(ip: u64, cs: u64, sp: u64) -> Vec<u64> {
 
 fn walk(unwinder: &KernelUnwinder, registers: Registers, stack: Vec<u64>) -> (Vec<(u64, bool)>, WalkEnd) {
     let mut frames = Vec::new();
-    let end = unwinder.walk(&registers, &Words(STACK, stack), 64, |KernelFrame { address, kind }| {
-        frames.push((address.0, kind == FrameKind::Exact));
+    let end = unwinder.walk(&registers, &Words(STACK, stack), 64, |CodeAddr { address, kind }| {
+        frames.push((address.0, kind == AddressKind::Exact));
     });
     (frames, end)
 }
@@ -537,11 +537,11 @@ fn the_way_out_shows_what_has_returned_to_it() {
         guest.put_below_top(168 + 8, ENTRY + 0x77);
         for (offset, depth) in [(0, 168), (0x100, 168 - 40), (0x200, 168 - 128), (0x2ff, 168 - 128)] {
             guest.copy_at(ENTRY + offset, 0, depth, &mut copy);
-            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x77), "{offset:#x}");
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.address.0), Some(ENTRY + 0x77), "{offset:#x}");
         }
         for offset in [0x200, 0x300] {
             guest.copy_on_entry_stack(ENTRY + offset, 40, &mut copy);
-            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x77), "{offset:#x}");
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.address.0), Some(ENTRY + 0x77), "{offset:#x}");
         }
         // Of the kernel: wherever it was.
         let depth = 0x600;
@@ -549,7 +549,7 @@ fn the_way_out_shows_what_has_returned_to_it() {
         guest.put_below_top(depth + 8, ENTRY + 0x99);
         for (offset, depth) in [(0, depth), (0x100, depth - 40), (0x200, depth - 128)] {
             guest.copy_at(ENTRY + offset, 0, depth, &mut copy);
-            assert_eq!(unwinder.returned_to(&copy).map(|at| at.0), Some(ENTRY + 0x99), "{offset:#x}");
+            assert_eq!(unwinder.returned_to(&copy).map(|at| at.address.0), Some(ENTRY + 0x99), "{offset:#x}");
         }
         // Not in entry code, and where the word is in another page, which may not be there.
         guest.copy_at(TEXT + 0x100, 0, 168, &mut copy);

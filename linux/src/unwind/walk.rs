@@ -2,11 +2,10 @@
 
 use super::KernelUnwinder;
 use super::rule::{RegisterBase, RuleKind, UnwindRule};
-use crate::address::VirtAddr;
-use crate::frame::{FrameKind, KernelFrame, KernelWalkError, UserRegisters, WalkEnd};
+use crate::frame::{KernelWalkError, UserRegisters, WalkEnd};
 use crate::pt_regs::{self, PtRegs, SavedMode};
 use crate::stack::StackCopy;
-use symbols::{Registers, StackMemory};
+use symbols::{AddressKind, CodeAddr, Registers, StackMemory, VirtAddr};
 
 /// Times that the stack pointer may go down, at most: switches between the stacks of a CPU, of which there
 /// are seven.
@@ -35,7 +34,7 @@ const R13: usize = 13;
 #[derive(Debug, Clone)]
 pub(super) struct WalkState {
     pub(super) ip: u64,
-    pub(super) kind: FrameKind,
+    pub(super) kind: AddressKind,
     pub(super) sp: u64,
     pub(super) bp: u64,
     /// All general registers, as far as `known`.
@@ -59,17 +58,17 @@ impl KernelUnwinder {
     /// task that does not run.
     pub fn walk_from(
         &self,
-        (registers, kind): (&Registers, FrameKind),
+        (registers, kind): (&Registers, AddressKind),
         stack: &impl StackMemory,
         limit: usize,
-        mut push: impl FnMut(KernelFrame),
+        mut push: impl FnMut(CodeAddr),
     ) -> WalkEnd {
         let mut state = WalkState::new((registers, kind));
         for _ in 0..limit {
             // No call returns to a tracer's hook: the code before its first instruction is another
             // function's.
-            let kind = if self.is_at_hook(&state) { FrameKind::Exact } else { state.kind };
-            push(KernelFrame { address: VirtAddr(state.ip), kind });
+            let kind = if self.is_at_hook(&state) { AddressKind::Exact } else { state.kind };
+            push(CodeAddr { address: VirtAddr(state.ip), kind });
             match self.step(&mut state, stack) {
                 Ok(None) => {}
                 Ok(Some(end)) => return end,
@@ -81,7 +80,7 @@ impl KernelUnwinder {
 
     /// True where a tracer has replaced the return address.
     fn is_at_hook(&self, state: &WalkState) -> bool {
-        state.kind == FrameKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
+        state.kind == AddressKind::Return && state.ip != 0 && self.hooks.contains(&state.ip)
     }
 
     /// Returns the return address of the last function that was called with the registers which a sample in
@@ -89,12 +88,12 @@ impl KernelUnwinder {
     /// left. All ways out of the kernel share the code that restores registers. Only this word below them,
     /// which is not overwritten before the next entry, shows which one it was. `None` outside of entry code,
     /// and where it was not copied.
-    pub fn returned_to(&self, copy: &StackCopy) -> Option<VirtAddr> {
+    pub fn returned_to(&self, copy: &StackCopy) -> Option<CodeAddr> {
         let registers = copy.registers();
         if !self.in_entry_code(registers.rip) {
             return None;
         }
-        let state = WalkState::new((registers, FrameKind::Exact));
+        let state = WalkState::new((registers, AddressKind::Exact));
         let here = self.rule_at(registers.rip).and_then(|rule| {
             let sp = state.previous_sp(&rule, copy).ok()?;
             match rule.kind {
@@ -109,7 +108,7 @@ impl KernelUnwinder {
         };
         // A user's are always at the same place, though its iret frame may be copied to another stack.
         let at = here.filter(is_kernels).or_else(|| copy.user_registers_at())?;
-        copy.read_u64(at.checked_sub(8)?).map(VirtAddr)
+        copy.read_u64(at.checked_sub(8)?).map(|at| CodeAddr::returning(VirtAddr(at)))
     }
 
     /// While it switches stacks, the kernel fills the processor's return stack buffer with calls
@@ -121,7 +120,7 @@ impl KernelUnwinder {
         stack: &impl StackMemory,
     ) -> Result<bool, KernelWalkError> {
         let inside = |at: u64| at.checked_sub(self.switch).is_some_and(|offset| offset < SWITCH_BYTES);
-        if state.kind != FrameKind::Exact || !inside(state.ip) {
+        if state.kind != AddressKind::Exact || !inside(state.ip) {
             return Ok(false);
         }
         let at = |slot: u64| state.sp.wrapping_add(slot * 8);
@@ -150,10 +149,7 @@ impl KernelUnwinder {
         if self.leave_stuffing(state, stack)? {
             return Ok(None);
         }
-        let at = match state.kind {
-            FrameKind::Exact => state.ip,
-            FrameKind::Return => state.ip.wrapping_sub(1),
-        };
+        let at = CodeAddr { address: VirtAddr(state.ip), kind: state.kind }.lookup().0;
         let rule = if state.ip == 0 { Some(UnwindRule::NULL_CALL) } else { self.rule_at(at) };
         let rule = self.thunk_rule(state).or(rule);
         match rule {
@@ -169,7 +165,7 @@ impl KernelUnwinder {
     fn thunk_rule(&self, state: &WalkState) -> Option<UnwindRule> {
         let offset = state.ip.checked_sub(self.thunks).filter(|offset| *offset < THUNKS * THUNK)?;
         let sp_offset = if offset % THUNK < CALL { 8 } else { 16 };
-        (state.kind == FrameKind::Exact).then_some(UnwindRule { sp_offset, ..UnwindRule::NULL_CALL })
+        (state.kind == AddressKind::Exact).then_some(UnwindRule { sp_offset, ..UnwindRule::NULL_CALL })
     }
 
     pub(super) fn apply(
@@ -203,7 +199,7 @@ impl KernelUnwinder {
         if end.is_some() {
             return Ok(end);
         }
-        state.kind = if rule.exact { FrameKind::Exact } else { FrameKind::Return };
+        state.kind = if rule.exact { AddressKind::Exact } else { AddressKind::Return };
         let saved_at = |base: u64| word(stack, base.wrapping_add_signed(i64::from(rule.bp_offset)));
         match rule.bp {
             RegisterBase::PreviousSp => state.bp = saved_at(sp)?,
@@ -216,14 +212,14 @@ impl KernelUnwinder {
 }
 
 impl WalkState {
-    fn new((registers, kind): (&Registers, FrameKind)) -> Self {
+    fn new((registers, kind): (&Registers, AddressKind)) -> Self {
         Self {
             ip: registers.rip,
             kind,
             sp: registers.rsp(),
             bp: registers.rbp(),
             gpr: registers.gpr,
-            known: kind == FrameKind::Exact,
+            known: kind == AddressKind::Exact,
             switches: 0,
         }
     }
@@ -261,7 +257,7 @@ impl WalkState {
 
     /// Moves to a call's return, of which only these registers are known.
     pub(super) fn enter_caller(&mut self, ip: u64, sp: u64, bp: u64) {
-        (self.ip, self.sp, self.bp, self.known, self.kind) = (ip, sp, bp, false, FrameKind::Return);
+        (self.ip, self.sp, self.bp, self.known, self.kind) = (ip, sp, bp, false, AddressKind::Return);
     }
 
     /// Moves to the frame whose registers are saved at `at`; ends if they are a user's.
@@ -279,7 +275,7 @@ impl WalkState {
             return Ok(UserRegisters::new(regs).map(WalkEnd::User));
         }
         let Registers { gpr, rip } = regs.registers;
-        (self.ip, self.kind, self.gpr, self.known) = (rip, FrameKind::Exact, gpr, true);
+        (self.ip, self.kind, self.gpr, self.known) = (rip, AddressKind::Exact, gpr, true);
         (self.sp, self.bp) = (regs.registers.rsp(), regs.registers.rbp());
         Ok(None)
     }
@@ -296,7 +292,7 @@ impl WalkState {
             registers.gpr[Registers::RSP] = sp;
             return Ok(Some(WalkEnd::User(UserRegisters { registers, orig_ax: u64::MAX })));
         }
-        (self.ip, self.kind, self.sp) = (ip, FrameKind::Exact, sp);
+        (self.ip, self.kind, self.sp) = (ip, AddressKind::Exact, sp);
         Ok(None)
     }
 }

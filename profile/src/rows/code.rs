@@ -1,6 +1,7 @@
 //! Code: files, mappings, frames, stacks, machine code.
 
 use serde::{Deserialize, Serialize};
+use symbols::{CodeAddr, VirtAddr};
 
 /// A row of table `file`: a file of the guest that code was mapped from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -91,16 +92,11 @@ pub struct FrameRow {
     pub line: Option<u32>,
 }
 
-/// Returns the address to look a name up by. A call may be the last instruction of its function, so a return
-/// address may be in the next one.
-pub fn lookup(address: u64, call: bool) -> u64 {
-    if call { address.wrapping_sub(1) } else { address }
-}
-
 impl FrameRow {
     /// Returns the address to look its name up by.
     pub fn lookup(&self) -> u64 {
-        lookup(self.address, self.call)
+        // In a file it is a linked address, elsewhere a virtual one; the way is the same.
+        CodeAddr::new(VirtAddr(self.address), self.call).lookup().0
     }
 }
 

@@ -371,7 +371,9 @@ CREATE TABLE event (
     text    TEXT NOT NULL      -- one sentence
 );
 
--- Stacks as text: innermost function first, separated by semicolons.
+-- Stacks as text: innermost function first, separated by semicolons. vprof writes a stack after that of its caller,
+-- which therefore has a smaller number. A file that somebody else has made may have cycles: those are left out, and
+-- so are stacks of more than 4096 frames.
 CREATE VIEW v_stacks AS
 WITH RECURSIVE chain (id, next, depth, text) AS (
     SELECT s.id, s.parent, 1, coalesce(f.symbol, f.module, printf('0x%x', f.address))
@@ -380,6 +382,7 @@ WITH RECURSIVE chain (id, next, depth, text) AS (
     UNION ALL
     SELECT c.id, s.parent, c.depth + 1, c.text || ';' || coalesce(f.symbol, f.module, printf('0x%x', f.address))
     FROM chain c JOIN stack s ON s.id = c.next JOIN frame f ON f.id = s.frame
+    WHERE c.depth < 4096 AND (s.parent IS NULL OR s.parent < s.id)
 )
 SELECT id, depth, text FROM chain WHERE next IS NULL;
 

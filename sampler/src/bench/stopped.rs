@@ -165,7 +165,7 @@ pub fn stack_figures(
         walker.walk(&stack, owner, &mut steps, &mut batch);
         Ok(())
     })?;
-    let user = |step: &&StackStep| matches!(step, StackStep::User { .. });
+    let user = |step: &&StackStep| matches!(step, StackStep::File { .. } | StackStep::Memory { .. });
     figures.user_frames = u32::try_from(steps.iter().filter(user).count()).unwrap_or(u32::MAX);
     figures.broken = steps.iter().any(|step| matches!(step, StackStep::Reason { .. }));
     figures.user = MeasuredCost {

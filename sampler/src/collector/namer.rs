@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender};
 
+use symbols::LinkAddr;
 use symbols::counted::allocated;
 use symbols::elf::ElfFile;
 use symbols::names::{
@@ -33,7 +34,7 @@ pub(crate) enum NameRequest {
     /// A name.
     Name(UnnamedFrame),
     /// The code of the function that covers an address of a file.
-    Code(Arc<FileEntry>, u64),
+    Code(Arc<FileEntry>, LinkAddr),
 }
 
 impl NameRequest {
@@ -136,7 +137,7 @@ impl CodeNamer {
         UnnamedFrame { row, file }: UnnamedFrame,
         named: &Sender<NameResult>,
     ) -> (FrameRow, Vec<InlinedRow>) {
-        let starts = |address| file.function_start(address);
+        let starts = |address| Some(file.function_start(LinkAddr(address))?.0);
         let module = clean::printable(file.name());
         let before = allocated();
         let (row, inlined) =
@@ -157,10 +158,15 @@ impl CodeNamer {
         }
     }
 
-    fn code(&mut self, file: &Arc<FileEntry>, address: u64, named: &Sender<NameResult>) -> Option<CodeRow> {
-        let range = file.function_range(address);
-        let starts = |address| file.function_start(address);
-        let symbol = self.symbols(file, named).and_then(|symbols| symbols.find(address, &starts));
+    fn code(
+        &mut self,
+        file: &Arc<FileEntry>,
+        address: LinkAddr,
+        named: &Sender<NameResult>,
+    ) -> Option<CodeRow> {
+        let range = file.function_range(address).map(|(LinkAddr(start), LinkAddr(end))| (start, end));
+        let starts = |address| Some(file.function_start(LinkAddr(address))?.0);
+        let symbol = self.symbols(file, named).and_then(|symbols| symbols.find(address.0, &starts));
         let sized =
             symbol.and_then(|function| Some((function.start, function.start.checked_add(function.size?)?)));
         let (start, end) = sized.or(range)?;

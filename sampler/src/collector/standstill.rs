@@ -9,6 +9,8 @@
 //!
 //! Hardware does not do any of this. An emulated host does (docs/limits.md).
 
+use linux::VirtAddr;
+
 use crate::record::SampleRecord;
 use crate::task_state::TaskKey;
 use profile::rows::{Batch, KvmCounterRow, MicrostateRow};
@@ -46,7 +48,7 @@ pub(super) enum StandstillSign {
         /// A vCPU that is not halted.
         vcpu: usize,
         /// Its instruction pointer.
-        rip: u64,
+        rip: VirtAddr,
     },
     /// All vCPUs are halted, and this task is runnable.
     Halted(TaskKey),
@@ -65,7 +67,7 @@ pub(super) struct Standstill {
 /// The latest samples of a vCPU that are all alike.
 #[derive(Debug, Clone, Copy, Default)]
 struct AlikeSamples {
-    rip: u64,
+    rip: VirtAddr,
     halted: bool,
     /// Times of the first and the last one, CLOCK_MONOTONIC ns.
     first_ns: u64,
@@ -370,7 +372,10 @@ mod tests {
                 for tick in 0..100 {
                     let time_ns = (second - 1) * SECOND + tick * SECOND / 100;
                     let Some((rip, halted)) = sample(vcpu, time_ns) else { continue };
-                    detector.sample(vcpu, &SampleRecord { time_ns, rip, halted, ..Default::default() });
+                    detector.sample(
+                        vcpu,
+                        &SampleRecord { time_ns, rip: VirtAddr(rip), halted, ..Default::default() },
+                    );
                 }
             }
             let row = |vcpu, value| KvmCounterRow { vcpu, name: INJECTIONS.to_owned(), value, grows: true };
@@ -440,7 +445,7 @@ mod tests {
             _ => IDLE,
         };
         let found = first_standstill(60, DUE, stuck, |second| second.min(2));
-        assert_eq!(found, Some((13, StandstillSign::OneAddress { vcpu: 0, rip })));
+        assert_eq!(found, Some((13, StandstillSign::OneAddress { vcpu: 0, rip: VirtAddr(rip) })));
         let standstill = Standstill { sign: found.unwrap().1, took_ns: 12 * SECOND };
         assert!(standstill.sentence(name).starts_with("vCPU 0 was at 0xffffffffc032ddcc for 12 s,"));
         assert_eq!(first_standstill(60, DUE, stuck, |second| second), None, "interrupts come");

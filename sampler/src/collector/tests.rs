@@ -28,7 +28,7 @@ fn hit(cpl: u8, rip: u64, serving: IrqContext, task: Option<TaskSnapshot>) -> Sa
     SampleRecord {
         time_ns: 1_500,
         late_ns: 9,
-        rip,
+        rip: VirtAddr(rip),
         cpl,
         long_mode: true,
         cr3: 0x1000,

@@ -4,11 +4,12 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use linux::VirtAddr;
+use linux::{CodeAddr, VirtAddr};
 
 use super::entry::CodeOwner;
 use super::walker::{JitSymbol, LateNames, ReasonSubject};
-use profile::rows::{FrameKind, FrameRow, lookup};
+use profile::rows::{FrameKind, FrameRow};
+use symbols::LinkAddr;
 use text::clean;
 
 /// Addresses that are remembered at once. Beyond that all are forgotten and get new rows, so a guest that
@@ -45,27 +46,21 @@ pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
 /// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum FrameKey {
-    Kernel {
-        address: u64,
-        call: bool,
-    },
+    Kernel(CodeAddr),
     /// By file row id.
     File {
         file: u32,
-        address: u64,
-        call: bool,
+        at: CodeAddr<LinkAddr>,
     },
     /// By instance row id; 0 if the process is not known.
     Process {
         instance: u32,
-        address: u64,
-        call: bool,
+        at: CodeAddr,
     },
     /// Code that a process has made and named.
     Made {
         instance: u32,
-        address: u64,
-        call: bool,
+        at: CodeAddr,
         symbol: JitSymbol,
     },
     Reason {
@@ -89,30 +84,28 @@ pub(crate) struct FrameTable {
     known: HashMap<FrameKey, u32>,
     /// Functions of kernel frames, by row id.
     functions: HashMap<u32, KernelFunction>,
-    unnamed: Vec<(u32, u64, bool)>,
-    /// Frames of code that an instance has made and not named yet: row id, address, and true if a call
-    /// returns there.
-    made: HashMap<u32, Vec<(u32, u64, bool)>>,
+    unnamed: Vec<(u32, CodeAddr)>,
+    /// Frames of code that an instance has made and not named yet: row id and address.
+    made: HashMap<u32, Vec<(u32, CodeAddr)>>,
     given: u32,
 }
 
 impl FrameTable {
-    /// Returns the row id of a kernel address; `call` is true for a return address.
+    /// Returns the row id of a kernel address.
     pub(crate) fn kernel(
         &mut self,
-        address: u64,
-        call: bool,
+        at: CodeAddr,
         names: Option<&dyn KernelNames>,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = FrameKey::Kernel { address, call };
+        let key = FrameKey::Kernel(at);
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
         let id = self.add(key);
-        let name = names.and_then(|names| names.name(VirtAddr(lookup(address, call))));
-        self.note(id, address, call, name.as_ref());
-        rows.push(kernel_row(id, address, call, name));
+        let name = names.and_then(|names| names.name(at.lookup()));
+        self.note(id, at, name.as_ref());
+        rows.push(kernel_row(id, at, name));
         id
     }
 
@@ -120,17 +113,17 @@ impl FrameTable {
     pub(crate) fn file(
         &mut self,
         (file, module): (u32, &str),
-        address: u64,
-        call: bool,
+        at: CodeAddr<LinkAddr>,
         rows: &mut Vec<FrameRow>,
     ) -> (u32, bool) {
-        let key = FrameKey::File { file, address, call };
+        let key = FrameKey::File { file, at };
         if let Some(&id) = self.known.get(&key) {
             return (id, false);
         }
         let id = self.add(key);
         let module = Some(clean::printable(module));
         let kind = FrameKind::User;
+        let (address, call) = (at.address.0, at.is_return());
         rows.push(FrameRow { id, address, call, kind, file: Some(file), module, ..FrameRow::default() });
         (id, true)
     }
@@ -139,21 +132,21 @@ impl FrameTable {
     /// the process is not known.
     pub(crate) fn user(
         &mut self,
-        address: u64,
-        call: bool,
+        at: CodeAddr,
         instance: Option<u32>,
         anonymous: bool,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = FrameKey::Process { instance: instance.unwrap_or(0), address, call };
+        let key = FrameKey::Process { instance: instance.unwrap_or(0), at };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
         let id = self.add(key);
         let (kind, module) = (FrameKind::User, anonymous.then(|| ANONYMOUS.to_owned()));
+        let (address, call) = (at.address.0, at.is_return());
         rows.push(FrameRow { id, address, call, kind, instance, module, ..FrameRow::default() });
         if let Some(instance) = instance.filter(|_| anonymous) {
-            self.made.entry(instance).or_default().push((id, address, call));
+            self.made.entry(instance).or_default().push((id, at));
         }
         id
     }
@@ -171,9 +164,9 @@ impl FrameTable {
             LateNames::Ended(map) => (*map, true),
         };
         if let Some((map, frames)) = map.zip(self.made.get_mut(&instance)) {
-            frames.retain(|&(id, address, call)| {
-                let Some(symbol) = map.find(lookup(address, call)) else { return true };
-                rows.push(made_row(id, (address, call), Some(instance), symbol));
+            frames.retain(|&(id, at)| {
+                let Some(symbol) = map.find(at.lookup()) else { return true };
+                rows.push(made_row(id, at, Some(instance), symbol));
                 false
             });
         }
@@ -186,18 +179,17 @@ impl FrameTable {
     /// at the same address gets another row.
     pub(crate) fn made(
         &mut self,
-        address: u64,
-        call: bool,
+        at: CodeAddr,
         instance: Option<u32>,
         symbol: &JitSymbol,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
-        let key = FrameKey::Made { instance: instance.unwrap_or(0), address, call, symbol: symbol.clone() };
+        let key = FrameKey::Made { instance: instance.unwrap_or(0), at, symbol: symbol.clone() };
         if let Some(&id) = self.known.get(&key) {
             return id;
         }
         let id = self.add(key);
-        rows.push(made_row(id, (address, call), instance, symbol));
+        rows.push(made_row(id, at, instance, symbol));
         id
     }
 
@@ -248,32 +240,32 @@ impl FrameTable {
         self.given
     }
 
-    fn note(&mut self, id: u32, address: u64, call: bool, name: Option<&KernelName>) {
+    fn note(&mut self, id: u32, at: CodeAddr, name: Option<&KernelName>) {
         match name {
             Some(KernelName { symbol: Some(symbol), offset, .. }) => {
-                let start = lookup(address, call).wrapping_sub(*offset);
+                let start = at.lookup().0.wrapping_sub(*offset);
                 let part = CodeOwner::from_symbol(symbol);
                 self.functions.insert(id, KernelFunction { start, symbol: symbol.as_str().into(), part });
             }
             Some(_) => {}
-            None => self.unnamed.push((id, address, call)),
+            None => self.unnamed.push((id, at)),
         }
     }
 
     /// Names the frames without a name. Frames that stay without one are tried again at the next call.
     pub(crate) fn name_unnamed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
-        for (id, address, call) in std::mem::take(&mut self.unnamed) {
-            let name = names.name(VirtAddr(lookup(address, call)));
-            self.note(id, address, call, name.as_ref());
+        for (id, at) in std::mem::take(&mut self.unnamed) {
+            let name = names.name(at.lookup());
+            self.note(id, at, name.as_ref());
             if name.is_some() {
-                rows.push(kernel_row(id, address, call, name));
+                rows.push(kernel_row(id, at, name));
             }
         }
     }
 
     /// Forgets the kernel's frames: another kernel's addresses get their own rows.
     pub(crate) fn forget_kernel(&mut self) {
-        self.known.retain(|key, _| !matches!(key, FrameKey::Kernel { .. }));
+        self.known.retain(|key, _| !matches!(key, FrameKey::Kernel(_)));
         self.unnamed.clear();
     }
 
@@ -281,31 +273,30 @@ impl FrameTable {
     /// gets a new row.
     pub(crate) fn modules_changed(&mut self, names: &dyn KernelNames, rows: &mut Vec<FrameRow>) {
         self.name_unnamed(names, rows);
-        self.known.retain(
-            |key, _| !matches!(key, FrameKey::Kernel { address, .. } if !names.in_image(VirtAddr(*address))),
-        );
+        self.known.retain(|key, _| !matches!(key, FrameKey::Kernel(at) if !names.in_image(at.address)));
         let known = &self.known;
-        self.unnamed.retain(|&(_, address, call)| known.contains_key(&FrameKey::Kernel { address, call }));
+        self.unnamed.retain(|&(_, at)| known.contains_key(&FrameKey::Kernel(at)));
     }
 }
 
-fn made_row(id: u32, (address, call): (u64, bool), instance: Option<u32>, symbol: &JitSymbol) -> FrameRow {
+fn made_row(id: u32, at: CodeAddr, instance: Option<u32>, symbol: &JitSymbol) -> FrameRow {
     FrameRow {
         id,
-        address,
-        call,
+        address: at.address.0,
+        call: at.is_return(),
         kind: FrameKind::User,
         instance,
         symbol: Some(symbol.name.to_string()),
         module: Some(JIT.to_owned()),
-        offset: address.wrapping_sub(symbol.start),
+        offset: at.address.0.wrapping_sub(symbol.start.0),
         ..FrameRow::default()
     }
 }
 
-fn kernel_row(id: u32, address: u64, call: bool, name: Option<KernelName>) -> FrameRow {
+fn kernel_row(id: u32, at: CodeAddr, name: Option<KernelName>) -> FrameRow {
     let (symbol, module, offset) = name.map_or((None, None, 0), |n| (n.symbol, n.module, n.offset));
     let clean = |name: Option<String>| name.map(|name| clean::printable(&name));
+    let (address, call) = (at.address.0, at.is_return());
     let offset = if call { offset.wrapping_add(1) } else { offset };
     FrameRow {
         id,
@@ -347,15 +338,23 @@ pub(crate) mod tests {
         }
     }
 
+    fn exact(address: u64) -> CodeAddr {
+        CodeAddr::exact(VirtAddr(address))
+    }
+
+    fn returning(address: u64) -> CodeAddr {
+        CodeAddr::returning(VirtAddr(address))
+    }
+
     #[test]
     fn addresses_are_stored_once_and_per_instance() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
-        let a = frames.user(0x1000, false, Some(1), false, &mut rows);
-        assert_eq!(frames.user(0x1000, false, Some(1), false, &mut rows), a);
-        assert_ne!(frames.user(0x1000, false, Some(2), false, &mut rows), a);
-        assert_ne!(frames.user(0x1000, false, None, false, &mut rows), a);
-        let k = frames.kernel(0x1000, false, None, &mut rows);
-        assert_eq!(frames.kernel(0x1000, false, None, &mut rows), k);
+        let a = frames.user(exact(0x1000), Some(1), false, &mut rows);
+        assert_eq!(frames.user(exact(0x1000), Some(1), false, &mut rows), a);
+        assert_ne!(frames.user(exact(0x1000), Some(2), false, &mut rows), a);
+        assert_ne!(frames.user(exact(0x1000), None, false, &mut rows), a);
+        let k = frames.kernel(exact(0x1000), None, &mut rows);
+        assert_eq!(frames.kernel(exact(0x1000), None, &mut rows), k);
         assert_eq!(
             rows.iter().map(|r| (r.id, r.kind == FrameKind::Kernel)).collect::<Vec<_>>(),
             [(1, false), (2, false), (3, false), (4, true)]
@@ -366,8 +365,8 @@ pub(crate) mod tests {
     fn a_return_address_is_named_by_the_call_before_it() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let names = FakeNames::default();
-        let id = frames.kernel(0x1300, true, Some(&names), &mut rows);
-        assert_ne!(frames.kernel(0x1300, false, Some(&names), &mut rows), id);
+        let id = frames.kernel(returning(0x1300), Some(&names), &mut rows);
+        assert_ne!(frames.kernel(exact(0x1300), Some(&names), &mut rows), id);
         assert_eq!(
             (rows[0].symbol.as_deref(), rows[0].offset, rows[0].call),
             (Some("symbol_12"), 0x100, true)
@@ -378,9 +377,12 @@ pub(crate) mod tests {
     #[test]
     fn code_of_a_file_and_reasons_are_stored_once() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
-        let first = frames.file((3, "libz.so"), 0x50, true, &mut rows);
-        assert_eq!(frames.file((3, "libz.so"), 0x50, true, &mut rows), (first.0, false));
-        assert!(first.1 && frames.file((4, "libz.so"), 0x50, true, &mut rows).1);
+        let first = frames.file((3, "libz.so"), CodeAddr::returning(LinkAddr(0x50)), &mut rows);
+        assert_eq!(
+            frames.file((3, "libz.so"), CodeAddr::returning(LinkAddr(0x50)), &mut rows),
+            (first.0, false)
+        );
+        assert!(first.1 && frames.file((4, "libz.so"), CodeAddr::returning(LinkAddr(0x50)), &mut rows).1);
         let why = frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows);
         assert_eq!(frames.reason(ReasonSubject::User, "too \x1bdeep", &mut rows), why);
         assert_ne!(frames.reason(ReasonSubject::Kernel, "too \x1bdeep", &mut rows), why);
@@ -390,15 +392,19 @@ pub(crate) mod tests {
     #[test]
     fn made_code_that_is_renamed_gets_its_own_row() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
-        let symbol = |start, name: &str| JitSymbol { start, end: 0x1100, name: name.into() };
-        let before = frames.user(0x1010, false, Some(1), true, &mut rows);
-        let first = frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows);
-        assert_eq!(frames.made(0x1010, false, Some(1), &symbol(0x1000, "first"), &mut rows), first);
+        let symbol = |start, name: &str| JitSymbol {
+            start: VirtAddr(start),
+            end: VirtAddr(0x1100),
+            name: name.into(),
+        };
+        let before = frames.user(exact(0x1010), Some(1), true, &mut rows);
+        let first = frames.made(exact(0x1010), Some(1), &symbol(0x1000, "first"), &mut rows);
+        assert_eq!(frames.made(exact(0x1010), Some(1), &symbol(0x1000, "first"), &mut rows), first);
         let others = [
-            frames.made(0x1010, false, Some(1), &symbol(0x1000, "second"), &mut rows),
-            frames.made(0x1010, false, Some(1), &symbol(0x1008, "second"), &mut rows),
-            frames.made(0x1010, true, Some(1), &symbol(0x1008, "second"), &mut rows),
-            frames.made(0x1010, true, Some(2), &symbol(0x1008, "second"), &mut rows),
+            frames.made(exact(0x1010), Some(1), &symbol(0x1000, "second"), &mut rows),
+            frames.made(exact(0x1010), Some(1), &symbol(0x1008, "second"), &mut rows),
+            frames.made(returning(0x1010), Some(1), &symbol(0x1008, "second"), &mut rows),
+            frames.made(returning(0x1010), Some(2), &symbol(0x1008, "second"), &mut rows),
         ];
         assert_eq!((before, first, others), (1, 2, [3, 4, 5, 6]));
         let row = |row: &FrameRow| (row.symbol.clone(), row.module.clone(), row.offset);
@@ -410,11 +416,11 @@ pub(crate) mod tests {
     #[test]
     fn made_code_gets_its_name_when_the_program_names_it() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
-        let early = frames.user(0x1010, false, Some(1), true, &mut rows);
-        let call = frames.user(0x1020, true, Some(1), true, &mut rows);
-        let never = frames.user(0x9000, false, Some(1), true, &mut rows);
-        frames.user(0x1010, false, Some(2), true, &mut rows);
-        frames.user(0x1010, false, Some(3), false, &mut rows);
+        let early = frames.user(exact(0x1010), Some(1), true, &mut rows);
+        let call = frames.user(returning(0x1020), Some(1), true, &mut rows);
+        let never = frames.user(exact(0x9000), Some(1), true, &mut rows);
+        frames.user(exact(0x1010), Some(2), true, &mut rows);
+        frames.user(exact(0x1010), Some(3), false, &mut rows);
         rows.clear();
         let map = PerfMap::parse(b"1000 20 first\n");
         frames.name_made(1, &LateNames::Unchanged, &mut rows);
@@ -442,8 +448,8 @@ pub(crate) mod tests {
     #[test]
     fn early_frames_get_their_names_afterwards() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
-        let early = frames.kernel(0x1234, false, None, &mut rows);
-        frames.kernel(0x99, false, None, &mut rows);
+        let early = frames.kernel(exact(0x1234), None, &mut rows);
+        frames.kernel(exact(0x99), None, &mut rows);
         rows.clear();
         frames.name_unnamed(&FakeNames::default(), &mut rows);
         assert_eq!(rows.len(), 1, "an address outside of the image stays without a name");
@@ -454,11 +460,11 @@ pub(crate) mod tests {
     fn another_module_at_the_same_address_is_another_frame() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         let (one, two) = (FakeNames { module: Some("one") }, FakeNames { module: Some("two") });
-        let image = frames.kernel(0x1000, false, Some(&one), &mut rows);
-        let before = frames.kernel(0x10000, false, Some(&one), &mut rows);
+        let image = frames.kernel(exact(0x1000), Some(&one), &mut rows);
+        let before = frames.kernel(exact(0x10000), Some(&one), &mut rows);
         frames.modules_changed(&two, &mut rows);
-        assert_eq!(frames.kernel(0x1000, false, Some(&two), &mut rows), image);
-        assert_ne!(frames.kernel(0x10000, false, Some(&two), &mut rows), before);
+        assert_eq!(frames.kernel(exact(0x1000), Some(&two), &mut rows), image);
+        assert_ne!(frames.kernel(exact(0x10000), Some(&two), &mut rows), before);
         let modules: Vec<_> = rows.iter().map(|r| r.module.as_deref()).collect();
         assert_eq!(modules, [None, Some("one"), Some("two")]);
     }
@@ -467,8 +473,8 @@ pub(crate) mod tests {
     fn a_guest_that_jumps_about_is_bounded() {
         let (mut frames, mut rows) = (FrameTable::default(), Vec::new());
         for address in 0..600_000 {
-            frames.kernel(address, false, None, &mut rows);
-            frames.user(address, false, Some(1), true, &mut rows);
+            frames.kernel(exact(address), None, &mut rows);
+            frames.user(exact(address), Some(1), true, &mut rows);
             rows.clear();
         }
         assert!(frames.known.len() <= REMEMBERED && frames.unnamed.len() <= REMEMBERED);

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use linux::VirtAddr;
+use symbols::LinkAddr;
 
 use super::frames::KernelNames;
 use super::walker::{FileEntry, GuestSource};
@@ -23,21 +24,21 @@ const COUNTED: usize = 1 << 18;
 /// Counts of hits by address.
 #[derive(Debug, Default)]
 pub(super) struct HitCounts {
-    kernel: HashMap<u64, u64>,
+    kernel: HashMap<VirtAddr, u64>,
     /// By file row id and address in the file.
-    files: HashMap<(u32, u64), (Arc<FileEntry>, u64)>,
+    files: HashMap<(u32, LinkAddr), (Arc<FileEntry>, u64)>,
 }
 
 impl HitCounts {
     /// Counts a hit of kernel code.
-    pub(super) fn kernel(&mut self, address: u64) {
+    pub(super) fn kernel(&mut self, address: VirtAddr) {
         if self.kernel.len() < COUNTED || self.kernel.contains_key(&address) {
             *self.kernel.entry(address).or_default() += 1;
         }
     }
 
     /// Counts a hit of a program's code.
-    pub(super) fn file(&mut self, file: &Arc<FileEntry>, address: u64) {
+    pub(super) fn file(&mut self, file: &Arc<FileEntry>, address: LinkAddr) {
         let key = (file.id(), address);
         if self.files.len() < COUNTED || self.files.contains_key(&key) {
             self.files.entry(key).or_insert_with(|| (Arc::clone(file), 0)).1 += 1;
@@ -46,18 +47,18 @@ impl HitCounts {
 
     /// Returns the code of the kernel's functions that were hit most.
     pub(super) fn kernel_code(&self, source: &GuestSource, names: &dyn KernelNames) -> Vec<CodeRow> {
-        let mut functions: HashMap<u64, u64> = HashMap::new();
+        let mut functions: HashMap<VirtAddr, u64> = HashMap::new();
         for (&address, &count) in &self.kernel {
-            if let Some(name) = names.name(VirtAddr(address)).filter(|name| name.symbol.is_some()) {
-                *functions.entry(address.wrapping_sub(name.offset)).or_default() += count;
+            if let Some(name) = names.name(address).filter(|name| name.symbol.is_some()) {
+                *functions.entry(VirtAddr(address.0.wrapping_sub(name.offset))).or_default() += count;
             }
         }
         most(functions).into_iter().filter_map(|start| kernel_function(start, source, names)).collect()
     }
 
     /// Returns the files and addresses of the programs' functions that were hit most.
-    pub(super) fn programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
-        let mut functions: HashMap<(u32, u64), (Arc<FileEntry>, u64, u64)> = HashMap::new();
+    pub(super) fn programs(&self) -> Vec<(Arc<FileEntry>, LinkAddr)> {
+        let mut functions: HashMap<(u32, LinkAddr), (Arc<FileEntry>, LinkAddr, u64)> = HashMap::new();
         for (&(id, address), (file, count)) in &self.files {
             let start = file.function_range(address).map_or(address, |(start, _)| start);
             functions.entry((id, start)).or_insert_with(|| (Arc::clone(file), address, 0)).2 += count;
@@ -69,14 +70,18 @@ impl HitCounts {
 }
 
 /// Returns the keys with the highest counts.
-fn most(counts: HashMap<u64, u64>) -> Vec<u64> {
-    let mut counts: Vec<(u64, u64)> = counts.into_iter().collect();
+fn most(counts: HashMap<VirtAddr, u64>) -> Vec<VirtAddr> {
+    let mut counts: Vec<(VirtAddr, u64)> = counts.into_iter().collect();
     counts.sort_by_key(|&(key, count)| (Reverse(count), key));
     counts.into_iter().take(KEPT).map(|(key, _)| key).collect()
 }
 
 /// Returns the code of the function at `start`, up to where another one starts.
-fn kernel_function(start: u64, source: &GuestSource, names: &dyn KernelNames) -> Option<CodeRow> {
+fn kernel_function(
+    VirtAddr(start): VirtAddr,
+    source: &GuestSource,
+    names: &dyn KernelNames,
+) -> Option<CodeRow> {
     let own = names.name(VirtAddr(start))?;
     let same = |at: &u64| {
         names

@@ -5,8 +5,10 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use linux::{
-    ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot, VirtAddr,
+    CodeAddr, ExitAccounting, InterruptTables, KernelUnwinder, ProcessCpuTimes, StackCopy, TaskSnapshot,
+    VirtAddr,
 };
+use symbols::LinkAddr;
 
 use super::accounting::{AccountingPoller, AccountingSnapshot, process_rows};
 use super::entry::CodeOwner;
@@ -19,7 +21,7 @@ use super::stacks::StackTable;
 use super::walker::{FileEntry, StackOwner, StackStep, StackWalker};
 use crate::record::{KERNEL_HALF, SampleRecord};
 use crate::task_state::{InterruptSource, TaskKey};
-use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow, lookup};
+use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
 use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
 
@@ -134,10 +136,9 @@ impl SampleResolver {
             ..ResolvedStack::default()
         });
         let mode = placed.mode;
-        let frame = placed
-            .frame
-            .or(leaf)
-            .unwrap_or_else(|| self.frames.user(record.rip, false, instance, false, &mut batch.frames));
+        let frame = placed.frame.or(leaf).unwrap_or_else(|| {
+            self.frames.user(CodeAddr::exact(record.rip), instance, false, &mut batch.frames)
+        });
         self.count(mode, instance, task.as_ref());
         batch.samples.push(SampleRow {
             vcpu,
@@ -267,7 +268,7 @@ impl SampleResolver {
         steps: &'a [StackStep],
         ids: &'a [u32],
     ) -> impl Iterator<Item = &'a str> + Clone {
-        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, StackStep::Kernel { .. }));
+        let of_kernel = steps.iter().zip(ids).filter(|(step, _)| matches!(step, StackStep::Kernel(_)));
         of_kernel.filter_map(|(_, &id)| Some(self.frames.function(id)?.1))
     }
 
@@ -302,20 +303,20 @@ impl SampleResolver {
         let walked = walker.walk(stack, owner, &mut steps, batch);
         // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
         match steps.first() {
-            Some(StackStep::Kernel { address, .. }) => self.hot.kernel(*address),
-            Some(StackStep::User { address, file: Some(file), .. }) => self.hot.file(file, *address),
+            Some(StackStep::Kernel(at)) => self.hot.kernel(at.address),
+            Some(StackStep::File { at, file }) => self.hot.file(file, at.address),
             _ => {}
         }
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         // Up to the code that was interrupted, whose registers were saved.
-        let called = |step: &StackStep| matches!(step, StackStep::Kernel { call: true, .. });
+        let called = |step: &StackStep| matches!(step, StackStep::Kernel(at) if at.is_return());
         let since = 1 + steps.iter().skip(1).take_while(|step| called(step)).count();
         let parts = ids.iter().take(since).map(|&id| self.frames.part(id));
         let mut returned = None;
         let mode = refined(mode, record, parts, || {
-            let address = self.walker.as_ref()?.returned_to(stack)?;
-            let name = self.names.as_ref()?.name(VirtAddr(lookup(address, true)))?;
-            let function = (address.wrapping_sub(name.offset), name.symbol?);
+            let at = self.walker.as_ref()?.returned_to(stack)?;
+            let name = self.names.as_ref()?.name(at.lookup())?;
+            let function = (at.address.0.wrapping_sub(name.offset), name.symbol?);
             let part = CodeOwner::from_symbol(&function.1);
             returned = Some(function);
             Some(part)
@@ -348,26 +349,26 @@ impl SampleResolver {
     }
 
     /// Returns the program code that was hit most: file and address in it.
-    pub(crate) fn hot_programs(&self) -> Vec<(Arc<FileEntry>, u64)> {
+    pub(crate) fn hot_programs(&self) -> Vec<(Arc<FileEntry>, LinkAddr)> {
         self.hot.programs()
     }
 
     fn step(&mut self, step: &StackStep, owner: Option<StackOwner>, batch: &mut Batch) -> u32 {
         let rows = &mut batch.frames;
         match step {
-            StackStep::Kernel { address, call } => self.kernel_row(*address, *call, rows),
-            StackStep::User { address, call, file: Some(file), .. } => {
-                let (id, new) = self.frames.file((file.id(), file.name()), *address, *call, rows);
+            StackStep::Kernel(at) => self.kernel_row(*at, rows),
+            StackStep::File { at, file } => {
+                let (id, new) = self.frames.file((file.id(), file.name()), *at, rows);
                 if new && let Some(row) = rows.last() {
                     self.nameless.push(UnnamedFrame { row: row.clone(), file: Arc::clone(file) });
                 }
                 id
             }
-            StackStep::User { address, call, made: Some(made), .. } => {
-                self.frames.made(*address, *call, owner.map(|owner| owner.instance), made, rows)
+            StackStep::Memory { at, made: Some(made), .. } => {
+                self.frames.made(*at, owner.map(|owner| owner.instance), made, rows)
             }
-            StackStep::User { address, call, file: None, anonymous, made: None } => {
-                self.frames.user(*address, *call, owner.map(|owner| owner.instance), *anonymous, rows)
+            StackStep::Memory { at, anonymous, made: None } => {
+                self.frames.user(*at, owner.map(|owner| owner.instance), *anonymous, rows)
             }
             StackStep::Reason { of, why } => self.frames.reason(*of, why, rows),
         }
@@ -377,19 +378,19 @@ impl SampleResolver {
         if record.nested {
             return self.frames.nested_guest(&mut batch.frames);
         }
-        if record.rip & KERNEL_HALF != 0 && record.long_mode {
+        if record.rip.0 & KERNEL_HALF != 0 && record.long_mode {
             self.candidate = Some((record.cr3, record.five_level));
         }
-        self.kernel_row(record.rip, false, &mut batch.frames)
+        self.kernel_row(CodeAddr::exact(record.rip), &mut batch.frames)
     }
 
     /// Returns the row id of a kernel address. A new address without a name may be in new code.
-    fn kernel_row(&mut self, address: u64, call: bool, rows: &mut Vec<FrameRow>) -> u32 {
+    fn kernel_row(&mut self, at: CodeAddr, rows: &mut Vec<FrameRow>) -> u32 {
         let before = rows.len();
         let names = self.names.as_deref();
-        let frame = self.frames.kernel(address, call, names, rows);
+        let frame = self.frames.kernel(at, names, rows);
         let outside =
-            address & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(VirtAddr(address)));
+            at.address.0 & KERNEL_HALF != 0 && names.is_some_and(|names| !names.in_image(at.address));
         let unnamed = |row: &FrameRow| row.symbol.is_none() && row.module.is_none();
         if outside && rows.get(before..).is_some_and(|new| new.iter().any(unnamed)) {
             self.unknown_code = true;
@@ -508,7 +509,7 @@ mod tests {
     #[test]
     fn code_without_a_name_is_asked_for_wherever_it_is_in_a_stack() {
         let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
-        let frame = |address| StackStep::Kernel { address, call: true };
+        let frame = |address| StackStep::Kernel(CodeAddr::returning(VirtAddr(address)));
         resolver.step(&frame(0xffff_ffff_c030_0010), None, &mut batch);
         assert!(!resolver.unknown_code, "without a kernel every address is unknown");
         resolver.kernel_found(Arc::new(FakeNames { module: Some("ext4") }), None, &mut batch);

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use process::{File, Files, Mappings};
 use symbols::cfi::{CfiTable, CodeMappings, UserEnd, UserFrame, UserUnwinder, UserWalkError};
-use symbols::{Registers, StackMemory};
+use symbols::{Registers, StackMemory, VirtAddr};
 
 const LIMIT: usize = 250;
 
@@ -116,7 +116,7 @@ fn walk(unwinder: &mut UserUnwinder, stop: &Stop, mappings: &Mappings) -> (Vec<U
 
 /// gdb's frames up to where it takes data for code: it may continue beyond the outermost frame.
 fn until_data<'a>(frames: &'a [u64], mappings: &Mappings) -> &'a [u64] {
-    let data = frames.iter().skip(1).position(|&address| mappings.find(address).is_none());
+    let data = frames.iter().skip(1).position(|&address| mappings.find(VirtAddr(address)).is_none());
     data.map_or(frames, |at| &frames[..=at])
 }
 
@@ -131,7 +131,7 @@ fn compare(stops: &[Stop], mappings: &[Mappings], show: usize) {
         *ends.entry(end.to_string()).or_default() += 1;
         frames += ours.len();
         doubtful += u32::from(ours.iter().any(|frame| frame.doubt.is_some()));
-        let addresses: Vec<u64> = ours.iter().map(|frame| frame.address).collect();
+        let addresses: Vec<u64> = ours.iter().map(|frame| frame.at.address.0).collect();
         let theirs = until_data(&stop.frames, &mappings[stop.mappings]);
         let verdict = match (addresses == theirs, theirs.starts_with(&addresses)) {
             (true, _) => &mut equal,

@@ -9,6 +9,7 @@ use flate2::read::ZlibDecoder;
 use goblin::elf::Elf;
 use goblin::elf::program_header::PT_LOAD;
 use goblin::elf::section_header::SHF_COMPRESSED;
+use symbols::VirtAddr;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
 
 /// A file, or the vDSO.
@@ -130,7 +131,7 @@ impl Mappings {
 }
 
 impl CodeMappings for Mappings {
-    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
+    fn find(&self, VirtAddr(address): VirtAddr) -> Option<CodeMapping<'_>> {
         let mapping = self.at(address)?;
         let Some(file) = mapping.file.as_deref() else {
             return Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous });
@@ -140,7 +141,7 @@ impl CodeMappings for Mappings {
         Some(CodeMapping { id: file.id + self.generation.get(), bias, code })
     }
 
-    fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
+    fn code(&self, VirtAddr(address): VirtAddr, into: &mut [u8]) -> Option<()> {
         let mapping = self.at(address)?;
         let offset = usize::try_from(mapping.offset + (address - mapping.start)).ok()?;
         let bytes = mapping.file.as_deref()?.bytes.get(offset..offset + into.len())?;

@@ -1,6 +1,7 @@
 //! Rows by address: of many samples in the same code, only the first computes them.
 
 use super::row::CfiRow;
+use crate::address::LinkAddr;
 
 /// Rows that are kept; 60 stops of a Python interpreter and 30 steps from each use 1,200.
 const ROWS: usize = 1 << 14;
@@ -22,7 +23,7 @@ pub struct CacheUse {
 #[derive(Debug)]
 struct CacheSlot {
     image: u32,
-    address: u64,
+    address: LinkAddr,
     row: CfiRow,
 }
 
@@ -46,7 +47,7 @@ impl RowCache {
     pub fn row<E>(
         &mut self,
         image: u32,
-        address: u64,
+        address: LinkAddr,
         compute: impl FnOnce() -> Result<CfiRow, E>,
     ) -> Result<&CfiRow, E> {
         let first = set(image, address);
@@ -70,10 +71,10 @@ impl RowCache {
 }
 
 /// The address of empty slots: the last byte of the address space, which no user program has.
-const NEVER: u64 = u64::MAX;
+const NEVER: LinkAddr = LinkAddr(u64::MAX);
 
 /// Returns the first of the places where a row is kept: all of them are below [`ROWS`].
-fn set(image: u32, address: u64) -> usize {
+fn set(image: u32, LinkAddr(address): LinkAddr) -> usize {
     // Fibonacci hashing: the multiplier is 2^64 over the golden ratio, the product's upper half is well
     // mixed.
     let mixed = (address ^ u64::from(image) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -87,8 +88,9 @@ mod tests {
     #[test]
     fn a_row_is_computed_once_for_an_image_and_an_address() {
         let mut cache = RowCache::new();
-        let mut row =
-            |image, address, row: CfiRow| cache.row(image, address, || Ok::<_, ()>(row)).unwrap().clone();
+        let mut row = |image, address, row: CfiRow| {
+            cache.row(image, LinkAddr(address), || Ok::<_, ()>(row)).unwrap().clone()
+        };
         assert_eq!(row(1, 0x1000, CfiRow::Bad), CfiRow::Bad);
         assert_eq!(row(1, 0x1000, CfiRow::Outermost), CfiRow::Bad);
         assert_eq!(row(2, 0x1000, CfiRow::Outermost), CfiRow::Outermost);
@@ -100,9 +102,9 @@ mod tests {
     fn more_rows_than_places_oust_one_another() {
         let mut cache = RowCache::new();
         for address in 0..4 * ROWS as u64 {
-            cache.row(0, address, || Ok::<_, ()>(CfiRow::Bad)).unwrap();
+            cache.row(0, LinkAddr(address), || Ok::<_, ()>(CfiRow::Bad)).unwrap();
         }
         assert_eq!(cache.slots.len(), ROWS);
-        assert_eq!(cache.row(0, 7, || Err(())), Err(()));
+        assert_eq!(cache.row(0, LinkAddr(7), || Err(())), Err(()));
     }
 }

@@ -26,11 +26,12 @@ use iced_x86::{
 
 use super::UserWalkError;
 use super::code::{LONGEST_CALL, ends_with_call};
-use super::frame::{AddressKind, FrameState};
+use super::frame::FrameState;
 use super::images::{CodeMapping, CodeMappings, ImageCode};
 use super::path_memory::{HEAD, PathMemory, PathStart, RememberedPath};
 use super::row::RA;
 use super::work_budget::WorkBudget;
+use crate::address::{AddressKind, CodeAddr, VirtAddr};
 use crate::registers::{Registers, StackMemory};
 
 /// Instructions that are followed for one frame, at most.
@@ -145,7 +146,7 @@ struct ExitSearch {
 
 impl ExitSearch {
     fn new(first: CodePath) -> Self {
-        let start = first.state.rip();
+        let start = first.state.rip().0;
         Self { followed: Vec::new(), seen: HashSet::from([start]), waiting: VecDeque::from([(start, first)]) }
     }
 
@@ -276,7 +277,7 @@ impl CodePath {
                     target => Some(target),
                 };
                 let is_function = target
-                    .and_then(|target| images.find(target))
+                    .and_then(|target| images.find(VirtAddr(target)))
                     .is_some_and(|image| matches!(image.code, ImageCode::Cfi(_) | ImageCode::NoCfi));
                 self.forget_but(if is_function { &KEPT_BY_FUNCTIONS } else { &KEPT_BY_CALLS });
                 StepEffect::Through
@@ -284,10 +285,10 @@ impl CodePath {
             FlowControl::Return => self
                 .ret(instruction, stack, images)
                 .map_or(StepEffect::Lost, |()| StepEffect::Exit(CodeExit::Return)),
-            FlowControl::UnconditionalBranch => self.jump(instruction.near_branch_target(), images),
+            FlowControl::UnconditionalBranch => self.jump(VirtAddr(instruction.near_branch_target()), images),
             FlowControl::IndirectBranch => match self.target(instruction, images) {
                 None => StepEffect::Unknown,
-                Some(target) => match self.jump(target, images) {
+                Some(target) => match self.jump(VirtAddr(target), images) {
                     // A jump by a register, within code made at run time, may be a return to a caller, whose
                     // own frame must not be passed over. A jump by a table or the like is not a return.
                     StepEffect::Jump(_) if instruction.op0_kind() == OpKind::Register => StepEffect::Lost,
@@ -298,22 +299,22 @@ impl CodePath {
         }
     }
 
-    fn jump<I: CodeMappings>(&mut self, target: u64, images: &I) -> StepEffect {
+    fn jump<I: CodeMappings>(&mut self, target: VirtAddr, images: &I) -> StepEffect {
         match images.find(target) {
             Some(CodeMapping { bias, code: ImageCode::Cfi(table), .. })
-                if table.function_start(target.wrapping_sub(bias)).is_some() =>
+                if table.function_start(target.linked(bias)).is_some() =>
             {
                 // A function is entered with the stack as it was, or higher.
                 if self.rsp() < self.begin {
                     return StepEffect::Lost;
                 }
-                self.state.set(RA, Some(target));
+                self.state.set(RA, Some(target.0));
                 StepEffect::Exit(CodeExit::Jump)
             }
             // Files have code that their tables do not cover, too.
             Some(CodeMapping {
                 code: ImageCode::Anonymous | ImageCode::NoCfi | ImageCode::Cfi(_), ..
-            }) => StepEffect::Jump(target),
+            }) => StepEffect::Jump(target.0),
             _ => StepEffect::Lost,
         }
     }
@@ -324,7 +325,7 @@ impl CodePath {
             OpKind::Register => self.get(instruction.op0_register()),
             OpKind::Memory if instruction.segment_prefix() == Register::None => {
                 let mut word = [0; 8];
-                images.code(self.address(instruction)?, &mut word)?;
+                images.code(VirtAddr(self.address(instruction)?), &mut word)?;
                 Some(u64::from_le_bytes(word))
             }
             _ => None,
@@ -339,15 +340,15 @@ impl CodePath {
         images: &I,
     ) -> Option<()> {
         let rsp = self.rsp();
-        let rip = self.load(rsp, stack)?;
-        let image = images.find(rip.wrapping_sub(1))?;
+        let rip = VirtAddr(self.load(rsp, stack)?);
+        let image = images.find(CodeAddr::returning(rip).lookup())?;
         let mut code = [0; LONGEST_CALL];
         let call =
             images.code(rip.checked_sub(LONGEST_CALL as u64)?, &mut code).map(|()| ends_with_call(&code));
         (call == Some(true) || matches!(image.code, ImageCode::Anonymous)).then_some(())?;
         let dropped = if instruction.op_count() == 1 { u64::from(instruction.immediate16()) } else { 0 };
         self.state.set(Registers::RSP, Some(rsp.checked_add(8)?.checked_add(dropped)?));
-        self.state.set(RA, Some(rip));
+        self.state.set(RA, Some(rip.0));
         // What is above is what the caller had, as far as it is kept.
         for column in 0..RA {
             if !KEPT_BY_FUNCTIONS.contains(&column) {
@@ -501,7 +502,7 @@ impl CodePath {
             return None;
         }
         let mut word = [0; 8];
-        images.code(at, &mut word)?;
+        images.code(VirtAddr(at), &mut word)?;
         Some(u64::from_le_bytes(word))
     }
 
@@ -560,7 +561,7 @@ impl CodeChunk {
             let page = crate::bytes::index(PAGE - at % PAGE).min(CHUNK);
             [CHUNK, page, LONGEST].into_iter().find_map(|len| {
                 (self.start, self.len) = (at, 0);
-                images.code(at, self.bytes.get_mut(..len)?)?;
+                images.code(VirtAddr(at), self.bytes.get_mut(..len)?)?;
                 self.len = len;
                 self.decode(at)
             })

@@ -5,38 +5,17 @@ use serde::{Deserialize, Serialize};
 use super::row::{COLUMNS, CfaLocation, ColumnRule, General, PRESERVED, RA, Usual};
 use super::work_budget::WorkBudget;
 use super::{CfiTable, UserWalkError, expression};
+use crate::address::{CodeAddr, VirtAddr};
 use crate::registers::{Registers, StackMemory};
 
 /// One frame of a user stack.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct UserFrame {
     /// Virtual address of the instruction that runs next in this frame.
-    pub address: u64,
-    /// Kind of the address, by which it is looked up.
-    pub place: AddressKind,
+    pub at: CodeAddr,
     /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
     /// on it.
     pub doubt: Option<FrameDoubt>,
-}
-
-/// Meaning of an instruction address of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum AddressKind {
-    /// The frame was interrupted before this instruction.
-    Exact,
-    /// The frame has called another one, which returns to here: it is in the instruction before, which may
-    /// belong to another line or function than this one.
-    Return,
-}
-
-impl UserFrame {
-    /// Returns an address inside the instruction that the frame is in: what to look up.
-    pub fn lookup_address(&self) -> u64 {
-        match self.place {
-            AddressKind::Exact => self.address,
-            AddressKind::Return => self.address.wrapping_sub(1),
-        }
-    }
 }
 
 /// Reason why a frame may be wrong.
@@ -82,8 +61,8 @@ impl FrameState {
     }
 
     /// RIP, which every step makes known.
-    pub fn rip(&self) -> u64 {
-        self.values[RA]
+    pub fn rip(&self) -> VirtAddr {
+        VirtAddr(self.values[RA])
     }
 
     /// Sets a column, or forgets it.

@@ -2,9 +2,10 @@
 
 use super::code::{LONGEST_CALL, RETURN_STEPS, TRAMPOLINE, ends_with_call, signal_return};
 use super::code_exit::{CodeAfterJump, CodeExit, SearchContext, find_exit};
-use super::frame::{AddressKind, FrameDoubt, FrameState};
+use super::frame::{FrameDoubt, FrameState};
 use super::images::{CodeMapping, CodeMappings, ImageCode};
 use super::row::RA;
+use crate::address::{AddressKind, CodeAddr, VirtAddr};
 use crate::registers::{Registers, StackMemory};
 
 /// Result of a guess.
@@ -42,8 +43,8 @@ pub(super) fn caller(
     };
     // What the code itself does until it returns is the best evidence.
     let found = find_exit(state, place, CodeAfterJump::Nothing, stack, images, context);
-    let at = if place == AddressKind::Exact { state.rip() } else { state.rip().wrapping_sub(1) };
-    let made = images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
+    let at = CodeAddr { address: state.rip(), kind: place };
+    let made = images.find(at.lookup()).is_some_and(|image| matches!(image.code, ImageCode::Anonymous));
     let rbp = state.get(Registers::RBP).ok();
     // Code made at run time may use RBP for anything.
     let backed = rbp.is_some_and(|rbp| is_backed(rbp, stack));
@@ -84,7 +85,7 @@ fn by_rbp(
         // may be anything.
         Some(0) if place == AddressKind::Return => CallerGuess::Outermost,
         Some(rbp) if by_frame_pointer(state, rbp, stack, images).is_some() => match state.rip() {
-            0 => CallerGuess::Outermost,
+            VirtAddr(0) => CallerGuess::Outermost,
             _ => CallerGuess::Caller(FrameDoubt::FramePointer),
         },
         _ => CallerGuess::Nothing,
@@ -104,10 +105,10 @@ fn by_return_address(
     images: &impl CodeMappings,
 ) -> Option<()> {
     let rsp = state.rsp();
-    let rip = stack.read_u64(rsp)?;
+    let rip = VirtAddr(stack.read_u64(rsp)?);
     (follows_call(rip, images)? && rsp.is_multiple_of(8)).then_some(())?;
     state.set(Registers::RSP, Some(rsp.checked_add(8)?));
-    state.set(RA, Some(rip));
+    state.set(RA, Some(rip.0));
     Some(())
 }
 
@@ -120,12 +121,12 @@ fn by_frame_pointer(
 ) -> Option<()> {
     (rbp >= state.rsp() && rbp.is_multiple_of(8)).then_some(())?;
     let saved = stack.read_u64(rbp)?;
-    let rip = stack.read_u64(rbp.checked_add(8)?)?;
+    let rip = VirtAddr(stack.read_u64(rbp.checked_add(8)?)?);
     let plausible = match rip {
-        0 => saved == 0,
+        VirtAddr(0) => saved == 0,
         // Code that makes a thread's or coroutine's first frame by hand writes any address: no call is before
         // it.
-        _ => images.find(rip.wrapping_sub(1)).is_some_and(|image| {
+        _ => images.find(CodeAddr::returning(rip).lookup()).is_some_and(|image| {
             saved == 0
                 || follows_call(rip, images) != Some(false)
                 || is_pushed(&image, (rbp, saved), stack, images)
@@ -137,7 +138,7 @@ fn by_frame_pointer(
     state.forget();
     state.set(Registers::RSP, Some(rsp));
     state.set(Registers::RBP, Some(saved));
-    state.set(RA, Some(rip));
+    state.set(RA, Some(rip.0));
     Some(())
 }
 
@@ -154,22 +155,22 @@ fn is_pushed(
         && saved > rbp.saturating_add(8)
         && saved.is_multiple_of(8)
         && stack.read_u64(saved).is_some_and(|next| next == 0 || next > saved)
-        && saved.checked_add(8).and_then(|at| stack.read_u64(at)).is_some_and(|rip| {
-            images.find(rip.wrapping_sub(1)).is_some_and(|image| {
+        && saved.checked_add(8).and_then(|at| stack.read_u64(at)).map(VirtAddr).is_some_and(|rip| {
+            images.find(CodeAddr::returning(rip).lookup()).is_some_and(|image| {
                 matches!(image.code, ImageCode::Anonymous) || follows_call(rip, images) == Some(true)
             })
         })
 }
 
 /// Returns true if a call is right before `address`; `None` where the code is not known.
-fn follows_call(address: u64, images: &impl CodeMappings) -> Option<bool> {
-    images.find(address.wrapping_sub(1))?;
+fn follows_call(address: VirtAddr, images: &impl CodeMappings) -> Option<bool> {
+    images.find(CodeAddr::returning(address).lookup())?;
     let mut code = [0; LONGEST_CALL];
     images.code(address.checked_sub(LONGEST_CALL as u64)?, &mut code)?;
     Some(ends_with_call(&code))
 }
 
-fn is_signal_return(rip: u64, images: &impl CodeMappings) -> bool {
+fn is_signal_return(rip: VirtAddr, images: &impl CodeMappings) -> bool {
     // Before its first instruction, between the two, or in the system call, which tables end before.
     RETURN_STEPS.iter().any(|&done| {
         let mut code = [0; TRAMPOLINE];

@@ -1,18 +1,19 @@
 //! The process's mappings as an unwinder needs them.
 
 use super::CfiTable;
+use crate::address::{LinkAddr, VirtAddr};
 
 /// The executable mappings of one process at the moment of a sample.
 pub trait CodeMappings {
     /// Returns the executable mapping at the virtual address `address`; `None` where there is none, or not an
     /// executable one.
-    fn find(&self, address: u64) -> Option<CodeMapping<'_>>;
+    fn find(&self, address: VirtAddr) -> Option<CodeMapping<'_>>;
 
     /// Fills `into` with the code from virtual address `address`; `None` unless all of it is known.
     ///
     /// Without code bytes the unwinder does not guess at functions without CFI by their return addresses, and
     /// does not recognize signal trampolines without CFI.
-    fn code(&self, _address: u64, _into: &mut [u8]) -> Option<()> {
+    fn code(&self, _address: VirtAddr, _into: &mut [u8]) -> Option<()> {
         None
     }
 }
@@ -27,6 +28,14 @@ pub struct CodeMapping<'a> {
     pub bias: u64,
     /// Source of its CFI.
     pub code: ImageCode<'a>,
+}
+
+impl CodeMapping<'_> {
+    /// Returns the address inside of the file's tables.
+    #[inline]
+    pub fn linked(&self, address: VirtAddr) -> LinkAddr {
+        address.linked(self.bias)
+    }
 }
 
 /// Code of a mapping.

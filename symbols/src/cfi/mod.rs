@@ -37,7 +37,7 @@ mod work_budget;
 
 pub use cache::CacheUse;
 pub use end::{UserEnd, UserWalkError};
-pub use frame::{AddressKind, FrameDoubt, UserFrame};
+pub use frame::{FrameDoubt, UserFrame};
 pub use images::{CodeMapping, CodeMappings, ImageCode};
 pub use table::{CfiError, CfiSection, CfiSections, CfiTable};
 pub use walk::UserUnwinder;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use iced_x86::Instruction;
 
 use super::code_exit::CodeAfterJump;
-use super::frame::AddressKind;
+use crate::address::{AddressKind, VirtAddr};
 
 /// Places in code that are remembered, at most; beyond that all are forgotten.
 const REMEMBERED: usize = 4096;
@@ -24,7 +24,7 @@ pub(super) const HEAD: usize = 16;
 /// Beginning of a way, and the code that it may follow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PathStart {
-    pub at: u64,
+    pub at: VirtAddr,
     pub place: AddressKind,
     pub after_jump: CodeAfterJump,
     pub head: [u8; HEAD],
@@ -97,7 +97,12 @@ mod tests {
     use super::*;
 
     fn start(at: u64) -> PathStart {
-        PathStart { at, place: AddressKind::Return, after_jump: CodeAfterJump::Nothing, head: [0x90; HEAD] }
+        PathStart {
+            at: VirtAddr(at),
+            place: AddressKind::Return,
+            after_jump: CodeAfterJump::Nothing,
+            head: [0x90; HEAD],
+        }
     }
 
     #[test]

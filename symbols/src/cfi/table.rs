@@ -11,6 +11,7 @@ use super::index::FdeIndex;
 use super::row::{CfiRow, RowContext};
 use super::work_budget::WorkBudget;
 use super::{UserWalkError, expression};
+use crate::address::LinkAddr;
 use crate::bytes::{index, u32_at};
 use crate::go::{GoFrame, GoTable};
 
@@ -126,11 +127,12 @@ impl CfiTable {
 
     /// Returns the function that covers `address`, as start and end: the piece of code that one FDE
     /// describes, which for a function split by the compiler is one of its parts.
-    pub fn function_start(&self, address: u64) -> Option<(u64, u64)> {
-        match self.entry(address) {
-            Some((_, fde)) => Some((fde.initial_address(), fde.end_address())),
-            None => self.go.as_ref()?.range(address),
-        }
+    pub fn function_start(&self, LinkAddr(address): LinkAddr) -> Option<(LinkAddr, LinkAddr)> {
+        let (start, end) = match self.entry(address) {
+            Some((_, fde)) => (fde.initial_address(), fde.end_address()),
+            None => self.go.as_ref()?.range(address)?,
+        };
+        Some((LinkAddr(start), LinkAddr(end)))
     }
 
     /// Returns the number of functions in the index.
@@ -152,7 +154,7 @@ impl CfiTable {
     /// becomes a row.
     pub(super) fn row(
         &self,
-        address: u64,
+        LinkAddr(address): LinkAddr,
         context: &mut RowContext,
         work: &mut WorkBudget,
     ) -> Result<CfiRow, UserWalkError> {

@@ -2,13 +2,14 @@
 
 use super::cache::RowCache;
 use super::code_exit::SearchContext;
-use super::frame::{AddressKind, FrameDoubt, FrameState, UserFrame};
+use super::frame::{FrameDoubt, FrameState, UserFrame};
 use super::guess::{CallerGuess, caller};
 use super::images::{CodeMapping, CodeMappings, ImageCode};
 use super::path_memory::PathMemory;
 use super::row::{CfiRow, RowContext};
 use super::work_budget::WorkBudget;
 use super::{CacheUse, UserEnd, UserWalkError};
+use crate::address::{AddressKind, CodeAddr, VirtAddr};
 use crate::registers::{Registers, StackMemory};
 
 /// Signal frames in one walk whose stack may be anywhere; elsewhere a caller is above its callee.
@@ -52,11 +53,11 @@ impl UserUnwinder {
         mut push: impl FnMut(UserFrame),
     ) -> UserEnd {
         let mut state = FrameState::new(registers);
-        let mut frame = UserFrame { address: registers.rip, place: AddressKind::Exact, doubt: None };
+        let mut frame = UserFrame { at: CodeAddr::exact(VirtAddr(registers.rip)), doubt: None };
         let mut bounds = WalkBounds { work: WorkBudget::for_walk(), signal_frames: 0 };
         for _ in 0..limit {
-            let image = images.find(frame.lookup_address());
-            if image.is_none() && frame.place == AddressKind::Return {
+            let image = images.find(frame.at.lookup());
+            if image.is_none() && frame.at.is_return() {
                 return UserWalkError::NotMapped.into();
             }
             push(frame);
@@ -81,16 +82,12 @@ impl UserUnwinder {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
-            None => match self.guess_caller(state, frame.place, stack, images, bounds) {
+            None => match self.guess_caller(state, frame.at.kind, stack, images, bounds) {
                 CallerGuess::Caller(doubt) => (AddressKind::Return, Some(doubt)),
                 CallerGuess::Interrupted => (AddressKind::Exact, None),
                 // Never to a lower place on the stack; the number of frames bounds how often.
                 CallerGuess::Jumped if state.rsp() >= rsp => {
-                    return Ok(UserFrame {
-                        address: state.rip(),
-                        place: AddressKind::Exact,
-                        doubt: Some(FrameDoubt::Code),
-                    });
+                    return Ok(UserFrame { at: CodeAddr::exact(state.rip()), doubt: Some(FrameDoubt::Code) });
                 }
                 CallerGuess::Jumped => return Err(UserWalkError::CfaBackwards.into()),
                 CallerGuess::Outermost => return Err(UserEnd::Complete),
@@ -106,11 +103,11 @@ impl UserUnwinder {
             }
             // Nothing calls address 0's neighbour: it is the return address where a thread was started by
             // hand.
-            AddressKind::Return if state.rip() == 0 => return Err(UserEnd::Complete),
+            AddressKind::Return if state.rip() == VirtAddr(0) => return Err(UserEnd::Complete),
             AddressKind::Return if state.rsp() <= rsp => return Err(UserWalkError::CfaBackwards.into()),
             AddressKind::Return => (),
         }
-        Ok(UserFrame { address: state.rip(), place, doubt })
+        Ok(UserFrame { at: CodeAddr { address: state.rip(), kind: place }, doubt })
     }
 
     fn guess_caller(
@@ -135,7 +132,7 @@ impl UserUnwinder {
         bounds: &mut WalkBounds,
     ) -> Result<Option<AddressKind>, UserEnd> {
         let Some(CodeMapping { id, bias, code: ImageCode::Cfi(table) }) = image else { return Ok(None) };
-        let address = frame.lookup_address().wrapping_sub(bias);
+        let address = frame.at.lookup().linked(bias);
         let compute = || table.row(address, &mut self.context, &mut bounds.work);
         match self.cache.row(id, address, compute)? {
             CfiRow::NoCfi => return Ok(None),

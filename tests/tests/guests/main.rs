@@ -18,6 +18,7 @@ mod exact_accounting;
 mod exact_changes;
 mod exact_parts;
 mod generated;
+mod hostile;
 mod initrd;
 mod jit;
 mod kernels;

@@ -28,4 +28,8 @@ fn a_guest_without_kvm_powers_off() {
         .run()
         .exited(1);
     assert!(run.stderr.contains("it ended before its command did"), "{}", run.stderr);
+    // QEMU is gone with its guest; nothing that was to be read once more counts as missing.
+    let missing =
+        run.query("SELECT text FROM event WHERE kind = 'missing' AND text LIKE '%could not be read%'");
+    assert!(missing.is_empty(), "{missing:?}");
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use linux::{
-    GeneratedCode, InterruptTables, Kernel, KernelUnwinder, Missing, Modules, TaskSnapshot, VirtAddr,
+    GeneratedCode, InterruptTables, Kernel, KernelUnwinder, Missing, Modules, PhysAddr, PhysicalMemory,
+    TaskSnapshot, VirtAddr,
 };
 use vmm::monotonic_ns;
 
@@ -88,7 +89,13 @@ impl LinuxGuest {
     }
 }
 
+/// A byte of memory that every machine has.
+const ANY_BYTE: PhysAddr = PhysAddr(0x1000);
+
 impl GuestKernel for LinuxGuest {
+    fn is_gone(&self) -> bool {
+        PhysicalMemory::read(&self.memory, ANY_BYTE, &mut [0]).is_none()
+    }
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         let kernel = match self.memory.kernel() {
             Some(kernel) => Arc::clone(kernel),

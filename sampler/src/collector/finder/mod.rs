@@ -139,6 +139,8 @@ pub(crate) trait GuestKernel: Send + 'static {
     fn units(&mut self, journald: &[TaskSnapshot]) -> Result<UnitEvents, UnitError>;
     /// Returns the kernel's own record of its failures, as far as it can be read.
     fn trouble(&mut self) -> KernelTrouble;
+    /// Returns true if the guest's memory is gone: its process has ended, as QEMU does with its guest.
+    fn is_gone(&self) -> bool;
 }
 
 #[derive(Debug, Default)]
@@ -315,13 +317,21 @@ impl<G: GuestKernel> KernelFinder<G> {
     pub(crate) fn run(mut self) {
         loop {
             let stop = self.wanted.lock().stop;
-            if self.found {
+            if self.found && self.guest.is_gone() {
+                // What was read before stays.
+                if stop {
+                    return;
+                }
+            } else if self.found {
                 self.follow(stop);
                 self.follow_journal(stop);
             } else {
                 self.search(stop);
             }
-            self.report_failures(stop);
+            // What has failed because the memory went away meanwhile is not worth a message.
+            if !(self.found && self.guest.is_gone()) {
+                self.report_failures(stop);
+            }
             if stop {
                 if self.found {
                     let trouble = self.guest.trouble();
@@ -416,7 +426,7 @@ impl<G: GuestKernel> KernelFinder<G> {
                 match books {
                     Ok(books) => self.send(FinderEvent::Books(books)),
                     // The per-CPU areas are set up in a moment.
-                    Err(reason) if reason.may_come() && !stop => {}
+                    Err(reason) if reason.may_come() && (!stop || self.guest.is_gone()) => {}
                     Err(reason) => {
                         self.report_text(format!("cannot read the guest's CPU accounting: {reason}"))
                     }

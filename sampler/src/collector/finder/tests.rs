@@ -1,4 +1,4 @@
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 
@@ -16,6 +16,8 @@ struct ScriptedGuest {
     finds: Arc<AtomicUsize>,
     reads: Arc<AtomicUsize>,
     module_reads: Arc<AtomicUsize>,
+    /// The memory is gone: nothing can be read any longer.
+    gone: Arc<AtomicBool>,
 }
 
 fn code(names: FakeNames) -> KernelCode {
@@ -35,7 +37,13 @@ impl GuestKernel for ScriptedGuest {
         let failed = self.reads.fetch_add(1, Ordering::SeqCst) < self.reader_fails;
         if failed { Err(Missing::NoKernelImage) } else { Ok(Vec::new()) }
     }
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::SeqCst)
+    }
     fn code(&mut self) -> Result<Option<KernelCode>, Missing> {
+        if self.is_gone() {
+            return Err(Missing::ModuleList);
+        }
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
         Ok(first.then(|| code(FakeNames { module: Some("ext4") })))
     }
@@ -55,6 +63,9 @@ impl GuestKernel for ScriptedGuest {
         KernelTrouble { died: Some(false), ..KernelTrouble::default() }
     }
     fn tasks(&mut self) -> Result<TaskListing, Missing> {
+        if self.is_gone() {
+            return Err(Missing::TaskList);
+        }
         let books = Ok(AccountingSnapshot { read_ns: 0, processes: Vec::new(), cpus: Vec::new() });
         Ok(TaskListing { tasks: vec![TaskSnapshot::default()], books })
     }
@@ -109,6 +120,37 @@ fn finds_after_failures_then_follows() {
     let (last, kinds) = kinds.split_last().expect("words");
     assert_eq!(last, "1 of trouble");
     assert!(kinds[2..].chunks(2).all(|kinds| kinds == ["1 tasks", "books"]), "{kinds:?}");
+}
+
+#[test]
+fn a_guest_that_is_gone_with_its_process_lacks_nothing() {
+    let guest = ScriptedGuest::default();
+    let gone = Arc::clone(&guest.gone);
+    let (wanted, news, thread) = start(guest);
+    wanted.candidate(0x1000, true);
+    let mut before = Vec::new();
+    eventually("tasks", SOON, || {
+        before.extend(news.try_recv().ok());
+        before.iter().any(|news| matches!(news, FinderEvent::Tasks(_))).then_some(())
+    });
+    gone.store(true, Ordering::SeqCst);
+    // Requested, and read in vain.
+    wanted.modules();
+    std::thread::sleep(MODULES_AT_MOST * 3);
+    let said = rest(&wanted, &news, thread);
+    assert!(said.iter().all(|text| !text.contains("could not be read")), "{said:?}");
+    assert!(before.iter().all(|news| !matches!(news, FinderEvent::Missing(_))));
+}
+
+#[test]
+fn lists_that_cannot_be_read_of_a_guest_that_is_there_are_reported() {
+    let text = Missing::TaskList.to_string();
+    let mut finder = KernelFinder::new(ScriptedGuest::default(), Arc::default(), channel().0);
+    finder.found = true;
+    let failed: Result<(), _> = Err(Missing::TaskList);
+    assert!(finder.tasks.note(failed, TASKS_PERIOD).is_none());
+    finder.report_failures(true);
+    assert!(finder.reported.contains(&text));
 }
 
 #[test]

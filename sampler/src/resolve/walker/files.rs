@@ -4,7 +4,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::FileRef;
+use linux::{FileOffset, FileRef};
+use symbols::LinkAddr;
 use symbols::cfi::{CfiSection, CfiSections, CfiTable};
 use symbols::elf::{ElfError, ElfFile, ElfSection, ElfSegment, ReadAt};
 use symbols::go::GoTable;
@@ -144,25 +145,27 @@ impl FileEntry {
 
     /// Returns the start of the function that covers `address` of the file, by its unwind tables, and the
     /// address after it.
-    pub(crate) fn function_range(&self, address: u64) -> Option<(u64, u64)> {
+    pub(crate) fn function_range(&self, address: LinkAddr) -> Option<(LinkAddr, LinkAddr)> {
         self.loaded.get()?.cfi.as_ref()?.function_start(address)
     }
 
     /// Returns the start of the function that covers `address` of the file, by its unwind tables.
-    pub(crate) fn function_start(&self, address: u64) -> Option<u64> {
+    pub(crate) fn function_start(&self, address: LinkAddr) -> Option<LinkAddr> {
         self.function_range(address).map(|(start, _)| start)
     }
 
     /// Returns the file's address of the executable byte mapped at `offset`; the offset itself if that is not
     /// known. The kernel maps whole pages, so the byte at `offset` may belong to the segment before.
-    pub(super) fn address_of(&self, offset: u64) -> u64 {
+    pub(super) fn address_of(&self, FileOffset(offset): FileOffset) -> LinkAddr {
         let segments = self.loaded.get().map_or(&[][..], |loaded| &loaded.segments);
         let mapped = |segment: &&ElfSegment| {
             let end = segment.offset.saturating_add(segment.file_size);
             segment.executable && segment.offset & !(PAGE - 1) <= offset && offset < end
         };
         let segment = segments.iter().rfind(mapped);
-        segment.map_or(offset, |segment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset)))
+        let address =
+            |segment: &ElfSegment| segment.address.wrapping_add(offset.wrapping_sub(segment.offset));
+        LinkAddr(segment.map_or(offset, address))
     }
 
     /// Returns the row; `named_by` as far as it is known.

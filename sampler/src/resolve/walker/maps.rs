@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use linux::{FileRef, PageCache, RootDirectory};
+use linux::{FileRef, PageCache, RootDirectory, VirtAddr};
 
 use super::StackOwner;
 use super::perfmap::{JitSymbol, PerfMap};
@@ -89,7 +89,7 @@ impl PerfMaps {
     pub(super) fn find(
         &mut self,
         (owner, root): (&StackOwner, u64),
-        address: u64,
+        address: VirtAddr,
         source: &GuestSource,
     ) -> Option<&JitSymbol> {
         let place = || {
@@ -134,7 +134,7 @@ impl PerfMaps {
     fn find_with(
         &mut self,
         instance: u32,
-        address: u64,
+        address: VirtAddr,
         clock: impl Fn() -> u64,
         read_map: impl FnOnce(MapPlace, Option<Version>) -> MapReading,
     ) -> Option<&JitSymbol> {
@@ -264,7 +264,7 @@ mod tests {
         maps.known_process(instance, root, place);
         let found = maps.find_with(
             instance,
-            address,
+            VirtAddr(address),
             || now,
             |_, version| {
                 readings.set(readings.get() + 1);
@@ -276,7 +276,7 @@ mod tests {
 
     /// Returns the new name of 0x1000, and true if no other can follow.
     fn late(maps: &mut PerfMaps, (lives, now): (bool, u64), read_map: MapReading) -> (Option<String>, bool) {
-        let name = |map: &PerfMap| map.find(0x1000).map(|symbol| symbol.name.to_string());
+        let name = |map: &PerfMap| map.find(VirtAddr(0x1000)).map(|symbol| symbol.name.to_string());
         match maps.late_with(1, || now, |_| lives, |_, _| read_map) {
             LateNames::Unchanged => (None, false),
             LateNames::Changed(map) => (name(map), false),
@@ -352,7 +352,7 @@ mod tests {
             maps.known_process(instance, 1, place);
             let found = maps.find_with(
                 instance,
-                179_999 * 8,
+                VirtAddr(179_999 * 8),
                 || clock.get(),
                 |_, _| {
                     clock.set(at + 100);
@@ -367,7 +367,7 @@ mod tests {
         assert!(large(1, 1_000));
         assert!(!large(2, 1_499), "a rest of four times as long");
         assert!(large(2, 1_500));
-        assert!(maps.known[&1].map.find(0).is_none(), "two are too large together");
+        assert!(maps.known[&1].map.find(VirtAddr(0)).is_none(), "two are too large together");
         let memory: usize = maps.known.values().map(|known| known.map.memory()).sum();
         assert!(memory > MAX_MEMORY / 2 && memory <= MAX_MEMORY, "{memory}");
     }

@@ -19,8 +19,11 @@ mod spaces;
 
 use std::sync::Arc;
 
-use linux::{FrameKind, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, WalkEnd};
-use symbols::cfi::{AddressKind as At, UserEnd, UserUnwinder};
+use linux::{
+    AddressKind, CodeAddr, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, VirtAddr, WalkEnd,
+};
+use symbols::LinkAddr;
+use symbols::cfi::{UserEnd, UserUnwinder};
 
 pub(crate) use files::{FileEntry, FileTable};
 pub(crate) use maps::LateNames;
@@ -36,10 +39,12 @@ use spaces::{CodePlace, ProcessSpaces};
 #[derive(Debug, Clone)]
 pub(crate) enum StackStep {
     /// Code of the kernel.
-    Kernel { address: u64, call: bool },
-    /// Code of a process, by address in its file if it has one. `made` is the function, if the process has
-    /// made the code and named it.
-    User { address: u64, call: bool, file: Option<Arc<FileEntry>>, anonymous: bool, made: Option<JitSymbol> },
+    Kernel(CodeAddr),
+    /// Code of a process in a file.
+    File { at: CodeAddr<LinkAddr>, file: Arc<FileEntry> },
+    /// Code of a process elsewhere: in memory without a file (`anonymous`), or in unknown memory. `made` is
+    /// the function, if the process has made the code and named it.
+    Memory { at: CodeAddr, anonymous: bool, made: Option<JitSymbol> },
     /// Frames are missing or doubtful: the part of the stack, and the reason.
     Reason { of: ReasonSubject, why: String },
 }
@@ -147,7 +152,7 @@ impl StackWalker {
     ) -> WalkResult {
         let Some(unwinder) = &self.unwinder else { return WalkResult::default() };
         let end = unwinder.walk_copy(copy, self.depth, |frame| {
-            steps.push(StackStep::Kernel { address: frame.address.0, call: frame.kind == FrameKind::Return });
+            steps.push(StackStep::Kernel(frame));
         });
         let user = match end {
             WalkEnd::User(user) => Some(user),
@@ -172,8 +177,8 @@ impl StackWalker {
 
     /// Returns the last return address in the kernel's entry code, if the stack is left by code that all
     /// entries share.
-    pub(crate) fn returned_to(&self, copy: &StackCopy) -> Option<u64> {
-        self.unwinder.as_ref()?.returned_to(copy).map(|address| address.0)
+    pub(crate) fn returned_to(&self, copy: &StackCopy) -> Option<CodeAddr> {
+        self.unwinder.as_ref()?.returned_to(copy)
     }
 
     fn walk_user(
@@ -185,11 +190,12 @@ impl StackWalker {
         steps: &mut Vec<StackStep>,
         batch: &mut Batch,
     ) {
-        let space = self.spaces.get(owner, user.registers.rip, &self.source, &mut self.files, batch);
+        let space =
+            self.spaces.get(owner, VirtAddr(user.registers.rip), &self.source, &mut self.files, batch);
         // A program that exec has replaced, or a process that ends, no longer has a stack; its saved
         // registers remain.
         let replaced = user.system_call().is_some_and(|number| EXEC.contains(&number))
-            && space.lacks(user.registers.rip);
+            && space.lacks(VirtAddr(user.registers.rip));
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
             return;
         }
@@ -199,15 +205,20 @@ impl StackWalker {
             doubt = doubt.or(frame.doubt);
             // A signal's trampoline precedes the code that the signal interrupted. It called nothing, and
             // begins at its return address.
-            if frame.place == At::Exact
-                && let Some(StackStep::User { call, .. }) = steps.last_mut()
-            {
-                *call = false;
+            if !frame.at.is_return() {
+                match steps.last_mut() {
+                    Some(StackStep::File { at, .. }) => at.kind = AddressKind::Exact,
+                    Some(StackStep::Memory { at, .. }) => at.kind = AddressKind::Exact,
+                    _ => {}
+                }
             }
-            let lookup = frame.lookup_address();
-            let CodePlace { address, file, anonymous } = space.place(lookup, frame.address);
-            let made = if anonymous { self.maps.find(owner, lookup, &self.source).cloned() } else { None };
-            steps.push(StackStep::User { address, call: frame.place == At::Return, file, anonymous, made });
+            steps.push(match space.place(frame.at) {
+                CodePlace::File(at, file) => StackStep::File { at, file },
+                CodePlace::Memory { anonymous } => {
+                    let find = || self.maps.find(owner, frame.at.lookup(), &self.source).cloned();
+                    StackStep::Memory { at: frame.at, anonymous, made: anonymous.then(find).flatten() }
+                }
+            });
         });
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonSubject::Doubt, doubt.to_string())),

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use linux::VirtAddr;
 use text::clean;
 
 /// Functions of one map, at most: the last ones.
@@ -23,9 +24,9 @@ const ENTRY: usize = 64;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct JitSymbol {
     /// First address.
-    pub start: u64,
+    pub start: VirtAddr,
     /// First address after it.
-    pub end: u64,
+    pub end: VirtAddr,
     /// Printable name.
     pub name: Arc<str>,
 }
@@ -45,7 +46,7 @@ impl PerfMap {
         let (mut symbols, mut later, mut names) = (Vec::new(), TakenRanges::default(), 0);
         for line in whole.unwrap_or_default().rsplit(|&byte| byte == b'\n') {
             let Some(symbol) = symbol(line) else { continue };
-            if !later.take(symbol.start, symbol.end) {
+            if !later.take(symbol.start.0, symbol.end.0) {
                 continue;
             }
             names += symbol.name.len();
@@ -59,7 +60,7 @@ impl PerfMap {
     }
 
     /// Returns the function that covers `address`.
-    pub(crate) fn find(&self, address: u64) -> Option<&JitSymbol> {
+    pub(crate) fn find(&self, address: VirtAddr) -> Option<&JitSymbol> {
         let after = self.symbols.partition_point(|symbol| symbol.start <= address);
         self.symbols.get(after.checked_sub(1)?).filter(|symbol| address < symbol.end)
     }
@@ -102,6 +103,7 @@ fn symbol(line: &[u8]) -> Option<JitSymbol> {
         return None;
     }
     let name = clean::printable(&String::from_utf8_lossy(name)).into();
+    let start = VirtAddr(start);
     Some(JitSymbol { start, end: start.checked_add(size)?, name })
 }
 
@@ -121,7 +123,7 @@ mod tests {
 
     fn names(text: &str, addresses: &[u64]) -> Vec<Option<(u64, String)>> {
         let map = PerfMap::parse(text.as_bytes());
-        let name = |&at: &u64| map.find(at).map(|symbol| (symbol.start, symbol.name.to_string()));
+        let name = |&at: &u64| map.find(VirtAddr(at)).map(|symbol| (symbol.start.0, symbol.name.to_string()));
         addresses.iter().map(name).collect()
     }
 
@@ -161,7 +163,7 @@ mod tests {
     fn a_name_cannot_move_the_cursor() {
         assert_eq!(names("10 10 a\x1b[2Jb\n", &[0x10]), [is(0x10, "a\u{fffd}[2Jb")]);
         let map = PerfMap::parse(b"10 10 \xff\n");
-        assert_eq!(map.find(0x10).map(|symbol| &*symbol.name), Some("\u{fffd}"));
+        assert_eq!(map.find(VirtAddr(0x10)).map(|symbol| &*symbol.name), Some("\u{fffd}"));
     }
 
     #[test]
@@ -170,8 +172,8 @@ mod tests {
         let text: String = (0..lines).map(|i| format!("{:x} 8 f{i}\n", i * 8)).collect();
         let map = PerfMap::parse(text.as_bytes());
         assert_eq!(map.symbols.len(), MAX_SYMBOLS);
-        assert_eq!(map.find(0), None);
-        assert_eq!(map.find((lines - 1) * 8).map(|s| &*s.name), Some(&*format!("f{}", lines - 1)));
+        assert_eq!(map.find(VirtAddr(0)), None);
+        assert_eq!(map.find(VirtAddr((lines - 1) * 8)).map(|s| &*s.name), Some(&*format!("f{}", lines - 1)));
         // Each control character takes three bytes.
         let text: String = (0..100_000).map(|i| format!("{:x} 8 {}\n", i * 8, "\x01".repeat(150))).collect();
         assert!(PerfMap::parse(text.as_bytes()).memory() <= MAX_NAMES + MAX_SYMBOLS * ENTRY);
@@ -194,7 +196,7 @@ mod tests {
                 prop_assert!(symbol.start < symbol.end && !symbol.name.is_empty());
                 prop_assert!(!symbol.name.chars().any(char::is_control));
                 prop_assert_eq!(map.find(symbol.start), Some(symbol));
-                prop_assert_eq!(map.find(symbol.end - 1), Some(symbol));
+                prop_assert_eq!(map.find(VirtAddr(symbol.end.0 - 1)), Some(symbol));
             }
         }
 
@@ -205,15 +207,15 @@ mod tests {
             for address in 0..0x440 {
                 let covers = |line: &&(u64, u64, String)| line.0 <= address && address < line.0 + line.1;
                 let last = lines.iter().rfind(covers);
-                if let Some(found) = map.find(address) {
-                    prop_assert_eq!(Some((found.start, &*found.name)), last.map(|line| (line.0, &*line.2)));
+                if let Some(found) = map.find(VirtAddr(address)) {
+                    prop_assert_eq!(Some((found.start.0, &*found.name)), last.map(|line| (line.0, &*line.2)));
                 }
             }
             // A line without overlaps is always found.
             for (i, line) in lines.iter().enumerate() {
                 let apart = |other: &(u64, u64, String)| other.0 + other.1 <= line.0 || line.0 + line.1 <= other.0;
                 if lines.iter().enumerate().all(|(j, other)| i == j || apart(other)) {
-                    prop_assert_eq!(map.find(line.0).map(|found| &*found.name), Some(&*line.2));
+                    prop_assert_eq!(map.find(VirtAddr(line.0)).map(|found| &*found.name), Some(&*line.2));
                 }
             }
         }

@@ -120,14 +120,14 @@ impl GuestSource {
     }
 
     /// Reads the vDSO mapped at `start..end` of the process of `task`.
-    pub(crate) fn vdso(&self, task: u64, (start, end): (u64, u64)) -> Option<Arc<[u8]>> {
-        let len = end.checked_sub(start).filter(|&len| len <= MAX_VDSO)?;
+    pub(crate) fn vdso(&self, task: u64, (start, end): (VirtAddr, VirtAddr)) -> Option<Arc<[u8]>> {
+        let len = end.offset_from(start).filter(|&len| len <= MAX_VDSO)?;
         let mut bytes = vec![0; usize::try_from(len).ok()?];
         // A process has only those pages of the vDSO in its tables that it has touched; the kernel has them
         // all.
         if self.kernels_vdso(len, &mut bytes).is_none() {
             let space = self.kernel.user_memory(&self.memory, task).ok()?;
-            space.read(&self.memory, VirtAddr(start), &mut bytes)?;
+            space.read(&self.memory, start, &mut bytes)?;
         }
         Some(bytes.into())
     }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{FileRef, Mapping, MappingKind, Missing, VirtAddr};
+use linux::{CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
+use symbols::LinkAddr;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 
 use super::StackOwner;
@@ -21,25 +22,27 @@ const BELIEVED_NS: u64 = 2_000_000_000;
 /// CR3 without its low bits (PCID, and PTI's switch between two tables).
 pub(super) const ROOT: u64 = !0x1fff;
 
+/// Start and end.
+type AddressRange = (VirtAddr, VirtAddr);
+
 /// Executable memory.
 #[derive(Debug)]
 struct CodeRegion {
-    start: u64,
-    end: u64,
-    file_offset: u64,
+    start: VirtAddr,
+    end: VirtAddr,
+    file_offset: FileOffset,
     file: Option<Arc<FileEntry>>,
     /// The file is not known, although there is one.
     unknown_file: bool,
 }
 
-/// Position of an address in a process.
+/// Position of code of a process.
 #[derive(Debug)]
-pub(super) struct CodePlace {
-    /// Address in the file, or virtual address.
-    pub address: u64,
-    pub file: Option<Arc<FileEntry>>,
-    /// Memory without a file.
-    pub anonymous: bool,
+pub(super) enum CodePlace {
+    /// In a file.
+    File(CodeAddr<LinkAddr>, Arc<FileEntry>),
+    /// In memory without a file (`anonymous`), or in unknown memory.
+    Memory { anonymous: bool },
 }
 
 /// One process's executable memory.
@@ -64,7 +67,7 @@ impl ProcessSpaces {
     pub(super) fn get(
         &mut self,
         (owner, root): (&StackOwner, u64),
-        rip: u64,
+        rip: VirtAddr,
         source: &GuestSource,
         files: &mut FileTable,
         batch: &mut Batch,
@@ -107,7 +110,7 @@ impl ProcessSpace {
     /// writes its code removes the execute permission meanwhile, and returns there.
     fn with(
         mut self,
-        (mappings, made): (&[Mapping], &[(u64, u64)]),
+        (mappings, made): (&[Mapping], &[AddressRange]),
         owner: &StackOwner,
         source: &GuestSource,
         files: &mut FileTable,
@@ -122,7 +125,7 @@ impl ProcessSpace {
                     self.regions.push(CodeRegion {
                         start,
                         end,
-                        file_offset: 0,
+                        file_offset: FileOffset(0),
                         file: None,
                         unknown_file: false,
                     });
@@ -141,10 +144,10 @@ impl ProcessSpace {
             };
             batch.mappings.push(MappingRow {
                 instance: owner.instance,
-                start: mapping.start,
-                end: mapping.end,
+                start: mapping.start.0,
+                end: mapping.end.0,
                 file: file.as_ref().map(|file| file.id()),
-                file_offset: mapping.file_offset,
+                file_offset: mapping.file_offset.0,
             });
             self.regions.push(CodeRegion {
                 start: mapping.start,
@@ -158,18 +161,18 @@ impl ProcessSpace {
         self
     }
 
-    fn region(&self, address: u64) -> Option<&CodeRegion> {
+    fn region(&self, address: VirtAddr) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
     }
 
     /// Returns true if the mappings are known and none of them has `address`.
-    pub(super) fn lacks(&self, address: u64) -> bool {
+    pub(super) fn lacks(&self, address: VirtAddr) -> bool {
         self.missing.is_none() && self.region(address).is_none()
     }
 
     /// Returns the ranges of code that the program has made, by address.
-    fn made(&self) -> Vec<(u64, u64)> {
+    fn made(&self) -> Vec<AddressRange> {
         let made = self.regions.iter().filter(|region| region.file.is_none() && !region.unknown_file);
         made.map(|region| (region.start, region.end)).collect()
     }
@@ -179,22 +182,14 @@ impl ProcessSpace {
         self.missing.as_ref()
     }
 
-    /// Returns the position of `address` by the mapping of `lookup`, which is in the calling instruction of a
-    /// return address.
-    pub(super) fn place(&self, lookup: u64, address: u64) -> CodePlace {
-        match self.region(lookup) {
+    /// Returns the position of a frame's code, by the mapping of the instruction that the frame is in.
+    pub(super) fn place(&self, at: CodeAddr) -> CodePlace {
+        match self.region(at.lookup()) {
             Some(region) => match &region.file {
-                Some(file) => {
-                    let bias = region.bias(file);
-                    CodePlace {
-                        address: address.wrapping_sub(bias),
-                        file: Some(Arc::clone(file)),
-                        anonymous: false,
-                    }
-                }
-                None => CodePlace { address, file: None, anonymous: !region.unknown_file },
+                Some(file) => CodePlace::File(at.linked(region.bias(file)), Arc::clone(file)),
+                None => CodePlace::Memory { anonymous: !region.unknown_file },
             },
-            None => CodePlace { address, file: None, anonymous: false },
+            None => CodePlace::Memory { anonymous: false },
         }
     }
 
@@ -205,7 +200,7 @@ impl ProcessSpace {
 }
 
 /// Returns true if one of `ranges`, by address and disjoint, has a byte of this one.
-fn overlaps(ranges: &[(u64, u64)], (start, end): (u64, u64)) -> bool {
+fn overlaps(ranges: &[AddressRange], (start, end): AddressRange) -> bool {
     let after = ranges.partition_point(|&(other, _)| other < end);
     after.checked_sub(1).and_then(|last| ranges.get(last)).is_some_and(|&(_, other_end)| other_end > start)
 }
@@ -236,7 +231,7 @@ fn head(source: &GuestSource, file: &FileRef) -> Option<[u8; 4]> {
 impl CodeRegion {
     /// Returns the virtual address minus the address in the file. The file was read before, if possible.
     fn bias(&self, file: &FileEntry) -> u64 {
-        self.start.wrapping_sub(file.address_of(self.file_offset))
+        self.start.bias(file.address_of(self.file_offset))
     }
 }
 
@@ -249,7 +244,7 @@ pub(super) struct SpaceImages<'a> {
 }
 
 impl CodeMappings for SpaceImages<'_> {
-    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
+    fn find(&self, address: VirtAddr) -> Option<CodeMapping<'_>> {
         let region = self.space.region(address)?;
         let Some(file) = &region.file else {
             let code = if region.unknown_file { ImageCode::NotRead } else { ImageCode::Anonymous };
@@ -264,10 +259,10 @@ impl CodeMappings for SpaceImages<'_> {
         Some(CodeMapping { id: file.id(), bias: region.bias(file), code })
     }
 
-    fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
+    fn code(&self, address: VirtAddr, into: &mut [u8]) -> Option<()> {
         let space =
             linux::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
-        space.read(&self.source.memory, VirtAddr(address), into)
+        space.read(&self.source.memory, address, into)
     }
 }
 
@@ -292,7 +287,7 @@ mod tests {
 
     #[test]
     fn ranges_overlap_where_they_share_a_byte() {
-        let made = [(10, 20), (30, 40)];
+        let made = [(10, 20), (30, 40)].map(|(start, end)| (VirtAddr(start), VirtAddr(end)));
         for (range, wanted) in [
             ((0, 10), false),
             ((0, 11), true),
@@ -302,9 +297,10 @@ mod tests {
             ((39, 50), true),
             ((40, 50), false),
         ] {
-            assert_eq!(overlaps(&made, range), wanted, "{range:?}");
+            let (start, end) = range;
+            assert_eq!(overlaps(&made, (VirtAddr(start), VirtAddr(end))), wanted, "{range:?}");
         }
-        assert!(!overlaps(&[], (0, u64::MAX)));
+        assert!(!overlaps(&[], (VirtAddr(0), VirtAddr(u64::MAX))));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use proptest::prelude::*;
 
 use super::builder::{Builder, EH_FRAME, HEADER, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, registers, walk_with};
+use crate::address::LinkAddr;
 use crate::cfi::{CfiSection, CfiSections, CfiTable, ImageCode, UserWalkError};
 
 fn section(bytes: &[u8], address: u64) -> Option<CfiSection> {
@@ -15,6 +16,7 @@ fn section(bytes: &[u8], address: u64) -> Option<CfiSection> {
 fn use_all(sections: CfiSections, rip: u64, words: &[u64]) {
     let Ok(table) = CfiTable::parse(sections) else { return };
     for address in [0, rip, 0x1010, u64::MAX] {
+        let address = LinkAddr(address);
         if let Some((start, end)) = table.function_start(address) {
             assert!(start <= address && address < end);
         }
@@ -24,7 +26,7 @@ fn use_all(sections: CfiSections, rip: u64, words: &[u64]) {
     for rip in [BIAS + rip % 0x1_0000, BIAS + 0x1010] {
         let (frames, _) = walk_with(&process, &registers(rip, RSP, RSP + 16), &stack);
         assert!((1..=32).contains(&frames.len()));
-        assert!(frames.iter().skip(1).all(|frame| frame.address != 0));
+        assert!(frames.iter().skip(1).all(|frame| frame.at.address.0 != 0));
     }
 }
 

@@ -9,6 +9,7 @@ mod without_cfi;
 use std::collections::BTreeMap;
 
 use super::{CodeMapping, CodeMappings, ImageCode, UserEnd, UserFrame, UserUnwinder};
+use crate::address::VirtAddr;
 use crate::fixture::cfi as builder;
 use crate::registers::{Registers, StackMemory};
 use builder::Builder;
@@ -50,14 +51,14 @@ struct Process<'a> {
 }
 
 impl CodeMappings for Process<'_> {
-    fn find(&self, address: u64) -> Option<CodeMapping<'_>> {
+    fn find(&self, VirtAddr(address): VirtAddr) -> Option<CodeMapping<'_>> {
         match address {
             BIAS..0x5555_0001_0000 => Some(CodeMapping { id: 1, bias: BIAS, code: self.file }),
             JIT..0x7000_0000_1000 => Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous }),
             _ => None,
         }
     }
-    fn code(&self, address: u64, into: &mut [u8]) -> Option<()> {
+    fn code(&self, VirtAddr(address): VirtAddr, into: &mut [u8]) -> Option<()> {
         self.code.iter().find_map(|(start, bytes)| {
             let offset = usize::try_from(address.checked_sub(*start)?).ok()?;
             into.copy_from_slice(bytes.get(offset..offset + into.len())?);
@@ -87,5 +88,5 @@ fn walk(builder: Builder, registers: &Registers, stack: &Words) -> (Vec<UserFram
 }
 
 fn addresses(frames: &[UserFrame]) -> Vec<u64> {
-    frames.iter().map(|frame| frame.address).collect()
+    frames.iter().map(|frame| frame.at.address.0).collect()
 }

@@ -2,7 +2,8 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset, saved};
 use super::{BIAS, Process, RSP, Words, addresses, registers, walk};
-use crate::cfi::{AddressKind, FrameDoubt, ImageCode, UserEnd, UserUnwinder, UserWalkError};
+use crate::address::{AddressKind, VirtAddr};
+use crate::cfi::{FrameDoubt, ImageCode, UserEnd, UserUnwinder, UserWalkError};
 use crate::registers::Registers;
 
 /// `inner` at 0x1000 with its rules, called by `main` at 0x2000 whose CFA is RBP + 16, called by the
@@ -24,7 +25,7 @@ fn registers_saved_by_a_callee_are_its_callers() {
     let rules = [cfa_offset(32), saved(6, 2)].concat();
     let (frames, end) = walk(called_by_rbp(&rules), &registers(CHAIN[0], RSP, 0x1234), &stack());
     assert_eq!((addresses(&frames), end), (CHAIN.to_vec(), UserEnd::Complete));
-    let places: Vec<AddressKind> = frames.iter().map(|frame| frame.place).collect();
+    let places: Vec<AddressKind> = frames.iter().map(|frame| frame.at.kind).collect();
     assert_eq!(places, [AddressKind::Exact, AddressKind::Return, AddressKind::Return]);
     assert!(frames.iter().all(|frame| frame.doubt.is_none()));
 }
@@ -80,7 +81,7 @@ fn a_return_address_behind_its_function_belongs_to_it() {
     let stack = Words::new([(RSP, BIAS + 0x2100), (RSP + 64, 0)]);
     let (frames, end) = walk(builder, &registers(BIAS + 0x1000, RSP, 0), &stack);
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x1000, BIAS + 0x2100], UserEnd::Complete));
-    assert_eq!(frames[1].lookup_address(), BIAS + 0x20ff);
+    assert_eq!(frames[1].at.lookup(), VirtAddr(BIAS + 0x20ff));
 }
 
 #[test]
@@ -102,7 +103,7 @@ fn a_signal_frame_gives_all_registers_and_an_exact_address() {
     // The interrupted function is at its first byte: one byte less would be outside of any function.
     let expected = [BIAS + 0x1000, BIAS + 0x4001, BIAS + 0x2000, BIAS + 0x3010];
     assert_eq!((addresses(&frames), end), (expected.to_vec(), UserEnd::Complete));
-    assert_eq!(frames[2].place, AddressKind::Exact);
+    assert_eq!(frames[2].at.kind, AddressKind::Exact);
     assert_eq!(frames[2].doubt, None::<FrameDoubt>);
 }
 

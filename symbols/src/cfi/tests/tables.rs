@@ -1,6 +1,7 @@
 //! Which function covers an address.
 
 use super::builder::{Builder, EH_FRAME, debug_frame};
+use crate::address::LinkAddr;
 use crate::cfi::{CfiError, CfiSection, CfiSections, CfiTable};
 
 fn three() -> Builder {
@@ -9,13 +10,13 @@ fn three() -> Builder {
 
 fn check(table: &CfiTable) {
     assert_eq!(table.functions(), 3);
-    assert_eq!(table.function_start(0xfff), None);
-    assert_eq!(table.function_start(0x1000), Some((0x1000, 0x1100)));
-    assert_eq!(table.function_start(0x10ff), Some((0x1000, 0x1100)));
-    assert_eq!(table.function_start(0x1100), Some((0x1100, 0x1200)));
-    assert_eq!(table.function_start(0x1200), None);
-    assert_eq!(table.function_start(0x30ff), Some((0x3000, 0x3100)));
-    assert_eq!(table.function_start(u64::MAX), None);
+    assert_eq!(table.function_start(LinkAddr(0xfff)), None);
+    assert_eq!(table.function_start(LinkAddr(0x1000)), Some((LinkAddr(0x1000), LinkAddr(0x1100))));
+    assert_eq!(table.function_start(LinkAddr(0x10ff)), Some((LinkAddr(0x1000), LinkAddr(0x1100))));
+    assert_eq!(table.function_start(LinkAddr(0x1100)), Some((LinkAddr(0x1100), LinkAddr(0x1200))));
+    assert_eq!(table.function_start(LinkAddr(0x1200)), None);
+    assert_eq!(table.function_start(LinkAddr(0x30ff)), Some((LinkAddr(0x3000), LinkAddr(0x3100))));
+    assert_eq!(table.function_start(LinkAddr(u64::MAX)), None);
 }
 
 #[test]
@@ -60,9 +61,9 @@ fn debug_frame_covers_what_eh_frame_does_not() {
     let table =
         CfiTable::parse(CfiSections { debug_frame: debug_frame.clone(), ..three().sections() }).unwrap();
     assert_eq!(table.functions(), 4);
-    assert_eq!(table.function_start(0x1090), Some((0x1000, 0x1100)));
+    assert_eq!(table.function_start(LinkAddr(0x1090)), Some((LinkAddr(0x1000), LinkAddr(0x1100))));
     let alone = CfiTable::parse(CfiSections { debug_frame, ..CfiSections::default() }).unwrap();
-    assert_eq!(alone.function_start(0x1090), Some((0x1080, 0x1180)));
+    assert_eq!(alone.function_start(LinkAddr(0x1090)), Some((LinkAddr(0x1080), LinkAddr(0x1180))));
 }
 
 #[test]

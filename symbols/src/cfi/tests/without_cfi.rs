@@ -2,7 +2,8 @@
 
 use super::builder::{Builder, OUTERMOST, cfa_offset};
 use super::{BIAS, JIT, Process, RSP, Words, addresses, registers, walk_with};
-use crate::cfi::{AddressKind, CfiTable, FrameDoubt, ImageCode, UserEnd, UserFrame, UserUnwinder};
+use crate::address::AddressKind;
+use crate::cfi::{CfiTable, FrameDoubt, ImageCode, UserEnd, UserFrame, UserUnwinder};
 use crate::registers::Registers;
 
 const CALLER: u64 = BIAS + 0x2010;
@@ -81,7 +82,7 @@ fn a_signal_trampoline_without_cfi_gives_the_interrupted_registers() {
     let (frames, end) =
         walk_with(&process, &registers(BIAS + 0x2000, RSP, 0), &Words::new(saved.chain(rest)));
     assert_eq!((addresses(&frames), end), (vec![BIAS + 0x2000, LEAF, BIAS + 0x3000], UserEnd::Complete));
-    assert_eq!((frames[2].place, frames[2].doubt), (AddressKind::Exact, None));
+    assert_eq!((frames[2].at.kind, frames[2].doubt), (AddressKind::Exact, None));
     // The same from each step of the trampoline, the system call included; not from the middle of an
     // instruction.
     for (steps, frames) in [(7, 2), (9, 2), (5, 1), (3, 1)] {
@@ -198,7 +199,7 @@ fn code_that_jumps_back_into_its_interpreter_is_in_the_interpreters_frame() {
         (from.gpr[14], from.gpr[15]) = (frame, opline);
         let (frames, end) = walk_with(&process, &from, &stack);
         assert_eq!(addresses(&frames), [MADE, BIAS + 0x2004, CALLER, BIAS + 0x3010], "{code:x?}");
-        let first = (frames[1].place, frames[1].doubt);
+        let first = (frames[1].at.kind, frames[1].doubt);
         assert_eq!((first, end), ((AddressKind::Exact, Some(FrameDoubt::Code)), UserEnd::Complete));
     }
 }
@@ -295,7 +296,7 @@ fn a_way_that_was_found_before_is_gone_again_as_long_as_the_code_is_the_same() {
         let mut frames = Vec::new();
         let stack = Words::new(words.iter().copied());
         let from = registers(MADE, RSP, 3);
-        unwinder.walk(&from, &stack, &made(&table, code), 32, |frame| frames.push(frame.address));
+        unwinder.walk(&from, &stack, &made(&table, code), 32, |frame| frames.push(frame.at.address.0));
         frames
     };
     // test %eax, %eax; je 1f; pop %rbx; ret; 1: pop %rbx; pop %rbx; ret

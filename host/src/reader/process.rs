@@ -1,0 +1,208 @@
+//! Starting a reader of images, and the check of what it returns.
+
+use std::io::{self, Read, Seek};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+
+use images::contents::ImageFormat;
+use images::{ImageInspection, NamedFile};
+use text::message::{Reason, Shown};
+use wall::SyscallPolicy;
+
+use super::answer::{Answer, AnswerError, BootFacts, MAX_ANSWER};
+use super::{BootMemory, BootTask, COMMAND, LIMITS, MAX_RESULT, PassedFile, ReaderJob, ReaderTask};
+use crate::process::{refused_call, walled_command};
+
+/// Reason for which a reader of images returned nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReaderError {
+    /// A file cannot be used. The sentence is that of [`images::ImageError`].
+    #[error("{0}")]
+    Refused(String),
+    /// The process cannot be started or waited for.
+    #[error("cannot {action}: {}", Reason(.source))]
+    Start {
+        /// Like "start the reader of images".
+        action: &'static str,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The process ended without an answer.
+    #[error("can't read {}: the process that reads it ended: {reason}", Shown(.image))]
+    Ended {
+        /// The image.
+        image: PathBuf,
+        /// The reason.
+        reason: String,
+    },
+    /// A parser has an error.
+    #[error("can't read {}: vprof has an error at {place}, which this image meets", Shown(.image))]
+    Panicked {
+        /// The image.
+        image: PathBuf,
+        /// Place in the program.
+        place: String,
+    },
+    /// The answer is invalid.
+    #[error("can't read {}: the process that reads it sent {source}; the image may have taken it over", Shown(.image))]
+    Answer {
+        /// The image.
+        image: PathBuf,
+        /// The fault of the answer.
+        source: AnswerError,
+    },
+}
+
+/// Everything that a guest boots, and its origin.
+#[derive(Debug)]
+pub struct LoadedBoot {
+    /// Facts.
+    pub facts: BootFacts,
+    /// Kernel and initrd.
+    pub payload: BootMemory,
+}
+
+/// Open files of a guest, for [`load`].
+#[derive(Debug)]
+pub struct BootFiles {
+    /// IMAGE: a disk image or a kernel.
+    pub image: NamedFile,
+    /// Format of IMAGE.
+    pub format: ImageFormat,
+    /// Kernel of `--kernel`.
+    pub kernel: Option<NamedFile>,
+    /// Initrd of `--initrd`.
+    pub initrd: Option<NamedFile>,
+    /// Other disks.
+    pub disks: Vec<(NamedFile, ImageFormat)>,
+    /// True if the guest is to run a command: only then is the initrd searched for what runs it.
+    pub command: bool,
+}
+
+/// Has a reader find what a guest boots, and check its disks. No file needs to be open for writing.
+///
+/// # Errors
+/// A file cannot be used, or the reader fails.
+pub fn load(files: &BootFiles, policy: SyscallPolicy) -> Result<LoadedBoot, ReaderError> {
+    let BootFiles { image, format, kernel, initrd, disks, command } = files;
+    let failed = start("keep the guest's kernel in memory");
+    let (boot_kernel, boot_initrd) = BootMemory::empty().map_err(&failed)?;
+    let task = ReaderTask::Boot(BootTask {
+        image: passed(image),
+        format: *format,
+        kernel: kernel.as_ref().map(passed),
+        initrd: initrd.as_ref().map(passed),
+        disks: disks.iter().map(|(disk, format)| (passed(disk), *format)).collect(),
+        command: *command,
+        boot_kernel: boot_kernel.as_raw_fd(),
+        boot_initrd: boot_initrd.as_raw_fd(),
+    });
+    match ask(&image.path, task, policy)? {
+        Answer::Boot(facts) => {
+            let initrd = facts.has_initrd.then_some(boot_initrd);
+            for mut file in [Some(&boot_kernel), initrd.as_ref()].into_iter().flatten() {
+                if file.metadata().map_err(&failed)?.len() > MAX_RESULT {
+                    let source = AnswerError::TooLong;
+                    return Err(ReaderError::Answer { image: image.path.clone(), source });
+                }
+                file.rewind().map_err(&failed)?;
+            }
+            Ok(LoadedBoot { facts, payload: BootMemory { kernel: boot_kernel, initrd } })
+        }
+        _ => Err(other_task(&image.path)),
+    }
+}
+
+/// Has a reader list the contents of a disk image.
+///
+/// # Errors
+/// The file is not a disk image, or the reader fails.
+pub fn inspect(
+    image: &NamedFile,
+    format: Option<ImageFormat>,
+    policy: SyscallPolicy,
+) -> Result<ImageInspection, ReaderError> {
+    match ask(&image.path, ReaderTask::Inspect { image: passed(image), format }, policy)? {
+        Answer::Inspection(inspection) => Ok(inspection),
+        _ => Err(other_task(&image.path)),
+    }
+}
+
+fn start(action: &'static str) -> impl Fn(io::Error) -> ReaderError {
+    move |source| ReaderError::Start { action, source }
+}
+
+fn other_task(image: &Path) -> ReaderError {
+    ReaderError::Answer { image: image.to_owned(), source: AnswerError::OtherTask }
+}
+
+fn passed(file: &NamedFile) -> PassedFile {
+    PassedFile { path: file.path.to_string_lossy().into_owned(), descriptor: file.file.as_raw_fd() }
+}
+
+impl ReaderTask {
+    /// Returns the numbers of all descriptors.
+    fn descriptors(&self) -> Vec<i32> {
+        match self {
+            Self::Boot(task) => [Some(&task.image), task.kernel.as_ref(), task.initrd.as_ref()]
+                .into_iter()
+                .flatten()
+                .chain(task.disks.iter().map(|(disk, _)| disk))
+                .map(|file| file.descriptor)
+                .chain([task.boot_kernel, task.boot_initrd])
+                .collect(),
+            Self::Inspect { image, .. } => vec![image.descriptor],
+        }
+    }
+}
+
+/// Starts a reader for the task, and returns its answer. `image` is for error messages.
+fn ask(image: &Path, task: ReaderTask, policy: SyscallPolicy) -> Result<Answer, ReaderError> {
+    let failed = start("start the reader of images");
+    let (report, report_writer) = io::pipe().map_err(&failed)?;
+    let mut inherited = task.descriptors();
+    inherited.push(report_writer.as_raw_fd());
+    let job = ReaderJob { task, policy, report: report_writer.as_raw_fd() };
+    let (mut command, job_file) = walled_command(COMMAND, &job, inherited).map_err(&failed)?;
+    // Its answer is all that it says.
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().map_err(&failed)?;
+    drop((command, job_file, report_writer));
+    let mut bytes = Vec::new();
+    let read = match child.stdout.take() {
+        // One byte more shows an answer that is too long.
+        Some(stdout) => stdout.take(MAX_ANSWER as u64 + 1).read_to_end(&mut bytes),
+        None => Ok(0),
+    };
+    if read.is_err() || bytes.len() > MAX_ANSWER {
+        // Fails if it has ended.
+        let _ended = child.kill();
+    }
+    let status = child.wait().map_err(start("wait for the reader of images"))?;
+    read.map_err(start("wait for the reader of images"))?;
+    let image = || image.to_owned();
+    if bytes.is_empty() || !status.success() && bytes.len() <= MAX_ANSWER {
+        let reason = refused_call(report, status).unwrap_or_else(|| reason(status));
+        return Err(ReaderError::Ended { image: image(), reason });
+    }
+    match Answer::from_bytes(&bytes) {
+        Ok(Answer::Refused(sentence)) => Err(ReaderError::Refused(sentence)),
+        Ok(Answer::Panicked(place)) => Err(ReaderError::Panicked { image: image(), place }),
+        Ok(answer) => Ok(answer),
+        Err(source) => Err(ReaderError::Answer { image: image(), source }),
+    }
+}
+
+/// Returns the reason of the process's end.
+fn reason(status: ExitStatus) -> String {
+    match status.signal() {
+        Some(libc::SIGXCPU) => format!("it used more than {} s of CPU time", LIMITS.cpu_seconds),
+        // An allocation that fails aborts.
+        Some(libc::SIGABRT) => {
+            format!("it got no more memory ({status}); it may have {} GiB", LIMITS.memory_bytes >> 30)
+        }
+        _ => status.to_string(),
+    }
+}

@@ -6,22 +6,23 @@ use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Array, MapData};
 use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun};
-use aya::{Btf, Ebpf, EbpfLoader, Pod};
+use aya::{Btf, Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{PAGE, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
-const OBJECT: &[u8] = include_bytes!("../../bpf/record.o");
+static OBJECT: &Aligned<[u8; include_bytes!("../../bpf/record.o").len()]> =
+    &Aligned(*include_bytes!("../../bpf/record.o"));
 /// Result of a peek that has copied all. The kernel returns 0 for a program that it has not run.
 const PEEKED: u32 = 1;
 /// Open files that are listed, at most.
 const MOST_FILES: usize = 1 << 16;
 
-/// The program object, aligned as an ELF file has to be.
+/// Bytes that are aligned as an ELF file has to be.
 #[repr(align(8))]
-struct Aligned<T: ?Sized>(T);
+struct Aligned<T>(T);
 
 /// Programs in the kernel. They end with this process, or when this is dropped.
 pub(crate) struct KernelPrograms {
@@ -48,14 +49,13 @@ impl KernelPrograms {
             let found = found.ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))?;
             Ok(found.try_into()?)
         }
-        static BYTES: &Aligned<[u8; OBJECT.len()]> = &Aligned(*include_bytes!("../../bpf/record.o"));
         let elements = u32::try_from(count).unwrap_or(u32::MAX);
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
-            .load(&BYTES.0)?;
+            .load(&OBJECT.0)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
         let types = Btf::from_sys_fs().map_err(|error| BpfRefusal::Program(error.to_string()))?;
@@ -159,9 +159,3 @@ impl KernelPrograms {
         Ok(bytes.chunks_exact(size_of::<RawFile>()).filter_map(row).collect())
     }
 }
-
-// SAFETY: the options are plain data.
-const _: fn() = || {
-    fn is_plain<T: Pod>() {}
-    is_plain::<RawOptions>();
-};

@@ -9,7 +9,7 @@ use linux::{Kernel, PhysAddr, PhysicalMemory, SampleReads, StackReader, Structur
 
 use super::area::{difference, registers};
 use super::finder::{self, KernelReader, KernelThread, KernelVcpu};
-use super::offsets::{self, HostOffsets, Vendor};
+use super::offsets::{self, HostOffsets};
 use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
@@ -77,7 +77,7 @@ impl SampledVm {
         let mut refusal = BpfRefusal::NoThreads;
         for vendor in offsets::vendors()? {
             let found = HostOffsets::new(&layouts, vendor, pid)
-                .and_then(|offsets| Self::find_with(offsets, vendor, descriptors))
+                .and_then(|offsets| Self::find_with(offsets, descriptors))
                 .and_then(|found| check(&found).map(|()| found));
             match found {
                 Ok(found) => return Ok(found),
@@ -87,11 +87,7 @@ impl SampledVm {
         Err(refusal)
     }
 
-    fn find_with(
-        offsets: HostOffsets,
-        _vendor: Vendor,
-        descriptors: &[(u32, i32)],
-    ) -> Result<FoundVm, BpfRefusal> {
+    fn find_with(offsets: HostOffsets, descriptors: &[(u32, i32)]) -> Result<FoundVm, BpfRefusal> {
         let mut programs = KernelPrograms::load(&offsets.options, descriptors.len())?;
         let (found, slots) = finder::find(&mut programs, &offsets, descriptors)?;
         let layout = slots.layout.ok_or(BpfRefusal::NoThreads)?;
@@ -128,9 +124,7 @@ impl SampledVm {
             let number = cpu.and_then(|cpu| u32::try_from(cpu).ok());
             // A CPU that is offline by now has no thread: here, the thread's own CPU is found.
             let Ok(finding) = self.programs.sample(index, number) else {
-                if cpu.take().is_none() {
-                    return None;
-                }
+                cpu.take()?;
                 continue;
             };
             let state = self.programs.record(index)?.state();

@@ -1,5 +1,5 @@
-//! Measures the cost of a tick to the guest: of a foreign vCPU, by a stop and by a sample of the host's kernel, next
-//! to a tick of an own machine.
+//! Measures the cost of a tick to the guest: of a foreign vCPU, by a stop and by a sample of the host's
+//! kernel, next to a tick of an own machine.
 //!
 //! `cargo run --release -p attach --example cost`. A VMM (this program, started again) runs a guest that only
 //! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
@@ -128,8 +128,8 @@ fn child(rate_hz: f64) -> Child {
     child
 }
 
-/// Returns counts per second that the vCPU's thread did not wait for a CPU, and the median length of a stop in us, of a VMM with `own` ticks a second,
-/// attached to with `ours` by an engine.
+/// Returns counts per second that the vCPU's thread did not wait for a CPU, and the median length of a stop
+/// in us, of a VMM with `own` ticks a second, attached to with `ours` by an engine.
 fn measure(own: f64, engine: EngineChoice, ours: f64) -> (f64, f64) {
     let mut child = child(own);
     let pid = i32::try_from(child.id()).expect("a pid");

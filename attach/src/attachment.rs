@@ -128,7 +128,8 @@ fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
 }
 
 impl<O: Observer<StopMemory>> Attachment<O> {
-    /// Starts ticking by the means that the target was found for. `make` is called once per vCPU, in the order of the vCPUs' numbers.
+    /// Starts ticking by the means that the target was found for. `make` is called once per vCPU, in the
+    /// order of the vCPUs' numbers.
     ///
     /// # Errors
     /// A thread or a descriptor could not be made. All that was started until then is ended.

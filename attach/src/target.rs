@@ -84,10 +84,10 @@ pub(crate) struct TargetVcpu {
 }
 
 impl Target {
-    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs, to be sampled by stops. vCPU
-    /// threads whose state in /proc does not show which vCPU they run are stopped for a short time. `guard` is a
-    /// program that calls [`crate::keep_guard`] with the number that is added to its arguments: it ends this
-    /// process if this process is stopped while it holds a vCPU.
+    /// Finds the virtual machine of the process `pid`, with at most `most` vCPUs, to be sampled by stops.
+    /// vCPU threads whose state in /proc does not show which vCPU they run are stopped for a short time.
+    /// `guard` is a program that calls [`crate::keep_guard`] with the number that is added to its arguments:
+    /// it ends this process if this process is stopped while it holds a vCPU.
     ///
     /// # Errors
     /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
@@ -232,8 +232,8 @@ impl Target {
     }
 
     /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
-    /// has a name. Each attempt stops one vCPU, unless the host's kernel takes the samples. If it is not found, the search continues while the machine is
-    /// profiled.
+    /// has a name. Each attempt stops one vCPU, unless the host's kernel takes the samples. If it is not
+    /// found, the search continues while the machine is profiled.
     pub fn prove(&self, limit: Duration) {
         let begin = Instant::now();
         let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);

@@ -119,8 +119,8 @@ pub trait ActivitySource: fmt::Debug {
         false
     }
 
-    /// Returns true if the vCPU's thread has waited for a CPU of the host since before the tick was due; `None`
-    /// if the source does not know.
+    /// Returns true if the vCPU's thread has waited for a CPU of the host since before the tick was due;
+    /// `None` if the source does not know.
     fn is_waiting(&self) -> Option<bool> {
         None
     }

@@ -1,8 +1,8 @@
 //! `cargo xtask bpf`: compiles the programs that vprof runs in the kernel of the host.
 //!
-//! The object is committed next to its source, so that building vprof needs no clang. `record.sum` has the hashes
-//! of both: a change of one without the other is found on every machine. Where the same compiler is installed, the
-//! object is built again and compared as well.
+//! The object is committed next to its source, so that building vprof needs no clang. `record.sum` has the
+//! hashes of both: a change of one without the other is found on every machine. Where the same compiler is
+//! installed, the object is built again and compared as well.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,8 +23,8 @@ const DIRECTORY: &str = "attach/bpf";
 const SOURCE: &str = "record.c";
 const OBJECT: &str = "record.o";
 const SUMS: &str = "record.sum";
-/// Options of the compiler. `-g` is for BTF, which the verifier needs for functions that it looks at alone; what is
-/// for a debugger is removed. Version 3 of the instruction set needs Linux 5.1.
+/// Options of the compiler. `-g` is for BTF, which the verifier needs for functions that it looks at alone;
+/// what is for a debugger is removed. Version 3 of the instruction set needs Linux 5.1.
 const OPTIONS: [&str; 11] = [
     "-target",
     "bpf",

@@ -45,7 +45,7 @@ pub(crate) struct KernelVcpu {
 pub(crate) struct KernelThread {
     /// Address of its task_struct.
     pub task: u64,
-    /// Time of its start, which tells it from a later thread at the same address.
+    /// Time of its start, which distinguishes it from a later thread at the same address.
     pub start: u64,
     pub tid: u32,
     pub pid: u32,

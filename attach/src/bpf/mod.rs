@@ -7,12 +7,12 @@
 //!          finding: in the guest, in the VMM, halted, elsewhere ◀── returned
 //! ```
 //!
-//! The interrupt is one that the kernel's scheduler uses as well; the thread is not stopped, gets no signal, and
-//! the VMM sees nothing. Nothing is attached, so nothing is left when this process ends.
+//! The interrupt is one that the kernel's scheduler uses as well; the thread is not stopped, gets no signal,
+//! and the VMM sees nothing. Nothing is attached, so nothing is left when this process ends.
 //!
-//! The record is in an array that this process maps. The thread that asks for a sample waits for its end, so the
-//! record is complete then, and no queue between the two can be full. A sample's code reads the record by guest
-//! physical addresses ([`crate::StopMemory`]), as it reads the memory of a vCPU that is stopped.
+//! The record is in an array that this process maps. The thread that asks for a sample waits for its end, so
+//! the record is complete then, and no queue between the two can be full. A sample's code reads the record by
+//! guest physical addresses ([`crate::StopMemory`]), as it reads the memory of a vCPU that is stopped.
 //!
 //! # Modules
 //!

@@ -1,5 +1,5 @@
-//! What the program copies of a guest, compared with what a sample reads: the program's source runs as an ordinary
-//! program (attach/bpf/harness.c).
+//! Comparison of the program's copies of a guest with what a sample reads: the program's source runs as an
+//! ordinary program (attach/bpf/harness.c).
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -29,7 +29,7 @@ pub(crate) struct SampledTicker<O> {
     shared: Arc<SharedState>,
 }
 
-/// What the kernel shows of a vCPU at a sample.
+/// Activity that the kernel shows of a vCPU at a sample.
 #[derive(Debug, Clone, Copy)]
 struct SampledActivity {
     activity: Activity,

@@ -59,7 +59,8 @@ pub(crate) type FoundVm = (SampledVm, MemoryLayout, Vec<Option<KernelThread>>);
 
 impl SampledVm {
     /// Finds the machine of a process in the kernel's data, by the descriptors of its vCPUs (number and
-    /// descriptor), for each vendor's module that the host has. `check` decides whether the registers are right.
+    /// descriptor), for each vendor's module that the host has. `check` decides whether the registers are
+    /// right.
     ///
     /// # Errors
     /// The reason of the last vendor.
@@ -147,7 +148,8 @@ impl SampledVm {
         self.programs.record(index)?.read(at, into)
     }
 
-    /// Returns the difference of the registers of a vCPU, whose thread is stopped, from those that KVM reports.
+    /// Returns the difference of the registers of a vCPU, whose thread is stopped, from those that KVM
+    /// reports.
     pub(crate) fn compare(
         &self,
         index: usize,
@@ -207,8 +209,8 @@ impl SampledVcpu {
         self.changed.store(true, Ordering::Release);
     }
 
-    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this, so no
-    /// program reads the target meanwhile.
+    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this, so
+    /// no program reads the target meanwhile.
     fn publish(&self, index: usize, programs: &KernelPrograms) -> Option<()> {
         if self.changed.swap(false, Ordering::AcqRel) {
             let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);

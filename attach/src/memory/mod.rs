@@ -103,7 +103,7 @@ pub struct StopSource(StopMeans);
 enum StopMeans {
     Process(ForeignMemory),
     Stub(StoppedStub),
-    /// What the last sample has copied, if the last field is true; else the first.
+    /// Copy by the last sample, if the last field is true; else the first field.
     Sampled(ForeignMemory, Box<dyn CopiedMemory>, Cell<bool>),
 }
 
@@ -122,8 +122,8 @@ impl StopSource {
         Self(StopMeans::Sampled(memory, copied, Cell::new(false)))
     }
 
-    /// Sets whether the memory is what the last sample has copied: the vCPU may run. Otherwise it is the VMM's
-    /// memory. Other sources have no such choice.
+    /// Sets whether the memory is what the last sample has copied: the vCPU may run. Otherwise it is the
+    /// VMM's memory. Other sources have no such choice.
     pub(crate) fn set_copied(&self, copied: bool) {
         if let StopMeans::Sampled(_, _, is_copied) = &self.0 {
             is_copied.set(copied);

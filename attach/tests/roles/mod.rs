@@ -1,4 +1,5 @@
-//! Parts of the tests of attaching to a VMM whose guest is a few bytes of code at CPL 3, which every KVM runs.
+//! Parts of the tests of attaching to a VMM whose guest is a few bytes of code at CPL 3, which every KVM
+//! runs.
 //!
 //! The VMM, and the profilers that are killed, are the test's own binary, started again with a role.
 

@@ -73,7 +73,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
     pub gdb: Option<String>,
 
-    /// What takes the samples: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
+    /// Means of sampling: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
     /// and stops otherwise (`auto`)
     #[arg(
         long,

@@ -1,7 +1,7 @@
 //! Types of the kernel of this machine, from `/sys/kernel/btf`.
 //!
-//! A module's BTF continues the kernel's: its types have the numbers, and its strings the offsets, that follow
-//! the kernel's (Documentation/bpf/btf.rst, split BTF). So both together are BTF again:
+//! A module's BTF continues the kernel's: its types have the numbers, and its strings the offsets, that
+//! follow the kernel's (Documentation/bpf/btf.rst, split BTF). So both together are BTF again:
 //!
 //! ```text
 //! kernel   header | types 1..n                | strings

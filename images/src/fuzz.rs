@@ -24,7 +24,7 @@ pub struct Bootable {
 pub fn bootable(files: BTreeMap<String, Vec<u8>>) -> Bootable {
     let survey = DiskSurvey { table: None, volumes: vec![table::volume(files)] };
     let entries = survey.entries();
-    let sentence = match choice::choose(&survey, Path::new("disk")) {
+    let sentence = match choice::choose(&survey, entries.first(), Path::new("disk")) {
         Ok(choice) => choice.sentence,
         Err(error) => error.to_string(),
     };

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use wall::{ResourceLimits, SyscallPolicy};
 
 /// Name of the hidden command that starts a reader. Its argument is the number of a descriptor with a
-/// [`ReaderJob`].
+/// `ReaderJob`.
 pub const COMMAND: &str = "image-reader";
 
 /// Resources of a reader. A kernel and an initrd have 2 GiB each at most; a unified kernel image that has

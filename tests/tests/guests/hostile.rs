@@ -36,7 +36,7 @@ fn peak_of(pid: u32) -> JoinHandle<u64> {
 fn attacked_by(what: &str, options: &[&str]) -> Run {
     let seconds = std::env::var("VPROF_HOSTILE_SECONDS").unwrap_or_else(|_| "60".to_owned());
     let script = format!("spin --seconds {seconds} & hostile --what {what} --seconds {seconds}; wait");
-    let limit = LIMIT.to_string();
+    let limit = format!("{}M", LIMIT >> 20);
     let guest =
         Guest::demo().options(["--max-size", &limit, "--memory", "256M"]).options(options).script(&script);
     let running = guest.start();

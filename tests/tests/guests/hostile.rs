@@ -59,7 +59,8 @@ fn attacked_by(what: &str, options: &[&str]) -> Run {
 #[test]
 #[ignore = "an attack that lasts a minute: --all"]
 fn empty_lines_of_the_console_do_not_fill_the_disk() {
-    let run = attacked_by("console", &["--console", "none", "--console-device", "virtio"]);
+    let hvc0 = ["--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"];
+    let run = attacked_by("console", &[&["--console", "none"][..], &hvc0].concat());
     let rows = run.number("SELECT count(*) FROM console");
     assert!(rows > 0.0 && rows < 200_000.0, "{rows} rows");
 }

@@ -68,6 +68,25 @@ pub(crate) fn run_ticks<E>(
     Ok(())
 }
 
+/// Returns the pause that the machine is in.
+///
+/// # Errors
+/// The next tick, if this one is not served: the observer passes it, or a signal has stopped the VMM.
+pub(crate) fn before_tick<O: Observer<StopMemory>>(
+    observer: &mut O,
+    shared: &SharedState,
+    due_ns: u64,
+    asked_ns: u64,
+) -> Result<Option<PauseCause>, NextTick> {
+    if let Some(after) = observer.pass(asked_ns) {
+        return Err((Some(after), asked_ns));
+    }
+    match shared.pause() {
+        Some(PauseCause::Signal) => Err((observer.missed(MissReason::Paused, due_ns, asked_ns), asked_ns)),
+        pause => Ok(pause),
+    }
+}
+
 impl<O: Observer<StopMemory>> VcpuTicker<O> {
     pub(crate) fn new(
         vcpu: TargetVcpu,
@@ -95,13 +114,10 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
     /// Serves a tick.
     fn tick(&mut self, due_ns: u64) -> NextTick {
         let asked_ns = monotonic_ns();
-        if let Some(after) = self.observer.pass(asked_ns) {
-            return (Some(after), asked_ns);
-        }
-        let pause = self.shared.pause();
-        if pause == Some(PauseCause::Signal) {
-            return (self.observer.missed(MissReason::Paused, due_ns, asked_ns), asked_ns);
-        }
+        let pause = match before_tick(&mut self.observer, &self.shared, due_ns, asked_ns) {
+            Ok(pause) => pause,
+            Err(next) => return next,
+        };
         let idle = self.idle.filter(|(_, met_ns)| asked_ns.saturating_sub(*met_ns) < IDLE_NS);
         match (self.vcpu.files.activity(), idle) {
             // Halted: the registers are those of the idle loop, and the thread is not stopped to read them

@@ -15,9 +15,9 @@ use super::shared::{RawState, ThreadFinding};
 use super::vm::{SampleOutcome, SampledVm};
 use crate::capabilities;
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
-use crate::shared::{AttachmentEnd, PauseCause, SharedState};
+use crate::shared::{AttachmentEnd, SharedState};
 use crate::target::TargetVcpu;
-use crate::ticker::{NextTick, run_ticks, set_timer_slack};
+use crate::ticker::{NextTick, before_tick, run_ticks, set_timer_slack};
 
 /// Everything that the thread owns.
 pub(crate) struct SampledTicker<O> {
@@ -130,13 +130,10 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
     /// Serves a tick.
     fn tick(&mut self, due_ns: u64) -> NextTick {
         let asked_ns = monotonic_ns();
-        if let Some(after) = self.observer.pass(asked_ns) {
-            return (Some(after), asked_ns);
-        }
-        let pause = self.shared.pause();
-        if pause == Some(PauseCause::Signal) {
-            return (self.observer.missed(MissReason::Paused, due_ns, asked_ns), asked_ns);
-        }
+        let pause = match before_tick(&mut self.observer, &self.shared, due_ns, asked_ns) {
+            Ok(pause) => pause,
+            Err(next) => return next,
+        };
         let Some(SampleOutcome { finding, state }) = self.vm.sample(self.index) else {
             return (self.observer.missed(MissReason::NotRun, due_ns, asked_ns), asked_ns);
         };

@@ -10,7 +10,7 @@ mod proof;
 
 use std::cell::Cell;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 
@@ -27,14 +27,14 @@ pub(crate) use proof::{LastTables, LayoutProver};
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    /// Layout that the host's kernel shows.
-    given: Option<Arc<MemoryLayout>>,
+    /// Present layout that the host's kernel shows.
+    given: Option<Arc<RwLock<Arc<MemoryLayout>>>>,
     proof: Arc<OnceLock<LayoutProof>>,
 }
 
 /// A layout, and the kernel that has proven it.
 struct LayoutProof {
-    layout: MemoryLayout,
+    layout: Arc<MemoryLayout>,
     kernel: Arc<Kernel>,
 }
 
@@ -51,12 +51,31 @@ impl ForeignMemory {
 
     /// Makes memory with a layout that the host's kernel shows. The guest's kernel has to be in it.
     pub(crate) fn with_layout(pid: i32, layout: MemoryLayout) -> Self {
-        Self { pid, given: Some(Arc::new(layout)), proof: Arc::default() }
+        let given = Some(Arc::new(RwLock::new(Arc::new(layout))));
+        Self { pid, given, proof: Arc::default() }
+    }
+
+    /// Returns the layout that the host's kernel shows.
+    pub(crate) fn given(&self) -> Option<Arc<MemoryLayout>> {
+        let given = self.given.as_ref()?;
+        Some(Arc::clone(&given.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Replaces the layout that the host's kernel shows; returns true if it is another one.
+    pub(crate) fn change(&self, layout: MemoryLayout) -> bool {
+        let Some(given) = &self.given else { return false };
+        let mut given = given.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = **given != layout;
+        if is_other {
+            *given = Arc::new(layout);
+        }
+        is_other
     }
 
     /// Returns the layout in the VMM, once it is proven.
-    pub fn layout(&self) -> Option<&MemoryLayout> {
-        self.proof.get().map(|proof| &proof.layout)
+    pub fn layout(&self) -> Option<Arc<MemoryLayout>> {
+        let proof = self.proof.get()?;
+        Some(self.given().unwrap_or_else(|| Arc::clone(&proof.layout)))
     }
 
     /// Returns the kernel that has proven the layout.
@@ -70,13 +89,14 @@ impl ForeignMemory {
 
     pub(crate) fn prove(&self, layout: MemoryLayout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
-        drop(self.proof.set(LayoutProof { layout, kernel: Arc::new(kernel) }));
+        drop(self.proof.set(LayoutProof { layout: Arc::new(layout), kernel: Arc::new(kernel) }));
     }
 }
 
 impl PhysicalMemory for ForeignMemory {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        read(self.pid, self.layout()?, at, into)
+        let layout = self.layout()?;
+        read(self.pid, &layout, at, into)
     }
 }
 
@@ -214,6 +234,16 @@ mod tests {
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
         assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);
+    }
+
+    #[test]
+    fn a_layout_that_has_changed_is_the_one_that_is_read() {
+        let layout = |bytes| MemoryLayout::new(vec![MemoryPiece::new(0, 1 << 40, bytes)]).unwrap();
+        let memory = ForeignMemory::with_layout(1, layout(4096));
+        assert!(!memory.change(layout(4096)) && memory.change(layout(8192)));
+        assert_eq!(*memory.clone().given().unwrap(), layout(8192));
+        assert_eq!(memory.layout(), None, "not proven yet");
+        assert!(!ForeignMemory::new(1).change(layout(4096)), "its layout is proven by the guest alone");
     }
 
     #[test]

@@ -59,13 +59,13 @@ impl LayoutProver {
     /// The process's mappings cannot be read.
     pub(crate) fn attempt(&self, (cr3, five_level): (u64, bool)) -> io::Result<bool> {
         let pid = self.memory.pid;
-        if let Some(layout) = &self.memory.given {
-            let memory = AssumedMemory { pid, layout };
+        if let Some(layout) = self.memory.given() {
+            let memory = AssumedMemory { pid, layout: &layout };
             let kernel = Kernel::find(&memory, cr3, five_level).ok().filter(|kernel| {
                 kernel.symbol_count() > 0 && kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty())
             });
             let Some(kernel) = kernel else { return Ok(false) };
-            self.memory.prove(MemoryLayout::clone(layout), kernel);
+            self.memory.prove(MemoryLayout::clone(&layout), kernel);
             return Ok(true);
         }
         let layouts = layout::all(&mappings(pid)?);

@@ -15,14 +15,14 @@ Examples:
   vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
-  vprof attach 4711 --engine auto          samples without stops, where the host's kernel can take them
+  vprof attach 4711 --engine ptrace        by stops, also where the host's kernel could take the samples
 ";
 
 const NOTES: &str = "\
 The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. vprof sends it no \
-request and changes nothing in it; however vprof ends, the VM continues. A sample stops one vCPU for some \
-100 us: fewer samples cost less (-F). With --engine bpf or auto, the host's kernel takes the samples on AMD \
-processors without a stop, which needs root, or cap_bpf and cap_perfmon in addition. docs/attach.md lists what is available and what is not.
+request and changes nothing in it; however vprof ends, the VM continues. On AMD processors the host's kernel takes \
+the samples, without a stop, if vprof is root or has cap_bpf and cap_perfmon as well. Otherwise a sample stops one \
+vCPU for some 100 us, and fewer samples cost less (-F). docs/attach.md lists what is available and what is not.
 
 With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
 vprof lowers the rate where stops would take more than a tenth of the time.
@@ -38,11 +38,11 @@ Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Engine {
     /// The host's kernel where it can; else stops.
+    #[default]
     Auto,
     /// The host's kernel.
     Bpf,
     /// Stops of the vCPU.
-    #[default]
     Ptrace,
 }
 
@@ -84,6 +84,10 @@ pub struct AttachArgs {
         conflicts_with = "gdb"
     )]
     pub engine: Engine,
+
+    /// The virtual machine with this number, from 1 on, in a process that runs several; needs the engine `bpf`
+    #[arg(long, value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
+    pub vm: Option<usize>,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable

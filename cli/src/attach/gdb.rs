@@ -45,6 +45,7 @@ pub(super) fn command(
     let plan = Plan {
         label: label.clone(),
         by: format!("through {stub}{}, {memory}", under.unwrap_or_default()),
+        engine: ("gdb", format!("{stub} stops all vCPUs for samples: --gdb")),
         not_had: NOT_HAD.to_owned(),
         pid: target.process().map(attach::Process::pid),
         one_clock: true,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use attach::{
     AttachError, Attachment, AttachmentEnd, EndedAttachment, JobControl, Process, RateLimit, Target,
-    capabilities, keep_guard,
+    TargetChoice, VcpuCounts, capabilities, keep_guard,
 };
 use host::GuestError;
 use host::attached::LoweredRate;
@@ -31,9 +31,10 @@ use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 use crate::top::terminal::GuardedScreen;
 
-/// Data that a profile of an attached machine lacks.
-const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
-                       of a VM under another VMM; its time in the VMM is estimated by samples";
+/// Data that a profile of an attached machine lacks, after what else its engine does not count.
+const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
+/// The same of a machine whose exits are not counted.
+const ESTIMATED: &str = "; its time in the VMM is estimated by samples";
 
 /// Time limit of the search for the guest's memory before the first sample.
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
@@ -44,6 +45,8 @@ struct Plan {
     label: String,
     /// By what it is profiled.
     by: String,
+    /// Name of the means by which it is sampled, and the reason as a sentence.
+    engine: (&'static str, String),
     /// Data that the profile lacks, as a sentence.
     not_had: String,
     pid: Option<i32>,
@@ -51,8 +54,8 @@ struct Plan {
     one_clock: bool,
     vcpus: usize,
     rate_hz: f64,
-    /// KVM's counters of the vCPUs.
-    counters: Vec<Option<vmm::Counters>>,
+    /// What is counted of the vCPUs.
+    counters: Vec<VcpuCounts>,
     /// Events of the profile: kind and sentence.
     notes: Vec<(&'static str, String)>,
 }
@@ -77,7 +80,8 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         }
     };
     let most = usize::from(vmm::config::MAX_VCPUS);
-    let target = Target::find_by(args.engine.into(), pid, most, Some(guard_program(args)))?;
+    let choice = TargetChoice { engine: args.engine.into(), vm: args.vm };
+    let mut target = Target::find_by(choice, pid, most, Some(guard_program(args)))?;
     install(&target.job_control(), args)?;
     let label = label(target.process());
     if !args.recording.quiet {
@@ -93,15 +97,19 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         notes.push(("missing", left_out(target.unseen())));
     }
     target.prove(PROOF_LIMIT);
+    let counters = target.counts();
+    let uncounted = target.uncounted();
+    let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
     let plan = Plan {
         label: label.clone(),
         by: program(pid),
-        not_had: NOT_HAD.to_owned(),
+        engine: (target.engine(), target.engine_sentence()),
+        not_had: format!("{uncounted}{NOT_HAD}{estimated}"),
         pid: Some(pid),
         one_clock: false,
         vcpus: target.vcpus(),
         rate_hz: lowered.map_or(args.recording.rate, |lowered| lowered.hz),
-        counters: target.counters(),
+        counters,
         notes,
     };
     let start = |samplers| Attachment::start(target, samplers);
@@ -217,6 +225,8 @@ async fn profile(
         ("image", Some(plan.label)),
         ("host", Some("attached".to_owned())),
         ("host_reason", Some(plan.by)),
+        ("engine", Some(plan.engine.0.to_owned())),
+        ("engine_reason", Some(plan.engine.1)),
         ("pid", plan.pid.map(|pid| pid.to_string())),
         ("not_had", Some(plan.not_had)),
         // Behind a stub all vCPUs stop at once.
@@ -232,7 +242,7 @@ async fn profile(
     };
     heap::give_back_at_once();
     let (mut session, samplers) = Session::new(config, sink, files);
-    session.set_counters(plan.counters);
+    session.set_counts(plan.counters);
     recording.triggers(Then::End).into_iter().for_each(|wait| session.wait_for(wait));
     for (kind, note) in &plan.notes {
         session.event(kind, note);
@@ -248,18 +258,30 @@ async fn profile(
 
 /// Ends the profile, however the attachment ended.
 fn finish(session: Session, ended: Result<EndedAttachment<AttachedSampler>, AttachError>) -> Outcome {
-    let (end, trouble) = match ended {
+    let (end, swapped_out, trouble) = match ended {
         // The observers hold the writing ends of the rings that the collector empties.
-        Ok(EndedAttachment { end, observers }) => {
+        Ok(EndedAttachment { end, observers, swapped_out }) => {
             drop(observers);
-            (end, None)
+            (end, swapped_out, None)
         }
-        Err(error) => (AttachmentEnd::Detached, Some(error.to_string())),
+        Err(error) => (AttachmentEnd::Detached, 0, Some(error.to_string())),
     };
+    if swapped_out > 0 {
+        session.event("missing", &lacking(swapped_out));
+    }
     let end = GuestEnd::Left(end);
     session.event("end", trouble.as_ref().unwrap_or(&end.sentence()));
-    let totals = session.finish(Vec::new());
+    let totals = session.finish(vec![("samples_swapped_out".to_owned(), swapped_out.to_string())]);
     Outcome { end, totals, host_restarts: 0, trouble: trouble.into_iter().collect() }
+}
+
+/// Returns the sentence on samples that lack a part of the guest's memory.
+fn lacking(samples: u64) -> String {
+    let (lack, their) = if samples == 1 { ("lacks", "its") } else { ("lack", "their") };
+    format!(
+        "{} {lack} parts of {their} stacks, processes or threads: the host had that memory of the guest swapped out",
+        units::counted(samples, "sample")
+    )
 }
 
 /// The program of the process.

@@ -256,7 +256,7 @@ mod tests {
         let port = count(2 << 56 | 0x3f8);
         assert_eq!(port.key, ExitKey::new(Exit::Io { port: 0x3f8, write: true }));
         assert_eq!(port.times, [(0, 1), (low_ns(3), 2)]);
-        let mmio = Exit::Mmio { address: linux::PhysAddr(0xfee0_0000), write: false };
+        let mmio = Exit::Mmio { address: vm_memory::GuestAddress(0xfee0_0000), write: false };
         assert_eq!(count(3 << 56 | 0xfee0_0000).key, ExitKey::new(mmio));
         let keys = [(5, Exit::Interrupted), (6, Exit::Halt), (7, Exit::Shutdown)];
         assert!(keys.into_iter().all(|(code, exit)| ExitKey(code << 56) == ExitKey::new(exit)));

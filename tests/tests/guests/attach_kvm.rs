@@ -30,7 +30,7 @@ rm -f /run/killed.vprof*"#;
 const KILLS: u32 = 20;
 
 /// Means of sampling, and whether each is expected to stop vCPUs.
-const ENGINES: [(&str, bool); 3] = [("ptrace", true), ("bpf", false), ("auto", false)];
+const ENGINES: [(&str, bool); 3] = [("bpf", false), ("auto", false), ("ptrace", true)];
 
 /// Attaches by one of the [`ENGINES`], and asserts that it stops vCPUs exactly if it is one that does.
 fn attached_by((engine, stops): (&str, bool), host: &mut KvmHost, name: &str, words: &str) -> Run {

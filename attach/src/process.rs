@@ -129,8 +129,8 @@ impl Process {
         Ok(found.map(|link| format!("it has {link} open")))
     }
 
-    /// Returns true if two descriptors, of those of all vCPUs, have the same vCPU number and are not proven to
-    /// be the same vCPU: the process has several virtual machines.
+    /// Returns true if two descriptors, of those of all vCPUs, have the same vCPU number and are not proven
+    /// to be the same vCPU: the process has several virtual machines.
     pub(crate) fn has_several_vms(&self, all: &[(u32, i32)]) -> bool {
         let differ = |pair: &[(u32, i32)]| match pair {
             [(first, fd), (second, other)] => first == second && !self.is_same_file(*fd, *other),

@@ -288,12 +288,12 @@ impl Target {
     }
 }
 
-/// What is counted of a vCPU of another VMM.
+/// Counts of a vCPU of another VMM.
 #[derive(Debug)]
 pub struct VcpuCounts {
     /// KVM's counters, if the VMM has opened them for itself.
     pub opened: Option<vmm::Counters>,
-    /// What the host's kernel counts.
+    /// Counts of the host's kernel.
     pub course: Option<VcpuCourse>,
 }
 

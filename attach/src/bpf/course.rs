@@ -41,9 +41,9 @@ pub struct CourseExit {
 /// Waits of a vCPU's thread for a CPU that a process of the host had.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CpuTaker {
-    /// The process; `None` for all that have no row of their own.
+    /// The process; `None` for all that share one row.
     pub pid: Option<u32>,
-    /// Its name; empty for all that have no row of their own.
+    /// Its name; empty for all that share one row.
     pub name: String,
     /// Number of waits.
     pub count: u64,

@@ -51,7 +51,7 @@ pub(crate) struct KernelMachine {
     pub kvm: u64,
     /// Its vCPUs, in the order of KVM's numbers.
     pub vcpus: Vec<KernelVcpu>,
-    /// What is hidden of it from the host, as a clause.
+    /// Part of its state that is hidden from the host, as a clause.
     pub hidden: Option<&'static str>,
 }
 

@@ -85,7 +85,8 @@ pub struct AttachArgs {
     )]
     pub engine: Engine,
 
-    /// The virtual machine with this number, from 1 on, in a process that runs several; needs the engine `bpf`
+    /// The virtual machine with this number, from 1 on, in a process that runs several; needs the engine
+    /// `bpf`
     #[arg(long, value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
     pub vm: Option<usize>,
 

@@ -54,7 +54,7 @@ struct Plan {
     one_clock: bool,
     vcpus: usize,
     rate_hz: f64,
-    /// What is counted of the vCPUs.
+    /// Counts of the vCPUs.
     counters: Vec<VcpuCounts>,
     /// Events of the profile: kind and sentence.
     notes: Vec<(&'static str, String)>,

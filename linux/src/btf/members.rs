@@ -163,8 +163,8 @@ impl Btf<'_> {
         (number.kind == kind::INT).then_some(number.size_or_type as usize)
     }
 
-    /// Returns names and offsets of all numbers of 8 bytes in the structure that the member at a path is, also
-    /// of those in structures within it.
+    /// Returns names and offsets of all numbers of 8 bytes in the structure that the member at a path is,
+    /// also of those in structures within it.
     pub(crate) fn words(&self, path: &str) -> Vec<(String, usize)> {
         let Some(member) = self.member_by_path(path) else { return Vec::new() };
         let (mut found, mut steps) = (Vec::new(), MAX_STEPS);

@@ -124,9 +124,9 @@ pub struct ServedStat {
 pub struct HostWaitStat {
     /// vCPU; `None` after [`Stat::waits_by_process`] for the sum of all.
     pub vcpu: Option<u8>,
-    /// The process; `None` for all that have no row of their own.
+    /// The process; `None` for all that share one row.
     pub pid: Option<u32>,
-    /// Its name; empty for all that have no row of their own.
+    /// Its name; empty for all that share one row.
     pub name: String,
     /// Number of waits.
     pub count: u64,

@@ -114,8 +114,8 @@ impl ExitKey {
         SVM_EXITS.iter().find(|(codes, _)| codes.contains(&code)).map(|(_, name)| *name)
     }
 
-    /// Returns the port, the guest physical address, the number of another reason, or the code of an exit that
-    /// has no name. `None` if the reason has no address, and for the row that later addresses share.
+    /// Returns the port, the guest physical address, the number of another reason, or the code of an exit
+    /// that has no name. `None` if the reason has no address, and for the row that later addresses share.
     pub(crate) fn address(self) -> Option<u64> {
         let address = self.0 & OTHERS;
         let is_named = match self.code() {

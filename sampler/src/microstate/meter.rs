@@ -26,7 +26,7 @@ pub(crate) struct VcpuMeter {
     stats: Arc<VcpuStats>,
     thread: Option<ThreadReader>,
     kvm: Option<KvmCounters>,
-    /// What the host's kernel counts of an attached vCPU.
+    /// Counts of the host's kernel, of an attached vCPU.
     course: Option<VcpuCourse>,
     /// Time that KVM had polled before, ns.
     polled_before_ns: u64,

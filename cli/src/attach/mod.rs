@@ -67,7 +67,10 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         return gdb::command(args, address, recording, files);
     }
     let pid = match (args.pid, &args.name) {
-        (Some(pid), _) => pid,
+        (Some(pid), _) => {
+            let _search = capabilities::SearchRight::raise();
+            attach::find_holder(pid)?
+        }
         (None, Some(name)) => {
             let _search = capabilities::SearchRight::raise();
             attach::find_by_name(name)?

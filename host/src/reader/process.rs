@@ -19,7 +19,7 @@ use super::answer::{Answer, AnswerError, BootFacts, MAX_ANSWER};
 use super::{BootMemory, BootTask, COMMAND, LIMITS, MAX_RESULT, PassedFile, ReaderJob, ReaderTask};
 use crate::process::{refused_call, walled_command};
 
-/// Longest time until a reader has answered and ended. It may use 120 s of CPU time, and the storage may be slow.
+/// Longest time until a reader has answered and ended: it may use 120 s of CPU time, and storage may be slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Reason for which a reader of images returned nothing.
@@ -217,7 +217,7 @@ fn ask(image: &Path, task: ReaderTask, policy: SyscallPolicy) -> Result<Answer, 
     }
 }
 
-/// Reads an answer to its end, at most one byte more than the longest. Returns `None` if it does not end in time.
+/// Reads an answer to its end, at most one byte more than the longest; `None` if it does not end in time.
 fn read_until(mut answer: impl Read + AsFd, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     let mut buffer = vec![0; 64 << 10];

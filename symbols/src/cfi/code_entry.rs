@@ -22,7 +22,7 @@ use crate::address::VirtAddr;
 /// (HugeMethodLimit), and inlines within bounds.
 const FARTHEST: u64 = 64 << 10;
 /// Bytes of code that are read at once.
-const CHUNK: u64 = 4 << 10;
+const CHUNK: usize = 4 << 10;
 /// Units of a walk's work for one chunk.
 const UNITS: usize = 256;
 /// Bytes of the longest entry.
@@ -52,12 +52,12 @@ pub(super) fn exit_by_entry(
     work: &mut WorkBudget,
 ) -> Result<Option<Vec<Instruction>>, UserWalkError> {
     let lowest = at.0.saturating_sub(FARTHEST);
-    let mut code = [0; CHUNK as usize + ENTRY];
+    let mut code = [0; CHUNK + ENTRY];
     let mut end = at.0;
     while end > lowest {
         work.take(UNITS)?;
         // To the beginning of a page: code may begin in the middle of what can be read.
-        let start = end.saturating_sub(1) & !(CHUNK - 1);
+        let start = end.saturating_sub(1) & !(CHUNK as u64 - 1);
         let beyond = (at.0 - end).min(ENTRY as u64);
         let bytes = code.get_mut(..crate::bytes::index(end + beyond - start)).unwrap_or_default();
         if images.code(VirtAddr(start), bytes).is_none() {

@@ -131,7 +131,8 @@ fn add(hash: &mut Sha256, bytes: &[u8]) {
 fn add_program(hash: &mut Sha256, program: &Path) -> Result<()> {
     let metadata = fs::metadata(program).with_context(|| format!("cannot find {}", program.display()))?;
     add(hash, program.as_os_str().as_bytes());
-    for number in [metadata.len(), metadata.mtime() as u64, metadata.mtime_nsec() as u64] {
+    hash.update(metadata.len().to_le_bytes());
+    for number in [metadata.mtime(), metadata.mtime_nsec()] {
         hash.update(number.to_le_bytes());
     }
     Ok(())

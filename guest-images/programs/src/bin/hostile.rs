@@ -23,7 +23,7 @@ once, or maps and unmaps files";
 
 /// This program, which `processes` starts again.
 const SELF: &str = "/proc/self/exe";
-/// Newlines of one write: what Linux's terminals pass on at once (`tty_write`, drivers/tty/tty_io.c, Linux 6.1).
+/// Newlines of one write: what a terminal passes on at once (`tty_write`, drivers/tty/tty_io.c, Linux 6.1).
 const LINES: usize = 2 << 10;
 /// Frames of a false stack: vprof copies 40 KiB.
 const FRAMES: usize = 2_560;

@@ -72,7 +72,10 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         _ => None,
     });
     let pid = match (&args.vm, name) {
-        (Some(VmChoice::Pid(pid)), _) => *pid,
+        (Some(VmChoice::Pid(pid)), _) => {
+            let _search = capabilities::SearchRight::raise();
+            attach::find_holder(*pid)?
+        }
         (_, Some(name)) => {
             let _search = capabilities::SearchRight::raise();
             attach::find_by_name(name)?

@@ -82,7 +82,7 @@ Examples:
 const ANNOTATE_NOTES: &str = "\
 `self` is the part of the function's own samples that hit an instruction, `below` the part of all \
 samples with the function on their stack that were in what the instruction called, or in a fault or an interrupt that \
-hit it. Stretches without samples are folded; -n 0 shows them. The sampled \
+hit it. Instructions without samples are folded; -n 0 shows them. The sampled \
 address is that of the instruction that was about to run.";
 
 const RUSAGE_EXAMPLES: &str = "\
@@ -186,7 +186,7 @@ impl Cli {
     }
 }
 
-/// Returns the words of a command line with `report` before a profile in the place of a command.
+/// Returns the words of a command line with `report` before a profile instead of a command.
 pub fn with_report(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
     let is_option = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
     let Some(place) = (1..words.len()).find(|place| !is_option(&words[*place])) else { return words };

@@ -27,7 +27,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let filter = args.filter.to_filter();
     let title = match summary::part(&filter) {
-        // Whoever sees a picture has to know of what it is.
+        // The user of a picture has to know of what it is.
         Some(part) if format == Format::Flamegraph => format!("{}. {part}", title(&args.profile)),
         _ => title(&args.profile),
     };

@@ -8,11 +8,11 @@ use crate::errors::Error;
 use crate::output::write_text;
 use crate::render::terminal_size;
 
-/// Variables with the pager's command, in their order; one that is empty or `cat` is none.
+/// Variables with the pager's command, in their order; empty or `cat` for no pager.
 const VARIABLES: [&str; 2] = ["VPROF_PAGER", "PAGER"];
 /// Pager where no variable names one.
 const PAGER: &str = "less";
-/// Options of `less` where the user has none: end if the text fits, show colours, leave the text on the screen.
+/// Options of `less` where the user has none: end if the text fits, show colours, leave the text there.
 const LESS: &str = "FRX";
 
 static DISABLED: OnceLock<()> = OnceLock::new();

@@ -1,4 +1,4 @@
-//! `cargo xtask install`: the program, its manual pages and completions, and the portable host, into a prefix.
+//! `cargo xtask install`: the program, its manual pages and completions and the portable host.
 
 use std::fs;
 use std::path::{Path, PathBuf};

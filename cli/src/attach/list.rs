@@ -16,7 +16,7 @@ use crate::render::table::{ColumnAlign, TextTable};
 /// Time over which the use of CPUs is measured.
 const MEASURED: Duration = Duration::from_millis(200);
 
-/// What a process uses.
+/// CPU time and memory of a process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ProcessUse {
     /// CPU time since its start, clock ticks.

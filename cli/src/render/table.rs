@@ -54,7 +54,7 @@ impl TextTable {
         self
     }
 
-    /// Sets the column whose cells are cut, with `…`, where a line would be too long. All others but the first
+    /// Sets the column whose cells are cut, with `…`, where a line would be too long. All but the first
     /// are spare, the last one first.
     pub fn flexible(mut self, column: usize) -> Self {
         self.flexible = Some(column);

@@ -224,7 +224,7 @@ pub struct Report {
     pub vcpus: Vec<Vcpu>,
     /// Times of the run's own command.
     pub command: Option<CommandTimes>,
-    /// Programs, and what is charged to none: all lives of a program are one row. Shares add up as those of
+    /// Programs, and what is charged to none: all instances of one are one row. Shares add up as those of
     /// `processes`.
     pub programs: Vec<Program>,
     /// Factor by which a run has to be longer for half the interval of the largest share of `processes`.
@@ -463,8 +463,8 @@ impl Report {
         self.samples == 0 && self.vcpus.is_empty() && self.filter.vcpu.is_none()
     }
 
-    /// Orders programs, processes, functions and the rows of [`Self::by`]. By own samples means by the share that they
-    /// represent. Rows that tie are ordered by shares, by samples, then by names.
+    /// Orders programs, processes, functions and the rows of [`Self::by`]. By own samples means by the
+    /// share that they represent. Rows that tie are ordered by shares, by samples, then by names.
     pub fn sort(&mut self, by: Sort) {
         if let Some(breakdown) = &mut self.by {
             breakdown.sort(by);

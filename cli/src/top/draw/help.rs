@@ -12,7 +12,7 @@ const LINES: [(&str, &str); 37] = [
     ("", "Keys:"),
     ("1 to 6, Tab", "choose a pane"),
     ("j k, arrows", "scroll by a row; PgUp PgDn by a page, g G to the ends"),
-    ("i", "programs, or each life of a process"),
+    ("i", "programs, or each instance of one"),
     ("s, r", "sort by the next column; the other way round"),
     ("/, Esc", "show only rows with a text or an id; show all again"),
     ("w", "the span: last 1, 5, 15, 60 s, whole run"),

@@ -66,7 +66,7 @@ pub struct ViewState {
     /// Time between two refreshes.
     pub every: Duration,
     pub pane: PaneKind,
-    /// The first pane has instances of programs, each life of a process.
+    /// The first pane has instances of programs.
     pub instances: bool,
     panes: [PaneState; PaneKind::ALL.len()],
     /// Number of the span in [`SPANS`].

@@ -298,6 +298,37 @@ impl ProcessStat {
     }
 }
 
+/// A virtual machine of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunningMachine {
+    /// Process of its VMM.
+    pub pid: i32,
+    /// Its name: QEMU's `-name`, `--name` or `--id` of other VMMs, or else `program`. Without control
+    /// characters.
+    pub name: String,
+    /// The VMM's program.
+    pub program: String,
+    /// Number of its vCPUs.
+    pub vcpus: usize,
+}
+
+/// Returns the virtual machines on KVM that this user may see, in the order of their process ids.
+pub fn running_machines() -> Vec<RunningMachine> {
+    let mut running = Vec::new();
+    for pid in holders() {
+        let vcpus = numbered(pid, VCPU).map_or(0, |vcpus| vcpus.len());
+        if vcpus > 0 {
+            let words =
+                fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
+            let program = name_of(pid);
+            let name = given_name(&words).unwrap_or_else(|| program.clone()).replace(char::is_control, "?");
+            running.push(RunningMachine { pid, name, program, vcpus });
+        }
+    }
+    running.sort_by_key(|machine| machine.pid);
+    running
+}
+
 /// Returns true if the process has a vCPU, as far as this process may see that.
 fn has_vcpu(pid: i32) -> bool {
     numbered(pid, VCPU).is_ok_and(|vcpus| !vcpus.is_empty())
@@ -344,20 +375,14 @@ fn descends(pid: i32, ancestor: i32) -> bool {
 /// # Errors
 /// No virtual machine has the name, or several have it.
 pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
-    let mut running = Vec::new();
-    for pid in holders() {
-        let words = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
-        let called = given_name(&words).unwrap_or_else(|| name_of(pid));
-        running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));
-    }
-    let list = |machines: Vec<(i32, String, String)>| {
-        machines.into_iter().map(|(pid, called, _)| (pid, called)).collect()
+    let list = |machines: Vec<RunningMachine>| {
+        machines.into_iter().map(|machine| (machine.pid, machine.name)).collect()
     };
     let (mut matching, others): (Vec<_>, Vec<_>) =
-        running.into_iter().partition(|(_, called, comm)| called == name || comm == name);
+        running_machines().into_iter().partition(|machine| machine.name == name || machine.program == name);
     match matching.len() {
         0 => Err(AttachError::NoName { name: name.to_owned(), running: list(others) }),
-        1 => Ok(matching.swap_remove(0).0),
+        1 => Ok(matching.swap_remove(0).pid),
         _ => Err(AttachError::Ambiguous { name: name.to_owned(), running: list(matching) }),
     }
 }

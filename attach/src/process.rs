@@ -347,7 +347,8 @@ fn holders() -> impl Iterator<Item = i32> {
 /// # Errors
 /// Several descendants hold a virtual machine.
 pub fn find_holder(pid: i32) -> Result<i32, AttachError> {
-    if has_vcpu(pid) {
+    // Init is above every process.
+    if pid == 1 || has_vcpu(pid) {
         return Ok(pid);
     }
     let mut below: Vec<_> = holders().filter(|holder| descends(*holder, pid)).collect();

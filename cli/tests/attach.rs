@@ -223,7 +223,12 @@ fn a_process_without_a_vm_is_refused() {
         assert!(!directory.path().join("a.vprof").exists());
         output
     };
-    refused(&attach(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
+    // Not the tests' own process, which has started virtual machines.
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let refusal = attach(&[&other.id().to_string()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    refused(&refusal, 1, &["(sleep) runs no virtual machine"]);
     refused(&attach(&["999999999"]), 1, &["there is no process 999999999"]);
     for words in [&["--name", "no such vm"][..], &["no such vm"]] {
         refused(&attach(words), 1, &["no virtual machine is named no such vm"]);

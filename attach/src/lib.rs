@@ -70,6 +70,6 @@ pub use job_control::{JobControl, stop_process};
 pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
 };
-pub use process::{Process, find_by_name};
+pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
 pub use target::{EngineChoice, Target, TargetChoice, VcpuCounts};

@@ -147,6 +147,40 @@ fn a_profile_of_a_vm_that_runs_already() {
 }
 
 #[test]
+fn the_profile_of_the_run_before_is_kept_under_the_default_name_only() {
+    run_as_vmm();
+    let test = "the_profile_of_the_run_before_is_kept_under_the_default_name_only";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let attach = |more: &[&str]| {
+        let mut command = vprof(["attach", &vm.pid(), "-d", "300ms"]);
+        command.args(more).current_dir(directory.path()).output().unwrap()
+    };
+    let started = |name: &str| {
+        let mut query =
+            vprof(["query", name, "SELECT value FROM meta WHERE key = 'started_unix_ns'", "--csv"]);
+        stdout(&query.current_dir(directory.path()).output().unwrap())
+    };
+    let mut times = Vec::new();
+    for run in 0..3 {
+        let output = attach(&[]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains("the one before is in vprof.vprof.old"), run > 0);
+        times.push(started("vprof.vprof"));
+        if run > 0 {
+            assert_eq!(started("vprof.vprof.old"), times[run - 1]);
+        }
+    }
+    assert!(times[0] != times[1] && times[1] != times[2], "{times:?}");
+    refused(&attach(&["-o", "vprof.vprof"]), 1, &["vprof.vprof exists"]);
+    assert_eq!(started("vprof.vprof"), times[2]);
+    // With --force nothing is kept.
+    assert!(attach(&["--force"]).status.success());
+    assert_eq!(started("vprof.vprof.old"), times[1]);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
 fn one_vprof_at_a_time_until_the_vm_ends() {
     run_as_vmm();
     let Some((vm, _one)) = TestVm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
@@ -189,12 +223,21 @@ fn a_process_without_a_vm_is_refused() {
         assert!(!directory.path().join("a.vprof").exists());
         output
     };
-    refused(&attach(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
+    // Not the tests' own process, which has started virtual machines.
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let refusal = attach(&[&other.id().to_string()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    refused(&refusal, 1, &["(sleep) runs no virtual machine"]);
     refused(&attach(&["999999999"]), 1, &["there is no process 999999999"]);
-    refused(&attach(&["--name", "no such vm"]), 1, &["no virtual machine is named no such vm"]);
+    for words in [&["--name", "no such vm"][..], &["no such vm"]] {
+        refused(&attach(words), 1, &["no virtual machine is named no such vm"]);
+    }
     refused(&attach(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
-    assert_eq!(run(["attach"]).status.code(), Some(2));
-    assert_eq!(run(["attach", "0"]).status.code(), Some(2));
+    for wrong in ["0", "-1", "99999999999"] {
+        assert_eq!(run(["attach", "--", wrong]).status.code(), Some(2));
+        assert!(stderr(&run(["attach", "--", wrong])).contains("a process id is a number from 1"));
+    }
 }
 
 #[test]

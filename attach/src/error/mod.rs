@@ -192,6 +192,16 @@ pub enum AttachError {
         /// Process ids and names of these machines.
         running: Vec<(i32, String)>,
     },
+    /// Several processes that a process has started hold virtual machines.
+    #[error("process {pid} ({name}) has started several virtual machines{}; give the process id", MachineList(.running))]
+    SeveralBelow {
+        /// The given process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+        /// Process ids and names of those that hold the machines.
+        running: Vec<(i32, String)>,
+    },
     /// A GDB stub cannot be used.
     #[error(transparent)]
     Gdb(#[from] GdbError),

@@ -5,13 +5,15 @@ use std::path::PathBuf;
 use attach::EngineChoice;
 use clap::{Args, ValueEnum};
 
+use super::parse::ValueError;
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
+  vprof attach                             the only VM of this host, or a list of them
   vprof attach 4711                        until Ctrl-C, or until the VM ends
   vprof attach 4711 -d 30s -F 200          30 seconds, 200 samples a second and vCPU
-  vprof attach --name web -o web.vprof     by QEMU's -name, crosvm's --name, Firecracker's --id
+  vprof attach web -o web.vprof            by QEMU's -name, crosvm's --name, Firecracker's --id
   vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
@@ -56,21 +58,41 @@ impl From<Engine> for EngineChoice {
     }
 }
 
+/// Virtual machine of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VmChoice {
+    /// By its process.
+    Pid(i32),
+    /// By its name.
+    Name(String),
+}
+
+impl VmChoice {
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        match text.parse::<i32>() {
+            Ok(pid) if pid > 0 => Ok(Self::Pid(pid)),
+            Ok(_) => Err(ValueError::Pid),
+            // More digits than any process id has.
+            Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) => Err(ValueError::Pid),
+            Err(_) => Ok(Self::Name(text.to_owned())),
+        }
+    }
+}
+
 /// `vprof attach`.
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AttachArgs {
-    /// Process of the virtual machine
-    #[arg(required_unless_present_any = ["name", "gdb"], conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
-    pub pid: Option<i32>,
+    /// Process id or name of the virtual machine [default: the only one; vprof lists several]
+    #[arg(value_name = "PID|NAME", conflicts_with = "name", value_parser = VmChoice::parse)]
+    pub vm: Option<VmChoice>,
 
-    /// The virtual machine with this name, instead of PID
+    /// The virtual machine with this name, which may be a number
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub name: Option<String>,
 
-    /// The virtual machine behind the GDB stub at this address, instead of PID: QEMU's with KVM or
-    /// without
-    #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
+    /// The virtual machine behind the GDB stub at this address: QEMU's with KVM or without
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["vm", "name"])]
     pub gdb: Option<String>,
 
     /// Means of sampling: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
@@ -87,8 +109,8 @@ pub struct AttachArgs {
 
     /// The virtual machine with this number, from 1 on, in a process that runs several; needs the engine
     /// `bpf`
-    #[arg(long, value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
-    pub vm: Option<usize>,
+    #[arg(long = "vm", value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
+    pub vm_number: Option<usize>,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable

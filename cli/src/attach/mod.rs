@@ -1,6 +1,7 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM.
 
 mod gdb;
+mod list;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,7 @@ use text::clean::escaped;
 use text::units;
 use vmm::DiskMode;
 
-use crate::args::{AttachArgs, Engine};
+use crate::args::{AttachArgs, Engine, VmChoice};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 use crate::top::terminal::GuardedScreen;
@@ -69,18 +70,33 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     if let Some(address) = &args.gdb {
         return gdb::command(args, address, recording, files);
     }
-    let pid = match (args.pid, &args.name) {
-        (Some(pid), _) => pid,
-        (None, Some(name)) => {
+    let name = args.name.as_ref().or(match &args.vm {
+        Some(VmChoice::Name(name)) => Some(name),
+        _ => None,
+    });
+    let pid = match (&args.vm, name) {
+        (Some(VmChoice::Pid(pid)), _) => {
+            let _search = capabilities::SearchRight::raise();
+            attach::find_holder(*pid)?
+        }
+        (_, Some(name)) => {
             let _search = capabilities::SearchRight::raise();
             attach::find_by_name(name)?
         }
-        (None, None) => {
-            return Err(UsageError::NoVm.into());
+        _ => {
+            let running = {
+                let _search = capabilities::SearchRight::raise();
+                attach::running_machines()
+            };
+            match running.as_slice() {
+                [] => return Err(UsageError::NoVm.into()),
+                [only] => only.pid,
+                several => return list::print(several).map(|()| ExitCode::Usage),
+            }
         }
     };
     let most = usize::from(vmm::config::MAX_VCPUS);
-    let choice = TargetChoice { engine: args.engine.into(), vm: args.vm };
+    let choice = TargetChoice { engine: args.engine.into(), vm: args.vm_number };
     let mut target = Target::find_by(choice, pid, most, Some(guard_program(args)))?;
     install(&target.job_control(), args)?;
     let label = label(target.process());

@@ -61,7 +61,15 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
     let columns = [("vCPU", ColumnAlign::Right)].into_iter().chain(names);
     let columns: Vec<_> =
         columns.chain([("wall", ColumnAlign::Right), ("exits", ColumnAlign::Right)]).collect();
-    let mut table = TextTable::new(&columns).indent(2);
+    // States that did not occur are the first to be left out; column 0 is the vCPU's number.
+    let none = |place: &usize| {
+        let name = STATES[*place - 1];
+        stat.vcpus.iter().all(|vcpu| vcpu.states.get(name).is_none_or(|ns| *ns == 0))
+    };
+    let (absent, present): (Vec<usize>, Vec<usize>) = (2..=STATES.len()).rev().partition(none);
+    let last = STATES.len() + 1;
+    let spare = [absent.as_slice(), &[last, last + 1], present.as_slice()].concat();
+    let mut table = TextTable::new(&columns).indent(2).spare(&spare);
     for vcpu in &stat.vcpus {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
         let mut cells = vec![vcpu.id.to_string()];
@@ -87,6 +95,11 @@ fn what(exit: &ExitStat) -> String {
     }
 }
 
+/// Returns the heading of the longest time: only that of the whole run is known.
+fn longest(stat: &Stat) -> &'static str {
+    if stat.from_s > 0.0 { "max of run" } else { "max" }
+}
+
 fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let exits = stat.by_device();
     if exits.is_empty() {
@@ -96,7 +109,8 @@ fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let whose = if stat.not_had.is_some() { "Exits" } else { "Exits to vprof" };
     let name = format!("{whose}, from exit to next entry");
     heading(text, page, &name, exits.len().saturating_sub(rows));
-    let names = ["count", "total", "mean", "p50", "p99", "max"].map(|name| (name, ColumnAlign::Right));
+    let names =
+        ["count", "total", "mean", "p50", "p99", longest(stat)].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = [("reason", ColumnAlign::Left)].into_iter().chain(names).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for exit in exits.iter().take(rows) {
@@ -128,7 +142,7 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
         return;
     }
     heading(text, page, "Interrupts that the guest has served", served.len().saturating_sub(rows));
-    let right = ["vector", "count", "total", "mean", "max"].map(|name| (name, ColumnAlign::Right));
+    let right = ["vector", "count", "total", "mean", longest(stat)].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = [("interrupt", ColumnAlign::Left)].into_iter().chain(right).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for served in served.iter().take(rows) {

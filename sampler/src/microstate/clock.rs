@@ -97,6 +97,19 @@ impl StateClock {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
+    /// Moves time that was counted as `Run`, at most `ns`, to `Sampler`. Only the vCPU's thread calls this.
+    pub(crate) fn charge_to_sampler(&self, ns: u64) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        let [run, sampler] = [ThreadState::Run, ThreadState::Sampler].map(|state| &self.ns[state as usize]);
+        let counted = run.load(Ordering::Relaxed);
+        let moved = ns.min(counted);
+        run.store(counted - moved, Ordering::Relaxed);
+        sampler.store(sampler.load(Ordering::Relaxed).wrapping_add(moved), Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
     /// Enters or leaves the paused state, unless the thread is there already. Only the vCPU's thread calls
     /// this.
     pub(crate) fn pause(&self, held: bool, now_ns: u64) {
@@ -197,6 +210,18 @@ mod tests {
         let end = StateTimes { run: 80, vmm: 10, sampler: 3, paused: 7 };
         assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
         assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
+    }
+
+    #[test]
+    fn time_that_is_charged_to_the_sampler_is_moved() {
+        let clock = StateClock::default();
+        clock.start(100, None);
+        clock.change(ThreadState::Run, 100);
+        clock.change(ThreadState::Sampler, 150);
+        clock.charge_to_sampler(20);
+        assert_eq!(clock.read(|| 153).map(|(_, times)| (times.run, times.sampler)), Some((30, 23)));
+        clock.charge_to_sampler(31);
+        assert_eq!(clock.read(|| 153).map(|(_, times)| (times.run, times.sampler)), Some((0, 53)));
     }
 
     #[test]

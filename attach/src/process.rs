@@ -319,29 +319,26 @@ pub struct RunningMachine {
 /// Returns the virtual machines on KVM that this user may see, in the order of their process ids.
 pub fn running_machines() -> Vec<RunningMachine> {
     let mut running = Vec::new();
-    for pid in holders() {
-        let vcpus = numbered(pid, VCPU).map_or(0, |vcpus| vcpus.len());
-        if vcpus > 0 {
-            let words =
-                fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
-            let program = name_of(pid);
-            let name = given_name(&words).unwrap_or_else(|| program.clone()).replace(char::is_control, "?");
-            running.push(RunningMachine { pid, name, program, vcpus });
-        }
+    for (pid, vcpus) in holders() {
+        let words = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
+        let program = name_of(pid);
+        let name = given_name(&words).unwrap_or_else(|| program.clone()).replace(char::is_control, "?");
+        running.push(RunningMachine { pid, name, program, vcpus });
     }
     running.sort_by_key(|machine| machine.pid);
     running
 }
 
-/// Returns true if the process has a vCPU, as far as this process may see that.
-fn has_vcpu(pid: i32) -> bool {
-    numbered(pid, VCPU).is_ok_and(|vcpus| !vcpus.is_empty())
+/// Returns the number of the process's vCPUs, as far as this process may see them.
+fn vcpus_of(pid: i32) -> usize {
+    numbered(pid, VCPU).map_or(0, |vcpus| vcpus.len())
 }
 
-/// Returns the ids of all processes that have a vCPU.
-fn holders() -> impl Iterator<Item = i32> {
+/// Returns the ids of all processes that have vCPUs, with their number.
+fn holders() -> impl Iterator<Item = (i32, usize)> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(|pid| has_vcpu(*pid))
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.map(|pid| (pid, vcpus_of(pid))).filter(|(_, vcpus)| *vcpus > 0)
 }
 
 /// Finds the process that holds the virtual machine of the process `pid`: itself, or the only one of its
@@ -352,10 +349,11 @@ fn holders() -> impl Iterator<Item = i32> {
 /// Several descendants hold a virtual machine.
 pub fn find_holder(pid: i32) -> Result<i32, AttachError> {
     // Init is above every process.
-    if pid == 1 || has_vcpu(pid) {
+    if pid == 1 || vcpus_of(pid) > 0 {
         return Ok(pid);
     }
-    let mut below: Vec<_> = holders().filter(|holder| descends(*holder, pid)).collect();
+    let holders = holders().map(|(holder, _)| holder);
+    let mut below: Vec<_> = holders.filter(|holder| descends(*holder, pid)).collect();
     match below.len() {
         0 => Ok(pid),
         1 => Ok(below.swap_remove(0)),

@@ -447,6 +447,27 @@ pub struct Event {
     pub text: String,
 }
 
+/// Values by which programs and processes are ordered.
+struct OwnerOrder<'a> {
+    comm: &'a str,
+    pid: Option<i32>,
+    estimate: &'a Estimate,
+    user_share: f64,
+    kernel_share: f64,
+}
+
+impl<'a> From<&'a Program> for OwnerOrder<'a> {
+    fn from(Program { comm, pid, estimate, user_share, kernel_share, .. }: &'a Program) -> Self {
+        Self { comm, pid: *pid, estimate, user_share: *user_share, kernel_share: *kernel_share }
+    }
+}
+
+impl<'a> From<&'a Process> for OwnerOrder<'a> {
+    fn from(Process { comm, pid, estimate, user_share, kernel_share, .. }: &'a Process) -> Self {
+        Self { comm, pid: Some(*pid), estimate, user_share: *user_share, kernel_share: *kernel_share }
+    }
+}
+
 /// True for hosts that QEMU emulates: ticks wait for the end of a block of code.
 pub(crate) fn is_emulated(host: &str) -> bool {
     matches!(host, "portable" | "tcg")
@@ -471,31 +492,21 @@ impl Report {
         }
         let shares = |a: f64, b: f64| b.total_cmp(&a);
         let most = |a: &Estimate, b: &Estimate| shares(a.share, b.share).then(b.samples.cmp(&a.samples));
+        let owners = |a: OwnerOrder<'_>, b: OwnerOrder<'_>| {
+            let main = match by {
+                Sort::Samples | Sort::Total => most(a.estimate, b.estimate),
+                Sort::Name => a.comm.cmp(b.comm),
+                Sort::Pid => a.pid.cmp(&b.pid),
+                Sort::User => shares(a.user_share, b.user_share),
+                Sort::Kernel => shares(a.kernel_share, b.kernel_share),
+            };
+            main.then(most(a.estimate, b.estimate)).then_with(|| a.comm.cmp(b.comm))
+        };
         self.processes.sort_by(|a, b| {
-            let main = match by {
-                Sort::Samples | Sort::Total => most(&a.estimate, &b.estimate),
-                Sort::Name => a.comm.cmp(&b.comm),
-                Sort::Pid => a.pid.cmp(&b.pid),
-                Sort::User => shares(a.user_share, b.user_share),
-                Sort::Kernel => shares(a.kernel_share, b.kernel_share),
-            };
             let rest = |p: &Process| (p.pid, p.instance);
-            main.then(most(&a.estimate, &b.estimate))
-                .then_with(|| a.comm.cmp(&b.comm))
-                .then(rest(a).cmp(&rest(b)))
+            owners(a.into(), b.into()).then(rest(a).cmp(&rest(b)))
         });
-        self.programs.sort_by(|a, b| {
-            let main = match by {
-                Sort::Samples | Sort::Total => most(&a.estimate, &b.estimate),
-                Sort::Name => a.comm.cmp(&b.comm),
-                Sort::Pid => a.pid.cmp(&b.pid),
-                Sort::User => shares(a.user_share, b.user_share),
-                Sort::Kernel => shares(a.kernel_share, b.kernel_share),
-            };
-            main.then(most(&a.estimate, &b.estimate))
-                .then_with(|| a.comm.cmp(&b.comm))
-                .then(a.kind.cmp(&b.kind))
-        });
+        self.programs.sort_by(|a, b| owners(a.into(), b.into()).then(a.kind.cmp(&b.kind)));
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";
             let main = match by {

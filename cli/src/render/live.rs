@@ -6,7 +6,7 @@ use profile::live::Snapshot;
 use text::clean::escaped;
 use text::units;
 
-use super::summary::heading;
+use super::summary::{heading, with_lives};
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 
@@ -56,16 +56,12 @@ fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
     .indent(2)
     .flexible(4);
     for program in &look.programs {
-        let name = escaped(&program.comm);
         table.row(vec![
             units::percent(program.share.share),
             units::percent(program.share.distance()),
             units::percent(program.user),
             program.pid.map_or_else(String::new, |pid| pid.to_string()),
-            match program.lives {
-                0 | 1 => name.into_owned(),
-                lives => format!("{name}, {} lives", units::count(lives)),
-            },
+            with_lives(escaped(&program.comm).into_owned(), program.lives),
         ]);
     }
     heading(text, page, "Programs", "");

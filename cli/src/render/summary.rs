@@ -277,7 +277,12 @@ fn program_name(program: &Program) -> String {
         ProcessKind::KernelThread => format!("[{name}]"),
         _ => name.into_owned(),
     };
-    match program.lives {
+    with_lives(name, program.lives)
+}
+
+/// Adds the number of lives to the name of a program, if it had several.
+pub fn with_lives(name: String, lives: u64) -> String {
+    match lives {
         0 | 1 => name,
         lives => format!("{name}, {} lives", units::count(lives)),
     }

@@ -1,10 +1,11 @@
 //! The panes: the part of a snapshot that each shows.
 
+use profile::estimate::Share;
 use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, Snapshot, TaskShare};
 use text::clean::escaped;
-use text::units;
 
 use super::table::{CellValue, PaneTable, SortOrder, TableColumn, column};
+use crate::render::summary::with_lives;
 use crate::render::with_module;
 
 /// A pane with a table or text.
@@ -91,44 +92,37 @@ const fn owner_columns(name: &'static str) -> [TableColumn; 7] {
     ]
 }
 
+/// Returns a row of a program or a process.
+fn owner_row(share: &Share, user: f64, samples: u64, pid: i32, name: String) -> Vec<CellValue> {
+    let (share, margin, bar) = CellValue::from_share(share);
+    let (user, samples) = (CellValue::Share(user), CellValue::Count(samples));
+    vec![share, margin, bar, user, samples, CellValue::Id(pid.into()), CellValue::Text(name)]
+}
+
+/// Returns a table of programs or processes.
+fn owners(name: &'static str, rows: impl Iterator<Item = Vec<CellValue>>) -> PaneTable {
+    PaneTable { columns: owner_columns(name).to_vec(), rows: rows.collect(), last: LAST, empty: NOT_SAMPLED }
+}
+
 fn programs(rows: &[ProgramShare]) -> PaneTable {
     let row = |program: &ProgramShare| {
-        let (share, margin, bar) = CellValue::from_share(&program.share);
         let name = escaped(&program.comm);
         let name = if program.kernel_thread { format!("[{name}]") } else { name.into_owned() };
-        let name = match program.lives {
-            0 | 1 => name,
-            lives => format!("{name}, {} lives", units::count(lives)),
-        };
-        let (samples, pid) =
-            (CellValue::Count(program.samples), CellValue::Id(program.pid.unwrap_or(0).into()));
-        vec![share, margin, bar, CellValue::Share(program.user), samples, pid, CellValue::Text(name)]
+        let name = with_lives(name, program.lives);
+        owner_row(&program.share, program.user, program.samples, program.pid.unwrap_or(0), name)
     };
-    PaneTable {
-        columns: owner_columns("program").to_vec(),
-        rows: rows.iter().map(row).collect(),
-        last: LAST,
-        empty: NOT_SAMPLED,
-    }
+    owners("program", rows.iter().map(row))
 }
 
 fn processes(rows: &[ProcessShare]) -> PaneTable {
     let row = |process: &ProcessShare| {
-        let (share, margin, bar) = CellValue::from_share(&process.share);
         let name = match (process.pid, process.instance) {
             (0, _) => escaped(&process.comm).into_owned(),
             (_, instance) => format!("{}#{instance}", escaped(&process.comm)),
         };
-        let samples = CellValue::Count(process.samples);
-        let pid = CellValue::Id(process.pid.into());
-        vec![share, margin, bar, CellValue::Share(process.user), samples, pid, CellValue::Text(name)]
+        owner_row(&process.share, process.user, process.samples, process.pid, name)
     };
-    PaneTable {
-        columns: owner_columns("process").to_vec(),
-        rows: rows.iter().map(row).collect(),
-        last: LAST,
-        empty: NOT_SAMPLED,
-    }
+    owners("process", rows.iter().map(row))
 }
 
 fn functions(rows: &[FunctionShare]) -> PaneTable {

@@ -119,6 +119,8 @@ pub(crate) struct TaskListing {
 
 /// A guest in which a kernel can be found.
 pub(crate) trait GuestKernel: Send + 'static {
+    /// Returns page tables of a kernel that is already known; `None` while kernel code has to run first.
+    fn known_tables(&self) -> Option<(u64, bool)>;
     /// Finds the kernel through these page tables.
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing>;
     /// Hands the reader of current tasks to the vCPUs. Returns the parts that it cannot read, each with the
@@ -367,7 +369,9 @@ impl<G: GuestKernel> KernelFinder<G> {
         if !stop && !self.find.due() {
             return;
         }
-        let Some((cr3, five_level)) = self.wanted.lock().candidate.take() else {
+        let candidate = self.wanted.lock().candidate.take();
+        // A guest may be in user code at each tick.
+        let Some((cr3, five_level)) = candidate.or_else(|| self.guest.known_tables()) else {
             return;
         };
         let result = self.guest.find(cr3, five_level);

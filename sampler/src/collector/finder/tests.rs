@@ -18,6 +18,8 @@ struct ScriptedGuest {
     module_reads: Arc<AtomicUsize>,
     /// The memory is gone: nothing can be read any longer.
     gone: Arc<AtomicBool>,
+    /// Page tables that are known without a candidate.
+    tables: Option<(u64, bool)>,
 }
 
 fn code(names: FakeNames) -> KernelCode {
@@ -25,6 +27,9 @@ fn code(names: FakeNames) -> KernelCode {
 }
 
 impl GuestKernel for ScriptedGuest {
+    fn known_tables(&self) -> Option<(u64, bool)> {
+        self.tables
+    }
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
         if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
@@ -96,6 +101,14 @@ fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandl
     let kinds = kinds.collect();
     thread.join().expect("the finder ends by itself");
     kinds
+}
+
+#[test]
+fn a_known_kernel_needs_no_candidate() {
+    let guest = ScriptedGuest { tables: Some((0x1000, true)), ..Default::default() };
+    let (wanted, news, thread) = start(guest);
+    assert!(matches!(news.recv_timeout(SOON), Ok(FinderEvent::Kernel(_))));
+    rest(&wanted, &news, thread);
 }
 
 #[test]

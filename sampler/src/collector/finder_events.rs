@@ -57,15 +57,17 @@ impl Collector {
     }
 
     pub(super) fn take_finder_events(&mut self) {
-        let Some(finder) = self.finder.take() else { return };
-        loop {
+        while let Some(finder) = &self.finder {
             match finder.events.try_recv() {
                 Ok(event) => self.handle(event),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.join_finder(finder),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    if let Some(finder) = self.finder.take() {
+                        self.join_finder(finder);
+                    }
+                }
             }
         }
-        self.finder = Some(finder);
     }
 
     pub(super) fn ask_finder(&mut self) {

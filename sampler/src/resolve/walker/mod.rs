@@ -19,7 +19,7 @@ mod spaces;
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use linux::{
     AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
@@ -97,8 +97,8 @@ pub(crate) struct WalkResult {
     pub from_user: bool,
 }
 
-/// Time for which no walk waits for unknown code after a wait that brought nothing.
-const FRUITLESS_PAUSE: Duration = Duration::from_secs(1);
+/// Time between waits for unknown code after one that brought nothing, as a multiple of that wait.
+const FRUITLESS_PAUSE: u32 = 10;
 
 /// Code of the kernel that is present: unwind tables and names of the same moment.
 #[derive(Debug, Clone)]
@@ -154,8 +154,8 @@ impl StackWalker {
     }
 
     /// Returns true if there are newer unwind tables than those that met unknown code: a module's first samples
-    /// come before its tables have been read. Waits take at most half of the time, and are rare where they
-    /// bring nothing.
+    /// come before its tables have been read. Waits take at most half of the time, and a
+    /// tenth where they bring nothing.
     fn learns_code(&mut self) -> bool {
         let begun = Instant::now();
         if begun < self.patient_at {
@@ -164,7 +164,7 @@ impl StackWalker {
         let Some(code) = self.code.as_ref().and_then(|code| code.present()) else { return false };
         let is_newer = self.unwinder.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &code.unwinder));
         let now = Instant::now();
-        self.patient_at = now + if is_newer { now - begun } else { FRUITLESS_PAUSE };
+        self.patient_at = now + (now - begun) * if is_newer { 1 } else { FRUITLESS_PAUSE };
         if is_newer {
             self.unwinder = Some(code.unwinder);
             self.learnt = Some(code.names);

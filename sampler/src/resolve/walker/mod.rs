@@ -109,7 +109,8 @@ pub(crate) struct PresentCode {
 
 /// Source of the kernel's code with modules that have just been loaded.
 pub(crate) trait CodeSource: Debug + Send + Sync {
-    /// Returns the code that is read after the call; waits for it, for a bounded time. `None` if there is none.
+    /// Returns the code that is read after the call; waits for it, for a bounded time. `None` if there is
+    /// none.
     fn present(&self) -> Option<PresentCode>;
 }
 
@@ -153,9 +154,9 @@ impl StackWalker {
         Self { code: Some(code), ..self }
     }
 
-    /// Returns true if there are newer unwind tables than those that met unknown code: a module's first samples
-    /// come before its tables have been read. Waits take at most half of the time, and a
-    /// tenth where they bring nothing.
+    /// Returns true if there are newer unwind tables than those that met unknown code: a module's first
+    /// samples come before its tables have been read. Waits take at most half of the time, and a tenth where
+    /// they bring nothing.
     fn learns_code(&mut self) -> bool {
         let begun = Instant::now();
         if begun < self.patient_at {

@@ -4,6 +4,7 @@ mod attach;
 mod boot;
 mod ctl;
 mod diff;
+mod docs;
 #[cfg(test)]
 mod documented;
 mod export;
@@ -14,6 +15,7 @@ mod recording;
 mod report;
 mod run;
 mod selftest;
+mod short;
 mod simulate;
 mod top;
 
@@ -33,6 +35,7 @@ pub use attach::{AttachArgs, Engine, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
+pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
@@ -40,6 +43,7 @@ pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
+pub use short::with_short_help;
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -234,6 +238,8 @@ pub enum CliCommand {
     Image(ImageCommand),
     /// Show what this machine supports, and what `run` will use
     Doctor(DoctorArgs),
+    /// Show the documentation: docs/NAME.md of the help texts
+    Docs(DocsArgs),
     /// Compare what vprof measures on this machine with what guests measure of themselves
     Selftest(SelftestArgs),
     /// Write manual pages into a directory

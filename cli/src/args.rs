@@ -10,6 +10,7 @@ mod documented;
 mod export;
 mod filter;
 mod image;
+mod open;
 mod parse;
 mod recording;
 mod report;
@@ -39,6 +40,7 @@ pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
+pub use open::OpenArgs;
 pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
@@ -72,6 +74,7 @@ Examples:
   vprof run guest.img -- gzip -k /big      profile one command
   vprof boot guest.img --until 'login:'    check that it comes up, and show where the time goes
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
+  vprof open                               the last profile in the browser
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
   vprof top                                watch a session in progress, live on the terminal
 ";
@@ -223,6 +226,8 @@ pub enum CliCommand {
     Diff(DiffArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
+    /// Show a profile in the browser
+    Open(OpenArgs),
     /// Query a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files

@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`],
-//! [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`docs`], [`doctor`],
-//! [`selftest`]. Started as the init of a portable host, the same program is that host's inner half
-//! ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that guest's programs
-//! ([`selftest::guest`]).
+//! [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`], [`inspect`],
+//! [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program is that
+//! host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that
+//! guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -20,6 +20,7 @@ mod errors;
 mod export;
 mod inspect;
 mod man;
+mod open;
 mod output;
 mod pager;
 mod progress;
@@ -107,6 +108,7 @@ fn main() -> ExitCode {
         CliCommand::Annotate(args) => annotate::command(&args),
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Export(args) => export::command(&args),
+        CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),
         CliCommand::Symbolize(args) => symbolize::command(&args),
         CliCommand::Simulate(args) => simulate::command(&args),

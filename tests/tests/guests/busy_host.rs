@@ -103,8 +103,8 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
                 / count(*)
          FROM sample"
     ));
-    // Four standard errors of both estimates: twice the distance of the interval's end, and those of the ticks
-    // outside, whose number varies by its root. A hundredth is the error of the host's time.
+    // Four standard errors of both estimates: twice the distance of the interval's end, and those of the
+    // ticks outside, whose number varies by its root. A hundredth is the error of the host's time.
     let apart = (reported - ns("interrupted_ns") - taken - estimate).abs();
     let chance = (2.0 * (end - estimate)).hypot(4.0 * outside.sqrt() * interval_ns);
     assert!(apart < chance + 0.01 * reported, "{apart} ns apart, {taken} taken, chance {chance}: {process}");

@@ -263,7 +263,7 @@ fn a_phone_shows_all_of_it() {
                     && !e.closest('.scroll')).map((e) => e.id || e.className || e.tagName)";
         assert_eq!(browser.value(wide), serde_json::json!([]), "{width} {scheme}");
         assert_eq!(browser.value("document.documentElement.scrollWidth > innerWidth"), false);
-        // No column is so narrow that its text stands a letter a line.
+        // No column is so narrow that a line of its text has one letter.
         let tall = "[...document.querySelectorAll('td, dd')].filter((e) => e.offsetHeight > 200).map((e) => e.textContent)";
         assert_eq!(browser.value(tall), serde_json::json!([]), "{width} {scheme}");
     }

@@ -633,7 +633,7 @@ fn writing_to_a_serial_port_counts_each_stack_once() {
     run.batch.frames.extend([
         driver(30, "serial8250_tx_chars", FrameKind::Kernel),
         driver(31, "io_serial_out.isra.0", FrameKind::Kernel),
-        // A program's function of this name is no driver.
+        // A program's function of this name is another one.
         FrameRow { instance: Some(1), ..driver(32, "io_serial_in", FrameKind::User) },
     ]);
     run.batch.stacks.push(StackRow { id: 30, parent: None, frame: 30 });

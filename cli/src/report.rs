@@ -72,7 +72,7 @@ fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 /// `report --exact`.
 fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-    let report = ExactReport::read(&profile, args.filter.process.as_deref())?;
+    let report = ExactReport::read(&profile, &args.filter.process)?;
     if args.json {
         write_json(&report)?;
     } else {

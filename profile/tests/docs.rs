@@ -102,7 +102,7 @@ fn a_report_fits_its_schema() {
     let json = serde_json::to_value(&report).expect("JSON");
     check(&json, &schema, "report");
     let filter = Filter {
-        process: Some("program-07".into()),
+        process: vec!["program-07".into()],
         modes: vec![ModeGroup::User],
         vcpu: Some(1),
         from_ns: Some(1),
@@ -256,8 +256,9 @@ fn an_exact_report_fits_its_schema() {
     let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
-    for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0")] {
-        let report = ExactReport::read(&profile, process).expect("exact data");
+    for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0"), Some("sl*p*r")] {
+        let wanted: Vec<String> = process.map(str::to_owned).into_iter().collect();
+        let report = ExactReport::read(&profile, &wanted).expect("exact data");
         check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
         let task = &report.tasks[0];
         assert!(report.complete && task.ended);
@@ -287,11 +288,12 @@ fn an_exact_report_fits_its_schema() {
         let soft = &report.soft_interrupts;
         assert_eq!((soft.len(), soft[0].name.as_str(), soft[0].estimate.samples), (1, "NET_RX", 1));
     }
-    let children = &ExactReport::read(&profile, Some("sh")).expect("exact data").children[0];
+    let children = &ExactReport::read(&profile, &["sh".to_owned()]).expect("exact data").children[0];
     assert_eq!((children.comm.as_str(), children.waited_for, children.processes), ("sh", 1, 1));
     let sum: f64 = children.states.iter().map(|state| state.s).sum();
     assert!((sum - 1e-6).abs() < 1e-12 && (children.running_s - 400e-9).abs() < 1e-12, "{children:?}");
-    let nobody = ExactReport::read(&profile, Some("sleeper#1")).unwrap_err().to_string();
+    let nobody =
+        ExactReport::read(&profile, &["sleeper".to_owned(), "sleeper#1".to_owned()]).unwrap_err().to_string();
     assert!(nobody.contains("sleeper#1"), "{nobody}");
 }
 
@@ -356,7 +358,7 @@ fn states_fit_their_schema() {
     let report = StateReport::read(&scanned, &half, SourceChoice::Best).expect("a part of it");
     let sleeper = report.tasks.iter().find(|task| task.task.tid == 8).expect("the task");
     assert!((sleeper.waits[0].share - 1.0).abs() < 1e-9 && sleeper.running.s == 0.0, "{sleeper:?}");
-    let one = Filter { thread: Some("worker".into()), process: Some("sleeper".into()), ..Filter::default() };
+    let one = Filter { thread: Some("worker".into()), process: vec!["sleeper".into()], ..Filter::default() };
     assert_eq!(StateReport::read(&scanned, &one, SourceChoice::Best).expect("one").tasks.len(), 1);
     let view = scanned.query("SELECT tid, state, scans FROM v_sampled_states").expect("an answer").rows;
     assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
@@ -384,7 +386,7 @@ fn a_profile_without_states_says_why() {
 #[test]
 fn a_profile_without_exact_data_says_why() {
     let directory = tempfile::tempdir().expect("a directory");
-    let why = |profile: &Profile| ExactReport::read(profile, None).unwrap_err().to_string();
+    let why = |profile: &Profile| ExactReport::read(profile, &[]).unwrap_err().to_string();
     assert!(why(&profile(directory.path())).ends_with("without `vprof run --exact`"));
     for (meta, part) in [
         (vec![("exact", "1")], "cut short"),

@@ -10,9 +10,10 @@ use super::parse::{TimeSpan, parse_span};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Only a part")]
 pub struct FilterArgs {
-    /// Only processes with this name, process id or name#instance
+    /// Only processes with this name, process id or name#instance; `*` in a name stands for any characters;
+    /// repeatable
     #[arg(long, short = 'p', value_name = "NAME|PID")]
-    pub process: Option<String>,
+    pub process: Vec<String>,
 
     /// Only processes with this name, process id or name#instance, and all that they have started;
     /// `command` for the command of `vprof run IMAGE -- CMD`

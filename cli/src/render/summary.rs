@@ -185,8 +185,9 @@ pub(super) fn nothing(report: &Report) -> &'static str {
 /// Formats the part of the profile that is shown; `None` for all.
 pub fn part(filter: &Filter) -> Option<String> {
     let mut parts = Vec::new();
-    if let Some(process) = &filter.process {
-        parts.push(format!("process {}", escaped(process)));
+    if !filter.process.is_empty() {
+        let names: Vec<_> = filter.process.iter().map(|name| escaped(name)).collect();
+        parts.push(format!("process {}", names.join(" or ")));
     }
     let named = [
         ("the process subtree of", &filter.tree),

@@ -112,7 +112,7 @@ impl GuestResults {
         if !self.report.processes.iter().any(|process| process.comm == name) {
             return Ok(None);
         }
-        let filter = Filter { process: Some(name.to_owned()), ..Filter::default() };
+        let filter = Filter { process: vec![name.to_owned()], ..Filter::default() };
         Ok(Some(Report::read_with(&self.profile, &filter, &Request::By(By::Function))?))
     }
 

@@ -91,7 +91,7 @@ impl Sources {
         let _snapshot = profile.snapshot()?;
         let recording = record(profile, filter, progress)?;
         let report = Report::read_with(profile, filter, &ReportRequest::By(By::Function))?;
-        let exact = match ExactReport::read(profile, None) {
+        let exact = match ExactReport::read(profile, &[]) {
             Ok(exact) => Ok(exact),
             Err(ReportError::NoExact(reason)) => Err(NoExactData(reason)),
             Err(error) => return Err(error.into()),

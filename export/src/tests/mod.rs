@@ -69,7 +69,7 @@ fn a_filter_chooses_for_every_format() {
 #[test]
 fn a_filter_that_names_nothing_says_so() {
     let made = fixture::plain();
-    let filter = Filter { process: Some("prig".to_owned()), ..Filter::default() };
+    let filter = Filter { process: vec!["prig".to_owned()], ..Filter::default() };
     let profile = Profile::open(&made.path).expect("a profile");
     let request = Request { filter, ..Request::new(Format::Folded) };
     let error = write(&profile, &request, &mut Vec::new(), &mut |_, _| {}).expect_err("no such process");

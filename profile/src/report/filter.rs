@@ -26,8 +26,9 @@ use text::suggest::suggest;
 /// report; their shares still refer to all samples of the vCPU and time that are not idle.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// Only this process: a program name (all its instances), a pid, or `name#number`.
-    pub process: Option<String>,
+    /// Only these processes: program names (all their instances; `*` stands for any characters), pids, or
+    /// `name#number`. Empty for all.
+    pub process: Vec<String>,
     /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE
     /// -- CMD`).
     pub tree: Option<String>,
@@ -130,10 +131,17 @@ impl Selection {
     pub(super) fn of_tasks(filter: &Filter, profile: &Profile, tables: &Tables) -> Result<Self, ReportError> {
         check(filter, tables)?;
         let mut selection = Self::default();
-        if let Some(wanted) = &filter.process {
-            let found = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
+        if !filter.process.is_empty() {
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
-            selection.narrow(found, || no_such("process", wanted, names(), "--by process"))?;
+            let mut found = HashSet::new();
+            for wanted in &filter.process {
+                let own = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
+                if own.is_empty() {
+                    return Err(no_such("process", wanted, names(), "--by process"));
+                }
+                found.extend(own);
+            }
+            selection.instances = Some(found);
         }
         if let Some(wanted) = &filter.tree {
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
@@ -203,9 +211,27 @@ fn is_numbered((comm, number): (&str, u32), wanted: &str) -> bool {
     numbered == Some((comm, number))
 }
 
-/// True if `wanted` is the name of the process, its id, or its name with its instance number.
+/// True if `wanted` is the name of the process, a pattern of it, its id, or its name with its instance number.
 pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) -> bool {
-    comm == wanted || wanted.parse() == Ok(pid) || is_numbered((comm, number), wanted)
+    comm == wanted
+        || wanted.parse() == Ok(pid)
+        || is_numbered((comm, number), wanted)
+        || is_pattern_of(wanted, comm)
+}
+
+/// True if `pattern` has a `*`, and is `name` with any characters in the place of each `*`.
+fn is_pattern_of(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else { return false };
+    let Some(mut name) = name.strip_prefix(first) else { return false };
+    let mut parts: Vec<&str> = rest.split('*').collect();
+    let last = parts.pop().unwrap_or_default();
+    for part in parts {
+        match name.find(part) {
+            Some(place) => name = &name[place + part.len()..],
+            None => return false,
+        }
+    }
+    name.ends_with(last)
 }
 
 /// Returns threads by name, or by thread id, named or not.

@@ -302,7 +302,7 @@ fn views_agree_with_the_report() {
 fn filters_choose_a_part() {
     let (_directory, path) = known().write();
     let by_process =
-        |process: &str| read(&path, &Filter { process: Some(process.to_owned()), ..Filter::default() });
+        |process: &str| read(&path, &Filter { process: vec![process.to_owned()], ..Filter::default() });
     let both = by_process("gzip");
     assert_eq!(
         both.processes.iter().map(|p| (p.pid, p.estimate.samples)).collect::<Vec<_>>(),
@@ -320,6 +320,15 @@ fn filters_choose_a_part() {
         );
         assert!(report.functions.iter().all(|f| f.mode == "user" || f.mode == "kernel"));
     }
+    let several = |names: &[&str]| {
+        let process = names.iter().map(|name| (*name).to_owned()).collect();
+        let report = read(&path, &Filter { process, ..Filter::default() });
+        report.processes.iter().map(|p| p.pid).collect::<Vec<_>>()
+    };
+    assert_eq!(several(&["gzip#1", "kthreadd"]), [11, 2]);
+    assert_eq!(several(&["*"]), [10, 11, 2]);
+    assert_eq!(several(&["g*p"]), [10, 11]);
+    assert_eq!(several(&["k*d*d*"]), [2]);
     let first = read(&path, &Filter { vcpu: Some(0), ..Filter::default() });
     assert_eq!((first.samples, first.busy_samples, first.vcpus.len()), (40, 40, 1));
     assert!((shares(&first)[0] - 1.0).abs() < 1e-9);
@@ -336,11 +345,17 @@ fn wrong_filters_are_told() {
     let profile = Profile::open(&path).expect("a profile");
     let told = |filter: Filter| Report::read(&profile, &filter).expect_err("a wrong filter").to_string();
     for process in ["xz", "12", "gzip#22", "gzip#x", ""] {
-        let filter = Filter { process: Some(process.to_owned()), ..Filter::default() };
+        let filter = Filter { process: vec![process.to_owned()], ..Filter::default() };
         let (told, start) = (told(filter), format!("the profile has no process {process}: "));
         let advice = told.strip_prefix(&start).expect("what is not there");
         let near = if process.starts_with("gzip#") { "near are gzip" } else { "" };
         assert!([near, "`vprof report FILE --by process` lists them"].contains(&advice), "{told}");
+    }
+    // A prefix and a suffix do not overlap, and each of several names has to exist.
+    for process in [vec!["gzi*zip".to_owned()], vec!["gzip".to_owned(), "x*".to_owned()]] {
+        let last = process.last().expect("a name").clone();
+        let told = told(Filter { process, ..Filter::default() });
+        assert!(told.starts_with(&format!("the profile has no process {last}: ")), "{told}");
     }
     let no_vcpu = Filter { vcpu: Some(2), ..Filter::default() };
     assert_eq!(told(no_vcpu), "the profile has no vCPU 2: it has 2, counted from 0");
@@ -391,7 +406,7 @@ fn two_hundred_instances_of_one_name() {
     assert_eq!(report.processes.len(), 200);
     assert!(report.processes.iter().all(|p| p.comm == "true" && p.pid == 300 && p.estimate.samples == 1));
     assert_eq!(
-        read(&path, &Filter { process: Some("true#77".into()), ..Filter::default() }).processes.len(),
+        read(&path, &Filter { process: vec!["true#77".into()], ..Filter::default() }).processes.len(),
         1
     );
     assert_eq!(report.functions.len(), 1);

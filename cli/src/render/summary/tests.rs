@@ -237,7 +237,7 @@ fn parts_and_cut_runs_are_shown() {
     report.host = "kvm".to_owned();
     report.kernel = None;
     report.filter = Filter {
-        process: Some("gzip".to_owned()),
+        process: vec!["gzip".to_owned()],
         symbol: Some("read\x1b[2J".to_owned()),
         modes: vec![ModeGroup::User, ModeGroup::Irq],
         vcpu: Some(1),

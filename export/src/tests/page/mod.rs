@@ -174,7 +174,7 @@ fn a_base_brings_its_stacks() {
 fn the_page_itself_chooses_processes() {
     let made = fixture::plain();
     let profile = Profile::open(&made.path).expect("a profile");
-    let filter = Filter { process: Some("prog".to_owned()), ..Filter::default() };
+    let filter = Filter { process: vec!["prog".to_owned()], ..Filter::default() };
     let request = PageRequest { filter, ..PageRequest::default() };
     let error = write_page(&profile, &request, &mut Vec::new(), &mut |_, _| {}).expect_err("no page");
     assert!(matches!(error, PageError::Choice("--process")), "{error}");

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
 use crate::estimate::Z_95;
+use crate::report::is_process;
 use crate::store::Profile;
 pub use parts::{CpuPart, CpuParts};
 use stacks::Stacks;
@@ -282,22 +283,22 @@ pub struct ExactReport {
 type Key = (u32, i32);
 
 impl ExactReport {
-    /// Reads the exact part of a profile; of `process` only, if one is named (a program name, a process id or
-    /// name#instance).
+    /// Reads the exact part of a profile; only of the processes that are named, as in
+    /// [`Filter::process`](super::Filter::process).
     ///
     /// # Errors
     /// [`ReportError::NoExact`] if there is none, [`ReportError::NoSuch`] for a process that is not among the
     /// tasks.
-    pub fn read(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
-        let mut report = Self::read_exact(profile, process)?;
-        if process.is_none() {
+    pub fn read(profile: &Profile, processes: &[String]) -> Result<Self, ReportError> {
+        let mut report = Self::read_exact(profile, processes)?;
+        if processes.is_empty() {
             report.soft_interrupts = soft_interrupts(profile)?;
         }
         Ok(report)
     }
 
     /// Reads everything except what is estimated for the whole guest.
-    fn read_exact(profile: &Profile, process: Option<&str>) -> Result<Self, ReportError> {
+    fn read_exact(profile: &Profile, processes: &[String]) -> Result<Self, ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         // One transaction, so that all parts have the same state of a run in progress.
@@ -306,13 +307,18 @@ impl ExactReport {
         let (from_ns, end_ns) = span(connection).map_err(sql)??;
         let names = Names::read(connection).map_err(sql)?;
         let stacks = Stacks::read(connection).map_err(sql)?;
-        let chosen = |key: Key| process.is_none_or(|wanted| names.is(key, wanted));
+        let chosen = |key: Key| processes.is_empty() || processes.iter().any(|wanted| names.is(key, wanted));
         let vcpus = interrupts::vcpus(connection).map_err(sql)?;
         let parts = parts::read(connection, &stacks, (from_ns, end_ns)).map_err(sql)?;
         let tasks = tasks::states(connection, (&names, &parts), chosen).map_err(sql)?;
-        if let Some(wanted) = process.filter(|_| tasks.is_empty()) {
+        let has_task = |wanted: &&String| {
+            tasks
+                .iter()
+                .any(|TaskStates { task, .. }| is_process((&task.comm, task.pid, task.instance), wanted))
+        };
+        if let Some(wanted) = processes.iter().find(|wanted| !has_task(wanted)) {
             let advice = "`--exact` without --process lists all".to_owned();
-            return Err(ReportError::NoSuch { what: "task of", wanted: wanted.to_owned(), advice });
+            return Err(ReportError::NoSuch { what: "task of", wanted: wanted.clone(), advice });
         }
         let mut told = HashMap::new();
         for key in ExactCost::KEYS {
@@ -331,9 +337,10 @@ impl ExactReport {
             off_cpu: tasks::off_cpu(connection, (&names, &stacks), chosen).map_err(sql)?,
             wakeups: tasks::wakeups(connection, &names, chosen).map_err(sql)?,
             interrupts: interrupts::interrupts(connection, &names, chosen).map_err(sql)?,
-            sources: match process {
-                None => interrupts::sources(connection).map_err(sql)?,
-                Some(_) => Vec::new(),
+            sources: if processes.is_empty() {
+                interrupts::sources(connection).map_err(sql)?
+            } else {
+                Vec::new()
             },
             soft_interrupts: Vec::new(),
         })

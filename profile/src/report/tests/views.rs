@@ -325,9 +325,9 @@ fn filters_restrict_and_combine() {
     assert_eq!(chosen(&|f| f.symbol = text("vfs_read")), 40);
     assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::User]), 60);
     assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::Kernel, ModeGroup::Irq]), 40);
-    assert_eq!(chosen(&|f| (f.process, f.symbol) = (text("gzip"), text("ksys_read"))), 15);
-    assert_eq!(chosen(&|f| (f.process, f.modes) = (text("gzip"), vec![ModeGroup::Irq])), 0);
-    assert_eq!(chosen(&|f| (f.process, f.cgroup) = (text("kthreadd"), text("web"))), 0);
+    assert_eq!(chosen(&|f| (f.process, f.symbol) = (vec!["gzip".to_owned()], text("ksys_read"))), 15);
+    assert_eq!(chosen(&|f| (f.process, f.modes) = (vec!["gzip".to_owned()], vec![ModeGroup::Irq])), 0);
+    assert_eq!(chosen(&|f| (f.process, f.cgroup) = (vec!["kthreadd".to_owned()], text("web"))), 0);
 }
 
 #[test]

@@ -174,7 +174,7 @@ fn exact(report: &Report) -> String {
 /// Returns the message for a filter that chooses no sample.
 pub(super) fn nothing(report: &Report) -> &'static str {
     let Filter { process, tree, instance, cgroup, thread, modes, .. } = &report.filter;
-    let task = [process, tree, instance, cgroup, thread].into_iter().any(Option::is_some);
+    let task = !process.is_empty() || [tree, instance, cgroup, thread].into_iter().any(Option::is_some);
     if task && modes.as_slice() == [ModeGroup::Irq] {
         "\nNo sample fits: interrupts are charged to no process.\n"
     } else {

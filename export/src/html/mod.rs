@@ -171,7 +171,7 @@ pub fn write_page(
 fn check(filter: &Filter) -> Result<(), PageError> {
     let Filter { process, tree, instance, cgroup, thread, symbol, modes, .. } = filter;
     let options = [
-        ("--process", process.is_some()),
+        ("--process", !process.is_empty()),
         ("--tree-of", tree.is_some()),
         ("--instance", instance.is_some()),
         ("--cgroup", cgroup.is_some()),

@@ -70,7 +70,7 @@ pub(crate) fn assert_sound(bytes: &[u8]) {
 #[test]
 fn a_part_of_a_profile_has_its_samples_only() {
     let made = fixture::plain();
-    let filter = profile::Filter { process: Some("prog".to_owned()), ..profile::Filter::default() };
+    let filter = profile::Filter { process: vec!["prog".to_owned()], ..profile::Filter::default() };
     let bytes = written(&made, &Request { filter, ..Request::new(Format::Perfetto) });
     let packets = Trace::decode(&bytes[..]).expect("a trace").packet;
     let count = |is: fn(&PacketData) -> bool| {

@@ -1,12 +1,15 @@
 //! A process that may hold a virtual machine, as /proc shows it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use vmm::host_kernel;
 
+use crate::descriptors::OpenDescriptors;
 use crate::error::AttachError;
 
 /// Beginning of the link of a vCPU's descriptor, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c,
@@ -28,12 +31,17 @@ const PF_EXITING: u64 = 4;
 /// Type of comparison of two descriptors' files (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_long = 0;
 
-/// Process, identified by a descriptor that is not reused.
+/// Process, identified by a descriptor that is not reused. Its files in /proc that are read again are opened
+/// once.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
     name: String,
+    stat: File,
+    status: File,
+    /// Not visible to everyone: opened at the first use.
+    descriptors: OnceLock<OpenDescriptors>,
 }
 
 impl Process {
@@ -54,8 +62,11 @@ impl Process {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
-        Ok(Self { pid, pidfd, name: name_of(pid) })
+        let file =
+            |name| File::open(format!("/proc/{pid}/{name}")).map_err(|_| AttachError::NoProcess { pid });
+        let (stat, status, descriptors) = (file("stat")?, file("status")?, OnceLock::new());
+        ProcessStat::read(&stat).ok_or(AttachError::NoProcess { pid })?;
+        Ok(Self { pid, pidfd, name: name_of(pid), stat, status, descriptors })
     }
 
     /// Returns the process id.
@@ -77,7 +88,7 @@ impl Process {
 
     /// Returns true if a signal has stopped the process, or a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
-        ProcessStat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+        ProcessStat::read(&self.stat).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
     /// Duplicates the descriptor `fd` of a vCPU with that number.
@@ -110,24 +121,38 @@ impl Process {
         }
     }
 
+    fn descriptors(&self) -> io::Result<&OpenDescriptors> {
+        if let Some(open) = self.descriptors.get() {
+            return Ok(open);
+        }
+        let open = OpenDescriptors::open(self.pid)?;
+        Ok(self.descriptors.get_or_init(|| open))
+    }
+
+    /// Returns the descriptors whose links start with `prefix`, with the number after it: one descriptor per
+    /// number, in order.
+    fn numbered(&self, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
+        let mut found = self.descriptors()?.numbered(prefix)?;
+        found.dedup_by_key(|(number, _)| *number);
+        Ok(found)
+    }
+
     /// Returns the descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
-        numbered(self.pid, VCPU)
+        self.numbered(VCPU)
     }
 
     /// Returns the link of a descriptor that only machines have whose memory or registers are hidden.
     pub(crate) fn confidential(&self) -> io::Result<Option<String>> {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid))?.flatten();
-        let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-        let found =
-            links.find_map(|link| link.to_str().filter(|link| is_confidential(link)).map(str::to_owned));
+        let links = self.descriptors()?.links()?;
+        let found = links.iter().find_map(|(_, link)| link.to_str().filter(|link| is_confidential(link)));
         Ok(found.map(|link| format!("it has {link} open")))
     }
 
     /// Returns true if two descriptors have the same vCPU number and are not proven to be the same vCPU: the
     /// process has several virtual machines.
     pub(crate) fn has_several_vms(&self) -> io::Result<bool> {
-        let all = all_numbered(self.pid, VCPU)?;
+        let all = self.descriptors()?.numbered(VCPU)?;
         let differ = |pair: &[(u32, i32)]| match pair {
             [(first, fd), (second, other)] => first == second && !self.is_same_file(*fd, *other),
             _ => false,
@@ -151,21 +176,18 @@ impl Process {
     /// another program (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may
     /// keep its number.
     pub(crate) fn holds_vcpu(&self, descriptors: &[i32]) -> bool {
-        descriptors.iter().any(|fd| {
-            let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
-            link.is_ok_and(|link| link.to_str().is_some_and(|link| link.starts_with(VCPU)))
-        })
+        self.descriptors().is_ok_and(|open| open.has_any(descriptors, VCPU))
     }
 
     /// Returns the descriptors of vCPUs' counters, as [`Self::vcpus`] does.
     pub(crate) fn counters(&self) -> io::Result<Vec<(u32, i32)>> {
-        numbered(self.pid, STATS)
+        self.numbered(STATS)
     }
 
     /// Returns true if the process has begun to end: releasing the memory of a large machine takes seconds.
     pub(crate) fn is_ending(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        ProcessStat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
+        let status = read_again(&self.status).unwrap_or_default();
+        ProcessStat::read(&self.stat).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
     }
 
     /// Returns the ids of the process's threads.
@@ -219,27 +241,15 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
     }
 }
 
-/// Returns the descriptors of a process whose links start with `prefix`, with the number after it: one
-/// descriptor per number, in order.
-fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
-    let mut found = all_numbered(pid, prefix)?;
-    found.dedup_by_key(|(number, _)| *number);
-    Ok(found)
-}
-
-/// Returns the same as [`numbered`], with all descriptors of a number.
-fn all_numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A descriptor may be closed meanwhile.
-        let Ok(link) = fs::read_link(entry.path()) else { continue };
-        if let Some(number) = link.to_str().and_then(|link| link.strip_prefix(prefix)?.parse().ok()) {
-            found.push((number, fd));
+/// Reads a file of /proc from its beginning.
+pub(crate) fn read_again(file: &File) -> io::Result<String> {
+    let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        match file.read_at(&mut part, u64::try_from(bytes.len()).unwrap_or(u64::MAX))? {
+            0 => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            count => bytes.extend_from_slice(part.get(..count).unwrap_or_default()),
         }
     }
-    found.sort_unstable();
-    Ok(found)
 }
 
 fn name_of(pid: i32) -> String {
@@ -280,8 +290,8 @@ struct ProcessStat {
 }
 
 impl ProcessStat {
-    fn read(pid: i32) -> Option<Self> {
-        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    fn read(stat: &File) -> Option<Self> {
+        Self::parse(&read_again(stat).ok()?)
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -305,7 +315,8 @@ pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
     let mut running = Vec::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else { continue };
-        if numbered(pid, VCPU).is_ok_and(|vcpus| !vcpus.is_empty()) {
+        let vcpus = OpenDescriptors::open(pid).and_then(|open| open.numbered(VCPU));
+        if vcpus.is_ok_and(|vcpus| !vcpus.is_empty()) {
             let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
             let called = given_name(&words).unwrap_or_else(|| name_of(pid));
             running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));

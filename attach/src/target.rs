@@ -8,7 +8,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use serde::{Deserialize, Serialize};
 use vmm::ThreadId;
+use wall::Reach;
 
 use crate::attachment::RateLimit;
 use crate::bpf::{BpfRefusal, FoundVm, KernelThread, SampledVm, registers};
@@ -43,7 +45,7 @@ const COMPARISONS: usize = 3;
 const COMPARE_LIMIT: Duration = Duration::from_millis(300);
 
 /// Means by which vCPUs are sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum EngineChoice {
     /// The host's kernel where it can; else stops by ptrace.
     #[default]
@@ -81,6 +83,8 @@ pub(crate) struct TargetVcpu {
     pub(crate) id: ThreadId,
     pub(crate) files: ThreadFiles,
     pub(crate) page: RunPage,
+    /// The same for the watcher, which takes it.
+    pub(crate) watched: Option<(ThreadFiles, RunPage)>,
 }
 
 impl Target {
@@ -110,7 +114,7 @@ impl Target {
         }
         try_registers(&process, &mut vcpus, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
         let known = descriptors.iter().map(|(number, _)| *number).collect();
-        let memory = ForeignMemory::new(pid);
+        let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;
         let (sampled, refusal) = (None, None);
         Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard, sampled, refusal })
     }
@@ -214,6 +218,15 @@ impl Target {
     /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
+    }
+
+    /// Returns what this process reaches of the VMM from here on.
+    pub fn reach(&self) -> Reach {
+        let process = self.process.pid();
+        if self.is_sampled() {
+            return Reach::Kernel { process };
+        }
+        Reach::Stops { process, threads: self.vcpus.iter().map(|vcpu| vcpu.id.thread).collect() }
     }
 
     /// Returns the number of vCPUs that will be profiled: those whose threads were found.
@@ -326,9 +339,13 @@ impl TargetVcpu {
         id: ThreadId,
         files: ThreadFiles,
     ) -> Result<Self, AttachError> {
-        let page = RunPage::map(process, number, fd)
-            .map_err(|error| step_error(process.pid(), "map the run page of a vCPU", error))?;
-        Ok(Self { number, fd, id, files, page })
+        let map = || {
+            RunPage::map(process, number, fd)
+                .map_err(|error| step_error(process.pid(), "map the run page of a vCPU", error))
+        };
+        let page = map()?;
+        let again = ThreadFiles::open(id).map_err(|e| step_error(process.pid(), "watch its vCPUs", e))?;
+        Ok(Self { number, fd, id, files, page, watched: Some((again, map()?)) })
     }
 }
 

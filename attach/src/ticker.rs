@@ -8,7 +8,6 @@ use vmm::x86::{CR0_PE, EFER_LMA};
 use vmm::{MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
-use crate::capabilities;
 use crate::guard::StopSlot;
 use crate::memory::StopMemory;
 use crate::shared::{AttachmentEnd, PauseCause, SharedState};
@@ -101,9 +100,8 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        capabilities::drop_search();
         set_timer_slack();
-        self.observer.attached(Some(self.vcpu.id));
+        self.observer.attached(Some(self.vcpu.files.attached(self.vcpu.id)));
         let first = self.observer.started();
         let shared = Arc::clone(&self.shared);
         let Ok(()) = run_ticks(&shared, first, |due_ns| Ok::<_, std::convert::Infallible>(self.tick(due_ns)));

@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         }
     };
     let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
-    if !matches!(cli.command, CliCommand::Attach(_))
+    if !matches!(cli.command, CliCommand::AttachHalf { .. })
         && let Err(error) = ::attach::capabilities::drop_all()
     {
         eprintln!("vprof: cannot drop capabilities: {error}");
@@ -97,7 +97,8 @@ fn main() -> ExitCode {
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
         CliCommand::GuestHalf { job } => run::guest_half(job),
         CliCommand::ImageReader { job } => run::image_reader(job),
-        CliCommand::AttachGuard { screen, stops } => attach::guard(screen, stops),
+        CliCommand::AttachHalf { job } => attach::half(job),
+        CliCommand::AttachGuard { stops } => attach::guard(stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);

@@ -146,6 +146,127 @@ fn a_profile_of_a_vm_that_runs_already() {
     assert!(shown.contains("not known: exits of the VMM"), "{shown}");
 }
 
+/// Returns the only child of a process.
+fn child_of(process: u32) -> u32 {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
+
+/// Returns the parts of the wall that a profile records.
+fn wall_of(profile: &Path) -> String {
+    let sql = "SELECT value FROM meta WHERE key = 'wall'";
+    stdout(&vprof(["query"]).arg(profile).args([sql, "--csv"]).output().unwrap())
+}
+
+#[test]
+fn the_half_has_the_right_to_trace_and_nothing_else_of_the_user() {
+    run_as_vmm();
+    let test = "the_half_has_the_right_to_trace_and_nothing_else_of_the_user";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    assert_eq!(std::fs::read_to_string(format!("/proc/{half}/environ")).unwrap(), "");
+    // SAFETY: has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    for thread in std::fs::read_dir(format!("/proc/{half}/task")).unwrap() {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        let field =
+            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+        assert_eq!((field("Seccomp:"), field("NoNewPrivs:")), ("2".to_owned(), "1".to_owned()), "{status}");
+        let permitted = u64::from_str_radix(&field("CapPrm:"), 16).unwrap();
+        // CAP_SYS_PTRACE; the watcher also has CAP_DAC_READ_SEARCH (linux/capability.h).
+        let expected = match (is_root, field("Name:").as_str()) {
+            (false, _) => permitted,
+            (true, "attach" | "job control" | "vprof-port") => 1 << 19 | 1 << 2,
+            (true, _) => 1 << 19,
+        };
+        assert_eq!(permitted, expected, "{status}");
+    }
+    let own = directory.path().to_str().unwrap();
+    for descriptor in std::fs::read_dir(format!("/proc/{half}/fd")).unwrap() {
+        let Ok(target) = std::fs::read_link(descriptor.unwrap().path()) else { continue };
+        assert!(!target.to_string_lossy().starts_with(own), "{target:?}");
+    }
+    let profile = attached.profile.clone();
+    drop(vm);
+    assert!(attached.end().0.success());
+    assert!(wall_of(&profile).contains("rights, files, system calls"), "{}", wall_of(&profile));
+}
+
+#[test]
+fn a_half_without_filters_is_a_wish_that_the_profile_records() {
+    run_as_vmm();
+    let test = "a_half_without_filters_is_a_wish_that_the_profile_records";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (policy, filters) in [("off", false), ("log", true)] {
+        let profile = directory.path().join(policy);
+        let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "--seccomp", policy, "-o"]);
+        let output = attach.arg(&profile).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let wall = wall_of(&profile);
+        assert!(wall.contains("rights") && !wall.contains("files"), "{wall}");
+        assert_eq!(wall.contains("system calls"), filters, "{wall}");
+    }
+}
+
+#[test]
+fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
+    run_as_vmm();
+    let test = "a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    let mut attach = vprof(["attach", &vm.pid(), "-q", "--control", "none", "-o"]);
+    let mut attached = attach.arg(&profile).stderr(Stdio::piped()).spawn().unwrap();
+    let samples = || {
+        let query = vprof(["query"]).arg(&profile).arg("SELECT count(*) FROM sample").output().unwrap();
+        stdout(&query).lines().last()?.trim().parse::<u64>().ok().filter(|samples| *samples > 0)
+    };
+    eventually("samples", SOON, samples);
+    let half = nix::unistd::Pid::from_raw(child_of(attached.id()).cast_signed());
+    nix::sys::signal::kill(half, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let mut message = String::new();
+    std::io::Read::read_to_string(&mut attached.stderr.take().unwrap(), &mut message).unwrap();
+    assert_eq!(attached.wait().unwrap().code(), Some(1), "{message}");
+    assert!(message.contains("the process that samples the VM ended: signal: 9 (SIGKILL)"), "{message}");
+    assert!(samples().is_some());
+    // The VM runs, and can be profiled again.
+    let again =
+        vprof(["attach", &vm.pid(), "-q", "-d", "200ms", "--force", "-o"]).arg(&profile).output().unwrap();
+    assert!(again.status.success(), "{}", stderr(&again));
+}
+
+#[test]
+fn a_half_ends_with_its_vprof() {
+    run_as_vmm();
+    let Some((vm, _one)) = TestVm::start("a_half_ends_with_its_vprof") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    attached.vprof.kill().unwrap();
+    attached.vprof.wait().unwrap();
+    eventually("its end", SOON, || (!Path::new(&format!("/proc/{half}")).exists()).then_some(()));
+}
+
+#[test]
+fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
+    run_as_vmm();
+    let test = "a_disk_whose_tables_are_wrong_is_refused_behind_the_wall";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (profile, disk) = (directory.path().join("a.vprof"), directory.path().join("web.qcow2"));
+    std::fs::write(&disk, [&b"QFI\xfb"[..], &[0xff; 4096]].concat()).unwrap();
+    let mut attach = vprof(["attach", &vm.pid(), "-d", "1s", "-o"]);
+    refused(&attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
+    assert!(!profile.exists());
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "-o"]);
+    let output = attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 #[test]
 fn one_vprof_at_a_time_until_the_vm_ends() {
     run_as_vmm();
@@ -154,7 +275,7 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
     let second = directory.path().join("b.vprof");
     let attached = AttachedVprof::start(&vm, directory.path());
     let mut again = vprof(["attach", &vm.pid(), "-o"]);
-    let other = format!("another vprof (process {})", attached.vprof.id());
+    let other = format!("another vprof (process {})", child_of(attached.vprof.id()));
     refused(&again.arg(&second).output().unwrap(), 1, &[&other]);
     assert!(!second.exists());
     drop(vm);
@@ -222,21 +343,21 @@ fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
     let mut terminal = Terminal::start(shell, 24, 80);
     terminal.until("a view", |text| text.contains("KVM") || text.contains("guest"));
     assert!(terminal.is_raw());
-    let shell = terminal.pid();
-    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
-    let vprof = nix::unistd::Pid::from_raw(children.trim().parse().unwrap());
-    let signal = |signal| nix::sys::signal::kill(vprof, signal).is_ok();
-    // Most stops of vprof meet it while it holds no vCPU, and have no consequence.
+    let vprof = child_of(terminal.pid());
+    let half = nix::unistd::Pid::from_raw(child_of(vprof).cast_signed());
+    let signal = |signal| nix::sys::signal::kill(half, signal).is_ok();
+    // Most stops of the half meet it while it holds no vCPU, and have no consequence.
     for _ in 0..200 {
-        assert!(signal(nix::sys::signal::Signal::SIGSTOP), "it is the shell's until it is waited for");
-        std::thread::sleep(Duration::from_millis(400));
-        if terminal.transcript().contains("the guard ended it") {
+        if !signal(nix::sys::signal::Signal::SIGSTOP) {
             break;
         }
-        assert!(signal(nix::sys::signal::Signal::SIGCONT));
+        std::thread::sleep(Duration::from_millis(400));
+        if !signal(nix::sys::signal::Signal::SIGCONT) || terminal.transcript().contains("ended: ") {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(7));
     }
-    terminal.until("the shell", |text| text.contains("ended: 137"));
+    terminal.until("the shell", |text| text.contains("ended: 1"));
     // Asserts that the modes and the screen are those of before.
     let (status, text) = terminal.end();
     assert!(status.success() && text.contains("the guard ended it"), "{text}");

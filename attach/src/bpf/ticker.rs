@@ -13,7 +13,6 @@ use vmm::{Activity, ActivitySource, MissReason, Observer, Tick, TickContext, is_
 use super::registers;
 use super::shared::{RawState, ThreadFinding};
 use super::vm::{SampleOutcome, SampledVm};
-use crate::capabilities;
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
 use crate::shared::{AttachmentEnd, SharedState};
 use crate::target::TargetVcpu;
@@ -117,9 +116,8 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        capabilities::drop_search();
         set_timer_slack();
-        self.observer.attached(Some(self.vcpu.id));
+        self.observer.attached(Some(self.vcpu.files.attached(self.vcpu.id)));
         let first = self.observer.started();
         let shared = Arc::clone(&self.shared);
         let Ok(()) = run_ticks(&shared, first, |due_ns| Ok::<_, std::convert::Infallible>(self.tick(due_ns)));

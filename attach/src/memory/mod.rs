@@ -10,6 +10,8 @@ mod proof;
 
 use std::cell::Cell;
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::{Arc, OnceLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
@@ -27,9 +29,17 @@ pub(crate) use proof::{LastTables, LayoutProver};
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    /// Layout that the host's kernel shows.
-    given: Option<Arc<MemoryLayout>>,
+    layouts: LayoutSource,
     proof: Arc<OnceLock<LayoutProof>>,
+}
+
+/// Source of the layouts that are possible.
+#[derive(Debug, Clone)]
+enum LayoutSource {
+    /// The process's mappings: its open `/proc/PID/maps`.
+    Mappings(Arc<File>),
+    /// The host's kernel shows the layout.
+    Kernel(Arc<MemoryLayout>),
 }
 
 /// A layout, and the kernel that has proven it.
@@ -45,13 +55,14 @@ impl fmt::Debug for ForeignMemory {
 }
 
 impl ForeignMemory {
-    pub(crate) fn new(pid: i32) -> Self {
-        Self { pid, given: None, proof: Arc::default() }
+    pub(crate) fn new(pid: i32) -> io::Result<Self> {
+        let maps = File::open(format!("/proc/{pid}/maps"))?;
+        Ok(Self { pid, layouts: LayoutSource::Mappings(Arc::new(maps)), proof: Arc::default() })
     }
 
     /// Makes memory with a layout that the host's kernel shows. The guest's kernel has to be in it.
     pub(crate) fn with_layout(pid: i32, layout: MemoryLayout) -> Self {
-        Self { pid, given: Some(Arc::new(layout)), proof: Arc::default() }
+        Self { pid, layouts: LayoutSource::Kernel(Arc::new(layout)), proof: Arc::default() }
     }
 
     /// Returns the layout in the VMM, once it is proven.
@@ -209,7 +220,7 @@ mod tests {
         ])
         .unwrap();
         let mut two = [0; 2];
-        assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
+        assert_eq!(ForeignMemory::new(pid).unwrap().read(PhysAddr(0), &mut two), None, "not proven yet");
         let memory = AssumedMemory { pid, layout: &layout };
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);

@@ -1,0 +1,88 @@
+//! The attach half: the process that profiles a machine of another VMM, inside a wall.
+//!
+//! ```text
+//!  vprof attach                                     vprof attach-half
+//!  terminal, profile,    <-- frames: FoundVm, --    threads that tick, watcher, sampler
+//!  control socket            FromHost               descriptors of the VMM and of disks
+//!                        --- frames: ToHost  -->
+//! ```
+//!
+//! The half finds the machine, opens all that it reads of the VMM later, and starts the guard. Then it raises
+//! the wall, before it reads a byte of the guest's memory or of a disk.
+
+mod child;
+mod run;
+mod vm;
+
+pub use child::main;
+pub use run::{AttachHalf, AttachedError};
+pub use vm::LoweredRate;
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use attach::EngineChoice;
+use sampler::RecordingConfig;
+use sampler::conditions::RunTrigger;
+use serde::{Deserialize, Serialize};
+use wall::SyscallPolicy;
+
+use crate::spec::DiskSpec;
+
+/// Name of the hidden command that starts an attach half. Its argument is the number of a descriptor with an
+/// `AttachJob`.
+pub const COMMAND: &str = "attach-half";
+
+/// Everything about a run of `vprof attach` but its open files.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AttachSpec {
+    /// The machine.
+    pub target: AttachTarget,
+    /// Configuration of the recording.
+    pub recording: RecordingConfig,
+    /// The run ends after this time.
+    pub duration: Option<Duration>,
+    /// Conditions that are waited for from the start on.
+    pub waits: Vec<RunTrigger>,
+    /// Fate of system calls that the half is not known to make.
+    pub policy: SyscallPolicy,
+}
+
+/// A machine to be profiled.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AttachTarget {
+    /// The machine in a process.
+    Process(i32, EngineChoice),
+    /// The machine with this name.
+    Name(String, EngineChoice),
+    /// The machine with a GDB stub at this address.
+    Stub(String),
+}
+
+/// Job of an attach half, as JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct AttachJob {
+    spec: AttachSpec,
+    /// The guest's disks, and their descriptors for reading.
+    disks: Vec<(DiskSpec, RawFd)>,
+    /// The pipe for the report of a refused system call.
+    report: RawFd,
+}
+
+/// First message of an attach half.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+enum FoundVm {
+    /// The machine is found, and the wall is raised.
+    Found(AttachedVm),
+    /// There is no machine that can be profiled; the reason in a sentence.
+    Refused(String),
+}
+
+/// A machine that an attach half has found.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedVm {
+    /// Its name.
+    pub label: String,
+    /// Sentences for a person.
+    pub sentences: Vec<String>,
+}

@@ -2,6 +2,8 @@
 //
 // Runs copy_memory() of record.c as an ordinary program, for a test: which parts of a guest's memory does it copy?
 //
+// Without an argument: prints the bucket of each duration on standard input, of 8 bytes each.
+//
 // The argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target and
 // the first part of a struct record, with registers, for each case. Standard output gets the records.
 
@@ -39,6 +41,12 @@ static long read_user(void *into, u32 bytes, u64 from)
 
 int main(int count, char **arguments)
 {
+	u64 ns;
+	if (count == 1) {
+		while (fread(&ns, sizeof(ns), 1, stdin) == 1)
+			printf("%u\n", bucket(ns));
+		return 0;
+	}
 	FILE *file = count == 2 ? fopen(arguments[1], "rb") : 0;
 	if (!file || fseek(file, 0, SEEK_END))
 		return 1;

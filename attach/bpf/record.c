@@ -2,12 +2,16 @@
 //
 // Programs that vprof runs in the kernel of the host. `cargo xtask bpf` compiles them into record.o.
 //
-//   tick   takes a sample of one vCPU. It runs in an interrupt on the CPU where the vCPU's thread is.
-//   peek   copies bytes of the kernel's memory.
-//   files  lists the open files of one process.
+//   tick      takes a sample of one vCPU. It runs in an interrupt on the CPU where the vCPU's thread is.
+//   peek      copies bytes of the kernel's memory.
+//   files     lists the open files of one process.
+//   left      counts exits from the guest: at the trace point kvm_exit
+//   entered   at kvm_entry
+//   returned  counts returns of KVM_RUN to the VMM: at kvm_userspace_exit
+//   switched  counts waits of vCPUs' threads for a CPU: at sched_switch
 //
-// Nothing here is attached to anything: the first two run when vprof asks for it (BPF_PROG_TEST_RUN), the last one when
-// vprof reads an iterator. All offsets in the kernel's structures come from vprof (struct options), which takes them
+// The first two run when vprof asks for it (BPF_PROG_TEST_RUN), the third one when vprof reads an iterator. The kernel
+// detaches the others when vprof ends. All offsets in the kernel's structures come from vprof (struct options), which takes them
 // from the kernel's BTF. All structures below have the same layout in attach/src/bpf/shared.rs.
 
 typedef unsigned char u8;
@@ -28,6 +32,7 @@ static u64 (*get_current_task)(void) = (void *)35;
 static long (*probe_read_user)(void *into, u32 bytes, u64 from) = (void *)112;
 static long (*probe_read_kernel)(void *into, u32 bytes, u64 from) = (void *)113;
 static long (*seq_write)(void *seq, const void *data, u32 bytes) = (void *)127;
+#define MAP_TYPE_HASH 1
 #define MAP_TYPE_ARRAY 2
 #define MAP_MMAPABLE (1u << 10)
 
@@ -41,6 +46,9 @@ struct bpf_map_def {
 
 // Flag of a thread whose CPU an interrupt has just taken out of the guest (PF_VCPU, include/linux/sched.h).
 #define IN_GUEST 1
+
+// Bit of the first word of intercepts (enum INTERCEPT_CR0_WRITE, arch/x86/include/asm/svm.h).
+#define INTERCEPT_CR0_WRITE (1u << 16)
 
 // Bits 12 to 51 of an entry of a page table: a physical address (Intel SDM vol. 3, 4.5).
 #define ADDRESS 0x000ffffffffff000ull
@@ -71,6 +79,17 @@ struct bpf_map_def {
 #define PAGES 24
 #define SMALL 512
 #define SMALLS 16
+
+// Distinct reasons of exits, a power of two; the further ones share the last row. Steps of the search for one.
+#define EXITS 128
+#define EXIT_STEPS 16
+// Durations are counted in buckets of equal ratio, as in profile/src/histogram.rs.
+#define BUCKETS 242
+#define LEAST_BITS 6
+#define MOST_BITS 36
+// Processes that have had a CPU instead of a vCPU; the further ones share the last row.
+#define TAKERS 32
+#define COMM 16
 
 // Kinds of KVM.
 #define VENDOR_SVM 1
@@ -103,6 +122,9 @@ struct options {
 	u32 vmcb_cr0;
 	u32 vmcb_cr3;
 	u32 vmcb_rflags;
+	u32 vmcb_intercepts;
+	u32 vmcb_exit_code;
+	u32 vcpu_run;
 	u32 pvm_segments;
 	u32 pvm_cpl;
 	u32 pvm_rflags;
@@ -116,6 +138,8 @@ struct options {
 	u32 task_notifiers;
 	u32 task_queued;
 	u32 task_arrived;
+	u32 task_delay;
+	u32 task_comm;
 	u32 unused;
 };
 
@@ -212,7 +236,7 @@ struct record {
 	u32 preempted;
 	u32 cpl;
 	u32 code_64_bit;
-	// Number of pages, words and pieces that are not in memory, or for which there is no room.
+	// Number of reads of memory that the host does not have in its own: it was swapped out, or never used.
 	u32 missing;
 	u64 gpr[16];
 	u64 rip;
@@ -239,6 +263,89 @@ struct record {
 	u8 page[(PAGES + 1) * PAGE];
 };
 
+// Exits for one reason.
+struct exit_row {
+	// Reason and address (sampler/src/microstate/exits.rs); 0 for a free row.
+	u64 key;
+	u64 count;
+	u64 total_ns;
+	u64 max_ns;
+	u64 times[BUCKETS];
+};
+
+// Waits of a vCPU's thread for a CPU that a process had.
+struct taker {
+	u32 tgid;
+	// 0 for a free row.
+	u32 used;
+	char comm[COMM];
+	u64 count;
+	u64 total_ns;
+};
+
+// Course of a vCPU's thread. Only code on the CPU where the thread is writes it.
+struct course {
+	// Exits from the guest, and returns of KVM_RUN.
+	u64 exits;
+	u64 returns;
+	// Time and reason of the last exit; 0 in the guest.
+	u64 left_ns;
+	u64 left_key;
+	// The same of the last return; 0 in KVM_RUN.
+	u64 returned_ns;
+	u64 returned_key;
+	// Time from returns to the next entries of the guest, and the part of it without a CPU.
+	u64 vmm_ns;
+	u64 vmm_off_ns;
+	// Part of the latter that the thread waited for a CPU.
+	u64 vmm_waited_ns;
+	// Time blocked in KVM_RUN with a guest that is not halted.
+	u64 page_ns;
+	// Time at which the thread has left its CPU; 0 on a CPU.
+	u64 off_ns;
+	u32 off;
+	// Row of the process that has the CPU that the thread waits for, plus 1.
+	u32 taker;
+	// Time waited so far, by the scheduler.
+	u64 delay_ns;
+	struct taker takers[TAKERS + 1];
+	struct exit_row exit[EXITS + 1];
+};
+
+// Activities of a thread without a CPU.
+enum off {
+	OFF_KVM = 0,
+	OFF_VMM = 1,
+	OFF_PAGE = 2,
+	// Flag: it was blocked, and then may have waited.
+	OFF_BLOCKED = 4,
+};
+
+// Codes of reasons, in the highest byte of a key.
+#define KEY(code, address) ((u64)(code) << 56 | ((address) & ((1ull << 56) - 1)))
+#define KEY_PORT_READ 1
+#define KEY_PORT_WRITE 2
+#define KEY_MEMORY_READ 3
+#define KEY_MEMORY_WRITE 4
+#define KEY_INTERRUPTED 5
+#define KEY_HALT 6
+#define KEY_SHUTDOWN 7
+#define KEY_OTHER 8
+#define KEY_KVM 9
+
+// struct kvm_run, and numbers of reasons (include/uapi/linux/kvm.h).
+#define RUN_EXIT_REASON 8
+#define RUN_IO_DIRECTION 32
+#define RUN_IO_PORT 34
+#define RUN_MMIO_ADDRESS 32
+#define RUN_MMIO_IS_WRITE 52
+#define KVM_EXIT_IO 2
+#define KVM_EXIT_HLT 5
+#define KVM_EXIT_MMIO 6
+#define KVM_EXIT_SHUTDOWN 8
+#define KVM_EXIT_INTR 10
+#define EINTR 4
+
 SEC("license") char LICENSE[] = "Dual MIT/GPL";
 
 SEC(".rodata") const volatile struct options options = {};
@@ -262,6 +369,22 @@ SEC("maps") struct bpf_map_def peeked = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = PAGE,
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+// Indices of the vCPUs, by the addresses of their threads.
+SEC("maps") struct bpf_map_def followed = {
+	.type = MAP_TYPE_HASH,
+	.key_size = 8,
+	.value_size = 4,
+	.max_entries = 1,
+};
+
+SEC("maps") struct bpf_map_def courses = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct course),
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -335,7 +458,9 @@ GLOBAL u64 guest_word(u32 index, u64 phys)
 	u64 from = host_address(target, phys, sizeof(value));
 	u64 words = record->words;
 	HIDE(words);
-	if (!from || words >= WORDS || probe_read_user(&value, sizeof(value), from)) {
+	if (!from || words >= WORDS)
+		return 0;
+	if (probe_read_user(&value, sizeof(value), from)) {
 		record->missing++;
 		return 0;
 	}
@@ -353,9 +478,9 @@ GLOBAL u64 copy_small(u32 index, u64 phys, u64 bytes)
 	u64 smalls = record->smalls;
 	HIDE(bytes);
 	HIDE(smalls);
-	if (bytes == 0 || bytes > SMALL)
+	if (!from || smalls >= SMALLS || bytes == 0 || bytes > SMALL)
 		return 0;
-	if (!from || smalls >= SMALLS || probe_read_user(record->small + smalls * SMALL, bytes, from)) {
+	if (probe_read_user(record->small + smalls * SMALL, bytes, from)) {
 		record->missing++;
 		return 0;
 	}
@@ -375,9 +500,9 @@ GLOBAL u64 copy_page(u32 index, u64 phys, u64 bytes)
 	HIDE(pages);
 	HIDE(offset);
 	offset &= PAGE - 1;
-	if (bytes == 0 || bytes > PAGE)
+	if (!from || pages >= PAGES || bytes == 0 || bytes > PAGE)
 		return 0;
-	if (!from || pages >= PAGES || probe_read_user(record->page + pages * PAGE + offset, bytes, from)) {
+	if (probe_read_user(record->page + pages * PAGE + offset, bytes, from)) {
 		record->missing++;
 		return 0;
 	}
@@ -431,7 +556,6 @@ GLOBAL u64 copy_range(u32 index, u64 root, u64 from, u64 to, u32 holes)
 		u64 next = (from | (PAGE - 1)) + 1;
 		u64 phys = translate(index, root, from);
 		if (phys == NOTHING) {
-			record->missing++;
 			if (!holes)
 				return from;
 		} else if (!copy_page(index, phys, (next < to ? next : to) - from) && !holes) {
@@ -621,7 +745,9 @@ INLINE void copy_registers(struct target *target, struct record *record)
 		record->rflags = kernel_u64(vmcb + options.vmcb_rflags);
 		// With nested paging, KVM copies these two later.
 		if (kernel_u64(vmcb + options.vmcb_nested_paging) & 1) {
-			record->cr0 = kernel_u64(vmcb + options.vmcb_cr0);
+			// KVM has its own idea of a CR0 whose writes it intercepts.
+			if (!(kernel_u32(vmcb + options.vmcb_intercepts) & INTERCEPT_CR0_WRITE))
+				record->cr0 = kernel_u64(vmcb + options.vmcb_cr0);
 			record->cr3 = kernel_u64(vmcb + options.vmcb_cr3);
 		}
 	} else {
@@ -722,5 +848,267 @@ SEC("iter/task_file") int files(struct file_context *context)
 	if (!row.task || !row.file || kernel_u32(row.task + options.task_tgid) != options.process)
 		return 0;
 	seq_write(context->meta->seq, &row, sizeof(row));
+	return 0;
+}
+
+// Returns the bucket of a duration.
+INLINE u32 bucket(u64 ns)
+{
+	u32 power = 0;
+	u64 rest = ns;
+	if (ns >> MOST_BITS)
+		return BUCKETS - 1;
+	if (ns < 1ull << LEAST_BITS)
+		return 0;
+	if (rest >> 32) {
+		power += 32;
+		rest >>= 32;
+	}
+	if (rest >> 16) {
+		power += 16;
+		rest >>= 16;
+	}
+	if (rest >> 8) {
+		power += 8;
+		rest >>= 8;
+	}
+	if (rest >> 4) {
+		power += 4;
+		rest >>= 4;
+	}
+	if (rest >> 2) {
+		power += 2;
+		rest >>= 2;
+	}
+	power += rest >> 1;
+	return (power - LEAST_BITS) * 8 + (ns >> (power - 3) & 7) + 1;
+}
+
+// Counts an exit that took `ns`.
+GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
+{
+	struct course *course = map_lookup(&courses, &index);
+	if (!course)
+		return 0;
+	u64 first = key * 0x9e3779b97f4a7c15ull >> 40;
+	u64 row = EXITS;
+	NO_UNROLL
+	for (u32 i = 0; i < EXIT_STEPS; i++) {
+		u64 at = (first + i) & (EXITS - 1);
+		HIDE(at);
+		at &= EXITS - 1;
+		u64 known = course->exit[at].key;
+		if (known == 0 || known == key) {
+			course->exit[at].key = key;
+			row = at;
+			break;
+		}
+	}
+	HIDE(row);
+	if (row > EXITS)
+		return 0;
+	if (row == EXITS)
+		course->exit[row].key = KEY(KEY_OTHER, ~0ull);
+	u64 part = bucket(ns);
+	HIDE(part);
+	if (part >= BUCKETS)
+		return 0;
+	struct exit_row *exit = &course->exit[row];
+	exit->times[part]++;
+	exit->total_ns += ns;
+	if (ns > exit->max_ns)
+		exit->max_ns = ns;
+	exit->count++;
+	return 1;
+}
+
+// Returns the index of the vCPU whose thread this is; ABSENT if there is none.
+INLINE u32 index_of(u64 task)
+{
+	u32 *index = map_lookup(&followed, &task);
+	return index ? *index : ABSENT;
+}
+
+SEC("raw_tp") int left(struct arguments *arguments)
+{
+	u32 index = index_of(get_current_task());
+	struct target *target = map_lookup(&targets, &index);
+	struct course *course = map_lookup(&courses, &index);
+	if (!target || !course)
+		return 0;
+	u64 vmcb = kernel_u64(target->vcpu + options.svm_vmcb);
+	course->left_key = KEY(KEY_KVM, (u64)kernel_u32(vmcb + options.vmcb_exit_code));
+	course->left_ns = ktime_get_ns();
+	course->exits++;
+	return 0;
+}
+
+// Ends the VMM's turn.
+INLINE void end_turn(u32 index, struct course *course, u64 now)
+{
+	u64 ns = now - course->returned_ns;
+	course->vmm_ns += ns;
+	course->returned_ns = 0;
+	count_exit(index, course->returned_key, ns);
+}
+
+SEC("raw_tp") int entered(struct arguments *arguments)
+{
+	u32 index = index_of(get_current_task());
+	struct course *course = map_lookup(&courses, &index);
+	if (!course)
+		return 0;
+	u64 now = ktime_get_ns();
+	if (course->returned_ns)
+		end_turn(index, course, now);
+	else if (course->left_ns)
+		count_exit(index, course->left_key, now - course->left_ns);
+	course->left_ns = 0;
+	return 0;
+}
+
+// Returns the key of the reason for which KVM_RUN has returned.
+INLINE u64 returned_key(u64 run, s32 error)
+{
+	u32 reason = kernel_u32(run + RUN_EXIT_REASON);
+	if (error == -EINTR || reason == KVM_EXIT_INTR)
+		return KEY(KEY_INTERRUPTED, 0);
+	if (reason == KVM_EXIT_IO) {
+		u64 port = kernel_u32(run + RUN_IO_PORT) & 0xffff;
+		return KEY(kernel_u8(run + RUN_IO_DIRECTION) ? KEY_PORT_WRITE : KEY_PORT_READ, port);
+	}
+	if (reason == KVM_EXIT_MMIO) {
+		u64 address = kernel_u64(run + RUN_MMIO_ADDRESS);
+		return KEY(kernel_u8(run + RUN_MMIO_IS_WRITE) ? KEY_MEMORY_WRITE : KEY_MEMORY_READ, address);
+	}
+	if (reason == KVM_EXIT_HLT)
+		return KEY(KEY_HALT, 0);
+	if (reason == KVM_EXIT_SHUTDOWN)
+		return KEY(KEY_SHUTDOWN, 0);
+	return KEY(KEY_OTHER, (u64)reason);
+}
+
+// Arguments of kvm_userspace_exit: the reason, and the result.
+SEC("raw_tp") int returned(struct arguments *arguments)
+{
+	u32 index = index_of(get_current_task());
+	struct target *target = map_lookup(&targets, &index);
+	struct course *course = map_lookup(&courses, &index);
+	if (!target || !course)
+		return 0;
+	u64 now = ktime_get_ns();
+	// A KVM_RUN that has not entered the guest.
+	if (course->returned_ns)
+		end_turn(index, course, now);
+	course->returned_key = returned_key(kernel_u64(target->vcpu + options.vcpu_run), arguments->argument[1]);
+	course->returned_ns = now;
+	course->left_ns = 0;
+	course->returns++;
+	return 0;
+}
+
+// Counts what a vCPU's thread has waited since the last time for the process that had the CPU.
+INLINE void settle(struct course *course, u64 task)
+{
+	u64 delay = kernel_u64(task + options.task_delay);
+	u64 waited = delay - course->delay_ns;
+	course->delay_ns = delay;
+	if (course->off & OFF_VMM)
+		course->vmm_waited_ns += waited;
+	u64 row = course->taker;
+	HIDE(row);
+	if (row == 0 || row > TAKERS + 1 || waited == 0)
+		return;
+	course->takers[row - 1].count++;
+	course->takers[row - 1].total_ns += waited;
+	course->taker = 0;
+}
+
+// Notes the process that has the CPU instead of a vCPU's thread.
+GLOBAL u64 note_taker(u32 index, u64 task)
+{
+	struct course *course = map_lookup(&courses, &index);
+	if (!course)
+		return 0;
+	u32 tgid = kernel_u32(task + options.task_tgid);
+	u64 row = TAKERS;
+	course->taker = 0;
+	// The idle task is no process.
+	if (tgid == 0)
+		return 0;
+	NO_UNROLL
+	for (u32 i = 0; i < TAKERS; i++) {
+		if (!course->takers[i].used || course->takers[i].tgid == tgid) {
+			row = i;
+			break;
+		}
+	}
+	HIDE(row);
+	if (row > TAKERS)
+		return 0;
+	struct taker *taker = &course->takers[row];
+	if (!taker->used) {
+		taker->tgid = row == TAKERS ? 0 : tgid;
+		if (row != TAKERS)
+			probe_read_kernel(taker->comm, sizeof(taker->comm), task + options.task_comm);
+		taker->used = 1;
+	}
+	course->taker = row + 1;
+	return 1;
+}
+
+GLOBAL u64 left_cpu(u32 index, u64 task, u64 next, u64 preempted)
+{
+	struct target *target = map_lookup(&targets, &index);
+	struct course *course = map_lookup(&courses, &index);
+	if (!target || !course)
+		return 0;
+	settle(course, task);
+	u32 blocked = !preempted && kernel_u32(task + options.task_state) != 0;
+	u32 in_run = kernel_u64(task + options.task_notifiers) == target->vcpu + options.vcpu_notifier;
+	// A vCPU that KVM has blocked is halted, or was not started.
+	u32 halted = kernel_u32(target->vcpu + options.vcpu_mp_state) != 0;
+	course->off = (in_run ? (blocked && !halted ? OFF_PAGE : OFF_KVM) : OFF_VMM) | (blocked ? OFF_BLOCKED : 0);
+	course->off_ns = ktime_get_ns();
+	course->taker = 0;
+	if (!blocked)
+		note_taker(index, next);
+	return 1;
+}
+
+GLOBAL u64 got_cpu(u32 index, u64 previous)
+{
+	struct course *course = map_lookup(&courses, &index);
+	if (!course || !course->off_ns)
+		return 0;
+	u64 ns = ktime_get_ns() - course->off_ns;
+	if (course->off & OFF_VMM)
+		course->vmm_off_ns += ns;
+	if (course->off & OFF_PAGE)
+		course->page_ns += ns;
+	course->off_ns = 0;
+	// It may have waited since it was woken.
+	if (course->off & OFF_BLOCKED)
+		note_taker(index, previous);
+	return 1;
+}
+
+// Arguments of sched_switch: whether it is a preemption, the task that leaves the CPU, the next one.
+struct switch_arguments {
+	u64 preempted;
+	u64 previous;
+	u64 next;
+};
+
+SEC("raw_tp") int switched(struct switch_arguments *arguments)
+{
+	u64 previous = arguments->previous;
+	u64 next = arguments->next;
+	u32 index = index_of(previous);
+	if (index != ABSENT)
+		left_cpu(index, previous, next, arguments->preempted & 1);
+	index = index_of(next);
+	if (index != ABSENT)
+		got_cpu(index, previous);
 	return 0;
 }

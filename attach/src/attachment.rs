@@ -101,6 +101,9 @@ pub struct EndedAttachment<O> {
     pub end: AttachmentEnd,
     /// The observers, in the order of vCPUs.
     pub observers: Vec<O>,
+    /// Number of samples of the host's kernel that lack a part of the guest's memory: the host had it swapped
+    /// out.
+    pub swapped_out: u64,
 }
 
 /// Returns the signal that ends a thread's wait for a stop.
@@ -263,7 +266,8 @@ impl<O> Attachment<O> {
     pub fn wait(mut self) -> Result<EndedAttachment<O>, AttachError> {
         self.stop();
         let observers = self.join()?;
-        Ok(EndedAttachment { end: self.shared.end(), observers })
+        let swapped_out = self.shared.swapped_out.load(Ordering::Relaxed);
+        Ok(EndedAttachment { end: self.shared.end(), observers, swapped_out })
     }
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {

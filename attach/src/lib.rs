@@ -65,13 +65,13 @@ mod trial;
 mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
-pub use bpf::BpfRefusal;
+pub use bpf::{BpfRefusal, CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmList, VmSummary, VmmTimes};
 pub use error::AttachError;
 pub use guard::{HELD_LIMIT_MS, keep_guard};
 pub use job_control::{JobControl, stop_process};
 pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
 };
-pub use process::{Process, find_by_name};
+pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
-pub use target::{EngineChoice, Target};
+pub use target::{EngineChoice, Target, TargetChoice, VcpuCounts};

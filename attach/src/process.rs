@@ -7,6 +7,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use serde::{Deserialize, Serialize};
 use vmm::host_kernel;
 
 use crate::descriptors::OpenDescriptors;
@@ -137,7 +138,12 @@ impl Process {
         Ok(found)
     }
 
-    /// Returns the descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
+    /// Returns all descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
+    pub(crate) fn all_vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
+        self.descriptors()?.numbered(VCPU)
+    }
+
+    /// Returns one descriptor for each number of a vCPU, as [`Self::all_vcpus`] does.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
         self.numbered(VCPU)
     }
@@ -149,15 +155,14 @@ impl Process {
         Ok(found.map(|link| format!("it has {link} open")))
     }
 
-    /// Returns true if two descriptors have the same vCPU number and are not proven to be the same vCPU: the
-    /// process has several virtual machines.
-    pub(crate) fn has_several_vms(&self) -> io::Result<bool> {
-        let all = self.descriptors()?.numbered(VCPU)?;
+    /// Returns true if two descriptors, of those of all vCPUs, have the same vCPU number and are not proven
+    /// to be the same vCPU: the process has several virtual machines.
+    pub(crate) fn has_several_vms(&self, all: &[(u32, i32)]) -> bool {
         let differ = |pair: &[(u32, i32)]| match pair {
             [(first, fd), (second, other)] => first == second && !self.is_same_file(*fd, *other),
             _ => false,
         };
-        Ok(all.windows(2).any(differ))
+        all.windows(2).any(differ)
     }
 
     fn is_same_file(&self, fd: i32, other: i32) -> bool {
@@ -284,12 +289,17 @@ pub(crate) fn state_of(pid: i32, thread: i32) -> Option<u8> {
 /// Fields of /proc/PID/stat (proc_pid_stat(5)).
 struct ProcessStat {
     state: u8,
+    parent: i32,
     flags: u64,
     /// Time in the guest, clock ticks.
     guest_time: u64,
 }
 
 impl ProcessStat {
+    fn find(pid: i32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
     fn read(stat: &File) -> Option<Self> {
         Self::parse(&read_again(stat).ok()?)
     }
@@ -299,11 +309,84 @@ impl ProcessStat {
         let (_, rest) = text.rsplit_once(')')?;
         let mut fields = rest.split_ascii_whitespace();
         let state = *fields.next()?.as_bytes().first()?;
-        // Fields 9 and 43; `state` is field 3.
-        let flags = fields.nth(5)?.parse().ok()?;
+        // Fields 4, 9 and 43; `state` is field 3.
+        let parent = fields.next()?.parse().ok()?;
+        let flags = fields.nth(4)?.parse().ok()?;
         let guest_time = fields.nth(33).and_then(|field| field.parse().ok()).unwrap_or(0);
-        Some(Self { state, flags, guest_time })
+        Some(Self { state, parent, flags, guest_time })
     }
+}
+
+/// A virtual machine of this host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunningMachine {
+    /// Process of its VMM.
+    pub pid: i32,
+    /// Its name: QEMU's `-name`, `--name` or `--id` of other VMMs, or else `program`. Without control
+    /// characters.
+    pub name: String,
+    /// The VMM's program.
+    pub program: String,
+    /// Number of its vCPUs.
+    pub vcpus: usize,
+}
+
+/// Returns the virtual machines on KVM that this user may see, in the order of their process ids.
+pub fn running_machines() -> Vec<RunningMachine> {
+    let mut running = Vec::new();
+    for (pid, vcpus) in holders() {
+        let words = fs::read(Path::new("/proc").join(pid.to_string()).join("cmdline")).unwrap_or_default();
+        let program = name_of(pid);
+        let name = given_name(&words).unwrap_or_else(|| program.clone()).replace(char::is_control, "?");
+        running.push(RunningMachine { pid, name, program, vcpus });
+    }
+    running.sort_by_key(|machine| machine.pid);
+    running
+}
+
+/// Returns the number of the process's vCPUs, as far as this process may see them.
+fn vcpus_of(pid: i32) -> usize {
+    let mut vcpus = OpenDescriptors::open(pid).and_then(|open| open.numbered(VCPU)).unwrap_or_default();
+    vcpus.dedup_by_key(|(number, _)| *number);
+    vcpus.len()
+}
+
+/// Returns the ids of all processes that have vCPUs, with their number.
+fn holders() -> impl Iterator<Item = (i32, usize)> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.map(|pid| (pid, vcpus_of(pid))).filter(|(_, vcpus)| *vcpus > 0)
+}
+
+/// Finds the process that holds the virtual machine of the process `pid`: itself, or the only one of its
+/// descendants with a vCPU, where a launcher has started the VMM. `vprof run` is such a launcher. Returns
+/// `pid` if there is none.
+///
+/// # Errors
+/// Several descendants hold a virtual machine.
+pub fn find_holder(pid: i32) -> Result<i32, AttachError> {
+    // Init is above every process.
+    if pid == 1 || vcpus_of(pid) > 0 {
+        return Ok(pid);
+    }
+    let holders = holders().map(|(holder, _)| holder);
+    let mut below: Vec<_> = holders.filter(|holder| descends(*holder, pid)).collect();
+    match below.len() {
+        0 => Ok(pid),
+        1 => Ok(below.swap_remove(0)),
+        _ => Err(AttachError::SeveralBelow {
+            pid,
+            name: name_of(pid),
+            running: below.into_iter().map(|holder| (holder, name_of(holder))).collect(),
+        }),
+    }
+}
+
+/// Returns true if the process `pid` was started by `ancestor`, or by a process that it has started.
+fn descends(pid: i32, ancestor: i32) -> bool {
+    let parents = std::iter::successors(Some(pid), |pid| Some(ProcessStat::find(*pid)?.parent));
+    // Process ids may be reused while they are read: no chain of parents is this long.
+    parents.skip(1).take(1_000).take_while(|parent| *parent > 0).any(|parent| parent == ancestor)
 }
 
 /// Finds the process of the virtual machine with that name: QEMU's `-name`, `--name` or `--id` of other VMMs,
@@ -312,24 +395,14 @@ impl ProcessStat {
 /// # Errors
 /// No virtual machine has the name, or several have it.
 pub fn find_by_name(name: &str) -> Result<i32, AttachError> {
-    let mut running = Vec::new();
-    for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|text| text.parse().ok()) else { continue };
-        let vcpus = OpenDescriptors::open(pid).and_then(|open| open.numbered(VCPU));
-        if vcpus.is_ok_and(|vcpus| !vcpus.is_empty()) {
-            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let called = given_name(&words).unwrap_or_else(|| name_of(pid));
-            running.push((pid, called.replace(char::is_control, "?"), name_of(pid)));
-        }
-    }
-    let list = |machines: Vec<(i32, String, String)>| {
-        machines.into_iter().map(|(pid, called, _)| (pid, called)).collect()
+    let list = |machines: Vec<RunningMachine>| {
+        machines.into_iter().map(|machine| (machine.pid, machine.name)).collect()
     };
     let (mut matching, others): (Vec<_>, Vec<_>) =
-        running.into_iter().partition(|(_, called, comm)| called == name || comm == name);
+        running_machines().into_iter().partition(|machine| machine.name == name || machine.program == name);
     match matching.len() {
         0 => Err(AttachError::NoName { name: name.to_owned(), running: list(others) }),
-        1 => Ok(matching.swap_remove(0).0),
+        1 => Ok(matching.swap_remove(0).pid),
         _ => Err(AttachError::Ambiguous { name: name.to_owned(), running: list(matching) }),
     }
 }
@@ -362,7 +435,7 @@ mod tests {
     fn names_with_brackets_do_not_shift_the_fields() {
         let text = "12 (a) R (b) S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         let stat = ProcessStat::parse(text).unwrap();
-        assert_eq!((stat.state, stat.flags, stat.guest_time), (b'S', 6, 0));
+        assert_eq!((stat.state, stat.parent, stat.flags, stat.guest_time), (b'S', 1, 6, 0));
         let long = format!("{text} {} 815 0", vec!["0"; 19].join(" "));
         assert_eq!(ProcessStat::parse(&long).unwrap().guest_time, 815);
         assert!(ProcessStat::parse("12 (a) S 1").is_none() && ProcessStat::parse("").is_none());
@@ -423,11 +496,32 @@ mod tests {
         let own = Process::open(i32::try_from(std::process::id()).unwrap()).unwrap();
         let [_machine, vcpu] = make_vm(&kvm);
         let _copy = vcpu.try_clone().unwrap();
-        assert!(!own.has_several_vms().unwrap());
+        let several = || own.has_several_vms(&own.all_vcpus().unwrap());
+        assert!(!several());
         let second = make_vm(&kvm);
-        assert!(own.has_several_vms().unwrap());
+        assert!(several());
         drop(second);
-        assert!(!own.has_several_vms().unwrap());
+        assert!(!several());
+    }
+
+    #[test]
+    fn a_launcher_is_followed_to_the_vm_that_it_started() {
+        let _alone = alone();
+        let Ok(kvm) = fs::File::open("/dev/kvm") else { return testkit::missing("/dev/kvm") };
+        let own = i32::try_from(std::process::id()).unwrap();
+        let launcher = ProcessStat::find(own).unwrap().parent;
+        assert!(descends(own, launcher) && !descends(launcher, own) && !descends(own, own));
+        assert_eq!(find_holder(own).unwrap(), own, "there is none");
+        let _vm = make_vm(&kvm);
+        assert_eq!(find_holder(own).unwrap(), own);
+        // Other tests of the same launcher may have VMs as well.
+        match find_holder(launcher) {
+            Ok(holder) => assert_eq!(holder, own),
+            Err(AttachError::SeveralBelow { running, .. }) => {
+                assert!(running.iter().any(|(holder, _)| *holder == own), "{running:?}");
+            }
+            Err(error) => panic!("{error}"),
+        }
     }
 
     #[test]

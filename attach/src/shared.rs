@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
@@ -33,6 +33,8 @@ pub enum AttachmentEnd {
 pub enum AttachEvent {
     /// The layout of the memory is proven; the text describes it.
     MemoryProven(String),
+    /// The VMM has changed the memory, which the text describes.
+    MemoryChanged(String),
     /// The layout is not proven after some time; the search continues. The text says so.
     MemoryUnproven(String),
     /// The machine is paused.
@@ -62,6 +64,8 @@ pub(crate) struct SharedState {
     /// vCPUs whose threads have not ended.
     left: AtomicUsize,
     pause: Mutex<Option<PauseCause>>,
+    /// Samples that lack memory which the host did not have in its own.
+    pub(crate) swapped_out: AtomicU64,
     /// Page tables that a vCPU has used.
     pub(crate) tables: LastTables,
     events: Mutex<Vec<AttachEvent>>,
@@ -80,6 +84,7 @@ impl SharedState {
             end: Mutex::new(None),
             left: AtomicUsize::new(vcpus),
             pause: Mutex::default(),
+            swapped_out: AtomicU64::new(0),
             tables: LastTables::default(),
             events: Mutex::default(),
             ended: EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?,

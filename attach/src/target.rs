@@ -13,7 +13,10 @@ use vmm::ThreadId;
 use wall::Reach;
 
 use crate::attachment::RateLimit;
-use crate::bpf::{BpfRefusal, FoundVm, KernelThread, SampledVm, registers};
+use crate::bpf::{
+    BpfRefusal, FoundVm, KernelThread, KernelVcpu, SampledVm, VcpuCourse, VmList, VmSearch, VmSummary,
+    registers,
+};
 use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
@@ -42,7 +45,7 @@ const SEARCH_SLOT: usize = 0;
 /// Number of stops at which the registers in the kernel have to be those that KVM reports.
 const COMPARISONS: usize = 3;
 /// Time limit of these comparisons.
-const COMPARE_LIMIT: Duration = Duration::from_millis(300);
+const COMPARE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Means by which vCPUs are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -56,12 +59,40 @@ pub enum EngineChoice {
     Ptrace,
 }
 
+/// Machine of a process, and the means to sample it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct TargetChoice {
+    /// The means.
+    pub engine: EngineChoice,
+    /// Number of the machine, from 1 on, in a process that has several.
+    pub vm: Option<usize>,
+}
+
+impl From<EngineChoice> for TargetChoice {
+    fn from(engine: EngineChoice) -> Self {
+        Self { engine, vm: None }
+    }
+}
+
+/// Means by which the vCPUs are sampled, and the reason.
+#[derive(Debug)]
+enum EngineReason {
+    /// The kernel; it shows the registers that KVM reports at so many stops.
+    Agrees(usize),
+    /// The kernel, as was requested.
+    KernelRequested,
+    /// Stops, as was requested.
+    StopsRequested,
+    /// Stops, because the kernel cannot.
+    Refused(BpfRefusal),
+}
+
 /// Process with a virtual machine, reserved for this vprof and ready to be profiled.
 #[derive(Debug)]
 pub struct Target {
     pub(crate) process: Process,
     pub(crate) vcpus: Vec<TargetVcpu>,
-    /// KVM's numbers of all vCPUs, including those whose threads were not found.
+    /// KVM's numbers of all vCPUs of the process, including those whose threads were not found.
     pub(crate) known: Vec<u32>,
     pub(crate) lock: ProcessLock,
     pub(crate) memory: ForeignMemory,
@@ -70,8 +101,13 @@ pub struct Target {
     pub(crate) guard: Option<GuardProcess>,
     /// The host's kernel samples the vCPUs, in their order.
     pub(crate) sampled: Option<Arc<SampledVm>>,
-    /// Reason why it does not, if that was tried.
-    refusal: Option<BpfRefusal>,
+    reason: EngineReason,
+    /// Number of vCPUs whose threads were not found.
+    unseen: usize,
+    /// The process has other machines.
+    others: bool,
+    /// Reason why the host's kernel does not count what it could.
+    uncounted: Option<String>,
 }
 
 /// A vCPU and its thread.
@@ -97,26 +133,7 @@ impl Target {
     /// The process does not exist, may not be traced, has no vCPUs or too many, is stopped or paused, or is
     /// profiled already. It is left as it was then.
     pub fn find(pid: i32, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
-        let _search = SearchRight::raise();
-        let Found { process, descriptors, lock } = Found::open(pid, most)?;
-        let heartbeat = new_heartbeat(pid)?;
-        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
-        let guard = guard.transpose().map_err(host_error("start the guard"))?;
-        let mut threads = find_threads(&process, &descriptors, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
-        if threads.is_empty() {
-            let name = process.name().to_owned();
-            return Err(AttachError::Paused { pid, name, waited: PATIENCE.as_secs() });
-        }
-        let mut vcpus = Vec::with_capacity(threads.len());
-        for (number, fd) in &descriptors {
-            let Some((id, files)) = threads.remove(fd) else { continue };
-            vcpus.push(TargetVcpu::new(&process, (*number, *fd), id, files)?);
-        }
-        try_registers(&process, &mut vcpus, &StopSlot::new(&heartbeat, SEARCH_SLOT))?;
-        let known = descriptors.iter().map(|(number, _)| *number).collect();
-        let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;
-        let (sampled, refusal) = (None, None);
-        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard, sampled, refusal })
+        Self::find_by(EngineChoice::Ptrace, pid, most, guard)
     }
 
     /// Finds the virtual machine as [`Target::find`] does, to be sampled by the chosen means. With
@@ -125,84 +142,57 @@ impl Target {
     /// # Errors
     /// As for [`Target::find`]; with [`EngineChoice::Bpf`] also [`AttachError::Bpf`].
     pub fn find_by(
-        engine: EngineChoice,
+        choice: impl Into<TargetChoice>,
         pid: i32,
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        match engine {
-            EngineChoice::Ptrace => Self::find(pid, most, guard),
-            EngineChoice::Bpf => Self::find_in_kernel(pid, most),
-            EngineChoice::Auto => {
-                let mut target = Self::find(pid, most, guard)?;
-                target.refusal = target.sample_in_kernel().err();
-                Ok(target)
-            }
-        }
-    }
-
-    /// Finds the machine in the kernel's own data, without a stop.
-    fn find_in_kernel(pid: i32, most: usize) -> Result<Self, AttachError> {
+        let TargetChoice { engine, vm } = choice.into();
         let _search = SearchRight::raise();
-        let Found { process, descriptors, lock } = Found::open(pid, most)?;
-        let refused = |refusal| AttachError::Bpf { pid, refusal };
-        let (vm, layout, threads) = SampledVm::find(pid, &descriptors, |_| Ok(())).map_err(refused)?;
-        let mut vcpus = Vec::with_capacity(threads.len());
-        for (descriptor, thread) in descriptors.iter().zip(threads) {
-            let Some(KernelThread { tid, .. }) = thread else { continue };
-            let id = ThreadId { process: pid, thread: i32::try_from(tid).unwrap_or(-1) };
-            let files =
-                ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
-            vcpus.push(TargetVcpu::new(&process, *descriptor, id, files)?);
+        let opened = OpenedProcess::open(pid)?;
+        if engine == EngineChoice::Ptrace {
+            return opened.by_stops(vm, most, GuardedStops::start(pid, guard)?, EngineReason::StopsRequested);
         }
-        let known = descriptors.iter().map(|(number, _)| *number).collect();
-        let memory = ForeignMemory::with_layout(pid, layout);
-        let (heartbeat, sampled) = (new_heartbeat(pid)?, Some(Arc::new(vm)));
-        Ok(Self { process, vcpus, known, lock, memory, heartbeat, guard: None, sampled, refusal: None })
-    }
-
-    /// Lets the kernel sample the vCPUs that were found, if it shows the same registers as KVM.
-    fn sample_in_kernel(&mut self) -> Result<(), BpfRefusal> {
-        let _search = SearchRight::raise();
-        let descriptors: Vec<_> = self.vcpus.iter().map(|vcpu| (vcpu.number, vcpu.fd)).collect();
-        let (vm, layout, _) = SampledVm::find(self.process.pid(), &descriptors, |found| self.compare(found))?;
-        self.memory = ForeignMemory::with_layout(self.process.pid(), layout);
-        self.sampled = Some(Arc::new(vm));
-        // There are no more stops to guard.
-        self.guard = None;
-        Ok(())
-    }
-
-    /// Compares the registers in the kernel with those that KVM reports, while threads are stopped.
-    fn compare(&self, (vm, _, threads): &FoundVm) -> Result<(), BpfRefusal> {
-        let ids = self.vcpus.iter().map(|vcpu| u32::try_from(vcpu.id.thread).ok());
-        if !ids.eq(threads.iter().map(|thread| thread.map(|thread| thread.tid))) {
-            return Err(BpfRefusal::NotCompared);
+        let search = VmSearch { pid, descriptors: &opened.descriptors, number: vm, most };
+        let found = SampledVm::find(search).map_err(|refusal| opened.fatal(refusal, most));
+        let found = match found {
+            Ok(found) => Ok((opened.vcpus(&found)?, found)),
+            Err(RefusedVm::Error(error)) => return Err(error),
+            Err(RefusedVm::Engine(refusal)) => Err(refusal),
+        };
+        if engine == EngineChoice::Bpf {
+            let (vcpus, found) = found.map_err(|refusal| AttachError::Bpf { pid, refusal })?;
+            return opened.in_kernel(found, vcpus, EngineReason::KernelRequested);
         }
-        let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
-        let (begin, mut equal) = (Instant::now(), 0);
-        for (index, vcpu) in self.vcpus.iter().enumerate().cycle() {
-            if equal >= COMPARISONS || begin.elapsed() >= COMPARE_LIMIT {
-                break;
-            }
-            if let Some((_stop, Some(registers))) = stop_in_run(vcpu, &slot) {
-                if let Some(difference) = vm.compare(index, &registers)? {
-                    return Err(BpfRefusal::Differs(difference));
-                }
-                equal += 1;
-            }
-            sleep(PAUSE);
+        let stops = GuardedStops::start(pid, guard)?;
+        let compared = found.and_then(|(vcpus, found)| {
+            let equal = compare(&found.vm, &vcpus, &stops.slot())?;
+            Ok((vcpus, found, EngineReason::Agrees(equal)))
+        });
+        match compared {
+            Ok((vcpus, found, reason)) => opened.in_kernel(found, vcpus, reason),
+            Err(refusal) => opened.by_stops(vm, most, stops, EngineReason::Refused(refusal)),
         }
-        if equal == 0 { Err(BpfRefusal::NotCompared) } else { Ok(()) }
     }
 
     /// Returns a sentence on the means by which the vCPUs are sampled, and why.
     pub fn engine_sentence(&self) -> String {
-        match (&self.sampled, &self.refusal) {
-            (Some(_), _) => "the host's kernel takes the samples (BPF), without stops".to_owned(),
-            (None, Some(refusal)) => format!("vCPUs are stopped for samples (ptrace): {refusal}"),
-            (None, None) => "vCPUs are stopped for samples (ptrace)".to_owned(),
+        let kernel = "the host's kernel takes the samples (BPF), without stops";
+        let stops = "vCPUs are stopped for samples (ptrace)";
+        match &self.reason {
+            EngineReason::Agrees(count) => {
+                let plural = if *count == 1 { "" } else { "s" };
+                format!("{kernel}: it showed the registers that KVM reports, at {count} stop{plural}")
+            }
+            EngineReason::KernelRequested => format!("{kernel}: --engine bpf"),
+            EngineReason::StopsRequested => format!("{stops}: --engine ptrace"),
+            EngineReason::Refused(refusal) => format!("{stops}: {refusal}"),
         }
+    }
+
+    /// Returns the name of the means by which the vCPUs are sampled.
+    pub fn engine(&self) -> &'static str {
+        if self.is_sampled() { "bpf" } else { "ptrace" }
     }
 
     /// Returns true if the host's kernel takes the samples.
@@ -241,7 +231,7 @@ impl Target {
 
     /// Returns the number of vCPUs without a thread that was in the guest during the search.
     pub fn unseen(&self) -> usize {
-        self.known.len() - self.vcpus.len()
+        self.unseen
     }
 
     /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
@@ -280,33 +270,87 @@ impl Target {
         }
     }
 
-    /// Returns KVM's own counters of the vCPUs, in their order; `None` if the VMM has not opened them for
-    /// itself.
-    pub fn counters(&self) -> Vec<Option<vmm::Counters>> {
+    /// Starts to count what is countable of the vCPUs, and returns it in their order. Call once, before the
+    /// attachment starts.
+    pub fn counts(&mut self) -> Vec<VcpuCounts> {
         let _search = SearchRight::raise();
-        let open = self.process.counters().unwrap_or_default();
+        // The samples do not depend on these programs.
+        let counting = self.sampled.as_mut().and_then(Arc::get_mut).map(SampledVm::count);
+        self.uncounted = counting.and_then(Result::err).map(|refusal| refusal.to_string());
+        // Descriptors of counters have the number of the vCPU, and not of its machine.
+        let open = if self.others { Vec::new() } else { self.process.counters().unwrap_or_default() };
         let counters = |vcpu: &TargetVcpu| {
             let (_, fd) = open.iter().find(|(number, _)| *number == vcpu.number)?;
             let copy = self.process.counter_descriptor(vcpu.number, *fd).ok()?;
             vmm::Counters::from_descriptor(copy).ok()
         };
-        self.vcpus.iter().map(counters).collect()
+        let course = |index| self.sampled.as_ref().map(|vm| VcpuCourse::new(Arc::clone(vm), index));
+        let vcpus = self.vcpus.iter().enumerate();
+        vcpus.map(|(index, vcpu)| VcpuCounts { opened: counters(vcpu), course: course(index) }).collect()
+    }
+
+    /// Returns what [`Self::counts`] does not have of this machine, as the beginning of a sentence.
+    pub fn uncounted(&self) -> String {
+        let exits = "exits by reason";
+        match (&self.sampled, &self.uncounted) {
+            (Some(vm), None) if vm.counts_exits() => String::new(),
+            (Some(_), None) => format!("{exits} (kvm_pvm has no trace points), "),
+            (Some(_), Some(reason)) => format!("{exits} and waits by process ({reason}), "),
+            (None, _) => format!("{exits} and waits by process (only `--engine bpf` counts them), "),
+        }
     }
 }
 
+/// Counts of a vCPU of another VMM.
+#[derive(Debug)]
+pub struct VcpuCounts {
+    /// KVM's counters, if the VMM has opened them for itself.
+    pub opened: Option<vmm::Counters>,
+    /// Counts of the host's kernel.
+    pub course: Option<VcpuCourse>,
+}
+
+/// Record of stops, and the guard that watches it.
+struct GuardedStops {
+    heartbeat: Arc<Heartbeat>,
+    guard: Option<GuardProcess>,
+}
+
+impl GuardedStops {
+    fn start(pid: i32, guard: Option<Command>) -> Result<Self, AttachError> {
+        let heartbeat = new_heartbeat(pid)?;
+        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
+        Ok(Self { guard: guard.transpose().map_err(host_error("start the guard"))?, heartbeat })
+    }
+
+    fn slot(&self) -> StopSlot {
+        StopSlot::new(&self.heartbeat, SEARCH_SLOT)
+    }
+}
+
+/// Reason why the host's kernel does not sample a machine.
+enum RefusedVm {
+    /// No other means would do.
+    Error(AttachError),
+    /// Other means may do.
+    Engine(BpfRefusal),
+}
+
 /// A process with vCPUs, reserved for this vprof.
-struct Found {
+struct OpenedProcess {
     process: Process,
-    /// KVM's numbers of the vCPUs, and the VMM's descriptors.
+    /// KVM's numbers of the vCPUs of all machines, and the VMM's descriptors.
     descriptors: Vec<(u32, i32)>,
+    /// Two descriptors have the same number and not the same vCPU.
+    several: bool,
     lock: ProcessLock,
 }
 
-impl Found {
-    fn open(pid: i32, most: usize) -> Result<Self, AttachError> {
+impl OpenedProcess {
+    fn open(pid: i32) -> Result<Self, AttachError> {
         let process = Process::open(pid)?;
         let name = || process.name().to_owned();
-        let descriptors = process.vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
+        let descriptors = process.all_vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
         if descriptors.is_empty() {
             let name = name();
             return Err(if process.is_qemu() {
@@ -315,21 +359,147 @@ impl Found {
                 AttachError::NoVm { pid, name }
             });
         }
+        if process.is_stopped() {
+            return Err(AttachError::Stopped { pid, name: name() });
+        }
+        let several = process.has_several_vms(&descriptors);
+        let lock = ProcessLock::take(&process)?;
+        Ok(Self { process, descriptors, several, lock })
+    }
+
+    /// Returns the error that a refusal is for every means.
+    fn fatal(&self, refusal: BpfRefusal, most: usize) -> RefusedVm {
+        let (pid, name) = (self.process.pid(), self.process.name().to_owned());
+        RefusedVm::Error(match refusal {
+            BpfRefusal::Protected(found) => AttachError::Confidential { pid, name, found: found.to_owned() },
+            BpfRefusal::TooMany(vcpus) => AttachError::TooMany { pid, vcpus, most },
+            BpfRefusal::SeveralVms(machines) => AttachError::SeveralVms { pid, name, machines },
+            BpfRefusal::NoSuchVm(number, machines) => AttachError::NoSuchVm { pid, name, number, machines },
+            other => return RefusedVm::Engine(other),
+        })
+    }
+
+    /// Opens the vCPUs of a machine that was found in the kernel's data.
+    fn vcpus(&self, found: &FoundVm) -> Result<Vec<TargetVcpu>, AttachError> {
+        let pid = self.process.pid();
+        let open = |(vcpu, thread): &(KernelVcpu, KernelThread)| {
+            let id = ThreadId { process: pid, thread: i32::try_from(thread.tid).unwrap_or(-1) };
+            let files =
+                ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
+            TargetVcpu::new(&self.process, (vcpu.number, vcpu.fd), id, files)
+        };
+        found.vcpus.iter().map(open).collect()
+    }
+
+    /// Makes the target of a machine that was found in the kernel's data.
+    fn in_kernel(
+        self,
+        found: FoundVm,
+        vcpus: Vec<TargetVcpu>,
+        reason: EngineReason,
+    ) -> Result<Target, AttachError> {
+        let Self { process, descriptors, several, lock } = self;
+        let pid = process.pid();
+        let FoundVm { vm, layout, known, .. } = found;
+        let unseen = known.len().saturating_sub(vcpus.len());
+        let mut known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
+        known.dedup();
+        Ok(Target {
+            process,
+            vcpus,
+            known,
+            lock,
+            memory: ForeignMemory::with_layout(pid, layout),
+            heartbeat: new_heartbeat(pid)?,
+            guard: None,
+            sampled: Some(Arc::new(vm)),
+            reason,
+            unseen,
+            others: several,
+            uncounted: None,
+        })
+    }
+
+    /// Makes the target of the only machine of the process by stops.
+    fn by_stops(
+        self,
+        vm: Option<usize>,
+        most: usize,
+        stops: GuardedStops,
+        reason: EngineReason,
+    ) -> Result<Target, AttachError> {
+        let Self { process, mut descriptors, several, lock } = self;
+        let pid = process.pid();
+        let name = || process.name().to_owned();
         if let Some(found) = process.confidential().map_err(|e| step_error(pid, "list its descriptors", e))? {
             return Err(AttachError::Confidential { pid, name: name(), found });
         }
-        if process.has_several_vms().map_err(|e| step_error(pid, "compare its descriptors", e))? {
-            return Err(AttachError::SeveralVms { pid, name: name() });
+        if several {
+            return Err(AttachError::SeveralByStops { pid, name: name() });
+        }
+        descriptors.dedup_by_key(|(number, _)| *number);
+        if let Some(number) = vm.filter(|number| *number != 1) {
+            let machines = VmList(vec![VmSummary { vcpus: descriptors.len(), memory_bytes: None }]);
+            return Err(AttachError::NoSuchVm { pid, name: name(), number, machines });
         }
         if descriptors.len() > most {
             return Err(AttachError::TooMany { pid, vcpus: descriptors.len(), most });
         }
-        if process.is_stopped() {
-            return Err(AttachError::Stopped { pid, name: name() });
+        let slot = stops.slot();
+        let mut threads = find_threads(&process, &descriptors, &slot)?;
+        if threads.is_empty() {
+            return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
         }
-        let lock = ProcessLock::take(&process)?;
-        Ok(Self { process, descriptors, lock })
+        let mut vcpus = Vec::with_capacity(threads.len());
+        for (number, fd) in &descriptors {
+            let Some((id, files)) = threads.remove(fd) else { continue };
+            vcpus.push(TargetVcpu::new(&process, (*number, *fd), id, files)?);
+        }
+        try_registers(&process, &mut vcpus, &slot)?;
+        let GuardedStops { heartbeat, guard } = stops;
+        let known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
+        let unseen = known.len().saturating_sub(vcpus.len());
+        let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;
+        Ok(Target {
+            process,
+            vcpus,
+            known,
+            lock,
+            memory,
+            heartbeat,
+            guard,
+            sampled: None,
+            reason,
+            unseen,
+            others: false,
+            uncounted: None,
+        })
     }
+}
+
+/// Compares the registers in the kernel with those that KVM reports, while threads are stopped. Returns the
+/// number of stops. KVM does not refuse the registers of these machines: the kernel's own flag has shown that
+/// they are not protected.
+fn compare(vm: &SampledVm, vcpus: &[TargetVcpu], slot: &StopSlot) -> Result<usize, BpfRefusal> {
+    let (begin, mut equal) = (Instant::now(), 0);
+    for (index, vcpu) in vcpus.iter().enumerate().cycle() {
+        if equal >= COMPARISONS || begin.elapsed() >= COMPARE_LIMIT {
+            break;
+        }
+        let may_stop = match vcpu.files.activity() {
+            Ok(ThreadActivity::Running) => true,
+            Ok(ThreadActivity::BlockedInRun(fd)) => fd == vcpu.fd,
+            _ => false,
+        };
+        if may_stop && let Some((_stop, Some(registers))) = stop_in_run(vcpu, slot) {
+            if let Some(difference) = vm.compare(index, &registers)? {
+                return Err(BpfRefusal::Differs(difference));
+            }
+            equal += 1;
+        }
+        sleep(PAUSE);
+    }
+    if equal == 0 { Err(BpfRefusal::NotCompared) } else { Ok(equal) }
 }
 
 impl TargetVcpu {

@@ -147,8 +147,11 @@ impl Watcher {
                 if listed.elapsed() >= LIST_INTERVAL {
                     listed = Instant::now();
                     self.check_plugged();
-                    if let Some(vm) = &self.sampled {
-                        vm.refresh();
+                    if let Some(layout) = self.sampled.as_ref().and_then(|vm| vm.refresh())
+                        && self.memory.change(layout)
+                        && proven
+                    {
+                        self.shared.report(AttachEvent::MemoryChanged(pieces(&self.memory)));
                     }
                 }
             }
@@ -217,14 +220,19 @@ impl Watcher {
     }
 }
 
-/// Describes the layout in a sentence.
+/// Describes the proven layout in a sentence.
 fn describe(memory: &ForeignMemory) -> String {
+    format!("the guest's kernel proves the layout of its memory: {}", pieces(memory))
+}
+
+/// Lists the pieces of the layout.
+fn pieces(memory: &ForeignMemory) -> String {
     let pieces = memory.layout().map(|layout| layout.pieces().to_vec()).unwrap_or_default();
     let piece = |piece: &crate::MemoryPiece| {
         format!("{} MiB at {:#x} are at {:#x} in the VMM", piece.bytes >> 20, piece.guest.0, piece.host.0)
     };
     let list: Vec<String> = pieces.iter().map(piece).collect();
-    format!("the guest's kernel proves the layout of its memory: {}", list.join(", "))
+    list.join(", ")
 }
 
 #[cfg(test)]

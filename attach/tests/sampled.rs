@@ -4,13 +4,14 @@ mod roles;
 
 use std::collections::HashSet;
 use std::io::Read;
+use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, AttachmentEnd, EngineChoice, StopMemory, Target};
+use attach::{AttachError, Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, TargetChoice};
 use roles::{
-    MORE_ITERATIONS, MOST, Recorder, Role, SOON, checksum, has_ended, is_held, kvm, loops_are_seen, play,
-    profile, state, traced,
+    MORE_ITERATIONS, MOST, Recorder, Role, SECOND, SOON, checksum, has_ended, is_held, kvm, loops_are_seen,
+    play, profile, state, traced,
 };
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
@@ -184,4 +185,111 @@ fn the_kernel_is_chosen_where_it_shows_the_registers_that_kvm_reports() {
     drop(target);
     let target = find(EngineChoice::Ptrace).unwrap();
     assert!(!target.is_sampled() && target.rate_limit().is_some());
+}
+
+#[test]
+fn one_of_several_machines_of_a_process_is_sampled_alone() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("one_of_several_machines_of_a_process_is_sampled_alone", "vmm two");
+    let find =
+        |engine, vm_number| Target::find_by(TargetChoice { engine, vm: vm_number }, vm.pid(), MOST, None);
+    for engine in [EngineChoice::Auto, EngineChoice::Bpf] {
+        let error = find(engine, None).unwrap_err();
+        assert!(
+            matches!(&error, AttachError::SeveralVms { machines, .. } if machines.0.len() == 2),
+            "{error}"
+        );
+        assert!(error.to_string().contains("2 vCPUs, 64 MiB"), "{error}");
+        assert!(matches!(find(engine, Some(3)), Err(AttachError::NoSuchVm { number: 3, .. })));
+    }
+    let stops = find(EngineChoice::Ptrace, Some(1)).unwrap_err();
+    assert!(matches!(stops, AttachError::SeveralByStops { .. }), "{stops}");
+    let mut places = Vec::new();
+    for number in [1, 2] {
+        let target = find(EngineChoice::Auto, Some(number)).unwrap();
+        assert!(target.is_sampled(), "{}", target.engine_sentence());
+        let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+        std::thread::sleep(Duration::from_secs(1));
+        let seen = attached.wait().unwrap().observers;
+        let rips: HashSet<u64> = seen.iter().flat_map(|vcpu| vcpu.rips.keys().copied()).collect();
+        assert!(!rips.is_empty(), "{seen:?}");
+        places.push((seen.len(), rips.contains(&(FLAT_ENTRY + SECOND as u64)), rips.len()));
+    }
+    places.sort_unstable();
+    assert!(matches!(places[..], [(1, true, 1), (2, false, 2..)]), "{places:?}");
+}
+
+/// Process that takes a CPU from others; killed at the end.
+struct Rival(Child);
+
+impl Rival {
+    fn start(cpu: usize) -> Self {
+        let rival = Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
+        pin(i32::try_from(rival.0.id()).unwrap(), cpu);
+        rival
+    }
+}
+
+impl Drop for Rival {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// Lets a thread run on one CPU only.
+fn pin(thread: i32, cpu: usize) {
+    // SAFETY: a set of CPUs is plain data for which all zeroes is a valid value; the pointer is valid for the
+    // call.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(cpu, &mut set);
+        assert_eq!(libc::sched_setaffinity(thread, size_of_val(&set), &raw const set), 0);
+    }
+}
+
+#[test]
+fn waits_for_a_cpu_count_for_the_process_that_has_it() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("waits_for_a_cpu_count_for_the_process_that_has_it", "vmm loops");
+    let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+    let counts = target.counts();
+    assert!(!target.uncounted().contains("waits"), "{}", target.uncounted());
+    let course = counts[0].course.as_ref().unwrap();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let exits = course.counters().iter().position(|counter| counter.name == "exits").unwrap();
+    let mut values = Vec::new();
+    course.read_counters(&mut values);
+    let before = values[exits];
+    pin(course_thread(&vm), 0);
+    let rival = Rival::start(0);
+    let pid = rival.0.id();
+    let waited = || {
+        let takers = course.takers();
+        let waited = takers.iter().find(|taker| taker.pid == Some(pid)).cloned();
+        waited.filter(|taker| taker.total_ns > 100_000_000)
+    };
+    let waited = eventually("waits for the rival", SOON, waited);
+    assert!(waited.name == "sh" && waited.count > 0, "{waited:?}");
+    course.read_counters(&mut values);
+    assert!(values[exits] > before, "{} after {before} exits", values[exits]);
+    // All of the thread's waits, as the scheduler counts them, are some process's.
+    let all: u64 = course.takers().iter().map(|taker| taker.total_ns).sum();
+    assert!(waited.total_ns <= all, "{:?}", course.takers());
+    drop(rival);
+    drop(attached.wait().unwrap());
+}
+
+/// Returns the thread of the first vCPU: the one with most CPU time.
+fn course_thread(vm: &Role) -> i32 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", vm.pid())).unwrap();
+    let threads = tasks.map(|task| task.unwrap().file_name().to_str().unwrap().parse::<i32>().unwrap());
+    let run_ns = |thread: &i32| {
+        let path = format!("/proc/{}/task/{thread}/schedstat", vm.pid());
+        let text = std::fs::read_to_string(path).unwrap();
+        text.split_ascii_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    threads.max_by_key(run_ns).unwrap()
 }

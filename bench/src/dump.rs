@@ -25,7 +25,7 @@ const BOOT_LIMIT: Duration = Duration::from_secs(90);
 /// Time to wait until the guest is in its kernel.
 const MOMENT_LIMIT: Duration = Duration::from_secs(60);
 /// Memory that a counting guest has for itself, bytes; a sample reads nothing there.
-const LOW: u64 = 4 << 20;
+pub const LOW: u64 = 4 << 20;
 /// Command that makes deep stacks of both kinds: a shell that calls itself 20 times writes files.
 const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
                        echo begun; f 4";
@@ -52,7 +52,7 @@ impl QemuGuest {
         fs::write(&initrd, archives)?;
         let qemu = guest_images::find_program("qemu-system-x86_64").context("no qemu-system-x86_64")?;
         let child = Command::new(qemu)
-            .args(["-nodefaults", "-display", "none", "-accel", "tcg", "-cpu", "max"])
+            .args(["-nodefaults", "-display", "none", "-accel", "tcg", "-cpu", "max,la57=off"])
             .args(["-m", &(MEMORY >> 20).to_string()])
             .args(["-append", "console=ttyS0 quiet panic=0 root=/dev/vda rw"])
             .arg("-kernel")

@@ -22,19 +22,19 @@ use crate::dump;
 use crate::table::{TableRow, median};
 
 /// `again: inc %rax; jmp again`: counts as fast as the processor can.
-const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
+pub const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
 /// Running time of each variant in a round.
 const TURN: Duration = Duration::from_millis(500);
-const SEED: u64 = 1;
+pub const SEED: u64 = 1;
 /// Frames of a stack, at most: vprof's default.
-const DEPTH: usize = 127;
+pub const DEPTH: usize = 127;
 /// Time to wait until the kernel is found, which takes a tenth of a second.
-const FOUND_LIMIT: Duration = Duration::from_secs(20);
+pub const FOUND_LIMIT: Duration = Duration::from_secs(20);
 
 /// Observer that kicks at random intervals and reads nothing.
-struct BareKicks(Intervals);
+pub struct BareKicks(pub Intervals);
 
 impl Observer for BareKicks {
     fn started(&mut self) -> Option<Duration> {
@@ -61,9 +61,16 @@ fn serve_stopped(
 
 /// Sink that counts the rows and drops them: the disk is measured elsewhere.
 #[derive(Debug, Default, Clone)]
-struct CountingSink {
+pub struct CountingSink {
     tasks: Arc<AtomicU64>,
     stacks: Arc<AtomicU64>,
+}
+
+impl CountingSink {
+    /// Returns the number of samples with a stack.
+    pub fn stacks(&self) -> u64 {
+        self.stacks.load(Ordering::Relaxed)
+    }
 }
 
 impl Sink for CountingSink {

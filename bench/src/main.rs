@@ -4,8 +4,9 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 
+mod attached;
 mod child;
 mod dump;
 mod guest;
@@ -28,9 +29,24 @@ fn main() -> anyhow::Result<()> {
             Some("names") => child::report(&names::measure(path)?),
             Some("wall") => child::report(&wall::measure(path)?),
             _ => bail!(
-                "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off"
+                "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
+                 or bench attach"
             ),
         };
+    }
+    if let [what, ram, rate] = arguments.as_slice()
+        && what == "counting"
+    {
+        let rate = rate.to_str().and_then(|rate| rate.parse().ok()).context("the rate is not a number")?;
+        return attached::counting(Path::new(ram), rate);
+    }
+    if arguments == ["attach"] {
+        let directory = tempfile::tempdir()?;
+        let mut running = dump::QemuGuest::boot(directory.path())?;
+        let stopped = running.stop()?;
+        drop(running);
+        print(&attached::rows(&stopped, directory.path())?);
+        return Ok(());
     }
     eprintln!("measuring; leave the machine alone for a minute or two");
     let directory = tempfile::tempdir()?;
@@ -44,6 +60,7 @@ fn main() -> anyhow::Result<()> {
         Ok(rows) => {
             print(&rows);
             print(&wall::rows()?);
+            print(&attached::rows(&stopped, directory.path())?);
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }

@@ -17,26 +17,36 @@ mod selftest;
 mod simulate;
 mod top;
 
-use std::path::PathBuf;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, Command, Parser, Subcommand};
 use text::csv::Formulas;
 use text::parse::positive_time;
 
-pub use attach::{AttachArgs, Engine};
+use crate::output::is_database;
+use crate::render::ColorChoice;
+
+pub use attach::{AttachArgs, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
-pub use recording::RecordingArgs;
+pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
+
+/// Name of a profile where none is given.
+pub const DEFAULT_PROFILE: &str = "vprof.vprof";
+/// Name of the profile before that.
+pub const OLDER_PROFILE: &str = "vprof.vprof.old";
 
 const TEMPLATE: &str = "\
 {about-with-newline}
@@ -70,8 +80,9 @@ Examples:
 ";
 
 const ANNOTATE_NOTES: &str = "\
-`self` is the part of the function's own samples that hit an instruction, `calls` the part of all \
-samples with the function on their stack that were in what the instruction called. The sampled \
+`self` is the part of the function's own samples that hit an instruction, `below` the part of all \
+samples with the function on their stack that were in what the instruction called, or in a fault or an interrupt that \
+hit it. Instructions without samples are folded; -n 0 shows them. The sampled \
 address is that of the instruction that was about to run.";
 
 const RUSAGE_EXAMPLES: &str = "\
@@ -104,8 +115,10 @@ virtual machine. Exits that KVM handles by itself are part of `guest`; KVM's cou
 
 const QUERY_EXAMPLES: &str = "\
 Examples:
-  vprof query vprof.vprof \"SELECT comm, pid, samples FROM v_processes LIMIT 5\"
-  vprof query vprof.vprof \"SELECT * FROM v_functions\" --csv
+  vprof query \"SELECT comm, pid, samples FROM v_processes LIMIT 5\"
+  vprof query old.vprof \"SELECT * FROM v_functions\" --csv
+  vprof query .tables                      the names of tables and views; .schema has their columns
+  vprof query - < functions.sql
 ";
 
 const SYMBOLIZE_EXAMPLES: &str = "\
@@ -132,13 +145,57 @@ Exit codes: 0 done, also if no debug file was found; 1 failed; 2 the command lin
     before_help = EXAMPLES,
     after_help = EXIT_CODES,
     help_template = "{about-with-newline}\n{before-help}{usage-heading} {usage}\n\n{all-args}{after-help}",
-    max_term_width = 100,
-    disable_help_subcommand = true
+    max_term_width = 100
 )]
 pub struct Cli {
     /// Command to execute.
     #[command(subcommand)]
     pub command: CliCommand,
+
+    /// Colours and bold text: `auto` on a terminal, unless NO_COLOR is set
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        default_value_t,
+        value_name = "WHEN",
+        hide_short_help = true,
+        hide_possible_values = true,
+        help_heading = "Text"
+    )]
+    pub color: ColorChoice,
+
+    /// Print a text that is longer than the terminal at once, not through $VPROF_PAGER, $PAGER or `less`
+    #[arg(long, global = true, hide_short_help = true, help_heading = "Text")]
+    pub no_pager: bool,
+}
+
+impl Cli {
+    /// Notes which profiles of earlier runs are kept: where no name was given on this command line.
+    pub fn keep_older(&mut self, matches: &ArgMatches) {
+        let Some((_, own)) = matches.subcommand() else { return };
+        let recording = match &mut self.command {
+            CliCommand::Run(args) => &mut args.recording,
+            CliCommand::Boot(args) => &mut args.run.recording,
+            CliCommand::Attach(args) => &mut args.recording,
+            _ => return,
+        };
+        if own.value_source("output") != Some(ValueSource::CommandLine) {
+            recording.keep_older(recording.output.clone());
+        }
+    }
+}
+
+/// Returns the words of a command line with `report` before a profile instead of a command.
+pub fn with_report(command: &Command, mut words: Vec<OsString>) -> Vec<OsString> {
+    let is_option = |word: &OsString| word.as_encoded_bytes().starts_with(b"-");
+    let Some(place) = (1..words.len()).find(|place| !is_option(&words[*place])) else { return words };
+    let path = Path::new(&words[place]);
+    let is_command = command.get_subcommands().any(|known| known.get_name() == path.as_os_str());
+    if !is_command && (path.extension().is_some_and(|end| end == "vprof") || is_database(path)) {
+        words.insert(place, "report".into());
+    }
+    words
 }
 
 /// The commands.
@@ -225,7 +282,7 @@ pub struct AnnotateArgs {
     pub function: String,
 
     /// The profile
-    #[arg(value_name = "PROFILE")]
+    #[arg(value_name = "PROFILE", default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// Kernel module or file whose function it is, `kernel` for the kernel itself
@@ -236,9 +293,10 @@ pub struct AnnotateArgs {
     #[arg(long)]
     pub intel: bool,
 
-    /// Instructions to show; 0 for all
-    #[arg(short = 'n', long, default_value_t = 0, value_name = "ROWS")]
-    pub rows: usize,
+    /// Only this many instructions, those with most samples, and the ones around them; 0 for all
+    /// [default: all that have samples, and the ones around them]
+    #[arg(short = 'n', long, value_name = "ROWS")]
+    pub rows: Option<usize>,
 
     /// Print JSON (docs/json.md)
     #[arg(long)]
@@ -254,6 +312,7 @@ pub struct AnnotateArgs {
 #[command(before_help = RUSAGE_EXAMPLES, after_help = RUSAGE_NOTES, help_template = TEMPLATE)]
 pub struct RusageArgs {
     /// The profile
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// Only processes with this name, process id or name#instance
@@ -270,6 +329,7 @@ pub struct RusageArgs {
 #[command(before_help = STAT_EXAMPLES, after_help = STAT_NOTES, help_template = TEMPLATE)]
 pub struct StatArgs {
     /// The profile, of a run that has ended or is in progress
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// Show what came since the last time again and again, until the run ends
@@ -322,12 +382,15 @@ impl TableArgs {
 
 /// `vprof query`.
 #[derive(Debug, Args)]
-#[command(before_help = QUERY_EXAMPLES, help_template = TEMPLATE)]
+#[command(before_help = QUERY_EXAMPLES, help_template = TEMPLATE, allow_missing_positional = true)]
 pub struct QueryArgs {
     /// The profile
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
-    /// One SQLite statement that only reads; docs/profile.md lists tables and views
+    /// One SQLite statement that only reads, `-` to read it from standard input, or `.tables` or `.schema`;
+    /// docs/profile.md lists tables and views
+    #[arg(required = true)]
     pub sql: String,
 
     /// Print CSV (RFC 4180) with a heading; control characters as escapes, unlike in JSON
@@ -362,6 +425,7 @@ pub struct DebugArgs {
 #[command(before_help = SYMBOLIZE_EXAMPLES, after_help = SYMBOLIZE_NOTES, help_template = TEMPLATE)]
 pub struct SymbolizeArgs {
     /// The profile; it is changed
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// Places of debug files.

@@ -9,9 +9,11 @@
 //!
 //! The command line takes precedence. docs/config.md describes the file for users.
 
+use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, Command};
 use text::suggest::suggest;
 
@@ -78,6 +80,19 @@ pub enum ConfigFault {
     },
 }
 
+impl ConfigFault {
+    /// True if a command must not run with it: one of its own table, or one that leaves open which it
+    /// concerns.
+    fn concerns(&self, command: Option<&str>) -> bool {
+        match (self, command) {
+            (_, Some(ALWAYS)) => false,
+            (Self::Syntax { .. }, _) => true,
+            (Self::Key { table, .. } | Self::NoTable(table), Some(command)) => table == command,
+            (Self::UnknownCommand { .. }, Some(_)) | (_, None) => false,
+        }
+    }
+}
+
 /// Fault of one key.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyFault {
@@ -108,15 +123,58 @@ fn config_path() -> Option<(PathBuf, bool)> {
     Some((directory.join("vprof/config.toml"), false))
 }
 
-/// Gives the commands the defaults of the file.
-pub fn apply(command: Command) -> Result<Command, ConfigError> {
-    let Some((path, must_exist)) = config_path() else { return Ok(command) };
+/// The command with the defaults of the file.
+#[derive(Debug)]
+pub struct Configured {
+    /// The command.
+    pub command: Command,
+    /// The file, if there is one.
+    pub path: Option<PathBuf>,
+    /// Faults that the invoked command does not depend on.
+    pub warnings: Vec<ConfigError>,
+}
+
+/// Command that has to work whatever the file has: it helps to find out what is wrong.
+const ALWAYS: &str = "doctor";
+
+/// Gives the commands the defaults of the file. A fault is an error if it concerns the command that the words
+/// of the command line invoke.
+pub fn apply(command: Command, words: &[OsString]) -> Result<Configured, ConfigError> {
+    let plain = |command| Configured { command, path: None, warnings: Vec::new() };
+    let Some((path, must_exist)) = config_path() else { return Ok(plain(command)) };
+    let invoked = invoked(&command, words);
     let text = match read(&path) {
         Ok(text) => text,
-        Err(_) if !must_exist && is_out_of_reach(&path) => return Ok(command),
-        Err(source) => return Err(ConfigError::Read { path, source }),
+        Err(_) if !must_exist && is_out_of_reach(&path) => return Ok(plain(command)),
+        Err(source) => {
+            let error = ConfigError::Read { path, source };
+            return match invoked.as_deref() {
+                Some(ALWAYS) => Ok(Configured { warnings: vec![error], ..plain(command) }),
+                _ => Err(error),
+            };
+        }
     };
-    with_defaults(command, &text).map_err(|fault| ConfigError::Wrong { path, fault })
+    let (command, faults) = with_defaults(command, &text);
+    let (own, others): (Vec<_>, Vec<_>) =
+        faults.into_iter().partition(|fault| fault.concerns(invoked.as_deref()));
+    let wrong = |fault| ConfigError::Wrong { path: path.clone(), fault };
+    if let Some(fault) = own.into_iter().next() {
+        return Err(wrong(fault));
+    }
+    Ok(Configured { command, warnings: others.into_iter().map(wrong).collect(), path: Some(path) })
+}
+
+/// Returns the name of the command that the words of the command line invoke.
+fn invoked(command: &Command, words: &[OsString]) -> Option<String> {
+    let is_name = |word: &&OsString| command.get_subcommands().any(|known| known.get_name() == **word);
+    words.iter().skip(1).find(is_name).map(|word| word.to_string_lossy().into_owned())
+}
+
+/// Returns true if the parser's error is about a value that is not on the command line but in the file.
+pub fn is_of_file(error: &clap::Error, words: &[OsString]) -> bool {
+    let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue) else { return false };
+    let is_value = matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue);
+    is_value && !words.iter().any(|word| word.to_string_lossy().contains(value.as_str()))
 }
 
 /// Returns true if the file does not exist, or if its directory is not accessible, as of another user's home.
@@ -137,40 +195,45 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-fn with_defaults(mut command: Command, text: &str) -> Result<Command, ConfigFault> {
-    let tables: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        let line = error
-            .span()
-            .map_or(1, |span| text.get(..span.start).map_or(1, |before| before.lines().count().max(1)));
-        ConfigFault::Syntax { line, message: escaped(error.message()).into_owned() }
-    })?;
+/// Gives the commands the defaults of a text. Returns also the faults of the text.
+fn with_defaults(mut command: Command, text: &str) -> (Command, Vec<ConfigFault>) {
+    let tables: Result<toml::Table, toml::de::Error> = text.parse();
+    let tables = match tables {
+        Ok(tables) => tables,
+        Err(error) => {
+            let line = error
+                .span()
+                .map_or(1, |span| text.get(..span.start).map_or(1, |before| before.lines().count().max(1)));
+            let message = escaped(error.message()).into_owned();
+            return (command, vec![ConfigFault::Syntax { line, message }]);
+        }
+    };
+    let mut faults = Vec::new();
     for (name, keys) in &tables {
         let known = || command.get_subcommands().map(Command::get_name);
         if !known().any(|known| known == name) {
             let (table, hint) = (escaped(name).into_owned(), suggestion(name, known()));
-            return Err(ConfigFault::UnknownCommand { table, hint });
+            faults.push(ConfigFault::UnknownCommand { table, hint });
+            continue;
         }
         let toml::Value::Table(keys) = keys else {
-            return Err(ConfigFault::NoTable(escaped(name).into_owned()));
+            faults.push(ConfigFault::NoTable(escaped(name).into_owned()));
+            continue;
         };
-        let mut failed = None;
         command = command.mut_subcommand(name, |mut subcommand| {
             for (key, value) in keys {
                 match with_default(subcommand.clone(), key, value) {
                     Ok(changed) => subcommand = changed,
                     Err(fault) => {
                         let (table, key) = (name.clone(), escaped(key).into_owned());
-                        failed.get_or_insert(ConfigFault::Key { table, key, fault });
+                        faults.push(ConfigFault::Key { table, key, fault });
                     }
                 }
             }
             subcommand
         });
-        if let Some(fault) = failed {
-            return Err(fault);
-        }
     }
-    Ok(command)
+    (command, faults)
 }
 
 fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Command, KeyFault> {
@@ -198,7 +261,17 @@ fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Comm
         (toml::Value::Array(_), _) => return Err(KeyFault::SeveralValues),
         (value, _) => vec![typed(value)?],
     };
-    Ok(command.mut_arg(id, |arg| arg.default_values(values)))
+    Ok(command.mut_arg(id, |arg| match arg.get_action() {
+        // `--snapshot=false` undoes it.
+        ArgAction::SetTrue => arg
+            .action(ArgAction::Set)
+            .value_parser(clap::value_parser!(bool))
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .default_values(values),
+        _ => arg.default_values(values),
+    }))
 }
 
 /// Returns a value as a user types it.
@@ -227,7 +300,10 @@ mod tests {
     use crate::args::{self, Cli};
 
     fn parsed(text: &str, line: &[&str]) -> Result<Cli, String> {
-        let command = with_defaults(Cli::command(), text).map_err(|fault| fault.to_string())?;
+        let (command, faults) = with_defaults(Cli::command(), text);
+        if let Some(fault) = faults.first() {
+            return Err(fault.to_string());
+        }
         let matches = command.try_get_matches_from(line).map_err(|error| error.to_string())?;
         Cli::from_arg_matches(&matches).map_err(|error| error.to_string())
     }
@@ -248,6 +324,40 @@ mod tests {
         assert_eq!((args.recording.clock, args.disk.len()), (profile::ClockKind::Exponential, 2));
         assert_eq!(run(file, &["-F", "99.5"]).recording.rate, 99.5);
         assert_eq!(run("", &[]).recording.rate, 1_000.0);
+    }
+
+    #[test]
+    fn a_switch_of_the_file_can_be_turned_off() {
+        let file = "[run]\nsnapshot = true\nquiet = false\n";
+        assert!(run(file, &[]).snapshot && run(file, &["--snapshot"]).snapshot);
+        let args = run(file, &["--snapshot=false", "--quiet"]);
+        assert!(!args.snapshot && args.recording.quiet && !run(file, &[]).recording.quiet);
+    }
+
+    #[test]
+    fn a_fault_stops_the_commands_that_it_concerns() {
+        let faults = |file: &str| with_defaults(Cli::command(), file).1;
+        let stops = |file: &str, command| faults(file).iter().any(|fault| fault.concerns(command));
+        let typo = "[run]\nrats = 1\n[report]\nrows = 3\n";
+        assert!(stops(typo, Some("run")));
+        assert!(!stops(typo, Some("report")) && !stops(typo, Some("doctor")) && !stops(typo, None));
+        assert!(stops("[run", Some("report")) && !stops("[run", Some("doctor")));
+        assert!(!stops("[rum]\nrate = 1", Some("run")));
+        // The defaults without a fault apply.
+        let (command, _) = with_defaults(Cli::command(), typo);
+        let matches = command.try_get_matches_from(["vprof", "report", "x"]).unwrap();
+        let args::CliCommand::Report(report) = Cli::from_arg_matches(&matches).unwrap().command else {
+            panic!()
+        };
+        assert_eq!(report.rows, Some(3));
+    }
+
+    #[test]
+    fn the_invoked_command_is_found_among_options() {
+        let found =
+            |words: &[&str]| invoked(&Cli::command(), &words.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(found(&["vprof", "--color", "never", "report", "run"]).as_deref(), Some("report"));
+        assert_eq!(found(&["vprof", "--help"]), None);
     }
 
     #[test]
@@ -295,5 +405,18 @@ mod tests {
     fn a_value_that_the_option_refuses_is_refused() {
         let error = parsed("[run]\nrate = 1000000", &["vprof", "run", "x.img"]).unwrap_err();
         assert!(error.contains("0.1 to 50000"), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_value_of_the_file_is_not_taken_for_one_of_the_command_line() {
+        let of_file = |file: &str, line: &[&str]| {
+            let (command, _) = with_defaults(Cli::command(), file);
+            let error = command.try_get_matches_from(line).unwrap_err();
+            is_of_file(&error, &line.iter().map(OsString::from).collect::<Vec<_>>())
+        };
+        assert!(of_file("[report]\nrows = \"many\"", &["vprof", "report", "x"]));
+        assert!(!of_file("", &["vprof", "report", "x", "--rows", "many"]));
+        assert!(!of_file("", &["vprof", "report", "x", "--rows=many"]));
+        assert!(!of_file("", &["vprof", "fly"]));
     }
 }

@@ -34,7 +34,7 @@ pub fn command(args: &CtlArgs) -> Result<ExitCode, Error> {
             if args.json {
                 write_json(&snapshot)?
             } else {
-                write_text(&tables::render(&snapshot, PageLayout::stdout().for_summary()))?
+                write_text(&tables::render(&snapshot, PageLayout::stdout()))?
             }
         }
         CtlCommand::Watch { last, rows, every } => {

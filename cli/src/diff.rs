@@ -9,10 +9,11 @@ use profile::report::SharesBy;
 use profile::{Filter, Profile};
 use text::clean::escaped;
 
-use crate::args::DiffArgs;
+use crate::args::{DEFAULT_PROFILE, DiffArgs, OLDER_PROFILE};
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::output::{OutputTarget, write_json, write_text};
-use crate::render::{PageLayout, all_for_zero, diff as render};
+use crate::output::{OutputTarget, write_json};
+use crate::pager::page;
+use crate::render::{PageLayout, all_for_zero, diff as render, summary};
 
 /// Runs the command.
 pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
@@ -34,18 +35,19 @@ pub fn command(args: &DiffArgs) -> Result<ExitCode, Error> {
             true => render::markdown(&diff, rows),
             false => render::render(&diff, rows, PageLayout::stdout()),
         };
-        write_text(&text)?;
+        page(&text)?;
     }
     Ok(args.fail_above.map_or(ExitCode::Done, |limit| judged(&diff, limit)))
 }
 
 /// Returns the profiles before and after.
 fn sides(args: &DiffArgs) -> [Vec<PathBuf>; 2] {
-    let one = |positional: &Option<PathBuf>, several: &[PathBuf]| match positional {
+    let side = |positional: &Option<PathBuf>, several: &[PathBuf], default: &str| match positional {
         Some(path) => vec![path.clone()],
+        None if several.is_empty() => vec![default.into()],
         None => several.to_vec(),
     };
-    [one(&args.first, &args.before), one(&args.second, &args.after)]
+    [side(&args.first, &args.before, OLDER_PROFILE), side(&args.second, &args.after, DEFAULT_PROFILE)]
 }
 
 fn open(paths: &[PathBuf]) -> Result<Vec<Profile>, Error> {
@@ -104,7 +106,9 @@ fn flamegraph(
     }
     let mut output = OutputTarget::open(path, force)?;
     let stacks = stacks.into_iter().map(|(stack, (before, after))| (stack, before, after));
-    match write_difference(stacks, "Red has grown, blue has shrunk", output.writer()) {
+    let part = summary::part(filter).map_or_else(String::new, |part| format!(" {part}"));
+    let title = format!("Change of CPU time: red has grown, blue has shrunk.{part}");
+    match write_difference(stacks, &title, output.writer()) {
         Ok(()) => output.finish(),
         Err(ExportError::Write(source)) => Err(output.error(source)),
         Err(error) => Err(error.into()),

@@ -116,6 +116,12 @@ pub enum Error {
     /// An existing output is not a profile and is left alone.
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
+    /// The name of the profile before is another file's.
+    #[error("{} is not a profile, and the profile of the run before would replace it: give a name with -o", Shown(.0))]
+    OlderForeign(PathBuf),
+    /// A profile has no data.
+    #[error("{} has no data: its run has just begun, or could not write, as on a full disk", Shown(.0))]
+    NoData(PathBuf),
     /// Runs can't be compared. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Diff(#[from] profile::diff::DiffError),
@@ -184,6 +190,12 @@ pub enum UsageError {
         text::clean::escaped(.0)
     )]
     PlainTerminal(String),
+    /// `attach` without a machine, where none runs.
+    #[error(
+        "no virtual machine runs on KVM that this user may see: as root, vprof sees those of all users; --gdb is for \
+         QEMU without KVM"
+    )]
+    NoVm,
     /// `--top` and the console on the same terminal.
     #[error("--top and --console - both need the terminal: the live view has a pane for the console")]
     TopAndConsole,
@@ -201,9 +213,6 @@ pub enum UsageError {
     /// A precision target without a random clock.
     #[error("--until-precision needs a random clock: with --clock fixed no interval is valid")]
     FixedClock,
-    /// `attach` without a machine.
-    #[error("give the process of the virtual machine, or its --name")]
-    NoVm,
     /// An option of `run` that does not apply to `boot`.
     #[error("{option} is an option of `vprof run`: {reason}")]
     RunOption {
@@ -246,12 +255,9 @@ pub enum UsageError {
     /// No format is given, and the output's name has none; the names of all formats.
     #[error("cannot infer the format from the file name: choose one with --format ({0})")]
     UnknownFormat(String),
-    /// A binary format on a terminal.
-    #[error("{0} is a binary format: give a file with -o")]
+    /// A format on a terminal that is not for people.
+    #[error("{0} is not a format to read on a terminal: give a file with -o")]
     BinaryToTerminal(::export::Format),
-    /// A live view of a run that has ended.
-    #[error("the run of {} has ended: leave out --live and -1 to see its figures", Shown(.0))]
-    RunEnded(PathBuf),
     /// Symbolization without a place of debug files.
     #[error(
         "no place of debug files is given: name a directory with --debug-dir or --symfs, or servers in DEBUGINFOD_URLS"

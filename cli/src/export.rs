@@ -1,15 +1,19 @@
 //! `vprof export`: a profile in a format that other programs read.
 
+use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, write_page};
 use profile::Profile;
+use text::message::Shown;
+use text::units;
 
 use crate::args::ExportArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::OutputTarget;
 use crate::progress::ProgressLine;
+use crate::render::summary;
 
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
@@ -21,9 +25,14 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         return Err(UsageError::BaseWithoutHtml(format).into());
     }
     let profile = Profile::open(&args.profile)?;
-    let title = title(&args.profile);
+    let filter = args.filter.to_filter();
+    let title = match summary::part(&filter) {
+        // The user of a picture has to know of what it is.
+        Some(part) if format == Format::Flamegraph => format!("{}. {part}", title(&args.profile)),
+        _ => title(&args.profile),
+    };
     let request = Request {
-        filter: args.filter.to_filter(),
+        filter,
         root: args.root,
         count: args.count,
         title,
@@ -36,7 +45,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
         ::export::write(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
     drop(progress);
     match written {
-        Ok(()) => output.finish().map(|()| ExitCode::Done),
+        Ok(()) => finish(output, args, format),
         Err(ExportError::Write(source)) => Err(output.error(source)),
         Err(ExportError::Read(error)) => Err(error.into()),
         Err(error) => Err(error.into()),
@@ -58,12 +67,23 @@ fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
         write_page(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
     drop(progress);
     match written {
-        Ok(()) => output.finish().map(|()| ExitCode::Done),
+        Ok(()) => finish(output, args, Format::Html),
         Err(PageError::Write(source)) => Err(output.error(source)),
         Err(PageError::Read(error)) => Err(error.into()),
         Err(PageError::Query(error)) => Err(error.into()),
         Err(error @ PageError::Choice(_)) => Err(UsageError::Page(error).into()),
     }
+}
+
+/// Finishes the file, and shows on a terminal what it is.
+fn finish(output: OutputTarget, args: &ExportArgs, format: Format) -> Result<ExitCode, Error> {
+    output.finish()?;
+    let file = fs::metadata(&args.output).ok().filter(|file| file.is_file());
+    if let Some(file) = file.filter(|_| !args.quiet && io::stderr().is_terminal()) {
+        let size = units::bytes(file.len());
+        eprintln!("vprof: {} has {size}, in format {format}", Shown(&args.output));
+    }
+    Ok(ExitCode::Done)
 }
 
 /// Returns the title of a profile in an export.
@@ -79,7 +99,8 @@ fn format(args: &ExportArgs) -> Result<Format, Error> {
         let names: Vec<&str> = Format::all().map(Format::name).collect();
         return Err(UsageError::UnknownFormat(names.join(", ")).into());
     };
-    if stdout && format.is_binary() && io::stdout().is_terminal() {
+    // A page is a text that nobody reads.
+    if stdout && (format.is_binary() || format == Format::Html) && io::stdout().is_terminal() {
         return Err(UsageError::BinaryToTerminal(format).into());
     }
     Ok(format)

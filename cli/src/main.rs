@@ -20,6 +20,7 @@ mod export;
 mod inspect;
 mod man;
 mod output;
+mod pager;
 mod progress;
 mod query;
 mod render;
@@ -34,6 +35,7 @@ mod symbolize;
 mod terminal;
 mod top;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
@@ -62,14 +64,32 @@ fn main() -> ExitCode {
     unsafe {
         libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
     }
-    let command = match config::apply(Cli::command()) {
-        Ok(command) => command,
+    let words = args::with_report(&Cli::command(), std::env::args_os().collect());
+    let configured = match config::apply(Cli::command(), &words) {
+        Ok(configured) => configured,
         Err(error) => {
             eprintln!("vprof: {error}");
             return ExitCode::from(errors::ExitCode::Usage.number());
         }
     };
-    let cli = Cli::from_arg_matches(&command.get_matches()).unwrap_or_else(|error| error.exit());
+    for warning in &configured.warnings {
+        eprintln!("vprof: {warning}; this is ignored");
+    }
+    let parsed = configured.command.try_get_matches_from(&words).and_then(|matches| {
+        let mut cli = Cli::from_arg_matches(&matches)?;
+        cli.keep_older(&matches);
+        Ok(cli)
+    });
+    let cli = match parsed {
+        Ok(cli) => cli,
+        Err(error) => {
+            return unparsed(&error, configured.path.filter(|_| config::is_of_file(&error, &words)));
+        }
+    };
+    cli.color.set();
+    if cli.no_pager {
+        pager::disable();
+    }
     if !matches!(cli.command, CliCommand::AttachHalf { .. })
         && let Err(error) = ::attach::capabilities::drop_all()
     {
@@ -114,4 +134,21 @@ fn main() -> ExitCode {
             ExitCode::from(error.exit_code().number())
         }
     }
+}
+
+/// Prints help, the version, or what is wrong with the command line. `file`: the configuration that has the
+/// wrong value.
+fn unparsed(error: &clap::Error, file: Option<PathBuf>) -> ExitCode {
+    match error.print() {
+        // The reader of the help may have gone.
+        Err(failed) if !error.use_stderr() && failed.kind() != std::io::ErrorKind::BrokenPipe => {
+            eprintln!("vprof: {}", output::stdout_error(failed));
+            return ExitCode::FAILURE;
+        }
+        _ => {}
+    }
+    if let Some(file) = file {
+        eprintln!("The value is in the configuration {}.", text::message::Shown(&file));
+    }
+    ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(errors::ExitCode::Usage.number()))
 }

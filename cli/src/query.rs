@@ -1,6 +1,6 @@
 //! `vprof query`: SQL over a profile.
 
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::ops::ControlFlow;
 
 use profile::Profile;
@@ -11,24 +11,56 @@ use text::csv::{CsvWriter, Formulas};
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{JsonOutput, stdout_error};
-use crate::render::TextStyle;
-use crate::render::table::{ColumnAlign, TextTable};
+use crate::pager::page;
+use crate::render::PageLayout;
+use crate::render::table::{ColumnAlign, TextTable, cut};
+
+/// Words that stand for a statement, as in the sqlite3 program.
+const TABLES: &str = ".tables";
+const SCHEMA: &str = ".schema";
+/// Longest statement that is read from standard input, bytes.
+const LONGEST: u64 = 1 << 20;
 
 /// Runs the command.
 pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     // The user who has written the query can end it.
     profile.allow_long_queries();
-    let stdout = io::stdout();
-    let style = TextStyle::for_stream(stdout.is_terminal());
-    let mut out = BufWriter::new(stdout.lock());
+    let sql = match args.sql.as_str() {
+        "-" => read_input()?,
+        TABLES => {
+            "SELECT name, type FROM sqlite_schema WHERE type IN ('table', 'view') ORDER BY name".to_owned()
+        }
+        sql => sql.to_owned(),
+    };
+    let mut out = BufWriter::new(io::stdout().lock());
     match (args.csv, args.json) {
-        (true, _) => as_csv(&profile, &args.sql, &mut out, Formulas::raw_if(args.raw))?,
-        (_, true) => json(&profile, &args.sql, &mut out)?,
-        _ => table(&profile, &args.sql, &mut out, style)?,
+        _ if sql == SCHEMA => schema(&profile, &mut out)?,
+        (true, _) => as_csv(&profile, &sql, &mut out, Formulas::raw_if(args.raw))?,
+        (_, true) => json(&profile, &sql, &mut out)?,
+        _ => {
+            drop(out);
+            return page(&table(&profile, &sql, PageLayout::stdout())?).map(|()| ExitCode::Done);
+        }
     }
     out.flush().map_err(stdout_error)?;
     Ok(ExitCode::Done)
+}
+
+/// Reads the statement from standard input.
+fn read_input() -> Result<String, Error> {
+    let mut sql = String::new();
+    let read = io::stdin().take(LONGEST).read_to_string(&mut sql);
+    read.map_err(|source| Error::System { action: "read the statement from standard input", source })?;
+    Ok(sql)
+}
+
+/// Writes the statements that make the tables and views. They are vprof's own: another file is not a profile.
+fn schema(profile: &Profile, out: &mut impl Write) -> Result<(), Error> {
+    let sql =
+        "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL ORDER BY name";
+    each_row(profile, sql, |_, row| row.iter().try_for_each(|sql| writeln!(out, "{};", text(sql))))?;
+    Ok(())
 }
 
 /// Passes each row to `write`. A failed write, as when the reader has gone, ends the query.
@@ -88,7 +120,8 @@ fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error>
     out.write_all(if rows == 0 { b"[]\n" } else { b"\n]\n" }).map_err(stdout_error)
 }
 
-fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: TextStyle) -> Result<(), Error> {
+/// Formats the rows. On a terminal a cell takes at most half of a line.
+fn table(profile: &Profile, sql: &str, layout: PageLayout) -> Result<String, Error> {
     let answer = profile.query(sql)?;
     let numeric = |column: usize| {
         answer
@@ -104,11 +137,11 @@ fn table(profile: &Profile, sql: &str, out: &mut impl Write, style: TextStyle) -
         .collect();
     let mut table = TextTable::new(&columns);
     for row in &answer.rows {
-        table.row(row.iter().map(|value| escaped(&text(value)).into_owned()).collect());
+        table.row(row.iter().map(|value| cut(&escaped(&text(value)), layout.width / 2)).collect());
     }
     let text = table.render(usize::MAX);
     let (heading, rows) = text.split_once('\n').unwrap_or((&text, ""));
-    writeln!(out, "{}", style.bold(heading)).and_then(|()| write!(out, "{rows}")).map_err(stdout_error)
+    Ok(format!("{}\n{rows}", layout.style.bold(heading)))
 }
 
 fn text(value: &Value) -> String {

@@ -9,7 +9,8 @@ use profile::{Filter, Profile, Report};
 
 use crate::args::ReportArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::{stdout_error, write_json, write_text};
+use crate::output::{stdout_error, write_json};
+use crate::pager::page;
 use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, tree};
 use crate::symbolize;
 
@@ -36,19 +37,22 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
     let mut report = Report::read_with(&profile, &args.filter.to_filter(), &request)?;
+    if report.is_empty() {
+        return Err(Error::NoData(args.profile.clone()));
+    }
     report.sort(args.sort);
     if args.json {
         write_json(&report)?;
     } else {
-        let page = PageLayout::stdout();
+        let layout = PageLayout::stdout();
         let default = if report.tree.is_some() { TREE_ROWS } else { SUMMARY_ROWS };
         let rows = all_for_zero(args.rows.unwrap_or(default));
         let text = match (&report.by, &report.tree) {
-            (Some(breakdown), _) => by::render(&report, breakdown, rows, page),
-            (_, Some(calls)) => tree::render(&report, calls, rows, page),
-            _ => summary::render(&report, &args.profile, rows, page.for_summary()),
+            (Some(breakdown), _) => by::render(&report, breakdown, rows, layout),
+            (_, Some(calls)) => tree::render(&report, calls, rows, layout),
+            _ => summary::render(&report, &args.profile, rows, layout),
         };
-        write_text(&text)?;
+        page(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -60,7 +64,7 @@ fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
         write_json(&boot)?;
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        write_text(&boot::render(&boot, rows, PageLayout::stdout().for_summary()))?;
+        page(&boot::render(&boot, rows, PageLayout::stdout()))?;
     }
     Ok(ExitCode::Done)
 }
@@ -74,7 +78,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = exact::render(&report, rows, PageLayout::stdout());
-        write_text(&text)?;
+        page(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -88,7 +92,7 @@ fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Err
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = states::render(&report, rows, PageLayout::stdout());
-        write_text(&text)?;
+        page(&text)?;
     }
     Ok(ExitCode::Done)
 }
@@ -109,10 +113,10 @@ fn request(args: &ReportArgs) -> Request {
 pub fn print_summary(path: &Path, to_stderr: bool) -> Result<(), Error> {
     let report = read(path, &Filter::default())?;
     let written = if to_stderr {
-        let page = PageLayout::for_stream(io::stderr().is_terminal()).for_summary();
+        let page = PageLayout::for_stream(io::stderr().is_terminal());
         io::stderr().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     } else {
-        let page = PageLayout::stdout().for_summary();
+        let page = PageLayout::stdout();
         io::stdout().lock().write_all(summary::render(&report, path, SUMMARY_ROWS, page).as_bytes())
     };
     written.map_err(stdout_error)
@@ -124,5 +128,6 @@ pub fn print_json(path: &Path) -> Result<(), Error> {
 }
 
 fn read(path: &Path, filter: &Filter) -> Result<Report, Error> {
-    Ok(Report::read(&Profile::open(path)?, filter)?)
+    let report = Report::read(&Profile::open(path)?, filter)?;
+    if report.is_empty() { Err(Error::NoData(path.to_owned())) } else { Ok(report) }
 }

@@ -7,7 +7,8 @@ use profile::rusage::Rusage;
 
 use crate::args::RusageArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::{stdout_error, write_json, write_text};
+use crate::output::{stdout_error, write_json};
+use crate::pager::page;
 use crate::render::{PageLayout, all_for_zero, rusage as render};
 
 /// Runs the command.
@@ -27,6 +28,6 @@ pub fn command(args: &RusageArgs) -> Result<ExitCode, Error> {
         render::write_csv(&rusage, io::stdout().lock(), args.shown.formulas()).map_err(stdout_error)?;
         return Ok(ExitCode::Done);
     }
-    write_text(&render::render(&rusage, all_for_zero(args.shown.rows), PageLayout::stdout().for_summary()))?;
+    page(&render::render(&rusage, all_for_zero(args.shown.rows), PageLayout::stdout()))?;
     Ok(ExitCode::Done)
 }

@@ -7,6 +7,7 @@ use profile::simulate::{Options, study};
 use crate::args::SimulateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::{OutputTarget, write_json, write_text};
+use crate::render::summary::WIDTH;
 use crate::render::{PageLayout, coverage, simulate};
 
 /// Runs the command.
@@ -30,7 +31,9 @@ pub fn command(args: &SimulateArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&result)?;
     } else {
-        let page = PageLayout::stdout().for_summary();
+        // The names of its rows are vprof's own, and fit the usual terminal.
+        let page = PageLayout::stdout();
+        let page = PageLayout { width: if page.width == usize::MAX { WIDTH } else { page.width }, ..page };
         let text =
             if args.quiet { simulate::conclusion(&result, page) } else { simulate::render(&result, page) };
         write_text(&text)?;

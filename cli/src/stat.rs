@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use profile::Profile;
 use profile::stat::Stat;
+use text::message::Shown;
 
 use crate::args::StatArgs;
-use crate::errors::{Error, ExitCode, UsageError};
+use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json, write_text};
+use crate::pager;
 use crate::render::{PageLayout, TextStyle, all_for_zero, stat as render};
 
 /// A run that has written nothing for this long has ended without a final record.
@@ -36,11 +38,16 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
     }
     let first = read()?;
     if !args.live && !args.once {
+        if first.vcpus.is_empty() {
+            return Err(Error::NoData(args.profile.clone()));
+        }
         show(args, &first, false)?;
         return Ok(ExitCode::Done);
     }
     if first.complete {
-        return Err(UsageError::RunEnded(args.profile.clone()).into());
+        eprintln!("vprof: the run of {} has ended: these are its final figures", Shown(&args.profile));
+        show(args, &first, false)?;
+        return Ok(ExitCode::Done);
     }
     let mut before = first;
     loop {
@@ -84,10 +91,14 @@ fn show(args: &StatArgs, stat: &Stat, again: bool) -> Result<(), Error> {
             render::write_csv(stat, io::stdout().lock(), args.shown.formulas()).map_err(stdout_error)
         }
         _ => {
-            let page = PageLayout::stdout().for_summary();
+            let page = PageLayout::stdout();
             let text = render::render(stat, all_for_zero(args.shown.rows), page);
             let redrawn = again && io::stdout().is_terminal() && page.style == TextStyle::Terminal;
-            write_text(&if redrawn { format!("{CLEAR}{text}") } else { text + if again { "\n" } else { "" } })
+            match again {
+                true if redrawn => write_text(&format!("{CLEAR}{text}")),
+                true => write_text(&(text + "\n")),
+                false => pager::page(&text),
+            }
         }
     }
 }

@@ -143,7 +143,41 @@ fn a_profile_of_a_vm_that_runs_already() {
     }
     let mut ask = vprof(["stat"]);
     let shown = stdout(&ask.arg(&profile).output().unwrap());
-    assert!(shown.contains("not known: exits of the VMM"), "{shown}");
+    assert!(shown.contains("not known: "), "{shown}");
+}
+
+#[test]
+fn the_profile_of_the_run_before_is_kept_under_the_default_name_only() {
+    run_as_vmm();
+    let test = "the_profile_of_the_run_before_is_kept_under_the_default_name_only";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let attach = |more: &[&str]| {
+        let mut command = vprof(["attach", &vm.pid(), "-d", "300ms"]);
+        command.args(more).current_dir(directory.path()).output().unwrap()
+    };
+    let started = |name: &str| {
+        let mut query =
+            vprof(["query", name, "SELECT value FROM meta WHERE key = 'started_unix_ns'", "--csv"]);
+        stdout(&query.current_dir(directory.path()).output().unwrap())
+    };
+    let mut times = Vec::new();
+    for run in 0..3 {
+        let output = attach(&[]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        assert_eq!(stderr(&output).contains("the one before is in vprof.vprof.old"), run > 0);
+        times.push(started("vprof.vprof"));
+        if run > 0 {
+            assert_eq!(started("vprof.vprof.old"), times[run - 1]);
+        }
+    }
+    assert!(times[0] != times[1] && times[1] != times[2], "{times:?}");
+    refused(&attach(&["-o", "vprof.vprof"]), 1, &["vprof.vprof exists"]);
+    assert_eq!(started("vprof.vprof"), times[2]);
+    // With --force nothing is kept.
+    assert!(attach(&["--force"]).status.success());
+    assert_eq!(started("vprof.vprof.old"), times[1]);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
 }
 
 /// Returns the only child of a process.
@@ -238,6 +272,90 @@ fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     assert!(again.status.success(), "{}", stderr(&again));
 }
 
+/// Returns the thread of a process with this name.
+fn thread_of(process: i32, name: &str) -> i32 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let named =
+        |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let found = threads.map(|entry| entry.path()).find(|path| named(path));
+    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Lets a thread that waits in a system call make the call `number` instead, as one does whose code a guest
+/// has taken over.
+fn make_call(thread: i32, number: i64) {
+    let done = |result: i64, what: &str| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
+    // SAFETY: numbers alone.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) };
+    done(seized, "seize");
+    for _ in 0..1_000 {
+        // SAFETY: numbers, and a place for the status that outlives the call.
+        let stopped = unsafe {
+            libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+            libc::waitpid(thread, &raw mut (0), libc::__WALL)
+        };
+        done(stopped.into(), "wait");
+        // SAFETY: registers are numbers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        // SAFETY: the place of the registers outlives the call.
+        let read = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
+        done(read, "registers");
+        let in_call = registers.orig_rax.cast_signed() >= 0;
+        if in_call {
+            // The instruction before is `syscall`, two bytes. -1: the call that was interrupted is not
+            // made again (`arch_do_signal_or_restart`, arch/x86/kernel/signal.c).
+            (registers.rip, registers.rax, registers.orig_rax) = (registers.rip - 2, number as u64, u64::MAX);
+            // SAFETY: as above.
+            done(unsafe { libc::ptrace(libc::PTRACE_SETREGS, thread, 0, &raw const registers) }, "registers");
+            // SAFETY: numbers alone.
+            done(unsafe { libc::ptrace(libc::PTRACE_DETACH, thread, 0, 0) }, "detach");
+            return;
+        }
+        // SAFETY: numbers alone.
+        done(unsafe { libc::ptrace(libc::PTRACE_CONT, thread, 0, 0) }, "continue");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("the thread makes no system call");
+}
+
+#[test]
+fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
+    run_as_vmm();
+    let test = "a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    // SAFETY: has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return testkit::missing("root, which may trace the half");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    for (engine, name, thread) in [
+        ("ptrace", "attached 0", "a thread that samples vCPUs"),
+        ("ptrace", "attach", "the thread that watches the VMM"),
+        ("ptrace", "collector", "a sampler's thread"),
+        ("ptrace", "vprof", "a thread"),
+        ("auto", "attached 0", "a thread that samples vCPUs"),
+    ] {
+        let mut attach =
+            vprof(["attach", &vm.pid(), "-q", "--engine", engine, "--control", "none", "--force", "-o"]);
+        let mut attached = attach.arg(&profile).stderr(Stdio::piped()).spawn().unwrap();
+        let samples = || {
+            let query = vprof(["query"]).arg(&profile).arg("SELECT count(*) FROM sample").output().unwrap();
+            stdout(&query).lines().last()?.trim().parse::<u64>().ok().filter(|samples| *samples > 0)
+        };
+        eventually("samples", SOON, samples);
+        let half = child_of(attached.id()).cast_signed();
+        make_call(thread_of(half, name), libc::SYS_socket);
+        let mut message = String::new();
+        std::io::Read::read_to_string(&mut attached.stderr.take().unwrap(), &mut message).unwrap();
+        assert_eq!(attached.wait().unwrap().code(), Some(1), "{name}: {message}");
+        let sentence = format!("{thread} made the system call 41, which its filter refuses");
+        assert!(message.contains(&sentence), "{name}: {message}");
+        assert!(samples().is_some());
+        std::fs::remove_file(&profile).unwrap();
+    }
+}
+
 #[test]
 fn a_half_ends_with_its_vprof() {
     run_as_vmm();
@@ -310,12 +428,21 @@ fn a_process_without_a_vm_is_refused() {
         assert!(!directory.path().join("a.vprof").exists());
         output
     };
-    refused(&attach(&[&std::process::id().to_string()]), 1, &["runs no virtual machine"]);
+    // Not the tests' own process, which has started virtual machines.
+    let mut other = Command::new("sleep").arg("600").spawn().unwrap();
+    let refusal = attach(&[&other.id().to_string()]);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    refused(&refusal, 1, &["(sleep) runs no virtual machine"]);
     refused(&attach(&["999999999"]), 1, &["there is no process 999999999"]);
-    refused(&attach(&["--name", "no such vm"]), 1, &["no virtual machine is named no such vm"]);
+    for words in [&["--name", "no such vm"][..], &["no such vm"]] {
+        refused(&attach(words), 1, &["no virtual machine is named no such vm"]);
+    }
     refused(&attach(&["1", "--disk", "/nowhere"]), 1, &["/nowhere"]);
-    assert_eq!(run(["attach"]).status.code(), Some(2));
-    assert_eq!(run(["attach", "0"]).status.code(), Some(2));
+    for wrong in ["0", "-1", "99999999999"] {
+        assert_eq!(run(["attach", "--", wrong]).status.code(), Some(2));
+        assert!(stderr(&run(["attach", "--", wrong])).contains("a process id is a number from 1"));
+    }
 }
 
 #[test]
@@ -333,6 +460,9 @@ fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
         env!("CARGO_BIN_EXE_vprof"),
         "attach",
         "--top",
+        // Only stops have a guard.
+        "--engine",
+        "ptrace",
         "--rate",
         "8000",
     ]);

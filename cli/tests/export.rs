@@ -9,6 +9,7 @@ use std::process::Stdio;
 
 use profile::made_up;
 use support::{refused, run, stderr, stdout, vprof, write_profile};
+use testkit::Terminal;
 
 /// A profile in a directory.
 struct TestProfile(tempfile::TempDir);
@@ -42,6 +43,7 @@ fn the_format_is_inferred_from_the_file_name() {
         ("a.folded", &b"calm;"[..]),
         ("a.svg", b"<?xml"),
         ("a.json", b"{\"meta\":"),
+        ("a.json.gz", b"\x1f\x8b"),
         ("a.pb.gz", b"\x1f\x8b"),
         ("a.perf", b"evil"),
         ("a.csv", b"time_ns,"),
@@ -58,6 +60,21 @@ fn the_format_is_inferred_from_the_file_name() {
     let wrong = profile.export(&["--format", "gif"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("perf-script"), "{}", stderr(&wrong));
+}
+
+#[test]
+fn a_terminal_shows_what_was_written_and_no_page() {
+    let profile = TestProfile::new();
+    let export = |more: &[&str]| {
+        let mut command = vprof(["export", "p.vprof"]);
+        command.args(more).current_dir(profile.0.path());
+        let (status, text) = Terminal::start(command, 24, 80).end();
+        (status.code(), text)
+    };
+    let (code, text) = export(&["-o", "a.folded"]);
+    assert!(code == Some(0) && text.contains("a.folded has ") && text.contains("in format folded"), "{text}");
+    let (code, text) = export(&["-f", "html"]);
+    assert!(code == Some(2) && text.contains("give a file with -o"), "{text}");
 }
 
 #[test]

@@ -5,6 +5,9 @@ use std::io::{self, Write};
 use profile::boot::{Chart, ChartPiece};
 use text::clean::{escaped, xml};
 
+use crate::flamegraph::{fitted, write_legend};
+use crate::palette::{KERNEL, USER};
+
 /// Width of the picture, px.
 const WIDTH: f64 = 1_600.0;
 /// Height of a row, px.
@@ -13,8 +16,6 @@ const ROW: f64 = 16.0;
 const MARGIN: f64 = 10.0;
 /// Width below which a piece is left out, px.
 const NARROWEST: f64 = 0.3;
-/// Width of a letter of 11 px, px.
-const LETTER: f64 = 6.6;
 /// Limit of rectangles in the picture: the widest are drawn.
 const MOST: usize = 60_000;
 
@@ -23,18 +24,21 @@ pub(crate) fn write(chart: &Chart, title: &str, out: &mut dyn Write) -> io::Resu
     let scale = (WIDTH - 2.0 * MARGIN) / chart.end_s.max(1e-9);
     let rows = |pieces: &[ChartPiece]| pieces.iter().map(|piece| piece.depth + 1).max().unwrap_or(0);
     let all: usize = chart.vcpus.iter().map(|(_, pieces)| rows(pieces) + 2).sum();
-    let height = ROW * (all as f64 + 6.0);
+    let height = ROW * (all as f64 + 8.0);
     writeln!(
         out,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" \
-         height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" font-family=\"monospace\" font-size=\"11\">\n\
+         height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" style=\"max-width:100%;height:auto\" \
+         font-family=\"monospace\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{MARGIN}\" y=\"{:.1}\" font-size=\"13\">Boot of {}: time from the guest's first instruction</text>",
+         <text x=\"{MARGIN}\" y=\"{:.1}\" font-size=\"13\">{}: time from the guest's first instruction; blank where no sample \
+         hit a task or the kernel</text>",
         ROW,
         xml(title)
     )?;
+    write_legend(&[("kernel", KERNEL), ("programs", USER)], out)?;
     axis(chart.end_s, scale, height, out)?;
-    let mut top = ROW * 3.0;
+    let mut top = ROW * 5.0;
     pieces(&chart.phases, (top, scale), out)?;
     top += ROW * 2.0;
     for (vcpu, lane) in &chart.vcpus {
@@ -62,8 +66,8 @@ fn axis(end_s: f64, scale: f64, height: f64, out: &mut dyn Write) -> io::Result<
             out,
             "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{height}\" stroke=\"#dddddd\"/>\
              <text x=\"{x:.1}\" y=\"{:.1}\" fill=\"#666666\">{at:.3} s</text>",
-            ROW * 2.6,
-            ROW * 2.4
+            ROW * 4.6,
+            ROW * 4.4
         )?;
     }
     Ok(())
@@ -77,7 +81,7 @@ fn pieces(all: &[ChartPiece], (top, scale): (f64, f64), out: &mut dyn Write) -> 
     for piece in shown {
         let (x, y, width) = (MARGIN + piece.from_s * scale, top + piece.depth as f64 * ROW, width(piece));
         let name = escaped(&piece.name);
-        let fill = colour(&name, piece.kernel);
+        let fill = if piece.kernel { KERNEL } else { USER }.shaded(&name);
         let milliseconds = (piece.to_s - piece.from_s) * 1e3;
         write!(
             out,
@@ -87,30 +91,13 @@ fn pieces(all: &[ChartPiece], (top, scale): (f64, f64), out: &mut dyn Write) -> 
             piece.from_s,
             ROW - 1.0
         )?;
-        let letters = ((width - 4.0) / LETTER).max(0.0).floor();
-        if letters >= 3.0 {
-            let fits = name.chars().scan(0.0, |used, c| {
-                *used += 1.0;
-                (*used <= letters).then_some(c)
-            });
-            write!(
-                out,
-                "<text x=\"{:.2}\" y=\"{:.1}\">{}</text>",
-                x + 2.0,
-                y + 12.0,
-                xml(&fits.collect::<String>())
-            )?;
+        let text = fitted(&name, width);
+        if !text.is_empty() {
+            write!(out, "<text x=\"{:.2}\" y=\"{:.1}\">{}</text>", x + 2.0, y + 12.0, xml(&text))?;
         }
         writeln!(out, "</g>")?;
     }
     Ok(())
-}
-
-/// Returns a colour for a name: warm for the kernel, green for programs.
-fn colour(name: &str, kernel: bool) -> String {
-    let hash = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(byte)));
-    let (base, light) = (if kernel { 20 } else { 110 }, 62 + hash / 64 % 16);
-    format!("hsl({},65%,{light}%)", base + hash % 40)
 }
 
 #[cfg(test)]
@@ -145,7 +132,9 @@ mod tests {
                 _ => {}
             }
         }
-        assert_eq!(rects, 4);
+        // The background, two of the legend, and three pieces.
+        assert_eq!(rects, 6);
+        assert!(svg.contains("fill=\"#f7d48b\"/>"), "the page's colour of the kernel");
     }
 
     #[test]

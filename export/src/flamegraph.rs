@@ -1,14 +1,36 @@
-//! A flame graph as SVG, by inferno: kernel code, user code and inlined functions in separate colours.
+//! A flame graph as SVG: callers above their callees, as on the page and in its colours. A click zooms, a
+//! search marks functions.
 
-use std::io::Write;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
 
-use inferno::flamegraph::color::{BasicPalette, MultiPalette, Palette};
-use inferno::flamegraph::{Options, from_lines};
 use profile::report::Recording;
-use text::clean::escaped;
+use text::clean::{escaped, xml};
+use text::units;
 
-use crate::folded::lines;
-use crate::{Count, ExportError, Format, Request};
+use crate::folded::{KERNEL_MARK, lines};
+use crate::palette::{Colour, FULL_CHANGE, KERNEL, PROCESS, REASON, USER};
+use crate::{Count, ExportError, Format, Request, Root};
+
+/// Width of the picture, px.
+const WIDTH: f64 = 1_200.0;
+/// Height of a frame, px.
+const ROW: f64 = 17.0;
+/// Margin at the left and right, px.
+const MARGIN: f64 = 10.0;
+/// Height of title, note and legend, px.
+const HEAD: f64 = 66.0;
+/// Width of a letter of 12 px in a monospaced font, px.
+const LETTER: f64 = 7.25;
+/// Width below which a frame is left out, px.
+const NARROWEST: f64 = 0.3;
+/// Limit of the depth of the picture, frames.
+const DEEPEST: usize = 300;
+/// The page's limit, too: a picture with more frames takes too long to draw.
+const MOST: usize = 60_000;
+
+/// Zoom by a click and search, in the picture itself.
+const SCRIPT: &str = include_str!("flamegraph.js");
 
 /// Writes the format.
 pub(crate) fn write(
@@ -16,16 +38,28 @@ pub(crate) fn write(
     request: &Request,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    let lines: Vec<String> = lines(recording, (request.root, request.count), true)
-        .into_iter()
-        .map(|(line, number)| format!("{line} {number}"))
-        .collect();
-    if lines.is_empty() {
+    let mut tree = FrameTree::default();
+    let roots = match request.root {
+        Root::None => 0,
+        Root::Process => 1,
+        Root::Thread => 2,
+    };
+    for (line, number) in lines(recording, (request.root, request.count), true) {
+        tree.add(&line, roots, 0, number);
+    }
+    if tree.frames[0].after == 0 {
         return Err(ExportError::Empty(Format::Flamegraph));
     }
-    // The palette chooses colours by marks in names: kernel `_[k]`, inlined `_[i]`.
-    let mut options = options(&request.title, request.count, Palette::Multi(MultiPalette::Java));
-    Ok(from_lines(&mut options, lines.iter().map(String::as_str), out)?)
+    let legend = [
+        ("user code", USER),
+        ("kernel", KERNEL),
+        ("program or thread", PROCESS),
+        ("reason for missing frames", REASON),
+    ];
+    let note = "Widths are parts of all time of the picture. A click zooms; Ctrl-F searches.";
+    let picture =
+        Picture { tree: &tree, title: &request.title, note, count: request.count, difference: false };
+    Ok(picture.write(&legend, out)?)
 }
 
 /// Writes a flame graph of two profiles. The widths are those of the second; red has grown, blue has shrunk.
@@ -38,24 +72,290 @@ pub fn write_difference(
     title: &str,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
-    let lines: Vec<String> =
-        stacks.map(|(stack, before, after)| format!("{stack} {before} {after}")).collect();
-    if lines.is_empty() {
+    let mut tree = FrameTree::default();
+    for (stack, before, after) in stacks {
+        tree.add(&stack, 0, before, after);
+    }
+    if tree.frames[0].after == 0 {
         return Err(ExportError::Empty(Format::Flamegraph));
     }
-    let mut options = options(title, Count::Time, Palette::Basic(BasicPalette::Hot));
-    Ok(from_lines(&mut options, lines.iter().map(String::as_str), out)?)
+    let points = |share: f64| format!("{:+.0} % of all time", share * 100.0);
+    let [less, more] = [-FULL_CHANGE, FULL_CHANGE].map(points);
+    let legend = [
+        (less.as_str(), Colour::of_change(-FULL_CHANGE)),
+        ("no change", Colour::of_change(0.0)),
+        (more.as_str(), Colour::of_change(FULL_CHANGE)),
+    ];
+    let note = "Widths are those after. A click zooms; Ctrl-F searches.";
+    let picture = Picture { tree: &tree, title, note, count: Count::Time, difference: true };
+    Ok(picture.write(&legend, out)?)
 }
 
-fn options(title: &str, count: Count, colors: Palette) -> Options<'static> {
-    let mut options = Options::default();
-    options.title = escaped(title).into_owned();
-    options.colors = colors;
-    options.count_name = match count {
-        Count::Time => "us".to_owned(),
-        Count::Samples => "samples".to_owned(),
-    };
-    // The same profile gives the same picture.
-    options.deterministic = true;
-    options
+/// Kind of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum FrameKind {
+    User,
+    Kernel,
+    Process,
+    Reason,
+}
+
+impl FrameKind {
+    fn colour(self) -> Colour {
+        match self {
+            Self::User => USER,
+            Self::Kernel => KERNEL,
+            Self::Process => PROCESS,
+            Self::Reason => REASON,
+        }
+    }
+}
+
+/// A function in its place on the stack, with all stacks that lead through it.
+#[derive(Debug)]
+struct Frame {
+    name: String,
+    kind: FrameKind,
+    before: u64,
+    after: u64,
+    callees: BTreeMap<(String, FrameKind), usize>,
+}
+
+/// Frames; the first one is all.
+#[derive(Debug)]
+struct FrameTree {
+    frames: Vec<Frame>,
+}
+
+impl Default for FrameTree {
+    fn default() -> Self {
+        let root = Frame {
+            name: "all".to_owned(),
+            kind: FrameKind::Process,
+            before: 0,
+            after: 0,
+            callees: BTreeMap::new(),
+        };
+        Self { frames: vec![root] }
+    }
+}
+
+impl FrameTree {
+    /// Adds a folded stack, whose first `roots` frames are not functions.
+    fn add(&mut self, stack: &str, roots: usize, before: u64, after: u64) {
+        let mut at = 0;
+        self.count(at, before, after);
+        for (depth, part) in stack.split(';').take(DEEPEST).enumerate() {
+            let (name, kind) = match part.strip_suffix(KERNEL_MARK) {
+                _ if depth < roots => (part, FrameKind::Process),
+                Some(name) => (name, FrameKind::Kernel),
+                None if part.starts_with("[no frame: ") || part.starts_with("[doubtful ") => {
+                    (part, FrameKind::Reason)
+                }
+                None => (part, FrameKind::User),
+            };
+            let key = (name.to_owned(), kind);
+            at = match self.frames[at].callees.get(&key) {
+                Some(&callee) => callee,
+                None => {
+                    let callee = self.frames.len();
+                    let name = key.0.clone();
+                    self.frames.push(Frame { name, kind, before: 0, after: 0, callees: BTreeMap::new() });
+                    self.frames[at].callees.insert(key, callee);
+                    callee
+                }
+            };
+            self.count(at, before, after);
+        }
+    }
+
+    fn count(&mut self, at: usize, before: u64, after: u64) {
+        let frame = &mut self.frames[at];
+        frame.before = frame.before.saturating_add(before);
+        frame.after = frame.after.saturating_add(after);
+    }
+
+    /// Returns the frames that are wide enough with their depth and their beginning, as a part of all: each
+    /// before its callees, which are in the order of their names.
+    fn laid_out(&self) -> Vec<(usize, usize, f64)> {
+        let least = NARROWEST / (WIDTH - 2.0 * MARGIN);
+        let all = self.frames[0].after as f64;
+        let mut laid = Vec::new();
+        let mut open = vec![(0, 0, 0.0)];
+        while let Some((at, depth, begin)) = open.pop() {
+            laid.push((at, depth, begin));
+            let mut next = begin;
+            let below = open.len();
+            for &callee in self.frames[at].callees.values() {
+                let width = self.frames[callee].after as f64 / all;
+                if width >= least {
+                    open.push((callee, depth + 1, next));
+                }
+                next += width;
+            }
+            open[below..].reverse();
+        }
+        laid.truncate(MOST);
+        laid
+    }
+}
+
+/// A flame graph to write.
+struct Picture<'a> {
+    tree: &'a FrameTree,
+    title: &'a str,
+    note: &'a str,
+    count: Count,
+    difference: bool,
+}
+
+impl Picture<'_> {
+    fn write(&self, legend: &[(&str, Colour)], out: &mut dyn Write) -> io::Result<()> {
+        let laid = self.tree.laid_out();
+        let rows = laid.iter().map(|(_, depth, _)| depth + 1).max().unwrap_or(1);
+        let height = HEAD + rows as f64 * ROW + MARGIN;
+        writeln!(
+            out,
+            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" \
+             height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" style=\"max-width:100%;height:auto\" \
+             font-family=\"ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace\" \
+             font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+             <text x=\"{MARGIN}\" y=\"19\" font-size=\"15\">{}</text>\n\
+             <text x=\"{MARGIN}\" y=\"37\" fill=\"#59636e\">{}</text>\n\
+             <text id=\"found\" x=\"{:.1}\" y=\"19\" text-anchor=\"end\"/>",
+            xml(&escaped(self.title)),
+            xml(self.note),
+            WIDTH - MARGIN,
+        )?;
+        write_legend(legend, out)?;
+        writeln!(out, "<g id=\"frames\">")?;
+        for (at, depth, begin) in laid {
+            self.frame(&self.tree.frames[at], depth, begin, out)?;
+        }
+        writeln!(out, "</g>\n<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>")
+    }
+
+    fn frame(&self, frame: &Frame, depth: usize, begin: f64, out: &mut dyn Write) -> io::Result<()> {
+        let all = &self.tree.frames[0];
+        let part = |number: u64, all: u64| if all == 0 { 0.0 } else { number as f64 / all as f64 };
+        let share = part(frame.after, all.after);
+        let change = share - part(frame.before, all.before);
+        let (x, y) = (MARGIN + begin * (WIDTH - 2.0 * MARGIN), HEAD + depth as f64 * ROW);
+        let width = share * (WIDTH - 2.0 * MARGIN);
+        let fill = match self.difference {
+            true if depth > 0 => Colour::of_change(change),
+            _ => frame.kind.colour().shaded(&frame.name),
+        };
+        let unit = match self.count {
+            Count::Time => "us",
+            Count::Samples => "samples",
+        };
+        let change = if self.difference { format!("; {:+.2}%", change * 100.0) } else { String::new() };
+        write!(
+            out,
+            "<g><title>{} ({} {unit}, {:.2}%{change})</title>\
+             <rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{:.1}\" fill=\"{fill}\" stroke=\"#ffffff\" \
+             stroke-width=\"0.5\"/>",
+            xml(&frame.name),
+            units::count(frame.after),
+            share * 100.0,
+            ROW - 1.0
+        )?;
+        let text = fitted(&frame.name, width);
+        if !text.is_empty() {
+            let ink = if fill.is_dark() { " fill=\"#ffffff\"" } else { "" };
+            write!(out, "<text x=\"{:.2}\" y=\"{:.1}\"{ink}>{}</text>", x + 3.0, y + 12.0, xml(&text))?;
+        }
+        writeln!(out, "</g>")
+    }
+}
+
+/// Writes a row of colours and their meanings.
+pub(crate) fn write_legend(legend: &[(&str, Colour)], out: &mut dyn Write) -> io::Result<()> {
+    let mut x = MARGIN;
+    for (name, colour) in legend {
+        writeln!(
+            out,
+            "<rect x=\"{x:.1}\" y=\"46\" width=\"12\" height=\"12\" fill=\"{colour}\"/>\
+             <text x=\"{:.1}\" y=\"56\" fill=\"#59636e\">{}</text>",
+            x + 17.0,
+            xml(name)
+        )?;
+        x += 17.0 + (name.chars().count() as f64 + 2.0) * LETTER;
+    }
+    Ok(())
+}
+
+/// Cuts a name at its end, with `…`, so that it fits into this many px; empty if less than three letters do.
+pub(crate) fn fitted(name: &str, width: f64) -> String {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates at 0")]
+    let letters = ((width - 6.0) / LETTER) as usize;
+    if letters < 3 {
+        return String::new();
+    }
+    match name.char_indices().nth(letters) {
+        None => name.to_owned(),
+        Some(_) => name.chars().take(letters - 1).chain(['…']).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn difference(stacks: &[(&str, u64, u64)]) -> String {
+        let stacks = stacks.iter().map(|(stack, before, after)| ((*stack).to_owned(), *before, *after));
+        let mut svg = Vec::new();
+        write_difference(stacks, "a <title>", &mut svg).unwrap();
+        String::from_utf8(svg).unwrap()
+    }
+
+    /// Fill and place of the frame with this name.
+    fn frame<'a>(svg: &'a str, name: &str) -> &'a str {
+        svg.lines().find(|line| line.starts_with(&format!("<g><title>{name} ("))).unwrap()
+    }
+
+    #[test]
+    fn a_change_colours_the_whole_stack() {
+        let svg = difference(&[("main;read;copy", 31, 10), ("main;write", 69, 90)]);
+        // 31 points have become 10: all frames below main have the full colour of a decline.
+        for name in ["read", "copy"] {
+            assert!(frame(&svg, name).contains("10.00%; -21.00%)"), "{svg}");
+            assert!(
+                frame(&svg, name).contains("fill=\"#2166ac\"")
+                    && frame(&svg, name).contains("fill=\"#ffffff\"")
+            );
+        }
+        assert!(frame(&svg, "write").contains("fill=\"#c9372c\""));
+        assert!(frame(&svg, "main").contains("fill=\"#eceef1\""), "all of the time before and after");
+        assert!(svg.contains("a &lt;title&gt;") && svg.contains("-10 % of all time"));
+    }
+
+    #[test]
+    fn callers_are_above_and_callees_side_by_side() {
+        let svg = difference(&[("main;read", 1, 1), ("main;write", 1, 3)]);
+        let number = |name: &str, key: &str| {
+            let rest = frame(&svg, name).split_once(&format!("{key}=\"")).unwrap().1;
+            rest.split_once('"').unwrap().0.parse::<f64>().unwrap()
+        };
+        assert!(number("all", "y") < number("main", "y") && number("main", "y") < number("read", "y"));
+        assert_eq!(number("read", "y"), number("write", "y"));
+        assert!((number("read", "x") + number("read", "width") - number("write", "x")).abs() < 0.1);
+        assert!((number("write", "width") - 3.0 * number("read", "width")).abs() < 0.1);
+    }
+
+    #[test]
+    fn names_are_cut_at_their_end() {
+        assert_eq!(fitted("deflate", 200.0), "deflate");
+        assert_eq!(fitted("deflate_stored", 6.0 + 5.5 * LETTER), "defl…");
+        assert_eq!(fitted("deflate", 10.0), "");
+    }
+
+    #[test]
+    fn deep_and_narrow_frames_are_left_out() {
+        let deep = vec!["f"; 1_000].join(";");
+        let svg = difference(&[(&deep, 0, 1_000_000), ("narrow", 0, 1)]);
+        assert_eq!(svg.matches("<g><title>f (").count(), DEEPEST);
+        assert!(!svg.contains("narrow"));
+    }
 }

@@ -14,11 +14,14 @@ use crate::names::symbol;
 use crate::sums::{Sum, Sums};
 use crate::{Count, ExportError, Request, Root};
 
+/// Mark of code of the kernel at the end of a name.
+pub(crate) const KERNEL_MARK: &str = "_[k]";
+
 /// Text of each frame of a recording in a folded line.
 pub(crate) struct Names<'a> {
     recording: &'a Recording,
     functions: Vec<String>,
-    /// True to mark code by its kind for FlameGraph's palettes: `_[k]` in the kernel, `_[i]` inlined.
+    /// True to mark code of the kernel, as FlameGraph's palettes need it.
     marked: bool,
 }
 
@@ -35,7 +38,7 @@ impl<'a> Names<'a> {
         frames.reverse();
         for frame in frames {
             let entries = self.recording.entries_of(frame);
-            for (depth, entry) in entries.iter().enumerate().rev() {
+            for entry in entries.iter().rev() {
                 if !line.is_empty() {
                     line.push(';');
                 }
@@ -43,11 +46,7 @@ impl<'a> Names<'a> {
                 line.push_str(self.functions.get(place).map_or("[unknown]", String::as_str));
                 if self.marked {
                     let kind = self.recording.functions.get(place).map(|function| function.kind);
-                    line.push_str(match kind {
-                        _ if depth + 1 < entries.len() => "_[i]",
-                        Some(FrameKind::Kernel) => "_[k]",
-                        _ => "",
-                    });
+                    line.push_str(if kind == Some(FrameKind::Kernel) { KERNEL_MARK } else { "" });
                 }
             }
         }

@@ -14,6 +14,8 @@ pub enum Format {
     Flamegraph,
     /// JSON of the Firefox Profiler.
     Firefox,
+    /// The same, compressed by gzip.
+    FirefoxGz,
     /// The protocol buffer of pprof, compressed.
     Pprof,
     /// Text as `perf script` writes it.
@@ -46,10 +48,11 @@ const fn known(
     FormatInfo { format, name, endings, binary }
 }
 
-const KNOWN: [FormatInfo; 9] = [
+const KNOWN: [FormatInfo; 10] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
+    known(Format::FirefoxGz, "firefox-gz", &[".json.gz"], true),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
@@ -86,7 +89,7 @@ impl Format {
 
     /// True if the format can show samples of an idle vCPU.
     pub(crate) fn shows_idle(self) -> bool {
-        self == Self::Firefox
+        matches!(self, Self::Firefox | Self::FirefoxGz)
     }
 }
 

@@ -21,6 +21,7 @@ mod folded;
 mod format;
 mod html;
 pub mod names;
+mod palette;
 mod parquet;
 mod perf_script;
 mod pprof;
@@ -29,6 +30,8 @@ mod sums;
 #[cfg(test)]
 mod tests;
 
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
 use profile::report::{Filter, Recording, RecordingRequest, ReportError};
@@ -144,6 +147,12 @@ pub fn write_recording(
         Format::Folded => folded::write(recording, request, out),
         Format::Flamegraph => flamegraph::write(recording, request, out),
         Format::Firefox => firefox::write(recording, request, out),
+        Format::FirefoxGz => {
+            let mut zipped = GzEncoder::new(out, Compression::default());
+            firefox::write(recording, request, &mut zipped)?;
+            zipped.finish()?;
+            Ok(())
+        }
         Format::Pprof => pprof::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),

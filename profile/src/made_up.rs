@@ -8,8 +8,9 @@ use std::path::Path;
 use linux::CpuStat;
 
 use crate::rows::{
-    Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, InjectedRow, InlinedRow, InstanceRow, InterruptRow,
-    KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow, ThreadTimeRow, VcpuRow,
+    Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, HostWaitRow, InjectedRow, InlinedRow, InstanceRow,
+    InterruptRow, KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow, ThreadTimeRow,
+    VcpuRow,
 };
 use crate::{ProfileWriter, Sink, SinkError};
 
@@ -242,6 +243,8 @@ pub fn exits(batch: &mut Batch) {
         times: vec![(9_216, 2), (11_264, 1)],
     });
     batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
+    let host_wait = HostWaitRow { vcpu: 0, pid: 977, name: "cc1".to_owned(), count: 4, total_ns: 6_000_000 };
+    batch.host_waits.push(host_wait);
     batch.kvm_counters.push(KvmCounterRow { vcpu: 0, name: "exits".to_owned(), value: 12, grows: true });
 }
 

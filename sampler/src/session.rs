@@ -17,10 +17,11 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use attach::VcpuCounts;
 use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
-use vmm::{Counters, Machine, Observer, monotonic_ns};
+use vmm::{Machine, Observer, monotonic_ns};
 use wall::ThreadKind;
 
 use crate::capacity::QueueCapacity;
@@ -220,11 +221,11 @@ impl Session {
         }
     }
 
-    /// Sets KVM's counters of the vCPUs, in their order, of a machine of another process. Call before
+    /// Sets what is counted of the vCPUs, in their order, of a machine of another process. Call before
     /// [`Self::start`].
-    pub fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
+    pub fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
         if let Some(collector) = &mut self.idle {
-            collector.set_counters(counters);
+            collector.set_counts(counts);
         }
     }
 

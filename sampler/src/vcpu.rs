@@ -96,6 +96,8 @@ pub struct VcpuSampler {
     kernel_check: KernelCheck,
     vcpu: usize,
     published: Arc<VcpuStats>,
+    /// Beginning of the last KVM_RUN, CLOCK_MONOTONIC ns.
+    entered_ns: u64,
     /// End of the last KVM_RUN, CLOCK_MONOTONIC ns.
     exited_ns: u64,
     /// Detector of ticks that were due while the thread waited for a CPU of the host.
@@ -142,6 +144,7 @@ impl VcpuSampler {
             kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
             published: Arc::clone(&published),
+            entered_ns: 0,
             exited_ns: 0,
             wait: WaitDetector::default(),
             event: None,
@@ -183,10 +186,10 @@ impl VcpuSampler {
         let wait = self.wait.waited_at(context.due_ns, context.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, context.in_run, wait.is_some() || stopped);
+        // The vCPU's own timer interrupts the guest at once: a delay is that of the thread's way out of KVM.
+        let stands_since_due = record.vcpu_state == VcpuState::Guest && self.wait.is_own();
         let held = match (record.vcpu_state, wait) {
-            // The vCPU's own timer interrupts the guest at once: a delay is that of the thread's way out of
-            // KVM.
-            (VcpuState::Guest, _) if self.wait.is_own() => TickHold::since(context.due_ns),
+            _ if stands_since_due => TickHold::since(context.due_ns),
             (VcpuState::Waiting, Some(held)) if !stopped => held,
             _ => TickHold::since(context.now_ns),
         };
@@ -223,6 +226,9 @@ impl VcpuSampler {
                 VcpuStats::add(&self.published.lost);
             }
         }
+        if stands_since_due {
+            self.stopped_since(context.due_ns);
+        }
         self.next_after(context.due_ns, held)
     }
 }
@@ -231,6 +237,19 @@ impl VcpuSampler {
     /// Sets whether the registers of the next tick are those of a guest of the guest.
     pub(crate) fn set_nested(&mut self, nested: bool) {
         self.nested = nested;
+    }
+
+    /// Charges the time since a tick was due to the sampler. The tick keeps the guest from running for all of
+    /// it, and the clock of ticks does not run: as time of the guest, it would be shared out among all
+    /// samples, whichever of them were late.
+    fn stopped_since(&mut self, due_ns: u64) {
+        let since_ns = due_ns.max(self.entered_ns).min(self.exited_ns);
+        self.published.clock.charge_to_sampler(self.exited_ns - since_ns);
+        // Never twice.
+        self.entered_ns = self.exited_ns;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.interrupted(since_ns);
+        }
     }
 
     /// Returns [`Intervals::next_after`], or the time until the rate is checked again.
@@ -314,6 +333,7 @@ impl Observer for VcpuSampler {
     }
 
     fn entering(&mut self, now_ns: u64) {
+        self.entered_ns = now_ns;
         self.published.exits.end(now_ns.saturating_sub(self.exited_ns));
         self.published.clock.change(ThreadState::Run, now_ns);
         if let Some((_, to_ns @ u64::MAX)) = &mut self.event {
@@ -439,6 +459,28 @@ mod tests {
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
     }
 
+    #[test]
+    fn the_way_out_of_kvm_for_a_tick_in_the_guest_is_the_samplers() {
+        let (mut sampler, _ring, counters) = sampler(8, ClockKind::Fixed);
+        sampler.started();
+        let times = |now| counters.clock.read(|| now).map(|(_, times)| (times.run, times.sampler));
+        let begin = monotonic_ns();
+        sampler.entering(begin);
+        sampler.exited(Exit::Interrupted, begin + 1_000_000);
+        tick(&mut sampler, begin + 400_000, begin + 1_001_000);
+        assert_eq!(times(begin + 1_001_000), Some((400_000, 601_000)));
+        // A tick that was due before the entry has kept the guest from running since then.
+        sampler.entering(begin + 2_000_000);
+        sampler.exited(Exit::Interrupted, begin + 2_100_000);
+        tick(&mut sampler, begin + 1_900_000, begin + 2_100_000);
+        assert_eq!(times(begin + 2_100_000), Some((400_000, 1_700_000)));
+        // Outside of KVM_RUN, the time is that of the exit.
+        sampler.entering(begin + 2_200_000);
+        sampler.exited(Exit::Interrupted, begin + 2_400_000);
+        tick_in(false, &mut sampler, begin + 2_300_000, begin + 2_400_000);
+        assert_eq!(times(begin + 2_400_000), Some((600_000, 1_800_000)));
+    }
+
     /// A vCPU that executes a guest of the guest.
     #[derive(Debug)]
     struct NestingVcpu;
@@ -487,7 +529,8 @@ mod tests {
         tick(&mut sampler, ms(5), ms(9));
         sampler.entering(ms(11));
         let (_, places) = published.clock.read(|| ms(20)).expect("started");
-        assert_eq!((places.run, places.sampler), (16_000_000, 2_000_000));
+        // All of the last KVM_RUN was after the first tick was due.
+        assert_eq!((places.run, places.sampler), (11_000_000, 7_000_000));
         assert!(places.vmm >= 2_000_000, "{places:?}");
         let exits = published.exits.read();
         let port = exits.iter().find(|exit| exit.key.address() == Some(0x3f8)).expect("counted");

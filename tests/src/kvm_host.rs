@@ -284,6 +284,15 @@ impl KvmHost {
         self.monitor(name, "info status").contains("running")
     }
 
+    /// Returns how often a signal has ended KVM_RUN of QEMU's vCPUs, as each stop by a tracer does, by KVM's
+    /// counter.
+    pub fn ended_by_signals(&mut self, name: &str) -> u64 {
+        let counter = format!("/sys/kernel/debug/kvm/$(cat /run/{name}.pid)-*/signal_exits");
+        let debugfs = "grep -q debugfs /proc/mounts || mount -t debugfs debugfs /sys/kernel/debug";
+        let count = self.must(&format!("{debugfs}; cat {counter}"));
+        count.trim().parse().expect("a number")
+    }
+
     /// Ends QEMU.
     pub fn kill(&mut self, name: &str) {
         self.must(&format!("kill -9 $(cat /run/{name}.pid)"));

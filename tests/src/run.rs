@@ -111,6 +111,9 @@ impl ActiveRun {
     /// Returns the output of `vprof ctl --json` for this run.
     pub fn ctl(&self, arguments: &[&str]) -> Value {
         let output = self.call_ctl(&[&["--json"], arguments].concat());
+        if !output.status.success() {
+            self.note_emulation_failure();
+        }
         assert!(
             output.status.success(),
             "{arguments:?}: {}; the run itself: {}",
@@ -171,10 +174,19 @@ impl ActiveRun {
         while !met(self) {
             let ended = self.child.try_wait().expect("vprof is our child");
             if let Some(status) = ended {
+                self.note_emulation_failure();
                 panic!("no {what} ({status}); {}", self.state());
             }
             self.assert_in_time(what);
             std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Notes that the emulation has failed, if vprof has said so: the test is then run again.
+    fn note_emulation_failure(&self) {
+        let stderr = read_all(&mut self.stderr.try_clone().expect("another handle"));
+        if let Some(failure) = emulation_failure(&stderr) {
+            failed_by_emulation(failure);
         }
     }
 
@@ -270,6 +282,18 @@ impl Drop for ActiveRun {
     }
 }
 
+/// Returns the failure of QEMU's emulation of SVM that the messages of vprof report.
+fn emulation_failure(stderr: &str) -> Option<EmulationFailure> {
+    let signs = [
+        ("the guest caused a triple fault", EmulationFailure::TripleFault),
+        ("the portable host froze", EmulationFailure::Frozen),
+        ("the emulated host stalled", EmulationFailure::Frozen),
+        ("the portable host ended", EmulationFailure::Other),
+    ];
+    let found = signs.into_iter().find(|(sign, _)| stderr.contains(sign));
+    found.filter(|_| stderr.contains("host: portable")).map(|(_, failure)| failure)
+}
+
 impl Run {
     /// Makes the run of a vprof on another machine from its results.
     pub(crate) fn from_parts(status: ExitStatus, stdout: String, stderr: String, profile: &[u8]) -> Self {
@@ -284,16 +308,7 @@ impl Run {
     /// Returns the failure of QEMU's emulation of SVM, if it has failed (docs/limits.md).
     pub(crate) fn emulation_failed(&self) -> Option<EmulationFailure> {
         // A host that froze early and was started again by vprof itself has not failed.
-        if self.status.success() || !self.stderr.contains("host: portable") {
-            return None;
-        }
-        let signs = [
-            ("the guest caused a triple fault", EmulationFailure::TripleFault),
-            ("the portable host froze", EmulationFailure::Frozen),
-            ("the emulated host stalled", EmulationFailure::Frozen),
-            ("the portable host ended", EmulationFailure::Other),
-        ];
-        signs.into_iter().find(|(sign, _)| self.stderr.contains(sign)).map(|(_, failure)| failure)
+        if self.status.success() { None } else { emulation_failure(&self.stderr) }
     }
 
     /// Asserts exit code 0.

@@ -316,7 +316,6 @@ fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Re
         // Stops of threads, and the end of a stub's guard.
         allow(rules, &[libc::SYS_wait4]);
     }
-    let watches = kind.is_none_or(|kind| kind == ThreadKind::Watcher);
     match reach {
         Reach::Stops { .. } if samples => {
             // A stop, the registers of the VMM's thread, and its resumption: nothing that changes a register
@@ -326,12 +325,15 @@ fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Re
             let requests = [libc::PTRACE_INTERRUPT, libc::PTRACE_GETREGS, libc::PTRACE_DETACH];
             allow_if(rules, libc::SYS_ptrace, requests.map(|request| equals(0, request.into())).into())?;
         }
-        Reach::Kernel { .. } if samples || watches => {
-            allow_if(rules, libc::SYS_bpf, BPF_COMMANDS.map(|command| equals(0, command)).into())?;
+        Reach::Kernel { .. } => {
+            // The sampler reads KVM's counters by a program as well.
+            let commands = if samples { &BPF_COMMANDS[..] } else { &BPF_COMMANDS[1..] };
+            let conditions = commands.iter().map(|command| equals(0, *command)).collect();
+            allow_if(rules, libc::SYS_bpf, conditions)?;
         }
         // Through the stub any thread reads memory.
         Reach::Stub { .. } => allow(rules, &[libc::SYS_recvfrom, libc::SYS_sendto]),
-        Reach::Stops { .. } | Reach::Kernel { .. } => {}
+        Reach::Stops { .. } => {}
     }
     Ok(())
 }

@@ -82,6 +82,12 @@ pub struct ResourceLimits {
     pub cpu_seconds: u64,
 }
 
+/// Resources of a process that is attached to another VMM: it writes no file. Its largest part of address space
+/// is what the C library reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c), and 64
+/// vCPUs have 70 threads.
+const OF_ATTACHED: ResourceLimits =
+    ResourceLimits { memory_bytes: 32 << 30, file_bytes: 0, cpu_seconds: u64::MAX };
+
 /// Parts of the wall that were raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandingWall {
@@ -149,6 +155,11 @@ pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
     Ok(StandingWall { files, namespaces, syscalls })
 }
 
+fn limit_resources(limits: ResourceLimits) -> Result<(), WallError> {
+    let failed = |source| WallError::Rights { action: "limit its resources", source };
+    rights::limit_resources(limits).map_err(failed)
+}
+
 fn install(filters: filter::Filters, report: OwnedFd) -> Result<(), WallError> {
     report::install(report)?;
     filters.apply_to_process().map_err(WallError::Filter)?;
@@ -170,6 +181,7 @@ pub fn enter_attached(config: AttachedWall) -> Result<StandingWall, WallError> {
     let AttachedWall { policy, reach, capabilities, report } = config;
     let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
     rights::give_up(capabilities)?;
+    limit_resources(OF_ATTACHED)?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {
         install(filter::Filters::of_attached(&reach, policy)?, report)?;
@@ -193,8 +205,7 @@ pub fn enter_reader(
 ) -> Result<StandingWall, WallError> {
     let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
     rights::give_up(0)?;
-    rights::limit_resources(limits)
-        .map_err(|source| WallError::Rights { action: "limit its resources", source })?;
+    limit_resources(limits)?;
     let files = files::restrict(None)?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {

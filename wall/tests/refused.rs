@@ -115,7 +115,14 @@ fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> 
         ("kernel program", Means::Kernel, Some(Ticker), || bpf(5)),
         ("kernel map", Means::Kernel, None, || bpf(0)),
         ("stops program", Means::Stops, None, || bpf(10)),
-        ("sampler program", Means::Kernel, Some(Sampler), || bpf(10)),
+        ("kernel counters", Means::Kernel, Some(Sampler), || bpf(10)),
+        ("sampler program", Means::Kernel, Some(Sampler), || bpf(2)),
+        ("attached much memory", Means::Stops, None, || {
+            let (size, flags) = (33 << 30, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+            // SAFETY: the kernel chooses the place of a new mapping, which nothing uses.
+            let mapped = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+            check(if mapped == libc::MAP_FAILED { -1 } else { 0 })
+        }),
         ("attached signal", Means::Stops, Some(Ticker), || {
             // SAFETY: takes numbers alone; signal 0 is none.
             check(unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) } as isize)
@@ -292,8 +299,15 @@ fn an_attached_process_reaches_its_machine() {
     ] {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
-    // There is no such link, and the call is made.
-    assert_eq!(outcome("attached link"), (Some(DENIED), None));
+    // There is no such link and no such program, and the call is made.
+    for name in ["attached link", "kernel counters"] {
+        assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
+    }
+}
+
+#[test]
+fn an_attached_process_takes_a_limited_part_of_memory() {
+    assert_eq!(outcome("attached much memory"), (Some(DENIED), None));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! `cargo xtask install`: the program, its manual pages and completions, into a prefix.
+//! `cargo xtask install`: the program, its manual pages and completions and the portable host.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use guest_images::static_binary;
+use guest_images::{portable_host, static_binary};
 
 use crate::progress::ProgressLine;
 
@@ -17,12 +17,22 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "share/fish/vendor_completions.d/vprof.fish"),
 ];
 
+/// Directory of the portable host, under the prefix: where `vprof` in `bin` looks for it.
+const PORTABLE_HOST: &str = "share/vprof/portable-host";
+/// Files of the portable host.
+const BUNDLE: [&str; 2] = ["vmlinuz", "initrd.img"];
+
 /// `cargo xtask install`.
 #[derive(Debug, Args)]
 pub struct InstallArgs {
-    /// Prefix of `bin/vprof`, `share/man/man1` and the completions of bash, zsh and fish
+    /// Prefix of `bin/vprof`, `share/man/man1`, `share/vprof/portable-host` and the completions of bash, zsh
+    /// and fish
     #[arg(long, default_value = "/usr/local", value_name = "DIR")]
     prefix: PathBuf,
+
+    /// Leave out the portable host, which machines without a usable KVM need
+    #[arg(long)]
+    without_portable_host: bool,
 }
 
 pub fn run(options: &InstallArgs) -> Result<ExitCode> {
@@ -40,7 +50,20 @@ pub fn run(options: &InstallArgs) -> Result<ExitCode> {
         fs::write(&path, script).with_context(|| format!("can't write {}", path.display()))?;
     }
     println!("{} is installed, with manual pages in {}", program.display(), pages.display());
+    if !options.without_portable_host {
+        let directory = copy_bundle(&portable_host(&line)?, prefix)?;
+        println!("the portable host, for machines without a usable KVM, is in {}", directory.display());
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Copies the portable host's files to their place under the prefix, which it returns.
+fn copy_bundle(from: &Path, prefix: &Path) -> Result<PathBuf> {
+    let directory = prefix.join(PORTABLE_HOST);
+    for name in BUNDLE {
+        copy(&from.join(name), &directory.join(name))?;
+    }
+    Ok(directory)
 }
 
 fn directory_of(path: &Path) -> Result<()> {
@@ -67,4 +90,26 @@ fn call(program: &Path, arguments: &[&str]) -> Result<Vec<u8>> {
         String::from_utf8_lossy(&output.stderr)
     );
     Ok(output.stdout)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_portable_host_is_where_the_installed_program_looks() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, prefix) = (directory.path().join("from"), directory.path().join("prefix"));
+        fs::create_dir(&from).unwrap();
+        for name in BUNDLE {
+            fs::write(from.join(name), name).unwrap();
+        }
+        let installed = copy_bundle(&from, &prefix).unwrap();
+        assert_eq!(installed, prefix.join("share/vprof/portable-host"));
+        // As after an update: files that exist are replaced.
+        fs::write(from.join("vmlinuz"), "newer").unwrap();
+        copy_bundle(&from, &prefix).unwrap();
+        assert_eq!(fs::read_to_string(installed.join("vmlinuz")).unwrap(), "newer");
+        assert_eq!(fs::read_dir(installed).unwrap().count(), BUNDLE.len());
+    }
 }

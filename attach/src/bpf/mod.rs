@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The interrupt is one that the kernel's scheduler uses as well; the thread is not stopped, gets no signal,
-//! and the VMM sees nothing. Nothing is attached, so nothing is left when this process ends.
+//! and the VMM sees nothing. Exits and waits are counted by programs at trace points of the kernel, which
+//! detaches them when this process ends, however it ends.
 //!
 //! The record is in an array that this process maps. The thread that asks for a sample waits for its end, so
 //! the record is complete then, and no queue between the two can be full. A sample's code reads the record by
@@ -19,6 +20,7 @@
 //! ```text
 //! ticker                 ticks of one vCPU
 //! vm                     machine and vCPUs
+//! course                 what the kernel counts of a vCPU
 //! finder                 vCPUs, threads and memory in the kernel's data
 //! program  area          the programs; the memory that they share with this process
 //! offsets  shared        offsets in the kernel; structures of the programs
@@ -26,6 +28,7 @@
 //! ```
 
 mod area;
+mod course;
 mod finder;
 mod offsets;
 mod program;
@@ -37,7 +40,8 @@ mod ticker;
 mod vm;
 
 pub(crate) use area::registers;
-pub(crate) use finder::KernelThread;
-pub use refusal::BpfRefusal;
+pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
+pub(crate) use finder::{KernelThread, KernelVcpu};
+pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;
-pub(crate) use vm::{FoundVm, SampledVm};
+pub(crate) use vm::{FoundVm, SampledVm, VmSearch};

@@ -28,6 +28,8 @@ pub(crate) struct FinderOffsets {
     pub vcpu_number: u32,
     pub vcpu_pid: u32,
     pub vcpu_protected: Option<u32>,
+    /// Of AMD's machines: their memory is encrypted.
+    pub kvm_encrypted: Option<u32>,
     pub pid_tasks: u32,
     pub task_pid_links: u32,
     pub kvm_slots: u32,
@@ -128,6 +130,11 @@ impl HostOffsets {
             vcpu_number: of.get("kvm_vcpu.vcpu_id")?,
             vcpu_pid: of.get("kvm_vcpu.pid")?,
             vcpu_protected: layouts.offset("kvm_vcpu.arch.guest_state_protected"),
+            kvm_encrypted: match vendor {
+                // Its first member is the kvm.
+                Vendor::Svm => layouts.offset("kvm_svm.sev_info.active"),
+                Vendor::Pvm => None,
+            },
             pid_tasks: of.get("pid.tasks")?,
             task_pid_links: of.get("task_struct.pid_links")?,
             kvm_slots: of.get("kvm.memslots")?,
@@ -167,6 +174,9 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
         task_notifiers: of.get("task_struct.preempt_notifiers")?,
         task_queued: of.get("task_struct.sched_info.last_queued")?,
         task_arrived: of.get("task_struct.sched_info.last_arrival")?,
+        task_delay: of.get("task_struct.sched_info.run_delay")?,
+        task_comm: of.get("task_struct.comm")?,
+        vcpu_run: of.get("kvm_vcpu.run")?,
         ..RawOptions::default()
     };
     match vendor {
@@ -181,6 +191,8 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
             options.vmcb_cpl = save + of.get("vmcb_save_area.cpl")?;
             options.vmcb_cr0 = save + of.get("vmcb_save_area.cr0")?;
             options.vmcb_cr3 = save + of.get("vmcb_save_area.cr3")?;
+            options.vmcb_intercepts = control + of.get("vmcb_control_area.intercepts")?;
+            options.vmcb_exit_code = control + of.get("vmcb_control_area.exit_code")?;
             options.vmcb_rflags = save + of.get("vmcb_save_area.rflags")?;
         }
         Vendor::Pvm => {

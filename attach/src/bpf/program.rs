@@ -4,13 +4,15 @@ use std::fmt;
 use std::io::{self, Read};
 use std::sync::{Mutex, PoisonError};
 
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun};
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
+use super::course::CourseView;
+use super::finder::KernelMemory;
 use super::refusal::{BpfRefusal, host_refusal};
-use super::shared::{PAGE, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
+use super::shared::{PAGE, RawCourse, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
 static OBJECT: &Aligned<[u8; include_bytes!("../../bpf/record.o").len()]> =
@@ -24,12 +26,26 @@ const MOST_FILES: usize = 1 << 16;
 #[repr(align(8))]
 struct Aligned<T>(T);
 
+/// Programs that count, and the kernel's trace points at which they run.
+const COUNTING: [(&str, &str); 4] = [
+    ("switched", "sched_switch"),
+    ("left", "kvm_exit"),
+    ("entered", "kvm_entry"),
+    ("returned", "kvm_userspace_exit"),
+];
+/// Number of these that every KVM can have; the others are for one that has entries and exits.
+const COUNTING_WAITS: usize = 1;
+
 /// Programs in the kernel. They end with this process, or when this is dropped.
 pub(crate) struct KernelPrograms {
     ebpf: Ebpf,
     targets: Mutex<Array<MapData, RawTarget>>,
     records: ArrayMapping<RawRecord>,
     peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
+    courses: ArrayMapping<RawCourse>,
+    /// Stays open: programs that use it are loaded later.
+    _courses_map: Map,
+    followed: HashMap<MapData, u64, u32>,
 }
 
 impl fmt::Debug for KernelPrograms {
@@ -38,23 +54,27 @@ impl fmt::Debug for KernelPrograms {
     }
 }
 
+/// Returns the program with this name, which is of type `P`.
+fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, BpfRefusal>
+where
+    &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
+{
+    let found = ebpf.program_mut(name);
+    let found = found.ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))?;
+    Ok(found.try_into()?)
+}
+
 impl KernelPrograms {
     /// Loads the programs for `count` vCPUs.
     pub(crate) fn load(options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
-        fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, BpfRefusal>
-        where
-            &'a mut P: TryFrom<&'a mut Program, Error = aya::programs::ProgramError>,
-        {
-            let found = ebpf.program_mut(name);
-            let found = found.ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")))?;
-            Ok(found.try_into()?)
-        }
         let elements = u32::try_from(count).unwrap_or(u32::MAX);
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
+            .map_max_entries("courses", elements)
+            .map_max_entries("followed", elements)
             .load(&OBJECT.0)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
@@ -65,7 +85,30 @@ impl KernelPrograms {
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
         let records = ArrayMapping::new(&map("records")?, count)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
-        Ok(Self { ebpf, targets, records, peeked })
+        let courses_map = map("courses")?;
+        let courses = ArrayMapping::new(&courses_map, count)?;
+        let followed = HashMap::try_from(map("followed")?)?;
+        Ok(Self { ebpf, targets, records, peeked, courses, _courses_map: courses_map, followed })
+    }
+
+    /// Starts to count the waits of these threads (addresses of their tasks, in the order of the vCPUs), and
+    /// with `exits` also the exits from the guest and to the VMM.
+    pub(crate) fn count(&mut self, threads: &[u64], exits: bool) -> Result<(), BpfRefusal> {
+        for (index, task) in (0_u32..).zip(threads) {
+            self.followed.insert(task, index, 0)?;
+        }
+        let most = if exits { COUNTING.len() } else { COUNTING_WAITS };
+        for (name, point) in COUNTING.into_iter().take(most) {
+            let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
+            program.load()?;
+            program.attach(point)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the course of a vCPU.
+    pub(crate) fn course(&self, index: usize) -> Option<CourseView<'_>> {
+        CourseView::new(&self.courses, index)
     }
 
     /// Sets the vCPU with this index. Must not be called while it is being sampled.
@@ -101,43 +144,9 @@ impl KernelPrograms {
         }
     }
 
-    /// Fills `into` from an address of the kernel; `None` if all of that is not mapped.
-    pub(crate) fn peek(&self, at: u64, into: &mut [u8]) -> Option<()> {
-        let mut at = at;
-        for part in into.chunks_mut(PAGE) {
-            // From here on the memory is this call's.
-            let peeked = self.peeked.lock().unwrap_or_else(PoisonError::into_inner);
-            let bytes = u64::try_from(part.len()).ok()?;
-            if self.run("peek", [at, bytes], None).ok()? != PEEKED {
-                return None;
-            }
-            let from = peeked.element(0)?.cast::<u8>();
-            // SAFETY: a part has at most a page, which the mapping has; the kernel writes it at a peek only.
-            unsafe {
-                std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len());
-            }
-            at = at.checked_add(bytes)?;
-        }
-        Some(())
-    }
-
-    /// Returns the word at an address of the kernel.
-    pub(crate) fn peek_u64(&self, at: u64) -> Option<u64> {
-        let mut bytes = [0; 8];
-        self.peek(at, &mut bytes).map(|()| u64::from_le_bytes(bytes))
-    }
-
-    /// Returns the half word at an address of the kernel.
-    pub(crate) fn peek_u32(&self, at: u64) -> Option<u32> {
-        let mut bytes = [0; 4];
-        self.peek(at, &mut bytes).map(|()| u32::from_le_bytes(bytes))
-    }
-
     /// Lists the open files of the process that the options name.
     pub(crate) fn files(&mut self) -> Result<Vec<RawFile>, BpfRefusal> {
-        let program = self.ebpf.program_mut("files");
-        let program = program.ok_or_else(|| BpfRefusal::Program("it has no files".to_owned()))?;
-        let program: &mut Iter = program.try_into()?;
+        let program: &mut Iter = program(&mut self.ebpf, "files")?;
         let link = program.attach()?;
         let link = program.take_link(link)?;
         let mut file = link.into_file().map_err(|error| BpfRefusal::Program(error.to_string()))?;
@@ -157,5 +166,26 @@ impl KernelPrograms {
         };
         let row = |row: &[u8]| Some(RawFile { fd: word(row, 0)?, file: word(row, 8)?, task: word(row, 16)? });
         Ok(bytes.chunks_exact(size_of::<RawFile>()).filter_map(row).collect())
+    }
+}
+
+impl KernelMemory for KernelPrograms {
+    fn peek(&self, at: u64, into: &mut [u8]) -> Option<()> {
+        let mut at = at;
+        for part in into.chunks_mut(PAGE) {
+            // From here on the memory is this call's.
+            let peeked = self.peeked.lock().unwrap_or_else(PoisonError::into_inner);
+            let bytes = u64::try_from(part.len()).ok()?;
+            if self.run("peek", [at, bytes], None).ok()? != PEEKED {
+                return None;
+            }
+            let from = peeked.element(0)?.cast::<u8>();
+            // SAFETY: a part has at most a page, which the mapping has; the kernel writes it at a peek only.
+            unsafe {
+                std::ptr::copy_nonoverlapping(from, part.as_mut_ptr(), part.len());
+            }
+            at = at.checked_add(bytes)?;
+        }
+        Some(())
     }
 }

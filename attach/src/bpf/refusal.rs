@@ -1,5 +1,6 @@
 //! Reasons why samples are not taken in the kernel.
 
+use std::fmt;
 use std::io;
 
 use aya::EbpfError;
@@ -49,9 +50,18 @@ pub enum BpfRefusal {
     /// The kernel's own data of a vCPU is not as expected.
     #[error("the kernel's data of vCPU {0} is not as expected ({1})")]
     Unknown(u32, &'static str),
-    /// The state of the machine is protected.
-    #[error("the state of the virtual machine is protected (SEV-ES, SNP, TDX)")]
-    Protected,
+    /// The state of the machine is hidden from the host, as the clause says.
+    #[error("the virtual machine is confidential (SEV, TDX): {0}")]
+    Protected(&'static str),
+    /// The process has several machines.
+    #[error("the process runs several virtual machines ({0}); choose one with `--vm`")]
+    SeveralVms(VmList),
+    /// The process has no machine with this number.
+    #[error("the process has no virtual machine {0}, only {1}")]
+    NoSuchVm(usize, VmList),
+    /// The machine has more vCPUs than can be profiled.
+    #[error("the virtual machine has {0} vCPUs")]
+    TooMany(usize),
     /// No vCPU has a thread.
     #[error("no vCPU has been in the guest yet")]
     NoThreads,
@@ -63,6 +73,32 @@ pub enum BpfRefusal {
         "no vCPU stopped in the guest, so the registers could not be compared with those that KVM reports"
     )]
     NotCompared,
+}
+
+/// Machine of a process, in short.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct VmSummary {
+    /// Number of its vCPUs.
+    pub vcpus: usize,
+    /// Size of its memory, bytes, if it is known.
+    pub memory_bytes: Option<u64>,
+}
+
+/// Machines of a process, displayed with their numbers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VmList(pub Vec<VmSummary>);
+
+impl fmt::Display for VmList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, VmSummary { vcpus, memory_bytes }) in self.0.iter().enumerate() {
+            let (separator, plural) = (if index > 0 { "; " } else { "" }, if *vcpus == 1 { "" } else { "s" });
+            write!(f, "{separator}{}: {vcpus} vCPU{plural}", index + 1)?;
+            if let Some(bytes) = memory_bytes {
+                write!(f, ", {} MiB", bytes >> 20)?;
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Makes the refusal of a failed step.

@@ -15,6 +15,13 @@ pub(crate) const SMALL: usize = 512;
 const SMALLS: usize = 16;
 pub(crate) const PAGE: usize = 4096;
 
+/// Rows of exits, the last one for all reasons that have none.
+pub(crate) const EXITS: usize = 128 + 1;
+/// Buckets of durations (profile/src/histogram.rs).
+pub(crate) const BUCKETS: usize = 242;
+/// Rows of processes that had a CPU, the last one for all that have none.
+pub(crate) const TAKERS: usize = 32 + 1;
+
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
 /// Offset of a member that this kernel does not have.
@@ -46,6 +53,9 @@ pub(crate) struct RawOptions {
     pub vmcb_cr0: u32,
     pub vmcb_cr3: u32,
     pub vmcb_rflags: u32,
+    pub vmcb_intercepts: u32,
+    pub vmcb_exit_code: u32,
+    pub vcpu_run: u32,
     pub pvm_segments: u32,
     pub pvm_cpl: u32,
     pub pvm_rflags: u32,
@@ -59,6 +69,8 @@ pub(crate) struct RawOptions {
     pub task_notifiers: u32,
     pub task_queued: u32,
     pub task_arrived: u32,
+    pub task_delay: u32,
+    pub task_comm: u32,
     pub unused: u32,
 }
 
@@ -188,6 +200,56 @@ pub(crate) struct RawRecord {
     pub page: [[u8; PAGE]; PAGES + 1],
 }
 
+/// `struct exit_row`: exits for one reason.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawExit {
+    pub key: u64,
+    pub count: u64,
+    pub total_ns: u64,
+    pub max_ns: u64,
+    pub times: [u64; BUCKETS],
+}
+
+/// `struct taker`: waits for a CPU that a process had.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RawTaker {
+    pub tgid: u32,
+    pub used: u32,
+    pub comm: [u8; 16],
+    pub count: u64,
+    pub total_ns: u64,
+}
+
+/// First part of `struct course`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct RawTurns {
+    pub exits: u64,
+    pub returns: u64,
+    pub left_ns: u64,
+    pub left_key: u64,
+    pub returned_ns: u64,
+    pub returned_key: u64,
+    pub vmm_ns: u64,
+    pub vmm_off_ns: u64,
+    pub vmm_waited_ns: u64,
+    pub page_ns: u64,
+    pub off_ns: u64,
+    pub off: u32,
+    pub taker: u32,
+    pub delay_ns: u64,
+}
+
+/// `struct course`: exits and waits of a vCPU.
+#[repr(C)]
+pub(crate) struct RawCourse {
+    pub turns: RawTurns,
+    pub takers: [RawTaker; TAKERS],
+    pub exits: [RawExit; EXITS],
+}
+
 /// `struct file_row`: open file of the process.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -239,10 +301,13 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 36 * 4);
+        assert_eq!(size_of::<RawOptions>(), 41 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 9 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 3 * 8 + 4 * 4 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 2 * 8 + 8 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
+        assert_eq!(size_of::<RawExit>(), 4 * 8 + BUCKETS * 8);
+        let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
+        assert_eq!(size_of::<RawCourse>(), 13 * 8 + takers + EXITS * size_of::<RawExit>());
         let data = SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }

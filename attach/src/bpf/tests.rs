@@ -12,7 +12,7 @@ use linux::{
 use symbols::{Registers, StackMemory};
 
 use super::area::{RecordView, anonymous};
-use super::shared::{RawRecord, RawSlot, RawState, RawTarget};
+use super::shared::{BUCKETS, RawRecord, RawSlot, RawState, RawTarget};
 use super::vm::guest as raw_guest;
 
 /// Address in the "VMM" of the guest's memory (HOST in harness.c).
@@ -295,9 +295,57 @@ fn the_program_copies_all_that_a_sample_reads() {
             assert_eq!(records.len(), cases.len() * size_of::<RawRecord>());
             for (state, record) in states.iter().zip(records.chunks_exact(size_of::<RawRecord>())) {
                 guest.check(state, record);
+                assert_eq!(missing(record), 0, "the host has all of its memory: {state:x?}");
             }
         }
     }
+}
+
+/// Returns how many reads of a record found no memory of the host.
+fn missing(record: &[u8]) -> u32 {
+    RecordView::new(&anonymous(record), 0).unwrap().state().missing
+}
+
+#[test]
+fn memory_that_the_host_has_swapped_out_is_counted() {
+    let directory = Directory::new("swapped");
+    let harness = compile(&directory.0);
+    let mut guest = TestGuest::new(Style::V6_12);
+    let mut target = guest.target();
+    // The file with the memory ends where the slot continues: a read there fails.
+    let beyond = target.slot[0].bytes;
+    target.slot[0].bytes += 16 * PAGE;
+    guest.map(USER + 2 * PAGE, beyond);
+    let cases = [USER, USER + 4 * PAGE].map(|rsp| (target, guest.state(3, rsp)));
+    let records = run(&harness, &directory.0, &guest.guest.memory, &cases);
+    let counts: Vec<_> = records.chunks_exact(size_of::<RawRecord>()).map(missing).collect();
+    assert_eq!(counts, [1, 0]);
+}
+
+/// Returns the shortest duration of a bucket, as profile/src/histogram.rs has it.
+fn low_ns(bucket: u64) -> u64 {
+    if bucket == 0 { 0 } else { (8 + (bucket - 1) % 8) << (3 + (bucket - 1) / 8) }
+}
+
+#[test]
+fn durations_are_in_the_buckets_of_a_profile() {
+    let directory = Directory::new("buckets");
+    let harness = compile(&directory.0);
+    let lows = (0..BUCKETS as u64).map(low_ns);
+    let durations: Vec<u64> = lows.flat_map(|low| [low, low + low / 16, low.saturating_sub(1)]).collect();
+    let bytes: Vec<u8> = durations.iter().chain(&[u64::MAX]).flat_map(|ns| ns.to_le_bytes()).collect();
+    let mut child = Command::new(&harness).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(&bytes).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let buckets: Vec<u64> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    assert_eq!(buckets.len(), durations.len() + 1);
+    for (ns, bucket) in durations.iter().zip(&buckets) {
+        assert!(low_ns(*bucket) <= *ns, "{ns} is in bucket {bucket}");
+        let is_last = *bucket == BUCKETS as u64 - 1;
+        assert!(is_last || *ns < low_ns(bucket + 1), "{ns} is in bucket {bucket}");
+    }
+    assert_eq!(buckets.last(), Some(&(BUCKETS as u64 - 1)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Ticks of one attached vCPU by samples of the host's kernel, on a thread per vCPU.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kvm_bindings::{
@@ -140,6 +141,9 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         match TickMeaning::new(finding, &state, halt_exit, pause.is_some()) {
             TickMeaning::Sample { activity, blocked, waiting, runs } => {
                 self.memory.source().set_copied(runs);
+                if runs && state.missing > 0 {
+                    self.shared.swapped_out.fetch_add(1, Ordering::Relaxed);
+                }
                 let source = SampledActivity { activity, waiting, nested: state.nested != 0 };
                 (self.observe(&state, (due_ns, now_ns), blocked, source), now_ns)
             }

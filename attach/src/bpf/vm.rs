@@ -8,8 +8,9 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, PhysAddr, PhysicalMemory, SampleReads, StackReader, StructurePart};
 
 use super::area::{difference, registers};
-use super::finder::{self, KernelReader, KernelThread, KernelVcpu};
-use super::offsets::{self, HostOffsets};
+use super::course::{CourseView, KernelCounter};
+use super::finder::{KernelMemory, KernelReader, KernelThread, KernelVcpu};
+use super::offsets::{self, HostOffsets, Vendor};
 use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
@@ -19,6 +20,8 @@ use crate::memory::MemoryLayout;
 
 /// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
+/// Bytes of KVM's counters of a vCPU that are read, at most.
+const MOST_COUNTERS: usize = 16 << 10;
 /// CPUs that a sample is asked of, at most: a thread may move meanwhile.
 const MOST_CPUS: usize = 4;
 
@@ -34,11 +37,17 @@ pub(crate) struct SampledVm {
     generation: AtomicU64,
     /// The addresses in the guest's kernel are set.
     planned: AtomicBool,
+    counters: Vec<KernelCounter>,
+    vendor: Vendor,
+    /// The kernel counts exits.
+    counts_exits: bool,
 }
 
 /// A vCPU of a [`SampledVm`].
 #[derive(Debug)]
 struct SampledVcpu {
+    /// Address of its kvm_vcpu.
+    address: u64,
     target: Mutex<RawTarget>,
     /// The programs do not have that target yet.
     changed: AtomicBool,
@@ -53,22 +62,35 @@ pub(crate) struct SampleOutcome {
     pub state: RawState,
 }
 
-/// A machine that was found, its memory, and the threads of its vCPUs in the order of the descriptors. vCPUs
-/// without a thread are not in the machine.
-pub(crate) type FoundVm = (SampledVm, MemoryLayout, Vec<Option<KernelThread>>);
+/// Machine that was found in the kernel's data.
+#[derive(Debug)]
+pub(crate) struct FoundVm {
+    pub vm: SampledVm,
+    pub layout: MemoryLayout,
+    /// vCPUs that have a thread, in the order of their indices in the machine.
+    pub vcpus: Vec<(KernelVcpu, KernelThread)>,
+    /// KVM's numbers of all vCPUs.
+    pub known: Vec<u32>,
+}
+
+/// Machine to search for among those of a process.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VmSearch<'a> {
+    pub pid: i32,
+    /// KVM's numbers of all vCPUs of the process, and the VMM's descriptors.
+    pub descriptors: &'a [(u32, i32)],
+    /// Number of the machine, from 1 on; `None` for the only one.
+    pub number: Option<usize>,
+    /// Maximum number of its vCPUs.
+    pub most: usize,
+}
 
 impl SampledVm {
-    /// Finds the machine of a process in the kernel's data, by the descriptors of its vCPUs (number and
-    /// descriptor), for each vendor's module that the host has. `check` decides whether the registers are
-    /// right.
+    /// Finds the machine in the kernel's data, for each vendor's module that the host has.
     ///
     /// # Errors
     /// The reason of the last vendor.
-    pub(crate) fn find(
-        pid: i32,
-        descriptors: &[(u32, i32)],
-        mut check: impl FnMut(&FoundVm) -> Result<(), BpfRefusal>,
-    ) -> Result<FoundVm, BpfRefusal> {
+    pub(crate) fn find(search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
         let namespace = fs::read_link("/proc/self/ns/pid").map_err(host_refusal("read this namespace"))?;
         if namespace.as_os_str() != HOST_NAMESPACE {
             return Err(BpfRefusal::Namespace);
@@ -77,40 +99,54 @@ impl SampledVm {
         let layouts = types.layouts();
         let mut refusal = BpfRefusal::NoThreads;
         for vendor in offsets::vendors()? {
-            let found = HostOffsets::new(&layouts, vendor, pid)
-                .and_then(|offsets| Self::find_with(offsets, descriptors))
-                .and_then(|found| check(&found).map(|()| found));
-            match found {
-                Ok(found) => return Ok(found),
+            let offsets = HostOffsets::new(&layouts, vendor, search.pid);
+            match offsets.and_then(|offsets| Self::find_with(offsets, vendor, search)) {
+                Ok(mut found) => {
+                    let counters = layouts.words("kvm_vcpu.stat").into_iter();
+                    found.vm.counters =
+                        counters.map(|(name, offset)| KernelCounter { name, offset }).collect();
+                    return Ok(found);
+                }
                 Err(other) => refusal = other,
             }
         }
         Err(refusal)
     }
 
-    fn find_with(offsets: HostOffsets, descriptors: &[(u32, i32)]) -> Result<FoundVm, BpfRefusal> {
-        let mut programs = KernelPrograms::load(&offsets.options, descriptors.len())?;
-        let (found, slots) = finder::find(&mut programs, &offsets, descriptors)?;
+    fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
+        let VmSearch { descriptors, number, most, .. } = search;
+        let mut programs = KernelPrograms::load(&offsets.options, descriptors.len().min(most))?;
+        let files = programs.files()?;
+        let reader = KernelReader { memory: &programs, offsets: &offsets };
+        let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
+        if machine.vcpus.len() > most {
+            return Err(BpfRefusal::TooMany(machine.vcpus.len()));
+        }
+        let changes = BpfRefusal::Unknown(0, "its memory changes");
+        let slots = reader.slots(machine.kvm).ok_or(changes)?;
         let layout = slots.layout.ok_or(BpfRefusal::NoThreads)?;
-        let kvm = found.first().ok_or(BpfRefusal::NoThreads)?.kvm;
-        let threads: Vec<_> = found.iter().map(|vcpu| vcpu.thread).collect();
-        if threads.iter().all(Option::is_none) {
+        let known = machine.vcpus.iter().map(|vcpu| vcpu.number).collect();
+        let seen = machine.vcpus.into_iter().filter_map(|vcpu| Some((vcpu, vcpu.thread?)));
+        let vcpus: Vec<_> = seen.collect();
+        if vcpus.is_empty() {
             return Err(BpfRefusal::NoThreads);
         }
-        let seen = found.iter().filter_map(|vcpu| Some((vcpu, vcpu.thread?)));
-        let vcpus = seen.map(|(vcpu, thread)| SampledVcpu::new(vcpu, thread, &layout)).collect();
+        let sampled = vcpus.iter().map(|(vcpu, thread)| SampledVcpu::new(vcpu, *thread, &layout)).collect();
         let vm = Self {
             programs,
             offsets,
-            vcpus,
-            kvm,
+            vcpus: sampled,
+            kvm: machine.kvm,
             generation: AtomicU64::new(slots.generation),
             planned: AtomicBool::new(false),
+            counters: Vec::new(),
+            vendor,
+            counts_exits: false,
         };
         // Here, so that a kernel that is too old is known before the first tick.
         let state = vm.programs.sample(0, None).map_err(host_refusal("run a program in the kernel"))?;
         state.ok_or(BpfRefusal::Unknown(0, "it cannot be sampled"))?;
-        Ok((vm, layout, threads))
+        Ok(FoundVm { vm, layout, vcpus, known })
     }
 
     /// Takes a sample of a vCPU, by its index. `None` if it changes its CPU all the time.
@@ -159,19 +195,58 @@ impl SampledVm {
         Ok(difference(&registers(&sampled.state), kvm))
     }
 
-    /// Updates the ranges of the guest's memory if they have changed.
-    pub(crate) fn refresh(&self) {
-        let reader = KernelReader { programs: &self.programs, offsets: &self.offsets };
+    /// Updates the ranges of the guest's memory if the kernel has changed them, and returns the layout then.
+    pub(crate) fn refresh(&self) -> Option<MemoryLayout> {
+        let reader = KernelReader { memory: &self.programs, offsets: &self.offsets };
         if reader.generation(self.kvm) == Some(self.generation.load(Ordering::Relaxed)) {
-            return;
+            return None;
         }
         // While the machine ends nothing is found.
-        let Some(slots) = reader.slots(self.kvm) else { return };
-        let Some(layout) = &slots.layout else { return };
+        let slots = reader.slots(self.kvm)?;
+        let layout = slots.layout?;
         for vcpu in &self.vcpus {
-            vcpu.change(|target| set_slots(target, layout));
+            vcpu.change(|target| set_slots(target, &layout));
         }
         self.generation.store(slots.generation, Ordering::Relaxed);
+        Some(layout)
+    }
+
+    /// Lets the kernel count waits from here on, and exits where KVM has trace points for them.
+    pub(crate) fn count(&mut self) -> Result<(), BpfRefusal> {
+        let task = |vcpu: &SampledVcpu| vcpu.target.lock().unwrap_or_else(PoisonError::into_inner).task;
+        let threads: Vec<_> = self.vcpus.iter().map(task).collect();
+        let has_exits = self.vendor == Vendor::Svm;
+        self.programs.count(&threads, has_exits)?;
+        self.counts_exits = has_exits;
+        Ok(())
+    }
+
+    /// Returns KVM's counters.
+    pub(crate) fn counters(&self) -> &[KernelCounter] {
+        &self.counters
+    }
+
+    /// Returns the present values of KVM's counters of a vCPU.
+    pub(crate) fn read_counters(&self, index: usize) -> Option<Vec<u64>> {
+        let first = self.counters.iter().map(|counter| counter.offset).min()?;
+        let end = self.counters.iter().map(|counter| counter.offset).max()?.checked_add(8)?;
+        let mut bytes = vec![0; usize::try_from(end - first).ok()?.min(MOST_COUNTERS)];
+        self.programs.peek(self.vcpus.get(index)?.address.checked_add(u64::from(first))?, &mut bytes)?;
+        let value = |counter: &KernelCounter| {
+            let at = usize::try_from(counter.offset - first).ok()?;
+            bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+        };
+        self.counters.iter().map(value).collect()
+    }
+
+    /// Returns true if the kernel counts exits.
+    pub(crate) fn counts_exits(&self) -> bool {
+        self.counts_exits
+    }
+
+    /// Returns what the kernel counts of a vCPU.
+    pub(crate) fn course(&self, index: usize) -> Option<CourseView<'_>> {
+        self.programs.course(index)
     }
 
     /// Returns true once the addresses in the guest's kernel are set.
@@ -200,7 +275,13 @@ impl SampledVcpu {
         let mut target =
             RawTarget { vcpu: found.vcpu, task, start, pid: tid, tgid: pid, ..RawTarget::default() };
         set_slots(&mut target, layout);
-        Self { target: Mutex::new(target), changed: AtomicBool::new(true), cpu: AtomicU64::new(NO_CPU) }
+        let address = found.vcpu;
+        Self {
+            address,
+            target: Mutex::new(target),
+            changed: AtomicBool::new(true),
+            cpu: AtomicU64::new(NO_CPU),
+        }
     }
 
     /// Changes the target; the programs get it before the next sample.

@@ -8,7 +8,7 @@ use std::path::Path;
 
 pub use gdb::GdbError;
 
-use crate::bpf::BpfRefusal;
+use crate::bpf::{BpfRefusal, VmList};
 
 /// Number of the capability (include/uapi/linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
@@ -89,12 +89,36 @@ pub enum AttachError {
         /// The reason.
         refusal: BpfRefusal,
     },
-    /// The process has several machines.
+    /// The process has several machines, of which one has to be chosen.
     #[error(
-        "process {pid} ({name}) runs several virtual machines, whose vCPUs cannot be distinguished from outside; run each \
-         in its own process"
+        "process {pid} ({name}) runs several virtual machines ({machines}); choose one by its number (`--vm`)"
     )]
     SeveralVms {
+        /// The process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+        /// The machines.
+        machines: VmList,
+    },
+    /// The process has no machine with that number.
+    #[error("process {pid} ({name}) has no virtual machine {number} (`--vm`); it runs {machines}")]
+    NoSuchVm {
+        /// The process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+        /// The given number.
+        number: usize,
+        /// The machines.
+        machines: VmList,
+    },
+    /// The process has several machines, and stops do not distinguish their vCPUs.
+    #[error(
+        "process {pid} ({name}) runs several virtual machines, whose vCPUs only the host's kernel distinguishes \
+         (`--engine bpf --vm 1`); use that, or run each in its own process"
+    )]
+    SeveralByStops {
         /// The process.
         pid: i32,
         /// Name of the process.
@@ -166,6 +190,16 @@ pub enum AttachError {
         /// The given name.
         name: String,
         /// Process ids and names of these machines.
+        running: Vec<(i32, String)>,
+    },
+    /// Several processes that a process has started hold virtual machines.
+    #[error("process {pid} ({name}) has started several virtual machines{}; give the process id", MachineList(.running))]
+    SeveralBelow {
+        /// The given process.
+        pid: i32,
+        /// Name of the process.
+        name: String,
+        /// Process ids and names of those that hold the machines.
         running: Vec<(i32, String)>,
     },
     /// A GDB stub cannot be used.

@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
 
@@ -39,12 +39,12 @@ enum LayoutSource {
     /// The process's mappings: its open `/proc/PID/maps`.
     Mappings(Arc<File>),
     /// The host's kernel shows the layout.
-    Kernel(Arc<MemoryLayout>),
+    Kernel(Arc<RwLock<Arc<MemoryLayout>>>),
 }
 
 /// A layout, and the kernel that has proven it.
 struct LayoutProof {
-    layout: MemoryLayout,
+    layout: Arc<MemoryLayout>,
     kernel: Arc<Kernel>,
 }
 
@@ -62,12 +62,34 @@ impl ForeignMemory {
 
     /// Makes memory with a layout that the host's kernel shows. The guest's kernel has to be in it.
     pub(crate) fn with_layout(pid: i32, layout: MemoryLayout) -> Self {
-        Self { pid, layouts: LayoutSource::Kernel(Arc::new(layout)), proof: Arc::default() }
+        Self {
+            pid,
+            layouts: LayoutSource::Kernel(Arc::new(RwLock::new(Arc::new(layout)))),
+            proof: Arc::default(),
+        }
+    }
+
+    /// Returns the layout that the host's kernel shows.
+    pub(crate) fn given(&self) -> Option<Arc<MemoryLayout>> {
+        let LayoutSource::Kernel(given) = &self.layouts else { return None };
+        Some(Arc::clone(&given.read().unwrap_or_else(PoisonError::into_inner)))
+    }
+
+    /// Replaces the layout that the host's kernel shows; returns true if it is another one.
+    pub(crate) fn change(&self, layout: MemoryLayout) -> bool {
+        let LayoutSource::Kernel(given) = &self.layouts else { return false };
+        let mut given = given.write().unwrap_or_else(PoisonError::into_inner);
+        let is_other = **given != layout;
+        if is_other {
+            *given = Arc::new(layout);
+        }
+        is_other
     }
 
     /// Returns the layout in the VMM, once it is proven.
-    pub fn layout(&self) -> Option<&MemoryLayout> {
-        self.proof.get().map(|proof| &proof.layout)
+    pub fn layout(&self) -> Option<Arc<MemoryLayout>> {
+        let proof = self.proof.get()?;
+        Some(self.given().unwrap_or_else(|| Arc::clone(&proof.layout)))
     }
 
     /// Returns the kernel that has proven the layout.
@@ -81,13 +103,14 @@ impl ForeignMemory {
 
     pub(crate) fn prove(&self, layout: MemoryLayout, kernel: Kernel) {
         // The first proof counts; a second one would be the same.
-        drop(self.proof.set(LayoutProof { layout, kernel: Arc::new(kernel) }));
+        drop(self.proof.set(LayoutProof { layout: Arc::new(layout), kernel: Arc::new(kernel) }));
     }
 }
 
 impl PhysicalMemory for ForeignMemory {
     fn read(&self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        read(self.pid, self.layout()?, at, into)
+        let layout = self.layout()?;
+        read(self.pid, &layout, at, into)
     }
 }
 
@@ -225,6 +248,17 @@ mod tests {
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
         assert_eq!(memory.read(PhysAddr(u64::MAX), &mut two), None);
+    }
+
+    #[test]
+    fn a_layout_that_has_changed_is_the_one_that_is_read() {
+        let layout = |bytes| MemoryLayout::new(vec![MemoryPiece::new(0, 1 << 40, bytes)]).unwrap();
+        let memory = ForeignMemory::with_layout(1, layout(4096));
+        assert!(!memory.change(layout(4096)) && memory.change(layout(8192)));
+        assert_eq!(*memory.clone().given().unwrap(), layout(8192));
+        assert_eq!(memory.layout(), None, "not proven yet");
+        let own = ForeignMemory::new(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(!own.change(layout(4096)), "its layout is proven by the guest alone");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::kvm_sregs;
 use linux::{Kernel, PhysAddr};
@@ -62,12 +63,13 @@ impl LayoutProver {
         let maps = match &self.memory.layouts {
             LayoutSource::Mappings(maps) => maps,
             LayoutSource::Kernel(layout) => {
-                let memory = AssumedMemory { pid, layout };
+                let layout = Arc::clone(&layout.read().unwrap_or_else(PoisonError::into_inner));
+                let memory = AssumedMemory { pid, layout: &layout };
                 let kernel = Kernel::find(&memory, cr3, five_level).ok().filter(|kernel| {
                     kernel.symbol_count() > 0 && kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty())
                 });
                 let Some(kernel) = kernel else { return Ok(false) };
-                self.memory.prove(MemoryLayout::clone(layout), kernel);
+                self.memory.prove(MemoryLayout::clone(&layout), kernel);
                 return Ok(true);
             }
         };

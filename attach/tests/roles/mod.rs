@@ -28,6 +28,8 @@ pub const ITERATIONS: u64 = 3_000_000_000;
 /// The same for profilers that load programs into the kernel.
 pub const MORE_ITERATIONS: u64 = 9_000_000_000;
 pub const MOST: usize = 64;
+/// Offset of the loop of a second machine.
+pub const SECOND: usize = 64;
 
 /// Serializes the tests: each measures a separate process. Returns `None` where KVM is missing and optional.
 pub fn kvm() -> Option<MutexGuard<'static, ()>> {
@@ -80,6 +82,12 @@ pub fn vmm(role: &str) -> ! {
         "long checksum" => checksum_code(MORE_ITERATIONS),
         _ => LOOPS.to_vec(),
     };
+    // A second machine in the same process, at an address where the other code is not.
+    let second = (role == "two").then(|| {
+        let code = [vec![0x90; SECOND], vec![0xeb, 0xfe]].concat();
+        let config = VmConfig { memory_bytes: 32 << 20, ..VmConfig::flat(code) };
+        Machine::start(config, |_| Unobserved).unwrap()
+    });
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     match role {
@@ -93,6 +101,7 @@ pub fn vmm(role: &str) -> ! {
         panic!("{}", Command::new("sleep").arg("100").exec());
     }
     let ended = machine.wait(Some(Duration::from_secs(100))).unwrap();
+    drop(second);
     println!("{:?}", ended.end);
     std::process::exit(0)
 }

@@ -16,9 +16,11 @@ use text::clean::escaped;
 
 use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::{write_json, write_text};
+use crate::output::write_json;
+use crate::pager::page;
+use crate::render::by::BLOCKS;
 use crate::render::table::cut;
-use crate::render::{PageLayout, all_for_zero, symbolize_command};
+use crate::render::{PageLayout, symbolize_command};
 
 /// Longest name of a call's target in an instruction, columns.
 const LONGEST_NAME: usize = 120;
@@ -60,7 +62,7 @@ pub struct CodeLine {
     pub own: u64,
     /// Part of the function's own samples.
     pub self_part: f64,
-    /// Samples in the code that the instruction called.
+    /// Samples in the code that the instruction called, and in what has interrupted it.
     pub called: u64,
     /// Part of all samples with the function on their stack.
     pub called_part: f64,
@@ -96,8 +98,12 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
     if args.json {
         write_json(&listing)?;
     } else {
-        let text = render::render(&listing, all_for_zero(args.rows), PageLayout::stdout());
-        write_text(&text)?;
+        let shown = match args.rows {
+            None => render::ShownLines::Sampled,
+            Some(0) => render::ShownLines::All,
+            Some(rows) => render::ShownLines::Hottest(rows),
+        };
+        page(&render::render(&listing, shown, PageLayout::stdout()))?;
     }
     Ok(ExitCode::Done)
 }
@@ -132,6 +138,9 @@ impl FunctionListing {
                                  functions. Only the sampled addresses are shown."
                                     .to_owned(),
             ),
+        }
+        if annotation.emulated {
+            listing.notes.push(BLOCKS.to_owned());
         }
         if annotation.nameless && annotation.kind == "user" {
             listing.notes.push(format!(
@@ -169,15 +178,15 @@ impl CodeLine {
 
     fn add(&mut self, hit: &Hit) {
         self.own += hit.own;
-        self.called += hit.called;
+        self.called += hit.called + hit.interrupted;
         if self.source.is_none() {
             self.source.clone_from(&hit.source);
         }
     }
 }
 
-/// Moves the samples of an instruction of `size` bytes to its line: samples that hit it, and samples in
-/// callees that return to the next instruction.
+/// Moves the samples of an instruction of `size` bytes to its line: samples that hit it or what has
+/// interrupted it, and samples in callees that return to the next instruction.
 fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
     let (start, end) = (line.place.address, line.place.address.wrapping_add(size));
     if end < start {
@@ -189,6 +198,7 @@ fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
         let mut mine = Hit { source: hit.source.clone(), ..Hit::default() };
         if address < end {
             mine.own = std::mem::take(&mut hit.own);
+            mine.interrupted = std::mem::take(&mut hit.interrupted);
         } else {
             // The source at this address belongs to the next instruction.
             mine.source = None;
@@ -197,7 +207,7 @@ fn take(line: &mut CodeLine, size: u64, hits: &mut BTreeMap<u64, Hit>) {
             mine.called = std::mem::take(&mut hit.called);
         }
         line.add(&mine);
-        if hit.own == 0 && hit.called == 0 {
+        if hit.own + hit.interrupted + hit.called == 0 {
             hits.remove(&address);
         }
     }
@@ -267,13 +277,14 @@ mod tests {
 
     fn annotation(code: Option<&[u8]>, hits: &[(u64, u64, u64)]) -> Annotation {
         let hit = |&(address, own, called): &(u64, u64, u64)| {
-            (address, Hit { own, called, source: Some(format!("a.c:{address}")) })
+            (address, Hit { own, called, interrupted: 0, source: Some(format!("a.c:{address}")) })
         };
         Annotation {
             symbol: "f".to_owned(),
             module: None,
             kind: "kernel".to_owned(),
             nameless: false,
+            emulated: false,
             start: 0x1000,
             code: code.map(<[u8]>::to_vec),
             read: None,
@@ -313,6 +324,22 @@ mod tests {
         assert_eq!(intel.lines[0].text, "push rbp");
         let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
         assert_eq!(FunctionListing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
+    }
+
+    #[test]
+    fn what_interrupts_an_instruction_is_shown_at_it() {
+        let mut annotation = annotation(Some(CODE), &[(0x1006, 0, 7)]);
+        for address in [0x1000, 0x1006] {
+            annotation.hits.entry(address).or_default().interrupted = 3;
+        }
+        let listing = FunctionListing::new(&annotation, profile(), false);
+        let called: Vec<_> =
+            lines(&listing).into_iter().map(|(address, _, _, called)| (address, called)).collect();
+        assert_eq!(called, [(0x1000, 3), (0x1001, 7), (0x1006, 3), (0x1008, 0)]);
+        assert!(listing.notes.is_empty());
+        annotation.emulated = true;
+        let note = &FunctionListing::new(&annotation, profile(), false).notes[0];
+        assert!(note.contains("exact to a block"), "{note}");
     }
 
     #[test]

@@ -1,56 +1,125 @@
 //! `annotate`: the lines of a function as text.
 
+use iced_x86::{Decoder, DecoderOptions, Mnemonic};
 use text::clean::escaped;
 use text::units;
 
-use super::{CodeAddress, FunctionListing};
+use super::{CodeAddress, CodeLine, FunctionListing};
 use crate::render::summary::{heading, wrapped};
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::{PageLayout, with_module};
 
-/// Formats the listing, with at most `rows` lines.
-pub fn render(listing: &FunctionListing, rows: usize, page: PageLayout) -> String {
+/// Lines before and after a line that is shown for its samples.
+const CONTEXT: usize = 3;
+
+/// Choice of lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownLines {
+    /// All.
+    All,
+    /// Those with samples, and the lines around them.
+    Sampled,
+    /// This many with most samples, and the lines around them.
+    Hottest(usize),
+}
+
+/// Formats the listing.
+pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) -> String {
     let mut text = String::new();
     let name = with_module(&listing.symbol, listing.module.as_deref());
     let (own, total) = (&listing.own, &listing.total);
     let note = format!(
-        ": {} of all samples that were not idle ({}), {} with what it calls",
+        "{} of all samples that were not idle ({}), {} with what it calls",
         units::percent(own.share),
         units::count(own.samples),
         units::percent(total.share)
     );
-    heading(&mut text, page.style, &name, "");
-    wrapped(&mut text, note.trim_start_matches(": "), "  ", page.width);
+    heading(&mut text, page, &name, "");
+    wrapped(&mut text, &note, "  ", page.width);
     for note in &listing.notes {
         wrapped(&mut text, &escaped(note), "  ", page.width);
     }
-    if listing.lines.is_empty() {
+    let lines = without_padding(&listing.lines);
+    if lines.is_empty() {
         return text;
     }
     text.push('\n');
     let mut table = TextTable::new(&[
         ("self", ColumnAlign::Right),
-        ("calls", ColumnAlign::Right),
+        ("below", ColumnAlign::Right),
         ("address", ColumnAlign::Right),
         ("instruction", ColumnAlign::Left),
     ])
     .indent(2)
-    .flexible(3);
+    .flexible(3)
+    .spare(&[1])
+    .styled(page.style);
+    let note = |text: String| vec![String::new(), String::new(), String::new(), text];
     let mut source = None;
-    for line in listing.lines.iter().take(rows) {
-        if line.source.is_some() && line.source != source {
-            let at = line.source.as_deref().unwrap_or_default();
-            table.row(vec![String::new(), String::new(), String::new(), format!("; {}", escaped(at))]);
-            source.clone_from(&line.source);
+    for stretch in lines.iter().zip(chosen(lines, shown)).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
+        if !stretch[0].1 {
+            let samples: u64 = stretch.iter().map(|(line, _)| line.own + line.called).sum();
+            let with =
+                if samples > 0 { format!(", {}", units::counted(samples, "sample")) } else { String::new() };
+            table.row(note(format!("... {}{with}", units::counted(stretch.len() as u64, "instruction"))));
+            continue;
         }
-        table.row(vec![part(line.self_part), part(line.called_part), place(&line.place), line.text.clone()]);
+        for (line, _) in stretch {
+            if line.source.is_some() && line.source != source {
+                let at = line.source.as_deref().unwrap_or_default();
+                table.row(note(format!("; {}", escaped(at))));
+                source.clone_from(&line.source);
+            }
+            let cells =
+                vec![part(line.self_part), part(line.called_part), place(&line.place), line.text.clone()];
+            table.hot_row(line.self_part, cells);
+        }
     }
     text.push_str(&table.render(page.width));
-    let more = listing.lines.len().saturating_sub(rows) as u64;
-    if more > 0 {
-        text.push_str(&format!("  {} more; -n 0 shows all\n", units::count(more)));
-    }
     text
+}
+
+/// Returns for each line whether it is shown.
+fn chosen(lines: &[CodeLine], shown: ShownLines) -> Vec<bool> {
+    let samples = |place: &usize| lines[*place].own + lines[*place].called;
+    let mut hot: Vec<usize> = (0..lines.len()).filter(|place| samples(place) > 0).collect();
+    match shown {
+        ShownLines::All => return vec![true; lines.len()],
+        // The samples of what an instruction calls are those of other functions.
+        ShownLines::Hottest(rows) => {
+            hot.sort_by_key(|place| std::cmp::Reverse((lines[*place].own, lines[*place].called)));
+            hot.truncate(rows);
+        }
+        ShownLines::Sampled => {}
+    }
+    let mut chosen = vec![false; lines.len()];
+    for place in hot {
+        let end = (place + CONTEXT + 1).min(lines.len());
+        chosen[place.saturating_sub(CONTEXT)..end].fill(true);
+    }
+    // A mark takes as much room as one line.
+    for place in 1..lines.len().saturating_sub(1) {
+        chosen[place] |= chosen[place - 1] && chosen[place + 1];
+    }
+    chosen
+}
+
+/// Leaves out the bytes that fill the space up to the next function.
+fn without_padding(lines: &[CodeLine]) -> &[CodeLine] {
+    let is_code = |line: &CodeLine| line.own + line.called > 0 || !is_padding(&line.bytes);
+    let end = lines.iter().rposition(is_code).map_or(0, |last| last + 1);
+    &lines[..end]
+}
+
+/// True for an instruction that fills space, from its bytes in hexadecimal.
+fn is_padding(bytes: &str) -> bool {
+    let bytes: Option<Vec<u8>> = (0..bytes.len())
+        .step_by(2)
+        .map(|at| bytes.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()))
+        .collect();
+    let bytes = bytes.unwrap_or_default();
+    let mnemonic = Decoder::new(64, &bytes, DecoderOptions::NONE).decode().mnemonic();
+    matches!(mnemonic, Mnemonic::Int3 | Mnemonic::Nop)
 }
 
 /// Formats a part; nothing for 0, so that sampled lines stand out.
@@ -60,4 +129,71 @@ fn part(part: f64) -> String {
 
 fn place(place: &CodeAddress) -> String {
     format!("{:#x}", place.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use profile::report::Estimate;
+
+    use super::*;
+    use crate::render::TextStyle;
+
+    /// A function of 40 instructions of one byte and four of padding, with samples at some places.
+    fn listing(samples: &[(usize, u64)]) -> FunctionListing {
+        let line = |place: usize| {
+            let own = samples.iter().find(|(at, _)| *at == place).map_or(0, |(_, own)| *own);
+            let (bytes, text) = if place < 40 { ("55", "push %rbp") } else { ("cc", "int3") };
+            let address = CodeAddress { address: 0x1000 + place as u64, start: 0x1000 };
+            let mut line = CodeLine::new(address.address, address.start, bytes.into(), text.into());
+            (line.own, line.self_part) = (own, own as f64 / 100.0);
+            line
+        };
+        FunctionListing {
+            symbol: "f".to_owned(),
+            module: None,
+            kind: "kernel".to_owned(),
+            read: None,
+            own: Estimate::default(),
+            total: Estimate::default(),
+            notes: Vec::new(),
+            lines: (0..44).map(line).collect(),
+        }
+    }
+
+    fn rows(samples: &[(usize, u64)], shown: ShownLines) -> Vec<String> {
+        let page = PageLayout { width: 80, style: TextStyle::Plain };
+        render(&listing(samples), shown, page).lines().skip(5).map(|line| line.trim().to_owned()).collect()
+    }
+
+    #[test]
+    fn cold_stretches_are_folded_and_padding_is_left_out() {
+        let sampled = rows(&[(10, 60), (30, 2)], ShownLines::Sampled);
+        assert_eq!(sampled.len(), 1 + 7 + 1 + 7 + 1, "{sampled:?}");
+        assert_eq!((&*sampled[0], &*sampled[8]), ("... 7 instructions", "... 13 instructions"));
+        assert_eq!(
+            (&*sampled[4], &*sampled[16]),
+            ("60.0 %          0x100a  push %rbp", "... 6 instructions")
+        );
+        assert_eq!(rows(&[], ShownLines::Sampled), ["... 40 instructions"]);
+        assert_eq!(rows(&[(10, 60)], ShownLines::All).len(), 40);
+        // A fold of one line would save none.
+        let near = rows(&[(4, 1), (12, 1)], ShownLines::Sampled);
+        assert_eq!(near.len(), 1 + 15 + 1, "{near:?}");
+    }
+
+    #[test]
+    fn a_number_of_rows_chooses_the_hottest() {
+        let hottest = rows(&[(2, 1), (10, 60), (30, 2)], ShownLines::Hottest(1));
+        assert_eq!(hottest.len(), 1 + 7 + 1, "{hottest:?}");
+        assert_eq!(
+            (&*hottest[0], &*hottest[8]),
+            ("... 7 instructions, 1 sample", "... 26 instructions, 2 samples")
+        );
+    }
+
+    #[test]
+    fn samples_past_the_code_are_shown() {
+        let all = rows(&[(42, 9)], ShownLines::Sampled);
+        assert!(all.iter().any(|row| row.starts_with("9.0 %") && row.ends_with("int3")), "{all:?}");
+    }
 }

@@ -6,25 +6,26 @@ use attach::EngineChoice;
 use clap::{Args, ValueEnum};
 use wall::SyscallPolicy;
 
-use super::parse::policy_parser;
+use super::parse::{ValueError, policy_parser};
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
+  vprof attach                             the only VM of this host, or a list of them
   vprof attach 4711                        until Ctrl-C, or until the VM ends
   vprof attach 4711 -d 30s -F 200          30 seconds, 200 samples a second and vCPU
-  vprof attach --name web -o web.vprof     by QEMU's -name, crosvm's --name, Firecracker's --id
+  vprof attach web -o web.vprof            by QEMU's -name, crosvm's --name, Firecracker's --id
   vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
-  vprof attach 4711 --engine auto          samples without stops, where the host's kernel can take them
+  vprof attach 4711 --engine ptrace        by stops, also where the host's kernel could take the samples
 ";
 
 const NOTES: &str = "\
 The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. vprof sends it no \
-request and changes nothing in it; however vprof ends, the VM continues. A sample stops one vCPU for some \
-100 us: fewer samples cost less (-F). With --engine bpf or auto, the host's kernel takes the samples on AMD \
-processors without a stop, which needs root, or cap_bpf and cap_perfmon in addition. docs/attach.md lists what is available and what is not.
+request and changes nothing in it; however vprof ends, the VM continues. On AMD processors the host's kernel takes \
+the samples, without a stop, if vprof is root or has cap_bpf and cap_perfmon as well. Otherwise a sample stops one \
+vCPU for some 100 us, and fewer samples cost less (-F). docs/attach.md lists what is available and what is not.
 
 With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
 vprof lowers the rate where stops would take more than a tenth of the time.
@@ -40,11 +41,11 @@ Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Engine {
     /// The host's kernel where it can; else stops.
+    #[default]
     Auto,
     /// The host's kernel.
     Bpf,
     /// Stops of the vCPU.
-    #[default]
     Ptrace,
 }
 
@@ -58,21 +59,41 @@ impl From<Engine> for EngineChoice {
     }
 }
 
+/// Virtual machine of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum VmChoice {
+    /// By its process.
+    Pid(i32),
+    /// By its name.
+    Name(String),
+}
+
+impl VmChoice {
+    fn parse(text: &str) -> Result<Self, ValueError> {
+        match text.parse::<i32>() {
+            Ok(pid) if pid > 0 => Ok(Self::Pid(pid)),
+            Ok(_) => Err(ValueError::Pid),
+            // More digits than any process id has.
+            Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) => Err(ValueError::Pid),
+            Err(_) => Ok(Self::Name(text.to_owned())),
+        }
+    }
+}
+
 /// `vprof attach`.
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AttachArgs {
-    /// Process of the virtual machine
-    #[arg(required_unless_present_any = ["name", "gdb"], conflicts_with = "name", value_parser = clap::value_parser!(i32).range(1..))]
-    pub pid: Option<i32>,
+    /// Process id or name of the virtual machine [default: the only one; vprof lists several]
+    #[arg(value_name = "PID|NAME", conflicts_with = "name", value_parser = VmChoice::parse)]
+    pub vm: Option<VmChoice>,
 
-    /// The virtual machine with this name, instead of PID
+    /// The virtual machine with this name, which may be a number
     #[arg(long, value_name = "NAME", help_heading = "Guest")]
     pub name: Option<String>,
 
-    /// The virtual machine behind the GDB stub at this address, instead of PID: QEMU's with KVM or
-    /// without
-    #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["pid", "name"])]
+    /// The virtual machine behind the GDB stub at this address: QEMU's with KVM or without
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["vm", "name"])]
     pub gdb: Option<String>,
 
     /// Means of sampling: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
@@ -86,6 +107,11 @@ pub struct AttachArgs {
         conflicts_with = "gdb"
     )]
     pub engine: Engine,
+
+    /// The virtual machine with this number, from 1 on, in a process that runs several; needs the engine
+    /// `bpf`
+    #[arg(long = "vm", value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
+    pub vm_number: Option<usize>,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable

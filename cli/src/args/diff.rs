@@ -14,6 +14,7 @@ use super::{FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
+  vprof diff                               the last run and the one before, vprof.vprof and vprof.vprof.old
   vprof diff before.vprof after.vprof
   vprof diff before.vprof after.vprof --by stack --flamegraph diff.svg
   vprof diff --before a1.vprof a2.vprof a3.vprof --after b1.vprof b2.vprof b3.vprof
@@ -39,12 +40,11 @@ Exit codes: 0 done, 1 failed, 2 the command line is wrong, 3 an increase beyond 
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct DiffArgs {
-    /// The profile before
-    #[arg(value_name = "BEFORE", requires = "second", required_unless_present_all = ["before", "after"],
-        conflicts_with_all = ["before", "after"])]
+    /// The profile before [default: vprof.vprof.old]
+    #[arg(value_name = "BEFORE", requires = "second", conflicts_with_all = ["before", "after"])]
     pub first: Option<PathBuf>,
 
-    /// The profile after
+    /// The profile after [default: vprof.vprof]
     #[arg(value_name = "AFTER", conflicts_with_all = ["before", "after"])]
     pub second: Option<PathBuf>,
 

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use clap::{CommandFactory, Parser};
 use testkit::{python_module, tool};
 
-use super::Cli;
+use super::{Cli, with_report};
 
 /// Returns the lines of blocks of code, each that ends in a backslash joined with the next.
 fn lines_of_code(document: &str) -> Vec<String> {
@@ -57,8 +57,9 @@ fn words(line: &str) -> Option<Vec<String>> {
 fn all_are_taken(origin: &str, lines: &[String]) -> usize {
     let mut taken = 0;
     for words in lines.iter().filter_map(|line| words(line)) {
+        let words = with_report(&Cli::command(), words.into_iter().map(Into::into).collect());
         if let Err(error) = Cli::try_parse_from(&words) {
-            let shown = ["--help", "--version"].iter().any(|word| words.iter().any(|own| own == word));
+            let shown = ["--help", "--version"].iter().any(|word| words.iter().any(|own| own == *word));
             assert!(shown, "{origin}: {words:?}: {error}");
         }
         taken += 1;

@@ -6,7 +6,7 @@ use ::export::{Count, Format, Root};
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
 
-use super::{FilterArgs, TEMPLATE};
+use super::{DEFAULT_PROFILE, FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -26,6 +26,7 @@ are estimates of this run's time as in `vprof report`.";
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct ExportArgs {
     /// The profile
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// The format [default: by the end of the output's name]

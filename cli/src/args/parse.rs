@@ -16,6 +16,9 @@ use sampler::{RateOutOfRange, checked_rate};
 use text::parse::{TimeError, decimal, positive_time, split_unit, time};
 use wall::SyscallPolicy;
 
+/// Highest rate, samples per second and vCPU: the end of the range of [`checked_rate`].
+const MOST_HZ: f64 = 50_000.0;
+
 /// Reason why the value of an option is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValueError {
@@ -45,6 +48,9 @@ pub enum ValueError {
     /// The time between two refreshes is too short; the minimum in milliseconds.
     #[error("the minimum is {0}ms")]
     RefreshTooShort(u128),
+    /// The number is not that of a process.
+    #[error("a process id is a number from 1 to 4194304; a VM whose name is a number needs --name")]
+    Pid,
     /// The text is not a MAC address.
     #[error("a MAC address is six bytes like 02:00:00:00:00:01")]
     Mac,
@@ -55,12 +61,12 @@ pub enum ValueError {
     #[error("{0} is a group address: the first byte of a card's is even, like 02:00:00:00:00:01")]
     GroupMac(String),
     /// No phase of a boot has this name.
-    #[error("no phase \"{name}\", did you mean {suggestion}? Phases are {}", PHASES.join(", "))]
+    #[error("no phase \"{name}\"{suggestion}; phases are {}", PHASES.join(", "))]
     UnknownPhase {
         /// The name as given, escaped.
         name: String,
-        /// The phase with the most similar name.
-        suggestion: &'static str,
+        /// A clause that suggests a phase with a similar name, or empty.
+        suggestion: String,
     },
     /// The span is empty.
     #[error("its end is not after its beginning")]
@@ -216,27 +222,12 @@ pub fn parse_pattern(text: &str) -> Result<Condition, ValueError> {
 pub fn parse_budget(text: &str) -> Result<(String, Duration), ValueError> {
     let (phase, time) = text.split_once('=').ok_or(ValueError::Form("total=3s"))?;
     if !PHASES.contains(&phase) {
+        let similar = text::suggest::suggest(phase, PHASES.iter().copied());
         let suggestion =
-            PHASES.iter().min_by_key(|known| distance(phase, known)).copied().unwrap_or_default();
+            similar.first().map_or_else(String::new, |similar| format!(", did you mean {similar}"));
         return Err(ValueError::UnknownPhase { name: text::clean::escaped(phase).into_owned(), suggestion });
     }
     Ok((phase.to_owned(), positive_time(time)?))
-}
-
-/// Returns the Levenshtein distance of the first 32 characters: insertions, deletions and replacements.
-fn distance(from: &str, to: &str) -> usize {
-    let from: Vec<char> = from.chars().take(32).collect();
-    let mut row: Vec<usize> = (0..=from.len()).collect();
-    for (line, wanted) in to.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = line + 1;
-        for (column, have) in from.iter().enumerate() {
-            let changed = corner + usize::from(*have != wanted);
-            corner = row[column + 1];
-            row[column + 1] = changed.min(corner + 1).min(row[column] + 1);
-        }
-    }
-    row[from.len()]
 }
 
 /// Returns the parser of `--sort`.
@@ -262,8 +253,12 @@ pub fn parse_span(text: &str) -> Result<TimeSpan, ValueError> {
 
 /// Parses a rate in samples per second.
 pub fn parse_rate(text: &str) -> Result<f64, ValueError> {
-    let rate = decimal(text).ok_or(ValueError::Form("1000, in samples per second"))?;
-    Ok(checked_rate(rate)?)
+    if text == "max" {
+        return Ok(MOST_HZ);
+    }
+    let (number, factor) = text.strip_suffix(['k', 'K']).map_or((text, 1.0), |number| (number, 1_000.0));
+    let rate = decimal(number).ok_or(ValueError::Form("1000, in samples per second, or 5k"))?;
+    Ok(checked_rate(rate * factor)?)
 }
 
 /// Parses a rate in scans of all tasks per second.
@@ -434,10 +429,11 @@ mod tests {
     fn budgets_name_a_phase() {
         assert_eq!(parse_budget("kernel=1.5s"), Ok(("kernel".to_owned(), Duration::from_millis(1500))));
         let error = parse_budget("kernal=1s").unwrap_err().to_string();
-        assert!(error.contains("no phase \"kernal\", did you mean kernel? Phases are total, "), "{error}");
-        assert!(parse_budget("usrspace=1s").unwrap_err().to_string().contains("did you mean userspace?"));
+        assert!(error.contains("no phase \"kernal\", did you mean kernel; phases are total, "), "{error}");
+        let error = parse_budget("foo=3s").unwrap_err().to_string();
+        assert!(error.starts_with("no phase \"foo\"; phases are total, "), "{error}");
+        assert!(parse_budget("usrspace=1s").unwrap_err().to_string().contains("did you mean userspace;"));
         assert!(parse_budget("total").is_err() && parse_budget("total=0").is_err());
-        assert_eq!((distance("", "abc"), distance("abd", "abc"), distance("xabc", "abc")), (3, 1, 1));
     }
 
     #[test]
@@ -464,7 +460,8 @@ mod tests {
     #[test]
     fn rates_are_bounded() {
         assert_eq!(parse_rate("997.5"), Ok(997.5));
-        for wrong in ["0", "-5", "inf", "60000", "1k", ""] {
+        assert_eq!((parse_rate("5k"), parse_rate("0.5k"), parse_rate("max")), (Ok(5e3), Ok(500.0), Ok(5e4)));
+        for wrong in ["0", "-5", "inf", "60000", "51k", "k", "1M", "maximum", ""] {
             assert!(parse_rate(wrong).is_err(), "{wrong}");
         }
     }

@@ -1,6 +1,7 @@
 //! The options that `vprof run` and `vprof attach` share: sampling and output.
 
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
@@ -11,8 +12,9 @@ use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use text::parse::positive_time;
 
-use super::DebugArgs;
 use super::parse::{clock_parser, parse_precision, parse_rate, parse_size, parse_task_rate, then_parser};
+use super::{DEFAULT_PROFILE, DebugArgs};
+use crate::run::output::older_name;
 
 /// Options of sampling and output.
 #[derive(Debug, Clone, Args)]
@@ -70,9 +72,19 @@ pub struct RecordingArgs {
     #[command(flatten)]
     pub debug: DebugArgs,
 
-    /// The profile to write
-    #[arg(long, short = 'o', default_value = "vprof.vprof", value_name = "FILE", help_heading = "Output")]
+    /// The profile to write.
+    /// The default name may be taken: the profile of the run before becomes vprof.vprof.old, with which
+    /// `vprof diff` compares
+    #[arg(long, short = 'o', default_value = DEFAULT_PROFILE, value_name = "FILE", help_heading = "Output")]
     pub output: PathBuf,
+
+    /// No name was given on the command line, so that an older profile is kept and not refused.
+    #[arg(skip)]
+    pub keeps_older: bool,
+
+    /// The profile of that name before the run.
+    #[arg(skip)]
+    pub older: Option<FileIdentity>,
 
     /// Replace the profile if it exists
     #[arg(long, help_heading = "Output")]
@@ -105,10 +117,29 @@ pub struct RecordingArgs {
     pub verbose: bool,
 }
 
+/// Identity of a file: device and inode.
+pub type FileIdentity = (u64, u64);
+
+/// Returns the identity of the file that has this name, if there is one.
+pub fn file_identity(path: &Path) -> Option<FileIdentity> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 impl RecordingArgs {
+    /// Sets the name of the profile where the user has given none: a profile that has it is kept.
+    pub fn keep_older(&mut self, output: PathBuf) {
+        self.keeps_older = true;
+        self.older = if self.force { None } else { file_identity(&output) };
+        self.output = output;
+    }
+
     /// Creates the profile.
     pub fn create(&self, force: bool) -> Result<ProfileWriter, CreateError> {
-        let writer = ProfileWriter::create(&self.output, force)?;
+        let mut writer = ProfileWriter::create(&self.output, force || self.older.is_some())?;
+        // What a failed attempt of this run has left is not kept.
+        if self.older.is_some() && self.older == file_identity(&self.output) {
+            writer = writer.keeping_older(older_name(&self.output));
+        }
         Ok(match self.max_size {
             Some(bytes) => writer.limited_to(bytes),
             None => writer,

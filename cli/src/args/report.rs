@@ -7,7 +7,7 @@ use profile::Sort;
 use profile::report::{By, SourceChoice};
 
 use super::parse::{by_parser, sort_parser};
-use super::{DebugArgs, FilterArgs, TEMPLATE};
+use super::{DEFAULT_PROFILE, DebugArgs, FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -34,6 +34,7 @@ Interrupts are charged to no process.";
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct ReportArgs {
     /// The profile
+    #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
     /// One table of samples by this key, instead of the summary

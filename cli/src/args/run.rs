@@ -20,8 +20,9 @@ use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof run debian.qcow2                   a distribution's disk image, as its boot loader would
-  vprof run guest.img --snapshot -d 20s    20 seconds, write nothing to the image
+  vprof run debian.qcow2 --snapshot        a distribution's disk image, as its boot loader would; the
+                                           image is not changed
+  vprof run guest.img --snapshot -d 20s    20 seconds
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
   vprof run guest.img --snapshot -- sha256sum /big    a command, where init is systemd
   vprof run guest.img --start-when process:bench --stop-when process-end:bench

@@ -1,6 +1,6 @@
 //! The result as Markdown, for a comment on a change.
 
-use profile::boot::Evidence;
+use profile::boot::{Evidence, is_part_of_kernel};
 
 use super::BootOutcome;
 use crate::render::boot::last_seen;
@@ -16,13 +16,18 @@ pub fn render(outcome: &BootOutcome) -> String {
     if let Some(failure) = &outcome.failure {
         text.push_str(&format!("{}\n\n", markdown(failure)));
     }
-    let found = outcome.spread.iter().any(|spread| spread.count > 0);
-    if found {
+    if outcome.spread.is_empty() {
+        reached(&mut text, outcome);
+    } else {
         text.push_str("| phase | median | min | max |\n|---|---:|---:|---:|\n");
         for spread in &outcome.spread {
             text.push_str(&format!(
-                "| {} | {:.3} s | {:.3} s | {:.3} s |\n",
-                spread.name, spread.median, spread.min, spread.max
+                "| {}{} | {:.3} s | {:.3} s | {:.3} s |\n",
+                indent(&spread.name),
+                spread.name,
+                spread.median,
+                spread.min,
+                spread.max
             ));
         }
         text.push('\n');
@@ -45,6 +50,31 @@ pub fn render(outcome: &BootOutcome) -> String {
         end(&mut text, evidence);
     }
     text
+}
+
+/// Returns the indent of a phase that is a part of the one before it.
+fn indent(phase: &str) -> &'static str {
+    if is_part_of_kernel(phase) { "&nbsp;&nbsp;" } else { "" }
+}
+
+/// Adds the phases of the first boot that did not come up: the last one is where it stayed.
+fn reached(text: &mut String, outcome: &BootOutcome) {
+    let Some(boot) = outcome.boots.iter().map(|attempt| &attempt.boot).find(|boot| !boot.phases.is_empty())
+    else {
+        return;
+    };
+    text.push_str("| phase | from | time |\n|---|---:|---:|\n");
+    for phase in &boot.phases {
+        let open = if phase.ended { "" } else { " (not ended)" };
+        text.push_str(&format!(
+            "| {}{}{open} | {:.3} s | {:.3} s |\n",
+            indent(&phase.name),
+            phase.name,
+            phase.from_s,
+            phase.wall_s
+        ));
+    }
+    text.push('\n');
 }
 
 fn end(text: &mut String, evidence: &Evidence) {
@@ -86,6 +116,47 @@ mod tests {
     use profile::boot::LastOf;
 
     use super::*;
+
+    #[test]
+    fn parts_of_a_phase_are_indented_and_a_failed_boot_has_its_phases() {
+        use profile::boot::{Boot, Phase};
+
+        use crate::boot::verdict::BootVerdict;
+        use crate::boot::{BootAttempt, BootOutcome};
+        use crate::spread::ValueSpread;
+
+        let phase =
+            |name: &str, ended| Phase { name: name.to_owned(), wall_s: 1.5, ended, ..Phase::default() };
+        let phases = vec![phase("kernel", true), phase("early", true), phase("initrd", false)];
+        let attempt = BootAttempt {
+            profile: "x.vprof".into(),
+            verdict: BootVerdict::TimeOut,
+            sentence: "too late".to_owned(),
+            reboots: 0,
+            boot: Boot { phases, ..Boot::default() },
+            evidence: None,
+        };
+        let mut outcome = BootOutcome {
+            version: String::new(),
+            image: "a.img".to_owned(),
+            passed: false,
+            failure: Some("too late".to_owned()),
+            boots: vec![attempt],
+            checks: Vec::new(),
+            spread: Vec::new(),
+        };
+        let rows = "| kernel | 0.000 s | 1.500 s |\n| &nbsp;&nbsp;early | 0.000 s | 1.500 s |\n\
+                    | initrd (not ended) | 0.000 s | 1.500 s |\n";
+        assert!(render(&outcome).contains(rows), "{}", render(&outcome));
+        outcome.spread =
+            ["kernel", "early"].iter().filter_map(|name| ValueSpread::from_values(name, &[1.0])).collect();
+        let text = render(&outcome);
+        assert!(
+            text.contains("| kernel | 1.000 s |") && text.contains("| &nbsp;&nbsp;early | 1.000 s |"),
+            "{text}"
+        );
+        assert!(!text.contains("not ended"), "{text}");
+    }
 
     #[test]
     fn a_hang_is_shown_with_stacks_and_the_console() {

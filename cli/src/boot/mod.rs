@@ -92,10 +92,10 @@ pub fn command(args: &BootArgs) -> Result<ExitCode, Error> {
     } else if args.md {
         write_text(&markdown::render(&outcome))?;
     } else if !args.run.recording.quiet {
-        write_text(&render::outcome(&outcome, PageLayout::stdout().for_summary()))?;
+        write_text(&render::outcome(&outcome, PageLayout::stdout()))?;
     }
-    if let Some(failure) = &outcome.failure {
-        eprint!("{}", failed(&outcome, failure));
+    if !outcome.passed {
+        eprint!("{}", failed(&outcome));
     }
     Ok(if outcome.passed { ExitCode::Done } else { ExitCode::Expectation })
 }
@@ -115,9 +115,10 @@ fn refuse(run: &RunArgs) -> Result<(), Error> {
     }
 }
 
-/// Formats the first expectation that was not met, and the console's last lines.
-fn failed(outcome: &BootOutcome, failure: &str) -> String {
-    let mut text = format!("vprof: {failure}\n");
+/// Formats the expectations that were not met, and the console's last lines.
+fn failed(outcome: &BootOutcome) -> String {
+    let failed = outcome.checks.iter().filter(|check| !check.passed);
+    let mut text: String = failed.map(|check| format!("vprof: {}\n", check.message)).collect();
     let evidence = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref());
     if let Some(evidence) = evidence.filter(|evidence| !evidence.console.is_empty()) {
         text.push_str("the console's last lines:\n");

@@ -20,7 +20,7 @@ pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
     if outcome.boots.len() > 1 {
         heading(
             &mut text,
-            page.style,
+            page,
             "ValueSpread",
             &format!(
                 ": wall time over {} boots; spread is standard deviation over mean",
@@ -32,7 +32,7 @@ pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
     if let Some(evidence) = outcome.boots.iter().find_map(|attempt| attempt.evidence.as_ref()) {
         stacks(&mut text, evidence, page);
     }
-    heading(&mut text, page.style, "Expectations", "");
+    heading(&mut text, page, "Expectations", "");
     for check in &outcome.checks {
         let mark = if check.skipped {
             "skipped"
@@ -50,7 +50,7 @@ pub fn outcome(outcome: &BootOutcome, page: PageLayout) -> String {
 fn stacks(text: &mut String, evidence: &profile::boot::Evidence, page: PageLayout) {
     heading(
         text,
-        page.style,
+        page,
         "At the end",
         ": vCPUs, and sleeping tasks with the time that they have slept; innermost function first",
     );

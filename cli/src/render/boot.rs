@@ -2,7 +2,7 @@
 
 mod systemd;
 
-use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit};
+use profile::boot::{Boot, Call, CpuEstimate, Phase, Unit, is_part_of_kernel};
 use text::clean::escaped;
 use text::units;
 
@@ -37,7 +37,7 @@ pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
     let initcalls = TableHeading { title: "Initcalls", note: ": those of modules, too" };
     calls(&mut text, initcalls, &boot.initcalls, rows, page);
     if !boot.init.is_empty() {
-        heading(&mut text, page.style, "First process", "");
+        heading(&mut text, page, "First process", "");
         let mut table = TextTable::new(&[
             ("from", ColumnAlign::Right),
             ("on", ColumnAlign::Left),
@@ -59,13 +59,13 @@ pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
 }
 
 fn phases(text: &mut String, phases: &[Phase], page: PageLayout) {
-    heading(text, page.style, "Phases", "");
+    heading(text, page, "Phases", "");
     let right = ["from", "to", "wall", "known to", "in the guest", "samples"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("phase", ColumnAlign::Left));
-    let mut table = TextTable::new(&columns).indent(2);
+    let mut table = TextTable::new(&columns).indent(2).spare(&[5, 3, 4, 1]);
     for phase in phases {
-        let indent = if matches!(phase.name.as_str(), "early" | "initcalls") { "  " } else { "" };
+        let indent = if is_part_of_kernel(&phase.name) { "  " } else { "" };
         let open = if phase.ended { "" } else { " (not ended)" };
         table.row(vec![
             units::seconds(phase.from_s),
@@ -109,7 +109,7 @@ fn calls(
     if calls.is_empty() {
         return;
     }
-    heading(text, page.style, title, note);
+    heading(text, page, title, note);
     let columns = [
         ("from", ColumnAlign::Right),
         ("to", ColumnAlign::Right),
@@ -137,7 +137,7 @@ fn unit_table(text: &mut String, title: &str, all: &[Unit], rows: usize, page: P
     if all.is_empty() {
         return;
     }
-    heading(text, page.style, title, "");
+    heading(text, page, title, "");
     let columns = [
         ("from", ColumnAlign::Right),
         ("to", ColumnAlign::Right),

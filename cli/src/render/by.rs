@@ -5,7 +5,9 @@ use text::clean::escaped;
 use text::units;
 
 use super::PageLayout;
-use super::summary::{WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, title};
+use super::summary::{
+    WIDE, estimate_cells, estimate_columns, heading, interval, nothing, rest, shares_note, title, wrapped,
+};
 use super::table::{ColumnAlign, TextTable, cut};
 
 /// Formats the table with at most `rows` rows.
@@ -15,13 +17,10 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: PageLay
         text.push_str(nothing(report));
         return text;
     }
-    let all = units::counted(report.busy_samples, "sample");
-    heading(
-        &mut text,
-        page.style,
-        plural(breakdown.by),
-        &format!(": shares of the time that was not idle, by {all}"),
-    );
+    heading(&mut text, page, plural(breakdown.by), &shares_note(report));
+    if breakdown.by == By::Instruction && report.is_emulated() {
+        wrapped(&mut text, BLOCKS, "  ", page.width);
+    }
     if !breakdown.rows.is_empty() {
         text.push_str(&table(breakdown, rows, page).render(page.width));
     }
@@ -56,6 +55,10 @@ fn outside(by: By) -> &'static str {
         _ => "in none of these",
     }
 }
+
+/// Note on single instructions in a profile of an emulated host.
+pub const BLOCKS: &str = "Emulated host: a tick waits for the end of a block of code, so samples are exact to a block, \
+                          not to an instruction.";
 
 /// Columns for the name of a unit or a container; a shorter part of an id is enough.
 const LONGEST_UNIT: usize = 24;
@@ -112,7 +115,8 @@ fn table(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTable {
         headings.extend(wide.then_some(("95 % interval", ColumnAlign::Right)));
     }
     headings.extend(own.iter().map(|(name, align, _)| (*name, *align)));
-    let mut table = TextTable::new(&headings).indent(2).flexible(headings.len() - 1);
+    let name = headings.len() - 1;
+    let mut table = TextTable::new(&headings).indent(2).flexible(name).styled(page.style);
     for row in breakdown.rows.iter().take(rows) {
         let mut cells = estimate_cells(&row.own, page);
         if code {
@@ -120,7 +124,7 @@ fn table(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTable {
             cells.extend(wide.then(|| interval(row.total.share_low, row.total.share_high)));
         }
         cells.extend(own.iter().map(|(_, _, text)| text(row)));
-        table.row(cells);
+        table.hot_row(row.own.share, cells);
     }
     table
 }
@@ -228,7 +232,7 @@ mod tests {
             };
             let rows = vec![long, row("short", "user", 30, 30)];
             let breakdown = Breakdown { by, rows, outside: estimate(10) };
-            for width in [80, 120] {
+            for width in [60, 80, 120] {
                 let page = PageLayout { width, style: TextStyle::Plain };
                 let text = table(&breakdown, 10, page).render(width);
                 for line in text.lines() {

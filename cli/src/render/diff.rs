@@ -7,6 +7,7 @@ use profile::report::{ShareKey, SharesBy};
 use text::clean::escaped;
 use text::units;
 
+use super::summary::wrapped;
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 
@@ -16,9 +17,9 @@ const WIDE: usize = 120;
 /// Formats the comparison with at most `rows` rows.
 pub fn render(diff: &Diff, rows: usize, page: PageLayout) -> String {
     let mut text = String::new();
+    wrapped(&mut text, &page.style.bold(&verdict(diff)), "", page.width);
     for line in heading(diff) {
-        // Writing to a String can't fail.
-        let _ = writeln!(text, "{line}");
+        wrapped(&mut text, &line, "  ", page.width);
     }
     text.push('\n');
     if diff.rows.is_empty() {
@@ -26,14 +27,18 @@ pub fn render(diff: &Diff, rows: usize, page: PageLayout) -> String {
         return text;
     }
     let title = page.style.bold(&format!("{} by change of share", plural(diff.by)));
-    let _ = writeln!(text, "{title}: points of CPU time with their 95 % interval; * {}", mark(diff));
+    let line = format!(
+        "{title}: points of CPU time with their 95 % interval; ratio of the time after to that before; * {}",
+        mark(diff)
+    );
+    wrapped(&mut text, &line, "", page.width);
     text.push_str(&table(diff, rows, page.width >= WIDE).render(page.width));
     let left = diff.rows.len().saturating_sub(rows);
     if left > 0 {
         let _ = writeln!(text, "  and {} more (-n 0 shows all)", units::count(left as u64));
     }
     for note in notes(diff) {
-        let _ = writeln!(text, "Note: {note}");
+        wrapped(&mut text, &format!("Note: {note}"), "", page.width);
     }
     text
 }
@@ -41,15 +46,18 @@ pub fn render(diff: &Diff, rows: usize, page: PageLayout) -> String {
 /// Formats the comparison as Markdown.
 pub fn markdown(diff: &Diff, rows: usize) -> String {
     let mut text = String::new();
-    let _ = writeln!(text, "**{}**\n", heading(diff).join("; "));
-    let _ =
-        writeln!(text, "| | change, points | 95 % interval | before | after | time | {} |", single(diff.by));
-    text.push_str("|---|---:|---:|---:|---:|---:|---|\n");
+    let _ = writeln!(text, "**{}**\n\n{}\n", verdict(diff), heading(diff).join("; "));
+    let _ = writeln!(
+        text,
+        "| | change, points | 95 % interval | before | after | time | ratio | {} |",
+        single(diff.by)
+    );
+    text.push_str("|---|---:|---:|---:|---:|---:|---:|---|\n");
     for row in diff.rows.iter().take(rows) {
         let share = &row.share;
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {} | {} | {}{} | {} |",
+            "| {} | {} | {} | {} | {} | {}{} | {} | {} |",
             star(share),
             points(share.change),
             interval(share, points),
@@ -57,6 +65,7 @@ pub fn markdown(diff: &Diff, rows: usize) -> String {
             units::percent(share.after),
             seconds(row.time_s.change),
             star(&row.time_s),
+            ratio(&row.time_s),
             code(&name(&row.key))
         );
     }
@@ -78,6 +87,41 @@ pub fn markdown(diff: &Diff, rows: usize) -> String {
     text
 }
 
+/// Returns the answer: how the time of everything that is compared has changed.
+fn verdict(diff: &Diff) -> String {
+    let time = &diff.whole.time_s;
+    let (what, of) = if diff.whole.command { ("command", " of CPU time") } else { ("CPU time", "") };
+    let times = format!("{what}: {:.3} s -> {:.3} s{of}", time.before, time.after);
+    let change = match time.marked {
+        false => "no change beyond chance".to_owned(),
+        true if time.after > time.before => factor(time.after / time.before, "more"),
+        true => factor(time.before / time.after, "less"),
+    };
+    match percents(time) {
+        Some(percents) => format!("{times}, {change} ({percents})"),
+        None => format!("{times}, {change}"),
+    }
+}
+
+/// Formats a factor of change: `5.9 times less`.
+fn factor(factor: f64, what: &str) -> String {
+    match factor {
+        f if !f.is_finite() => what.to_owned(),
+        f if f >= 1.95 => format!("{f:.1} times {what}"),
+        f => format!("{f:.2} times {what}"),
+    }
+}
+
+/// Formats the time after as a multiple of that before.
+fn ratio(time: &Change) -> String {
+    let ratio = time.after / time.before;
+    match ratio {
+        r if !r.is_finite() => "-".to_owned(),
+        r if r >= 9.95 => format!("{r:.0}"),
+        r => format!("{r:.2}"),
+    }
+}
+
 fn heading(diff: &Diff) -> Vec<String> {
     let side = |name: &str, side: &Side| {
         let runs = if side.runs > 1 { format!("{} runs, each ", side.runs) } else { String::new() };
@@ -86,17 +130,9 @@ fn heading(diff: &Diff) -> Vec<String> {
     };
     let share = diff.rows.iter().filter(|row| row.share.marked).count();
     let time = diff.rows.iter().filter(|row| row.time_s.marked).count();
-    let whole = if diff.whole.command { "command" } else { "CPU time" };
     vec![
         side("before", &diff.before),
         side("after", &diff.after),
-        format!(
-            "{whole}: {} {}",
-            growth(&diff.whole.time_s),
-            if diff.whole.time_s.marked { "*" } else { "" }
-        )
-        .trim_end()
-        .to_owned(),
         format!("{}: {share} of {} changes of share, {time} of time", mark(diff), diff.tested),
     ]
 }
@@ -109,14 +145,17 @@ fn mark(diff: &Diff) -> &'static str {
     }
 }
 
-/// Formats a growth, like `from 1.000 s to 1.200 s, by +20.0 % (+10.0 to +30.0 %)`.
+/// Formats a growth, like `from 1.000 s to 1.200 s, by +20.0 %, 95 % interval +10.0 to +30.0 %`.
 pub fn growth(time: &Change) -> String {
-    let part = |s: f64| format!("{:+.1}", s / time.before * 100.0);
-    let by = match time.before > 0.0 {
-        true => format!(", by {} % ({} to {} %)", part(time.change), part(time.low), part(time.high)),
-        false => String::new(),
-    };
+    let by = percents(time).map_or_else(String::new, |percents| format!(", by {percents}"));
     format!("from {:.3} s to {:.3} s{by}", time.before, time.after)
+}
+
+/// Formats a change in per cent of the value before: `+20.0 %, 95 % interval +10.0 to +30.0 %`.
+fn percents(time: &Change) -> Option<String> {
+    let part = |s: f64| format!("{:+.1}", s / time.before * 100.0);
+    let interval = || format!("{} to {} %", part(time.low), part(time.high));
+    (time.before > 0.0).then(|| format!("{} %, 95 % interval {}", part(time.change), interval()))
 }
 
 fn notes(diff: &Diff) -> Vec<String> {
@@ -150,12 +189,16 @@ fn table(diff: &Diff, rows: usize, wide: bool) -> TextTable {
     if wide {
         columns.push(("before", right));
     }
-    columns.extend([("after", right), ("time", right), ("", ColumnAlign::Left)]);
+    columns.extend([("after", right), ("ratio", right), ("time", right), ("", ColumnAlign::Left)]);
     if wide {
         columns.push(("interval", right));
     }
     columns.push((single(diff.by), ColumnAlign::Left));
-    let mut table = TextTable::new(&columns).flexible(columns.len() - 1);
+    let mut table = TextTable::new(&columns).flexible(columns.len() - 1).spare(if wide {
+        &[8, 2]
+    } else {
+        &[2, 3, 6, 5]
+    });
     for row in diff.rows.iter().take(rows) {
         table.row(cells(row, wide));
     }
@@ -168,7 +211,12 @@ fn cells(row: &DiffRow, wide: bool) -> Vec<String> {
     if wide {
         cells.push(units::percent(share.before));
     }
-    cells.extend([units::percent(share.after), seconds(time_s.change), star(time_s).to_owned()]);
+    cells.extend([
+        units::percent(share.after),
+        ratio(time_s),
+        seconds(time_s.change),
+        star(time_s).to_owned(),
+    ]);
     if wide {
         cells.push(interval(time_s, seconds));
     }
@@ -177,6 +225,10 @@ fn cells(row: &DiffRow, wide: bool) -> Vec<String> {
 }
 
 fn name(key: &ShareKey) -> String {
+    // A process may have the name of a kernel thread.
+    if key.kind.as_deref() == Some("kernel_thread") {
+        return format!("[{}]", escaped(&key.name));
+    }
     with_module(&key.name, key.module.as_deref())
 }
 
@@ -229,6 +281,29 @@ mod tests {
     fn changes_have_a_sign_and_a_unit() {
         assert_eq!((points(0.030_8), points(-0.5)), ("+3.08".to_owned(), "-50.00".to_owned()));
         assert_eq!((seconds(0.012_34), seconds(-2.5)), ("+12.3 ms".to_owned(), "-2.50 s".to_owned()));
+    }
+
+    #[test]
+    fn a_time_has_a_ratio_and_a_factor() {
+        let time = |before, after| Change { before, after, ..Change::default() };
+        assert_eq!((ratio(&time(5.56, 0.94)), ratio(&time(1.0, 12.3))), ("0.17".to_owned(), "12".to_owned()));
+        assert_eq!(ratio(&time(0.0, 1.0)), "-");
+        assert_eq!(factor(5.56 / 0.94, "less"), "5.9 times less");
+        assert_eq!(
+            (factor(1.2, "more"), factor(f64::INFINITY, "more")),
+            ("1.20 times more".into(), "more".into())
+        );
+    }
+
+    #[test]
+    fn a_kernel_thread_is_not_a_process_of_its_name() {
+        let key = |kind: &str| ShareKey {
+            name: "kworker/u2:1".into(),
+            kind: Some(kind.into()),
+            ..ShareKey::default()
+        };
+        assert_eq!(name(&key("kernel_thread")), "[kworker/u2:1]");
+        assert_eq!(name(&key("process")), "kworker/u2:1");
     }
 
     #[test]

@@ -99,7 +99,7 @@ pub(super) fn ms(s: f64) -> String {
 }
 
 fn tasks(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Tasks", ": ms in each state; user and trap are parts of running by samples");
+    heading(text, page, "Tasks", ": ms in each state; user and trap are parts of running by samples");
     let right = ["tid", "life", "running", "user", "trap", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("task", ColumnAlign::Left));
@@ -136,12 +136,7 @@ fn children(text: &mut String, report: &ExactReport, rows: usize, page: PageLayo
     if report.children.is_empty() {
         return;
     }
-    heading(
-        text,
-        page.style,
-        "Children",
-        ": ms in each state of all that a process has waited for, and of theirs",
-    );
+    heading(text, page, "Children", ": ms in each state of all that a process has waited for, and of theirs");
     let right = ["waited for", "sums of", "life", "running", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("process", ColumnAlign::Left));
@@ -186,7 +181,7 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
     if list.is_empty() {
         return;
     }
-    heading(text, page.style, "Page faults", ": parts of running by samples, with 95 % intervals");
+    heading(text, page, "Page faults", ": parts of running by samples, with 95 % intervals");
     let names = ["text", "data", "kernel"].map(|name| (name, ColumnAlign::Right));
     let columns = [names.as_slice(), &[("task", ColumnAlign::Left)]].concat();
     let mut table = TextTable::new(&columns).indent(2).flexible(3);
@@ -202,7 +197,7 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
 
 /// Adds the waits of tasks, by wait reason.
 fn sleeps(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Waits", ": waits of tasks by reason, without kernel threads");
+    heading(text, page, "Waits", ": waits of tasks by reason, without kernel threads");
     let mut list: Vec<(&TaskStates, &profile::report::StateTime)> = Vec::new();
     for task in report.tasks.iter().filter(|task| !task.task.kernel_thread) {
         let waits = |state: &&profile::report::StateTime| {
@@ -256,7 +251,7 @@ impl SleepNode {
 }
 
 fn off_cpu(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Off CPU", ": stacks of sleeping tasks, without kernel threads");
+    heading(text, page, "Off CPU", ": stacks of sleeping tasks, without kernel threads");
     let mut root = SleepNode::default();
     for sleep in report.off_cpu.iter().filter(|sleep| !sleep.task.kernel_thread) {
         let OffCpu { task, s, count, stack, .. } = sleep;
@@ -309,7 +304,7 @@ fn grow(node: &SleepNode, depth: usize, least: f64, show: &mut impl FnMut(usize,
 }
 
 fn wakeups(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Wake-ups", ": woken tasks and their wakers");
+    heading(text, page, "Wake-ups", ": woken tasks and their wakers");
     let mut table = TextTable::new(&[
         ("times", ColumnAlign::Right),
         ("woken", ColumnAlign::Left),
@@ -333,7 +328,7 @@ fn sources(text: &mut String, report: &ExactReport, rows: usize, page: PageLayou
     if report.sources.is_empty() {
         return;
     }
-    heading(text, page.style, "Interrupts", ": sources, and the time of their handlers");
+    heading(text, page, "Interrupts", ": sources, and the time of their handlers");
     let right = ["count", "ms", "mean us", "max us", "vector"].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = right.into_iter().chain([("interrupt", ColumnAlign::Left)]).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(5);
@@ -355,7 +350,7 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
     if report.soft_interrupts.is_empty() {
         return;
     }
-    heading(text, page.style, "Soft interrupts", ": estimated by samples, as their end is not an event");
+    heading(text, page, "Soft interrupts", ": estimated by samples, as their end is not an event");
     let right = ["samples", "ms", "95 % interval"].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = right.into_iter().chain([("soft interrupt", ColumnAlign::Left)]).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(3);
@@ -373,7 +368,7 @@ fn soft_interrupts(text: &mut String, report: &ExactReport, rows: usize, page: P
 }
 
 fn interrupts(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Hard interrupts", ": tasks that were interrupted");
+    heading(text, page, "Hard interrupts", ": tasks that were interrupted");
     let mut table = TextTable::new(&[
         ("vCPU", ColumnAlign::Right),
         ("ms", ColumnAlign::Right),

@@ -6,7 +6,7 @@ use profile::live::Snapshot;
 use text::clean::escaped;
 use text::units;
 
-use super::summary::heading;
+use super::summary::{heading, with_lives};
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 
@@ -26,7 +26,7 @@ pub fn render(look: &Snapshot, page: PageLayout) -> String {
     // Writing to a String can't fail.
     let _ = writeln!(text, "{}", page.style.bold(&title));
     vcpus(&mut text, look, page);
-    processes(&mut text, look, page);
+    programs(&mut text, look, page);
     functions(&mut text, look, page);
     text
 }
@@ -40,31 +40,31 @@ fn vcpus(text: &mut String, look: &Snapshot, page: PageLayout) {
         let parts = vcpu.states.iter().map(|(_, part)| units::percent(*part));
         table.row([vcpu.id.to_string()].into_iter().chain(parts).collect());
     }
-    heading(text, page.style, "vCPUs", "");
+    heading(text, page, "vCPUs", "");
     text.push_str(&table.render(page.width));
 }
 
-fn processes(text: &mut String, look: &Snapshot, page: PageLayout) {
+fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
     let right = ColumnAlign::Right;
     let mut table = TextTable::new(&[
         ("share", right),
         ("±", right),
         ("user", right),
         ("pid", right),
-        ("process", ColumnAlign::Left),
+        ("program", ColumnAlign::Left),
     ])
     .indent(2)
     .flexible(4);
-    for process in &look.processes {
+    for program in &look.programs {
         table.row(vec![
-            units::percent(process.share.share),
-            units::percent(process.share.distance()),
-            units::percent(process.user),
-            if process.pid == 0 { String::new() } else { process.pid.to_string() },
-            escaped(&process.comm).into_owned(),
+            units::percent(program.share.share),
+            units::percent(program.share.distance()),
+            units::percent(program.user),
+            program.pid.map_or_else(String::new, |pid| pid.to_string()),
+            with_lives(escaped(&program.comm).into_owned(), program.lives),
         ]);
     }
-    heading(text, page.style, "Processes", "");
+    heading(text, page, "Programs", "");
     text.push_str(&table.render(page.width));
 }
 
@@ -82,14 +82,14 @@ fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
             with_module(&function.symbol, function.module.as_deref()),
         ]);
     }
-    heading(text, page.style, "Functions", "");
+    heading(text, page, "Functions", "");
     text.push_str(&table.render(page.width));
 }
 
 #[cfg(test)]
 mod tests {
     use profile::estimate::share;
-    use profile::live::{FunctionShare, ModeShares, ProcessShare, Sampling, VcpuShare};
+    use profile::live::{FunctionShare, ModeShares, ProgramShare, Sampling, VcpuShare};
 
     use super::*;
     use crate::render::TextStyle;
@@ -106,10 +106,10 @@ mod tests {
                 now: Vec::new(),
                 modes: ModeShares::default(),
             }],
-            processes: vec![ProcessShare {
+            programs: vec![ProgramShare {
                 comm: "gz\x1bip".to_owned(),
-                pid: 42,
-                instance: 0,
+                pid: None,
+                lives: 3,
                 kernel_thread: false,
                 samples: 600,
                 share: share(600, 2_400),
@@ -134,9 +134,9 @@ vCPUs
   vCPU   guest  halted
      0  75.0 %  25.0 %
 
-Processes
-   share      ±    user  pid  process
-  25.0 %  1.8 %  90.0 %   42  gz\\x1bip
+Programs
+   share      ±    user  pid  program
+  25.0 %  1.8 %  90.0 %       gz\\x1bip, 3 lives
 
 Functions
     self      ±   total  function

@@ -17,6 +17,7 @@ pub mod tree;
 use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use text::clean::escaped;
 
@@ -25,28 +26,79 @@ pub fn visible(name: &str) -> Cow<'_, str> {
     if name.trim().is_empty() { Cow::Owned(format!("'{}'", escaped(name))) } else { escaped(name) }
 }
 
-/// Style of text: bold if the stream is a terminal and NO_COLOR (no-color.org) is unset or empty.
+/// Use of escape sequences in text, as requested on the command line (`--color`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum ColorChoice {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// Also in a pipe or a file
+    Always,
+    /// Nowhere
+    Never,
+}
+
+static COLOR_CHOICE: OnceLock<ColorChoice> = OnceLock::new();
+
+impl ColorChoice {
+    /// Makes this the choice of the whole program. The first call counts.
+    pub fn set(self) {
+        let _ = COLOR_CHOICE.set(self);
+    }
+}
+
+/// Style of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextStyle {
     /// No escape sequences.
     Plain,
-    /// Bold headings, dim notes.
+    /// Bold headings, colours for large shares.
     Terminal,
 }
 
+/// Share from which a row is hot, and one from which it is warm: the limits of `perf report`.
+const HOT: f64 = 0.05;
+const WARM: f64 = 0.005;
+
 impl TextStyle {
-    /// Returns the style for a stream that is a terminal or not.
+    /// Returns the style for a stream that is a terminal or not: as `--color` requests, else by NO_COLOR
+    /// (no-color.org), CLICOLOR_FORCE (bixense.com/clicolors) and TERM, if set and not empty.
     pub fn for_stream(is_terminal: bool) -> Self {
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
-        let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
-        if is_terminal && !no_color && !dumb { Self::Terminal } else { Self::Plain }
+        Self::chosen(COLOR_CHOICE.get().copied().unwrap_or_default(), is_terminal, |name| {
+            std::env::var(name).ok().filter(|value| !value.is_empty())
+        })
+    }
+
+    fn chosen(choice: ColorChoice, is_terminal: bool, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let wanted = match choice {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto if variable("NO_COLOR").is_some() => false,
+            ColorChoice::Auto if variable("CLICOLOR_FORCE").is_some_and(|value| value != "0") => true,
+            ColorChoice::Auto => is_terminal && variable("TERM").is_none_or(|term| term != "dumb"),
+        };
+        if wanted { Self::Terminal } else { Self::Plain }
     }
 
     /// Makes a heading bold.
     pub fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    /// Colours a text by a share: red if it is large, green if it is noticeable.
+    pub fn hot(self, text: &str, share: f64) -> String {
+        match share {
+            HOT.. => self.with("1;31", text),
+            WARM.. => self.with("32", text),
+            _ => text.to_owned(),
+        }
+    }
+
+    /// Sets graphic renditions (ECMA-48: SGR).
+    fn with(self, renditions: &str, text: &str) -> String {
         match self {
             Self::Plain => text.to_owned(),
-            Self::Terminal => format!("\x1b[1m{text}\x1b[0m"),
+            Self::Terminal => format!("\x1b[{renditions}m{text}\x1b[0m"),
         }
     }
 }
@@ -54,17 +106,21 @@ impl TextStyle {
 /// Width and style of a text.
 #[derive(Debug, Clone, Copy)]
 pub struct PageLayout {
-    /// Columns of a line.
+    /// Columns of a line; `usize::MAX` where no table is cut.
     pub width: usize,
     /// Style of headings.
     pub style: TextStyle,
 }
 
+/// Bounds of the width of a page on a terminal, columns. Longer lines are hard to read.
+const NARROWEST: usize = 40;
+const WIDEST: usize = 160;
+
 impl PageLayout {
-    /// Returns the layout for a stream: a terminal has 80 to 160 columns; elsewhere nothing is cut.
+    /// Returns the layout for a stream: a terminal has 40 to 160 columns; elsewhere nothing is cut.
     pub fn for_stream(is_terminal: bool) -> Self {
         let width = match is_terminal {
-            true => terminal_columns().unwrap_or(summary::WIDTH).clamp(summary::WIDTH, 160),
+            true => terminal_columns().unwrap_or(summary::WIDTH).clamp(NARROWEST, WIDEST),
             false => usize::MAX,
         };
         Self { width, style: TextStyle::for_stream(is_terminal) }
@@ -73,11 +129,6 @@ impl PageLayout {
     /// Returns the layout for standard output.
     pub fn stdout() -> Self {
         Self::for_stream(std::io::stdout().is_terminal())
-    }
-
-    /// Returns the layout of a text that is as wide in a file as on the usual terminal.
-    pub fn for_summary(self) -> Self {
-        Self { width: if self.width == usize::MAX { summary::WIDTH } else { self.width }, ..self }
     }
 }
 
@@ -143,7 +194,23 @@ mod tests {
 
     #[test]
     fn plain_style_adds_nothing() {
-        assert_eq!(TextStyle::Plain.bold("x"), "x");
-        assert_eq!(TextStyle::for_stream(false), TextStyle::Plain);
+        assert_eq!((TextStyle::Plain.bold("x"), TextStyle::Plain.hot("x", 1.0)), ("x".into(), "x".into()));
+        assert_eq!(TextStyle::Terminal.bold("x"), "\x1b[1mx\x1b[0m");
+    }
+
+    #[test]
+    fn the_command_line_then_the_environment_then_the_stream_choose_the_style() {
+        use ColorChoice::{Always, Auto, Never};
+        let is_styled = |choice, is_terminal, set: &[(&str, &str)]| {
+            let variable =
+                |name: &str| set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
+            TextStyle::chosen(choice, is_terminal, variable) == TextStyle::Terminal
+        };
+        assert!(is_styled(Auto, true, &[]) && !is_styled(Auto, false, &[]));
+        assert!(is_styled(Always, false, &[("NO_COLOR", "1")]) && !is_styled(Never, true, &[]));
+        assert!(!is_styled(Auto, true, &[("NO_COLOR", "1"), ("CLICOLOR_FORCE", "1")]));
+        assert!(is_styled(Auto, false, &[("CLICOLOR_FORCE", "1")]));
+        assert!(!is_styled(Auto, false, &[("CLICOLOR_FORCE", "0")]));
+        assert!(!is_styled(Auto, true, &[("TERM", "dumb")]) && is_styled(Auto, true, &[("TERM", "vt100")]));
     }
 }

@@ -39,7 +39,7 @@ pub fn render(rusage: &Rusage, rows: usize, page: PageLayout) -> String {
     children(&mut text, rusage, rows, page);
     threads(&mut text, &rusage.threads, rows, page);
     for cpu in &rusage.cpus {
-        cpu_states(&mut text, cpu, page);
+        cpu_states(&mut text, cpu, rusage.unsampled_s > 0.0, page);
     }
     text.push('\n');
     let note = "* the reported time differs from the measured one by more than chance explains, over all rows (Holm, \
@@ -96,7 +96,7 @@ fn half(middle: u64, (low, high): (u64, u64)) -> String {
 
 fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: PageLayout) {
     let list = &rusage.processes;
-    heading(text, page.style, "Processes", &format!("{SIDES}{}", more(list.len(), rows)));
+    heading(text, page, "Processes", &format!("{SIDES}{}", more(list.len(), rows)));
     let right = |name| (name, ColumnAlign::Right);
     let columns = [
         ("process", ColumnAlign::Left),
@@ -108,7 +108,7 @@ fn processes(text: &mut String, rusage: &Rusage, rows: usize, page: PageLayout) 
         right("irq"),
         ("", ColumnAlign::Left),
     ];
-    let mut table = TextTable::new(&columns).indent(2).flexible(0);
+    let mut table = TextTable::new(&columns).indent(2).flexible(0).spare(&[6, 1, 2, 4]);
     for process in list.iter().take(rows) {
         table.row(vec![
             format!("{}#{}", escaped(&process.comm), process.instance),
@@ -137,7 +137,7 @@ fn children(text: &mut String, rusage: &Rusage, rows: usize, page: PageLayout) {
     list.sort_by_key(|(_, children)| {
         std::cmp::Reverse(children.reported_user_ns.saturating_add(children.reported_system_ns))
     });
-    heading(text, page.style, "Children that were waited for", &format!("{note}{}", more(list.len(), rows)));
+    heading(text, page, "Children that were waited for", &format!("{note}{}", more(list.len(), rows)));
     let right = |name| (name, ColumnAlign::Right);
     let columns = [
         ("of process", ColumnAlign::Left),
@@ -170,7 +170,7 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: PageLayo
         return;
     }
     let note = format!("{SIDES}{}", more(list.len(), rows));
-    heading(text, page.style, "Threads of processes with several", &note);
+    heading(text, page, "Threads of processes with several", &note);
     let right = |name| (name, ColumnAlign::Right);
     let columns = [
         ("thread", ColumnAlign::Left),
@@ -181,7 +181,7 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: PageLayo
         right("+- (95 %)"),
         ("", ColumnAlign::Left),
     ];
-    let mut table = TextTable::new(&columns).indent(2).flexible(0);
+    let mut table = TextTable::new(&columns).indent(2).flexible(0).spare(&[1, 2, 3, 5]);
     for thread in list.iter().take(rows) {
         table.row(vec![
             escaped(thread.comm.as_deref().unwrap_or("?")).into_owned(),
@@ -196,8 +196,8 @@ fn threads(text: &mut String, list: &[ThreadRusage], rows: usize, page: PageLayo
     text.push_str(&table.render(page.width));
 }
 
-fn cpu_states(text: &mut String, cpu: &CpuRusage, page: PageLayout) {
-    heading(text, page.style, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
+fn cpu_states(text: &mut String, cpu: &CpuRusage, unsampled: bool, page: PageLayout) {
+    heading(text, page, &format!("CPU {}", cpu.cpu), " (/proc/stat, and its vCPU)");
     let right = |name| (name, ColumnAlign::Right);
     let columns = [
         ("state", ColumnAlign::Left),
@@ -206,7 +206,7 @@ fn cpu_states(text: &mut String, cpu: &CpuRusage, page: PageLayout) {
         right("+- (95 %)"),
         right("difference"),
     ];
-    let mut table = TextTable::new(&columns).indent(2);
+    let mut table = TextTable::new(&columns).indent(2).spare(&[3]);
     let parts = cpu.reported.named().into_iter().zip(cpu.measured.named());
     for (((name, reported), (_, measured)), ((_, low), (_, high))) in
         parts.zip(cpu.low.named().into_iter().zip(cpu.high.named()))
@@ -217,7 +217,7 @@ fn cpu_states(text: &mut String, cpu: &CpuRusage, page: PageLayout) {
             units::brief(reported),
             units::brief(measured),
             if exact { "exact".to_owned() } else { half(measured, (low, high)) },
-            signed(difference(reported, measured)),
+            if unsampled { "-".to_owned() } else { signed(difference(reported, measured)) },
         ]);
     }
     text.push_str(&table.render(page.width));

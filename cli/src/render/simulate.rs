@@ -29,7 +29,7 @@ pub fn render(study: &Study, page: PageLayout) -> String {
         let rows: Vec<&Row> = study.rows.iter().filter(|row| row.section == section).collect();
         if !rows.is_empty() {
             let (title, note) = introduction(section);
-            heading(&mut text, page.style, title, "");
+            heading(&mut text, page, title, "");
             wrapped(&mut text, note, "  ", page.width);
             table(&mut text, &rows, page);
         }
@@ -101,7 +101,7 @@ fn unit_table(text: &mut String, study: &Study, page: PageLayout) {
     if clocks.is_empty() {
         return;
     }
-    heading(text, page.style, "One run", "");
+    heading(text, page, "One run", "");
     let note = "Ticks that a run of so many intervals gets: mean, variance, and how often the number is off by a unit or \
                 more, in per cent. The study gives less than 2.28, twice the standard deviation of its worst case, on one side.";
     wrapped(text, note, "  ", page.width);
@@ -161,7 +161,7 @@ fn side_by_side(rows: &[&Row], clocks: &[ClockKind], page: PageLayout) -> String
             ("cov.", ColumnAlign::Right),
         ]);
     }
-    let mut table = TextTable::new(&columns).indent(1).flexible(0);
+    let mut table = TextTable::new(&columns).indent(1).flexible(0).spare(&[]);
     let mut names: Vec<&str> = rows.iter().map(|row| row.name.as_str()).collect();
     names.dedup();
     let mut seen = std::collections::HashSet::new();
@@ -183,7 +183,7 @@ fn side_by_side(rows: &[&Row], clocks: &[ClockKind], page: PageLayout) -> String
 fn one_below_another(rows: &[&Row], page: PageLayout) -> String {
     let columns = ["true", "mean", "var", "cov."].map(|name| (name, ColumnAlign::Right));
     let columns = [&[("", ColumnAlign::Left), ("clock", ColumnAlign::Left)], columns.as_slice()].concat();
-    let mut table = TextTable::new(&columns).indent(1).flexible(0);
+    let mut table = TextTable::new(&columns).indent(1).flexible(0).spare(&[]);
     let mut last = "";
     for row in rows {
         let name = if row.name == last { String::new() } else { row.name.clone() };
@@ -214,7 +214,7 @@ fn percent(coverage: f64) -> String {
 /// Formats the conclusion from the tables, clock by clock.
 pub fn conclusion(study: &Study, page: PageLayout) -> String {
     let mut text = String::new();
-    heading(&mut text, page.style, "Conclusion", "");
+    heading(&mut text, page, "Conclusion", "");
     for clock in CLOCKS {
         let rows: Vec<&Row> = study.rows.iter().filter(|row| row.clock == clock).collect();
         if rows.is_empty() {

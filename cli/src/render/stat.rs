@@ -16,7 +16,7 @@ use super::table::{ColumnAlign, TextTable};
 /// Order of the states; other states of a profile follow.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
 
-/// Formats the figures with at most `rows` rows each of exits, interrupts and counters other than 0.
+/// Formats the figures with at most `rows` rows each of exits, interrupts, waits and counters other than 0.
 pub fn render(stat: &Stat, rows: usize, page: PageLayout) -> String {
     let mut text = title(stat, page);
     vcpus(&mut text, stat, page);
@@ -26,6 +26,7 @@ pub fn render(stat: &Stat, rows: usize, page: PageLayout) -> String {
     exits(&mut text, stat, rows, page);
     interrupts(&mut text, stat, rows, page);
     served(&mut text, stat, rows, page);
+    waits(&mut text, stat, rows, page);
     counters(&mut text, stat, rows, page);
     text
 }
@@ -60,12 +61,21 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
     let columns = [("vCPU", ColumnAlign::Right)].into_iter().chain(names);
     let columns: Vec<_> =
         columns.chain([("wall", ColumnAlign::Right), ("exits", ColumnAlign::Right)]).collect();
-    let mut table = TextTable::new(&columns).indent(2);
+    // States that did not occur are the first to be left out; column 0 is the vCPU's number.
+    let none = |place: &usize| {
+        let name = STATES[*place - 1];
+        stat.vcpus.iter().all(|vcpu| vcpu.states.get(name).is_none_or(|ns| *ns == 0))
+    };
+    let (absent, present): (Vec<usize>, Vec<usize>) = (2..=STATES.len()).rev().partition(none);
+    let last = STATES.len() + 1;
+    let spare = [absent.as_slice(), &[last, last + 1], present.as_slice()].concat();
+    let mut table = TextTable::new(&columns).indent(2).spare(&spare);
     for vcpu in &stat.vcpus {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
         let mut cells = vec![vcpu.id.to_string()];
         cells.extend(STATES.map(state));
-        let exits = if stat.not_had.is_some() { "-".to_owned() } else { units::count(vcpu.exits) };
+        let unknown = stat.not_had.is_some() && stat.exits.is_empty();
+        let exits = if unknown { "-".to_owned() } else { units::count(vcpu.exits) };
         cells.extend([units::brief(vcpu.wall_ns), exits]);
         table.row(cells);
     }
@@ -85,13 +95,22 @@ fn what(exit: &ExitStat) -> String {
     }
 }
 
+/// Returns the heading of the longest time: only that of the whole run is known.
+fn longest(stat: &Stat) -> &'static str {
+    if stat.from_s > 0.0 { "max of run" } else { "max" }
+}
+
 fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let exits = stat.by_device();
     if exits.is_empty() {
         return;
     }
-    heading(text, page, "Exits to vprof, from exit to next entry", exits.len().saturating_sub(rows));
-    let names = ["count", "total", "mean", "p50", "p99", "max"].map(|name| (name, ColumnAlign::Right));
+    // Those of an attached machine go to another VMM, or to KVM alone.
+    let whose = if stat.not_had.is_some() { "Exits" } else { "Exits to vprof" };
+    let name = format!("{whose}, from exit to next entry");
+    heading(text, page, &name, exits.len().saturating_sub(rows));
+    let names =
+        ["count", "total", "mean", "p50", "p99", longest(stat)].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = [("reason", ColumnAlign::Left)].into_iter().chain(names).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for exit in exits.iter().take(rows) {
@@ -123,7 +142,7 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
         return;
     }
     heading(text, page, "Interrupts that the guest has served", served.len().saturating_sub(rows));
-    let right = ["vector", "count", "total", "mean", "max"].map(|name| (name, ColumnAlign::Right));
+    let right = ["vector", "count", "total", "mean", longest(stat)].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = [("interrupt", ColumnAlign::Left)].into_iter().chain(right).collect();
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for served in served.iter().take(rows) {
@@ -131,6 +150,25 @@ fn served(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
         let times = [served.total_ns, served.mean_ns, served.max_ns].map(units::brief);
         let first = [escaped(&served.name).into_owned(), vector, units::count(served.count)];
         table.row(first.into_iter().chain(times).collect());
+    }
+    text.push_str(&table.render(page.width));
+}
+
+fn waits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
+    let waits = stat.waits_by_process();
+    if waits.is_empty() {
+        return;
+    }
+    let name = "Waits of vCPUs for a CPU of the host, by the process that had it";
+    heading(text, page, name, waits.len().saturating_sub(rows));
+    let right = ["pid", "count", "total", "mean"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = [("process", ColumnAlign::Left)].into_iter().chain(right).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(0);
+    for wait in waits.iter().take(rows) {
+        let name = wait.pid.map_or(Cow::Borrowed("others"), |_| escaped(&wait.name));
+        let pid = wait.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+        let times = [wait.total_ns, wait.mean_ns].map(units::brief);
+        table.row([name.into_owned(), pid, units::count(wait.count)].into_iter().chain(times).collect());
     }
     text.push_str(&table.render(page.width));
 }
@@ -166,12 +204,12 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
 struct CsvRow<'a> {
     from_s: &'a str,
     to_s: &'a str,
-    /// `state`, `wall`, `exit`, `interrupt`, `served` or `kvm`.
+    /// `state`, `wall`, `exit`, `interrupt`, `served`, `wait` or `kvm`.
     kind: &'static str,
     vcpu: Option<u8>,
     name: Cow<'a, str>,
     device: Option<&'a str>,
-    /// Hexadecimal address of an exit, or vector of a served interrupt.
+    /// Hexadecimal address of an exit, vector of a served interrupt, or process that a wait is for.
     address: Option<String>,
     count: Option<u64>,
     total_ns: Option<u64>,
@@ -188,7 +226,7 @@ pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
     CsvWriter::new(out, Formulas::Quoted).heading(&CsvRow::default())
 }
 
-/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, and
+/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, waits, and
 /// counters.
 pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
@@ -243,6 +281,18 @@ pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Re
             total_ns: Some(served.total_ns),
             mean_ns: Some(served.mean_ns),
             max_ns: Some(served.max_ns),
+            ..span.clone()
+        })?;
+    }
+    for wait in &stat.host_waits {
+        csv.row(&CsvRow {
+            kind: "wait",
+            vcpu: wait.vcpu,
+            name: Cow::Borrowed(&wait.name),
+            address: wait.pid.map(|pid| pid.to_string()),
+            count: Some(wait.count),
+            total_ns: Some(wait.total_ns),
+            mean_ns: Some(wait.mean_ns),
             ..span.clone()
         })?;
     }

@@ -59,7 +59,7 @@ fn part(share: f64) -> String {
 }
 
 fn tasks(text: &mut String, report: &StateReport, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Tasks", ": part of the life in each state, most time on a CPU first");
+    heading(text, page, "Tasks", ": part of the life in each state, most time on a CPU first");
     let right = ["tid", "life", "on CPU", "user", "system", "irq", "runnable", "sleep", "disk", "other"];
     let mut columns: Vec<(&str, ColumnAlign)> = right.map(|name| (name, ColumnAlign::Right)).to_vec();
     columns.push(("task", ColumnAlign::Left));
@@ -88,6 +88,14 @@ fn tasks(text: &mut String, report: &StateReport, rows: usize, page: PageLayout)
     more(text, report.tasks.len(), rows);
 }
 
+/// Formats the interval of an estimate; an exact time has none.
+fn interval(state: &TimeInState) -> String {
+    if state.low_s == state.high_s {
+        return "exact".to_owned();
+    }
+    format!("{} - {}", units::seconds(state.low_s), units::seconds(state.high_s))
+}
+
 /// Time in one state, and its task.
 type StateRow<'a> = (&'a TaskStateTimes, &'a TimeInState);
 
@@ -96,7 +104,7 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: PageLayout)
     let estimated = report.source == StateSource::Sampled;
     let note =
         if estimated { ": with 95 % intervals, without kernel threads" } else { ": without kernel threads" };
-    heading(text, page.style, "States", note);
+    heading(text, page, "States", note);
     let own = |task: &TaskStateTimes| !task.task.kernel_thread;
     let slept = |state: &TimeInState| matches!(state.state.as_str(), "sleep" | "disk" | "stopped");
     let mut list: Vec<StateRow<'_>> = Vec::new();
@@ -107,20 +115,19 @@ fn waits(text: &mut String, report: &StateReport, rows: usize, page: PageLayout)
     list.sort_by(|a, b| b.1.s.total_cmp(&a.1.s));
     let mut table = TextTable::new(&[
         ("time", ColumnAlign::Right),
-        ("from", ColumnAlign::Right),
-        ("to", ColumnAlign::Right),
+        ("95 % interval", ColumnAlign::Right),
         ("of life", ColumnAlign::Right),
         ("state", ColumnAlign::Left),
         ("for", ColumnAlign::Left),
         ("task", ColumnAlign::Left),
     ])
     .indent(2)
-    .flexible(6);
+    .flexible(5)
+    .spare(&[1, 2, 4]);
     for (task, state) in list.iter().take(rows) {
         table.row(vec![
             units::seconds(state.s),
-            units::seconds(state.low_s),
-            units::seconds(state.high_s),
+            interval(state),
             units::percent(state.share),
             escaped(&state.state).into_owned(),
             escaped(&state.wait_reason).into_owned(),
@@ -192,7 +199,8 @@ mod tests {
         assert!(text.contains("3 of 4,900 readings"), "{text}");
         let row = text.lines().find(|line| line.contains("pipe")).expect("a row");
         let words: Vec<&str> = row.split_whitespace().collect();
-        assert_eq!(words[..8], ["7.50", "s", "6.00", "s", "9.00", "s", "75.0", "%"], "{row}");
+        assert_eq!(words[..9], ["7.50", "s", "6.00", "s", "-", "9.00", "s", "75.0", "%"], "{row}");
+        assert!(text.contains("95 % interval") && !text.contains("from  "), "{text}");
         assert!(!text.contains('\x1b'), "{text:?}");
     }
 

@@ -6,36 +6,38 @@ use std::time::Duration;
 
 use profile::Filter;
 use profile::report::{
-    CommandTimes, Estimate, ExactCost, Function, ModeGroup, Process, ProcessKind, Report, Vcpu, WalkEnds,
+    CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Program, Report, Vcpu, WalkEnds,
 };
 use text::clean::escaped;
 use text::units;
 
+use super::PageLayout;
 use super::table::{ColumnAlign, TextTable};
-use super::{PageLayout, TextStyle};
 
 /// Columns of a line, unless the terminal is wider.
 pub const WIDTH: usize = 80;
 /// Columns from which tables have more columns; on narrower pages names need the room.
 pub(super) const WIDE: usize = 110;
 
-/// Formats the summary of the report on `profile` with at most `rows` rows per table.
+/// Formats the summary of the report on `profile` with at most `rows` rows per table: the answer first, the
+/// way it was measured last.
 pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) -> String {
     let mut text = title(report, page);
-    facts(&mut text, report, page);
+    stalls(&mut text, report, page);
     command(&mut text, report, page);
-    vcpus(&mut text, &report.vcpus, page);
     if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
     } else if report.chosen_samples == 0 {
         text.push_str(nothing(report));
     } else {
-        processes(&mut text, report, rows, page);
+        programs(&mut text, report, rows, page);
         functions(&mut text, report, rows, page);
         quality(&mut text, report, profile, page);
     }
+    vcpus(&mut text, &report.vcpus, page);
+    measurement(&mut text, report, page);
     if !report.missing.is_empty() {
-        heading(&mut text, page.style, "Missing", "");
+        heading(&mut text, page, "Missing", "");
         for reason in &report.missing {
             wrapped(&mut text, &escaped(reason), "  ", page.width);
         }
@@ -72,14 +74,15 @@ pub fn title(report: &Report, page: PageLayout) -> String {
             "The clock was not random: a program can be in step with it, so the intervals are not valid.";
         wrapped(&mut text, note, "  ", page.width);
     }
-    if let Some(part) = part(report) {
+    if let Some(part) = part(&report.filter) {
         wrapped(&mut text, &part, "  ", page.width);
     }
     text
 }
 
-/// Adds the facts of sampling.
-fn facts(text: &mut String, report: &Report, page: PageLayout) {
+/// Adds the way in which the profile was measured.
+fn measurement(text: &mut String, report: &Report, page: PageLayout) {
+    heading(text, page, "Measurement", "");
     let restarts = report.meta.get("host_restarts").and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
     if restarts > 0 {
         let times = units::counted(restarts, "time");
@@ -99,26 +102,25 @@ fn facts(text: &mut String, report: &Report, page: PageLayout) {
     wrapped(text, &samples, "  ", page.width);
     if report.unsampled_s > 0.0 {
         let off = units::seconds(report.unsampled_s);
-        let off = format!("sampling was stopped for {off}: shares leave that time out");
-        wrapped(text, &off, "  ", page.width);
+        wrapped(text, &format!("sampling was off for {off}, which no share includes"), "  ", page.width);
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {
         let outside = format!(
-            "{} hit the VMM, {} came while the vCPU lacked a CPU: they count for no share",
+            "excluded from shares: {} in the VMM, {} while the vCPU had no CPU of the host",
             units::counted(report.ticks.vmm, "tick"),
             units::count(report.ticks.waiting)
         );
         wrapped(text, &outside, "  ", page.width);
     }
-    stalls(text, report, page);
     let late = |ns| units::duration(Duration::from_nanos(ns));
     let overhead = format!(
-        "{} of vCPU time in the sampler, ticks served {} late (median), {} (99 of 100)",
+        "{} of vCPU time in the sampler, ticks served {} late (median), {} (p99)",
         units::percent(report.overhead.share),
         late(report.lateness.median_ns),
         late(report.lateness.p99_ns)
     );
     wrapped(text, &overhead, "  ", page.width);
+    longer(text, report, page);
     if report.meta.get("exact").is_some_and(|value| value == "1") {
         wrapped(text, &exact(report), "  ", page.width);
     }
@@ -180,8 +182,7 @@ pub(super) fn nothing(report: &Report) -> &'static str {
 }
 
 /// Formats the part of the profile that is shown; `None` for all.
-fn part(report: &Report) -> Option<String> {
-    let filter = &report.filter;
+pub fn part(filter: &Filter) -> Option<String> {
     let mut parts = Vec::new();
     if let Some(process) = &filter.process {
         parts.push(format!("process {}", escaped(process)));
@@ -217,14 +218,10 @@ fn part(report: &Report) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Only {}.", parts.join(", ")))
 }
 
-/// Adds a heading after a blank line.
-pub fn heading(text: &mut String, style: TextStyle, title: &str, note: &str) {
+/// Adds a heading after a blank line. Its note is wrapped.
+pub fn heading(text: &mut String, page: PageLayout, title: &str, note: &str) {
     text.push('\n');
-    text.push_str(&style.bold(title));
-    if !note.is_empty() {
-        text.push_str(note);
-    }
-    text.push('\n');
+    wrapped(text, &format!("{}{note}", page.style.bold(title)), "", page.width);
 }
 
 /// Adds the times of the run's own command.
@@ -253,10 +250,11 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
 }
 
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
-    heading(text, page.style, "vCPUs", ": states that samples hit, and ticks outside of the guest");
+    heading(text, page, "vCPUs", ": samples by mode, and ticks outside of the guest");
     let columns =
         ["vCPU", "samples", "lost", "user", "kernel", "hardirq", "softirq", "idle", "VMM", "no CPU"];
-    let mut table = TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2);
+    let mut table =
+        TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2).spare(&[9, 8, 2, 1, 6, 5]);
     for vcpu in vcpus {
         let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
@@ -272,22 +270,50 @@ pub(super) fn interval(low: f64, high: f64) -> String {
     format!("{:.1} - {:.1} %", low * 100.0, high * 100.0)
 }
 
-fn process_name(process: &Process) -> String {
-    let name = super::visible(&process.comm);
-    match process.kind {
-        ProcessKind::Process => format!("{name}#{}", process.instance),
+/// Formats the name of a program, with the number of its lives if it had several.
+fn program_name(program: &Program) -> String {
+    let name = super::visible(&program.comm);
+    let name = match program.kind {
         ProcessKind::KernelThread => format!("[{name}]"),
-        ProcessKind::Interrupt | ProcessKind::Boot | ProcessKind::Unknown => name.into_owned(),
+        _ => name.into_owned(),
+    };
+    with_lives(name, program.lives)
+}
+
+/// Adds the number of lives to the name of a program, if it had several.
+pub fn with_lives(name: String, lives: u64) -> String {
+    match lives {
+        0 | 1 => name,
+        lives => format!("{name}, {} lives", units::count(lives)),
     }
 }
 
-/// Returns the columns of an estimate; the number of samples if the page is wide.
+/// True if a page has room for a bar and the number of samples in each row.
+pub(super) fn has_bars(page: PageLayout) -> bool {
+    (WIDE..usize::MAX).contains(&page.width)
+}
+
+/// Columns of a bar.
+const BAR: usize = 10;
+
+/// Draws a share as a bar of eighths of a column.
+pub(super) fn bar(share: f64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 80")]
+    let eighths = (share.clamp(0.0, 1.0) * (8 * BAR) as f64).round() as usize;
+    "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+/// Returns the columns of an estimate; a bar and the number of samples if the page is wide.
 pub(super) fn estimate_columns(share: &'static str, page: PageLayout) -> Vec<(&'static str, ColumnAlign)> {
     let mut columns = vec![
         (share, ColumnAlign::Right),
         ("95 % interval", ColumnAlign::Right),
         ("time", ColumnAlign::Right),
     ];
+    if has_bars(page) {
+        columns.insert(1, ("", ColumnAlign::Left));
+    }
     columns.extend((page.width >= WIDE).then_some(("samples", ColumnAlign::Right)));
     columns
 }
@@ -295,62 +321,67 @@ pub(super) fn estimate_columns(share: &'static str, page: PageLayout) -> Vec<(&'
 pub(super) fn estimate_cells(estimate: &Estimate, page: PageLayout) -> Vec<String> {
     let Estimate { samples, share, share_low, share_high, time_s, .. } = *estimate;
     let mut cells = vec![units::percent(share), interval(share_low, share_high), units::seconds(time_s)];
+    if has_bars(page) {
+        cells.insert(1, bar(share));
+    }
     cells.extend((page.width >= WIDE).then(|| units::count(samples)));
     cells
 }
 
-fn processes(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
-    heading(
-        text,
-        page.style,
-        "Processes",
-        &format!(
-            ": shares of the time that was not idle, by {}",
-            units::counted(report.busy_samples, "sample")
-        ),
-    );
+/// Note on a table of shares.
+pub(super) fn shares_note(report: &Report) -> String {
+    let samples = units::counted(report.busy_samples, "sample");
+    format!(": shares of the time that was not idle, by {samples}")
+}
+
+fn programs(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
+    heading(text, page, "Programs", &shares_note(report));
     let mut columns = estimate_columns("share", page);
     columns.extend([
         ("user", ColumnAlign::Right),
         ("kernel", ColumnAlign::Right),
         ("pid", ColumnAlign::Right),
-        ("name#instance", ColumnAlign::Left),
+        ("program", ColumnAlign::Left),
     ]);
-    let mut table = TextTable::new(&columns).indent(2).flexible(columns.len() - 1);
-    for process in report.processes.iter().take(rows) {
-        let is_task = matches!(process.kind, ProcessKind::Process | ProcessKind::KernelThread);
-        let mut cells = estimate_cells(&process.estimate, page);
+    let name = columns.len() - 1;
+    let mut table = TextTable::new(&columns).indent(2).flexible(name).styled(page.style);
+    for program in report.programs.iter().take(rows) {
+        let mut cells = estimate_cells(&program.estimate, page);
         cells.extend([
-            units::percent(process.user_share),
-            units::percent(process.kernel_share),
-            if is_task { process.pid.to_string() } else { String::new() },
-            process_name(process),
+            units::percent(program.user_share),
+            units::percent(program.kernel_share),
+            program.pid.map_or_else(String::new, |pid| pid.to_string()),
+            program_name(program),
         ]);
-        table.row(cells);
+        table.hot_row(program.estimate.share, cells);
     }
     text.push_str(&table.render(page.width));
-    rest(text, report.processes.iter().skip(rows).map(|p| p.estimate.share));
-    longer(text, report, page);
+    rest(text, report.programs.iter().skip(rows).map(|program| program.estimate.share));
 }
+
+/// Share that is shown as 100.0 %: its interval cannot become much shorter.
+const ALL: f64 = 0.999_5;
 
 /// Adds the length of a run that halves the largest interval.
 fn longer(text: &mut String, report: &Report, page: PageLayout) {
-    if let Some(times) = report.needed_for_half.filter(|_| report.intervals_valid) {
-        let note = format!("Half the interval of the largest share takes a run {times:.1} times as long.");
+    let is_all = report.programs.first().is_some_and(|program| program.estimate.share >= ALL);
+    if let Some(times) = report.needed_for_half.filter(|_| report.intervals_valid && !is_all) {
+        let note = format!("for half the interval of the largest share, run {times:.1} times as long");
         wrapped(text, &note, "  ", page.width);
     }
 }
 
 fn functions(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
-    heading(text, page.style, "Functions", "");
+    heading(text, page, "Functions", "");
     let mut columns = estimate_columns("share", page);
     columns.extend([("mode", ColumnAlign::Left), ("function", ColumnAlign::Left)]);
-    let mut table = TextTable::new(&columns).indent(2).flexible(columns.len() - 1);
+    let name = columns.len() - 1;
+    let mut table = TextTable::new(&columns).indent(2).flexible(name).styled(page.style);
     for function in report.functions.iter().take(rows) {
         let Function { symbol, module, mode, estimate } = function;
         let mut cells = estimate_cells(estimate, page);
         cells.extend([escaped(mode).into_owned(), super::with_module(symbol, module.as_deref())]);
-        table.row(cells);
+        table.hot_row(estimate.share, cells);
     }
     text.push_str(&table.render(page.width));
     rest(text, report.functions.iter().skip(rows).map(|f| f.estimate.share));
@@ -431,13 +462,34 @@ pub(super) fn rest(text: &mut String, shares: impl Iterator<Item = f64>) {
     }
 }
 
+/// Units that stay on the line of their number.
+const UNITS: [&str; 12] = ["%", "Hz", "kHz", "ns", "us", "ms", "s", "min", "h", "KiB", "MiB", "GiB"];
+
+/// True if a line may end between two words: not between a number and its unit.
+fn may_break(before: &str, word: &str) -> bool {
+    let unit = word.trim_end_matches(|c: char| ",.;:)".contains(c));
+    !(before.ends_with(|c: char| c.is_ascii_digit()) && UNITS.contains(&unit))
+}
+
+/// Returns the columns of a text that may have escape sequences for graphic renditions.
+fn visible_width(text: &str) -> usize {
+    use unicode_width::UnicodeWidthStr;
+    let mut width = 0;
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("\x1b[") {
+        width += before.width();
+        rest = after.split_once('m').map_or("", |(_, rest)| rest);
+    }
+    width + rest.width()
+}
+
 /// Adds a line; a long one is wrapped, with an indent of two more spaces.
 pub fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
-    use unicode_width::UnicodeWidthStr;
     let mut used = 0;
-    for word in line.split(' ') {
-        // Escape sequences for bold take no columns.
-        let width = word.replace("\x1b[1m", "").replace("\x1b[0m", "").width();
+    let words: Vec<&str> = line.split(' ').collect();
+    for glued in words.chunk_by(|before, word| !may_break(before, word)) {
+        let word = glued.join(" ");
+        let width = visible_width(&word);
         if used > 0 && used + 1 + width > columns {
             text.push('\n');
             text.push_str(indent);
@@ -450,7 +502,7 @@ pub fn wrapped(text: &mut String, line: &str, indent: &str, columns: usize) {
             text.push_str(indent);
             used = indent.len();
         }
-        text.push_str(word);
+        text.push_str(&word);
         used += width;
     }
     text.push('\n');

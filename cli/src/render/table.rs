@@ -2,6 +2,13 @@
 
 use unicode_width::UnicodeWidthStr;
 
+use super::TextStyle;
+
+/// Columns that a flexible column keeps while other columns can be left out.
+const ROOM: usize = 20;
+/// Columns that a flexible column keeps in any case.
+const LEAST: usize = 8;
+
 /// Alignment of a cell's text in its column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ColumnAlign {
@@ -19,6 +26,12 @@ pub struct TextTable {
     indent: usize,
     /// Column that is cut when the line is too long.
     flexible: Option<usize>,
+    /// Columns that are left out where a line is too long, the first one first.
+    spare: Vec<usize>,
+    /// Style of the first cell of rows that have a share.
+    style: TextStyle,
+    /// Shares of rows.
+    shares: Vec<Option<f64>>,
 }
 
 impl TextTable {
@@ -29,6 +42,9 @@ impl TextTable {
             rows: Vec::new(),
             indent: 0,
             flexible: None,
+            spare: Vec::new(),
+            style: TextStyle::Plain,
+            shares: Vec::new(),
         }
     }
 
@@ -38,18 +54,40 @@ impl TextTable {
         self
     }
 
-    /// Sets the column whose cells are cut, with `…`, where a line would be too long.
+    /// Sets the column whose cells are cut, with `…`, where a line would be too long. All but the first
+    /// are spare, the last one first.
     pub fn flexible(mut self, column: usize) -> Self {
         self.flexible = Some(column);
+        self.spare = (1..self.columns.len()).rev().filter(|spare| *spare != column).collect();
+        self
+    }
+
+    /// Sets the columns that are left out where a line would be too long, the first one first.
+    pub fn spare(mut self, columns: &[usize]) -> Self {
+        self.spare = columns.to_vec();
+        self
+    }
+
+    /// Sets the style in which rows with a share show how large it is.
+    pub fn styled(mut self, style: TextStyle) -> Self {
+        self.style = style;
         self
     }
 
     /// Adds a row; missing cells are empty.
     pub fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
+        self.shares.push(None);
     }
 
-    /// Formats the table in lines of at most `width` columns, if the flexible column allows this.
+    /// Adds a row whose first cell is coloured by this share.
+    pub fn hot_row(&mut self, share: f64, cells: Vec<String>) {
+        self.rows.push(cells);
+        self.shares.push(Some(share));
+    }
+
+    /// Formats the table in lines of at most `width` columns, if the spare columns and the flexible one allow
+    /// this.
     pub fn render(&self, width: usize) -> String {
         let mut widths: Vec<usize> = self.columns.iter().map(|(name, _)| name.width()).collect();
         for row in &self.rows {
@@ -57,32 +95,56 @@ impl TextTable {
                 *width = (*width).max(cell.width());
             }
         }
+        let mut shown = vec![true; widths.len()];
+        for &column in &self.spare {
+            let least = |(i, width): (usize, &usize)| match self.flexible == Some(i) {
+                true => (*width).min(ROOM.max(self.columns[i].0.width())) + 2,
+                false => width + 2,
+            };
+            let needed: usize = widths.iter().enumerate().filter(|(i, _)| shown[*i]).map(least).sum();
+            if needed + self.indent <= width.saturating_add(2) {
+                break;
+            }
+            shown[column] = false;
+        }
         if let Some(column) = self.flexible {
-            let gaps = 2 * widths.len().saturating_sub(1) + self.indent;
-            let excess = (widths.iter().sum::<usize>() + gaps).saturating_sub(width);
-            let least = self.columns[column].0.width().max(8);
-            widths[column] = widths[column].saturating_sub(excess).max(least.min(widths[column]));
+            let kept = || widths.iter().zip(&shown).filter(|(_, shown)| **shown);
+            let gaps = 2 * kept().count().saturating_sub(1) + self.indent;
+            let excess = (kept().map(|(width, _)| width).sum::<usize>() + gaps).saturating_sub(width);
+            let least = self.columns[column].0.width().max(LEAST).min(widths[column]);
+            widths[column] = widths[column].saturating_sub(excess).max(least);
         }
         let mut text = String::new();
         let headings: Vec<String> = self.columns.iter().map(|(name, _)| name.clone()).collect();
         if headings.iter().any(|h| !h.is_empty()) {
-            self.line(&mut text, &headings, &widths);
+            self.line(&mut text, &headings, (&widths, &shown), None);
         }
-        for row in &self.rows {
-            self.line(&mut text, row, &widths);
+        for (row, share) in self.rows.iter().zip(&self.shares) {
+            self.line(&mut text, row, (&widths, &shown), *share);
         }
         text
     }
 
-    fn line(&self, text: &mut String, cells: &[String], widths: &[usize]) {
+    fn line(
+        &self,
+        text: &mut String,
+        cells: &[String],
+        (widths, shown): (&[usize], &[bool]),
+        share: Option<f64>,
+    ) {
         let start = text.len();
         text.extend(std::iter::repeat_n(' ', self.indent));
-        for (i, ((_, align), width)) in self.columns.iter().zip(widths).enumerate() {
-            if i > 0 {
+        let columns = self.columns.iter().zip(widths).enumerate().filter(|(i, _)| shown[*i]);
+        for (place, (i, ((_, align), width))) in columns.enumerate() {
+            if place > 0 {
                 text.push_str("  ");
             }
-            let cell = cut(cells.get(i).map_or("", String::as_str), *width);
+            let cell = cut_name(cells.get(i).map_or("", String::as_str), *width);
             let pad = width.saturating_sub(cell.width());
+            let cell = match share {
+                Some(share) if i == 0 => self.style.hot(&cell, share),
+                _ => cell,
+            };
             match align {
                 ColumnAlign::Left => {
                     text.push_str(&cell);
@@ -97,6 +159,18 @@ impl TextTable {
         let end = text[start..].trim_end().len();
         text.truncate(start + end);
         text.push('\n');
+    }
+}
+
+/// Cuts a name like [`cut`]. The module of `name [module]` stays, since it distinguishes functions of one
+/// name.
+fn cut_name(text: &str, width: usize) -> String {
+    let module = text.rfind(" [").filter(|_| text.ends_with(']')).map(|at| text.split_at(at));
+    match module {
+        Some((name, module)) if text.width() > width && 2 * module.width() <= width => {
+            cut(name, width - module.width()) + module
+        }
+        _ => cut(text, width),
     }
 }
 
@@ -141,6 +215,43 @@ mod tests {
         let text = table.render(40);
         assert!(text.lines().all(|l| l.width() == 40), "{text}");
         assert!(text.contains('…'));
+    }
+
+    #[test]
+    fn spare_columns_are_left_out_in_their_order() {
+        let columns = ["share", "time", "pid", "name"].map(|name| (name, ColumnAlign::Left));
+        let mut table = TextTable::new(&columns).flexible(3).spare(&[2, 1]);
+        table.row(vec!["50.0 %".into(), "1.00 s".into(), "4711".into(), "n".repeat(40)]);
+        let headings = |width| table.render(width).lines().next().unwrap().to_owned();
+        assert_eq!(headings(62), "share   time    pid   name");
+        assert_eq!(headings(42), "share   time    pid   name");
+        assert_eq!(headings(41), "share   time    name");
+        assert_eq!(headings(35), "share   name");
+        for width in [20, 35, 41, 42, 62] {
+            assert!(table.render(width).lines().all(|line| line.width() <= width), "{width}");
+        }
+        assert!(table.render(35).contains(&format!("50.0 %  {}…", "n".repeat(26))));
+    }
+
+    #[test]
+    fn a_cut_name_keeps_its_module() {
+        assert_eq!(cut_name("guest_programs::work::burn [hog]", 20), "guest_program… [hog]");
+        assert_eq!(cut_name("burn [hog]", 10), "burn [hog]");
+        assert_eq!(cut_name("burn_burn [a_long_module]", 12), "burn_burn […");
+        assert_eq!(cut_name("[kworker/0:1-events]", 12), "[kworker/0:…");
+    }
+
+    #[test]
+    fn a_hot_row_is_coloured_on_a_terminal_only() {
+        let columns = [("share", ColumnAlign::Right), ("name", ColumnAlign::Left)];
+        let render = |style| {
+            let mut table = TextTable::new(&columns).styled(style);
+            table.hot_row(0.5, vec!["50.0 %".into(), "a".into()]);
+            table.hot_row(0.001, vec!["0.1 %".into(), "b".into()]);
+            table.render(80)
+        };
+        assert_eq!(render(TextStyle::Plain), " share  name\n50.0 %  a\n 0.1 %  b\n");
+        assert_eq!(render(TextStyle::Terminal), " share  name\n\x1b[1;31m50.0 %\x1b[0m  a\n 0.1 %  b\n");
     }
 
     #[test]

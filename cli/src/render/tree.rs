@@ -21,8 +21,15 @@ pub fn render(report: &Report, tree: &CallTree, rows: usize, page: PageLayout) -
         return text;
     }
     let samples = units::counted(tree.total.samples, "sample");
-    let note = format!(": on the stack of {samples}");
-    heading(&mut text, page.style, &title_text, &note);
+    let note = match tree.modules.as_slice() {
+        [] | [_] => format!(": on the stack of {samples}"),
+        several => format!(
+            ": on the stack of {samples}; {} functions have this name ({}), and the tree is of all of them",
+            several.len(),
+            several.iter().map(|module| escaped(module)).collect::<Vec<_>>().join(", ")
+        ),
+    };
+    heading(&mut text, page, &title_text, &note);
     let mut table = TextTable::new(&[
         ("of all", ColumnAlign::Right),
         ("of it", ColumnAlign::Right),

@@ -2,16 +2,38 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use profile::store::APPLICATION_ID;
 
+use crate::args::RecordingArgs;
 use crate::errors::Error;
 use crate::output::SQLITE_MAGIC;
 
-/// Checks, before a guest is started, that the profile can be created: its path is free, or with `force` has
-/// a profile.
-pub fn check(path: &Path, force: bool) -> Result<(), Error> {
+/// Checks, before a guest is started, that the profile of a recording can be created: its path is free, or
+/// has a profile that is to be replaced or kept under another name.
+pub fn check(args: &RecordingArgs) -> Result<(), Error> {
+    if args.older.is_none() {
+        return check_path(&args.output, args.force);
+    }
+    // Another file under the default name is the user's.
+    if !is_profile(&args.output)? {
+        return Err(Error::OutputExists(args.output.clone()));
+    }
+    match check_path(&older_name(&args.output), true) {
+        Err(Error::OutputForeign(path)) => Err(Error::OlderForeign(path)),
+        checked => checked,
+    }
+}
+
+/// Returns the name under which a profile stays that the next one replaces.
+pub fn older_name(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".old");
+    name.into()
+}
+
+fn check_path(path: &Path, force: bool) -> Result<(), Error> {
     let metadata = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return directory(path),
         Err(source) => return Err(Error::file("read", path, source)),
@@ -55,18 +77,18 @@ mod tests {
     fn only_profiles_are_replaced_and_only_by_force() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.vprof");
-        check(&path, false).unwrap();
+        check_path(&path, false).unwrap();
         let mut head = [0; 100];
         head[..16].copy_from_slice(SQLITE_MAGIC);
         head[68..72].copy_from_slice(&APPLICATION_ID.to_be_bytes());
         std::fs::write(&path, head).unwrap();
-        assert!(matches!(check(&path, false), Err(Error::OutputExists(_))));
-        check(&path, true).unwrap();
+        assert!(matches!(check_path(&path, false), Err(Error::OutputExists(_))));
+        check_path(&path, true).unwrap();
         // The database of another program.
         head[68] ^= 1;
         for other in [&head[..], b"SQLite format 3\0", b"my thesis"] {
             std::fs::write(&path, other).unwrap();
-            assert!(matches!(check(&path, true), Err(Error::OutputForeign(_))));
+            assert!(matches!(check_path(&path, true), Err(Error::OutputForeign(_))));
             assert_eq!(std::fs::read(&path).unwrap(), other);
         }
     }
@@ -74,8 +96,8 @@ mod tests {
     #[test]
     fn a_missing_directory_is_reported_at_once() {
         let directory = tempfile::tempdir().unwrap();
-        let error = check(&directory.path().join("no/p.vprof"), false).unwrap_err();
+        let error = check_path(&directory.path().join("no/p.vprof"), false).unwrap_err();
         assert!(error.to_string().contains("no such file or directory"), "{error}");
-        assert!(check(directory.path(), true).is_err());
+        assert!(check_path(directory.path(), true).is_err());
     }
 }

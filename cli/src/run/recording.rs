@@ -2,7 +2,6 @@
 //! the check of the output to the summary.
 
 use std::io::{self, IsTerminal};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +17,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::output;
 use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
-use crate::args::RecordingArgs;
+use crate::args::{RecordingArgs, file_identity};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::terminal::{ESCAPE, KeyReader, RawMode};
 use crate::top::{self, own_run::ViewThread};
@@ -100,7 +99,7 @@ impl<'a> Recording<'a> {
         if args.top {
             top::terminal::check()?;
         }
-        output::check(&args.output, args.force)?;
+        output::check(args)?;
         Ok(Self { args, places: symbolize::named_places(&args.debug)? })
     }
 
@@ -245,7 +244,9 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     drop(server);
     drop(reader);
     drop(raw);
-    if let Some(failed) = view.and_then(ViewThread::finish) {
+    // A run that the user has ended needs no second key.
+    let stays = outcome.is_ok() && !interrupted;
+    if let Some(failed) = view.and_then(|view| view.finish(stays)) {
         eprintln!("vprof: there was no live view: {failed}");
     }
     screen.release();
@@ -374,16 +375,12 @@ fn summarize(args: &RecordingArgs, console_on_stdout: bool) -> Result<(), Error>
         return Ok(());
     }
     report::print_summary(&args.output, console_on_stdout)?;
-    eprintln!(
-        "vprof: the profile is in {0}; `vprof report {0}` shows this again",
-        text::message::Shown(&args.output)
-    );
+    let path = Shown(&args.output);
+    eprintln!("vprof: the profile is in {path}; `vprof report {path}` shows this again");
+    if args.older.is_some() {
+        eprintln!("vprof: the one before is in {}", Shown(&output::older_name(&args.output)));
+    }
     Ok(())
-}
-
-/// Which file has this name, where there is one: its device and inode.
-fn file_identity(path: &Path) -> Option<(u64, u64)> {
-    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
 /// Reports a precision that was not reached. The code of a command that failed has precedence.

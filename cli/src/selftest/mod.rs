@@ -183,7 +183,7 @@ fn run_args(
     directory: &Path,
 ) -> Result<RunArgs, Error> {
     let words = ["vprof".as_ref(), "run".as_ref(), kernel.as_os_str()];
-    let Ok(Cli { command: CliCommand::Run(run) }) = Cli::try_parse_from(words) else {
+    let Ok(Cli { command: CliCommand::Run(run), .. }) = Cli::try_parse_from(words) else {
         return Err(UsageError::KernelName(kernel.to_owned()).into());
     };
     let mut run = *run;

@@ -13,6 +13,8 @@ pub enum RunEvent {
     Message(String),
     /// The end of all events, with the reason as a sentence.
     Ended(String),
+    /// The view has to leave the screen.
+    Closed,
 }
 
 /// RunCommand to a run.

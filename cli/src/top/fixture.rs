@@ -2,7 +2,8 @@
 
 use profile::estimate::share;
 use profile::live::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
+    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
+    VcpuShare,
 };
 
 /// Samples that were not idle.
@@ -70,8 +71,21 @@ pub fn snapshot(vcpus: u8, time_s: f64) -> Snapshot {
         process("[hard interrupt]", 0, 0, 270, 0.0),
     ];
     let long = "core::iter::adapters::map::Map<I, F> as core::iter::traits::iterator::Iterator>::fold::h17d4";
+    let program = |process: &ProcessShare, lives: u64, samples: u64| ProgramShare {
+        comm: process.comm.clone(),
+        kernel_thread: false,
+        lives,
+        pid: (lives == 1).then_some(process.pid),
+        samples,
+        share: share(samples, BUSY),
+        user: process.user,
+    };
+    let mut programs: Vec<ProgramShare> =
+        processes.iter().map(|p| program(p, u64::from(p.pid > 0), p.samples)).collect();
+    programs.insert(2, program(&process("worker", 200, 0, 360, 1.0), 40, 360));
     Snapshot {
         time_s,
+        programs,
         span_s: 5.0,
         kernel: Some("6.1.0-56-cloud-amd64".to_owned()),
         host: "kvm".to_owned(),

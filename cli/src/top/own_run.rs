@@ -70,16 +70,24 @@ impl ViewThread {
         Ok(Self { end, thread: thread.map_err(system("start a thread"))? })
     }
 
-    /// Leaves the screen, and returns the error of the view, if it had one.
-    pub fn finish(self) -> Option<Error> {
-        drop(self.end);
+    /// Ends the view, and returns its error, if it had one. `stays`: the view of a run that has ended stays
+    /// until the user leaves it.
+    pub fn finish(self, stays: bool) -> Option<Error> {
+        let Self { end, thread } = self;
+        if !stays {
+            drop(end);
+        } else if end.send(()).is_ok() {
+            let failed = thread.join().ok().and_then(Result::err);
+            terminal::restore();
+            return failed;
+        }
         let deadline = Instant::now() + LEAVE_LIMIT;
-        while !self.thread.is_finished() && Instant::now() < deadline {
+        while !thread.is_finished() && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(2));
         }
-        let failed = match self.thread.is_finished() {
+        let failed = match thread.is_finished() {
             // A panic in it was reported when it happened.
-            true => self.thread.join().ok().and_then(Result::err),
+            true => thread.join().ok().and_then(Result::err),
             false => None,
         };
         terminal::restore();
@@ -91,7 +99,7 @@ impl ViewThread {
 #[derive(Debug)]
 struct OwnRun {
     parts: RunHandles,
-    /// Closed at the end.
+    /// Gets a message at the end of the run, and is closed when the view has to leave.
     ended: oneshot::Receiver<()>,
     ticks: Interval,
     view: View,
@@ -120,7 +128,10 @@ impl WatchedRun for OwnRun {
                 return RunEvent::Message(sentence);
             }
             tokio::select! {
-                _ = &mut self.ended => return RunEvent::Ended("the run has ended".to_owned()),
+                ended = &mut self.ended => return match ended {
+                    Ok(()) => RunEvent::Ended("the run has ended".to_owned()),
+                    Err(_) => RunEvent::Closed,
+                },
                 Ok(()) = self.parts.phase.changed() => {
                     let preparing = match &*self.parts.phase.borrow_and_update() {
                         Phase::Preparing(step) => Some(format!("{step} ...")),
@@ -196,7 +207,19 @@ mod tests {
         own.ticks.reset_immediately();
         assert!(matches!(own.next().await, RunEvent::Snapshot(snapshot) if snapshot.time_s == 2.0));
         drop(end);
-        assert!(matches!(own.next().await, RunEvent::Ended(_)));
+        assert_eq!(own.next().await, RunEvent::Closed);
+    }
+
+    #[tokio::test]
+    async fn the_view_of_a_run_that_has_ended_stays() {
+        let (mut own, _controlled, _stopped, end) = own();
+        end.send(()).unwrap();
+        // Snapshots may come first.
+        let mut event = own.next().await;
+        while matches!(event, RunEvent::Snapshot(_)) {
+            event = own.next().await;
+        }
+        assert_eq!(event, RunEvent::Ended("the run has ended".to_owned()));
     }
 
     #[tokio::test]

@@ -1,15 +1,18 @@
 //! The panes: the part of a snapshot that each shows.
 
-use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, Snapshot, TaskShare};
+use profile::estimate::Share;
+use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, Snapshot, TaskShare};
 use text::clean::escaped;
 
 use super::table::{CellValue, PaneTable, SortOrder, TableColumn, column};
+use crate::render::summary::with_lives;
 use crate::render::with_module;
 
 /// A pane with a table or text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PaneKind {
-    Processes,
+    /// Programs, or their instances.
+    Programs,
     Functions,
     Tasks,
     Exits,
@@ -20,7 +23,7 @@ pub enum PaneKind {
 impl PaneKind {
     /// Panes in the order of their keys.
     pub const ALL: [Self; 6] =
-        [Self::Processes, Self::Functions, Self::Tasks, Self::Exits, Self::Console, Self::Events];
+        [Self::Programs, Self::Functions, Self::Tasks, Self::Exits, Self::Console, Self::Events];
 
     /// Returns the position in [`PaneKind::ALL`].
     pub fn place(self) -> usize {
@@ -35,7 +38,7 @@ impl PaneKind {
     /// Returns the pane's name.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Processes => "processes",
+            Self::Programs => "programs",
             Self::Functions => "functions",
             Self::Tasks => "tasks",
             Self::Exits => "exits",
@@ -49,10 +52,11 @@ impl PaneKind {
         matches!(self, Self::Console | Self::Events)
     }
 
-    /// Returns the rows, sorted and filtered.
-    pub fn table(self, snapshot: &Snapshot, order: SortOrder, filter: &str) -> PaneTable {
+    /// Returns the rows, sorted and filtered; `instances` instead of programs.
+    pub fn table(self, snapshot: &Snapshot, instances: bool, order: SortOrder, filter: &str) -> PaneTable {
         let mut table = match self {
-            Self::Processes => processes(&snapshot.processes),
+            Self::Programs if instances => processes(&snapshot.processes),
+            Self::Programs => programs(&snapshot.programs),
             Self::Functions => functions(&snapshot.functions),
             Self::Tasks => tasks(&snapshot.tasks),
             Self::Exits => exits(&snapshot.exits),
@@ -75,32 +79,50 @@ fn text(text: &str) -> CellValue {
     CellValue::Text(escaped(text).into_owned())
 }
 
-fn processes(rows: &[ProcessShare]) -> PaneTable {
-    const COLUMNS: [TableColumn; 7] = [
+/// Columns of programs and of processes; the last one is the name.
+const fn owner_columns(name: &'static str) -> [TableColumn; 7] {
+    [
         column("share", 7, 0),
         column("±", 6, 2),
         column("", 10, 5),
         column("user", 7, 3),
         column("samples", 9, 4),
         column("pid", 7, 1),
-        column("process", 0, 0),
-    ];
+        column(name, 0, 0),
+    ]
+}
+
+/// Returns a row of a program or a process.
+fn owner_row(share: &Share, user: f64, samples: u64, pid: i32, name: String) -> Vec<CellValue> {
+    let (share, margin, bar) = CellValue::from_share(share);
+    let (user, samples) = (CellValue::Share(user), CellValue::Count(samples));
+    vec![share, margin, bar, user, samples, CellValue::Id(pid.into()), CellValue::Text(name)]
+}
+
+/// Returns a table of programs or processes.
+fn owners(name: &'static str, rows: impl Iterator<Item = Vec<CellValue>>) -> PaneTable {
+    PaneTable { columns: owner_columns(name).to_vec(), rows: rows.collect(), last: LAST, empty: NOT_SAMPLED }
+}
+
+fn programs(rows: &[ProgramShare]) -> PaneTable {
+    let row = |program: &ProgramShare| {
+        let name = escaped(&program.comm);
+        let name = if program.kernel_thread { format!("[{name}]") } else { name.into_owned() };
+        let name = with_lives(name, program.lives);
+        owner_row(&program.share, program.user, program.samples, program.pid.unwrap_or(0), name)
+    };
+    owners("program", rows.iter().map(row))
+}
+
+fn processes(rows: &[ProcessShare]) -> PaneTable {
     let row = |process: &ProcessShare| {
-        let (share, margin, bar) = CellValue::from_share(&process.share);
         let name = match (process.pid, process.instance) {
             (0, _) => escaped(&process.comm).into_owned(),
             (_, instance) => format!("{}#{instance}", escaped(&process.comm)),
         };
-        let samples = CellValue::Count(process.samples);
-        let pid = CellValue::Id(process.pid.into());
-        vec![share, margin, bar, CellValue::Share(process.user), samples, pid, CellValue::Text(name)]
+        owner_row(&process.share, process.user, process.samples, process.pid, name)
     };
-    PaneTable {
-        columns: COLUMNS.to_vec(),
-        rows: rows.iter().map(row).collect(),
-        last: LAST,
-        empty: NOT_SAMPLED,
-    }
+    owners("process", rows.iter().map(row))
 }
 
 fn functions(rows: &[FunctionShare]) -> PaneTable {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::control::WatchedRun;
+use super::control::{RunEvent, WatchedRun};
 use super::draw::theme::ScreenTheme;
 use super::keys::KeyParser;
 use super::state::{KeyAction, ViewState};
@@ -15,7 +15,7 @@ use crate::terminal::KeyReader;
 /// An escape byte without another byte for this long is the escape key.
 const ESCAPE_ALONE: Duration = Duration::from_millis(100);
 
-/// Shows a run until the user quits, a signal comes, or this process's own run ends.
+/// Shows a run until the user quits, a signal comes, or the run closes the view.
 pub async fn show(run: &mut impl WatchedRun, state: &mut ViewState) -> Result<(), Error> {
     let theme = ScreenTheme::from_environment();
     // Before the screen: a signal without a handler would end this process and leave the terminal raw.
@@ -40,16 +40,16 @@ pub async fn show(run: &mut impl WatchedRun, state: &mut ViewState) -> Result<()
                 parser.flush().into_iter().collect()
             }
             event = run.next(), if state.ended.is_none() => {
-                changed = state.event(event);
-                if state.ended.is_some() && state.own_run {
+                if event == RunEvent::Closed {
                     return Ok(());
                 }
+                changed = state.event(event);
                 continue;
             }
             signal = signals.next() => {
                 match signal {
                     // The run gets the same signal, and ends.
-                    SignalEvent::End if state.own_run => {}
+                    SignalEvent::End if state.own_run && state.ended.is_none() => {}
                     SignalEvent::End => return Ok(()),
                     SignalEvent::Resized => {}
                     SignalEvent::Stop => screen.suspend()?,

@@ -22,6 +22,8 @@ struct Segment {
     states: [u64; 7],
     /// Samples by [`PARTS`].
     parts: [u64; 4],
+    /// The part of the time in the guest in which sampling was stopped, ns.
+    unsampled_ns: u64,
 }
 
 /// The segments of one vCPU.
@@ -46,14 +48,16 @@ pub(super) fn read(
         let [vcpu, end_ns, states @ ..] = numbers.as_slice() else { continue };
         let lane = lanes.iter_mut().find(|lane| u64::from(lane.vcpu) == *vcpu);
         if let (Some(lane), Ok(states)) = (lane, states.try_into()) {
-            lane.segments.push(Segment { end_ns: *end_ns, states, parts: [0; 4] });
+            lane.segments.push(Segment { end_ns: *end_ns, states, ..Segment::default() });
         }
     }
+    let rates = rates(profile)?;
     for (lane, vcpu) in lanes.iter_mut().zip(&report.vcpus) {
         lane.shorten();
         if lane.segments.is_empty() {
             lane.segments.push(whole(vcpu));
         }
+        lane.leave_out(&rates);
     }
     for sample in &recording.samples {
         let part = match sample.mode {
@@ -75,6 +79,20 @@ pub(super) fn read(
     Ok(lanes)
 }
 
+/// A change of a vCPU's rate: vCPU, time in ns, and whether it is sampled from then on.
+type RateChange = (u64, u64, bool);
+
+/// Reads the changes of rates in the order of time.
+fn rates(profile: &Profile) -> Result<Vec<RateChange>, QueryError> {
+    let sql = "SELECT vcpu, time_ns, rate_hz > 0 FROM rate ORDER BY time_ns";
+    let rows = profile.query(sql)?.rows;
+    let change = |row: &Vec<Value>| match row.as_slice() {
+        [vcpu, time, on] => Some((number(vcpu), number(time), number(on) > 0)),
+        _ => None,
+    };
+    Ok(rows.iter().filter_map(change).collect())
+}
+
 /// Reads a count or a time.
 fn number(value: &Value) -> u64 {
     match value {
@@ -88,7 +106,7 @@ fn whole(vcpu: &Vcpu) -> Segment {
     let times =
         [vcpu.guest_s, vcpu.halted_s, vcpu.waiting_s, vcpu.kvm_s, vcpu.vmm_s, vcpu.sampler_s, vcpu.paused_s];
     let states = times.map(|s| super::samples::rounded(s * 1e9));
-    Segment { end_ns: super::samples::rounded(vcpu.wall_s * 1e9), states, parts: [0; 4] }
+    Segment { end_ns: super::samples::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
 }
 
 fn count(lanes: &mut [Lane], vcpu: u8, time_ns: u64, part: usize) {
@@ -117,6 +135,32 @@ impl Lane {
         self.segments = self.segments.chunks(group).map(merged).collect();
     }
 
+    /// Marks the time in which sampling was stopped: the parts of a segment are proportional.
+    fn leave_out(&mut self, rates: &[RateChange]) {
+        let mut stops: Vec<(u64, u64)> = Vec::new();
+        let mut since = None;
+        for &(_, time, on) in rates.iter().filter(|(vcpu, ..)| *vcpu == u64::from(self.vcpu)) {
+            match (since, on) {
+                (None, false) => since = Some(time),
+                (Some(begin), true) => {
+                    stops.push((begin, time));
+                    since = None;
+                }
+                _ => {}
+            }
+        }
+        stops.extend(since.map(|begin| (begin, u64::MAX)));
+        for segment in &mut self.segments {
+            let length = segment.states.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns));
+            let begin = segment.end_ns.saturating_sub(length);
+            let off = stops.iter().map(|stop| stop.1.min(segment.end_ns).saturating_sub(stop.0.max(begin)));
+            let off = off.fold(0_u64, u64::saturating_add).min(length);
+            let guest = u128::from(segment.states[0]) * u128::from(off);
+            segment.unsampled_ns =
+                guest.checked_div(length.into()).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0);
+        }
+    }
+
     /// Returns columns: ends and times in us, numbers of samples.
     pub(super) fn json(&self) -> Json {
         let column = |of: &dyn Fn(&Segment) -> u64| Json::from_iter(self.segments.iter().map(of));
@@ -124,6 +168,7 @@ impl Lane {
         for (place, name) in STATES.iter().enumerate() {
             columns[*name] = column(&|segment| segment.states[place] / 1_000);
         }
+        columns["unsampled"] = column(&|segment| segment.unsampled_ns / 1_000);
         for (place, name) in PARTS.iter().enumerate() {
             columns[*name] = column(&|segment| segment.parts[place]);
         }
@@ -136,9 +181,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn time_without_sampling_is_a_part_of_the_time_in_the_guest() {
+        let segment = |end_ns| Segment { end_ns, states: [600, 400, 0, 0, 0, 0, 0], ..Segment::default() };
+        let mut lane = Lane { vcpu: 1, segments: [1_000, 2_000, 3_000, 4_000].map(segment).to_vec() };
+        // Off from the start, on from the middle of the second segment, off again within the last.
+        let rates = [(0, 0, false), (1, 0, false), (1, 1_500, true), (1, 3_750, false)];
+        lane.leave_out(&rates);
+        let unsampled: Vec<u64> = lane.segments.iter().map(|segment| segment.unsampled_ns).collect();
+        assert_eq!(unsampled, [600, 300, 0, 150]);
+        lane.segments[0].states = [0; 7];
+        lane.leave_out(&rates);
+        assert_eq!(lane.segments[0].unsampled_ns, 0);
+    }
+
+    #[test]
     fn many_segments_become_few() {
-        let segment =
-            |n: u64| Segment { end_ns: (n + 1) * 1_000, states: [n, 1_000, 0, 0, 0, 0, 0], parts: [0; 4] };
+        let segment = |n: u64| Segment {
+            end_ns: (n + 1) * 1_000,
+            states: [n, 1_000, 0, 0, 0, 0, 0],
+            ..Segment::default()
+        };
         let mut lane = Lane { vcpu: 0, segments: (0..2_500).map(segment).collect() };
         lane.shorten();
         assert_eq!(lane.segments.len(), 834);

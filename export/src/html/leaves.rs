@@ -53,7 +53,8 @@ impl Leaves {
     }
 }
 
-/// Returns the sleeps of tasks: the kernel functions below the wait reason.
+/// Returns the sleeps of tasks: the kernel functions below the wait reason. Kernel threads are left out: most
+/// sleep through the run, and would leave no room.
 pub(super) fn asleep(
     exact: &ExactReport,
     functions: &mut Functions,
@@ -61,7 +62,9 @@ pub(super) fn asleep(
     process_rows: &mut ProcessRows,
 ) -> Leaves {
     let mut leaves = Leaves::default();
-    for OffCpu { task, state, wait_reason, s, count, stack } in &exact.off_cpu {
+    for OffCpu { task, state, wait_reason, s, count, stack } in
+        exact.off_cpu.iter().filter(|sleep| !sleep.task.kernel_thread)
+    {
         let what =
             if wait_reason.is_empty() { format!("[{state}]") } else { format!("[{state}: {wait_reason}]") };
         let mut node = tree.node(0, functions.number((what, None, FunctionKind::State)));

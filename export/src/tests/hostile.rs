@@ -54,6 +54,12 @@ fn names_do_no_harm_in_any_format() {
                     readers::assert_pprof(&plain);
                     continue;
                 }
+                Format::FirefoxGz => {
+                    let mut plain = String::new();
+                    GzDecoder::new(&bytes[..]).read_to_string(&mut plain).expect("gzip of UTF-8");
+                    drop(readers::assert_firefox(&plain));
+                    continue;
+                }
                 Format::Parquet => {
                     assert!(bytes.starts_with(b"PAR1") && bytes.ends_with(b"PAR1"));
                     continue;
@@ -63,14 +69,14 @@ fn names_do_no_harm_in_any_format() {
             assert_harmless(format, &name, &text);
             match format {
                 Format::Folded => readers::assert_folded(&text, fixture::SAMPLES),
-                // The flame graph has inferno's script, the chart none.
+                // The flame graph has its own script, the chart none.
                 Format::Flamegraph => assert_svg(&text, 1, 9),
                 Format::Bootchart => assert_svg(&text, 0, 0),
                 Format::Firefox => drop(readers::assert_firefox(&text)),
                 Format::PerfScript => readers::assert_perf_script(&text),
                 Format::Csv => readers::assert_csv(&text, &name),
                 Format::Html => super::page::assert_page(&text, &name),
-                Format::Pprof | Format::Parquet => {}
+                Format::Pprof | Format::FirefoxGz | Format::Parquet => {}
             }
         }
     }

@@ -116,6 +116,7 @@ fn names_and_files_tell_formats() {
         assert_eq!(format.name().parse(), Ok(format));
     }
     assert_eq!(Format::of_file("a.pb.gz"), Some(Format::Pprof));
+    assert_eq!(Format::of_file("p.json.gz"), Some(Format::FirefoxGz));
     assert_eq!(Format::of_file("graph.svg"), Some(Format::Flamegraph));
     assert_eq!(Format::of_file("graph.boot.svg"), Some(Format::Bootchart));
     assert_eq!(Format::of_file("what"), None);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use attach::gdb::GdbTarget;
 use attach::{
     AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, JobControl,
-    Process, RateLimit, Target, capabilities,
+    Process, RateLimit, RunningMachine, Target, TargetChoice, VcpuCounts, capabilities,
 };
 use images::ImageError;
 use profile::estimate::ONE_CLOCK;
@@ -19,7 +19,7 @@ use text::clean::escaped;
 use text::units;
 use wall::{AttachedWall, Reach, SyscallPolicy, WallError};
 
-use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, FoundVm, LoweredRate};
+use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, ChosenVm, FoundVm, LoweredRate};
 use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey};
 use crate::guest::{GuestError, Inputs, watch};
 use crate::heap;
@@ -28,9 +28,10 @@ use crate::protocol::FromHost;
 use crate::spec::{DiskSpec, GuestEnd, Outcome};
 use crate::stage::Stage;
 
-/// Data that a profile of an attached machine lacks.
-const NOT_HAD: &str = "exits of the VMM by reason and device, interrupts that its devices raise, and the console are not known \
-                       of a VM under another VMM; its time in the VMM is estimated by samples";
+/// Data that a profile of an attached machine lacks, after what else its engine does not count.
+const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
+/// The same of a machine whose exits are not counted.
+const ESTIMATED: &str = "; its time in the VMM is estimated by samples";
 /// Data that a profile through a stub lacks.
 const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
                                into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
@@ -73,7 +74,8 @@ pub fn main(job: RawFd) -> io::Result<()> {
     leave_signals_to_parent();
     let connection = Connection::of_stdin();
     let prepared = match prepare(job) {
-        Ok(prepared) => prepared,
+        Ok(Ok(prepared)) => prepared,
+        Ok(Err(machines)) => return connection.send(&FoundVm::Unchosen(machines)),
         Err(error) => return connection.send(&FoundVm::Refused(error.to_string())),
     };
     connection.send(&FoundVm::Found(prepared.found.vm.clone()))?;
@@ -93,8 +95,9 @@ struct Prepared {
     wall: String,
 }
 
-/// Finds the machine, and raises the wall.
-fn prepare(job: RawFd) -> Result<Prepared, ChildError> {
+/// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
+/// there is not exactly one.
+fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
     let mut text = Vec::new();
     // SAFETY: the descriptors of the job are this process's own, and each occurs once in it.
     unsafe { inherited(job) }.read_to_end(&mut text)?;
@@ -102,14 +105,17 @@ fn prepare(job: RawFd) -> Result<Prepared, ChildError> {
     // SAFETY: as above.
     let report = OwnedFd::from(unsafe { inherited(report) });
     capabilities::raise_tracing()?;
-    let found = FoundMachine::find(&spec.target)?;
+    let found = match FoundMachine::find(&spec.target)? {
+        Ok(found) => found,
+        Err(machines) => return Ok(Err(machines)),
+    };
     let wall = wall_of(&found.machine, spec.policy, report);
     let wall = wall::enter_attached(wall)?.words();
     capabilities::limit_threads();
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Prepared { spec, found, files, wall })
+    Ok(Ok(Prepared { spec, found, files, wall }))
 }
 
 fn wall_of(machine: &Machine, policy: SyscallPolicy, report: OwnedFd) -> AttachedWall {
@@ -130,10 +136,14 @@ struct FoundMachine {
     vm: AttachedVm,
     /// By what it is profiled.
     by: String,
+    /// Name of the means by which it is sampled, and the reason as a sentence.
+    engine: (&'static str, String),
+    /// Data that the profile lacks, as a sentence.
+    not_had: String,
     /// Events of the profile: kind and sentence.
     notes: Vec<(&'static str, String)>,
-    /// KVM's counters of the vCPUs.
-    counters: Vec<Option<vmm::Counters>>,
+    /// Counts of the vCPUs.
+    counts: Vec<VcpuCounts>,
 }
 
 /// A machine, by what it was found.
@@ -143,23 +153,29 @@ enum Machine {
 }
 
 impl FoundMachine {
-    fn find(target: &AttachTarget) -> Result<Self, AttachError> {
-        match target {
-            AttachTarget::Process(pid, engine) => Self::find_process(*pid, *engine),
-            AttachTarget::Name(name, engine) => {
-                let pid = {
-                    let _search = capabilities::SearchRight::raise();
-                    attach::find_by_name(name)?
-                };
-                Self::find_process(pid, *engine)
+    fn find(target: &AttachTarget) -> Result<Result<Self, Vec<RunningMachine>>, AttachError> {
+        let (vm, choice) = match target {
+            AttachTarget::Process(vm, choice) => (vm, choice),
+            AttachTarget::Stub(address) => return Self::find_stub(address).map(Ok),
+        };
+        let pid = {
+            let _search = capabilities::SearchRight::raise();
+            match vm {
+                ChosenVm::Pid(pid) => attach::find_holder(*pid)?,
+                ChosenVm::Name(name) => attach::find_by_name(name)?,
+                ChosenVm::Only => match attach::running_machines() {
+                    machines if machines.len() != 1 => return Ok(Err(machines)),
+                    machines => machines.first().map_or(0, |machine| machine.pid),
+                },
             }
-            AttachTarget::Stub(address) => Self::find_stub(address),
-        }
+        };
+        Self::find_process(pid, *choice).map(Ok)
     }
 
-    fn find_process(pid: i32, engine: EngineChoice) -> Result<Self, AttachError> {
-        let target = Target::find_by(engine, pid, most_vcpus(), Some(guard_program()))?;
+    fn find_process(pid: i32, choice: TargetChoice) -> Result<Self, AttachError> {
+        let mut target = Target::find_by(choice, pid, most_vcpus(), Some(guard_program()))?;
         let label = label(target.process());
+        let engine = (target.engine(), target.engine_sentence());
         let mut notes = vec![("engine", target.engine_sentence())];
         let mut vcpus = counted(target.vcpus());
         if target.unseen() > 0 {
@@ -168,12 +184,16 @@ impl FoundMachine {
             notes.push(("missing", left_out));
         }
         let mut sentences = vec![format!("attached to {label}, {vcpus}")];
-        if engine != EngineChoice::Ptrace {
+        if choice.engine != EngineChoice::Ptrace {
             sentences.push(target.engine_sentence());
         }
         let vm = AttachedVm { label, sentences };
-        let counters = target.counters();
-        Ok(Self { machine: Machine::Process(Box::new(target)), vm, by: program(pid), notes, counters })
+        let counts = target.counts();
+        let uncounted = target.uncounted();
+        let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
+        let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
+        let (machine, by) = (Machine::Process(Box::new(target)), program(pid));
+        Ok(Self { machine, vm, by, engine, not_had, notes, counts })
     }
 
     fn find_stub(address: &str) -> Result<Self, AttachError> {
@@ -189,7 +209,9 @@ impl FoundMachine {
         let under = target.process().map(|process| format!(", {}", program(process.pid())));
         let by = format!("through {stub}{}, {memory}", under.unwrap_or_default());
         let vm = AttachedVm { label, sentences };
-        Ok(Self { machine: Machine::Stub(Box::new(target)), vm, by, notes: Vec::new(), counters: Vec::new() })
+        let engine = ("gdb", format!("{stub} stops all vCPUs for samples: --gdb"));
+        let (machine, not_had) = (Machine::Stub(Box::new(target)), NOT_HAD_BY_STUB.to_owned());
+        Ok(Self { machine, vm, by, engine, not_had, notes: Vec::new(), counts: Vec::new() })
     }
 }
 
@@ -251,7 +273,7 @@ impl Machine {
 /// Samples the machine until it ends, or until the parent ends the run.
 fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, ChildError> {
     let Prepared { spec, found, files, wall } = prepared;
-    let FoundMachine { mut machine, vm, by, mut notes, counters } = found;
+    let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();
     let Watcher { stop, input, control, console: _, output: _, phase, notes: _ } = watcher;
@@ -272,8 +294,10 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
         ("image", Some(vm.label)),
         ("host", Some("attached".to_owned())),
         ("host_reason", Some(by)),
+        ("engine", Some(engine.0.to_owned())),
+        ("engine_reason", Some(engine.1)),
         ("pid", machine.process().map(|process| process.pid().to_string())),
-        ("not_had", Some(if one_clock { NOT_HAD_BY_STUB } else { NOT_HAD }.to_owned())),
+        ("not_had", Some(not_had)),
         // Behind a stub all vCPUs stop at once.
         (ONE_CLOCK, one_clock.then(|| "1".to_owned())),
         ("wall", Some(wall)),
@@ -289,7 +313,7 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
     heap::give_back_at_once();
     let sink = Box::new(ConnectionSink(connection.clone()));
     let (mut session, samplers) = Session::new(config, sink, files);
-    session.set_counters(counters);
+    session.set_counts(counts);
     spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     for (kind, note) in &notes {
         session.event(kind, note);
@@ -308,18 +332,30 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
 
 /// Ends the profile, however the attachment ended.
 fn finish(session: Session, ended: Result<EndedAttachment<AttachedSampler>, AttachError>) -> Outcome {
-    let (end, trouble) = match ended {
+    let (end, swapped_out, trouble) = match ended {
         // The observers hold the writing ends of the rings that the collector empties.
-        Ok(EndedAttachment { end, observers }) => {
+        Ok(EndedAttachment { end, observers, swapped_out }) => {
             drop(observers);
-            (end, None)
+            (end, swapped_out, None)
         }
-        Err(error) => (AttachmentEnd::Detached, Some(error.to_string())),
+        Err(error) => (AttachmentEnd::Detached, 0, Some(error.to_string())),
     };
+    if swapped_out > 0 {
+        session.event("missing", &lacking(swapped_out));
+    }
     let end = GuestEnd::Left(end);
     session.event("end", trouble.as_ref().unwrap_or(&end.sentence()));
-    let totals = session.finish(Vec::new());
+    let totals = session.finish(vec![("samples_swapped_out".to_owned(), swapped_out.to_string())]);
     Outcome { end, totals, host_restarts: 0, trouble: trouble.into_iter().collect() }
+}
+
+/// Returns the sentence on samples that lack a part of the guest's memory.
+fn lacking(samples: u64) -> String {
+    let (lack, their) = if samples == 1 { ("lacks", "its") } else { ("lack", "their") };
+    format!(
+        "{} {lack} parts of {their} stacks, processes or threads: the host had that memory of the guest swapped out",
+        units::counted(samples, "sample")
+    )
 }
 
 /// This program as the guard of an attached machine.

@@ -15,13 +15,13 @@ mod run;
 mod vm;
 
 pub use child::main;
-pub use run::{AttachHalf, AttachedError};
+pub use run::{AttachHalf, AttachedError, StartedHalf};
 pub use vm::LoweredRate;
 
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use attach::EngineChoice;
+use attach::{RunningMachine, TargetChoice};
 use sampler::RecordingConfig;
 use sampler::conditions::RunTrigger;
 use serde::{Deserialize, Serialize};
@@ -51,12 +51,21 @@ pub struct AttachSpec {
 /// A machine to be profiled.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AttachTarget {
-    /// The machine in a process.
-    Process(i32, EngineChoice),
-    /// The machine with this name.
-    Name(String, EngineChoice),
+    /// A machine on KVM.
+    Process(ChosenVm, TargetChoice),
     /// The machine with a GDB stub at this address.
     Stub(String),
+}
+
+/// Process of a machine on KVM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ChosenVm {
+    /// The process with this id, or what it has started.
+    Pid(i32),
+    /// The one whose machine has this name.
+    Name(String),
+    /// The only one of this host.
+    Only,
 }
 
 /// Job of an attach half, as JSON.
@@ -74,6 +83,8 @@ struct AttachJob {
 enum FoundVm {
     /// The machine is found, and the wall is raised.
     Found(AttachedVm),
+    /// No machine was chosen, and these are there: none, or several.
+    Unchosen(Vec<RunningMachine>),
     /// There is no machine that can be profiled; the reason in a sentence.
     Refused(String),
 }

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
+use attach::RunningMachine;
 use profile::{Batch, Sink};
 use text::message::Reason;
 use tokio::net::unix::pipe;
@@ -66,6 +67,15 @@ pub struct AttachHalf {
     report: Option<io::PipeReader>,
 }
 
+/// Outcome of the start of a half.
+#[derive(Debug)]
+pub enum StartedHalf {
+    /// The half, and its machine.
+    Found(AttachHalf, AttachedVm),
+    /// No machine was chosen, and these are there: none, or several.
+    Unchosen(Vec<RunningMachine>),
+}
+
 impl Drop for AttachHalf {
     fn drop(&mut self) {
         // All of these fail if it has ended.
@@ -81,14 +91,11 @@ impl Drop for AttachHalf {
 }
 
 impl AttachHalf {
-    /// Starts a half, and returns it with the machine that it has found. `disks` are only read.
+    /// Starts a half. `disks` are only read.
     ///
     /// # Errors
     /// There is no such machine, or it cannot be profiled.
-    pub fn start(
-        spec: AttachSpec,
-        disks: Vec<(DiskSpec, File)>,
-    ) -> Result<(Self, AttachedVm), AttachedError> {
+    pub fn start(spec: AttachSpec, disks: Vec<(DiskSpec, File)>) -> Result<StartedHalf, AttachedError> {
         let failed = start("start the process that attaches");
         let (connection, theirs) = UnixStream::pair().map_err(&failed)?;
         let (report, report_writer) = io::pipe().map_err(&failed)?;
@@ -103,7 +110,8 @@ impl AttachHalf {
         drop((command, job_file, report_writer, disks));
         let mut half = Self { child, connection, report: Some(report) };
         match read_message(&mut half.connection).map_err(start("hear from the process that attaches"))? {
-            Some(FoundVm::Found(vm)) => Ok((half, vm)),
+            Some(FoundVm::Found(vm)) => Ok(StartedHalf::Found(half, vm)),
+            Some(FoundVm::Unchosen(machines)) => Ok(StartedHalf::Unchosen(machines)),
             Some(FoundVm::Refused(sentence)) => Err(AttachedError::Refused(sentence)),
             None => Err(half.ended_early()),
         }

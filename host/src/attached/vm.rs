@@ -19,6 +19,9 @@ fn tell(session: &Session, events: Vec<AttachEvent>) {
     for event in events {
         match event {
             AttachEvent::MemoryProven(text) => session.event("memory", &text),
+            AttachEvent::MemoryChanged(text) => {
+                session.event("memory", &format!("the VMM has changed the guest's memory: {text}"));
+            }
             AttachEvent::MemoryUnproven(text) => session.event("missing", &text),
             AttachEvent::Paused(cause) => {
                 let why = match cause {

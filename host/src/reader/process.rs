@@ -1,19 +1,26 @@
 //! Starting a reader of images, and the check of what it returns.
 
 use std::io::{self, Read, Seek};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
 
 use images::contents::ImageFormat;
 use images::{ImageInspection, NamedFile};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use text::message::{Reason, Shown};
+use text::units;
 use wall::SyscallPolicy;
 
 use super::answer::{Answer, AnswerError, BootFacts, MAX_ANSWER};
 use super::{BootMemory, BootTask, COMMAND, LIMITS, MAX_RESULT, PassedFile, ReaderJob, ReaderTask};
 use crate::process::{refused_call, walled_command};
+
+/// Longest time until a reader has answered and ended: it may use 120 s of CPU time, and storage may be slow.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Reason for which a reader of images returned nothing.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +43,16 @@ pub enum ReaderError {
         image: PathBuf,
         /// The reason.
         reason: String,
+    },
+    /// The process does not answer.
+    #[error(
+        "can't read {}: the process that reads it has not answered for {}; the image may have taken it over",
+        Shown(.image),
+        units::duration(PATIENCE)
+    )]
+    Silent {
+        /// The image.
+        image: PathBuf,
     },
     /// A parser has an error.
     #[error("can't read {}: vprof has an error at {place}, which this image meets", Shown(.image))]
@@ -170,19 +187,24 @@ fn ask(image: &Path, task: ReaderTask, policy: SyscallPolicy) -> Result<Answer, 
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(&failed)?;
     drop((command, job_file, report_writer));
-    let mut bytes = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
     let read = match child.stdout.take() {
-        // One byte more shows an answer that is too long.
-        Some(stdout) => stdout.take(MAX_ANSWER as u64 + 1).read_to_end(&mut bytes),
-        None => Ok(0),
+        Some(stdout) => read_until(stdout, deadline),
+        None => Ok(Some(Vec::new())),
     };
-    if read.is_err() || bytes.len() > MAX_ANSWER {
-        // Fails if it has ended.
+    let ended = match &read {
+        Ok(Some(bytes)) if bytes.len() <= MAX_ANSWER => has_ended(&mut child, deadline),
+        _ => false,
+    };
+    if !ended {
+        // Fails if it has ended since.
         let _ended = child.kill();
     }
     let status = child.wait().map_err(start("wait for the reader of images"))?;
-    read.map_err(start("wait for the reader of images"))?;
     let image = || image.to_owned();
+    let Some(bytes) = read.map_err(start("wait for the reader of images"))? else {
+        return Err(ReaderError::Silent { image: image() });
+    };
     if bytes.is_empty() || !status.success() && bytes.len() <= MAX_ANSWER {
         let reason = refused_call(report, status).unwrap_or_else(|| reason(status));
         return Err(ReaderError::Ended { image: image(), reason });
@@ -195,6 +217,38 @@ fn ask(image: &Path, task: ReaderTask, policy: SyscallPolicy) -> Result<Answer, 
     }
 }
 
+/// Reads an answer to its end, at most one byte more than the longest; `None` if it does not end in time.
+fn read_until(mut answer: impl Read + AsFd, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+    let mut bytes = Vec::new();
+    let mut buffer = vec![0; 64 << 10];
+    while bytes.len() <= MAX_ANSWER {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(answer.as_fd(), PollFlags::POLLIN)], timeout) {
+            Ok(0) => return Ok(None),
+            Ok(_) => match answer.read(&mut buffer)? {
+                0 => break,
+                count => bytes.extend_from_slice(&buffer[..count]),
+            },
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    bytes.truncate(MAX_ANSWER + 1);
+    Ok(Some(bytes))
+}
+
+/// Waits for the end of a process that has answered. Returns false if it does not end in time.
+fn has_ended(child: &mut Child, deadline: Instant) -> bool {
+    while matches!(child.try_wait(), Ok(None)) {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
 /// Returns the reason of the process's end.
 fn reason(status: ExitStatus) -> String {
     match status.signal() {
@@ -204,5 +258,34 @@ fn reason(status: ExitStatus) -> String {
             format!("it got no more memory ({status}); it may have {} GiB", LIMITS.memory_bytes >> 30)
         }
         _ => status.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_millis(50)
+    }
+
+    #[test]
+    fn an_answer_that_does_not_come_is_not_waited_for() {
+        let (reader, mut writer) = io::pipe().unwrap();
+        assert_eq!(read_until(&reader, soon()).unwrap(), None);
+        std::io::Write::write_all(&mut writer, b"begun").unwrap();
+        assert_eq!(read_until(&reader, soon()).unwrap(), None, "it does not end");
+        std::io::Write::write_all(&mut writer, b"whole").unwrap();
+        drop(writer);
+        assert_eq!(read_until(&reader, soon()).unwrap().as_deref(), Some(&b"whole"[..]));
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_is_not_waited_for() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        assert!(!has_ended(&mut child, soon()));
+        child.kill().unwrap();
+        assert!(has_ended(&mut child, Instant::now() + Duration::from_secs(600)));
+        child.wait().unwrap();
     }
 }

@@ -77,6 +77,13 @@ impl HostLayouts<'_> {
         u32::try_from(size).ok()
     }
 
+    /// Returns names and offsets in bytes of all numbers of 8 bytes in the structure at `path`.
+    pub fn words(&self, path: &str) -> Vec<(String, u32)> {
+        let found = self.0.iter().map(|btf| btf.words(path)).find(|words| !words.is_empty());
+        let words = found.unwrap_or_default().into_iter();
+        words.filter_map(|(name, offset)| Some((name, u32::try_from(offset).ok()?))).collect()
+    }
+
     /// Returns the number of elements of the array at `path`.
     pub fn elements(&self, path: &str) -> Option<u32> {
         let elements = self.0.iter().find_map(|btf| btf.elements(btf.member_by_path(path)?))?;
@@ -138,6 +145,20 @@ mod tests {
         assert_eq!((layouts.size_of("vcpu"), layouts.offset("vcpu.none")), (Some(16), None));
         let alone = HostTypes::from_bytes(kernel, &[]).unwrap();
         assert_eq!(alone.layouts().offset("vcpu.links"), None);
+    }
+
+    #[test]
+    fn words_are_the_numbers_of_8_bytes_also_within_structures() {
+        let mut types = BtfWriter::new();
+        let (small, word) = (types.int("int", 4), types.int("u64", 8));
+        let inner = types.structure("generic", &[("polls", word, 0), ("small", small, 8)]);
+        let stat = types.structure("stat", &[("generic", inner, 0), ("exits", word, 16)]);
+        types.structure("vcpu", &[("before", word, 0), ("stat", stat, 8)]);
+        let types = HostTypes::from_bytes(types.bytes(), &[]).unwrap();
+        let words = types.layouts().words("vcpu.stat");
+        assert_eq!(words, [("polls".to_owned(), 8), ("exits".to_owned(), 24)]);
+        assert!(types.layouts().words("vcpu.before").is_empty());
+        assert!(types.layouts().words("vcpu.none").is_empty());
     }
 
     #[test]

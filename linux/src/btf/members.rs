@@ -7,6 +7,8 @@ use symbols::bytes::u32_at;
 const MAX_MODIFIERS: usize = 16;
 /// Anonymous structures within each other that are looked into, at most.
 const MAX_DEPTH: usize = 8;
+/// Bytes of a name, at most.
+const MAX_NAME: usize = 64;
 /// Members read for one question, at most: hostile structures may hold each other.
 const MAX_STEPS: usize = 100_000;
 
@@ -159,6 +161,52 @@ impl Btf<'_> {
     pub(crate) fn number_size(&self, member: BtfMember) -> Option<usize> {
         let number = self.strip(member.type_number)?;
         (number.kind == kind::INT).then_some(number.size_or_type as usize)
+    }
+
+    /// Returns names and offsets of all numbers of 8 bytes in the structure that the member at a path is,
+    /// also of those in structures within it.
+    pub(crate) fn words(&self, path: &str) -> Vec<(String, usize)> {
+        let Some(member) = self.member_by_path(path) else { return Vec::new() };
+        let (mut found, mut steps) = (Vec::new(), MAX_STEPS);
+        if let Some(outer) = self.strip(member.type_number) {
+            self.add_words(&outer, member.offset, MAX_DEPTH, &mut steps, &mut found);
+        }
+        found
+    }
+
+    fn add_words(
+        &self,
+        outer: &BtfType,
+        base: usize,
+        depth: usize,
+        steps: &mut usize,
+        found: &mut Vec<(String, usize)>,
+    ) {
+        if outer.kind != kind::STRUCT || outer.kind_flag {
+            return;
+        }
+        for at in (0..outer.vlen).map(|i| outer.body + i * 12) {
+            let Some(left) = steps.checked_sub(1) else { return };
+            *steps = left;
+            let word = |offset| u32_at(self.types, at + offset);
+            let (Some(name), Some(number), Some(bits)) = (word(0), word(4), word(8)) else { return };
+            let Some(inner) = self.strip(number) else { continue };
+            let offset = base.saturating_add((bits / 8) as usize);
+            match inner.kind {
+                kind::INT if inner.size_or_type == 8 => found.extend(self.name(name).map(|n| (n, offset))),
+                kind::STRUCT if depth > 0 => self.add_words(&inner, offset, depth - 1, steps, found),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns a name that is not longer than any in a kernel.
+    fn name(&self, offset: u32) -> Option<String> {
+        let rest = self.strings.get(offset as usize..)?;
+        let name = rest.get(..MAX_NAME.min(rest.len()))?.split(|byte| *byte == 0).next()?;
+        let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';
+        let is_name = !name.is_empty() && name.len() < MAX_NAME && name.iter().all(is_plain);
+        is_name.then(|| String::from_utf8_lossy(name).into_owned())
     }
 
     /// Returns the number of elements of a member that is an array.

@@ -40,6 +40,11 @@ pub(crate) const UNTIL: &str = "until";
 pub const PHASES: [&str; 7] =
     ["total", "decompression", "kernel", "early", "initcalls", "initrd", "userspace"];
 
+/// True for a phase that is a part of `kernel`, and not of the sum of all.
+pub fn is_part_of_kernel(phase: &str) -> bool {
+    matches!(phase, "early" | "initcalls")
+}
+
 /// A boot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Boot {

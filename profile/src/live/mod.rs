@@ -22,7 +22,8 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use snapshot::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
+    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
+    VcpuShare,
 };
 pub use tables::{Span, Tables, View};
 

@@ -21,6 +21,9 @@ pub struct Snapshot {
     pub vcpus: Vec<VcpuShare>,
     /// Parts of the samples by mode.
     pub modes: ModeShares,
+    /// Programs by their part of the guest's non-idle time, most first: all instances of a name together.
+    #[serde(default)]
+    pub programs: Vec<ProgramShare>,
     /// Processes by their part of the guest's non-idle time, most first.
     pub processes: Vec<ProcessShare>,
     /// Functions, those with most own samples first.
@@ -80,6 +83,25 @@ pub struct ModeShares {
     pub softirq: f64,
     /// Idle, halted or not.
     pub idle: f64,
+}
+
+/// All instances of a program, or another owner of samples.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProgramShare {
+    /// Program's name, or a name in brackets.
+    pub comm: String,
+    /// A kernel thread.
+    pub kernel_thread: bool,
+    /// Instances that were hit; 0 for another owner.
+    pub lives: u64,
+    /// Process id, if one instance was hit.
+    pub pid: Option<i32>,
+    /// Samples.
+    pub samples: u64,
+    /// Part of all samples that were not idle, with the 95 % interval of independent samples.
+    pub share: Share,
+    /// Part of their own samples in user code.
+    pub user: f64,
 }
 
 /// A process, or another owner of samples.

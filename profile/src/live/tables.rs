@@ -1,7 +1,7 @@
 //! Tables that are filled from batches and read as snapshots.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,8 @@ use super::code::{Code, NONE};
 use super::console;
 use super::counts::{Counts, SampleKind};
 use super::snapshot::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, Sampling, Snapshot, TaskShare, VcpuShare,
+    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
+    VcpuShare,
 };
 use super::task_scan::{SampledStates, StateCounts};
 use crate::estimate::share;
@@ -185,6 +186,7 @@ impl Tables {
             sampling: self.sampling(counts.values().sum()),
             vcpus: self.vcpus(from_ns, view.span == Span::Run),
             modes: modes(&counts),
+            programs: self.programs(&counts, busy, view.rows),
             processes: self.processes(&counts, busy, view.rows),
             functions: self.functions(&counts, busy, view.rows),
             tasks: self.tasks(from_ns, view.rows),
@@ -222,6 +224,50 @@ impl Tables {
             modes: modes(&self.counts.since(from_ns, Some(row.id))),
         };
         self.vcpus.values().map(share).collect()
+    }
+
+    fn programs(
+        &self,
+        counts: &HashMap<Option<SampleKind>, u64>,
+        busy: u64,
+        rows: usize,
+    ) -> Vec<ProgramShare> {
+        #[derive(Default)]
+        struct Sum {
+            samples: u64,
+            user: u64,
+            lives: BTreeSet<u32>,
+        }
+        let mut sums: HashMap<(&str, bool), Sum> = HashMap::new();
+        for (kind, count) in counts {
+            let Some(kind) = kind else { continue };
+            let instance = match kind.charged {
+                Charged::Instance(id) => self.instances.get(&id),
+                _ => None,
+            };
+            let name =
+                instance.map_or((kind.charged.name(), false), |row| (row.comm.as_str(), row.kernel_thread));
+            let sum = sums.entry(name).or_default();
+            sum.samples += count;
+            sum.user += if kind.mode == Mode::User { *count } else { 0 };
+            sum.lives.extend(instance.map(|row| row.id));
+        }
+        let mut sums: Vec<_> = sums.into_iter().collect();
+        sums.sort_unstable_by_key(|(name, sum)| (Reverse(sum.samples), *name));
+        sums.truncate(rows);
+        let row = |((comm, kernel_thread), Sum { samples, user, lives }): ((&str, bool), Sum)| {
+            let only = lives.first().filter(|_| lives.len() == 1);
+            ProgramShare {
+                comm: comm.to_owned(),
+                kernel_thread,
+                lives: lives.len() as u64,
+                pid: only.and_then(|id| self.instances.get(id)).map(|row| row.pid),
+                samples,
+                share: share(samples, busy),
+                user: part(user, samples),
+            }
+        };
+        sums.into_iter().map(row).collect()
     }
 
     fn processes(

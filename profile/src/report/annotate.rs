@@ -9,7 +9,7 @@ use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::LoadedProfile;
 use super::view::{RowLists, View, frames};
-use super::{Estimate, ReportError};
+use super::{Estimate, ReportError, is_emulated};
 use crate::naming::is_nameless;
 use crate::rows::FrameKind;
 use crate::store::Profile;
@@ -23,7 +23,7 @@ const MOST_LISTED: usize = 8;
 /// Function to annotate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Target {
-    /// Name, or start address as `0x...`.
+    /// Name, or an address in it that was sampled, or its first one, as `0x...`.
     pub symbol: String,
     /// Kernel module or file name, if several have a function of that name; `kernel` for the kernel image.
     pub module: Option<String>,
@@ -40,6 +40,8 @@ pub struct Annotation {
     pub kind: String,
     /// True if no symbol covers it: its name only gives its start.
     pub nameless: bool,
+    /// True if the host was emulated, so that samples are exact to a block of code only.
+    pub emulated: bool,
     /// Address of its first byte; of the ELF file for user code of a file.
     pub start: u64,
     /// Its code, at most [`MOST_CODE`]; `None` if the profile has none.
@@ -64,6 +66,8 @@ pub struct Hit {
     pub own: u64,
     /// Samples in what was called by the instruction before this address.
     pub called: u64,
+    /// Samples in what has interrupted this instruction: a fault, or an interrupt.
+    pub interrupted: u64,
     /// Source file and line, if known.
     pub source: Option<String>,
 }
@@ -99,6 +103,7 @@ impl Annotation {
             module: function.module.clone(),
             kind: function.kind.name().to_owned(),
             nameless: is_nameless(Some(&function.symbol), function.module.as_deref(), place.start, 0),
+            emulated: view.tables.meta.get("host").is_some_and(|host| is_emulated(host)),
             start: place.start,
             code,
             read,
@@ -128,7 +133,13 @@ impl Annotation {
             for at in on_stack {
                 let address = view.code.frames[at as usize].address;
                 if !seen.contains(&address) {
-                    self.hit(view.code, at).called += samples;
+                    let hit = self.hit(view.code, at);
+                    let count = if view.code.frames[at as usize].call {
+                        &mut hit.called
+                    } else {
+                        &mut hit.interrupted
+                    };
+                    *count += samples;
                     seen.push(address);
                 }
             }
@@ -168,14 +179,14 @@ fn choose(view: &View<'_>, target: &Target) -> Result<Place, ReportError> {
         let function = &code.functions[place.function as usize];
         let module = function.module.as_deref().unwrap_or("kernel");
         let wanted = match address {
-            Some(address) => place.start == address,
+            Some(address) => place.start == address || frame.address == address,
             None => matches(&function.symbol, &target.symbol),
         };
         if wanted && target.module.as_deref().is_none_or(|wanted| wanted == module) {
-            places.push((function.symbol == target.symbol, place));
+            places.push((function.symbol == target.symbol || Some(place.start) == address, place));
         }
     }
-    // The exact name takes precedence over names that only begin with it.
+    // The exact name takes precedence over names that only begin with it, and a first address over others.
     if places.iter().any(|(exact, _)| *exact) {
         places.retain(|(exact, _)| *exact);
     }

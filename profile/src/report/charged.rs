@@ -1,9 +1,10 @@
 //! Tables of processes and functions.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
+use super::tables::Instance;
 use super::view::View;
-use super::{Estimate, Function, Process, ProcessKind, Thread};
+use super::{Estimate, Function, Process, ProcessKind, Program, Thread};
 use crate::rows::Charged;
 use crate::rows::Mode;
 
@@ -20,18 +21,67 @@ pub(super) fn processes(view: &View<'_>) -> Vec<Process> {
     let mut threads = threads(view);
     let mut of = |(charged, estimate): (Charged, Estimate)| {
         let user = user.get(&charged).map_or(0.0, |user| user.share);
-        let kind = match charged {
-            Charged::HardIrq | Charged::SoftIrq => ProcessKind::Interrupt,
-            Charged::Boot => ProcessKind::Boot,
-            Charged::Unknown | Charged::Instance(_) => ProcessKind::Unknown,
-        };
-        let row = row((charged.name(), kind), estimate, user);
+        let row = row((charged.name(), kind_of_other(charged)), estimate, user);
         match charged {
             Charged::Instance(id) => process(id, row, threads.remove(&id).unwrap_or_default(), view),
             _ => row,
         }
     };
     all.into_iter().map(&mut of).collect()
+}
+
+/// Returns one row per program, and per other owner of samples.
+pub(super) fn programs(view: &View<'_>) -> Vec<Program> {
+    // A program is a name; a kernel thread may have the name of a process.
+    type Key<'a> = (&'a str, ProcessKind);
+    let key = |charged: Charged| match charged {
+        Charged::Instance(id) => match view.tables.instances.get(&id) {
+            Some(instance) => (instance.comm.as_str(), kind_of(instance)),
+            None => (Charged::Unknown.name(), ProcessKind::Unknown),
+        },
+        other => (other.name(), kind_of_other(other)),
+    };
+    let mut lives: HashMap<Key<'_>, BTreeSet<u32>> = HashMap::new();
+    for (context, _) in &view.sums.contexts.list {
+        let charged = context.thread.charged;
+        if let Charged::Instance(id) = charged
+            && view.tables.instances.contains_key(&id)
+        {
+            lives.entry(key(charged)).or_default().insert(id);
+        }
+    }
+    let (all, _) = view.by_context(|context| Some(key(context.thread.charged)));
+    let (user, _) =
+        view.by_context(|context| (context.mode == Mode::User).then(|| key(context.thread.charged)));
+    let user: HashMap<Key<'_>, Estimate> = user.into_iter().collect();
+    let row = |(key, estimate): (Key<'_>, Estimate)| {
+        let user_share = user.get(&key).map_or(0.0, |user| user.share);
+        let lives = lives.get(&key);
+        let only = lives.filter(|lives| lives.len() == 1).and_then(BTreeSet::first);
+        Program {
+            comm: key.0.to_owned(),
+            kind: key.1,
+            lives: lives.map_or(0, |lives| lives.len() as u64),
+            pid: only.and_then(|id| view.tables.instances.get(id)).map(|instance| instance.pid),
+            estimate,
+            user_share,
+            kernel_share: (estimate.share - user_share).max(0.0),
+        }
+    };
+    all.into_iter().map(row).collect()
+}
+
+fn kind_of(instance: &Instance) -> ProcessKind {
+    if instance.kernel_thread { ProcessKind::KernelThread } else { ProcessKind::Process }
+}
+
+/// Returns the kind of an owner that is not a process.
+fn kind_of_other(charged: Charged) -> ProcessKind {
+    match charged {
+        Charged::HardIrq | Charged::SoftIrq => ProcessKind::Interrupt,
+        Charged::Boot => ProcessKind::Boot,
+        Charged::Unknown | Charged::Instance(_) => ProcessKind::Unknown,
+    }
 }
 
 fn row((comm, kind): (&str, ProcessKind), estimate: Estimate, user_share: f64) -> Process {
@@ -60,7 +110,7 @@ fn process(id: u32, row: Process, threads: Vec<Thread>, view: &View<'_>) -> Proc
     let group = tables.cgroup_of(id);
     Process {
         comm: instance.comm.clone(),
-        kind: if instance.kernel_thread { ProcessKind::KernelThread } else { ProcessKind::Process },
+        kind: kind_of(instance),
         pid: instance.pid,
         instance: instance.number,
         parent_pid: instance.parent_pid,

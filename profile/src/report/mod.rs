@@ -45,7 +45,7 @@ pub use recording::{
 pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{ScanStatistics, SourceChoice, StateReport, StateSource, TaskStateTimes, TimeInState};
 pub use subtree::COMMAND;
-pub use tree::{CallTree, Direction, LEAST_PART, TreeNode, TreeRequest};
+pub use tree::{CallTree, Direction, LEAST_PART, MOST_MODULES, TreeNode, TreeRequest};
 
 use crate::estimate;
 use crate::rows::VcpuState;
@@ -224,6 +224,9 @@ pub struct Report {
     pub vcpus: Vec<Vcpu>,
     /// Times of the run's own command.
     pub command: Option<CommandTimes>,
+    /// Programs, and what is charged to none: all instances of one are one row. Shares add up as those of
+    /// `processes`.
+    pub programs: Vec<Program>,
     /// Factor by which a run has to be longer for half the interval of the largest share of `processes`.
     pub needed_for_half: Option<f64>,
     /// Processes and what is not charged to any; shares add up to 1 without a process filter.
@@ -352,6 +355,26 @@ pub enum ProcessKind {
     Unknown,
 }
 
+/// All instances of a program, or a pseudo-row for another owner.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Program {
+    /// Program name, or a name in brackets for a pseudo-row.
+    pub comm: String,
+    /// Kind of the row.
+    pub kind: ProcessKind,
+    /// Instances that were hit; 0 for a pseudo-row.
+    pub lives: u64,
+    /// Process id, if one instance was hit.
+    pub pid: Option<i32>,
+    /// Time that is charged to them.
+    #[serde(flatten)]
+    pub estimate: Estimate,
+    /// The part of the share in their user code.
+    pub user_share: f64,
+    /// The rest of the share.
+    pub kernel_share: f64,
+}
+
 /// One instance of a process, or a pseudo-row for another owner.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Process {
@@ -424,28 +447,66 @@ pub struct Event {
     pub text: String,
 }
 
+/// Values by which programs and processes are ordered.
+struct OwnerOrder<'a> {
+    comm: &'a str,
+    pid: Option<i32>,
+    estimate: &'a Estimate,
+    user_share: f64,
+    kernel_share: f64,
+}
+
+impl<'a> From<&'a Program> for OwnerOrder<'a> {
+    fn from(Program { comm, pid, estimate, user_share, kernel_share, .. }: &'a Program) -> Self {
+        Self { comm, pid: *pid, estimate, user_share: *user_share, kernel_share: *kernel_share }
+    }
+}
+
+impl<'a> From<&'a Process> for OwnerOrder<'a> {
+    fn from(Process { comm, pid, estimate, user_share, kernel_share, .. }: &'a Process) -> Self {
+        Self { comm, pid: Some(*pid), estimate, user_share: *user_share, kernel_share: *kernel_share }
+    }
+}
+
+/// True for hosts that QEMU emulates: ticks wait for the end of a block of code.
+pub(crate) fn is_emulated(host: &str) -> bool {
+    matches!(host, "portable" | "tcg")
+}
+
 impl Report {
-    /// Orders processes, functions and the rows of [`Self::by`]. By own samples means by the share that they
-    /// represent. Rows that tie are ordered by shares, by samples, then by names.
+    /// True if the host was emulated, so that times are not those of a real machine.
+    pub fn is_emulated(&self) -> bool {
+        is_emulated(&self.host)
+    }
+
+    /// True if nothing was recorded: the run has just begun, or could not write.
+    pub fn is_empty(&self) -> bool {
+        self.samples == 0 && self.vcpus.is_empty() && self.filter.vcpu.is_none()
+    }
+
+    /// Orders programs, processes, functions and the rows of [`Self::by`]. By own samples means by the
+    /// share that they represent. Rows that tie are ordered by shares, by samples, then by names.
     pub fn sort(&mut self, by: Sort) {
         if let Some(breakdown) = &mut self.by {
             breakdown.sort(by);
         }
         let shares = |a: f64, b: f64| b.total_cmp(&a);
         let most = |a: &Estimate, b: &Estimate| shares(a.share, b.share).then(b.samples.cmp(&a.samples));
-        self.processes.sort_by(|a, b| {
+        let owners = |a: OwnerOrder<'_>, b: OwnerOrder<'_>| {
             let main = match by {
-                Sort::Samples | Sort::Total => most(&a.estimate, &b.estimate),
-                Sort::Name => a.comm.cmp(&b.comm),
+                Sort::Samples | Sort::Total => most(a.estimate, b.estimate),
+                Sort::Name => a.comm.cmp(b.comm),
                 Sort::Pid => a.pid.cmp(&b.pid),
                 Sort::User => shares(a.user_share, b.user_share),
                 Sort::Kernel => shares(a.kernel_share, b.kernel_share),
             };
+            main.then(most(a.estimate, b.estimate)).then_with(|| a.comm.cmp(b.comm))
+        };
+        self.processes.sort_by(|a, b| {
             let rest = |p: &Process| (p.pid, p.instance);
-            main.then(most(&a.estimate, &b.estimate))
-                .then_with(|| a.comm.cmp(&b.comm))
-                .then(rest(a).cmp(&rest(b)))
+            owners(a.into(), b.into()).then(rest(a).cmp(&rest(b)))
         });
+        self.programs.sort_by(|a, b| owners(a.into(), b.into()).then(a.kind.cmp(&b.kind)));
         self.functions.sort_by(|a, b| {
             let user = |f: &Function| f.mode == "user";
             let main = match by {

@@ -1,7 +1,7 @@
 //! Makes a report from a profile.
 
 use super::by::Breakdown;
-use super::charged::{functions, processes};
+use super::charged::{functions, processes, programs};
 use super::code::Code;
 use super::filter::Selection;
 use super::quality::{StackWalks, UserCode};
@@ -112,6 +112,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         lateness: lateness(sums),
         vcpus: shown.map(|row| vcpu(row, sums)).collect(),
         command: CommandTimes::new(filter, view),
+        programs: programs(view),
         needed_for_half: needed_for_half(&processes),
         processes,
         functions: functions(view),

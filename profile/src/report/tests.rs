@@ -175,6 +175,22 @@ fn the_known_answer() {
             ("[soft interrupts]", 0, 0, Interrupt, 4),
         ]
     );
+    let programs: Vec<_> =
+        report.programs.iter().map(|p| (p.comm.as_str(), p.lives, p.pid, p.estimate.samples)).collect();
+    assert_eq!(
+        programs,
+        [
+            ("gzip", 2, None, 46),
+            ("[unknown]", 0, None, 10),
+            ("[early boot]", 0, None, 8),
+            ("[hard interrupts]", 0, None, 6),
+            ("kthreadd", 1, Some(2), 6),
+            ("[soft interrupts]", 0, None, 4),
+        ]
+    );
+    let sum = |of: fn(&Program) -> f64| report.programs.iter().map(of).sum::<f64>();
+    assert!((sum(|p| p.estimate.share) - 1.0).abs() < 1e-12);
+    assert!((sum(|p| p.user_share + p.kernel_share) - 1.0).abs() < 1e-12);
     let gzip = &report.processes[0];
     assert_eq!((gzip.estimate.share, gzip.user_share, gzip.kernel_share), (0.375, 0.25, 0.125));
     assert!(

@@ -1,6 +1,6 @@
 //! Callers and callees of a function.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +14,8 @@ use crate::rows::FrameKind;
 
 /// Branches with a smaller part of the function's samples are left out.
 pub const LEAST_PART: f64 = 0.01;
+/// Limit of modules that are listed.
+pub const MOST_MODULES: usize = 16;
 /// Limit of nodes in a tree: deeper callers then count for the last one that has a node.
 const MOST_NODES: usize = 1 << 20;
 
@@ -46,6 +48,9 @@ pub struct CallTree {
     pub symbol: String,
     /// Direction in which the tree grows.
     pub direction: Direction,
+    /// Modules of the functions of this name that are on the stacks, `kernel` for the kernel itself: the tree
+    /// is of all of them together. At most [`MOST_MODULES`].
+    pub modules: Vec<String>,
     /// Samples with the function on their stack.
     pub total: Estimate,
     /// The function itself and then each node before its own branches, the largest branch first.
@@ -93,11 +98,13 @@ impl CallTree {
         let mut ends = Vec::with_capacity(view.sums.leaves.list.len());
         let mut known: HashMap<(u32, u32), u32> = HashMap::new();
         let mut path = Vec::new();
+        let mut roots = BTreeSet::new();
         for &(leaf, samples) in &view.sums.leaves.list {
-            if !path_from(view, &leaf, &wanted, request.direction, &mut path) {
+            let Some(root) = path_from(view, &leaf, &wanted, request.direction, &mut path) else {
                 ends.push(NONE);
                 continue;
-            }
+            };
+            roots.insert(root);
             nodes[0].samples += samples;
             let mut at = 0;
             for &function in path.iter().take(request.depth as usize) {
@@ -121,11 +128,19 @@ impl CallTree {
         let mut tree = Self {
             symbol: request.symbol.clone(),
             direction: request.direction,
+            modules: modules(view, &roots),
             total: Estimate::default(),
             nodes: Vec::new(),
             left_out: 0,
         };
+        // The root is a function that is there, and no single one if they are several.
+        nodes[0].function = roots.first().copied().unwrap_or(nodes[0].function);
         let places = tree.flatten(&mut nodes, view);
+        if tree.modules.len() > 1
+            && let Some(root) = tree.nodes.first_mut()
+        {
+            (root.symbol, root.module) = (request.symbol.clone(), None);
+        }
         tree.estimate(&nodes, &ends, &places, view);
         Ok(tree)
     }
@@ -191,21 +206,32 @@ impl CallTree {
     }
 }
 
+/// Returns the modules of functions.
+fn modules(view: &View<'_>, functions: &BTreeSet<u32>) -> Vec<String> {
+    let module = |function: &u32| {
+        let function = &view.code.functions[*function as usize];
+        function.module.clone().unwrap_or_else(|| "kernel".to_owned())
+    };
+    let names: BTreeSet<String> = functions.iter().map(module).collect();
+    names.into_iter().take(MOST_MODULES).collect()
+}
+
 /// Puts the functions from the outermost wanted one on into `path`, in the order in which the tree grows.
-/// Returns false if none is on the stack.
+/// Returns the wanted one, if it is on the stack.
 fn path_from(
     view: &View<'_>,
     leaf: &Leaf,
     wanted: &[bool],
     direction: Direction,
     path: &mut Vec<u32>,
-) -> bool {
+) -> Option<u32> {
     path.clear();
     for frame in frames(view.stacks, leaf) {
         let slots = view.code.frames[frame as usize].slots();
         path.extend(view.code.entries[slots].iter().map(|entry| entry.function));
     }
-    let Some(place) = path.iter().rposition(|&function| wanted[function as usize]) else { return false };
+    let place = path.iter().rposition(|&function| wanted[function as usize])?;
+    let root = path[place];
     match direction {
         Direction::Callers => drop(path.drain(..=place)),
         Direction::Callees => {
@@ -213,5 +239,5 @@ fn path_from(
             path.reverse();
         }
     }
-    true
+    Some(root)
 }

@@ -160,6 +160,8 @@ tables! {
 
     kvm_counters: KvmCounterRow => (replace) kvm_counter |row| { vcpu, name, value, grows }
 
+    host_waits: HostWaitRow => (replace) host_wait |row| { vcpu, pid, name, count, total_ns }
+
     injected: InjectedRow => (refill) injected |row| { device, vector, count }
 
     rusage: RusageRow => (replace) rusage |row| {

@@ -84,6 +84,22 @@ pub struct KvmCounterRow {
     pub grows: bool,
 }
 
+/// A row of table `host_wait`: waits of a vCPU's thread for a CPU that one process of the host had, up to
+/// now.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostWaitRow {
+    /// vCPU id.
+    pub vcpu: u8,
+    /// The process; 0 for all that share one row.
+    pub pid: u32,
+    /// Its name; empty for all that share one row.
+    pub name: String,
+    /// Number of waits.
+    pub count: u64,
+    /// Length of the waits, ns.
+    pub total_ns: u64,
+}
+
 /// A row of table `injected`: interrupts that a device has raised, up to now. A batch with any of these rows
 /// has all of them.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

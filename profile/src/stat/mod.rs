@@ -39,6 +39,8 @@ pub struct Stat {
     pub served: Vec<ServedStat>,
     /// KVM's counters, by name and vCPU.
     pub kvm_counters: Vec<CounterStat>,
+    /// Waits of vCPUs for a CPU by the process of the host that had it; longest total first.
+    pub host_waits: Vec<HostWaitStat>,
 }
 
 /// Time of one vCPU in each state.
@@ -115,6 +117,23 @@ pub struct ServedStat {
     pub mean_ns: u64,
     /// Longest of the whole run, ns.
     pub max_ns: u64,
+}
+
+/// Waits of a vCPU's thread for a CPU that one process of the host had.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostWaitStat {
+    /// vCPU; `None` after [`Stat::waits_by_process`] for the sum of all.
+    pub vcpu: Option<u8>,
+    /// The process; `None` for all that share one row.
+    pub pid: Option<u32>,
+    /// Its name; empty for all that share one row.
+    pub name: String,
+    /// Number of waits.
+    pub count: u64,
+    /// Length of the waits, ns.
+    pub total_ns: u64,
+    /// `total_ns / count`.
+    pub mean_ns: u64,
 }
 
 /// One of KVM's counters.
@@ -195,6 +214,12 @@ impl Stat {
             let before = earlier.kvm_counters.iter().find(same).filter(|_| now.grows);
             CounterStat { value: now.value.saturating_sub(before.map_or(0, |b| b.value)), ..now.clone() }
         });
+        let waits = self.host_waits.iter().map(|now| {
+            let same = |before: &&HostWaitStat| (before.vcpu, before.pid) == (now.vcpu, now.pid);
+            let before = earlier.host_waits.iter().find(same);
+            let (count, total_ns) = before.map_or((0, 0), |before| (before.count, before.total_ns));
+            now.clone().with(now.count.saturating_sub(count), now.total_ns.saturating_sub(total_ns))
+        });
         let mut stat = Self {
             from_s: earlier.to_s,
             vcpus: vcpus.collect(),
@@ -202,6 +227,7 @@ impl Stat {
             interrupts: interrupts.filter(|interrupt| interrupt.count > 0).collect(),
             served: served.filter(|served| served.count > 0).collect(),
             kvm_counters: counters.collect(),
+            host_waits: waits.filter(|wait| wait.count > 0).collect(),
             ..self.clone()
         };
         stat.sort();
@@ -215,6 +241,7 @@ impl Stat {
         self.exits.retain(|row| row.vcpu == Some(vcpu));
         self.served.retain(|row| row.vcpu == Some(vcpu));
         self.kvm_counters.retain(|row| row.vcpu == vcpu);
+        self.host_waits.retain(|row| row.vcpu == Some(vcpu));
         self
     }
 
@@ -245,7 +272,22 @@ impl Stat {
         list
     }
 
+    /// Returns waits by the process that had the CPU, over all vCPUs.
+    pub fn waits_by_process(&self) -> Vec<HostWaitStat> {
+        let mut sums: BTreeMap<(Option<u32>, &str), HostWaitStat> = BTreeMap::new();
+        for wait in &self.host_waits {
+            let sum = sums
+                .entry((wait.pid, &wait.name))
+                .or_insert_with(|| HostWaitStat { vcpu: None, ..wait.clone().with(0, 0) });
+            *sum = sum.clone().with(sum.count + wait.count, sum.total_ns.saturating_add(wait.total_ns));
+        }
+        let mut list: Vec<_> = sums.into_values().collect();
+        list.sort_by_key(|wait| std::cmp::Reverse(wait.total_ns));
+        list
+    }
+
     fn sort(&mut self) {
+        self.host_waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total_ns), wait.vcpu));
         self.exits.sort_by_key(|exit| (std::cmp::Reverse(exit.total_ns), exit.vcpu));
         self.interrupts.sort_by_key(|interrupt| std::cmp::Reverse(interrupt.count));
         self.served.sort_by_key(|served| (std::cmp::Reverse(served.total_ns), served.vcpu));
@@ -255,6 +297,12 @@ impl Stat {
 impl ExitStat {
     fn kind(&self) -> (Option<u8>, &str, Option<u64>) {
         (self.vcpu, &self.reason, self.address)
+    }
+}
+
+impl HostWaitStat {
+    fn with(self, count: u64, total_ns: u64) -> Self {
+        Self { count, total_ns, mean_ns: total_ns.checked_div(count).unwrap_or(0), ..self }
     }
 }
 

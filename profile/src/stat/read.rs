@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rusqlite::{Connection, Row};
 
-use super::{CounterStat, ExitStat, InterruptStat, ServedStat, Stat, VcpuStat};
+use super::{CounterStat, ExitStat, HostWaitStat, InterruptStat, ServedStat, Stat, VcpuStat};
 use crate::numbers::{seconds, unsigned};
 use crate::report::tables::vcpus;
 use crate::store::{Profile, ProfileError, snapshot};
@@ -41,6 +41,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         interrupts: interrupts(connection)?,
         served: served(connection)?,
         kvm_counters: counters(connection)?,
+        host_waits: host_waits(connection)?,
     };
     stat.sort();
     Ok(stat)
@@ -113,4 +114,20 @@ fn counters(connection: &Connection) -> rusqlite::Result<Vec<CounterStat>> {
         Ok(CounterStat { vcpu: row.get(0)?, name: row.get(1)?, value: unsigned(row, 2)?, grows: row.get(3)? })
     };
     connection.prepare(sql)?.query_map([], counter)?.collect()
+}
+
+fn host_waits(connection: &Connection) -> rusqlite::Result<Vec<HostWaitStat>> {
+    let sql = "SELECT vcpu, pid, name, count, total_ns FROM host_wait ORDER BY pid, vcpu";
+    let wait = |row: &Row<'_>| {
+        let (count, total_ns) = (unsigned(row, 3)?, unsigned(row, 4)?);
+        Ok(HostWaitStat {
+            vcpu: row.get(0)?,
+            pid: Some(row.get(1)?).filter(|pid| *pid != 0),
+            name: row.get(2)?,
+            count,
+            total_ns,
+            mean_ns: total_ns.checked_div(count).unwrap_or(0),
+        })
+    };
+    connection.prepare(sql)?.query_map([], wait)?.collect()
 }

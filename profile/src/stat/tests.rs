@@ -1,6 +1,8 @@
 use super::*;
 use crate::rows::Microstates;
-use crate::rows::{Batch, ExitRow, InjectedRow, InterruptSourceRow, KvmCounterRow, Sink, VcpuRow};
+use crate::rows::{
+    Batch, ExitRow, HostWaitRow, InjectedRow, InterruptSourceRow, KvmCounterRow, Sink, VcpuRow,
+};
 use crate::store::{Profile, ProfileWriter};
 
 fn exit(id: u32, vcpu: u8, address: u64, count: u64) -> ExitRow {
@@ -33,6 +35,11 @@ fn batch(n: u64) -> Batch {
         vcpus: vec![VcpuRow { id: 0, samples: n, lost: 0, exits: 7 * n, states }],
         exits: vec![exit(1, 0, 0x3f8, 10 * n), exit(2, 0, 0x3f9, 2), exit(3, 1, 0x3f8, 5)],
         kvm_counters: vec![counter("exits", 50 * n, true), counter("blocking", n, false)],
+        host_waits: vec![
+            HostWaitRow { vcpu: 0, pid: 7, name: "cc1".to_owned(), count: 2 * n, total_ns: 900 * n },
+            HostWaitRow { vcpu: 1, pid: 7, name: "cc1".to_owned(), count: 1, total_ns: 100 },
+            HostWaitRow { vcpu: 0, pid: 0, name: String::new(), count: 1, total_ns: 10 },
+        ],
         injected: vec![injected("serial port", None, 3), injected("disk 0", Some(0x23), 4 * n)],
         ..Batch::default()
     }
@@ -58,7 +65,15 @@ fn a_look_and_what_came_after_it() {
     assert!((960..1_024).contains(&devices[0].p50_ns) && devices[0].p99_ns >= devices[0].p50_ns);
     assert_eq!(first.interrupts[0].device, "disk 0", "most first");
 
+    let by_process = first.waits_by_process();
+    let of = |wait: &HostWaitStat| (wait.vcpu, wait.pid, wait.name.clone(), wait.count, wait.total_ns);
+    let expected = [(None, Some(7), "cc1".to_owned(), 3, 1_000), (None, None, String::new(), 1, 10)];
+    assert_eq!(by_process.iter().map(of).collect::<Vec<_>>(), expected);
+
     let window = second.since(&first);
+    assert_eq!(window.host_waits.len(), 1, "the others did not change");
+    assert_eq!((window.host_waits[0].count, window.host_waits[0].mean_ns), (4, 450));
+    assert_eq!(second.clone().of_vcpu(1).host_waits.len(), 1);
     assert_eq!((window.from_s, window.to_s), (1.0, 3.0));
     assert_eq!((window.vcpus[0].wall_ns, window.vcpus[0].exits), (2_000, 14));
     assert_eq!(window.exits.len(), 1, "the others did not change");

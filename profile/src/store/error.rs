@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use text::message::Reason;
+
 use super::SCHEMA_VERSION;
 
 /// Error of creating a profile.
@@ -20,7 +22,7 @@ pub enum CreateError {
     )]
     InUse(PathBuf),
     /// The operating system refused.
-    #[error("cannot create {path}: {error}")]
+    #[error("can't create {path}: {}", Reason(.error))]
     Io {
         /// The profile.
         path: PathBuf,
@@ -28,7 +30,7 @@ pub enum CreateError {
         error: io::Error,
     },
     /// SQLite failed.
-    #[error("cannot create {path}: {reason}")]
+    #[error("can't create {path}: {reason}")]
     Database {
         /// The profile.
         path: PathBuf,

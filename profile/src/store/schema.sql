@@ -69,6 +69,16 @@ CREATE TABLE kvm_counter (
     PRIMARY KEY (vcpu, name)
 ) WITHOUT ROWID;
 
+-- Waits of the thread of an attached vCPU for a CPU, by the process of the host that had it.
+CREATE TABLE host_wait (
+    vcpu     INTEGER NOT NULL,  -- vcpu.id
+    pid      INTEGER NOT NULL,  -- process of the host; 0: all that have no row of their own
+    name     TEXT NOT NULL,     -- its name
+    count    INTEGER NOT NULL,
+    total_ns INTEGER NOT NULL,
+    PRIMARY KEY (vcpu, pid)
+) WITHOUT ROWID;
+
 -- Interrupts that devices have raised.
 CREATE TABLE injected (
     device TEXT NOT NULL,

@@ -33,6 +33,8 @@ pub struct ProfileWriter {
     /// Something was recorded, or the run is complete: the file stays.
     kept: bool,
     limit: SizeLimit,
+    /// Name under which the profile that this one replaces stays.
+    older: Option<PathBuf>,
 }
 
 /// Location of the rows.
@@ -63,6 +65,12 @@ fn remove_companions(path: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Renames a profile. The log of a file of its new name must not be taken for its own.
+fn keep(path: &Path, name: &Path) -> io::Result<()> {
+    remove_companions(name)?;
+    fs::rename(path, name)
 }
 
 fn identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -120,7 +128,14 @@ impl ProfileWriter {
     fn new(connection: Connection, path: &Path, place: Place) -> Self {
         // A guest must not fill the file system of its host.
         let limit = free(directory(path)).map_or(u64::MAX, |free| free / 2);
-        Self { connection, path: path.to_owned(), place, kept: false, limit: SizeLimit::new(limit) }
+        Self {
+            connection,
+            path: path.to_owned(),
+            place,
+            kept: false,
+            limit: SizeLimit::new(limit),
+            older: None,
+        }
     }
 
     /// Limits the profile to about this many bytes. Beyond it samples continue, and new stacks are cut to the
@@ -128,6 +143,13 @@ impl ProfileWriter {
     #[must_use]
     pub fn limited_to(mut self, bytes: u64) -> Self {
         self.limit = SizeLimit::new(bytes);
+        self
+    }
+
+    /// Keeps the profile that this one replaces under another name, where it replaces a file of that name.
+    #[must_use]
+    pub fn keeping_older(mut self, name: PathBuf) -> Self {
+        self.older = Some(name);
         self
     }
 
@@ -174,6 +196,7 @@ impl ProfileWriter {
         File::open(file).and_then(|file| file.sync_all()).map_err(|error| error.to_string())?;
         fold_log(&self.path).map_err(|error| error.to_string())?;
         remove_companions(&self.path)
+            .and_then(|()| self.older.as_deref().map_or(Ok(()), |older| keep(&self.path, older)))
             .and_then(|()| fs::rename(file, &self.path))
             .map_err(|error| error.to_string())?;
         open(&self.path).and_then(logged).map_err(|error| explain(&self.path, &error))

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use attach::VcpuCounts;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;
@@ -45,8 +46,16 @@ impl VcpuCounters {
         self.set_kvm_counters(machine.take_counters());
     }
 
+    /// Sets what is counted of the vCPUs, in their order, which are another process'.
+    pub(super) fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
+        for (meter, VcpuCounts { opened, course }) in self.meters.iter_mut().zip(counts) {
+            meter.set_kvm_counters(opened);
+            meter.set_course(course);
+        }
+    }
+
     /// Sets KVM's counters of the vCPUs, in their order.
-    pub(super) fn set_kvm_counters(&mut self, counters: Vec<Option<Counters>>) {
+    fn set_kvm_counters(&mut self, counters: Vec<Option<Counters>>) {
         for (meter, kvm) in self.meters.iter_mut().zip(counters) {
             meter.set_kvm_counters(kvm);
         }
@@ -103,6 +112,7 @@ impl VcpuCounters {
         for meter in &mut self.meters {
             batch.exits.append(&mut meter.exits(&self.regions, &mut self.exit_rows));
             batch.kvm_counters.append(&mut meter.counters());
+            batch.host_waits.append(&mut meter.host_waits());
         }
         let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
         batch.injected = self.injections.read().into_iter().map(row).collect();

@@ -19,7 +19,8 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{Counters, GuestMemoryMmap, Machine, Observer, ProbeSet, monotonic_ns};
+use attach::VcpuCounts;
+use vmm::{GuestMemoryMmap, Machine, Observer, ProbeSet, monotonic_ns};
 
 use crate::conditions::SamplingGate;
 use crate::console::ConsoleBudget;
@@ -191,9 +192,9 @@ impl Collector {
         self.counters.bind(machine);
     }
 
-    /// Sets KVM's counters of the vCPUs.
-    pub(crate) fn set_counters(&mut self, counters: Vec<Option<Counters>>) {
-        self.counters.set_kvm_counters(counters);
+    /// Sets what is counted of the vCPUs, which are another process'.
+    pub(crate) fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
+        self.counters.set_counts(counts);
     }
 
     /// Sets the precision target.

@@ -97,19 +97,38 @@ impl StateClock {
 
     /// Changes the state at `now_ns`. Only the vCPU's thread calls this.
     pub(crate) fn change(&self, to: ThreadState, now_ns: u64) {
+        self.write(|| {
+            let since_ns = self.since_ns.load(Ordering::Relaxed);
+            let left = self.state.load(Ordering::Relaxed);
+            if let Some(ns) = usize::try_from(left).ok().and_then(|left| self.ns.get(left)) {
+                let spent = now_ns.saturating_sub(since_ns);
+                ns.store(ns.load(Ordering::Relaxed).wrapping_add(spent), Ordering::Relaxed);
+            }
+            self.state.store(to as u64, Ordering::Relaxed);
+            // A stamp that is older than the last one must not count time twice.
+            self.since_ns.store(now_ns.max(since_ns), Ordering::Relaxed);
+        });
+    }
+
+    /// Makes a change that readers see as a whole.
+    #[inline]
+    fn write(&self, change: impl FnOnce()) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
         fence(Ordering::Release);
-        let since_ns = self.since_ns.load(Ordering::Relaxed);
-        let left = self.state.load(Ordering::Relaxed);
-        if let Some(ns) = usize::try_from(left).ok().and_then(|left| self.ns.get(left)) {
-            let spent = now_ns.saturating_sub(since_ns);
-            ns.store(ns.load(Ordering::Relaxed).wrapping_add(spent), Ordering::Relaxed);
-        }
-        self.state.store(to as u64, Ordering::Relaxed);
-        // A stamp that is older than the last one must not count time twice.
-        self.since_ns.store(now_ns.max(since_ns), Ordering::Relaxed);
+        change();
         self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// Moves time that was counted as `Run`, at most `ns`, to `Sampler`. Only the vCPU's thread calls this.
+    pub(crate) fn charge_to_sampler(&self, ns: u64) {
+        let [run, sampler] = [ThreadState::Run, ThreadState::Sampler].map(|state| &self.ns[state as usize]);
+        self.write(|| {
+            let counted = run.load(Ordering::Relaxed);
+            let moved = ns.min(counted);
+            run.store(counted - moved, Ordering::Relaxed);
+            sampler.store(sampler.load(Ordering::Relaxed).wrapping_add(moved), Ordering::Relaxed);
+        });
     }
 
     /// Enters or leaves the paused state, unless the thread is there already. Only the vCPU's thread calls
@@ -212,6 +231,18 @@ mod tests {
         let end = StateTimes { run: 80, vmm: 10, sampler: 3, paused: 7 };
         assert_eq!((clock.read(|| 1_000), end.wall()), (Some((200, end)), 100));
         assert_eq!(clock.last(), Some(ThreadTimes { run_ns: 7, waited_ns: 8 }));
+    }
+
+    #[test]
+    fn time_that_is_charged_to_the_sampler_is_moved() {
+        let clock = StateClock::default();
+        clock.start(100, None);
+        clock.change(ThreadState::Run, 100);
+        clock.change(ThreadState::Sampler, 150);
+        clock.charge_to_sampler(20);
+        assert_eq!(clock.read(|| 153).map(|(_, times)| (times.run, times.sampler)), Some((30, 23)));
+        clock.charge_to_sampler(31);
+        assert_eq!(clock.read(|| 153).map(|(_, times)| (times.run, times.sampler)), Some((0, 53)));
     }
 
     #[test]

@@ -2,9 +2,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use attach::CourseExit;
 use vmm::Exit;
 
-use profile::histogram::Histogram;
+use profile::histogram::{Histogram, low_ns};
 
 /// Distinct pairs of reason and address; later ones share one row per reason. Booting Linux uses about 90.
 const SLOTS: usize = 192;
@@ -26,6 +27,43 @@ const INTERRUPTED: u64 = 5;
 const HALT: u64 = 6;
 const SHUTDOWN: u64 = 7;
 const OTHER: u64 = 8;
+/// Exit of the processor that KVM itself serves. The address is AMD's exit code.
+const KVM: u64 = 9;
+
+/// Names of AMD's exit codes (AMD64 Architecture Programmer's Manual vol. 2, appendix C).
+static SVM_EXITS: [(std::ops::RangeInclusive<u64>, &str); 31] = [
+    (0x00..=0x0f, "kvm: control register read"),
+    (0x10..=0x1f, "kvm: control register write"),
+    (0x20..=0x3f, "kvm: debug register"),
+    (0x4e..=0x4e, "kvm: page fault"),
+    (0x40..=0x5f, "kvm: exception"),
+    (0x60..=0x60, "kvm: interrupt of the host"),
+    (0x61..=0x61, "kvm: NMI"),
+    (0x62..=0x62, "kvm: SMI"),
+    (0x64..=0x64, "kvm: interrupt window"),
+    (0x65..=0x65, "kvm: control register write"),
+    (0x6e..=0x6e, "kvm: rdtsc"),
+    (0x72..=0x72, "kvm: cpuid"),
+    (0x74..=0x74, "kvm: iret"),
+    (0x76..=0x76, "kvm: invd"),
+    (0x77..=0x77, "kvm: pause"),
+    (0x78..=0x78, "kvm: hlt"),
+    (0x79..=0x79, "kvm: invlpg"),
+    (0x7b..=0x7b, "kvm: port"),
+    (0x7c..=0x7c, "kvm: msr"),
+    (0x7f..=0x7f, "kvm: shutdown"),
+    (0x80..=0x80, "kvm: vmrun"),
+    (0x81..=0x81, "kvm: vmmcall"),
+    (0x82..=0x86, "kvm: nested virtualization"),
+    (0x87..=0x87, "kvm: rdtscp"),
+    (0x89..=0x89, "kvm: wbinvd"),
+    (0x8a..=0x8a, "kvm: monitor"),
+    (0x8b..=0x8c, "kvm: mwait"),
+    (0x8d..=0x8d, "kvm: xsetbv"),
+    (0x400..=0x400, "kvm: nested page fault"),
+    (0x401..=0x401, "kvm: interrupt to another vCPU"),
+    (0x402..=0x402, "kvm: interrupt controller"),
+];
 
 impl ExitKey {
     fn new(exit: Exit) -> Self {
@@ -66,16 +104,26 @@ impl ExitKey {
             INTERRUPTED => "interrupted",
             HALT => "halt",
             SHUTDOWN => "shutdown",
+            KVM => self.svm_name().unwrap_or("kvm: exit"),
             _ => "other",
         }
     }
 
-    /// Returns the port, the guest physical address, or the number of another reason. `None` if the reason
-    /// has no address, and for the row that later addresses share.
+    fn svm_name(self) -> Option<&'static str> {
+        let code = self.0 & OTHERS;
+        SVM_EXITS.iter().find(|(codes, _)| codes.contains(&code)).map(|(_, name)| *name)
+    }
+
+    /// Returns the port, the guest physical address, the number of another reason, or the code of an exit
+    /// that has no name. `None` if the reason has no address, and for the row that later addresses share.
     pub(crate) fn address(self) -> Option<u64> {
         let address = self.0 & OTHERS;
-        let has = !matches!(self.code(), INTERRUPTED | HALT | SHUTDOWN) && address != OTHERS;
-        has.then_some(address)
+        let is_named = match self.code() {
+            INTERRUPTED | HALT | SHUTDOWN => true,
+            KVM => self.svm_name().is_some(),
+            _ => false,
+        };
+        (!is_named && address != OTHERS).then_some(address)
     }
 
     /// Returns the address space of the key: ports or memory.
@@ -111,6 +159,14 @@ pub(crate) struct ExitCount {
     pub total_ns: u64,
     pub max_ns: u64,
     pub times: Vec<(u64, u64)>,
+}
+
+impl From<CourseExit> for ExitCount {
+    fn from(exit: CourseExit) -> Self {
+        let CourseExit { key, count, total_ns, max_ns, buckets } = exit;
+        let times = buckets.into_iter().map(|(bucket, count)| (low_ns(bucket), count)).collect();
+        Self { key: ExitKey(key), count, total_ns, max_ns, times }
+    }
 }
 
 /// The table of one vCPU.
@@ -188,6 +244,31 @@ mod tests {
     fn serve(table: &ExitTable, exit: Exit, ns: u64) {
         table.begin(exit);
         table.end(ns);
+    }
+
+    #[test]
+    fn exits_that_the_hosts_kernel_counts_have_the_same_keys() {
+        let count = |key| {
+            let buckets = vec![(0, 1), (3, 2)];
+            ExitCount::from(CourseExit { key, count: 3, total_ns: 200, max_ns: 90, buckets })
+        };
+        // The codes of attach/bpf/record.c.
+        let port = count(2 << 56 | 0x3f8);
+        assert_eq!(port.key, ExitKey::new(Exit::Io { port: 0x3f8, write: true }));
+        assert_eq!(port.times, [(0, 1), (low_ns(3), 2)]);
+        let mmio = Exit::Mmio { address: vm_memory::GuestAddress(0xfee0_0000), write: false };
+        assert_eq!(count(3 << 56 | 0xfee0_0000).key, ExitKey::new(mmio));
+        let keys = [(5, Exit::Interrupted), (6, Exit::Halt), (7, Exit::Shutdown)];
+        assert!(keys.into_iter().all(|(code, exit)| ExitKey(code << 56) == ExitKey::new(exit)));
+        let kvm = |code: u64| (ExitKey(9 << 56 | code).reason(), ExitKey(9 << 56 | code).address());
+        assert_eq!(kvm(0x78), ("kvm: hlt", None));
+        assert_eq!(kvm(0x4e), ("kvm: page fault", None));
+        assert_eq!(kvm(0x46), ("kvm: exception", None));
+        assert_eq!(kvm(0x3ff), ("kvm: exit", Some(0x3ff)));
+        assert_eq!(
+            (ExitKey(8 << 56 | OTHERS).reason(), ExitKey(8 << 56 | OTHERS).address()),
+            ("other", None)
+        );
     }
 
     #[test]

@@ -14,6 +14,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use attach::VmmTimes;
+
 use super::clock::StateTimes;
 use super::host::ThreadTimes;
 use profile::rows::Microstates;
@@ -147,6 +149,30 @@ pub(crate) fn split(
     }
 }
 
+/// Returns the times of an attached vCPU's thread whose turns in the VMM the host's kernel counts: all exact.
+/// `polled` is KVM's count of the time that it polled.
+pub(crate) fn exact(places: &StateTimes, times: ThreadTimes, vmm: VmmTimes, polled: u64) -> Microstates {
+    let wall = places.wall();
+    let ran = times.run_ns.min(wall);
+    let waiting = times.waited_ns.min(wall - ran);
+    let blocked = wall - ran - waiting;
+    let paused = places.paused.min(blocked);
+    let asleep = blocked - paused;
+    let vmm_on = vmm.on_cpu_ns.min(ran);
+    let polling = polled.min(ran - vmm_on);
+    // A VMM that keeps its vCPUs out of the guest has blocked them.
+    let vmm_off = vmm.blocked_ns.saturating_sub(paused).min(asleep);
+    Microstates {
+        guest: ran - vmm_on - polling,
+        halted: asleep - vmm_off + polling,
+        waiting,
+        kvm: 0,
+        vmm: vmm_on + vmm_off,
+        sampler: 0,
+        paused,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -177,6 +203,17 @@ mod tests {
         let held = StateTimes { run: 680, paused: 300, ..places };
         let held = super::split(&held, times, &tick_counts([60, 20, 20, 40, 10]), None);
         assert_eq!((held.paused, held.vmm, held.halted, held.wall()), (300, 80 + 40, 160 + 80, 1_000));
+    }
+
+    #[test]
+    fn times_in_the_vmm_that_are_counted_leave_nothing_to_ticks() {
+        let places = StateTimes { run: 900, paused: 100, ..StateTimes::default() };
+        let times = ThreadTimes { run_ns: 400, waited_ns: 80 };
+        // 520 blocked, of which 100 while paused.
+        let vmm = VmmTimes { returns: 1, on_cpu_ns: 50, blocked_ns: 130 };
+        let states = exact(&places, times, vmm, 20);
+        assert_eq!((states.guest, states.vmm, states.halted), (330, 80, 390 + 20));
+        assert_eq!((states.waiting, states.paused, states.wall()), (80, 100, 1_000));
     }
 
     /// By the spread of many divisions, each of the same number of ticks, each of which finds the VMM by this
@@ -217,6 +254,9 @@ mod tests {
             let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
             let states = split(&places, times, &tick_counts(counts), polled);
             prop_assert_eq!(states.wall(), run + sampler + paused);
+            let vmm = VmmTimes { returns: 0, on_cpu_ns: counts[0], blocked_ns: counts[1] };
+            let times = ThreadTimes { run_ns: ran, waited_ns: waited };
+            prop_assert_eq!(exact(&places, times, vmm, polled.unwrap_or(0)).wall(), run + sampler + paused);
         }
     }
 }

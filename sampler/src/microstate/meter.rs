@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use attach::{CpuTaker, VcpuCourse};
 use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
 
 use super::clock::StateTimes;
@@ -12,7 +13,7 @@ use super::host::{ThreadReader, ThreadTimes};
 use super::stats::VcpuStats;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
-use profile::rows::{ExitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
+use profile::rows::{ExitRow, HostWaitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
 
 /// KVM's times of halts that ended while KVM still polled (arch/x86/kvm/x86.c, `kvm_vcpu_stats_desc`, Linux
 /// 6.12). The thread runs then, but the guest does not.
@@ -25,6 +26,10 @@ pub(crate) struct VcpuMeter {
     stats: Arc<VcpuStats>,
     thread: Option<ThreadReader>,
     kvm: Option<KvmCounters>,
+    /// Counts of the host's kernel, of an attached vCPU.
+    course: Option<VcpuCourse>,
+    /// Time that KVM had polled before, ns.
+    polled_before_ns: u64,
     /// Time for which the host had stopped the whole process, ns.
     stopped_ns: u64,
     /// States that were reported so far.
@@ -45,6 +50,8 @@ impl VcpuMeter {
             stats,
             thread: None,
             kvm: None,
+            course: None,
+            polled_before_ns: 0,
             stopped_ns: 0,
             reported: Microstates::default(),
             exits: HashMap::new(),
@@ -60,6 +67,13 @@ impl VcpuMeter {
             drop(self.stats.polls.set(polls));
         }
         self.kvm = kvm;
+    }
+
+    /// Sets what the host's kernel counts of this vCPU, which is another process'.
+    pub(crate) fn set_course(&mut self, course: Option<VcpuCourse>) {
+        self.course = course;
+        // The machine has run before.
+        self.polled_before_ns = self.polled();
     }
 
     /// Notes that the host had stopped the whole process for `ns`.
@@ -79,7 +93,11 @@ impl VcpuMeter {
             let time_ns = until_ns.saturating_sub(zero_ns);
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
-        (self.stats.row(self.vcpu, self.reported), window)
+        let mut row = self.stats.row(self.vcpu, self.reported);
+        if let Some(times) = self.course.as_ref().and_then(VcpuCourse::vmm_times) {
+            row.exits = times.returns;
+        }
+        (row, window)
     }
 
     /// Returns the relative standard error of the guest time up to now; `None` if the time is exact.
@@ -119,7 +137,10 @@ impl VcpuMeter {
             waited_ns: now.waited_ns.saturating_sub(first.waited_ns),
         });
         if self.stats.clock.is_foreign() {
-            let polled = self.kvm.is_some().then(|| self.polled());
+            let polled = (self.kvm.is_some() || self.course.is_some()).then(|| self.polled());
+            if let (Some(times), Some(vmm)) = (times, self.course.as_ref().and_then(VcpuCourse::vmm_times)) {
+                return foreign::exact(places, times, vmm, polled.unwrap_or(0));
+            }
             let states = foreign::split(places, times, &self.stats.seen, polled);
             self.guest_error = foreign::guest_error(&states, times, &self.stats.seen, polled);
             return states;
@@ -136,22 +157,40 @@ impl VcpuMeter {
         self.thread()?.read()
     }
 
-    /// Reads the time in which KVM polled for the wake-up of a halted guest, ns.
+    /// Reads the time in which KVM polled for the wake-up of a halted guest since the meter has its counters,
+    /// ns.
     fn polled(&mut self) -> u64 {
-        let Some(kvm) = &mut self.kvm else { return 0 };
-        let places = POLLED.map(|name| kvm.list().iter().position(|counter| counter.name == name));
         // The last values stay when the counters of an ended vCPU cannot be read.
-        if let Ok(values) = kvm.read() {
-            self.counters.clear();
-            self.counters.extend(values);
+        match (&mut self.kvm, &self.course) {
+            (Some(kvm), _) => {
+                if let Ok(values) = kvm.read() {
+                    self.counters.clear();
+                    self.counters.extend(values);
+                }
+            }
+            (None, Some(course)) => course.read_counters(&mut self.counters),
+            (None, None) => return 0,
         }
-        places.into_iter().flatten().filter_map(|place| self.counters.get(place)).sum()
+        let named = self.counter_names().zip(&self.counters);
+        let polled =
+            named.filter(|((name, _), _)| POLLED.contains(name)).map(|(_, value)| value).sum::<u64>();
+        polled.saturating_sub(self.polled_before_ns)
+    }
+
+    /// Returns the names of KVM's counters, and whether each only grows.
+    fn counter_names(&self) -> impl Iterator<Item = (&str, bool)> {
+        let opened = self.kvm.iter().flat_map(|kvm| kvm.list());
+        let opened = opened.map(|counter| (counter.name.as_str(), counter.kind == Kind::Cumulative));
+        let course = self.course.iter().filter(|_| self.kvm.is_none()).flat_map(VcpuCourse::counters);
+        opened.chain(course.map(|counter| (counter.name.as_str(), counter.grows())))
     }
 
     /// Returns the exits whose counts have changed since the last call. `next` numbers new ones.
     pub(crate) fn exits(&mut self, regions: &[Region], next: &mut u32) -> Vec<ExitRow> {
         let mut rows = Vec::new();
-        for exit in self.stats.exits.read() {
+        let counted = self.course.as_ref().and_then(VcpuCourse::exits);
+        let counted = counted.map(|exits| exits.into_iter().map(ExitCount::from).collect());
+        for exit in counted.unwrap_or_else(|| self.stats.exits.read()) {
             let (id, reported) = self.exits.entry(exit.key.number()).or_insert_with(|| {
                 *next += 1;
                 (*next, 0)
@@ -166,14 +205,26 @@ impl VcpuMeter {
 
     /// Returns KVM's counters as last read.
     pub(crate) fn counters(&self) -> Vec<KvmCounterRow> {
-        let Some(kvm) = &self.kvm else { return Vec::new() };
-        let rows = kvm.list().iter().zip(&self.counters).map(|(counter, value)| KvmCounterRow {
+        let rows = self.counter_names().zip(&self.counters).map(|((name, grows), value)| KvmCounterRow {
             vcpu: self.vcpu,
-            name: counter.name.clone(),
+            name: name.to_owned(),
             value: *value,
-            grows: counter.kind == Kind::Cumulative,
+            grows,
         });
         rows.collect()
+    }
+
+    /// Returns the waits for a CPU by the process of the host that had it.
+    pub(crate) fn host_waits(&self) -> Vec<HostWaitRow> {
+        let takers = self.course.as_ref().map(VcpuCourse::takers).unwrap_or_default();
+        let row = |CpuTaker { pid, name, count, total_ns }| HostWaitRow {
+            vcpu: self.vcpu,
+            pid: pid.unwrap_or(0),
+            name,
+            count,
+            total_ns,
+        };
+        takers.into_iter().map(row).collect()
     }
 }
 
@@ -245,9 +296,45 @@ fn device(key: ExitKey, regions: &[Region]) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
     use proptest::prelude::*;
 
     use super::*;
+
+    /// Returns a file with one of KVM's counters, at this value (Documentation/virt/kvm/api.rst, 4.133).
+    fn counters_file(name: &str, value: u64) -> File {
+        let mut bytes: Vec<u8> = Vec::new();
+        // Flags, bytes of a name, number of counters, offsets of id, descriptors and values.
+        [0_u32, 32, 1, 24, 24, 72].iter().for_each(|word| bytes.extend(word.to_ne_bytes()));
+        // A count that only grows, of one number.
+        bytes.extend(0_u32.to_ne_bytes());
+        bytes.extend(0_u16.to_ne_bytes());
+        bytes.extend(1_u16.to_ne_bytes());
+        bytes.extend([0; 8]);
+        let mut text = name.as_bytes().to_vec();
+        text.resize(32, 0);
+        bytes.extend(text);
+        bytes.extend(value.to_ne_bytes());
+        let file = tempfile::tempfile().expect("a file");
+        file.write_all_at(&bytes, 0).expect("room");
+        file
+    }
+
+    #[test]
+    fn what_kvm_had_polled_before_an_attachment_is_not_the_runs() {
+        let file = counters_file(POLLED[0], 500);
+        let kvm = KvmCounters::from_descriptor(file.try_clone().expect("a copy").into()).expect("counters");
+        let mut meter = VcpuMeter::new(0, Arc::default());
+        meter.set_kvm_counters(Some(kvm));
+        meter.set_course(None);
+        assert_eq!(meter.polled(), 0);
+        file.write_all_at(&700_u64.to_ne_bytes(), 72).expect("room");
+        assert_eq!(meter.polled(), 200);
+        let [row] = &meter.counters()[..] else { panic!("one counter") };
+        assert_eq!((row.name.as_str(), row.value, row.grows), (POLLED[0], 700, true), "as KVM has it");
+    }
 
     fn times(run_ns: u64, waited_ns: u64) -> Option<ThreadTimes> {
         Some(ThreadTimes { run_ns, waited_ns })

@@ -13,6 +13,8 @@
 //! read back from the copy. Other memory is read as it is by now, which RSP and RBP never come from: it shows
 //! where a dispatch goes, and all code that it may go to shares the frame.
 //!
+//! Code that never leaves is left as its entry says ([`super::code_entry`]).
+//!
 //! Where nothing better is found, the code after a jump to an unknown place is followed, too: it has the same
 //! frame if it is of the same function, and one as deep if it is the next one's. Instructions: Intel SDM
 //! volume 2.
@@ -26,6 +28,7 @@ use iced_x86::{
 
 use super::UserWalkError;
 use super::code::{LONGEST_CALL, ends_with_call};
+use super::code_entry::exit_by_entry;
 use super::frame::FrameState;
 use super::images::{CodeMapping, CodeMappings, ImageCode};
 use super::path_memory::{HEAD, PathMemory, PathStart, RememberedPath};
@@ -128,12 +131,25 @@ pub(super) fn find_exit<I: CodeMappings>(
             RememberedPath::Unasked => {}
         }
     }
-    let mut search = ExitSearch::new(first);
+    let mut search = ExitSearch::new(first.clone());
     let found = search.run(after_jump, stack, images, work).ok()?;
+    let passed = match &found {
+        Some((way, _)) => Some(search.passed(way)),
+        None if is_made(state.rip(), images) => exit_by_entry(state.rip(), images, work).ok()?,
+        None => None,
+    };
     if let Some(start) = known_by {
-        paths.remember(start, found.as_ref().map(|(way, _)| search.passed(way)));
+        paths.remember(start, passed.clone());
     }
-    found.map(|(way, left)| (left, way.state))
+    match found {
+        Some((way, left)) => Some((left, way.state)),
+        None => first.follow(&passed?, stack, images, work),
+    }
+}
+
+/// True if the code was made at run time.
+fn is_made(at: VirtAddr, images: &impl CodeMappings) -> bool {
+    images.find(at).is_some_and(|image| matches!(image.code, ImageCode::Anonymous))
 }
 
 /// The search for a way out.

@@ -20,6 +20,7 @@
 
 mod cache;
 mod code;
+mod code_entry;
 mod code_exit;
 mod end;
 mod expression;

@@ -90,11 +90,16 @@ fn a_guest_that_mostly_halts_is_charged_what_it_works() {
     let (reported, estimate) = (ns("runtime_ns"), ns("measured_cpu_ns"));
     let end = if reported < estimate { ns("measured_low_ns") } else { ns("measured_high_ns") };
     // The scheduler's time includes interrupts and the host's time: for exits and other processes, by the
-    // ticks that found the vCPU there, and for samples, each as long as all others.
+    // ticks that found the vCPU there, and for samples, which are served as long as all others and late by
+    // themselves.
     let rows = "FROM sample s JOIN instance i ON i.id = s.instance WHERE i.comm = 'isochronous'";
     let taken = run.number(&format!(
         "SELECT (SELECT count(*) {rows} AND vcpu_state IN ('vmm', 'waiting')) * 1e9 / {RATE}
-              + (SELECT count(*) {rows}) * (SELECT sum(sampler_ns) FROM microstate) / (SELECT count(*) FROM sample)"
+              + (SELECT sum(late_ns) {rows} AND vcpu_state = 'guest')
+              + (SELECT count(*) {rows})
+                * ((SELECT sum(sampler_ns) FROM microstate) - sum(late_ns) FILTER (WHERE vcpu_state = 'guest'))
+                / count(*)
+         FROM sample"
     ));
     // Twice the distance of the interval's end are 4 standard errors. A hundredth is the error of the host's
     // time.

@@ -10,12 +10,12 @@ const A_WHILE: Duration = Duration::from_secs(2);
 /// Asserts that `vprof top` shows the run, takes keys, and leaves the terminal and the guest as they were.
 fn seen_in_a_terminal(running: &ActiveRun) {
     let mut top = running.top();
-    let text = top.until("row of spin", |text| text.lines().any(|line| line.trim_end().ends_with("spin#0")));
+    let text = top.until("row of spin", |text| text.lines().any(|line| line.trim_end().ends_with(" spin")));
     assert!(text.contains("Linux 6.1") && text.contains("300 Hz"), "{text}");
     top.press("?");
     top.until("help", |text| text.contains("any key goes back"));
     top.press("q");
-    top.until("table", |text| text.contains("[1 processes]"));
+    top.until("table", |text| text.contains("[1 programs]"));
     top.press("2");
     top.until("functions", |text| text.contains("[2 functions]"));
     top.press("q");

@@ -34,7 +34,8 @@ fn assert_inlined(program: &str, symbol: &str, function: &str, source: &str, lin
          AND inlined.source LIKE '%/{source}' AND inlined.line BETWEEN {first} AND {last}"
     ));
     let all = count("true");
-    assert!(all > 50.0 && right >= 0.9 * all, "{right} of {all}");
+    // The emulated machine translates code when it runs first: the start of a program takes a tenth of it.
+    assert!(all > 50.0 && right >= 0.8 * all, "{right} of {all}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! `cargo xtask test`: all levels of tests; builds what they need first.
 
 mod outcome;
+mod passed;
 mod programs;
 mod timings;
 
@@ -16,11 +17,13 @@ use guest_images::{
 };
 
 use self::outcome::{OutputMode, ProgramOutcome};
+use self::passed::PassedPrograms;
 use self::programs::{TestProgram, TestPrograms};
 use self::timings::{HarnessEvents, StepTimes};
 use crate::demo::{GuestTools, cargo, exit_code};
 use crate::deps;
 use crate::progress::ProgressLine;
+use crate::workspace;
 
 /// The images that end-to-end tests boot.
 const IMAGES: &[(KernelSeries, KernelFlavour)] = &[
@@ -83,6 +86,9 @@ pub struct TestArgs {
     /// Pass tests that need a program, a file or a device that this machine lacks
     #[arg(long)]
     allow_missing: bool,
+    /// Run every test program, also those that are unchanged since they passed
+    #[arg(long)]
+    again: bool,
     /// Print at the end how long each step, test program and guest test took
     #[arg(long)]
     timings: bool,
@@ -103,6 +109,12 @@ impl TestArgs {
         if self.allow_missing {
             command.env(testkit::ALLOW_MISSING, "1");
         }
+    }
+
+    /// Returns the settings on which results depend, as text.
+    fn settings(&self) -> String {
+        let variables = [SEED.0, CASES.0].map(std::env::var_os);
+        format!("{variables:?} {CASES:?} {SEED:?} {}", self.allow_missing)
     }
 
     /// Returns the arguments of `cargo test`.
@@ -144,7 +156,8 @@ pub fn run(options: &TestArgs) -> Result<ExitCode> {
     if !options.arguments.is_empty() {
         return run_cargo(tools.cargo(), options);
     }
-    TestSession { programs: &programs, tools: &tools, options, timings: &timings }.run()
+    let passed = PassedPrograms::read(&workspace::root()?, programs.vprof(), &options.settings())?;
+    TestSession { programs: &programs, tools: &tools, options, timings: &timings, passed: &passed }.run()
 }
 
 /// Calls `cargo test` with the arguments that were given.
@@ -185,6 +198,7 @@ struct TestSession<'a> {
     tools: &'a GuestTools,
     options: &'a TestArgs,
     timings: &'a StepTimes,
+    passed: &'a PassedPrograms,
 }
 
 /// Totals of the programs that have run.
@@ -196,6 +210,8 @@ struct TestTotals {
     passed: usize,
     /// Tests that lacked something and passed because they were allowed to.
     skipped: usize,
+    /// Programs that did not run because they are unchanged since they passed.
+    unchanged: usize,
 }
 
 impl TestTotals {
@@ -211,7 +227,10 @@ impl TestSession<'_> {
     fn run(&self) -> Result<ExitCode> {
         let mut totals = self.timings.measure("test programs side by side", || self.run_side_by_side())?;
         for program in self.programs.alone() {
-            totals.add(program.label(), &self.run_program(program, OutputMode::PassedOn)?);
+            match self.run_changed(program, OutputMode::PassedOn)? {
+                Some(outcome) => totals.add(program.label(), &outcome),
+                None => totals.unchanged += 1,
+            }
         }
         let documentation = self.timings.measure("documentation examples", || {
             let mut cargo = self.tools.cargo();
@@ -227,6 +246,12 @@ impl TestSession<'_> {
         println!("{} tests passed", totals.passed);
         if let Some(events) = events {
             println!("{}", events.repeats());
+        }
+        if totals.unchanged > 0 {
+            println!(
+                "{} test programs are unchanged since they passed (--again runs them too)",
+                totals.unchanged
+            );
         }
         if totals.skipped > 0 {
             println!("{} of them SKIPPED: their requirements are missing", totals.skipped);
@@ -245,10 +270,15 @@ impl TestSession<'_> {
         let work = || {
             // The lock is held only while the next one is taken.
             while let Some(program) = { queue.lock().unwrap_or_else(PoisonError::into_inner).next() } {
-                let outcome = self.run_program(program, OutputMode::Kept)?;
+                let outcome = self.run_changed(program, OutputMode::Kept)?;
                 let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
-                print!("     Ran {}{}", program.label(), outcome.output());
-                totals.add(program.label(), &outcome);
+                match outcome {
+                    Some(outcome) => {
+                        print!("     Ran {}{}", program.label(), outcome.output());
+                        totals.add(program.label(), &outcome);
+                    }
+                    None => totals.unchanged += 1,
+                }
             }
             anyhow::Ok(())
         };
@@ -261,6 +291,21 @@ impl TestSession<'_> {
             anyhow::Ok(())
         })?;
         Ok(totals.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Runs one program, if it has changed since it passed, and notes the result.
+    fn run_changed(&self, program: &TestProgram, output: OutputMode) -> Result<Option<ProgramOutcome>> {
+        if self.options.all {
+            return self.run_program(program, output).map(Some);
+        }
+        let fingerprint = self.passed.fingerprint(program)?;
+        if !self.options.again && self.passed.contains(program, &fingerprint) {
+            return Ok(None);
+        }
+        let outcome = self.run_program(program, output)?;
+        let is_whole = outcome.is_success() && outcome.skipped() == 0;
+        self.passed.note(program, is_whole.then_some(fingerprint))?;
+        Ok(Some(outcome))
     }
 
     /// Runs one program with the tests' environment.
@@ -355,7 +400,7 @@ mod tests {
     fn ignored_tests_are_asked_for_after_the_two_dashes() {
         let arguments = |all, words: &[&str]| {
             let arguments = words.iter().map(OsString::from).collect();
-            TestArgs { all, timings: false, units: false, allow_missing: false, arguments }
+            TestArgs { all, again: false, timings: false, units: false, allow_missing: false, arguments }
                 .for_cargo()
                 .join(" ".as_ref())
                 .into_string()

@@ -122,6 +122,16 @@ impl TestProgram {
         })
     }
 
+    /// Returns the path of the program.
+    pub fn executable(&self) -> &Path {
+        &self.executable
+    }
+
+    /// Returns the name of the package's directory.
+    pub fn package(&self) -> &str {
+        &self.package
+    }
+
     fn is_alone(&self) -> bool {
         ALONE.contains(&(&self.package, &self.target))
     }
@@ -147,6 +157,14 @@ impl TestProgram {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl TestProgram {
+        /// Makes the program of a package's units.
+        pub fn made_up(package: &str, executable: PathBuf) -> Self {
+            let package = package.to_owned();
+            Self { target: package.clone(), package, directory: PathBuf::new(), executable, is_file: false }
+        }
+    }
 
     #[test]
     fn a_test_program_is_found_in_cargos_messages() {

@@ -11,7 +11,7 @@ use super::super::table::{ColumnAlign, TextTable};
 
 /// Adds the account, or why there is none; at most `rows` rows per table.
 pub(super) fn render(text: &mut String, systemd: &Systemd, rows: usize, page: PageLayout) {
-    heading(text, page.style, "systemd", "");
+    heading(text, page, "systemd", "");
     if let Some(missing) = &systemd.missing {
         let sentence = format!("Units and targets have no times: {}.", escaped(missing));
         return wrapped(text, &sentence, "  ", page.width);
@@ -64,7 +64,7 @@ fn targets(text: &mut String, systemd: &Systemd, rows: usize, page: PageLayout) 
     if systemd.targets.is_empty() {
         return;
     }
-    heading(text, page.style, "Targets", ": when they were reached");
+    heading(text, page, "Targets", ": when they were reached");
     let mut table =
         TextTable::new(&[("at", ColumnAlign::Right), ("target", ColumnAlign::Left)]).indent(2).flexible(1);
     // The last targets are the purpose of a boot.
@@ -80,7 +80,7 @@ fn chain(text: &mut String, chain: &[ChainLink], rows: usize, page: PageLayout) 
     if chain.is_empty() {
         return;
     }
-    heading(text, page.style, "Units that the boot waited for", ", the last first");
+    heading(text, page, "Units that the boot waited for", ", the last first");
     let note = "Each row is the unit that became active last before the one above began to start (`gap` later). The order \
                 is that of time: dependencies between units are in unit files, which vprof does not read.";
     wrapped(text, note, "  ", page.width);

@@ -5,6 +5,7 @@ use profile::report::{
 };
 
 use super::*;
+use crate::render::TextStyle;
 
 /// Makes an estimate from 1,000 samples in a second.
 fn estimate(samples: u64, half: f64) -> Estimate {
@@ -14,23 +15,16 @@ fn estimate(samples: u64, half: f64) -> Estimate {
     Estimate { samples, share, share_low, share_high, time_s, time_low_s, time_high_s }
 }
 
-fn process(comm: &str, pid: i32, instance: u32, kind: ProcessKind, samples: u64) -> Process {
+fn program(comm: &str, pid: i32, lives: u64, kind: ProcessKind, samples: u64) -> Program {
     let share = samples as f64 / 1000.0;
-    Process {
+    Program {
         comm: comm.to_owned(),
-        pid,
-        instance,
+        pid: (lives == 1).then_some(pid),
+        lives,
         kind,
         estimate: estimate(samples, 0.02),
         user_share: share * 0.75,
         kernel_share: share * 0.25,
-        parent_pid: None,
-        command: None,
-        exe: None,
-        cgroup: None,
-        unit: None,
-        container: None,
-        threads: Vec::new(),
     }
 }
 
@@ -119,12 +113,13 @@ fn report() -> Report {
         lateness: Lateness { median_ns: 21_400, p99_ns: 80_000, max_ns: 1_200_000, over_1ms: 3 },
         vcpus: vec![vcpu(0, 0.39), vcpu(1, 0.39)],
         needed_for_half: Some(3.93),
-        processes: vec![
-            process("gzip", 312, 0, ProcessKind::Process, 480),
-            process("evil\x1b[2Jname\n", 1313, 17, ProcessKind::Process, 300),
-            process("kworker/0:1-events_long", 9, 0, ProcessKind::KernelThread, 120),
-            process("[interrupts]", 0, 0, ProcessKind::Interrupt, 60),
-            process("sh", 300, 2, ProcessKind::Process, 40),
+        processes: Vec::new(),
+        programs: vec![
+            program("gzip", 312, 1, ProcessKind::Process, 480),
+            program("evil\x1b[2Jname\n", 0, 429, ProcessKind::Process, 300),
+            program("kworker/0:1-events_long", 9, 1, ProcessKind::KernelThread, 120),
+            program("[interrupts]", 0, 0, ProcessKind::Interrupt, 60),
+            program("sh", 300, 1, ProcessKind::Process, 40),
         ],
         functions: vec![
             function("deflate", Some("gzip"), "user", 700),
@@ -165,26 +160,14 @@ const EXPECTED: &str = "\
 20.03 s of Linux 6.1.0-56-cloud-amd64 on 2 vCPUs, host: portable
   The host was emulated: times are not those of a real machine; relative shares
     are meaningful.
-  20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz requested, uniform
-    clock, seed 42
-  20 ticks hit the VMM, 3 came while the vCPU lacked a CPU: they count for no
-    share
-  0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us (99
-    of 100)
 
-vCPUs: states that samples hit, and ticks outside of the guest
-  vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU
-     0   10,000     0  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7       0
-     1   10,000     1  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7     300
-
-Processes: shares of the time that was not idle, by 1,000 samples
-   share  95 % interval      time    user  kernel   pid  name#instance
-  48.0 %  46.0 - 50.0 %  480.0 ms  36.0 %  12.0 %   312  gzip#0
-  30.0 %  28.0 - 32.0 %  300.0 ms  22.5 %   7.5 %  1313  evil\\x1b[2Jname\\x0a#17
-  12.0 %  10.0 - 14.0 %  120.0 ms   9.0 %   3.0 %     9  [kworker/0:1-events_lo…
-   6.0 %    4.0 - 8.0 %   60.0 ms   4.5 %   1.5 %        [interrupts]
+Programs: shares of the time that was not idle, by 1,000 samples
+   share  95 % interval      time    user  kernel  pid  program
+  48.0 %  46.0 - 50.0 %  480.0 ms  36.0 %  12.0 %  312  gzip
+  30.0 %  28.0 - 32.0 %  300.0 ms  22.5 %   7.5 %       evil\\x1b[2Jname\\x0a, 42…
+  12.0 %  10.0 - 14.0 %  120.0 ms   9.0 %   3.0 %    9  [kworker/0:1-events_lon…
+   6.0 %    4.0 - 8.0 %   60.0 ms   4.5 %   1.5 %       [interrupts]
    4.0 %  in 1 more; -n 0 shows all
-  Half the interval of the largest share takes a run 3.9 times as long.
 
 Functions
    share  95 % interval      time  mode     function
@@ -199,6 +182,20 @@ Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: `vprof
   symbolize 'my profile.vprof' --debug-dir /usr/lib/debug` can name it by the
   debug file of build-id 3f1c9b0a.
 
+vCPUs: samples by mode, and ticks outside of the guest
+  vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU
+     0   10,000     0  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7       0
+     1   10,000     1  50.0 %  10.0 %   <0.1 %    1.0 %  39.0 %    7     300
+
+Measurement
+  20,000 samples (1,000 not idle), 1 lost, 998 Hz of 1000 Hz requested, uniform
+    clock, seed 42
+  excluded from shares: 20 ticks in the VMM, 3 while the vCPU had no CPU of the
+    host
+  0.4 % of vCPU time in the sampler, ticks served 21 us late (median), 80 us
+    (p99)
+  for half the interval of the largest share, run 3.9 times as long
+
 Missing
   no BTF in this kernel: no process names, so samples count by address alone and
     not by the program that they belong to
@@ -212,7 +209,7 @@ fn the_summary_looks_like_this() {
 #[test]
 fn lines_fit_and_carry_no_control_characters() {
     use unicode_width::UnicodeWidthStr;
-    for (rows, width) in [(0, 80), (1, 80), (100, 80), (100, 120)] {
+    for (rows, width) in [(0, 80), (1, 80), (100, 40), (100, 60), (100, 80), (100, 120)] {
         let text = render(&report(), profile(), rows, PageLayout { width, ..PAGE });
         for line in text.lines() {
             assert!(line.width() <= width, "{} columns: {line}", line.width());
@@ -222,10 +219,14 @@ fn lines_fit_and_carry_no_control_characters() {
 }
 
 #[test]
-fn the_terminal_style_differs_by_bold_headings_only() {
+fn the_terminal_style_differs_by_bold_headings_and_colours_only() {
     let styled = render(&report(), profile(), 4, PageLayout { style: TextStyle::Terminal, ..PAGE });
     assert!(styled.starts_with("\x1b[1m20.03 s of"));
-    assert_eq!(styled.replace("\x1b[1m", "").replace("\x1b[0m", ""), EXPECTED);
+    assert!(styled.contains("  \x1b[1;31m48.0 %\x1b[0m  46.0 - 50.0 %"), "{styled}");
+    let plain = ["\x1b[1;31m", "\x1b[32m", "\x1b[1m", "\x1b[0m"]
+        .iter()
+        .fold(styled, |text, code| text.replace(code, ""));
+    assert_eq!(plain, EXPECTED);
 }
 
 #[test]
@@ -264,18 +265,43 @@ fn a_clock_without_chance_has_a_note() {
     assert!(!render(&report, profile(), 4, PAGE).contains(note));
     report.intervals_valid = false;
     let text = render(&report, profile(), 4, PAGE);
-    assert!(text.contains(note) && !text.contains("Half the interval"), "{text}");
+    assert!(text.contains(note) && !text.contains("half the interval"), "{text}");
+}
+
+#[test]
+fn a_share_of_everything_has_no_shorter_interval() {
+    let mut report = report();
+    assert!(render(&report, profile(), 4, PAGE).contains("run 3.9 times as long"));
+    report.programs.truncate(1);
+    report.programs[0].estimate.share = 1.0;
+    assert!(!render(&report, profile(), 4, PAGE).contains("times as long"));
+}
+
+#[test]
+fn wide_pages_have_bars_and_piped_ones_cut_nothing() {
+    let text = |width| render(&report(), profile(), 9, PageLayout { width, ..PAGE });
+    assert!(text(120).contains("48.0 %  ████▊  46.0 - 50.0 %  480.0 ms      480"), "{}", text(120));
+    assert!(!text(usize::MAX).contains('█'));
+    assert!(text(usize::MAX).contains(&"very_long_function_name_".repeat(4)));
+    assert!(text(40).contains("  48.0 %  "), "{}", text(40));
+}
+
+#[test]
+fn a_number_and_its_unit_share_a_line() {
+    let mut text = String::new();
+    wrapped(&mut text, "it took 0.2 % of the time, in 12 ms.", "", 11);
+    assert_eq!(text, "it took\n  0.2 % of\n  the time,\n  in 12 ms.\n");
 }
 
 #[test]
 fn an_idle_guest_has_no_empty_tables() {
     let mut report = report();
     report.busy_samples = 0;
-    report.processes.clear();
+    report.programs.clear();
     report.functions.clear();
     let text = render(&report, profile(), 10, PAGE);
     assert!(text.contains("No sample hit anything but idle vCPUs."));
-    assert!(!text.contains("Processes"));
+    assert!(!text.contains("Programs"));
 }
 
 #[test]

@@ -58,6 +58,9 @@ pub fn numbered(args: &RunArgs, n: u32, runs: u32) -> RunArgs {
     let mut own = args.clone();
     if runs > 1 {
         own.recording.output = with_number(&args.recording.output, n);
+        if args.recording.keeps_older {
+            own.recording.keep_older(own.recording.output.clone());
+        }
         // Runs with the same seed would have the same intervals, so each run derives a seed from the
         // given one.
         own.recording.seed = args.recording.seed.map(|seed| seed.wrapping_add(u64::from(n - 1)));
@@ -89,7 +92,7 @@ pub fn warn_of_writes(args: &RunArgs) {
 pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     // All names are checked before the first run, which may take long.
     for n in 1..=times {
-        super::output::check(&numbered(args, n, times.max(2)).recording.output, args.recording.force)?;
+        super::output::check(&numbered(args, n, times.max(2)).recording)?;
     }
     warn_of_writes(args);
     let mut profiles = Vec::new();
@@ -125,7 +128,7 @@ pub fn command(args: &RunArgs, times: u32) -> Result<ExitCode, Error> {
     if args.recording.json {
         write_json(&repeated)?;
     } else if !args.recording.quiet {
-        let text = render::render(&repeated, PageLayout::stdout().for_summary());
+        let text = render::render(&repeated, PageLayout::stdout());
         if args.command.is_empty() { write_text(&text)? } else { eprint!("{text}") }
     }
     Ok(ExitCode::Done)

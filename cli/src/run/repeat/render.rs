@@ -27,7 +27,7 @@ pub fn render(repeated: &RepeatedRuns, page: PageLayout) -> String {
     };
     let times: Vec<ValueSpread> = repeated.times_s.iter().map(for_people).collect();
     table(&mut text, &times, units::seconds, page);
-    heading(&mut text, page.style, "Shares", " of the time in the guest in which it was not idle");
+    heading(&mut text, page, "Shares", " of the time in the guest in which it was not idle");
     table(&mut text, &repeated.shares, units::percent, page);
     let note = "spread: standard deviation over mean. CPU times and shares are estimated by samples.";
     text.push('\n');

@@ -8,10 +8,11 @@ use super::theme::ScreenTheme;
 use super::{RowSlot, put};
 
 /// Keys and their actions. A line without a key is text, or a heading if it ends with a colon.
-const LINES: [(&str, &str); 36] = [
+const LINES: [(&str, &str); 37] = [
     ("", "Keys:"),
     ("1 to 6, Tab", "choose a pane"),
     ("j k, arrows", "scroll by a row; PgUp PgDn by a page, g G to the ends"),
+    ("i", "programs, or each instance of one"),
     ("s, r", "sort by the next column; the other way round"),
     ("/, Esc", "show only rows with a text or an id; show all again"),
     ("w", "the span: last 1, 5, 15, 60 s, whole run"),

@@ -17,7 +17,7 @@ const INDENT: u16 = 1;
 
 /// Draws the names, the headings and the rows that fit.
 pub fn draw(buffer: &mut Buffer, area: Rect, state: &mut ViewState, theme: ScreenTheme) {
-    let table = state.pane.table(&state.snapshot, state.here().order, &state.here().filter);
+    let table = state.pane.table(&state.snapshot, state.instances, state.here().order, &state.here().filter);
     let headed = !matches!(state.pane, PaneKind::Console);
     let body = usize::from(area.height.saturating_sub(1 + u16::from(headed)));
     let furthest = table.rows.len().saturating_sub(body);

@@ -72,7 +72,8 @@ macro_rules! golden {
 }
 
 golden! {
-    processes: 2, "", (80, 24), PLAIN;
+    programs: 2, "", (80, 24), PLAIN;
+    processes: 2, "i", (80, 24), PLAIN;
     functions_wide: 2, "2", (120, 40), PLAIN;
     functions: 2, "2s", (80, 24), PLAIN;
     tiny: 2, "", (40, 10), PLAIN;
@@ -152,13 +153,13 @@ proptest! {
         (vcpus, unicode) in (0_u8..65, any::<bool>()),
     ) {
         let mut snapshot = fixture::snapshot(vcpus, numbers[0]);
-        snapshot.processes[0].comm.clone_from(&names[0]);
+        snapshot.programs[0].comm.clone_from(&names[0]);
         snapshot.functions[0].symbol.clone_from(&names[1]);
         snapshot.kernel = Some(names[2].clone());
         snapshot.console.push(names[3].clone());
         snapshot.events[0].text.clone_from(&names[4]);
-        snapshot.processes[0].share.share = numbers[1];
-        snapshot.processes[0].share.high = numbers[2];
+        snapshot.programs[0].share.share = numbers[1];
+        snapshot.programs[0].share.high = numbers[2];
         snapshot.exits[0].mean_ns = numbers[3];
         snapshot.sampling.rate_hz = numbers[4];
         snapshot.modes.user = numbers[5];

@@ -66,6 +66,8 @@ pub struct ViewState {
     /// Time between two refreshes.
     pub every: Duration,
     pub pane: PaneKind,
+    /// The first pane has instances of programs.
+    pub instances: bool,
     panes: [PaneState; PaneKind::ALL.len()],
     /// Number of the span in [`SPANS`].
     span: usize,
@@ -91,7 +93,8 @@ impl ViewState {
             later: None,
             history: StateHistory::default(),
             every,
-            pane: PaneKind::Processes,
+            pane: PaneKind::Programs,
+            instances: false,
             panes: std::array::from_fn(|_| PaneState::default()),
             span: 1,
             paused: false,
@@ -143,6 +146,7 @@ impl ViewState {
                 self.ended = Some(reason);
                 true
             }
+            RunEvent::Closed => false,
         }
     }
 
@@ -187,8 +191,9 @@ impl ViewState {
             KeyPress::Tab => self.pane = self.pane.after(1),
             KeyPress::BackTab => self.pane = self.pane.after(PaneKind::ALL.len() - 1),
             KeyPress::Char(digit @ '1'..='6') => {
-                self.pane = PaneKind::Processes.after(digit as usize - '1' as usize);
+                self.pane = PaneKind::Programs.after(digit as usize - '1' as usize);
             }
+            KeyPress::Char('i') if self.pane == PaneKind::Programs => self.instances ^= true,
             KeyPress::Char('s') => self.next_order(),
             KeyPress::Char('r') => self.here_mut().order.reversed ^= true,
             KeyPress::Char('/') => {
@@ -281,7 +286,7 @@ impl ViewState {
 
     fn next_order(&mut self) {
         let order = self.here().order;
-        let table = self.pane.table(&Snapshot::default(), order, "");
+        let table = self.pane.table(&Snapshot::default(), self.instances, order, "");
         self.here_mut().order = SortOrder { column: table.next_order(order.column), reversed: false };
     }
 

@@ -26,7 +26,9 @@ fn panes_are_chosen_and_remember_their_order() {
     press(&mut state, "s");
     assert_eq!(state.here().order, SortOrder { column: 5, reversed: false });
     press(&mut state, "6\t");
-    assert_eq!(state.pane, PaneKind::Processes);
+    assert_eq!((state.pane, state.instances), (PaneKind::Programs, false));
+    press(&mut state, "i2i");
+    assert!(state.instances, "i is a key of the first pane");
 }
 
 #[test]

@@ -433,14 +433,44 @@ fn code_is_annotated() {
     let recurse = annotate(&run, "recurse", None).expect("a function");
     assert_eq!((recurse.start, recurse.code.map(|bytes| bytes.len())), (0x3000, Some(0x10)));
     assert_eq!((recurse.read.as_deref(), recurse.own.samples, recurse.total.samples), (Some("file"), 20, 20));
-    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, called: 0, source: None });
-    assert_eq!(recurse.hits[&0x3006], Hit { own: 0, called: 20, source: None });
+    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, ..Hit::default() });
+    assert_eq!(recurse.hits[&0x3006], Hit { called: 20, ..Hit::default() });
     assert_eq!(recurse.names[&0x2000], "work");
     let vfs = annotate(&run, "0xffffffff81000100", None).expect("a function");
     assert_eq!((vfs.symbol.as_str(), vfs.code), ("vfs_read.isra.0", Some(vec![0xc3; 9])));
     let work = annotate(&run, "work", Some("prog")).expect("a function");
     assert_eq!((work.code, work.own.samples, work.total.samples), (None, 30, 30));
     assert_eq!(work.hits[&0x2001].source.as_deref(), Some("mix.h:7"));
+}
+
+#[test]
+fn what_interrupts_an_instruction_counts_at_its_address() {
+    let mut run = known();
+    // A page fault of `recurse` at its own instruction, which calls nothing.
+    run.batch.stacks.push(StackRow { id: 20, parent: Some(5), frame: VFS });
+    add(&mut run, 7, Mode::Kernel, (1, 10), (VFS, 20), (None, None));
+    let recurse = annotate(&run, "recurse", None).expect("a function");
+    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, interrupted: 7, ..Hit::default() });
+    assert_eq!(recurse.hits[&0x3006], Hit { called: 27, ..Hit::default() });
+    assert!(recurse.emulated, "the run is one of the portable host");
+    // Any sampled address names the function.
+    assert_eq!(annotate(&run, "0x3006", None).expect("a function").symbol, "recurse(int)");
+    assert!(annotate(&run, "0x3007", None).is_err());
+}
+
+#[test]
+fn functions_of_one_name_are_one_tree_that_says_so() {
+    let mut run = known();
+    assert_eq!(tree(&run, "main", Direction::Callees, 1).expect("a tree").modules, ["prog"]);
+    assert_eq!(tree(&run, "vfs_read", Direction::Callees, 1).expect("a tree").modules, ["kernel"]);
+    let other = FrameRow { id: 90, module: text("other"), address: 0x77, file: None, ..frames()[0].clone() };
+    run.batch.frames.push(other);
+    run.batch.stacks.push(StackRow { id: 20, parent: None, frame: 90 });
+    add(&mut run, 9, Mode::User, (1, 10), (90, 20), (None, None));
+    let both = tree(&run, "main", Direction::Callees, 1).expect("a tree");
+    assert_eq!(both.modules, ["other", "prog"]);
+    let root = &both.nodes[0];
+    assert_eq!((root.symbol.as_str(), root.module.as_deref(), root.estimate.samples), ("main", None, 80));
 }
 
 #[test]

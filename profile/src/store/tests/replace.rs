@@ -17,7 +17,7 @@ fn an_existing_file_is_replaced_only_when_asked() {
     }
     let nowhere = directory.path().join("no/such/place.vprof");
     let error = ProfileWriter::create(&nowhere, false).expect_err("no directory").to_string();
-    assert!(error.starts_with(&format!("cannot create {}: No such file", nowhere.display())), "{error}");
+    assert!(error.starts_with(&format!("can't create {}: no such file", nowhere.display())), "{error}");
 }
 
 #[test]
@@ -43,6 +43,25 @@ fn an_older_profile_is_replaced_when_the_new_one_has_begun() {
     assert_eq!((killed, samples(&path), files(&directory).len()), (7, 7, 1));
     let host = first(&Profile::open(&path).expect("a profile"), "SELECT value FROM meta WHERE key = 'host'");
     assert_eq!(host, [Value::Text("kvm".to_owned())]);
+}
+
+#[test]
+fn the_replaced_profile_stays_under_another_name() {
+    let (directory, path) = finished(3);
+    let old = directory.path().join("p.old");
+    let keeping = || ProfileWriter::create(&path, true).expect("beside").keeping_older(old.clone());
+    let mut failed = keeping();
+    failed.write(&preamble()).expect("room");
+    drop(failed);
+    assert_eq!((samples(&path), old.exists()), (3, false), "nothing was recorded: nothing moves");
+    for (recorded, kept) in [(5, 3), (7, 5)] {
+        let mut writer = keeping();
+        writer.write(&batch(recorded)).expect("room");
+        writer.finish().expect("room");
+        drop(writer);
+        assert_eq!((samples(&path), samples(&old)), (recorded, kept));
+    }
+    assert_eq!(files(&directory).len(), 2);
 }
 
 #[test]

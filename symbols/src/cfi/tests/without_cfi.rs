@@ -126,6 +126,30 @@ fn a_trampoline_is_left_as_its_code_says() {
 }
 
 #[test]
+fn code_that_never_returns_is_left_as_its_entry_says() {
+    let table = table();
+    // mov %eax, -0x14000(%rsp); push %rbp; sub $0x20, %rsp
+    let entry = [0x89, 0x84, 0x24, 0, 0xc0, 0xfe, 0xff, 0x55, 0x48, 0x83, 0xec, 0x20];
+    // nop; 0: call *%rcx; jmp 0b
+    let endless = [0x90, 0xff, 0xd1, 0xeb, 0xfc];
+    let words =
+        [(RSP + 8, 0x77), (RSP + 0x20, RSP + 0x500), (RSP + 0x28, CALLER), (RSP + 0x38, BIAS + 0x3010)];
+    let frames = |parts: &[&[u8]], place: u64, rsp: u64| {
+        let code = parts.concat();
+        let process = made(&table, &code);
+        let (frames, _) = walk_with(&process, &registers(MADE + place, rsp, 3), &Words::new(words));
+        addresses(&frames)
+    };
+    let complete = [MADE + 12, CALLER, BIAS + 0x3010];
+    assert_eq!(frames(&[&entry, &endless], 12, RSP), complete);
+    // Entered again, the way is known.
+    assert_eq!(frames(&[&entry, &endless], 12, RSP), complete);
+    // The frame of another part, or of code whose entry is not known.
+    assert_eq!(frames(&[&entry, &[0xf4; 4], &endless], 16, RSP), [MADE + 16]);
+    assert_eq!(frames(&[&[0x90; 12], &endless], 12, RSP), [MADE + 12]);
+}
+
+#[test]
 fn the_way_out_is_found_behind_branches_and_pops() {
     let table = table();
     let words =

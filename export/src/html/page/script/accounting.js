@@ -12,10 +12,10 @@ function showAccounting(profile) {
     ? "The guest's CPU accounting was not read."
     : `CPU time that the guest's kernel reports for each process (getrusage, /proc/PID/stat), next to the measured time with its 95 % interval${read > rows.length ? `; the ${rows.length} with most of ${count(read)}` : ''}${from}. ${rusage.unsampled_s > 0 ? 'Sampling was stopped for a part of the run: reported times include it, measured times do not. The two do not compare.' : outside === 0 ? 'No reported time differs by more than chance explains.' : `The reported time of ${outside === 1 ? '1 process' : `${count(outside)} processes`} differs by more than chance explains.`}`;
   if (rows.length > 0) {
-    $('accounting-chart').replaceChildren(accountingLegend(), accountingChart(rows));
+    $('accounting-chart').replaceChildren(accountingLegend(), accountingChart(rows, rusage.unsampled_s === 0));
   }
   if (rusage.cpus.length > 0) {
-    showCpus(rusage.cpus);
+    showCpus(rusage.cpus, rusage.unsampled_s === 0);
   }
 }
 
@@ -33,7 +33,8 @@ function accountingLegend() {
 
 const diamond = (className) => svg('path', { d: 'M0-6 6 0 0 6-6 0Z', class: className });
 
-function accountingChart(rows) {
+/** The reported and the measured time of each process. They compare if it was sampled all the time. */
+function accountingChart(rows, compare) {
   const reported = (row) => (row.reported_user_ns + row.reported_system_ns) / 1e9;
   const most = Math.max(...rows.map((row) => Math.max(reported(row), row.measured_high_ns / 1e9)), 1e-9) * 1.02;
   const at = (s) => `${s / most * 100}%`;
@@ -48,7 +49,8 @@ function accountingChart(rows) {
     const chart = svg('svg', { role: 'img', 'aria-label': `${name}: ${text}` }, ...grid(),
       svg('line', { class: 'whisker', x1: at(low), x2: at(high), y1: '50%', y2: '50%' }),
       svg('circle', { class: 'measured', cx: at(measured), cy: '50%', r: 4 }), mark);
-    const difference = el('span', { className: row.outside ? 'bad' : 'quiet' }, `${row.difference_ns < 0 ? '−' : '+'}${duration(Math.abs(row.difference_ns) / 1e9)}`);
+    const signed = `${row.difference_ns < 0 ? '−' : '+'}${duration(Math.abs(row.difference_ns) / 1e9)}`;
+    const difference = el('span', { className: row.outside ? 'bad' : 'quiet' }, compare ? signed : '–');
     return [el('span', { className: 'who', title: name }, name), chart, el('span', {}, `${duration(reported(row))} / ${duration(measured)} `, difference)];
   });
   const labels = ticks.map((s, i) => svg('text', { x: at(s), y: 14, 'text-anchor': i === 0 ? 'start' : s > most * 0.95 ? 'end' : 'middle' }, `${moment(s, step)} s`));
@@ -57,15 +59,15 @@ function accountingChart(rows) {
 }
 
 /** Reported times of /proc/stat next to measured ones, for each CPU. */
-function showCpus(cpus) {
+function showCpus(cpus, compare) {
   const kinds = [['user_ns', 'user'], ['system_ns', 'system'], ['irq_ns', 'hard interrupts'], ['softirq_ns', 'soft interrupts'], ['idle_ns', 'idle'], ['steal_ns', 'steal']];
   const heads = ['CPU', 'Time', 'Reported', 'Measured', '95 % interval', 'Difference'].map((name, i) => el('th', { scope: 'col', className: i > 1 ? 'number' : '' }, name));
   const rows = cpus.flatMap((cpu) => kinds.map(([key, name], i) => {
     const [reported, measured, low, high] = [cpu.reported, cpu.measured, cpu.low, cpu.high].map((times) => times[key] / 1e9);
-    const far = reported < low - 0.01 || reported > high + 0.01;
+    const far = compare && (reported < low - 0.01 || reported > high + 0.01);
     return el('tr', {}, el('td', {}, i === 0 ? `CPU ${cpu.cpu}` : ''), el('td', {}, name),
       ...[duration(reported), duration(measured), low === high ? 'exact' : `${duration(low)} to ${duration(high)}`].map((text) => el('td', { className: 'number' }, text)),
-      el('td', { className: `number ${far ? 'bad' : 'quiet'}` }, `${reported < measured ? '−' : '+'}${duration(Math.abs(reported - measured))}`));
+      el('td', { className: `number ${far ? 'bad' : 'quiet'}` }, compare ? `${reported < measured ? '−' : '+'}${duration(Math.abs(reported - measured))}` : '–'));
   }));
   const table = $('accounting-cpus');
   table.replaceChildren(table.caption, el('thead', {}, el('tr', {}, ...heads)), el('tbody', {}, ...rows));

@@ -112,7 +112,7 @@ class Flame {
     const sorry = 'Exact mode has sums over its whole time: the picked time does not apply.';
     const time = view.whole && !profile.isPart ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
     const text = this.offCpu
-      ? `Exact time of sleeps, by the kernel functions in which tasks slept. ${view.whole ? '' : sorry}`
+      ? `Exact time of sleeps, by the kernel functions in which tasks slept, without kernel threads. ${view.whole ? '' : sorry}`
       : `Time on a CPU in ${time}, by samples: a sample represents its part of the exact time in the guest.`;
     const base = this.shape.change ? ` Red takes more of the time than in ${profile.base.name}, blue less${view.whole ? '' : '; the base is its whole run'}.` : '';
     $('flame-note').textContent = text + base;

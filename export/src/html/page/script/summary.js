@@ -6,11 +6,11 @@ function showSummary(profile) {
   document.title = `${profile.name} · vprof`;
   $('limits').replaceChildren(...limits(profile).map((text) => el('li', {}, text)));
   $('tiles').replaceChildren(...tiles(profile).map(([value, name]) => el('div', { className: 'tile' }, el('b', {}, value), el('span', {}, name))));
-  const named = profile.processes.filter((row) => row.samples > 0).map((row) => ({ name: processName(row), ...row, kind: processColour(row) })).sort((a, b) => b.share - a.share);
-  shares($('top-processes'), named, 'Process');
-  const { symbol, kind } = profile.functions;
+  const named = report.programs.map((row) => ({ ...row, name: programName(row), kind: processColour(row) })).sort((a, b) => b.share - a.share);
+  shares($('top-processes'), named, 'Program');
+  const { kind } = profile.functions;
   const functions = profile.estimates
-    .map(([id, samples, share, low, high]) => ({ name: symbol[id], kind: kind[id] === 'u' ? '' : 'kernel', samples, share, share_low: low, share_high: high }))
+    .map(([id, samples, share, low, high]) => ({ name: inModule(profile.functions, id), kind: kind[id] === 'u' ? '' : 'kernel', samples, share, share_low: low, share_high: high }))
     .sort((a, b) => b.share - a.share);
   shares($('top-functions'), functions, 'Function');
 }
@@ -107,6 +107,15 @@ const intervalText = (low, high) => `${(low * 100).toFixed(1)}–${(high * 100).
 
 /** What a process is called: with the number of its life, which tells it from others of its name. */
 const processName = (row) => (row.kind === 'process' || row.kind === 'kernel_thread' ? `${row.comm}#${row.instance}` : row.comm);
+
+/** A program, with the number of its lives if it had several. */
+const programName = (row) => (row.lives > 1 ? `${row.comm}, ${count(row.lives)} lives` : row.comm);
+
+/** A function with its module, which distinguishes it from others of its name. */
+function inModule({ symbol, module, modules }, id) {
+  const name = modules[module[id]];
+  return name === undefined || symbol[id] === `[${name}]` ? symbol[id] : `${symbol[id]} [${name}]`;
+}
 
 /** The class of a bar by the kind of its process. */
 const processColour = (row) => ({ process: '', kernel_thread: 'kernel', interrupt: 'interrupt' })[row.kind] ?? 'other';

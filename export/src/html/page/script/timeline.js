@@ -6,6 +6,7 @@ const STATES = [
   ['kernel', 'Kernel', true],
   ['interrupt', 'Interrupts', true],
   ['idle', 'Idle task', true],
+  ['unsampled', 'In the guest, not sampled', false],
   ['kvm', 'KVM for a halted guest', false],
   ['vmm', 'VMM', false],
   ['sampler', 'Sampler', false],
@@ -18,7 +19,7 @@ const LANE = { axis: 22, height: 40, gap: 8, marks: 18 };
 
 /**
  * Stretches of one vCPU: `begin` and `end` in s and the time of each state, s. The clocks give all but the first four,
- * which divide the time in the guest by its samples.
+ * which divide the sampled time in the guest by its samples.
  */
 function segments(row) {
   return row.end.map((end, i) => {
@@ -29,10 +30,12 @@ function segments(row) {
     const length = Object.values(state).reduce((sum, s) => sum + s, 0);
     const ticks = ['user', 'kernel', 'interrupt', 'idle'].map((mode) => row[mode][i]);
     const all = ticks.reduce((sum, n) => sum + n, 0);
+    const off = Math.min(row.unsampled[i] / 1e6, state.guest);
     ['user', 'kernel', 'interrupt', 'idle'].forEach((mode, at) => {
-      // The mode of a guest without a tick is not known; the kernel is the most likely.
-      state[mode] = all > 0 ? state.guest * ticks[at] / all : mode === 'kernel' ? state.guest : 0;
+      state[mode] = all > 0 ? (state.guest - off) * ticks[at] / all : 0;
     });
+    // The mode of a guest without a tick is not known.
+    state.unsampled = all > 0 ? off : state.guest;
     return { begin: end / 1e6 - length, end: end / 1e6, state };
   });
 }
@@ -280,7 +283,7 @@ class Timeline {
       let y = top + LANE.height;
       for (const [name] of STATES) {
         const part = state[name] / (end - begin) * LANE.height;
-        context.fillStyle = theme.colour(name);
+        context.fillStyle = name === 'unsampled' ? hatched(context) : theme.colour(name);
         context.fillRect(left, y - part, Math.max(right - left, 0.5), part);
         y -= part;
       }
@@ -329,6 +332,24 @@ class Timeline {
     const table = $('states');
     table.replaceChildren(table.caption, el('thead', {}, head), el('tbody', {}, ...rows));
   }
+}
+
+/** Diagonal lines: a time of which nothing more is known. */
+function hatched(context) {
+  const tile = document.createElement('canvas');
+  tile.width = 8;
+  tile.height = 8;
+  const pen = tile.getContext('2d');
+  pen.fillStyle = theme.colour('raised');
+  pen.fillRect(0, 0, 8, 8);
+  pen.strokeStyle = theme.colour('unsampled');
+  pen.lineWidth = 1.5;
+  for (const offset of [-8, 0, 8]) {
+    pen.moveTo(offset - 1, 9);
+    pen.lineTo(offset + 9, -1);
+  }
+  pen.stroke();
+  return context.createPattern(tile, 'repeat');
 }
 
 /** 1, 2 or 5 times a power of ten, at least `least`. */

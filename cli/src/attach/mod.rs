@@ -1,12 +1,14 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM. The attach half
 //! ([`host::attached`]) does so; this process has the terminal, the profile and the control socket.
 
+mod list;
+
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::keep_guard;
-use host::attached::{self, AttachHalf, AttachSpec, AttachTarget};
+use attach::{TargetChoice, keep_guard};
+use host::attached::{self, AttachHalf, AttachSpec, AttachTarget, ChosenVm, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
 use host::spec::{DiskSpec, Outcome};
@@ -15,7 +17,7 @@ use profile::live;
 use text::clean::escaped;
 use vmm::DiskMode;
 
-use crate::args::AttachArgs;
+use crate::args::{AttachArgs, VmChoice};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
@@ -23,21 +25,18 @@ use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let disks = args.disk.iter().map(|path| open_disk(path)).collect::<Result<_, _>>()?;
-    let engine = args.engine.into();
-    let target = match (&args.gdb, args.pid, &args.name) {
-        (Some(address), ..) => AttachTarget::Stub(address.clone()),
-        (None, Some(pid), _) => AttachTarget::Process(pid, engine),
-        (None, None, Some(name)) => AttachTarget::Name(name.clone(), engine),
-        (None, None, None) => return Err(UsageError::NoVm.into()),
-    };
     let spec = AttachSpec {
-        target,
+        target: target(args),
         recording: args.recording.config(args.recording.seed.unwrap_or_else(random_seed)),
         duration: args.recording.duration,
         waits: args.recording.triggers(Then::End),
         policy: args.seccomp,
     };
-    let (half, vm) = AttachHalf::start(spec, disks)?;
+    let (half, vm) = match AttachHalf::start(spec, disks)? {
+        StartedHalf::Found(half, vm) => (half, vm),
+        StartedHalf::Unchosen(machines) if machines.is_empty() => return Err(UsageError::NoVm.into()),
+        StartedHalf::Unchosen(machines) => return list::print(&machines).map(|()| ExitCode::Usage),
+    };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
             eprintln!("vprof: {}", escaped(sentence));
@@ -47,6 +46,18 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recorded =
         recording.record(label, Streams::none(), |link, tables| profile(args, half, link, tables))?;
     conclude(args, recorded)
+}
+
+fn target(args: &AttachArgs) -> AttachTarget {
+    if let Some(address) = &args.gdb {
+        return AttachTarget::Stub(address.clone());
+    }
+    let vm = match (&args.vm, &args.name) {
+        (Some(VmChoice::Pid(pid)), _) => ChosenVm::Pid(*pid),
+        (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
+        (None, None) => ChosenVm::Only,
+    };
+    AttachTarget::Process(vm, TargetChoice { engine: args.engine.into(), vm: args.vm_number })
 }
 
 /// Opens a disk of the guest, which its VMM has open as well: it is only read.

@@ -1,11 +1,12 @@
 //! Ticks of one attached vCPU by ptrace, on a thread per vCPU.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_sregs};
 use vmm::x86::{CR0_PE, EFER_LMA};
-use vmm::{MissReason, Observer, Tick, TickContext, monotonic_ns};
+use vmm::{AttachedThread, MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
 use crate::guard::StopSlot;
@@ -67,6 +68,20 @@ pub(crate) fn run_ticks<E>(
     Ok(())
 }
 
+/// Calls `tick` of the ticker of one vCPU, whose thread this is, until the attachment ends.
+pub(crate) fn run_vcpu<T, O: Observer<StopMemory>>(
+    ticker: &mut T,
+    (thread, shared): (AttachedThread, &SharedState),
+    observer: impl Fn(&mut T) -> &mut O,
+    tick: impl Fn(&mut T, u64) -> NextTick,
+) {
+    set_timer_slack();
+    observer(ticker).attached(Some(thread));
+    let first = observer(ticker).started();
+    let Ok(()) = run_ticks(shared, first, |due_ns| Ok::<_, Infallible>(tick(ticker, due_ns)));
+    observer(ticker).stopped();
+}
+
 /// Returns the pause that the machine is in.
 ///
 /// # Errors
@@ -100,12 +115,8 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        set_timer_slack();
-        self.observer.attached(Some(self.vcpu.files.attached(self.vcpu.id)));
-        let first = self.observer.started();
-        let shared = Arc::clone(&self.shared);
-        let Ok(()) = run_ticks(&shared, first, |due_ns| Ok::<_, std::convert::Infallible>(self.tick(due_ns)));
-        self.observer.stopped();
+        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
 

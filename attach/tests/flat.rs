@@ -2,13 +2,12 @@
 
 mod roles;
 
-use std::io::Read;
 use std::time::Duration;
 
 use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PauseCause, Target};
 use roles::{
-    ITERATIONS, MOST, Recorder, Role, SOON, checksum, has_ended, is_held, kvm, loops_are_seen, play, profile,
-    state, traced,
+    MOST, Recorder, Role, SOON, has_ended, is_held, killed_profilers_leave_nothing, kvm, loops_are_seen,
+    play, profile, state, traced,
 };
 use testkit::eventually;
 
@@ -29,19 +28,7 @@ fn a_profiler_that_is_killed_leaves_the_guest_as_it_was() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_profiler_that_is_killed_leaves_the_guest_as_it_was";
-    let mut vm = Role::start(test, "vmm checksum");
-    let expected = std::thread::spawn(|| checksum(ITERATIONS));
-    for kill in 0..100_u64 {
-        let profiler = Role::start(test, &format!("profiler {}", vm.pid()));
-        // Somewhere in a tick, which takes a good part of the 200 us between two.
-        std::thread::sleep(Duration::from_micros(1_000 + kill * 37));
-        drop(profiler);
-        assert!(!traced(vm.pid()), "after kill {kill}");
-    }
-    let expected = expected.join().unwrap();
-    let mut rest = String::new();
-    vm.output.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
+    killed_profilers_leave_nothing(EngineChoice::Ptrace, test);
 }
 
 #[test]

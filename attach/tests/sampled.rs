@@ -3,15 +3,14 @@
 mod roles;
 
 use std::collections::HashSet;
-use std::io::Read;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use attach::{AttachError, Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, TargetChoice};
 use roles::{
-    MORE_ITERATIONS, MOST, Recorder, Role, SECOND, SOON, checksum, has_ended, is_held, kvm, loops_are_seen,
-    play, profile, state, traced,
+    MOST, Recorder, Role, SECOND, SOON, has_ended, is_held, killed_profilers_leave_nothing, kvm,
+    loops_are_seen, play, profile, state, traced,
 };
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
@@ -104,19 +103,7 @@ fn a_profiler_that_is_killed_leaves_nothing() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_profiler_that_is_killed_leaves_nothing";
-    let mut vm = Role::start(test, "vmm long checksum");
-    let expected = std::thread::spawn(|| checksum(MORE_ITERATIONS));
-    for kill in 0..100_u64 {
-        let profiler = Role::start(test, &format!("sampler {}", vm.pid()));
-        std::thread::sleep(Duration::from_micros(1_000 + kill * 37));
-        assert!(!traced(vm.pid()), "before kill {kill}");
-        drop(profiler);
-        assert!(!traced(vm.pid()), "after kill {kill}");
-    }
-    let expected = expected.join().unwrap();
-    let mut rest = String::new();
-    vm.output.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
+    killed_profilers_leave_nothing(EngineChoice::Bpf, test);
 }
 
 #[test]

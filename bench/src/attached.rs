@@ -5,7 +5,8 @@
 //! holds that of a real guest, and its page tables map that guest's kernel: so each sample has the current
 //! task of that kernel, and copies 40 KiB of user stack.
 
-use std::ffi::OsStr;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -17,12 +18,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use attach::{Attachment, EngineChoice, StopMemory, Target};
+use kvm_bindings::kvm_regs;
 use profile::clock::{ClockKind, Intervals};
 use sampler::bench::StoppedGuest;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Exit, Machine, MissReason, Observer, ThreadId, Tick, VmConfig};
+use vmm::{Exit, Machine, MissReason, Observer, ThreadId, Tick, TickContext, VmConfig};
 
 use crate::dump;
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
@@ -34,6 +36,8 @@ const ROUNDS: usize = 9;
 const TURN: Duration = Duration::from_millis(700);
 /// Rate of the samples, Hz.
 const RATE_HZ: f64 = 1000.0;
+/// Rate of samples of a whole fleet, Hz.
+const FLEET_HZ: f64 = 19.0;
 /// Rate at which the speed of a guest is read, Hz.
 const QUIET_HZ: f64 = 10.0;
 /// Samples whose registers are checked.
@@ -42,14 +46,23 @@ const CHECKED: u32 = 1_000_000;
 const CROWD: u8 = 64;
 const CROWD_HZ: f64 = 100.0;
 const CROWD_TIME: Duration = Duration::from_secs(10);
+/// Switch of the kernel's measurement of its programs (Documentation/admin-guide/sysctl/kernel.rst).
+const PROGRAM_TIMES: &str = "/proc/sys/kernel/bpf_stats_enabled";
 /// Entries of a page table, and the bits of an address in CR3.
 const ENTRIES: u64 = 512;
 const TABLE: u64 = 0x000f_ffff_ffff_f000;
+
+/// An address in the upper half, where the kernel is.
+const KERNEL_CODE: u64 = 0xffff_ffff_8100_0000;
 
 /// Observer that publishes CR3 besides what another one does.
 struct TableNote<O> {
     inner: O,
     cr3: Arc<AtomicU64>,
+    /// Every other tick is served as if it had hit the kernel, by whose code it is found: this guest runs
+    /// none.
+    in_kernel: Arc<AtomicBool>,
+    is_second: bool,
 }
 
 impl<O: Observer> Observer for TableNote<O> {
@@ -64,7 +77,15 @@ impl<O: Observer> Observer for TableNote<O> {
     }
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         self.cr3.store(tick.sregs.cr3, Ordering::Relaxed);
-        self.inner.ticked(tick)
+        self.is_second = !self.is_second;
+        if self.is_second || !self.in_kernel.load(Ordering::Relaxed) {
+            return self.inner.ticked(tick);
+        }
+        let regs = kvm_regs { rip: KERNEL_CODE, ..*tick.regs };
+        let mut sregs = *tick.sregs;
+        sregs.ss.dpl = 0;
+        let context = TickContext { regs: &regs, sregs: &sregs, ..tick.context };
+        self.inner.ticked(&Tick { context, ..*tick })
     }
     fn stopped(&mut self) {
         self.inner.stopped();
@@ -85,23 +106,29 @@ pub fn counting(ram: &Path, rate_hz: f64) -> anyhow::Result<()> {
     let config_of_session = SessionConfig { vcpus: 1, recording, meta: Vec::new() };
     let (mut session, samplers) =
         Session::new(config_of_session, Box::new(sink.clone()), symbols::names::no_files());
-    let cr3 = Arc::new(AtomicU64::new(0));
-    let note = Arc::clone(&cr3);
+    let (cr3, in_kernel) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(rate_hz > 0.0)));
     if rate_hz > 0.0 {
         let mut samplers = samplers.into_iter();
-        let machine = Machine::start(config, move |_| TableNote {
+        let machine = Machine::start(config, |_| TableNote {
             inner: samplers.next().expect("one vCPU"),
-            cr3: Arc::clone(&note),
+            cr3: Arc::clone(&cr3),
+            in_kernel: Arc::clone(&in_kernel),
+            is_second: false,
         })?;
         join_tables(&machine, &ram, &cr3)?;
         session.start(machine.memory())?;
         wait_for_stacks(&sink)?;
+        in_kernel.store(false, Ordering::Relaxed);
         println!("ready");
         machine.wait(None)?;
     } else {
         let kicks = |_| BareKicks(Intervals::new(ClockKind::Uniform, QUIET_HZ, SEED, 0).expect("a rate"));
-        let machine =
-            Machine::start(config, |vcpu| TableNote { inner: kicks(vcpu), cr3: Arc::clone(&note) })?;
+        let machine = Machine::start(config, |vcpu| TableNote {
+            inner: kicks(vcpu),
+            cr3: Arc::clone(&cr3),
+            in_kernel: Arc::clone(&in_kernel),
+            is_second: false,
+        })?;
         if !ram.is_empty() {
             join_tables(&machine, &ram, &cr3)?;
         }
@@ -262,13 +289,12 @@ fn own(ram: &Path, own_hz: f64) -> anyhow::Result<f64> {
     attached.wait()?.observers.first().context("one vCPU")?.speed()
 }
 
-/// Returns the speed of a guest that an engine samples with stacks.
-fn attached(ram: &Path, engine: EngineChoice) -> anyhow::Result<f64> {
+/// Returns the speed of a guest that an engine samples with stacks, and the programs that have run for that.
+fn attached(ram: &Path, engine: EngineChoice, rate_hz: f64) -> anyhow::Result<(f64, ProgramRuns)> {
     let guest = CountingGuest::start(ram, 0.0)?;
     let target = guest.target(engine)?;
     target.prove(FOUND_LIMIT);
-    let recording =
-        RecordingConfig { rate_hz: RATE_HZ, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
+    let recording = RecordingConfig { rate_hz, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
     let sink = CountingSink::default();
     let config = SessionConfig { vcpus: 1, recording, meta: Vec::new() };
     let (mut session, samplers) = Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
@@ -281,28 +307,86 @@ fn attached(ram: &Path, engine: EngineChoice) -> anyhow::Result<f64> {
     let attached = Attachment::start(target, &mut start)?;
     session.start(attached.memory().clone())?;
     wait_for_stacks(&sink)?;
+    let before = ProgramRuns::read_all()?;
     measuring.store(true, Ordering::Relaxed);
     std::thread::sleep(TURN);
+    let runs = ProgramRuns::most_since(&before)?;
     let ended = attached.wait()?;
     let speed = ended.observers.first().context("one vCPU")?.speed()?;
     drop(ended);
     let totals = session.finish(Vec::new());
     ensure!(totals.lost == 0, "the ring is never full here");
-    Ok(speed)
+    Ok((speed, runs))
+}
+
+/// Runs of a program in the host's kernel.
+#[derive(Debug, Clone, Copy, Default)]
+struct ProgramRuns {
+    count: u64,
+    ns: u64,
+}
+
+impl ProgramRuns {
+    /// Returns the runs of this process' programs, by their descriptors.
+    fn read_all() -> anyhow::Result<HashMap<OsString, Self>> {
+        let mut all = HashMap::new();
+        for entry in fs::read_dir("/proc/self/fdinfo")? {
+            let entry = entry?;
+            // The descriptor of this list is closed by then.
+            let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+            let field = |name: &str| {
+                let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+                value.trim_start_matches(':').trim().parse().ok()
+            };
+            if let (Some(count), Some(ns)) = (field("run_cnt"), field("run_time_ns")) {
+                all.insert(entry.file_name(), Self { count, ns });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the runs, since `before`, of the program that has run most often.
+    fn most_since(before: &HashMap<OsString, Self>) -> anyhow::Result<Self> {
+        let since = |(name, now): (OsString, Self)| {
+            let then = before.get(&name).copied().unwrap_or_default();
+            Self { count: now.count.saturating_sub(then.count), ns: now.ns.saturating_sub(then.ns) }
+        };
+        Ok(Self::read_all()?.into_iter().map(since).max_by_key(|runs| runs.count).unwrap_or_default())
+    }
+}
+
+/// The kernel's measurement of its programs, while this value lives.
+struct ProgramTimes(Vec<u8>);
+
+impl ProgramTimes {
+    fn start() -> anyhow::Result<Self> {
+        let before = fs::read(PROGRAM_TIMES)?;
+        fs::write(PROGRAM_TIMES, "1")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for ProgramTimes {
+    fn drop(&mut self) {
+        // The same write has succeeded before.
+        let _ = fs::write(PROGRAM_TIMES, &self.0);
+    }
 }
 
 /// Measures the slow-down by each means, all in turns.
-fn slow_down(ram: &Path) -> anyhow::Result<TableRow> {
-    let (mut slower, mut ratios) = ([Vec::new(), Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+fn slow_down(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
+    let mut slower: [Vec<f64>; 4] = Default::default();
+    let mut ratios: [Vec<f64>; 2] = Default::default();
     for round in 0..ROUNDS {
         let quiet = own(ram, 0.0)?;
-        let mut speeds = [0.0; 3];
+        let mut speeds = [0.0; 4];
         // They take turns in being first: a noisy machine drifts.
         for turn in 0..speeds.len() {
             let variant = (turn + round) % speeds.len();
             speeds[variant] = match variant {
-                0 => attached(ram, EngineChoice::Bpf)?,
-                1 => attached(ram, EngineChoice::Ptrace)?,
+                0 => attached(ram, EngineChoice::Bpf, RATE_HZ)?.0,
+                1 => attached(ram, EngineChoice::Ptrace, RATE_HZ)?.0,
+                2 => attached(ram, EngineChoice::Bpf, FLEET_HZ)?.0,
                 _ => own(ram, RATE_HZ)?,
             };
         }
@@ -310,14 +394,41 @@ fn slow_down(ram: &Path) -> anyhow::Result<TableRow> {
             slower.push((1.0 - speed / quiet) * 100.0);
         }
         ratios[0].push((quiet / speeds[0] - 1.0) / (quiet / speeds[1] - 1.0));
-        ratios[1].push((quiet / speeds[0] - 1.0) / (quiet / speeds[2] - 1.0));
+        ratios[1].push((quiet / speeds[0] - 1.0) / (quiet / speeds[3] - 1.0));
     }
     let [by_stops, by_run] = ratios.map(|values| median(&values));
-    let [bpf, ptrace, run] = slower.map(|values| median(&values));
-    let what = "slow-down at 1,000 Hz with stacks: attached, by the host's kernel / by stops";
-    Ok(TableRow::ratio(what, by_stops, "at most 0.25").detail(format!(
-        "slow-down {bpf:.1} % / {ptrace:.1} %; `run` {run:.1} %, the ratio to it {by_run:.2} x (at most 1.3)"
-    )))
+    let fleet = spread(&slower[2]);
+    let [bpf, ptrace, few, run] = slower.map(|values| median(&values));
+    let what = "slow-down at 1,000 Hz with stacks: attached, by the host's kernel / ";
+    Ok(vec![
+        TableRow::ratio(&format!("{what}by stops"), by_stops, "at most 0.25")
+            .detail(format!("slow-down {bpf:.1} % / {ptrace:.1} %")),
+        TableRow::ratio(&format!("{what}`vprof run`"), by_run, "at most 1.3")
+            .detail(format!("slow-down {bpf:.1} % / {run:.1} %")),
+        TableRow::text(
+            &format!("slow-down at {FLEET_HZ} Hz with stacks: attached, by the host's kernel"),
+            format!("{few:.1} %"),
+            "not measurable",
+        )
+        .detail(format!("{fleet} in {ROUNDS} turns")),
+    ])
+}
+
+/// Formats the range of some values, in percent.
+fn spread(values: &[f64]) -> String {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    format!("{least:.1} to {most:.1} %")
+}
+
+/// Measures the program that takes a sample with its stacks.
+fn program(ram: &Path) -> anyhow::Result<TableRow> {
+    let _measured = ProgramTimes::start()?;
+    let (_, runs) = attached(ram, EngineChoice::Bpf, RATE_HZ)?;
+    ensure!(runs.count > 0, "the kernel counts no runs of the program");
+    let mean_us = runs.ns as f64 / runs.count as f64 / 1e3;
+    Ok(TableRow::text("program of a sample with stacks", format!("{mean_us:.1} µs"), "at most 6 µs")
+        .detail(format!("{} runs, measured by the host's kernel", runs.count)))
 }
 
 /// Observer that checks the registers of every sample.
@@ -377,21 +488,41 @@ fn cpu_time() -> anyhow::Result<f64> {
     Ok((user + system) as f64 / 100.0)
 }
 
-/// Measures vprof's own CPU time for many vCPUs.
-fn crowd(empty: &Path) -> anyhow::Result<TableRow> {
+/// Measures vprof's own CPU time for many vCPUs, at two rates.
+fn crowd(empty: &Path) -> anyhow::Result<Vec<TableRow>> {
     let guests: Vec<_> = (0..CROWD).map(|_| CountingGuest::start(empty, 0.0)).collect::<Result<_, _>>()?;
-    let recording =
-        RecordingConfig { rate_hz: CROWD_HZ, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
+    let what =
+        |rate_hz| format!("vprof's own CPU: {CROWD} attached vCPUs at {rate_hz} Hz, by the host's kernel");
+    let (part, samples) = crowd_at(&guests, CROWD_HZ)?;
+    let detail = format!("{samples} samples, none lost; guests that only count, each in a VMM");
+    let many = TableRow::text(&what(CROWD_HZ), format!("{:.1} % of a CPU", part * 100.0), "at most 5 %")
+        .detail(detail);
+    let (part, samples) = crowd_at(&guests, FLEET_HZ)?;
+    let each = part / f64::from(CROWD);
+    let few =
+        TableRow::text(&what(FLEET_HZ), format!("{:.3} % of a CPU for each", each * 100.0), "at most 0.1 %")
+            .detail(format!("{samples} samples, none lost; {:.1} % for all", part * 100.0));
+    Ok(vec![many, few])
+}
+
+/// Samples the guests at this rate. Returns the part of a CPU that vprof uses, and the number of samples.
+fn crowd_at(guests: &[CountingGuest], rate_hz: f64) -> anyhow::Result<(f64, u64)> {
+    let recording = RecordingConfig { rate_hz, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
     let config = SessionConfig { vcpus: CROWD, recording, meta: Vec::new() };
     let sink = Box::new(CountingSink::default());
     let (mut session, samplers) = Session::new(config, sink, symbols::names::no_files());
-    let mut all = Vec::new();
-    for (guest, sampler) in guests.iter().zip(samplers) {
+    let targets: Vec<_> =
+        guests.iter().map(|guest| guest.target(EngineChoice::Bpf)).collect::<Result<_, _>>()?;
+    let mut all: Vec<Attachment<AttachedSampler>> = Vec::new();
+    for (target, sampler) in targets.into_iter().zip(samplers) {
         let mut sampler = Some(AttachedSampler::from(sampler));
-        let start = |_| sampler.take().expect("one vCPU");
-        all.push(Attachment::start(guest.target(EngineChoice::Bpf)?, start)?);
+        let attached = Attachment::start(target, |_| sampler.take().expect("one vCPU"))?;
+        // Before the rings of the first are full.
+        if all.is_empty() {
+            session.start(attached.memory().clone())?;
+        }
+        all.push(attached);
     }
-    session.start(all.first().context("an attachment")?.memory().clone())?;
     let (before, begin) = (cpu_time()?, Instant::now());
     std::thread::sleep(CROWD_TIME);
     let part = (cpu_time()? - before) / begin.elapsed().as_secs_f64();
@@ -400,23 +531,24 @@ fn crowd(empty: &Path) -> anyhow::Result<TableRow> {
     }
     let totals = session.finish(Vec::new());
     ensure!(totals.lost == 0, "{} samples were lost", totals.lost);
-    let what = format!("vprof's own CPU: {CROWD} attached vCPUs at {CROWD_HZ} Hz, by the host's kernel");
-    Ok(TableRow::text(&what, format!("{:.1} % of a CPU", part * 100.0), "at most 5 %")
-        .detail(format!("{} samples, none lost; guests that only count, each in a VMM", totals.samples)))
+    Ok((part, totals.samples))
 }
 
-/// Measures attached machines.
+/// Measures attached machines; passes rows on as soon as they are known.
 ///
 /// # Errors
 /// The host's kernel does not sample here, or a sample is wrong.
-pub fn rows(stopped: &StoppedGuest, directory: &Path) -> anyhow::Result<Vec<TableRow>> {
+pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
     let [ram, empty] = ["counting-ram", "counting-empty"].map(|name| directory.join(name));
     let mut bytes = vec![0; dump::MEMORY];
     stopped.memory.read_slice(&mut bytes, GuestAddress(0))?;
     bytes[..8].copy_from_slice(&stopped.sregs.cr3.to_le_bytes());
     fs::write(&ram, bytes)?;
     fs::write(&empty, [])?;
-    let rows = vec![slow_down(&ram)?, checked(&empty)?, crowd(&empty)?];
+    print(&slow_down(&ram)?);
+    print(&[program(&ram)?]);
+    print(&[checked(&empty)?]);
+    print(&crowd(&empty)?);
     fs::remove_file(&ram)?;
-    Ok(rows)
+    Ok(())
 }

@@ -45,7 +45,7 @@ fn main() -> anyhow::Result<()> {
         let mut running = dump::QemuGuest::boot(directory.path())?;
         let stopped = running.stop()?;
         drop(running);
-        print(&attached::rows(&stopped, directory.path())?);
+        attached::measure(&stopped, directory.path(), print)?;
         return Ok(());
     }
     eprintln!("measuring; leave the machine alone for a minute or two");
@@ -60,7 +60,7 @@ fn main() -> anyhow::Result<()> {
         Ok(rows) => {
             print(&rows);
             print(&wall::rows()?);
-            print(&attached::rows(&stopped, directory.path())?);
+            attached::measure(&stopped, directory.path(), print)?;
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
     }

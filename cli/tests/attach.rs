@@ -292,7 +292,7 @@ fn make_call(thread: i32, number: i64) {
         // SAFETY: numbers, and a place for the status that outlives the call.
         let stopped = unsafe {
             libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
-            libc::waitpid(thread, &raw mut (0), libc::__WALL)
+            libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL)
         };
         done(stopped.into(), "wait");
         // SAFETY: registers are numbers.

@@ -17,7 +17,7 @@ use super::vm::{SampleOutcome, SampledVm};
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
 use crate::shared::{AttachmentEnd, SharedState};
 use crate::target::TargetVcpu;
-use crate::ticker::{NextTick, before_tick, run_ticks, set_timer_slack};
+use crate::ticker::{NextTick, before_tick, run_vcpu};
 
 /// Everything that the thread owns.
 pub(crate) struct SampledTicker<O> {
@@ -117,12 +117,8 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        set_timer_slack();
-        self.observer.attached(Some(self.vcpu.files.attached(self.vcpu.id)));
-        let first = self.observer.started();
-        let shared = Arc::clone(&self.shared);
-        let Ok(()) = run_ticks(&shared, first, |due_ns| Ok::<_, std::convert::Infallible>(self.tick(due_ns)));
-        self.observer.stopped();
+        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
 

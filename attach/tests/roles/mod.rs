@@ -7,7 +7,7 @@
 #![allow(dead_code, reason = "see above")]
 
 use std::collections::HashMap;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -322,6 +322,30 @@ pub fn loops_are_seen(engine: EngineChoice, vm: &Role) -> [Recorder; 2] {
     assert!((share - 0.75).abs() < 0.05 * (1200.0 / f64::from(ticks)).sqrt().max(1.0), "{share} of {ticks}");
     assert_eq!((first.stopped, second.stopped), (1, 1));
     [first, second]
+}
+
+/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced.
+pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
+    let sampled = engine == EngineChoice::Bpf;
+    let (vmm, iterations, profiler) = if sampled {
+        ("vmm long checksum", MORE_ITERATIONS, "sampler")
+    } else {
+        ("vmm checksum", ITERATIONS, "profiler")
+    };
+    let mut vm = Role::start(test, vmm);
+    let expected = std::thread::spawn(move || checksum(iterations));
+    for kill in 0..100_u64 {
+        let profiler = Role::start(test, &format!("{profiler} {}", vm.pid()));
+        // Somewhere in a tick, which takes a good part of the 200 us between two.
+        std::thread::sleep(Duration::from_micros(1_000 + kill * 37));
+        assert!(!sampled || !traced(vm.pid()), "before kill {kill}");
+        drop(profiler);
+        assert!(!traced(vm.pid()), "after kill {kill}");
+    }
+    let expected = expected.join().unwrap();
+    let mut rest = String::new();
+    vm.output.read_to_string(&mut rest).unwrap();
+    assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
 }
 
 /// Returns true if the child has ended.

@@ -14,7 +14,7 @@ use super::namer::{CodeNamer, NameRequest, NameResult};
 use super::{Collector, FinderHandle, NamerHandle};
 use crate::kexec::SampleTrust;
 use crate::record::SampleRecord;
-use crate::resolve::walker::{GuestSource, StackWalker};
+use crate::resolve::walker::{CodeSource, GuestSource, StackWalker};
 use profile::boot::{STARTUP_TIMES, SYSTEMD_JOURNAL};
 use profile::rows::Batch;
 
@@ -57,15 +57,17 @@ impl Collector {
     }
 
     pub(super) fn take_finder_events(&mut self) {
-        let Some(finder) = self.finder.take() else { return };
-        loop {
+        while let Some(finder) = &self.finder {
             match finder.events.try_recv() {
                 Ok(event) => self.handle(event),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.join_finder(finder),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => {
+                    if let Some(finder) = self.finder.take() {
+                        self.join_finder(finder);
+                    }
+                }
             }
         }
-        self.finder = Some(finder);
     }
 
     pub(super) fn ask_finder(&mut self) {
@@ -157,7 +159,11 @@ impl Collector {
             self.start(CodeNamer::new(source(NAMER_PATIENCE), (guest.files)()));
             own.prepare();
         }
-        Some(StackWalker::new(code.unwinder.clone(), own, guest.depth))
+        let walker = StackWalker::new(code.unwinder.clone(), own, guest.depth);
+        Some(match &self.finder {
+            Some(finder) => walker.with_code(Arc::clone(&finder.wanted) as Arc<dyn CodeSource>),
+            None => walker,
+        })
     }
 
     fn start(&mut self, namer: CodeNamer) {

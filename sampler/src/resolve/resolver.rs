@@ -253,6 +253,8 @@ impl SampleResolver {
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
+        let learnt = walker.learnt_names();
+        self.learn_names(learnt, batch);
         let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
         let kernel = self.kernel_functions(&steps, &ids);
@@ -301,6 +303,8 @@ impl SampleResolver {
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
+        let learnt = walker.learnt_names();
+        self.learn_names(learnt, batch);
         // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
         match steps.first() {
             Some(StackStep::Kernel(at)) => self.hot.kernel(at.address),
@@ -457,6 +461,13 @@ impl SampleResolver {
         self.interrupts.update(interrupts);
     }
 
+    fn learn_names(&mut self, names: Option<Arc<dyn KernelNames>>, batch: &mut Batch) {
+        if let Some(names) = names {
+            self.frames.modules_changed(names.as_ref(), &mut batch.frames);
+            self.names = Some(names);
+        }
+    }
+
     /// Sets other modules or other generated code.
     pub(crate) fn modules_changed(
         &mut self,
@@ -464,8 +475,7 @@ impl SampleResolver {
         unwinder: Option<Arc<KernelUnwinder>>,
         batch: &mut Batch,
     ) {
-        self.frames.modules_changed(names.as_ref(), &mut batch.frames);
-        self.names = Some(names);
+        self.learn_names(Some(names), batch);
         if let Some((walker, unwinder)) = self.walker.as_mut().zip(unwinder) {
             walker.unwinder_changed(unwinder);
         }

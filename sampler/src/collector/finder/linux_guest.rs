@@ -93,6 +93,11 @@ impl LinuxGuest {
 const ANY_BYTE: PhysAddr = PhysAddr(0x1000);
 
 impl GuestKernel for LinuxGuest {
+    fn known_tables(&self) -> Option<(u64, bool)> {
+        // The kernel itself is known, and not searched by its tables.
+        self.memory.kernel().map(|kernel| (kernel.address_space().root().0, false))
+    }
+
     fn is_gone(&self) -> bool {
         PhysicalMemory::read(&self.memory, ANY_BYTE, &mut [0]).is_none()
     }

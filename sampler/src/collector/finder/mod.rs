@@ -21,6 +21,7 @@ use linux::{InterruptTables, Kernel, KernelUnwinder, Missing, TaskSnapshot};
 
 use crate::resolve::accounting::AccountingSnapshot;
 use crate::resolve::frames::KernelNames;
+use crate::resolve::walker::{CodeSource, PresentCode};
 pub(crate) use linux_guest::LinuxGuest;
 use units::JOURNALD;
 pub(crate) use units::{UnitError, UnitEvents};
@@ -34,9 +35,13 @@ const LAST_PAUSE: Duration = Duration::from_millis(200);
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Time between attempts after a final failure, which is reported at once.
 const HOPELESS_PERIOD: Duration = Duration::from_secs(3);
-/// Time between readings of modules and generated code, and the shortest such time on request.
+/// Time between readings of modules and generated code.
 const MODULES_PERIOD: Duration = Duration::from_secs(3);
-const MODULES_AT_MOST: Duration = Duration::from_millis(50);
+/// Time between readings on request, and the factor of their cost that bounds them to a quarter of a CPU.
+const MODULES_AT_MOST: Duration = Duration::from_millis(5);
+const MODULES_COST: u32 = 4;
+/// Time that a walk waits for code that it lacks, at most: the samples that come meanwhile fit the rings.
+const CODE_PATIENCE: Duration = Duration::from_millis(100);
 /// Time between lists of all tasks, which include those that no sample hits.
 const TASKS_PERIOD: Duration = Duration::from_secs(1);
 /// Time between lists while a task is awaited, and the factor of their cost that bounds them to a tenth of a
@@ -81,6 +86,14 @@ pub(crate) struct KernelCode {
     pub unwinder: Option<Arc<KernelUnwinder>>,
 }
 
+impl KernelCode {
+    /// Returns what a walk needs of it; `None` where stacks are not wanted.
+    fn present(&self) -> Option<PresentCode> {
+        let (unwinder, names) = (self.unwinder.clone()?, Arc::clone(&self.names));
+        Some(PresentCode { unwinder, names })
+    }
+}
+
 /// A kernel that was found.
 #[derive(Debug)]
 pub(crate) struct FoundKernel {
@@ -119,6 +132,8 @@ pub(crate) struct TaskListing {
 
 /// A guest in which a kernel can be found.
 pub(crate) trait GuestKernel: Send + 'static {
+    /// Returns page tables of a kernel that is already known; `None` while kernel code has to run first.
+    fn known_tables(&self) -> Option<(u64, bool)>;
     /// Finds the kernel through these page tables.
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing>;
     /// Hands the reader of current tasks to the vCPUs. Returns the parts that it cannot read, each with the
@@ -147,6 +162,11 @@ pub(crate) trait GuestKernel: Send + 'static {
 struct PendingRequests {
     candidate: Option<(u64, bool)>,
     modules: bool,
+    /// Readings of modules that have begun, and the last one that has ended.
+    begun: u64,
+    ended: u64,
+    /// The code of the last reading that found a change.
+    code: Option<PresentCode>,
     task_lists: bool,
     stop: bool,
 }
@@ -156,6 +176,22 @@ struct PendingRequests {
 pub(crate) struct FinderRequests {
     requests: Mutex<PendingRequests>,
     bell: Condvar,
+    /// Rings when modules have been read.
+    read: Condvar,
+}
+
+impl CodeSource for FinderRequests {
+    fn present(&self) -> Option<PresentCode> {
+        self.modules();
+        let requests = self.lock();
+        if requests.stop {
+            return None;
+        }
+        let last = requests.begun;
+        let older = |requests: &mut PendingRequests| !requests.stop && requests.ended <= last;
+        let waited = self.read.wait_timeout_while(requests, CODE_PATIENCE, older);
+        waited.unwrap_or_else(PoisonError::into_inner).0.code.clone()
+    }
 }
 
 impl FinderRequests {
@@ -178,6 +214,24 @@ impl FinderRequests {
         }
     }
 
+    /// Notes that modules are read from now on.
+    fn begin_reading(&self) {
+        let mut requests = self.lock();
+        requests.modules = false;
+        requests.begun += 1;
+    }
+
+    /// Notes that modules have been read; `code` is the new one, if it has changed.
+    fn end_reading(&self, code: Option<PresentCode>) {
+        let mut requests = self.lock();
+        requests.ended = requests.begun;
+        if code.is_some() {
+            requests.code = code;
+        }
+        drop(requests);
+        self.read.notify_all();
+    }
+
     /// Requests frequent lists of tasks, or no longer.
     pub(crate) fn task_lists(&self, wanted: bool) {
         if std::mem::replace(&mut self.lock().task_lists, wanted) != wanted {
@@ -189,6 +243,7 @@ impl FinderRequests {
     pub(crate) fn stop(&self) {
         self.lock().stop = true;
         self.bell.notify_one();
+        self.read.notify_all();
     }
 
     /// Waits until the run is over, a candidate arrives (if one is `needed`), modules are requested (if they
@@ -263,6 +318,7 @@ pub(crate) struct KernelFinder<G> {
     reader: RetryJob,
     modules: RetryJob,
     modules_read: Instant,
+    modules_pause: Duration,
     tasks: RetryJob,
     list: RetryJob,
     units: UnitFollower,
@@ -295,6 +351,7 @@ impl<G: GuestKernel> KernelFinder<G> {
             reader: RetryJob::new(),
             modules: RetryJob::new(),
             modules_read: Instant::now(),
+            modules_pause: MODULES_AT_MOST,
             tasks: RetryJob::new(),
             list: RetryJob::new(),
             units: UnitFollower {
@@ -340,7 +397,7 @@ impl<G: GuestKernel> KernelFinder<G> {
                 return;
             }
             let (needed, until) = self.next();
-            let again = self.modules_read + MODULES_AT_MOST;
+            let again = self.modules_read + self.modules_pause;
             let ready = self.found && Instant::now() >= again;
             // Modules that are requested again at once are read as soon as the shortest time has passed.
             let until = if self.found && !ready { until.min(again) } else { until };
@@ -367,7 +424,9 @@ impl<G: GuestKernel> KernelFinder<G> {
         if !stop && !self.find.due() {
             return;
         }
-        let Some((cr3, five_level)) = self.wanted.lock().candidate.take() else {
+        let candidate = self.wanted.lock().candidate.take();
+        // A guest may be in user code at each tick.
+        let Some((cr3, five_level)) = candidate.or_else(|| self.guest.known_tables()) else {
             return;
         };
         let result = self.guest.find(cr3, five_level);
@@ -396,14 +455,19 @@ impl<G: GuestKernel> KernelFinder<G> {
                 }
             }
         }
-        let asked = self.wanted.lock().modules && self.modules_read.elapsed() >= MODULES_AT_MOST;
+        let asked = self.wanted.lock().modules && self.modules_read.elapsed() >= self.modules_pause;
         if stop || self.modules.due() || asked {
-            self.wanted.lock().modules = false;
-            self.modules_read = Instant::now();
+            self.wanted.begin_reading();
+            let begun = Instant::now();
             let result = self.guest.code();
-            if let Some(Some(code)) = self.modules.note(result, MODULES_PERIOD) {
+            self.modules_read = Instant::now();
+            self.modules_pause = MODULES_AT_MOST.max(begun.elapsed() * MODULES_COST);
+            let code = self.modules.note(result, MODULES_PERIOD).flatten();
+            let present = code.as_ref().and_then(KernelCode::present);
+            if let Some(code) = code {
                 self.send(FinderEvent::Code(code));
             }
+            self.wanted.end_reading(present);
             // Handlers of interrupts are optional: a reason why they cannot be read is not worth a message.
             if let Ok(Some(interrupts)) = self.guest.interrupts() {
                 self.send(FinderEvent::Interrupts(interrupts));

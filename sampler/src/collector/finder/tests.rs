@@ -18,6 +18,9 @@ struct ScriptedGuest {
     module_reads: Arc<AtomicUsize>,
     /// The memory is gone: nothing can be read any longer.
     gone: Arc<AtomicBool>,
+    /// Page tables that are known without a candidate.
+    tables: Option<(u64, bool)>,
+    unwinder: Option<Arc<KernelUnwinder>>,
 }
 
 fn code(names: FakeNames) -> KernelCode {
@@ -25,6 +28,9 @@ fn code(names: FakeNames) -> KernelCode {
 }
 
 impl GuestKernel for ScriptedGuest {
+    fn known_tables(&self) -> Option<(u64, bool)> {
+        self.tables
+    }
     fn find(&mut self, cr3: u64, five_level: bool) -> Result<FoundKernel, Missing> {
         assert!((0x1000..0x2000).contains(&cr3) && five_level);
         if self.finds.fetch_add(1, Ordering::SeqCst) < self.find_fails {
@@ -45,7 +51,8 @@ impl GuestKernel for ScriptedGuest {
             return Err(Missing::ModuleList);
         }
         let first = self.module_reads.fetch_add(1, Ordering::SeqCst) == 0;
-        Ok(first.then(|| code(FakeNames { module: Some("ext4") })))
+        let unwinder = self.unwinder.clone();
+        Ok(first.then(|| KernelCode { unwinder, ..code(FakeNames { module: Some("ext4") }) }))
     }
     fn interrupts(&mut self) -> Result<Option<InterruptTables>, Missing> {
         Ok(None)
@@ -96,6 +103,14 @@ fn rest(wanted: &FinderRequests, news: &Receiver<FinderEvent>, thread: JoinHandl
     let kinds = kinds.collect();
     thread.join().expect("the finder ends by itself");
     kinds
+}
+
+#[test]
+fn a_known_kernel_needs_no_candidate() {
+    let guest = ScriptedGuest { tables: Some((0x1000, true)), ..Default::default() };
+    let (wanted, news, thread) = start(guest);
+    assert!(matches!(news.recv_timeout(SOON), Ok(FinderEvent::Kernel(_))));
+    rest(&wanted, &news, thread);
 }
 
 #[test]
@@ -223,6 +238,23 @@ fn modules_are_read_on_request_but_not_too_often() {
     // Far sooner than by itself.
     assert!(begin.elapsed() < MODULES_PERIOD, "{:?}", begin.elapsed());
     rest(&wanted, &news, thread);
+}
+
+#[test]
+fn a_walk_that_meets_unknown_code_gets_the_code_that_is_there_then() {
+    let guest = linux::fixture::Config::new(linux::fixture::Style::V6_12).build();
+    let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+    let unwinder = Arc::new(kernel.unwinder(&guest.memory, &linux::Modules::default()));
+    let scripted = ScriptedGuest { unwinder: Some(Arc::clone(&unwinder)), ..Default::default() };
+    let reads = Arc::clone(&scripted.module_reads);
+    let (wanted, news, thread) = start(scripted);
+    wanted.candidate(0x1000, true);
+    eventually("first reading", SOON, || (reads.load(Ordering::SeqCst) > 0).then_some(()));
+    let present = wanted.present().expect("code");
+    assert!(Arc::ptr_eq(&present.unwinder, &unwinder));
+    assert!(reads.load(Ordering::SeqCst) >= 2, "a reading from before the walk may lack the module");
+    rest(&wanted, &news, thread);
+    assert!(wanted.present().is_none(), "nobody reads it any longer");
 }
 
 #[test]

@@ -17,14 +17,18 @@ mod perfmap;
 mod source;
 mod spaces;
 
+use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Instant;
 
 use linux::{
-    AddressKind, CodeAddr, KernelUnwinder, Missing, StackCopy, TaskSnapshot, UserRegisters, VirtAddr, WalkEnd,
+    AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
+    VirtAddr, WalkEnd,
 };
 use symbols::LinkAddr;
 use symbols::cfi::{UserEnd, UserUnwinder};
 
+use super::frames::KernelNames;
 pub(crate) use files::{FileEntry, FileTable};
 pub(crate) use maps::LateNames;
 use maps::PerfMaps;
@@ -93,6 +97,23 @@ pub(crate) struct WalkResult {
     pub from_user: bool,
 }
 
+/// Time between waits for unknown code after one that brought nothing, as a multiple of that wait.
+const FRUITLESS_PAUSE: u32 = 10;
+
+/// Code of the kernel that is present: unwind tables and names of the same moment.
+#[derive(Debug, Clone)]
+pub(crate) struct PresentCode {
+    pub unwinder: Arc<KernelUnwinder>,
+    pub names: Arc<dyn KernelNames>,
+}
+
+/// Source of the kernel's code with modules that have just been loaded.
+pub(crate) trait CodeSource: Debug + Send + Sync {
+    /// Returns the code that is read after the call; waits for it, for a bounded time. `None` if there is
+    /// none.
+    fn present(&self) -> Option<PresentCode>;
+}
+
 /// Walker of the stacks of one guest.
 #[derive(Debug)]
 pub(crate) struct StackWalker {
@@ -104,6 +125,11 @@ pub(crate) struct StackWalker {
     maps: PerfMaps,
     files: FileTable,
     depth: usize,
+    code: Option<Arc<dyn CodeSource>>,
+    /// Time before which no walk waits for code again.
+    patient_at: Instant,
+    /// Names of code that a walk waited for.
+    learnt: Option<Arc<dyn KernelNames>>,
 }
 
 impl StackWalker {
@@ -117,7 +143,39 @@ impl StackWalker {
             maps: PerfMaps::default(),
             files: FileTable::default(),
             depth,
+            code: None,
+            patient_at: Instant::now(),
+            learnt: None,
         }
+    }
+
+    /// Lets walks that meet unknown code wait for the code that is present then.
+    pub(crate) fn with_code(self, code: Arc<dyn CodeSource>) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// Returns true if there are newer unwind tables than those that met unknown code: a module's first
+    /// samples come before its tables have been read. Waits take at most half of the time, and a tenth where
+    /// they bring nothing.
+    fn learns_code(&mut self) -> bool {
+        let begun = Instant::now();
+        if begun < self.patient_at {
+            return false;
+        }
+        let Some(code) = self.code.as_ref().and_then(|code| code.present()) else { return false };
+        let is_newer = self.unwinder.as_ref().is_none_or(|known| !Arc::ptr_eq(known, &code.unwinder));
+        let now = Instant::now();
+        self.patient_at = now + (now - begun) * if is_newer { 1 } else { FRUITLESS_PAUSE };
+        if is_newer {
+            self.unwinder = Some(code.unwinder);
+            self.learnt = Some(code.names);
+        }
+        is_newer
+    }
+
+    /// Takes the names of the code that the last walk waited for.
+    pub(crate) fn learnt_names(&mut self) -> Option<Arc<dyn KernelNames>> {
+        self.learnt.take()
     }
 
     /// Sets the unwinder for other modules or other generated code.
@@ -151,9 +209,15 @@ impl StackWalker {
         batch: &mut Batch,
     ) -> WalkResult {
         let Some(unwinder) = &self.unwinder else { return WalkResult::default() };
-        let end = unwinder.walk_copy(copy, self.depth, |frame| {
-            steps.push(StackStep::Kernel(frame));
-        });
+        let first = steps.len();
+        let mut end = unwinder.walk_copy(copy, self.depth, |frame| steps.push(StackStep::Kernel(frame)));
+        if end == WalkEnd::Broken(KernelWalkError::UnknownCode)
+            && self.learns_code()
+            && let Some(unwinder) = &self.unwinder
+        {
+            steps.truncate(first);
+            end = unwinder.walk_copy(copy, self.depth, |frame| steps.push(StackStep::Kernel(frame)));
+        }
         let user = match end {
             WalkEnd::User(user) => Some(user),
             WalkEnd::Complete => None,

@@ -1,10 +1,18 @@
 //! Search for the vCPUs of a process and their threads.
+//!
+//! ```text
+//! opened      the process, and the descriptors of its vCPUs
+//! in_kernel   its machine by the host's kernel
+//! by_stops    its machine by stops of its threads
+//! ```
 
-use std::collections::HashMap;
+mod by_stops;
+mod in_kernel;
+mod opened;
+
 use std::io;
 use std::process::Command;
 use std::sync::Arc;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -13,27 +21,21 @@ use vmm::ThreadId;
 use wall::Reach;
 
 use crate::attachment::RateLimit;
-use crate::bpf::{
-    BpfRefusal, FoundVm, KernelThread, KernelVcpu, SampledVm, VcpuCourse, VmList, VmSearch, VmSummary,
-    registers,
-};
+use crate::bpf::{BpfRefusal, SampledVm, VcpuCourse, VmSearch, registers};
 use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{ForeignMemory, LastTables, LayoutProver};
-use crate::process::{Process, step_error, tracer_of};
-use crate::run_page::{REQUESTED, RunPage};
-use crate::stop::{StopError, ThreadStop};
+use crate::process::{Process, step_error};
+use crate::run_page::RunPage;
+use crate::stop::ThreadStop;
 use crate::thread::{ThreadActivity, ThreadFiles};
-use crate::trial::{self, TrialOutcome};
+use by_stops::GuardedStops;
+use in_kernel::{RefusedVm, compare};
+use opened::OpenedProcess;
 
-/// Time limit of the search for threads: a vCPU that serves exits all the time is in the guest again within
-/// milliseconds.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// Time after which a part of the threads is enough.
-const PARTIAL_PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between two searches for the memory's layout, ms.
 const PROVE_PAUSE_MS: i32 = 20;
 /// Interval between two scans of the threads.
@@ -41,11 +43,6 @@ const PAUSE: Duration = Duration::from_millis(2);
 
 /// Slot of the stops before the first tick.
 const SEARCH_SLOT: usize = 0;
-
-/// Number of stops at which the registers in the kernel have to be those that KVM reports.
-const COMPARISONS: usize = 3;
-/// Time limit of these comparisons.
-const COMPARE_LIMIT: Duration = Duration::from_secs(1);
 
 /// Means by which vCPUs are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -310,198 +307,6 @@ pub struct VcpuCounts {
     pub course: Option<VcpuCourse>,
 }
 
-/// Record of stops, and the guard that watches it.
-struct GuardedStops {
-    heartbeat: Arc<Heartbeat>,
-    guard: Option<GuardProcess>,
-}
-
-impl GuardedStops {
-    fn start(pid: i32, guard: Option<Command>) -> Result<Self, AttachError> {
-        let heartbeat = new_heartbeat(pid)?;
-        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
-        Ok(Self { guard: guard.transpose().map_err(host_error("start the guard"))?, heartbeat })
-    }
-
-    fn slot(&self) -> StopSlot {
-        StopSlot::new(&self.heartbeat, SEARCH_SLOT)
-    }
-}
-
-/// Reason why the host's kernel does not sample a machine.
-enum RefusedVm {
-    /// No other means would do.
-    Error(AttachError),
-    /// Other means may do.
-    Engine(BpfRefusal),
-}
-
-/// A process with vCPUs, reserved for this vprof.
-struct OpenedProcess {
-    process: Process,
-    /// KVM's numbers of the vCPUs of all machines, and the VMM's descriptors.
-    descriptors: Vec<(u32, i32)>,
-    /// Two descriptors have the same number and not the same vCPU.
-    several: bool,
-    lock: ProcessLock,
-}
-
-impl OpenedProcess {
-    fn open(pid: i32) -> Result<Self, AttachError> {
-        let process = Process::open(pid)?;
-        let name = || process.name().to_owned();
-        let descriptors = process.all_vcpus().map_err(|e| step_error(pid, "list its descriptors", e))?;
-        if descriptors.is_empty() {
-            let name = name();
-            return Err(if process.is_qemu() {
-                AttachError::NoKvm { pid, name }
-            } else {
-                AttachError::NoVm { pid, name }
-            });
-        }
-        if process.is_stopped() {
-            return Err(AttachError::Stopped { pid, name: name() });
-        }
-        let several = process.has_several_vms(&descriptors);
-        let lock = ProcessLock::take(&process)?;
-        Ok(Self { process, descriptors, several, lock })
-    }
-
-    /// Returns the error that a refusal is for every means.
-    fn fatal(&self, refusal: BpfRefusal, most: usize) -> RefusedVm {
-        let (pid, name) = (self.process.pid(), self.process.name().to_owned());
-        RefusedVm::Error(match refusal {
-            BpfRefusal::Protected(found) => AttachError::Confidential { pid, name, found: found.to_owned() },
-            BpfRefusal::TooMany(vcpus) => AttachError::TooMany { pid, vcpus, most },
-            BpfRefusal::SeveralVms(machines) => AttachError::SeveralVms { pid, name, machines },
-            BpfRefusal::NoSuchVm(number, machines) => AttachError::NoSuchVm { pid, name, number, machines },
-            other => return RefusedVm::Engine(other),
-        })
-    }
-
-    /// Opens the vCPUs of a machine that was found in the kernel's data.
-    fn vcpus(&self, found: &FoundVm) -> Result<Vec<TargetVcpu>, AttachError> {
-        let pid = self.process.pid();
-        let open = |(vcpu, thread): &(KernelVcpu, KernelThread)| {
-            let id = ThreadId { process: pid, thread: i32::try_from(thread.tid).unwrap_or(-1) };
-            let files =
-                ThreadFiles::open(id).map_err(|e| step_error(pid, "read the state of a thread", e))?;
-            TargetVcpu::new(&self.process, (vcpu.number, vcpu.fd), id, files)
-        };
-        found.vcpus.iter().map(open).collect()
-    }
-
-    /// Makes the target of a machine that was found in the kernel's data.
-    fn in_kernel(
-        self,
-        found: FoundVm,
-        vcpus: Vec<TargetVcpu>,
-        reason: EngineReason,
-    ) -> Result<Target, AttachError> {
-        let Self { process, descriptors, several, lock } = self;
-        let pid = process.pid();
-        let FoundVm { vm, layout, known, .. } = found;
-        let unseen = known.len().saturating_sub(vcpus.len());
-        let mut known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
-        known.dedup();
-        Ok(Target {
-            process,
-            vcpus,
-            known,
-            lock,
-            memory: ForeignMemory::with_layout(pid, layout),
-            heartbeat: new_heartbeat(pid)?,
-            guard: None,
-            sampled: Some(Arc::new(vm)),
-            reason,
-            unseen,
-            others: several,
-            uncounted: None,
-        })
-    }
-
-    /// Makes the target of the only machine of the process by stops.
-    fn by_stops(
-        self,
-        vm: Option<usize>,
-        most: usize,
-        stops: GuardedStops,
-        reason: EngineReason,
-    ) -> Result<Target, AttachError> {
-        let Self { process, mut descriptors, several, lock } = self;
-        let pid = process.pid();
-        let name = || process.name().to_owned();
-        if let Some(found) = process.confidential().map_err(|e| step_error(pid, "list its descriptors", e))? {
-            return Err(AttachError::Confidential { pid, name: name(), found });
-        }
-        if several {
-            return Err(AttachError::SeveralByStops { pid, name: name() });
-        }
-        descriptors.dedup_by_key(|(number, _)| *number);
-        if let Some(number) = vm.filter(|number| *number != 1) {
-            let machines = VmList(vec![VmSummary { vcpus: descriptors.len(), memory_bytes: None }]);
-            return Err(AttachError::NoSuchVm { pid, name: name(), number, machines });
-        }
-        if descriptors.len() > most {
-            return Err(AttachError::TooMany { pid, vcpus: descriptors.len(), most });
-        }
-        let slot = stops.slot();
-        let mut threads = find_threads(&process, &descriptors, &slot)?;
-        if threads.is_empty() {
-            return Err(AttachError::Paused { pid, name: name(), waited: PATIENCE.as_secs() });
-        }
-        let mut vcpus = Vec::with_capacity(threads.len());
-        for (number, fd) in &descriptors {
-            let Some((id, files)) = threads.remove(fd) else { continue };
-            vcpus.push(TargetVcpu::new(&process, (*number, *fd), id, files)?);
-        }
-        try_registers(&process, &mut vcpus, &slot)?;
-        let GuardedStops { heartbeat, guard } = stops;
-        let known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
-        let unseen = known.len().saturating_sub(vcpus.len());
-        let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;
-        Ok(Target {
-            process,
-            vcpus,
-            known,
-            lock,
-            memory,
-            heartbeat,
-            guard,
-            sampled: None,
-            reason,
-            unseen,
-            others: false,
-            uncounted: None,
-        })
-    }
-}
-
-/// Compares the registers in the kernel with those that KVM reports, while threads are stopped. Returns the
-/// number of stops. KVM does not refuse the registers of these machines: the kernel's own flag has shown that
-/// they are not protected.
-fn compare(vm: &SampledVm, vcpus: &[TargetVcpu], slot: &StopSlot) -> Result<usize, BpfRefusal> {
-    let (begin, mut equal) = (Instant::now(), 0);
-    for (index, vcpu) in vcpus.iter().enumerate().cycle() {
-        if equal >= COMPARISONS || begin.elapsed() >= COMPARE_LIMIT {
-            break;
-        }
-        let may_stop = match vcpu.files.activity() {
-            Ok(ThreadActivity::Running) => true,
-            Ok(ThreadActivity::BlockedInRun(fd)) => fd == vcpu.fd,
-            _ => false,
-        };
-        if may_stop && let Some((_stop, Some(registers))) = stop_in_run(vcpu, slot) {
-            if let Some(difference) = vm.compare(index, &registers)? {
-                return Err(BpfRefusal::Differs(difference));
-            }
-            equal += 1;
-        }
-        sleep(PAUSE);
-    }
-    if equal == 0 { Err(BpfRefusal::NotCompared) } else { Ok(equal) }
-}
-
 impl TargetVcpu {
     fn new(
         process: &Process,
@@ -541,79 +346,4 @@ fn stop_in_run(vcpu: &TargetVcpu, slot: &StopSlot) -> Option<(ThreadStop, Option
     let registers = vcpu.page.registers();
     vcpu.page.mark_old();
     Some((stop, registers))
-}
-
-/// Makes the first request for registers, on one vCPU: whether KVM allows it depends on the machine
-/// (`kvm_sync_valid_fields`, arch/x86/kvm/x86.c, Linux 6.15).
-fn try_registers(process: &Process, vcpus: &mut [TargetVcpu], slot: &StopSlot) -> Result<(), AttachError> {
-    let pid = process.pid();
-    let begin = Instant::now();
-    for index in (0..vcpus.len()).cycle() {
-        let Some(vcpu) = vcpus.get_mut(index) else { break };
-        match trial::try_request(vcpu.id.thread, vcpu.fd, &mut vcpu.page, REQUESTED, slot) {
-            TrialOutcome::Accepted => return Ok(()),
-            TrialOutcome::Refused => {
-                let found = "KVM does not show its registers".to_owned();
-                return Err(AttachError::Confidential { pid, name: process.name().to_owned(), found });
-            }
-            TrialOutcome::NotInRun if begin.elapsed() < PATIENCE => {}
-            TrialOutcome::NotInRun => break,
-        }
-        if process.ended_within(PROVE_PAUSE_MS) {
-            return Err(AttachError::NoProcess { pid });
-        }
-    }
-    Err(AttachError::Paused { pid, name: process.name().to_owned(), waited: PATIENCE.as_secs() })
-}
-
-/// Finds the thread of each vCPU's descriptor, as far as the threads are in the guest within the time limit.
-fn find_threads(
-    process: &Process,
-    descriptors: &[(u32, i32)],
-    slot: &StopSlot,
-) -> Result<HashMap<i32, (ThreadId, ThreadFiles)>, AttachError> {
-    let pid = process.pid();
-    let begin = Instant::now();
-    let mut found = HashMap::new();
-    let wanted = |fd: i32| descriptors.iter().any(|(_, wanted)| *wanted == fd);
-    loop {
-        let threads = process.threads().map_err(|error| step_error(pid, "list its threads", error))?;
-        for thread in threads {
-            let id = ThreadId { process: pid, thread };
-            if found.values().any(|(known, _)| *known == id) {
-                continue;
-            }
-            // A thread may end meanwhile.
-            let Ok(files) = ThreadFiles::open(id) else { continue };
-            let fd = match files.activity() {
-                Ok(ThreadActivity::BlockedInRun(fd) | ThreadActivity::BlockedOnPage(fd)) => Some(fd),
-                // Other threads are not stopped. A system call with a time limit would have to be restarted,
-                // by a call of its own (restart_syscall(2)), which a VMM's filter may not allow.
-                Ok(ThreadActivity::Running) if process.is_vcpu_thread(thread) => run_of(id, slot)?,
-                Ok(ThreadActivity::Running | ThreadActivity::Blocked) => None,
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => None,
-                Err(error) => return Err(step_error(pid, "read the state of its threads", error)),
-            };
-            if let Some(fd) = fd.filter(|fd| wanted(*fd)) {
-                found.insert(fd, (id, files));
-            }
-        }
-        let (all, spent) = (found.len() == descriptors.len(), begin.elapsed());
-        if all || spent >= PATIENCE || !found.is_empty() && spent >= PARTIAL_PATIENCE {
-            return Ok(found);
-        }
-        sleep(PAUSE);
-    }
-}
-
-/// Returns the vCPU's descriptor whose KVM_RUN the running thread is in.
-fn run_of(id: ThreadId, slot: &StopSlot) -> Result<Option<i32>, AttachError> {
-    match ThreadStop::new(id.thread, slot, || true) {
-        Ok(stop) => Ok(stop.interrupted_run()),
-        Err(StopError::Gone | StopError::Interrupted | StopError::Suspended) => Ok(None),
-        Err(StopError::NotAllowed) => Err(match tracer_of(id.process, id.thread) {
-            Some((tracer_pid, tracer)) => AttachError::Traced { pid: id.process, tracer_pid, tracer },
-            None => AttachError::Permission { pid: id.process },
-        }),
-    }
 }

@@ -88,7 +88,8 @@ pub fn confine_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Drops what [`confine_process`] has kept: the command does not attach.
+/// Drops what [`confine_process`] or the wall has kept from this thread: the command, or the thread, does not
+/// attach.
 ///
 /// # Errors
 /// The capabilities could not be dropped.

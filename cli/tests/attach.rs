@@ -186,10 +186,15 @@ fn child_of(process: u32) -> u32 {
     children.trim().parse().unwrap()
 }
 
+/// Returns a row of a profile's table `meta`, after its header.
+fn meta_of(profile: &Path, key: &str) -> String {
+    let sql = format!("SELECT value FROM meta WHERE key = '{key}'");
+    stdout(&vprof(["query"]).arg(profile).args([&sql, "--csv"]).output().unwrap())
+}
+
 /// Returns the parts of the wall that a profile records.
 fn wall_of(profile: &Path) -> String {
-    let sql = "SELECT value FROM meta WHERE key = 'wall'";
-    stdout(&vprof(["query"]).arg(profile).args([sql, "--csv"]).output().unwrap())
+    meta_of(profile, "wall")
 }
 
 #[test]
@@ -203,17 +208,21 @@ fn the_half_has_the_right_to_trace_and_nothing_else_of_the_user() {
     assert_eq!(std::fs::read_to_string(format!("/proc/{half}/environ")).unwrap(), "");
     // SAFETY: has no preconditions.
     let is_root = unsafe { libc::geteuid() } == 0;
+    // CAP_SYS_PTRACE; CAP_PERFMON and CAP_BPF (linux/capability.h).
+    let by_kernel = meta_of(&attached.profile, "engine").contains("bpf");
+    let tracing = 1_u64 << 19 | if by_kernel { 1 << 38 | 1 << 39 } else { 0 };
     for thread in std::fs::read_dir(format!("/proc/{half}/task")).unwrap() {
         let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
         let field =
             |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
         assert_eq!((field("Seccomp:"), field("NoNewPrivs:")), ("2".to_owned(), "1".to_owned()), "{status}");
         let permitted = u64::from_str_radix(&field("CapPrm:"), 16).unwrap();
-        // CAP_SYS_PTRACE; the watcher also has CAP_DAC_READ_SEARCH (linux/capability.h).
         let expected = match (is_root, field("Name:").as_str()) {
             (false, _) => permitted,
-            (true, "attach" | "job control" | "vprof-port") => 1 << 19 | 1 << 2,
-            (true, _) => 1 << 19,
+            (true, "job control" | "vprof-port") => 0,
+            // The watcher, with CAP_DAC_READ_SEARCH.
+            (true, "attach") => tracing | 1 << 2,
+            (true, _) => tracing,
         };
         assert_eq!(permitted, expected, "{status}");
     }
@@ -333,7 +342,8 @@ fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
         ("ptrace", "attached 0", "a thread that samples vCPUs"),
         ("ptrace", "attach", "the thread that watches the VMM"),
         ("ptrace", "collector", "a sampler's thread"),
-        ("ptrace", "vprof", "a thread"),
+        // The first thread has the name of `/proc/self/exe`.
+        ("ptrace", "exe", "a thread"),
         ("auto", "attached 0", "a thread that samples vCPUs"),
     ] {
         let mut attach =

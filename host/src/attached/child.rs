@@ -17,6 +17,7 @@ use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
+use tokio::runtime::Runtime;
 use wall::{AttachedWall, Reach, SyscallPolicy, WallError};
 
 use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, ChosenVm, FoundVm, LoweredRate};
@@ -93,6 +94,8 @@ struct Prepared {
     files: OpenFiles,
     /// Parts of the wall, for the profile.
     wall: String,
+    /// Made before the wall: it takes descriptors that are not to be had inside of it.
+    runtime: Runtime,
 }
 
 /// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
@@ -109,13 +112,14 @@ fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildErr
         Ok(found) => found,
         Err(machines) => return Ok(Err(machines)),
     };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let wall = wall_of(&found.machine, spec.policy, report);
     let wall = wall::enter_attached(wall)?.words();
     capabilities::limit_threads();
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Ok(Prepared { spec, found, files, wall }))
+    Ok(Ok(Prepared { spec, found, files, wall, runtime }))
 }
 
 fn wall_of(machine: &Machine, policy: SyscallPolicy, report: OwnedFd) -> AttachedWall {
@@ -272,15 +276,17 @@ impl Machine {
 
 /// Samples the machine until it ends, or until the parent ends the run.
 fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, ChildError> {
-    let Prepared { spec, found, files, wall } = prepared;
+    let Prepared { spec, found, files, wall, runtime } = prepared;
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();
     let Watcher { stop, input, control, console: _, output: _, phase, notes: _ } = watcher;
     let reader = connection.reader()?;
-    std::thread::Builder::new()
-        .name("vprof-port".to_owned())
-        .spawn(move || obey(reader, &stop, &input, &control))?;
+    std::thread::Builder::new().name("vprof-port".to_owned()).spawn(move || {
+        // A smaller set is always allowed.
+        let _allowed = capabilities::drop_all();
+        obey(reader, &stop, &input, &control);
+    })?;
     machine.prove();
     let wanted = spec.recording.rate_hz;
     let lowered = LoweredRate::new(wanted, machine.rate_limit());
@@ -320,7 +326,6 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
     }
     let attached = machine.start(samplers.into_iter().map(AttachedSampler::from).collect())?;
     session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let Link { mut stop, mut input, mut control, phase: state, .. } = own_side;
     let run = async {
         let inputs = Inputs::new(&mut stop, &mut input, &mut control);

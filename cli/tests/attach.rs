@@ -281,6 +281,25 @@ fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     assert!(again.status.success(), "{}", stderr(&again));
 }
 
+#[test]
+fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
+    run_as_vmm();
+    let test = "a_lowered_rate_is_printed_unless_the_run_is_quiet";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (name, quiet) in [("loud", &[][..]), ("quiet", &["-q"])] {
+        let profile = directory.path().join(name);
+        let mut attach = vprof(["attach", &vm.pid(), "--engine", "ptrace", "--rate", "8000", "-d", "300ms"]);
+        let output = attach.args(quiet).arg("-o").arg(&profile).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let sentence = "the rate is 4000 Hz per vCPU instead of 8000 Hz";
+        assert_eq!(stderr(&output).contains(sentence), quiet.is_empty(), "{}", stderr(&output));
+        let sql = "SELECT text FROM event WHERE kind = 'rate'";
+        let rows = stdout(&vprof(["query"]).arg(&profile).args([sql, "--csv"]).output().unwrap());
+        assert!(rows.contains(sentence), "{rows}");
+    }
+}
+
 /// Returns the thread of a process with this name.
 fn thread_of(process: i32, name: &str) -> i32 {
     let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();

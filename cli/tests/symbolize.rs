@@ -153,7 +153,10 @@ fn reports_suggest_symbolize_and_then_have_names() {
     let found = serde_json::json!([{
         "path": "/usr/bin/prog", "build_id": setup.build_id, "debug_file": program, "frames": frames,
     }]);
-    assert_eq!(json, serde_json::json!({ "found": found, "not_found": [], "frames": frames }));
+    assert_eq!(
+        json,
+        serde_json::json!({ "found": found, "not_found": [], "frames": frames, "unanswered": 0 })
+    );
     let after = setup.report();
     assert!(after.contains("work [prog]") && !after.contains("Unnamed"), "{after}");
     let named = stdout(&annotate("work"));

@@ -31,6 +31,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         duration: args.recording.duration,
         waits: args.recording.triggers(Then::End),
         policy: args.seccomp,
+        quiet: args.recording.quiet,
     };
     let (half, vm) = match AttachHalf::start(spec, disks)? {
         StartedHalf::Found(half, vm) => (half, vm),

@@ -292,8 +292,10 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
     let lowered = LoweredRate::new(wanted, machine.rate_limit());
     if let Some(lowered) = lowered {
         notes.insert(0, ("rate", lowered.sentence()));
-        // A connection that fails ends the run through the sink.
-        let _failed = connection.send(&FromHost::Note(lowered.sentence()));
+        if !spec.quiet {
+            // A connection that fails ends the run through the sink.
+            let _failed = connection.send(&FromHost::Note(lowered.sentence()));
+        }
     }
     let one_clock = matches!(machine, Machine::Stub(_));
     let meta = [

@@ -46,6 +46,8 @@ pub struct AttachSpec {
     pub waits: Vec<RunTrigger>,
     /// Fate of system calls that the half is not known to make.
     pub policy: SyscallPolicy,
+    /// A rate that is lowered is in the profile alone.
+    pub quiet: bool,
 }
 
 /// A machine to be profiled.

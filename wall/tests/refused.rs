@@ -125,7 +125,7 @@ fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> 
         }),
         ("attached signal", Means::Stops, Some(Ticker), || {
             // SAFETY: takes numbers alone; signal 0 is none.
-            check(unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) } as isize)
+            check(unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) })
         }),
         ("attached socket", Means::Stub, None, || TcpListener::bind("127.0.0.1:0").map(drop)),
         ("attached ticker link", Means::Stops, Some(Ticker), || std::fs::read_link("/proc/1/no").map(drop)),
@@ -158,8 +158,8 @@ impl Means {
 /// What a trial does inside the wall.
 type Attempt = fn() -> std::io::Result<()>;
 
-fn check(result: isize) -> std::io::Result<()> {
-    if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+fn check<T: PartialOrd + Default>(result: T) -> std::io::Result<()> {
+    if result < T::default() { Err(std::io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn read_memory(process: u32) -> std::io::Result<()> {
@@ -176,7 +176,7 @@ fn read_memory(process: u32) -> std::io::Result<()> {
 fn ptrace(request: libc::c_uint, thread: i32, data: usize) -> std::io::Result<()> {
     // SAFETY: no thread with these numbers can be traced by this process, so nothing is read or written.
     let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, 0, data) };
-    match check(result as isize) {
+    match check(result) {
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other,
     }
@@ -184,7 +184,7 @@ fn ptrace(request: libc::c_uint, thread: i32, data: usize) -> std::io::Result<()
 
 fn bpf(command: libc::c_int) -> std::io::Result<()> {
     // SAFETY: without attributes the call fails.
-    check(unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::null::<u8>(), 0) } as isize)
+    check(unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::null::<u8>(), 0) })
 }
 
 /// Makes the attempt of this name behind the wall of an attached process, if there is one.

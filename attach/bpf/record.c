@@ -1047,10 +1047,11 @@ GLOBAL u64 note_taker(u32 index, u64 task)
 	if (row > TAKERS)
 		return 0;
 	struct taker *taker = &course->takers[row];
+	// The main thread has the name of the process, which execve changes.
+	if (row != TAKERS && (!taker->used || kernel_u32(task + options.task_pid) == tgid))
+		probe_read_kernel(taker->comm, sizeof(taker->comm), task + options.task_comm);
 	if (!taker->used) {
 		taker->tgid = row == TAKERS ? 0 : tgid;
-		if (row != TAKERS)
-			probe_read_kernel(taker->comm, sizeof(taker->comm), task + options.task_comm);
 		taker->used = 1;
 	}
 	course->taker = row + 1;

@@ -4,16 +4,19 @@ mod attach;
 mod boot;
 mod ctl;
 mod diff;
+mod docs;
 #[cfg(test)]
 mod documented;
 mod export;
 mod filter;
 mod image;
+mod open;
 mod parse;
 mod recording;
 mod report;
 mod run;
 mod selftest;
+mod short;
 mod simulate;
 mod top;
 
@@ -33,13 +36,16 @@ pub use attach::{AttachArgs, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
+pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
+pub use open::OpenArgs;
 pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
+pub use short::with_short_help;
 pub use simulate::SimulateArgs;
 pub use top::TopArgs;
 
@@ -68,6 +74,7 @@ Examples:
   vprof run guest.img -- gzip -k /big      profile one command
   vprof boot guest.img --until 'login:'    check that it comes up, and show where the time goes
   vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
+  vprof open                               the last profile in the browser
   vprof stat vprof.vprof                   where the time of each vCPU went, exactly
   vprof top                                watch a session in progress, live on the terminal
 ";
@@ -219,6 +226,8 @@ pub enum CliCommand {
     Diff(DiffArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
+    /// Show a profile in the browser
+    Open(OpenArgs),
     /// Query a profile with SQL
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
@@ -234,6 +243,8 @@ pub enum CliCommand {
     Image(ImageCommand),
     /// Show what this machine supports, and what `run` will use
     Doctor(DoctorArgs),
+    /// Show the documentation: docs/NAME.md of the help texts
+    Docs(DocsArgs),
     /// Compare what vprof measures on this machine with what guests measure of themselves
     Selftest(SelftestArgs),
     /// Write manual pages into a directory

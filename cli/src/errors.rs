@@ -165,6 +165,16 @@ pub enum Error {
         /// The cause.
         source: io::Error,
     },
+    /// The directory of temporary files takes none.
+    #[error(
+        "can't write a file in {}: {}; name another directory with TMPDIR, or a file with -o", Shown(.path), Reason(.source)
+    )]
+    Temporary {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
     /// An operation on the system failed.
     #[error("can't {action}: {}", Reason(.source))]
     System {
@@ -258,6 +268,11 @@ pub enum UsageError {
     /// A format on a terminal that is not for people.
     #[error("{0} is not a format to read on a terminal: give a file with -o")]
     BinaryToTerminal(::export::Format),
+    /// A page to open that has no file.
+    #[error(
+        "a browser cannot open standard output: give a file with -o, or write the page with `vprof export -f html`"
+    )]
+    OpenStdout,
     /// Symbolization without a place of debug files.
     #[error(
         "no place of debug files is given: name a directory with --debug-dir or --symfs, or servers in DEBUGINFOD_URLS"

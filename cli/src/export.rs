@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 
 use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, write_page};
-use profile::Profile;
+use profile::{Filter, Profile};
 use text::message::Shown;
 use text::units;
 
@@ -54,20 +54,39 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
 
 /// Exports one page of HTML.
 fn page(args: &ExportArgs) -> Result<ExitCode, Error> {
-    let profile = Profile::open(&args.profile)?;
-    let base = args.base.as_deref().map(Profile::open).transpose()?;
-    let request = PageRequest {
-        filter: args.filter.to_filter(),
-        title: title(&args.profile),
-        base: args.base.as_deref().map(title).zip(base.as_ref()),
-    };
+    let source =
+        PageSource { profile: &args.profile, base: args.base.as_deref(), filter: args.filter.to_filter() };
     let mut output = OutputTarget::open(&args.output, args.force)?;
-    let mut progress = ProgressLine::new("reading", args.quiet);
+    write_page_to(&source, &mut output, args.quiet)?;
+    finish(output, args, Format::Html)
+}
+
+/// Content of a page.
+#[derive(Debug)]
+pub struct PageSource<'a> {
+    /// The profile.
+    pub profile: &'a Path,
+    /// The profile to compare it with.
+    pub base: Option<&'a Path>,
+    /// Part of the profile.
+    pub filter: Filter,
+}
+
+/// Writes a page, with its progress unless `quiet`.
+pub fn write_page_to(source: &PageSource, output: &mut OutputTarget, quiet: bool) -> Result<(), Error> {
+    let profile = Profile::open(source.profile)?;
+    let base = source.base.map(Profile::open).transpose()?;
+    let request = PageRequest {
+        filter: source.filter.clone(),
+        title: title(source.profile),
+        base: source.base.map(title).zip(base.as_ref()),
+    };
+    let mut progress = ProgressLine::new("reading", quiet);
     let written =
         write_page(&profile, &request, output.writer(), &mut |done, all| progress.samples(done, all));
     drop(progress);
     match written {
-        Ok(()) => finish(output, args, Format::Html),
+        Ok(()) => Ok(()),
         Err(PageError::Write(source)) => Err(output.error(source)),
         Err(PageError::Read(error)) => Err(error.into()),
         Err(PageError::Query(error)) => Err(error.into()),

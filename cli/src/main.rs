@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`],
-//! [`annotate`], [`diff`], [`export`], [`query`], [`symbolize`], [`simulate`], [`inspect`], [`doctor`],
-//! [`selftest`]. Started as the init of a portable host, the same program is that host's inner half
-//! ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that guest's programs
-//! ([`selftest::guest`]).
+//! [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`], [`inspect`],
+//! [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program is that
+//! host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that
+//! guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -14,11 +14,13 @@ mod cmdline;
 mod config;
 mod ctl;
 mod diff;
+mod docs;
 mod doctor;
 mod errors;
 mod export;
 mod inspect;
 mod man;
+mod open;
 mod output;
 mod pager;
 mod progress;
@@ -75,7 +77,7 @@ fn main() -> ExitCode {
     for warning in &configured.warnings {
         eprintln!("vprof: {warning}; this is ignored");
     }
-    let parsed = configured.command.try_get_matches_from(&words).and_then(|matches| {
+    let parsed = args::with_short_help(configured.command).try_get_matches_from(&words).and_then(|matches| {
         let mut cli = Cli::from_arg_matches(&matches)?;
         cli.keep_older(&matches);
         Ok(cli)
@@ -106,6 +108,7 @@ fn main() -> ExitCode {
         CliCommand::Annotate(args) => annotate::command(&args),
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Export(args) => export::command(&args),
+        CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),
         CliCommand::Symbolize(args) => symbolize::command(&args),
         CliCommand::Simulate(args) => simulate::command(&args),
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         CliCommand::Ctl(args) => ctl::command(&args),
         CliCommand::Image(ImageCommand::Inspect(args)) => inspect::command(&args),
         CliCommand::Doctor(args) => doctor::command(&args),
+        CliCommand::Docs(args) => docs::command(&args),
         CliCommand::Selftest(args) => selftest::command(&args),
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
         CliCommand::GuestHalf { job } => run::guest_half(job),
@@ -121,7 +125,8 @@ fn main() -> ExitCode {
         CliCommand::AttachGuard { stops } => attach::guard(stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Cli::command(), "vprof", &mut script);
+            let mut program = args::with_short_help(Cli::command());
+            clap_complete::generate(shell, &mut program, "vprof", &mut script);
             let written = std::io::Write::write_all(&mut std::io::stdout(), &script);
             written.map(|()| errors::ExitCode::Done).map_err(output::stdout_error)
         }

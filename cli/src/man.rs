@@ -10,12 +10,13 @@ use clap_mangen::Man;
 use crate::errors::{Error, ExitCode};
 
 /// Environment variables, with their meaning.
-const ENVIRONMENT: [(&str, &str); 7] = [
+const ENVIRONMENT: [(&str, &str); 8] = [
     ("VPROF_CONFIG", "the configuration file; empty for none"),
     ("VPROF_PAGER, PAGER", "program that shows a long text page by page; empty or cat for none"),
     ("NO_COLOR, CLICOLOR_FORCE", "no colours, or colours also in a pipe; --color overrides both"),
     ("VPROF_PORTABLE_HOST", "directory of the portable host"),
     ("DEBUGINFOD_URLS", "servers of debug files, as in debuginfod(8)"),
+    ("TMPDIR", "directory of temporary files and of pages that vprof open shows"),
     ("XDG_RUNTIME_DIR", "directory of control sockets"),
     ("XDG_CONFIG_HOME", "directory of the configuration"),
 ];

@@ -45,6 +45,7 @@ fn the_format_is_inferred_from_the_file_name() {
         ("a.json", b"{\"meta\":"),
         ("a.json.gz", b"\x1f\x8b"),
         ("a.pb.gz", b"\x1f\x8b"),
+        ("a.pftrace", b"\n"),
         ("a.perf", b"evil"),
         ("a.csv", b"time_ns,"),
     ] {
@@ -59,7 +60,7 @@ fn the_format_is_inferred_from_the_file_name() {
     refused(&profile.export(&[]), 2, &["--format"]);
     let wrong = profile.export(&["--format", "gif"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(stderr(&wrong).contains("perf-script"), "{}", stderr(&wrong));
+    assert!(stderr(&wrong).contains("perfetto, perf-script"), "{}", stderr(&wrong));
 }
 
 #[test]

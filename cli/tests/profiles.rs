@@ -256,6 +256,7 @@ fn help_opens_with_examples_and_there_is_a_version() {
         &["attach", "--help"],
         &["report", "--help"],
         &["annotate", "--help"],
+        &["open", "--help"],
         &["query", "--help"],
         &["symbolize", "--help"],
     ] {

@@ -18,6 +18,8 @@ pub enum Format {
     FirefoxGz,
     /// The protocol buffer of pprof, compressed.
     Pprof,
+    /// Trace of Perfetto, a protocol buffer.
+    Perfetto,
     /// Text as `perf script` writes it.
     PerfScript,
     /// A line per sample.
@@ -48,13 +50,14 @@ const fn known(
     FormatInfo { format, name, endings, binary }
 }
 
-const KNOWN: [FormatInfo; 10] = [
+const KNOWN: [FormatInfo; 11] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::FirefoxGz, "firefox-gz", &[".json.gz"], true),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
+    known(Format::Perfetto, "perfetto", &[".pftrace", ".perfetto-trace"], true),
     known(Format::PerfScript, "perf-script", &[".perf", ".txt"], false),
     known(Format::Csv, "csv", &[".csv"], false),
     known(Format::Parquet, "parquet", &[".parquet"], true),

@@ -20,10 +20,12 @@ mod flamegraph;
 mod folded;
 mod format;
 mod html;
+mod mapped;
 pub mod names;
 mod palette;
 mod parquet;
 mod perf_script;
+mod perfetto;
 mod pprof;
 mod rows;
 mod sums;
@@ -35,6 +37,7 @@ use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
 use profile::report::{Filter, Recording, RecordingRequest, ReportError};
+use profile::store::QueryError;
 use profile::{Profile, ProfileError};
 
 pub use flamegraph::write_difference;
@@ -74,6 +77,9 @@ pub enum ExportError {
     /// The profile could not be read.
     #[error(transparent)]
     Read(#[from] ReportError),
+    /// A query on the profile failed.
+    #[error(transparent)]
+    Query(#[from] QueryError),
     /// The output could not be written.
     #[error("cannot write the export: {0}")]
     Write(#[from] io::Error),
@@ -128,6 +134,10 @@ pub fn write(
         bootchart::write(&chart, &request.title, out)?;
         return Ok(out.flush()?);
     }
+    if request.format == Format::Perfetto {
+        perfetto::write(profile, request, out, progress)?;
+        return Ok(out.flush()?);
+    }
     let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
     let recording = Recording::read(profile, &wanted, progress)?;
     write_recording(&recording, request, out)?;
@@ -158,6 +168,6 @@ pub fn write_recording(
         Format::Csv => csv::write(recording, request, out),
         Format::Parquet => parquet::write(recording, request, out),
         // These formats show more than samples.
-        Format::Html | Format::Bootchart => Err(ExportError::NeedsProfile(request.format)),
+        Format::Html | Format::Bootchart | Format::Perfetto => Err(ExportError::NeedsProfile(request.format)),
     }
 }

@@ -1,45 +1,21 @@
 //! Parquet in pyarrow.
-//!
-//! pyarrow comes from PyPI, by the machine's own settings, and is kept in cargo's directory for tests.
-//! Without Python or network the test fails (`testkit::missing`).
+
+mod python;
 
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use export::{Format, Request};
 use profile::{Profile, made_up};
-use testkit::{missing, tool};
 
 const PACKAGE: &str = "pyarrow==26.0.1";
 
 /// Number of samples, more than a row group has.
 const SAMPLES: u64 = 150_000;
 
-/// Returns a Python that has pyarrow; `None` if it cannot be installed and is not required.
-fn python() -> Option<PathBuf> {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(PACKAGE);
-    let python = directory.join("bin/python3");
-    let ready = directory.join("ready");
-    if ready.exists() {
-        return Some(python);
-    }
-    let made = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-    if !made(tool("python3")?.args(["-m", "venv"]).arg(&directory)) {
-        missing("an environment of python3 (Debian package python3-venv; `cargo xtask deps` installs it)");
-        return None;
-    }
-    if !made(Command::new(&python).args(["-m", "pip", "install", "--quiet", PACKAGE])) {
-        missing("pyarrow from PyPI, which pip cannot fetch: check the network");
-        return None;
-    }
-    fs::write(ready, "").expect("room");
-    Some(python)
-}
-
 #[test]
 fn pyarrow_reads_the_columns_of_csv() {
-    let Some(python) = python() else { return };
+    let Some(python) = python::with_package(PACKAGE) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, SAMPLES, 500);

@@ -60,7 +60,7 @@ pub use kernel::{KernelFlavour, KernelSeries, UnknownName};
 pub use kvm_host::kvm_host;
 pub use manifest::{ImageManifest, PackageFile};
 pub use place::guest_directory;
-pub use portable::portable_host;
+pub use portable::{PORTABLE_HOST_FILES, portable_host};
 pub use tools::find_program;
 
 /// Receiver of reports on steps that take long enough for the user to wonder.

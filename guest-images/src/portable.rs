@@ -19,6 +19,9 @@ const NEEDED_MODULES: &[&str] = &["kvm_amd", "virtio_pci", "virtio_blk", "virtio
 /// Module with entropy for programs that need it early.
 const USEFUL_MODULES: &[&str] = &["virtio_rng"];
 
+/// Files of the bundle that a launcher needs: the kernel, and the initial file system.
+pub const PORTABLE_HOST_FILES: [&str; 2] = ["vmlinuz", "initrd.img"];
+
 /// Everything in this crate that determines the contents of the bundle.
 const RECIPE: &[&str] = &[
     include_str!("portable.rs"),
@@ -56,9 +59,10 @@ pub fn portable_host(progress: &dyn Progress) -> Result<PathBuf> {
     let modules = kernel.modules.load_order(NEEDED_MODULES, USEFUL_MODULES)?;
     let initrd = initrd::base(&modules).and_then(|archive| archive.finish());
     let image = fs::read(&kernel.image).context("cannot read the unpacked kernel")?;
-    write_whole(&bundle.join("vmlinuz"), &image)?;
-    write_whole(&bundle.join("initrd.img"), &initrd.context("cannot make the initrd")?)?;
-    let products = ["vmlinuz", "initrd.img"]
+    let [kernel_name, initrd_name] = PORTABLE_HOST_FILES;
+    write_whole(&bundle.join(kernel_name), &image)?;
+    write_whole(&bundle.join(initrd_name), &initrd.context("cannot make the initrd")?)?;
+    let products = PORTABLE_HOST_FILES
         .into_iter()
         .map(|name| product(&bundle.join(name), name))
         .collect::<Result<Vec<_>>>()?;

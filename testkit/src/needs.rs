@@ -60,7 +60,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("openssl", "openssl", "makes certificates of servers"),
     program("c++filt", "binutils", "demangles names"),
     program("passt", "passt", "is a guest's network"),
-    program("python3", "python3", "reads CSV and Parquet"),
+    program("python3", "python3", "reads CSV, Parquet and traces of Perfetto"),
     program("qemu-img", "qemu-utils", "makes qcow2 images"),
     program("qemu-io", "qemu-utils", "locks disks as QEMU does"),
     program("qemu-system-x86_64", "qemu-system-x86", "locks its guest's disks"),

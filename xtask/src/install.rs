@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use guest_images::{portable_host, static_binary};
+use guest_images::{PORTABLE_HOST_FILES, portable_host, static_binary};
 
 use crate::progress::ProgressLine;
 
@@ -19,8 +19,6 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Directory of the portable host, under the prefix: where `vprof` in `bin` looks for it.
 const PORTABLE_HOST: &str = "share/vprof/portable-host";
-/// Files of the portable host.
-const BUNDLE: [&str; 2] = ["vmlinuz", "initrd.img"];
 
 /// `cargo xtask install`.
 #[derive(Debug, Args)]
@@ -60,7 +58,7 @@ pub fn run(options: &InstallArgs) -> Result<ExitCode> {
 /// Copies the portable host's files to their place under the prefix, which it returns.
 fn copy_bundle(from: &Path, prefix: &Path) -> Result<PathBuf> {
     let directory = prefix.join(PORTABLE_HOST);
-    for name in BUNDLE {
+    for name in PORTABLE_HOST_FILES {
         copy(&from.join(name), &directory.join(name))?;
     }
     Ok(directory)
@@ -101,7 +99,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (from, prefix) = (directory.path().join("from"), directory.path().join("prefix"));
         fs::create_dir(&from).unwrap();
-        for name in BUNDLE {
+        for name in PORTABLE_HOST_FILES {
             fs::write(from.join(name), name).unwrap();
         }
         let installed = copy_bundle(&from, &prefix).unwrap();
@@ -110,6 +108,6 @@ mod tests {
         fs::write(from.join("vmlinuz"), "newer").unwrap();
         copy_bundle(&from, &prefix).unwrap();
         assert_eq!(fs::read_to_string(installed.join("vmlinuz")).unwrap(), "newer");
-        assert_eq!(fs::read_dir(installed).unwrap().count(), BUNDLE.len());
+        assert_eq!(fs::read_dir(installed).unwrap().count(), PORTABLE_HOST_FILES.len());
     }
 }

@@ -43,7 +43,8 @@ pub struct CourseExit {
 pub struct CpuTaker {
     /// The process; `None` for all that share one row.
     pub pid: Option<u32>,
-    /// Its name; empty for all that share one row.
+    /// Its name: of its main thread if that has had the CPU, else of the first thread that had it; empty for
+    /// all that share one row.
     pub name: String,
     /// Number of waits.
     pub count: u64,

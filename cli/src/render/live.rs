@@ -3,10 +3,9 @@
 use std::fmt::Write as _;
 
 use profile::live::Snapshot;
-use text::clean::escaped;
 use text::units;
 
-use super::summary::{heading, with_lives};
+use super::summary::{heading, program_name};
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 
@@ -61,7 +60,7 @@ fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
             units::percent(program.share.distance()),
             units::percent(program.user),
             program.pid.map_or_else(String::new, |pid| pid.to_string()),
-            with_lives(escaped(&program.comm).into_owned(), program.lives),
+            program_name(&program.comm, program.kernel_thread, program.instances),
         ]);
     }
     heading(text, page, "Programs", "");
@@ -106,15 +105,26 @@ mod tests {
                 now: Vec::new(),
                 modes: ModeShares::default(),
             }],
-            programs: vec![ProgramShare {
-                comm: "gz\x1bip".to_owned(),
-                pid: None,
-                lives: 3,
-                kernel_thread: false,
-                samples: 600,
-                share: share(600, 2_400),
-                user: 0.9,
-            }],
+            programs: vec![
+                ProgramShare {
+                    comm: "gz\x1bip".to_owned(),
+                    pid: None,
+                    instances: 3,
+                    kernel_thread: false,
+                    samples: 600,
+                    share: share(600, 2_400),
+                    user: 0.9,
+                },
+                ProgramShare {
+                    comm: "ksoftirqd/0".to_owned(),
+                    pid: Some(14),
+                    instances: 1,
+                    kernel_thread: true,
+                    samples: 120,
+                    share: share(120, 2_400),
+                    user: 0.0,
+                },
+            ],
             functions: vec![FunctionShare {
                 symbol: "deflate".to_owned(),
                 module: Some("gzip".to_owned()),
@@ -136,7 +146,8 @@ vCPUs
 
 Programs
    share      ±    user  pid  program
-  25.0 %  1.8 %  90.0 %       gz\\x1bip, 3 lives
+  25.0 %  1.8 %  90.0 %       gz\\x1bip, 3 processes
+   5.0 %  0.9 %   0.0 %   14  [ksoftirqd/0]
 
 Functions
     self      ±   total  function

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use profile::Filter;
 use profile::report::{
-    CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Program, Report, Vcpu, WalkEnds,
+    CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, Vcpu, WalkEnds,
 };
 use text::clean::escaped;
 use text::units;
@@ -25,6 +25,7 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) ->
     let mut text = title(report, page);
     stalls(&mut text, report, page);
     command(&mut text, report, page);
+    serial(&mut text, report, page);
     if report.busy_samples == 0 {
         text.push_str("\nNo sample hit anything but idle vCPUs.\n");
     } else if report.chosen_samples == 0 {
@@ -249,6 +250,23 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
     text.push_str(&table.render(page.width));
 }
 
+/// Share of the time from which the summary names the serial console.
+const SERIAL_SHARE: f64 = 0.1;
+
+/// Warns of output to the serial console that takes much of the time.
+fn serial(text: &mut String, report: &Report, page: PageLayout) {
+    if report.serial.share < SERIAL_SHARE {
+        return;
+    }
+    let note = format!(
+        "The guest spent {} of its CPU time on writing to a serial port, which takes it an exit for each byte. \
+         Send a command's output to a file or /dev/null, and have the kernel write less with `--append quiet`.",
+        units::percent(report.serial.share)
+    );
+    text.push('\n');
+    wrapped(text, &note, "", page.width);
+}
+
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
     heading(text, page, "vCPUs", ": samples by mode, and ticks outside of the guest");
     let columns =
@@ -270,21 +288,14 @@ pub(super) fn interval(low: f64, high: f64) -> String {
     format!("{:.1} - {:.1} %", low * 100.0, high * 100.0)
 }
 
-/// Formats the name of a program, with the number of its lives if it had several.
-fn program_name(program: &Program) -> String {
-    let name = super::visible(&program.comm);
-    let name = match program.kind {
-        ProcessKind::KernelThread => format!("[{name}]"),
-        _ => name.into_owned(),
-    };
-    with_lives(name, program.lives)
-}
-
-/// Adds the number of lives to the name of a program, if it had several.
-pub fn with_lives(name: String, lives: u64) -> String {
-    match lives {
+/// Formats the name of a program: in brackets for a kernel thread, with the number of its processes if it had
+/// several.
+pub fn program_name(comm: &str, kernel_thread: bool, instances: u64) -> String {
+    let name = super::visible(comm);
+    let name = if kernel_thread { format!("[{name}]") } else { name.into_owned() };
+    match instances {
         0 | 1 => name,
-        lives => format!("{name}, {} lives", units::count(lives)),
+        several => format!("{name}, {} processes", units::count(several)),
     }
 }
 
@@ -351,7 +362,7 @@ fn programs(text: &mut String, report: &Report, rows: usize, page: PageLayout) {
             units::percent(program.user_share),
             units::percent(program.kernel_share),
             program.pid.map_or_else(String::new, |pid| pid.to_string()),
-            program_name(program),
+            program_name(&program.comm, program.kind == ProcessKind::KernelThread, program.instances),
         ]);
         table.hot_row(program.estimate.share, cells);
     }

@@ -71,11 +71,11 @@ pub fn snapshot(vcpus: u8, time_s: f64) -> Snapshot {
         process("[hard interrupt]", 0, 0, 270, 0.0),
     ];
     let long = "core::iter::adapters::map::Map<I, F> as core::iter::traits::iterator::Iterator>::fold::h17d4";
-    let program = |process: &ProcessShare, lives: u64, samples: u64| ProgramShare {
+    let program = |process: &ProcessShare, instances: u64, samples: u64| ProgramShare {
         comm: process.comm.clone(),
         kernel_thread: false,
-        lives,
-        pid: (lives == 1).then_some(process.pid),
+        instances,
+        pid: (instances == 1).then_some(process.pid),
         samples,
         share: share(samples, BUSY),
         user: process.user,

@@ -5,7 +5,7 @@ use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, S
 use text::clean::escaped;
 
 use super::table::{CellValue, PaneTable, SortOrder, TableColumn, column};
-use crate::render::summary::with_lives;
+use crate::render::summary::program_name;
 use crate::render::with_module;
 
 /// A pane with a table or text.
@@ -106,9 +106,7 @@ fn owners(name: &'static str, rows: impl Iterator<Item = Vec<CellValue>>) -> Pan
 
 fn programs(rows: &[ProgramShare]) -> PaneTable {
     let row = |program: &ProgramShare| {
-        let name = escaped(&program.comm);
-        let name = if program.kernel_thread { format!("[{name}]") } else { name.into_owned() };
-        let name = with_lives(name, program.lives);
+        let name = program_name(&program.comm, program.kernel_thread, program.instances);
         owner_row(&program.share, program.user, program.samples, program.pid.unwrap_or(0), name)
     };
     owners("program", rows.iter().map(row))

@@ -16,7 +16,7 @@ const STYLES: [&str; 4] = [
 ];
 
 /// Scripts in the order of their dependencies.
-const SCRIPTS: [&str; 17] = [
+const SCRIPTS: [&str; 19] = [
     include_str!("page/script/elements.js"),
     include_str!("page/script/theme.js"),
     include_str!("page/script/data.js"),
@@ -29,6 +29,8 @@ const SCRIPTS: [&str; 17] = [
     include_str!("page/script/flame.js"),
     include_str!("page/script/processes.js"),
     include_str!("page/script/functions.js"),
+    include_str!("page/script/changes.js"),
+    include_str!("page/script/address.js"),
     include_str!("page/script/tasks.js"),
     include_str!("page/script/accounting.js"),
     include_str!("page/script/exits.js"),

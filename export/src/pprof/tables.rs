@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use profile::report::{RecordedFrame, Recording};
-use profile::rows::FrameKind;
 use text::clean::escaped;
 
 use super::proto::{Function, Line, Location, Mapping};
+use crate::mapped::MappedContent;
 use crate::names::symbol;
 
 /// The table of texts.
@@ -35,16 +35,6 @@ impl Strings {
     }
 }
 
-/// Content of a mapping.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum MappingKey {
-    Kernel,
-    Module(String),
-    File(u32),
-    /// Code without a file, of a process if it is known.
-    Anonymous(Option<u32>),
-}
-
 /// Locations with what they refer to; the ids of all count from 1.
 #[derive(Debug)]
 pub(super) struct Code<'a> {
@@ -55,8 +45,8 @@ pub(super) struct Code<'a> {
     functions: Vec<Function>,
     /// By function, and the text of its source file.
     known_functions: HashMap<(u32, i64), u64>,
-    mappings: Vec<(MappingKey, Mapping)>,
-    known_mappings: HashMap<MappingKey, usize>,
+    mappings: Vec<(MappedContent, Mapping)>,
+    known_mappings: HashMap<MappedContent, usize>,
 }
 
 impl<'a> Code<'a> {
@@ -108,15 +98,7 @@ impl<'a> Code<'a> {
 
     /// Returns the id of the mapping of an address, which grows to include it; 0 for reasons.
     fn mapping(&mut self, frame: &RecordedFrame, address: u64, lines: &[Line]) -> u64 {
-        let own = self.recording.entries.get(frame.entries()).and_then(|entries| entries.last());
-        let function = own.and_then(|own| self.recording.functions.get(own.function as usize));
-        let module = function.and_then(|function| function.module.clone());
-        let mapped = match (frame.kind, frame.file) {
-            (FrameKind::Reason, _) => return 0,
-            (FrameKind::User, Some(file)) => MappingKey::File(file),
-            (FrameKind::User, None) => MappingKey::Anonymous(frame.process),
-            (FrameKind::Kernel, _) => module.map_or(MappingKey::Kernel, MappingKey::Module),
-        };
+        let Some(mapped) = MappedContent::new(self.recording, frame) else { return 0 };
         let next = self.mappings.len();
         let place = *self.known_mappings.entry(mapped.clone()).or_insert(next);
         if place == next {
@@ -126,7 +108,7 @@ impl<'a> Code<'a> {
         }
         let Some((mapped, mapping)) = self.mappings.get_mut(place) else { return 0 };
         // Addresses of a file count from 0; other addresses are those in memory.
-        let from = if matches!(mapped, MappingKey::File(_)) { 0 } else { address & !0xfff };
+        let from = if matches!(mapped, MappedContent::File(_)) { 0 } else { address & !0xfff };
         mapping.memory_start = mapping.memory_start.min(from);
         mapping.memory_limit = mapping.memory_limit.max((address | 0xfff).saturating_add(1));
         mapping.has_functions = true;
@@ -140,19 +122,7 @@ impl<'a> Code<'a> {
     pub(super) fn finish(self, strings: &mut Strings) -> (Vec<Mapping>, Vec<Location>, Vec<Function>) {
         let Self { recording, locations, functions, mappings, .. } = self;
         let mappings = mappings.into_iter().map(|(mapped, mut mapping)| {
-            let (name, build_id) = match &mapped {
-                MappingKey::Kernel => ("[kernel.kallsyms]".to_owned(), None),
-                MappingKey::Module(module) => (format!("[{module}]"), None),
-                MappingKey::Anonymous(process) => {
-                    let process = process.and_then(|place| recording.processes.get(place as usize));
-                    let name = process.map_or_else(String::new, |process| format!(" {}", process.instance()));
-                    (format!("[anonymous{name}]"), None)
-                }
-                MappingKey::File(file) => match recording.files.get(*file as usize) {
-                    Some(file) => (file.path.clone(), file.build_id.as_deref()),
-                    None => ("[unknown]".to_owned(), None),
-                },
-            };
+            let (name, build_id) = mapped.name(recording);
             mapping.filename = strings.place(&escaped(&name));
             mapping.build_id = strings.place(&escaped(build_id.unwrap_or_default()));
             mapping

@@ -54,6 +54,10 @@ fn names_do_no_harm_in_any_format() {
                     readers::assert_pprof(&plain);
                     continue;
                 }
+                Format::Perfetto => {
+                    crate::perfetto::assert_sound(&bytes);
+                    continue;
+                }
                 Format::FirefoxGz => {
                     let mut plain = String::new();
                     GzDecoder::new(&bytes[..]).read_to_string(&mut plain).expect("gzip of UTF-8");
@@ -76,7 +80,7 @@ fn names_do_no_harm_in_any_format() {
                 Format::PerfScript => readers::assert_perf_script(&text),
                 Format::Csv => readers::assert_csv(&text, &name),
                 Format::Html => super::page::assert_page(&text, &name),
-                Format::Pprof | Format::FirefoxGz | Format::Parquet => {}
+                Format::Pprof | Format::Perfetto | Format::FirefoxGz | Format::Parquet => {}
             }
         }
     }

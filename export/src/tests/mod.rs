@@ -1,6 +1,6 @@
 //! Every format, read back by other programs.
 
-mod fixture;
+pub(crate) mod fixture;
 mod hostile;
 mod page;
 mod readers;
@@ -12,7 +12,7 @@ use crate::{Count, ExportError, Format, Request, Root, write};
 use fixture::{Made, SAMPLES};
 
 /// Returns the output for a request.
-pub(super) fn written(made: &Made, request: &Request) -> Vec<u8> {
+pub(crate) fn written(made: &Made, request: &Request) -> Vec<u8> {
     let profile = Profile::open(&made.path).expect("a profile");
     let mut out = Vec::new();
     write(&profile, request, &mut out, &mut |_, _| {}).expect("an export");
@@ -116,6 +116,7 @@ fn names_and_files_tell_formats() {
         assert_eq!(format.name().parse(), Ok(format));
     }
     assert_eq!(Format::of_file("a.pb.gz"), Some(Format::Pprof));
+    assert_eq!(Format::of_file("a.pftrace"), Some(Format::Perfetto));
     assert_eq!(Format::of_file("p.json.gz"), Some(Format::FirefoxGz));
     assert_eq!(Format::of_file("graph.svg"), Some(Format::Flamegraph));
     assert_eq!(Format::of_file("graph.boot.svg"), Some(Format::Bootchart));

@@ -93,7 +93,7 @@ pub struct ProgramShare {
     /// A kernel thread.
     pub kernel_thread: bool,
     /// Instances that were hit; 0 for another owner.
-    pub lives: u64,
+    pub instances: u64,
     /// Process id, if one instance was hit.
     pub pid: Option<i32>,
     /// Samples.

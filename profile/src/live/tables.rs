@@ -236,7 +236,7 @@ impl Tables {
         struct Sum {
             samples: u64,
             user: u64,
-            lives: BTreeSet<u32>,
+            instances: BTreeSet<u32>,
         }
         let mut sums: HashMap<(&str, bool), Sum> = HashMap::new();
         for (kind, count) in counts {
@@ -250,17 +250,17 @@ impl Tables {
             let sum = sums.entry(name).or_default();
             sum.samples += count;
             sum.user += if kind.mode == Mode::User { *count } else { 0 };
-            sum.lives.extend(instance.map(|row| row.id));
+            sum.instances.extend(instance.map(|row| row.id));
         }
         let mut sums: Vec<_> = sums.into_iter().collect();
         sums.sort_unstable_by_key(|(name, sum)| (Reverse(sum.samples), *name));
         sums.truncate(rows);
-        let row = |((comm, kernel_thread), Sum { samples, user, lives }): ((&str, bool), Sum)| {
-            let only = lives.first().filter(|_| lives.len() == 1);
+        let row = |((comm, kernel_thread), Sum { samples, user, instances }): ((&str, bool), Sum)| {
+            let only = instances.first().filter(|_| instances.len() == 1);
             ProgramShare {
                 comm: comm.to_owned(),
                 kernel_thread,
-                lives: lives.len() as u64,
+                instances: instances.len() as u64,
                 pid: only.and_then(|id| self.instances.get(id)).map(|row| row.pid),
                 samples,
                 share: share(samples, busy),

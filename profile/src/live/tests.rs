@@ -91,7 +91,7 @@ fn the_whole_run_and_its_end_are_told_apart() {
         (run.sampling.counted, run.time_s, run.span_s, run.kernel.as_deref()),
         (21, 2.0, 2.0, Some("6.1"))
     );
-    let programs: Vec<_> = run.programs.iter().map(|p| (p.comm.as_str(), p.lives, p.samples)).collect();
+    let programs: Vec<_> = run.programs.iter().map(|p| (p.comm.as_str(), p.instances, p.samples)).collect();
     assert_eq!(programs, [("other", 1, 10), ("spin", 1, 10)]);
     assert!(run.sampling.on && (run.sampling.rate_hz - 1_000.0).abs() < 1e-9);
     assert!((run.modes.user - 10.0 / 21.0).abs() < 1e-12 && (run.modes.idle - 1.0 / 21.0).abs() < 1e-12);

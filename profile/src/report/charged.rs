@@ -41,13 +41,13 @@ pub(super) fn programs(view: &View<'_>) -> Vec<Program> {
         },
         other => (other.name(), kind_of_other(other)),
     };
-    let mut lives: HashMap<Key<'_>, BTreeSet<u32>> = HashMap::new();
+    let mut instances: HashMap<Key<'_>, BTreeSet<u32>> = HashMap::new();
     for (context, _) in &view.sums.contexts.list {
         let charged = context.thread.charged;
         if let Charged::Instance(id) = charged
             && view.tables.instances.contains_key(&id)
         {
-            lives.entry(key(charged)).or_default().insert(id);
+            instances.entry(key(charged)).or_default().insert(id);
         }
     }
     let (all, _) = view.by_context(|context| Some(key(context.thread.charged)));
@@ -56,12 +56,12 @@ pub(super) fn programs(view: &View<'_>) -> Vec<Program> {
     let user: HashMap<Key<'_>, Estimate> = user.into_iter().collect();
     let row = |(key, estimate): (Key<'_>, Estimate)| {
         let user_share = user.get(&key).map_or(0.0, |user| user.share);
-        let lives = lives.get(&key);
-        let only = lives.filter(|lives| lives.len() == 1).and_then(BTreeSet::first);
+        let instances = instances.get(&key);
+        let only = instances.filter(|instances| instances.len() == 1).and_then(BTreeSet::first);
         Program {
             comm: key.0.to_owned(),
             kind: key.1,
-            lives: lives.map_or(0, |lives| lives.len() as u64),
+            instances: instances.map_or(0, |instances| instances.len() as u64),
             pid: only.and_then(|id| view.tables.instances.get(id)).map(|instance| instance.pid),
             estimate,
             user_share,

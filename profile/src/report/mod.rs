@@ -13,6 +13,7 @@ mod number_map;
 mod quality;
 mod read;
 mod recording;
+mod serial;
 mod shares;
 mod stacks;
 mod states;
@@ -237,6 +238,9 @@ pub struct Report {
     pub stacks: StackWalks,
     /// Part of the user code that has a name.
     pub user_code: UserCode,
+    /// Time in which the kernel wrote to a serial port, as for its console: with the port's driver on the
+    /// stack. Part of the chosen samples, like `functions`.
+    pub serial: Estimate,
     /// The samples, grouped, if requested.
     pub by: Option<Breakdown>,
     /// Callers or callees, if requested.
@@ -363,7 +367,7 @@ pub struct Program {
     /// Kind of the row.
     pub kind: ProcessKind,
     /// Instances that were hit; 0 for a pseudo-row.
-    pub lives: u64,
+    pub instances: u64,
     /// Process id, if one instance was hit.
     pub pid: Option<i32>,
     /// Time that is charged to them.

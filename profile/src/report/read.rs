@@ -5,6 +5,7 @@ use super::charged::{functions, processes, programs};
 use super::code::Code;
 use super::filter::Selection;
 use super::quality::{StackWalks, UserCode};
+use super::serial::serial_time;
 use super::stacks::Stacks;
 use super::sums::{Sums, VcpuSums};
 use super::tables::Tables;
@@ -118,6 +119,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         functions: functions(view),
         stacks: StackWalks::new(view),
         user_code: UserCode::new(view),
+        serial: serial_time(view),
         by: None,
         tree: None,
         missing: tables.events.iter().filter(|e| e.kind == "missing").map(|e| e.text.clone()).collect(),

@@ -176,7 +176,7 @@ fn the_known_answer() {
         ]
     );
     let programs: Vec<_> =
-        report.programs.iter().map(|p| (p.comm.as_str(), p.lives, p.pid, p.estimate.samples)).collect();
+        report.programs.iter().map(|p| (p.comm.as_str(), p.instances, p.pid, p.estimate.samples)).collect();
     assert_eq!(
         programs,
         [
@@ -372,7 +372,7 @@ fn rows_are_sorted_as_asked() {
 }
 
 #[test]
-fn two_hundred_lives_of_one_name() {
+fn two_hundred_instances_of_one_name() {
     let mut run = Run::new();
     run.batch.instances.clear();
     for id in 1..=200 {

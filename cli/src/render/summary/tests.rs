@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use profile::report::{
-    Lateness, ModeTimes, Overhead, StackWalks, TickCounts, UserCode, UserFile, WalkFailure,
+    Lateness, ModeTimes, Overhead, Program, StackWalks, TickCounts, UserCode, UserFile, WalkFailure,
 };
 
 use super::*;
@@ -15,12 +15,12 @@ fn estimate(samples: u64, half: f64) -> Estimate {
     Estimate { samples, share, share_low, share_high, time_s, time_low_s, time_high_s }
 }
 
-fn program(comm: &str, pid: i32, lives: u64, kind: ProcessKind, samples: u64) -> Program {
+fn program(comm: &str, pid: i32, instances: u64, kind: ProcessKind, samples: u64) -> Program {
     let share = samples as f64 / 1000.0;
     Program {
         comm: comm.to_owned(),
-        pid: (lives == 1).then_some(pid),
-        lives,
+        pid: (instances == 1).then_some(pid),
+        instances,
         kind,
         estimate: estimate(samples, 0.02),
         user_share: share * 0.75,
@@ -144,6 +144,7 @@ fn report() -> Report {
                 unnamed: 900,
             }],
         },
+        serial: Estimate::default(),
         by: None,
         tree: None,
         missing: vec![
@@ -256,6 +257,17 @@ fn parts_and_cut_runs_are_shown() {
         render(&report, profile(), 4, PAGE)
             .contains("  The host's emulation failed before this run, which was begun again 2 times.\n")
     );
+}
+
+#[test]
+fn much_output_to_a_serial_port_has_a_note() {
+    let mut report = report();
+    let told = |report: &Report| render(report, profile(), 4, PAGE).contains("on writing to a serial port");
+    report.serial = estimate(99, 0.01);
+    assert!(!told(&report));
+    report.serial = estimate(910, 0.01);
+    assert!(told(&report));
+    assert!(render(&report, profile(), 4, PAGE).contains("\nThe guest spent 91.0 % of its CPU time on"));
 }
 
 #[test]

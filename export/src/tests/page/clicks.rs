@@ -142,6 +142,135 @@ fn the_flame_graph_is_searched_zoomed_and_inverted() {
 }
 
 #[test]
+fn a_search_goes_from_frame_to_frame_and_ends_before_the_zoom() {
+    let Some((_directory, _path, mut browser)) = opened() else { return };
+    browser.value("document.getElementById('frames').focus()");
+    browser.key("ArrowDown");
+    browser.key("Enter");
+    browser.value("document.getElementById('search').focus()");
+    browser.write("kernel");
+    let frames = |browser: &mut Browser| {
+        let text = browser.text("#match");
+        text.rsplit_once("frame ").map(|(_, frame)| frame.to_owned())
+    };
+    assert_eq!(frames(&mut browser), None);
+    browser.key("Enter");
+    let first = frames(&mut browser).expect("a frame");
+    assert!(first.starts_with("1 of "), "{first}");
+    assert!(browser.text("#frame-detail").contains("kernel"));
+    browser.click("#next-match");
+    assert!(frames(&mut browser).expect("a frame").starts_with("2 of "));
+    browser.key("Escape");
+    assert_eq!(browser.value("document.getElementById('search').value"), "");
+    assert_eq!(browser.value("document.querySelectorAll('#path button').length"), 2);
+    browser.key("Escape");
+    assert_eq!(browser.value("document.querySelectorAll('#path button').length"), 0);
+    browser.assert_quiet();
+}
+
+#[test]
+fn the_address_has_what_was_chosen() {
+    let Some((_directory, _path, mut browser)) = opened() else { return };
+    browser.value(
+        "for (const [id, s] of [['to', '4'], ['from', '6']]) { const field = document.getElementById(id); \
+         field.value = s; field.dispatchEvent(new Event('change')); }",
+    );
+    browser.click("#processes-table tbody tr:nth-child(2) button");
+    browser.click("#invert");
+    browser.value("document.getElementById('search').focus()");
+    browser.write("kernel_function_99");
+    let seen = |browser: &mut Browser| {
+        let fields =
+            "['from', 'to', 'search', 'flame-process'].map((id) => document.getElementById(id).value)";
+        (
+            browser.value(fields),
+            browser.text("#chosen"),
+            browser.text("#match"),
+            browser.text("#frame-detail"),
+        )
+    };
+    let chosen = seen(&mut browser);
+    assert!(chosen.1.contains("4.00 to 6.00 s"), "{chosen:?}");
+    let address = browser.value("location.href");
+    let address = address.as_str().expect("an address");
+    // A link to a part of the page keeps it.
+    browser.click(".bar a[href='#exits']");
+    assert_eq!(browser.value("location.href"), address);
+    for _ in 0..2 {
+        browser.key("Escape");
+    }
+    assert!(browser.text("#chosen").starts_with("Whole run"));
+    assert_eq!(browser.value("location.hash"), "#invert=1");
+    browser.value(&format!("location.href = {}", serde_json::json!(address)));
+    browser.next_frame();
+    browser.next_frame();
+    assert_eq!(seen(&mut browser), chosen);
+    // What no page has is left out.
+    browser.value("location.hash = 'process=nobody&from=a&to=b&frame=x&search=%ff'");
+    browser.next_frame();
+    browser.next_frame();
+    assert!(browser.text("#chosen").starts_with("Whole run"));
+    browser.assert_quiet();
+}
+
+#[test]
+fn a_base_has_a_list_of_changes() {
+    let (made, other) = (fixture::plain(), fixture::named("other"));
+    let base = profile::Profile::open(&other.path).expect("a profile");
+    let request = PageRequest { base: Some(("before".to_owned(), &base)), ..PageRequest::default() };
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &request)) else { return };
+    let rows = browser.rows("#changed-programs-table");
+    let row =
+        |name: &str| rows.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("{name}: {rows:?}"));
+    // The two differ in the name of one program, so that one time is gone, and the same is new.
+    let (gone, new) = (row("other"), row("prog"));
+    assert_eq!((&*gone[2], &*gone[4], &*new[1], &*new[4]), ("0 s", "gone", "0 s", "new"));
+    assert_eq!(gone[1], new[2]);
+    assert_eq!((gone[3].replace('−', ""), new[3].replace('+', "")), (gone[1].clone(), new[2].clone()));
+    assert!(rows.iter().filter(|row| row[0] != "other" && row[0] != "prog").all(|row| row[3] == "0 s"));
+    // Functions of the kernel did not change, those of the program moved to another file.
+    let rows = browser.rows("#changed-functions-table");
+    let row = |name: &str, module: &str| {
+        let row = rows
+            .iter()
+            .find(|row| row[0] == name && row[1] == module)
+            .unwrap_or_else(|| panic!("{name}: {rows:?}"));
+        [&*row[2], &*row[3], &*row[4], &*row[5]]
+    };
+    let ([in_base, now, change, ratio], [_, moved, ..]) = (row("vfs_read", ""), row("work", "prog"));
+    assert_eq!((now, change, ratio), (in_base, "0 s", "1.00 x"));
+    assert_eq!(row("work", "other"), [moved, "0 s", &format!("−{moved}"), "gone"]);
+    browser.click("#changed-functions-table tbody tr button");
+    assert_ne!(browser.text("#match"), "");
+    browser.assert_quiet();
+}
+
+#[test]
+fn a_phone_shows_all_of_it() {
+    let (made, other) = (fixture::plain(), fixture::named("other"));
+    let base = profile::Profile::open(&other.path).expect("a profile");
+    let request = PageRequest { base: Some(("before".to_owned(), &base)), ..PageRequest::default() };
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &request)) else { return };
+    let size =
+        |width| serde_json::json!({ "width": width, "height": 844, "deviceScaleFactor": 2, "mobile": true });
+    for (width, scheme) in [(1280, "dark"), (390, "light"), (390, "dark")] {
+        browser.send("Emulation.setDeviceMetricsOverride", size(width));
+        let media = serde_json::json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
+        browser.send("Emulation.setEmulatedMedia", media);
+        browser.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })");
+        browser.next_frame();
+        let wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 \
+                    && !e.closest('.scroll')).map((e) => e.id || e.className || e.tagName)";
+        assert_eq!(browser.value(wide), serde_json::json!([]), "{width} {scheme}");
+        assert_eq!(browser.value("document.documentElement.scrollWidth > innerWidth"), false);
+        // No column is so narrow that a line of its text has one letter.
+        let tall = "[...document.querySelectorAll('td, dd')].filter((e) => e.offsetHeight > 200).map((e) => e.textContent)";
+        assert_eq!(browser.value(tall), serde_json::json!([]), "{width} {scheme}");
+    }
+    browser.assert_quiet();
+}
+
+#[test]
 fn names_of_a_hostile_guest_are_text() {
     let name = "</script><script>window.harm = 1</script><img src=x onerror='window.harm = 1'>\"'\u{202e}\n\u{1b}[2J";
     let made = fixture::named(name);

@@ -617,3 +617,36 @@ fn the_command_of_an_init_that_is_made_for_it_is_all_that_init_starts() {
     ];
     assert_eq!(samples_of_command(&of_command(&processes, None)), Some(5 + 7 + 11 + 13));
 }
+
+#[test]
+fn writing_to_a_serial_port_counts_each_stack_once() {
+    let mut run = known();
+    let before = run.batch.samples.len();
+    assert_eq!(read(&run.write().1, &Filter::default()).serial, Estimate::default());
+    let driver = |id, symbol: &str, kind| FrameRow {
+        id,
+        address: 0xffff_ffff_8100_3000 + u64::from(id),
+        kind,
+        symbol: text(symbol),
+        ..Default::default()
+    };
+    run.batch.frames.extend([
+        driver(30, "serial8250_tx_chars", FrameKind::Kernel),
+        driver(31, "io_serial_out.isra.0", FrameKind::Kernel),
+        // A program's function of this name is another one.
+        FrameRow { instance: Some(1), ..driver(32, "io_serial_in", FrameKind::User) },
+    ]);
+    run.batch.stacks.push(StackRow { id: 30, parent: None, frame: 30 });
+    run.batch.stacks.push(StackRow { id: 31, parent: Some(30), frame: 31 });
+    run.add(6, 0, Mode::HardIrq, Some(1), 31);
+    for sample in &mut run.batch.samples[before..] {
+        sample.stack = Some(31);
+    }
+    // Without a stack, the frame alone shows it.
+    run.add(3, 0, Mode::Kernel, Some(1), 30);
+    run.add(4, 0, Mode::User, Some(1), 32);
+    let (_directory, path) = run.write();
+    assert_eq!(read(&path, &Filter::default()).serial.samples, 9);
+    let kernel = Filter { modes: vec![ModeGroup::Kernel], ..Filter::default() };
+    assert_eq!(read(&path, &kernel).serial.samples, 3);
+}

@@ -12,6 +12,11 @@ class Flame {
     this.wanted = '';
     this.offCpu = false;
     this.isMatch = new Uint8Array(profile.functions.symbol.length);
+    /** The frames that were found, by their places, and the one of them that is shown. */
+    this.matches = [];
+    this.match = -1;
+    /** Called after a change of what the graph shows. */
+    this.onChange = () => {};
     this.canvas = $('frame-canvas');
     this.start();
   }
@@ -32,6 +37,12 @@ class Flame {
       $(id).addEventListener('change', () => { this.zoom = []; this.focus = 0; this.reshape(); });
     }
     $('search').addEventListener('input', () => this.search($('search').value));
+    $('search').addEventListener('keydown', (event) => {
+      if (event.key === 'Enter') {
+        this.nextMatch();
+      }
+    });
+    $('next-match').addEventListener('click', () => this.nextMatch());
     $('frame-table').addEventListener('toggle', () => this.table());
     view.onChange(() => { this.focus = 0; this.update(); });
     theme.listeners.push(() => { this.legend(); this.draw(); });
@@ -94,9 +105,32 @@ class Flame {
     }
     this.focus = this.focus < this.frames.length ? this.focus : 0;
     this.path();
+    this.findFrames();
     this.draw();
     this.table();
     this.tell();
+    this.onChange();
+  }
+
+  /** Shows another graph: values as the page's address has them. */
+  restore({ offCpu, invert, byProcess, search, zoom }) {
+    this.offCpu = offCpu && Boolean(this.profile.offCpu);
+    $('on-cpu').setAttribute('aria-pressed', String(!this.offCpu));
+    $('off-cpu').setAttribute('aria-pressed', String(this.offCpu));
+    $('invert').checked = invert;
+    $('by-process').checked = byProcess;
+    $('search').value = search;
+    this.zoom = zoom;
+    this.search(search);
+    this.update();
+  }
+
+  /** Finds the frames of a function, from another part of the page. */
+  find(name) {
+    $('search').value = name;
+    this.search(name);
+    $('flame').scrollIntoView();
+    $('search').focus({ preventScroll: true });
   }
 
   name(frame) {
@@ -181,7 +215,8 @@ class Flame {
         context.fillStyle = textOn(fill);
         context.fillText(text, left + 4, top + ROW / 2);
       }
-      if (at === this.focus && document.activeElement === this.canvas.parentElement) {
+      const isShown = this.match >= 0 && at === this.matches[this.match];
+      if (isShown || at === this.focus && document.activeElement === this.canvas.parentElement) {
         context.strokeStyle = theme.colour('focus');
         context.lineWidth = 2;
         context.strokeRect(left + 1, top + 1, Math.max(right - left - 2, 2), ROW - 3);
@@ -271,15 +306,21 @@ class Flame {
     this.tell();
   }
 
-  /** Shows all frames again; false if nothing was zoomed or searched. */
-  reset() {
-    const changed = this.zoom.length > 0 || this.wanted !== '';
+  /** Ends the search; false if there was none. */
+  endSearch() {
+    const searched = $('search').value !== '';
     $('search').value = '';
     this.search('');
-    if (this.zoom.length > 0) {
+    return searched;
+  }
+
+  /** Shows all frames again; false if no frame was zoomed. */
+  endZoom() {
+    const zoomed = this.zoom.length > 0;
+    if (zoomed) {
       this.zoomTo([]);
     }
-    return changed;
+    return zoomed;
   }
 
   /** The path to the zoomed frame, each step a button. */
@@ -340,8 +381,34 @@ class Flame {
     const is = (name) => Number(this.wanted !== '' && matches(name, this.wanted));
     this.isMatch = Uint8Array.from(functions.symbol, (symbol, i) => is(`${symbol} ${functions.modules[functions.module[i]] ?? ''}`));
     this.programMatch = Uint8Array.from(programs.names, is);
+    this.match = -1;
+    this.findFrames();
     this.tellMatch();
     this.draw();
+    this.onChange();
+  }
+
+  /** Collects the frames that were found, the widest first. */
+  findFrames() {
+    const found = this.wanted === '' ? [] : this.frames.flatMap((frame, at) => (this.found(frame) ? [at] : []));
+    // Of a recursion the outermost call stands for all.
+    const inner = (at) => this.frames[at].above >= 0 && this.frames[this.frames[at].above].func === this.frames[at].func;
+    this.matches = found.filter((at) => !inner(at)).sort((a, b) => this.frames[b].width - this.frames[a].width);
+    $('next-match').hidden = this.matches.length === 0;
+  }
+
+  /** Goes to the next frame that was found, and shows its description. */
+  nextMatch() {
+    if (this.matches.length === 0) {
+      return;
+    }
+    this.match = (this.match + 1) % this.matches.length;
+    this.focus = this.matches[this.match];
+    this.draw();
+    this.tell();
+    this.tellMatch();
+    const top = this.frames[this.focus].row * ROW;
+    this.canvas.parentElement.scrollTop = Math.max(0, top - this.canvas.parentElement.clientHeight / 2);
   }
 
   /** The part of the time with a match on its stack, each stack counted once. */
@@ -367,7 +434,8 @@ class Flame {
         }
       }
     }
-    $('match').textContent = n > 0 ? `${percent(time / (this.all.time || 1))} · ${duration(time)} · ${counted(n, this.offCpu ? 'time' : 'sample')}` : 'not found';
+    const place = this.match < 0 ? '' : ` · frame ${count(this.match + 1)} of ${count(this.matches.length)}`;
+    $('match').textContent = n > 0 ? `${percent(time / (this.all.time || 1))} of the shown time · ${duration(time)} · ${counted(n, this.offCpu ? 'time' : 'sample')}${place}` : 'not found';
   }
 
   /** The frames as a table, when it is open: each before its callees. */

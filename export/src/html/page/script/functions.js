@@ -4,11 +4,10 @@ class Functions {
   constructor(profile, view, flame) {
     this.profile = profile;
     this.view = view;
-    this.flame = flame;
     this.most = 1;
     const value = (key) => (row) => row[key];
     this.table = new DataTable('functions', [
-      { title: 'Function', class: 'name', value: (row) => row.name, cell: (row) => link(row.name, 'Find it in the flame graph', () => this.find(row)) },
+      { title: 'Function', class: 'name', value: (row) => row.name, cell: (row) => link(row.name, 'Find it in the flame graph', () => flame.find(row.name)) },
       { title: 'Module', value: (row) => row.module, cell: (row) => row.module, class: 'name' },
       { title: 'Code', value: (row) => row.kind, cell: (row) => row.kind },
       { title: 'Samples', number: true, value: value('samples'), cell: (row) => count(row.samples), hint: 'Samples in the function itself' },
@@ -20,13 +19,6 @@ class Functions {
     ], { sort: 4, thing: 'function', text: (row) => `${row.name} ${row.module} ${row.kind}` });
     view.onChange(() => this.update());
     this.update();
-  }
-
-  find(row) {
-    $('search').value = row.name;
-    this.flame.search(row.name);
-    $('flame').scrollIntoView();
-    $('search').focus({ preventScroll: true });
   }
 
   update() {

@@ -34,7 +34,8 @@ function showChosen(profile, view, flame) {
 }
 
 function resetAll(view, flame) {
-  flame.reset();
+  flame.endSearch();
+  flame.endZoom();
   view.only(null);
   view.pickAll();
 }
@@ -43,8 +44,8 @@ function listenToKeys(view, flame) {
   document.addEventListener('keydown', (event) => {
     const inField = event.target.matches?.('input[type=search], input[type=number], select');
     if (event.key === 'Escape') {
-      // First the innermost choice: zoom and search of the flame graph, then the picked time.
-      if (!flame.reset()) {
+      // The innermost choice first: search and zoom of the flame graph, then the picked time.
+      if (!flame.endSearch() && !flame.endZoom()) {
         resetAll(view, flame);
       }
     } else if (event.key === '/' && !inField && !event.ctrlKey && !event.metaKey && !event.altKey) {
@@ -61,11 +62,13 @@ async function main() {
   const profile = prepareProfile(await load());
   const view = new View(profile);
   $('main').hidden = false;
-  showSummary(profile);
   const timeline = new Timeline(profile, view);
   const flame = new Flame(profile, view);
-  new Processes(profile, view);
+  const processes = new Processes(profile, view);
   new Functions(profile, view, flame);
+  const find = (name) => flame.find(name);
+  showSummary(profile, { showProgram: (name) => processes.find(name), find });
+  showChanges(profile, find);
   showTasks(profile);
   showAccounting(profile);
   showExits(profile);
@@ -74,6 +77,7 @@ async function main() {
   view.onChange(() => showChosen(profile, view, flame));
   showChosen(profile, view, flame);
   listenToKeys(view, flame);
+  new PageAddress(profile, view, flame);
 }
 
 main().catch((error) => {

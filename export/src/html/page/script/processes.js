@@ -21,6 +21,12 @@ class Processes {
     this.update();
   }
 
+  /** Shows the rows of a program alone. */
+  find(program) {
+    this.table.find(program);
+    $('processes').scrollIntoView();
+  }
+
   nameOf(row) {
     const { view } = this;
     const is = view.process === row.at;

@@ -1,18 +1,18 @@
 // The summary: the whole run in a few figures, and their limits.
 
-function showSummary(profile) {
+function showSummary(profile, { showProgram, find }) {
   const { report } = profile;
   $('subject').textContent = [profile.name, report.meta.image, report.meta.command].filter(Boolean).join(' · ');
   document.title = `${profile.name} · vprof`;
   $('limits').replaceChildren(...limits(profile).map((text) => el('li', {}, text)));
   $('tiles').replaceChildren(...tiles(profile).map(([value, name]) => el('div', { className: 'tile' }, el('b', {}, value), el('span', {}, name))));
-  const named = report.programs.map((row) => ({ ...row, name: programName(row), kind: processColour(row) })).sort((a, b) => b.share - a.share);
-  shares($('top-processes'), named, 'Program');
+  const named = report.programs.map((row) => ({ ...row, name: programName(row), kind: processColour(row), act: () => showProgram(row.comm) })).sort((a, b) => b.share - a.share);
+  shares($('top-processes'), named, 'Program', 'Find its processes');
   const { kind } = profile.functions;
   const functions = profile.estimates
-    .map(([id, samples, share, low, high]) => ({ name: inModule(profile.functions, id), kind: kind[id] === 'u' ? '' : 'kernel', samples, share, share_low: low, share_high: high }))
+    .map(([id, samples, share, low, high]) => ({ name: inModule(profile.functions, id), act: () => find(profile.functions.symbol[id]), kind: kind[id] === 'u' ? '' : 'kernel', samples, share, share_low: low, share_high: high }))
     .sort((a, b) => b.share - a.share);
-  shares($('top-functions'), functions, 'Function');
+  shares($('top-functions'), functions, 'Function', 'Find it in the flame graph');
 }
 
 /** Limits of the figures, one sentence each. */
@@ -67,7 +67,7 @@ function tiles({ report, processes, isPart }) {
 }
 
 /** The largest shares as bars with their intervals. */
-function shares(target, rows, heading) {
+function shares(target, rows, heading, hint) {
   const shown = rows.slice(0, 8);
   if (shown.length === 0) {
     target.replaceChildren(el('p', { className: 'note' }, 'None: the guest was idle in all samples.'));
@@ -76,7 +76,7 @@ function shares(target, rows, heading) {
   const most = Math.max(...shown.map((row) => row.share_high));
   const head = el('tr', {}, el('th', { scope: 'col' }, heading), el('th', { scope: 'col', className: 'number' }, 'Share'), el('th', { scope: 'col', className: 'number' }, '95 %'), el('th', { scope: 'col' }, el('span', { className: 'hidden' }, 'as a bar')));
   const body = shown.map((row) => el('tr', {},
-    el('td', { className: 'name code', title: row.name }, row.name),
+    el('td', { className: 'name', title: row.name }, link(row.name, hint, row.act)),
     el('td', { className: 'number' }, percent(row.share)),
     el('td', { className: 'number quiet' }, intervalText(row.share_low, row.share_high)),
     el('td', { className: 'bar-cell' }, shareBar(row.share, row.share_low, row.share_high, most, row.kind))));
@@ -105,11 +105,11 @@ function shareBar(share, low, high, most, kind = '') {
 /** 10.1–14.5 %. */
 const intervalText = (low, high) => `${(low * 100).toFixed(1)}–${(high * 100).toFixed(1)} %`;
 
-/** What a process is called: with the number of its life, which tells it from others of its name. */
+/** Name of a process, with the number of the instance, which distinguishes it from others of its name. */
 const processName = (row) => (row.kind === 'process' || row.kind === 'kernel_thread' ? `${row.comm}#${row.instance}` : row.comm);
 
-/** A program, with the number of its lives if it had several. */
-const programName = (row) => (row.lives > 1 ? `${row.comm}, ${count(row.lives)} lives` : row.comm);
+/** A program, with the number of its processes if it had several. */
+const programName = (row) => (row.instances > 1 ? `${row.comm}, ${count(row.instances)} processes` : row.comm);
 
 /** A function with its module, which distinguishes it from others of its name. */
 function inModule({ symbol, module, modules }, id) {

@@ -1,23 +1,24 @@
 // A table whose rows are sorted by a click on a heading and filtered by words.
 
-/** Rows that are in the page at first, and added by the button below. */
+/** Rows that are in the page at first. The button below adds twenty times as many. */
 const PAGE = 25;
 
 /**
  * Columns have `title`, `cell(row)` (text or a node), `value(row)` to sort by, and may be `number`s. The parts of the page
- * are `ID-table`, and where there are any `ID-filter`, `ID-count` and `ID-more`.
+ * are `ID-table`, and where there are any `ID-filter`, `ID-count` and `ID-more`. `first` rows are shown at first.
  */
 class DataTable {
-  constructor(id, columns, { sort, text, thing, pick }) {
+  constructor(id, columns, { sort, text, thing, pick, first = PAGE }) {
     Object.assign(this, { id, columns, text, thing, pick });
     this.sortBy = sort;
     this.descending = true;
     this.rows = [];
-    this.shown = PAGE;
+    this.shown = first;
+    this.first = first;
     this.table = $(`${id}-table`);
     this.filter = $(`${id}-filter`);
     this.more = $(`${id}-more`);
-    this.filter?.addEventListener('input', () => { this.shown = PAGE; this.draw(); });
+    this.filter?.addEventListener('input', () => { this.shown = first; this.draw(); });
     this.more?.addEventListener('click', () => { this.shown += 20 * PAGE; this.draw(); });
     this.heads = columns.map((column, i) => this.head(column, i));
     this.body = el('tbody');
@@ -38,6 +39,13 @@ class DataTable {
       });
     }
     return head;
+  }
+
+  /** Filters the rows by these words. */
+  find(words) {
+    this.filter.value = words;
+    this.shown = this.first;
+    this.draw();
   }
 
   /** Other rows. */
@@ -78,7 +86,7 @@ class DataTable {
   row(row) {
     const cells = this.columns.map((column) => {
       const cell = column.cell(row);
-      const td = el('td', { className: [column.number ? 'number' : '', column.class ?? ''].join(' ').trim() }, cell);
+      const td = el('td', { className: [column.number ? 'number' : '', column.class ?? ''].join(' ').trim(), 'data-title': column.title }, cell);
       if (column.class === 'name') {
         td.title = typeof cell === 'string' ? cell : cell.textContent;
       }

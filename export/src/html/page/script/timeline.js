@@ -95,7 +95,8 @@ class Timeline {
       $(id).min = this.begin;
       $(id).max = this.begin + this.length;
       $(id).addEventListener('change', () => {
-        const [from, to] = ['from', 'to'].map((field) => Number($(field).value));
+        // Also where the ends were typed the other way round.
+        const [from, to] = ['from', 'to'].map((field) => Number($(field).value)).sort((a, b) => a - b);
         this.view.pickSeconds(from, to);
         this.update();
       });
@@ -322,13 +323,13 @@ class Timeline {
       }
       return sum;
     });
-    const columns = [...this.lanes.map((lane) => `vCPU ${lane.id}`)];
+    const columns = this.lanes.map((lane) => `vCPU ${lane.id}`);
     const total = (sum) => STATES.reduce((all, [name]) => all + sum[name], 0);
     const head = el('tr', {}, el('th', { scope: 'col' }, 'State'), ...columns.flatMap((name) => [el('th', { scope: 'col', className: 'number' }, name), el('th', { scope: 'col', className: 'number' }, '%')]), el('th', { scope: 'col' }, 'Known'));
     const rows = STATES.map(([state, name, estimated]) => el('tr', { 'data-state': state },
       el('th', { scope: 'row' }, swatch(state), name),
-      ...sums.flatMap((sum) => [el('td', { className: 'number' }, duration(sum[state])), el('td', { className: 'number' }, total(sum) > 0 ? percent(sum[state] / total(sum)) : '–')]),
-      el('td', { className: 'quiet' }, estimated ? 'time in the guest is exact, its parts by samples' : 'exactly')));
+      ...sums.flatMap((sum, i) => [el('td', { className: 'number', 'data-title': columns[i] }, duration(sum[state])), el('td', { className: 'number', 'data-title': 'of it' }, total(sum) > 0 ? percent(sum[state] / total(sum)) : '–')]),
+      el('td', { className: 'quiet', 'data-title': 'Known' }, estimated ? 'time in the guest is exact, its parts by samples' : 'exactly')));
     const table = $('states');
     table.replaceChildren(table.caption, el('thead', {}, head), el('tbody', {}, ...rows));
   }

@@ -1,0 +1,208 @@
+//! A trace as Perfetto's own schema reads it.
+//!
+//! The schema is that of Perfetto's package for Python. Its trace processor is not a part of the package,
+//! which downloads it from another server.
+
+mod python;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use export::{Format, Request};
+use profile::rows::{
+    Batch, EventRow, InstanceRow, InterruptRow, InterruptSourceRow, MicrostateRow, Microstates, TaskLifeRow,
+    TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
+};
+use profile::store::Value;
+use profile::{Profile, ProfileWriter, Sink, made_up};
+
+const PACKAGE: &str = "perfetto==0.59.1";
+
+/// Prints what the messages of a trace add up to, as JSON.
+const PROGRAM: &str = "\
+import json, sys
+from collections import Counter
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as schema
+trace = schema.Trace()
+trace.ParseFromString(open(sys.argv[1], 'rb').read())
+size = trace.ByteSize()
+trace.DiscardUnknownFields()
+assert trace.ByteSize() == size, 'fields that the schema does not have'
+counts, tracks, names, frames, stacks, leaves = Counter(), {}, {}, {}, {}, Counter()
+last, threads = {}, {}
+for packet in trace.packet:
+    names.update((text.iid, text.str.decode()) for text in packet.interned_data.function_names)
+    frames.update((frame.iid, names[frame.function_name_id]) for frame in packet.interned_data.frames)
+    stacks.update((stack.iid, stack.frame_ids) for stack in packet.interned_data.callstacks)
+    if packet.HasField('track_descriptor'):
+        track = packet.track_descriptor
+        tracks[track.uuid] = track
+        if track.HasField('thread'):
+            assert track.thread.tid not in threads
+            threads[track.thread.tid] = track.thread.thread_name
+    elif packet.HasField('perf_sample'):
+        sample = packet.perf_sample
+        counts['samples'] += 1
+        counts['samples vcpu %d' % sample.cpu] += 1
+        counts['samples ' + threads[sample.tid]] += 1
+        counts['user samples'] += sample.cpu_mode == schema.Profiling.MODE_USER
+        leaves[frames[stacks[sample.callstack_iid][-1]]] += 1
+        assert sample.timebase_count >= last.get(sample.cpu, 0)
+        last[sample.cpu] = sample.timebase_count
+    elif packet.HasField('track_event'):
+        event = packet.track_event
+        kind = schema.TrackEvent.Type.Name(event.type)
+        counts[kind] += 1
+        if kind == 'TYPE_COUNTER':
+            counts[tracks[event.track_uuid].name] += round(event.double_counter_value)
+        category = event.categories[0] if event.categories else ''
+        if category == 'sampled state':
+            counts['state ' + event.name] += 1
+            begin = (event.name, packet.timestamp)
+        elif category == '' and kind == 'TYPE_SLICE_END' and tracks[event.track_uuid].HasField('thread'):
+            counts['ns ' + begin[0]] += packet.timestamp - begin[1]
+        for group in event.debug_annotations:
+            for row in group.dict_entries:
+                for number in row.dict_entries:
+                    counts['%s %s %s' % (group.name, row.name, number.name)] += number.uint_value
+counts['ns'] = sum(last.values())
+assert set(threads) and all(stack for stack in stacks.values())
+print(json.dumps(counts))
+";
+
+/// Writes a profile with samples of two vCPUs, states of one thread by scans and by exact mode, and two
+/// processes that have had the same id.
+fn write(path: &Path) {
+    let mut writer = ProfileWriter::create(path, true).expect("a new profile");
+    let mut batch = Batch::default();
+    for (id, number) in [(1, 0), (2, 1)] {
+        let comm = "twice".to_owned();
+        batch.instances.push(InstanceRow {
+            id,
+            pid: 100,
+            comm: comm.clone(),
+            number,
+            ..InstanceRow::default()
+        });
+        batch.threads.push(ThreadRow { instance: id, tid: 100, comm });
+    }
+    let leaves = made_up::stacks(10, &mut batch);
+    for n in 0..600_u64 {
+        let mut sample = profile::rows::SampleRow {
+            vcpu: u8::from(n % 3 == 0),
+            time_ns: n * 1_000_000,
+            mode: if n % 4 == 0 { profile::rows::Mode::Kernel } else { profile::rows::Mode::User },
+            instance: Some(1 + u32::from(n > 400)),
+            tid: Some(100),
+            vcpu_state: profile::rows::VcpuState::Guest,
+            ..profile::rows::SampleRow::default()
+        };
+        made_up::put(&leaves, n, &mut sample);
+        batch.samples.push(sample);
+    }
+    made_up::finish(&mut batch, 600);
+    for time_ns in [100_000_000, 200_000_000] {
+        let states = Microstates { guest: 75_000_000, halted: 25_000_000, ..Microstates::default() };
+        batch.microstates.push(MicrostateRow { vcpu: 0, time_ns, states });
+    }
+    batch.task_scans.extend((1..=4).map(|id| TaskScanRow {
+        id,
+        time_ns: id * 10_000_000,
+        ..TaskScanRow::default()
+    }));
+    let states = [
+        (1, Some(TaskState::Running), WaitReason::None),
+        (2, Some(TaskState::Sleep), WaitReason::Futex),
+        (4, None, WaitReason::None),
+    ];
+    batch.task_scan_states.extend(states.map(|(scan, state, wait_reason)| TaskScanStateRow {
+        instance: 1,
+        tid: 100,
+        scan,
+        state,
+        wait_reason,
+        stack: 0,
+    }));
+    batch.task_lives.push(TaskLifeRow { instance: 2, tid: 100, from_ns: 5, to_ns: 95, ended: false });
+    let of = |state, wait_reason, ns, count| TaskStateRow {
+        instance: 2,
+        tid: 100,
+        state,
+        wait_reason,
+        stack: 0,
+        ns,
+        count,
+    };
+    batch.task_states.push(of(TaskState::Running, WaitReason::None, 60, 3));
+    batch.task_states.push(of(TaskState::Sleep, WaitReason::Futex, 30, 2));
+    let wakeup = |by: &str, waker, count| WakeupRow {
+        by: by.to_owned(),
+        waker,
+        waker_tid: if waker > 0 { 100 } else { 0 },
+        woken: 2,
+        woken_tid: 100,
+        count,
+    };
+    batch.wakeups.extend([wakeup("task", 1, 7), wakeup("hard", 0, 4)]);
+    batch.interrupts.push(InterruptRow { id: 1, kind: "hard".to_owned(), name: "disk".to_owned() });
+    batch.interrupt_sources.push(InterruptSourceRow {
+        vcpu: 1,
+        interrupt: 1,
+        vector: 35,
+        ns: 900,
+        count: 9,
+        max_ns: 200,
+    });
+    batch.events.push(EventRow { time_ns: 1, kind: "mark".to_owned(), text: "warm".to_owned() });
+    writer.write(&batch).expect("room");
+    writer.finish().expect("room");
+}
+
+#[test]
+fn the_schema_of_perfetto_reads_the_counts_of_queries() {
+    let Some(python) = python::with_package(PACKAGE) else { return };
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    write(&path);
+    let profile = Profile::open(&path).expect("a profile");
+    let mut bytes = Vec::new();
+    export::write(&profile, &Request::new(Format::Perfetto), &mut bytes, &mut |_, _| {}).expect("an export");
+    let file = directory.path().join("made-up.pftrace");
+    fs::write(&file, bytes).expect("room");
+    let output = Command::new(python).args(["-c", PROGRAM]).arg(&file).output().expect("Python");
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let counts: BTreeMap<String, u64> = serde_json::from_slice(&output.stdout).expect("JSON");
+    for (name, sql) in [
+        ("samples", "SELECT count(*) FROM sample"),
+        ("samples vcpu 1", "SELECT count(*) FROM sample WHERE vcpu = 1"),
+        ("user samples", "SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE name = 'user'"),
+        ("samples twice", "SELECT count(*) FROM v_samples WHERE comm = 'twice'"),
+        ("state running", "SELECT count(*) FROM task_scan_state WHERE state = 'running'"),
+        ("state sleep: futex", "SELECT count(*) FROM task_scan_state WHERE wait_reason = 'futex'"),
+        ("ns running", "SELECT 10000000"),
+        ("ns sleep: futex", "SELECT 20000000"),
+        ("vCPU 0 guest", "SELECT sum(100 * guest_ns / 100000000) FROM microstate"),
+        ("vCPU 0 halted", "SELECT sum(100 * halted_ns / 100000000) FROM microstate"),
+        ("exits port write 0x3f8 (serial port) count", "SELECT sum(count) FROM exit"),
+        ("exits port write 0x3f8 (serial port) total_ns", "SELECT sum(total_ns) FROM exit"),
+        ("interrupts disk (vector 35) count", "SELECT sum(count) FROM interrupt_source"),
+        ("states running ns", "SELECT sum(ns) FROM task_state WHERE state = 'running'"),
+        ("states sleep: futex count", "SELECT sum(count) FROM task_state WHERE wait_reason = 'futex'"),
+        ("woken by twice#0 100 count", "SELECT sum(count) FROM wakeup WHERE \"by\" = 'task'"),
+        ("woken by [hard interrupts] count", "SELECT sum(count) FROM wakeup WHERE \"by\" = 'hard'"),
+        ("TYPE_INSTANT", "SELECT count(*) FROM event"),
+    ] {
+        let rows = profile.query(sql).expect("an answer").rows;
+        let Some([Value::Integer(wanted)]) = rows.first().map(Vec::as_slice) else { panic!("{sql}") };
+        assert!(*wanted > 0, "{sql}");
+        assert_eq!(counts.get(name).copied(), u64::try_from(*wanted).ok(), "{name}: {counts:#?}");
+    }
+    // Both vCPUs' time in the guest, which samples are weighted by.
+    let rows = profile.query("SELECT sum(guest_ns) FROM vcpu").expect("an answer").rows;
+    let Some([Value::Integer(guest)]) = rows.first().map(Vec::as_slice) else { panic!("{rows:?}") };
+    assert!(counts["ns"].abs_diff(guest.unsigned_abs()) <= 2, "{counts:#?}");
+    assert_eq!(counts["TYPE_SLICE_BEGIN"], counts["TYPE_SLICE_END"]);
+}

@@ -1,0 +1,33 @@
+//! Time that the guest's kernel takes to write to a serial port, as for its console.
+
+use super::Estimate;
+use super::code::matches;
+use super::stacks::has;
+use super::view::View;
+use crate::rows::FrameKind;
+
+/// Functions of the driver of a PC's serial ports, one of which is on the stack of all of its work
+/// (drivers/tty/serial/8250/8250_port.c and 8250_core.c, Linux 5.10 to 6.12).
+const DRIVER: [&str; 6] = [
+    "io_serial_out",
+    "io_serial_in",
+    "serial8250_tx_chars",
+    "serial8250_console_write",
+    "serial8250_interrupt",
+    "serial8250_start_tx",
+];
+
+/// Estimates the time with the driver of a serial port on the stack.
+pub(super) fn serial_time(view: &View<'_>) -> Estimate {
+    let driver: Vec<bool> = view
+        .code
+        .functions
+        .iter()
+        .map(|f| f.kind == FrameKind::Kernel && DRIVER.iter().any(|name| matches(&f.symbol, name)))
+        .collect();
+    let stacks = view.stacks.with(view.code, &driver);
+    let on = |stack: u32| stacks.get(stack as usize).copied().unwrap_or(false);
+    let (found, _) =
+        view.by_leaf(|leaf| (on(leaf.stack) || has(view.code, leaf.frame, &driver)).then_some(()));
+    found.first().map(|(_, estimate)| *estimate).unwrap_or_default()
+}

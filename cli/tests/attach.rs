@@ -332,7 +332,8 @@ fn make_call(thread: i32, number: i64) {
         if in_call {
             // The instruction before is `syscall`, two bytes. -1: the call that was interrupted is not
             // made again (`arch_do_signal_or_restart`, arch/x86/kernel/signal.c).
-            (registers.rip, registers.rax, registers.orig_rax) = (registers.rip - 2, number as u64, u64::MAX);
+            (registers.rip, registers.rax, registers.orig_rax) =
+                (registers.rip - 2, number.cast_unsigned(), u64::MAX);
             // SAFETY: as above.
             done(unsafe { libc::ptrace(libc::PTRACE_SETREGS, thread, 0, &raw const registers) }, "registers");
             // SAFETY: numbers alone.

@@ -97,8 +97,8 @@ pub fn drop_all() -> io::Result<()> {
     if CONFINED.load(Ordering::SeqCst) { set(0, 0) } else { Ok(()) }
 }
 
-/// Returns the set that an attached process keeps inside its wall. `sampled` is true if the host's kernel takes
-/// the samples.
+/// Returns the set that an attached process keeps inside its wall. `sampled` is true if the host's kernel
+/// takes the samples.
 pub fn kept(sampled: bool) -> u64 {
     let by_kernel = 1 << CAP_PERFMON | 1 << CAP_BPF;
     SEARCH | if sampled { TRACING } else { TRACING & !by_kernel }

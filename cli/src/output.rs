@@ -132,8 +132,8 @@ pub fn write_json_line(value: &impl serde::Serialize) -> Result<(), Error> {
     out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
 }
 
-/// Writer of JSON for a terminal: control characters from U+0080 to U+009F, which JSON allows in a string (RFC
-/// 8259, section 7) and terminals obey (ECMA-48, 5.3), become `\u00XX`.
+/// Writer of JSON for a terminal: control characters from U+0080 to U+009F, which JSON allows in a string
+/// (RFC 8259, section 7) and terminals obey (ECMA-48, 5.3), become `\u00XX`.
 #[derive(Debug)]
 pub struct JsonOutput<W> {
     out: W,

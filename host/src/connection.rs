@@ -1,4 +1,4 @@
-//! Connection of a process behind a wall with its parent, from that process's side.
+//! Connection of a process inside a wall with its parent, from that process's side.
 
 use std::fs::File;
 use std::io::{self, Read, Write};

@@ -78,8 +78,8 @@ pub struct ThreadId {
 pub struct AttachedThread {
     /// Its ids.
     pub id: ThreadId,
-    /// Its scheduler statistics (`/proc/PID/task/TID/schedstat`), if the host has them: the observer's process
-    /// may be unable to open files.
+    /// Its scheduler statistics (`/proc/PID/task/TID/schedstat`), if the host has them: the observer's
+    /// process may be unable to open files.
     pub schedstat: Option<File>,
 }
 

@@ -192,7 +192,8 @@ const PROCESS: &[i64] = &[
     libc::SYS_capget,
 ];
 
-/// System calls that the watcher of another VMM makes besides: links of its descriptors, in an open directory.
+/// System calls that the watcher of another VMM makes besides: links of its descriptors, in an open
+/// directory.
 const WATCHER: &[i64] = &[
     libc::SYS_getdents64,
     libc::SYS_readlink,

@@ -10,8 +10,9 @@
 //! | `filter` | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
-//! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads, [`enter_attached`]
-//! that of a process which is attached to another VMM. The kernel evaluates the filters at each system call.
+//! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads,
+//! [`enter_attached`] that of a process which is attached to another VMM. The kernel evaluates the filters at each system
+//! call.
 
 mod files;
 mod filter;

@@ -22,7 +22,8 @@ pub(crate) fn enter_namespaces() -> bool {
     unshare(flags).is_ok()
 }
 
-/// Gives up all that a process with open descriptors does not need, except the capabilities of the set `kept`.
+/// Gives up all that a process with open descriptors does not need, except the capabilities of the set
+/// `kept`.
 pub(crate) fn give_up(kept: u64) -> Result<(), WallError> {
     let rights = |action| move |source| WallError::Rights { action, source };
     // By a program that it executes, it gains nothing.

@@ -124,7 +124,7 @@ fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> 
             check(if mapped == libc::MAP_FAILED { -1 } else { 0 })
         }),
         ("attached signal", Means::Stops, Some(Ticker), || {
-            // SAFETY: takes numbers alone; signal 0 is none.
+            // SAFETY: takes numbers alone; signal 0 is not sent.
             check(unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) })
         }),
         ("attached socket", Means::Stub, None, || TcpListener::bind("127.0.0.1:0").map(drop)),
@@ -155,7 +155,7 @@ impl Means {
     }
 }
 
-/// What a trial does inside the wall.
+/// Action of a trial inside the wall.
 type Attempt = fn() -> std::io::Result<()>;
 
 fn check<T: PartialOrd + Default>(result: T) -> std::io::Result<()> {
@@ -187,7 +187,7 @@ fn bpf(command: libc::c_int) -> std::io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::null::<u8>(), 0) })
 }
 
-/// Makes the attempt of this name behind the wall of an attached process, if there is one.
+/// Makes the attempt of this name inside the wall of an attached process, if there is one.
 fn try_attached(name: &str) {
     let Some((_, means, kind, run)) = attached_trials().into_iter().find(|(trial, ..)| *trial == name) else {
         return;

@@ -87,14 +87,14 @@ pub fn main(job: RawFd) -> io::Result<()> {
     connection.send(&message)
 }
 
-/// A half behind its wall, before it reads a byte of the guest.
+/// A half inside its wall, before it reads a byte of the guest.
 struct Prepared {
     spec: AttachSpec,
     found: FoundMachine,
     files: OpenFiles,
     /// Parts of the wall, for the profile.
     wall: String,
-    /// Made before the wall: it takes descriptors that are not to be had inside of it.
+    /// Made before the wall: it takes descriptors that are not available inside of it.
     runtime: Runtime,
 }
 

@@ -29,8 +29,8 @@ impl ThreadReader {
         Some(Self { clock: Some((!thread << 3) | 6), schedstat })
     }
 
-    /// Makes the reader of a thread of another process, by its open scheduler statistics. Its CPU time is as of
-    /// the last tick of the host's scheduler, or of the last time that the thread left a CPU.
+    /// Makes the reader of a thread of another process, by its open scheduler statistics. Its CPU time is as
+    /// of the last tick of the host's scheduler, or of the last time that the thread left a CPU.
     pub(crate) fn of(schedstat: File) -> Self {
         Self { clock: None, schedstat }
     }

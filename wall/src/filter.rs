@@ -443,8 +443,8 @@ fn rules_of_attached(reach: &Reach, policy: SyscallPolicy) -> Result<Rules, Wall
     Ok(rules)
 }
 
-/// Returns the filter that answers a system call with an error. Of several filters the strictest action counts,
-/// and an error is weaker than a refusal (seccomp(2)).
+/// Returns the filter that answers a system call with an error. Of several filters the strictest action
+/// counts, and an error is weaker than a refusal (seccomp(2)).
 fn answer(call: i64, errno: libc::c_int) -> Result<BpfProgram, WallError> {
     let rules = Rules::from([(call, Vec::new())]);
     let error = SeccompAction::Errno(errno.cast_unsigned());

@@ -11,8 +11,8 @@
 //!
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
 //! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads,
-//! [`enter_attached`] that of a process which is attached to another VMM. The kernel evaluates the filters at each system
-//! call.
+//! [`enter_attached`] that of a process which is attached to another VMM. The kernel evaluates the filters at
+//! each system call.
 
 mod files;
 mod filter;
@@ -83,9 +83,9 @@ pub struct ResourceLimits {
     pub cpu_seconds: u64,
 }
 
-/// Resources of a process that is attached to another VMM: it writes no file. Its largest part of address space
-/// is what the C library reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c), and 64
-/// vCPUs have 70 threads.
+/// Resources of a process that is attached to another VMM: it writes no file. Its largest part of address
+/// space is what the C library reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c),
+/// and 64 vCPUs have 70 threads.
 const OF_ATTACHED: ResourceLimits =
     ResourceLimits { memory_bytes: 32 << 30, file_bytes: 0, cpu_seconds: u64::MAX };
 
@@ -169,12 +169,12 @@ fn install(filters: filter::Filters, report: OwnedFd) -> Result<(), WallError> {
     Ok(())
 }
 
-/// Raises the wall around the calling thread and all that it starts: a process with one thread that has opened
-/// all that it reads of another VMM. It can open no file from here on.
+/// Raises the wall around the calling thread and all that it starts: a process with one thread that has
+/// opened all that it reads of another VMM. It can open no file from here on.
 ///
 /// There is no Landlock: inside of it a thread traces no process that is outside (kernel's
-/// Documentation/userspace-api/landlock.rst, "Ptrace restrictions"), and reads nothing of it in /proc. Separate
-/// namespaces are as in [`enter_reader`].
+/// Documentation/userspace-api/landlock.rst, "Ptrace restrictions"), and reads nothing of it in /proc.
+/// Separate namespaces are as in [`enter_reader`].
 ///
 /// # Errors
 /// A part that this kernel has cannot be raised.

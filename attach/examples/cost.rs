@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use attach::{Attachment, EngineChoice, StopMemory, Target};
-use vmm::{Machine, MissReason, Observer, ThreadId, Tick, VmConfig};
+use vmm::{AttachedThread, Machine, MissReason, Observer, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -87,9 +87,8 @@ impl Outside {
 }
 
 impl Observer<StopMemory> for Outside {
-    fn attached(&mut self, thread: Option<ThreadId>) {
-        let ThreadId { process, thread } = thread.expect("a thread");
-        self.schedstat = File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok();
+    fn attached(&mut self, thread: Option<AttachedThread>) {
+        self.schedstat = thread.expect("a thread").schedstat;
     }
     fn started(&mut self) -> Option<Duration> {
         Some(self.intervals.next())

@@ -18,6 +18,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use vmm::Observer;
+use wall::ThreadKind;
 
 use crate::bpf::SampledTicker;
 use crate::capabilities::{self, SearchRight};
@@ -26,7 +27,6 @@ use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
 use crate::guard::{GuardProcess, StopSlot};
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, StopMemory, StopSource};
-use crate::process::step_error;
 use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
 use crate::target::Target;
 use crate::ticker::VcpuTicker;
@@ -138,10 +138,17 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     /// A thread or a descriptor could not be made. All that was started until then is ended.
     pub fn start(target: Target, mut make: impl FnMut(usize) -> O) -> Result<Self, AttachError> {
         install_handler().map_err(host_error("install a signal handler"))?;
-        let Target { process, vcpus, known, lock, memory, heartbeat, guard, sampled, .. } = target;
+        let Target { process, mut vcpus, known, lock, memory, heartbeat, guard, sampled, .. } = target;
         let search = SearchRight::raise();
-        let watched = vcpus.iter().map(|vcpu| WatchedVcpu::new(&process, vcpu)).collect::<io::Result<_>>();
-        let watched = watched.map_err(|error| step_error(process.pid(), "watch its vCPUs", error))?;
+        let watched: Vec<_> = vcpus.iter_mut().filter_map(WatchedVcpu::take).collect();
+        let descriptors: Vec<_> = vcpus.iter().map(|vcpu| vcpu.fd).collect();
+        if !process.holds_vcpu(&descriptors) {
+            return Err(if process.ended_within(0) || process.is_ending() {
+                AttachError::NoProcess { pid: process.pid() }
+            } else {
+                AttachError::Ended { pid: process.pid(), name: process.name().to_owned() }
+            });
+        }
         let source = AttachedMemory::Process(memory.clone());
         let engine = match &sampled {
             Some(_) => Engine::Sampled,
@@ -299,7 +306,12 @@ impl<O: Send + 'static> Attachment<O> {
         name: String,
         run: impl FnOnce() -> Vec<O> + Send + 'static,
     ) -> Result<(), AttachError> {
-        let spawned = thread::Builder::new().name(name).spawn(run);
+        let behind_wall = move || {
+            capabilities::drop_search();
+            wall::enter_thread(ThreadKind::Ticker);
+            run()
+        };
+        let spawned = thread::Builder::new().name(name).spawn(behind_wall);
         self.tickers.push(spawned.map_err(host_error("start a thread"))?);
         Ok(())
     }

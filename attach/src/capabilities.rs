@@ -88,12 +88,26 @@ pub fn confine_process() -> io::Result<()> {
     Ok(())
 }
 
-/// Drops what [`confine_process`] has kept: the command does not attach.
+/// Drops what [`confine_process`] or the wall has kept from this thread: the command, or the thread, does not
+/// attach.
 ///
 /// # Errors
 /// The capabilities could not be dropped.
 pub fn drop_all() -> io::Result<()> {
     if CONFINED.load(Ordering::SeqCst) { set(0, 0) } else { Ok(()) }
+}
+
+/// Returns the set that an attached process keeps inside its wall. `sampled` is true if the host's kernel
+/// takes the samples.
+pub fn kept(sampled: bool) -> u64 {
+    let by_kernel = 1 << CAP_PERFMON | 1 << CAP_BPF;
+    SEARCH | if sampled { TRACING } else { TRACING & !by_kernel }
+}
+
+/// Lets each thread drop what it does not need from here on, also if the rights are root's: the process is
+/// inside its wall.
+pub fn limit_threads() {
+    CONFINED.store(true, Ordering::SeqCst);
 }
 
 /// Makes the capability to trace effective in this thread, and in those that it starts.

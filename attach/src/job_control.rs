@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use vmm_sys_util::eventfd::EventFd;
 
+use crate::capabilities;
 use crate::guard::Heartbeat;
 
 /// Time for which stops in progress may delay the stop of this process. The guard ends a process that holds a
@@ -39,6 +40,8 @@ impl JobControl {
             let event = EventFd::new(libc::EFD_CLOEXEC)?;
             WAKE.store(event.as_raw_fd(), Ordering::SeqCst);
             thread::Builder::new().name("job control".to_owned()).spawn(move || {
+                // A smaller set is always allowed.
+                let _allowed = capabilities::drop_all();
                 while event.read().is_ok() {
                     stop_process();
                 }

@@ -34,6 +34,7 @@
 //! capabilities                      of the program's file
 //! guard                             the process that watches this one
 //! process  thread  rsp
+//! descriptors
 //! error
 //! ```
 //!
@@ -45,6 +46,7 @@ mod activity;
 mod attachment;
 mod bpf;
 pub mod capabilities;
+mod descriptors;
 mod error;
 pub mod gdb;
 mod guard;

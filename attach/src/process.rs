@@ -1,12 +1,16 @@
 //! A process that may hold a virtual machine, as /proc shows it.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
+use serde::{Deserialize, Serialize};
 use vmm::host_kernel;
 
+use crate::descriptors::OpenDescriptors;
 use crate::error::AttachError;
 
 /// Beginning of the link of a vCPU's descriptor, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c,
@@ -28,12 +32,17 @@ const PF_EXITING: u64 = 4;
 /// Type of comparison of two descriptors' files (include/uapi/linux/kcmp.h).
 const KCMP_FILE: libc::c_long = 0;
 
-/// Process, identified by a descriptor that is not reused.
+/// Process, identified by a descriptor that is not reused. Its files in /proc that are read again are opened
+/// once.
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
     pidfd: OwnedFd,
     name: String,
+    stat: File,
+    status: File,
+    /// Not visible to everyone: opened at the first use.
+    descriptors: OnceLock<OpenDescriptors>,
 }
 
 impl Process {
@@ -54,8 +63,11 @@ impl Process {
         };
         // SAFETY: the descriptor is new and owned by nothing else.
         let pidfd = unsafe { OwnedFd::from_raw_fd(fd) };
-        ProcessStat::read(pid).ok_or(AttachError::NoProcess { pid })?;
-        Ok(Self { pid, pidfd, name: name_of(pid) })
+        let file =
+            |name| File::open(format!("/proc/{pid}/{name}")).map_err(|_| AttachError::NoProcess { pid });
+        let (stat, status, descriptors) = (file("stat")?, file("status")?, OnceLock::new());
+        ProcessStat::read(&stat).ok_or(AttachError::NoProcess { pid })?;
+        Ok(Self { pid, pidfd, name: name_of(pid), stat, status, descriptors })
     }
 
     /// Returns the process id.
@@ -77,7 +89,7 @@ impl Process {
 
     /// Returns true if a signal has stopped the process, or a tracer.
     pub(crate) fn is_stopped(&self) -> bool {
-        ProcessStat::read(self.pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
+        ProcessStat::read(&self.stat).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
     }
 
     /// Duplicates the descriptor `fd` of a vCPU with that number.
@@ -110,22 +122,36 @@ impl Process {
         }
     }
 
+    fn descriptors(&self) -> io::Result<&OpenDescriptors> {
+        if let Some(open) = self.descriptors.get() {
+            return Ok(open);
+        }
+        let open = OpenDescriptors::open(self.pid)?;
+        Ok(self.descriptors.get_or_init(|| open))
+    }
+
+    /// Returns the descriptors whose links start with `prefix`, with the number after it: one descriptor per
+    /// number, in order.
+    fn numbered(&self, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
+        let mut found = self.descriptors()?.numbered(prefix)?;
+        found.dedup_by_key(|(number, _)| *number);
+        Ok(found)
+    }
+
     /// Returns all descriptors of vCPUs: (KVM's number of the vCPU, descriptor), in order.
     pub(crate) fn all_vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
-        all_numbered(self.pid, VCPU)
+        self.descriptors()?.numbered(VCPU)
     }
 
     /// Returns one descriptor for each number of a vCPU, as [`Self::all_vcpus`] does.
     pub(crate) fn vcpus(&self) -> io::Result<Vec<(u32, i32)>> {
-        numbered(self.pid, VCPU)
+        self.numbered(VCPU)
     }
 
     /// Returns the link of a descriptor that only machines have whose memory or registers are hidden.
     pub(crate) fn confidential(&self) -> io::Result<Option<String>> {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid))?.flatten();
-        let mut links = entries.filter_map(|entry| fs::read_link(entry.path()).ok());
-        let found =
-            links.find_map(|link| link.to_str().filter(|link| is_confidential(link)).map(str::to_owned));
+        let links = self.descriptors()?.links()?;
+        let found = links.iter().find_map(|(_, link)| link.to_str().filter(|link| is_confidential(link)));
         Ok(found.map(|link| format!("it has {link} open")))
     }
 
@@ -155,21 +181,18 @@ impl Process {
     /// another program (O_CLOEXEC, `create_vcpu_fd`, virt/kvm/kvm_main.c, Linux 6.12), though a thread may
     /// keep its number.
     pub(crate) fn holds_vcpu(&self, descriptors: &[i32]) -> bool {
-        descriptors.iter().any(|fd| {
-            let link = fs::read_link(format!("/proc/{}/fd/{fd}", self.pid));
-            link.is_ok_and(|link| link.to_str().is_some_and(|link| link.starts_with(VCPU)))
-        })
+        self.descriptors().is_ok_and(|open| open.has_any(descriptors, VCPU))
     }
 
     /// Returns the descriptors of vCPUs' counters, as [`Self::vcpus`] does.
     pub(crate) fn counters(&self) -> io::Result<Vec<(u32, i32)>> {
-        numbered(self.pid, STATS)
+        self.numbered(STATS)
     }
 
     /// Returns true if the process has begun to end: releasing the memory of a large machine takes seconds.
     pub(crate) fn is_ending(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).unwrap_or_default();
-        ProcessStat::read(self.pid).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
+        let status = read_again(&self.status).unwrap_or_default();
+        ProcessStat::read(&self.stat).is_none_or(|stat| stat.flags & PF_EXITING != 0) || is_killed(&status)
     }
 
     /// Returns the ids of the process's threads.
@@ -223,27 +246,15 @@ pub(crate) fn step_error(pid: i32, action: &'static str, source: io::Error) -> A
     }
 }
 
-/// Returns the descriptors of a process whose links start with `prefix`, with the number after it: one
-/// descriptor per number, in order.
-fn numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
-    let mut found = all_numbered(pid, prefix)?;
-    found.dedup_by_key(|(number, _)| *number);
-    Ok(found)
-}
-
-/// Returns the same as [`numbered`], with all descriptors of a number.
-fn all_numbered(pid: i32, prefix: &str) -> io::Result<Vec<(u32, i32)>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
-        let Some(fd) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        // A descriptor may be closed meanwhile.
-        let Ok(link) = fs::read_link(entry.path()) else { continue };
-        if let Some(number) = link.to_str().and_then(|link| link.strip_prefix(prefix)?.parse().ok()) {
-            found.push((number, fd));
+/// Reads a file of /proc from its beginning.
+pub(crate) fn read_again(file: &File) -> io::Result<String> {
+    let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        match file.read_at(&mut part, u64::try_from(bytes.len()).unwrap_or(u64::MAX))? {
+            0 => return Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            count => bytes.extend_from_slice(part.get(..count).unwrap_or_default()),
         }
     }
-    found.sort_unstable();
-    Ok(found)
 }
 
 fn name_of(pid: i32) -> String {
@@ -285,8 +296,12 @@ struct ProcessStat {
 }
 
 impl ProcessStat {
-    fn read(pid: i32) -> Option<Self> {
+    fn find(pid: i32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    fn read(stat: &File) -> Option<Self> {
+        Self::parse(&read_again(stat).ok()?)
     }
 
     fn parse(text: &str) -> Option<Self> {
@@ -303,7 +318,7 @@ impl ProcessStat {
 }
 
 /// A virtual machine of this host.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunningMachine {
     /// Process of its VMM.
     pub pid: i32,
@@ -331,7 +346,9 @@ pub fn running_machines() -> Vec<RunningMachine> {
 
 /// Returns the number of the process's vCPUs, as far as this process may see them.
 fn vcpus_of(pid: i32) -> usize {
-    numbered(pid, VCPU).map_or(0, |vcpus| vcpus.len())
+    let mut vcpus = OpenDescriptors::open(pid).and_then(|open| open.numbered(VCPU)).unwrap_or_default();
+    vcpus.dedup_by_key(|(number, _)| *number);
+    vcpus.len()
 }
 
 /// Returns the ids of all processes that have vCPUs, with their number.
@@ -367,7 +384,7 @@ pub fn find_holder(pid: i32) -> Result<i32, AttachError> {
 
 /// Returns true if the process `pid` was started by `ancestor`, or by a process that it has started.
 fn descends(pid: i32, ancestor: i32) -> bool {
-    let parents = std::iter::successors(Some(pid), |pid| Some(ProcessStat::read(*pid)?.parent));
+    let parents = std::iter::successors(Some(pid), |pid| Some(ProcessStat::find(*pid)?.parent));
     // Process ids may be reused while they are read: no chain of parents is this long.
     parents.skip(1).take(1_000).take_while(|parent| *parent > 0).any(|parent| parent == ancestor)
 }
@@ -492,7 +509,7 @@ mod tests {
         let _alone = alone();
         let Ok(kvm) = fs::File::open("/dev/kvm") else { return testkit::missing("/dev/kvm") };
         let own = i32::try_from(std::process::id()).unwrap();
-        let launcher = ProcessStat::read(own).unwrap().parent;
+        let launcher = ProcessStat::find(own).unwrap().parent;
         assert!(descends(own, launcher) && !descends(launcher, own) && !descends(own, own));
         assert_eq!(find_holder(own).unwrap(), own, "there is none");
         let _vm = make_vm(&kvm);

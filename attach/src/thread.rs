@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use vmm::ThreadId;
+use vmm::{AttachedThread, ThreadId};
 
 use crate::process::thread_file;
 
@@ -59,6 +59,11 @@ impl ThreadFiles {
     pub(crate) fn open(id: ThreadId) -> io::Result<Self> {
         let open = |name| File::open(thread_file(id.process, id.thread, name));
         Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")?, wchan: open("wchan").ok() })
+    }
+
+    /// Returns the thread for an observer.
+    pub(crate) fn attached(&self, id: ThreadId) -> AttachedThread {
+        AttachedThread { id, schedstat: self.schedstat.try_clone().ok() }
     }
 
     /// Returns the thread's present activity.

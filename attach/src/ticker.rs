@@ -6,10 +6,9 @@ use std::time::Duration;
 
 use kvm_bindings::{KVM_EXIT_HLT, kvm_regs, kvm_sregs};
 use vmm::x86::{CR0_PE, EFER_LMA};
-use vmm::{MissReason, Observer, ThreadId, Tick, TickContext, monotonic_ns};
+use vmm::{AttachedThread, MissReason, Observer, Tick, TickContext, monotonic_ns};
 
 use crate::activity::{InferredActivity, is_after_halt};
-use crate::capabilities;
 use crate::guard::StopSlot;
 use crate::memory::StopMemory;
 use crate::shared::{AttachmentEnd, PauseCause, SharedState};
@@ -72,13 +71,12 @@ pub(crate) fn run_ticks<E>(
 /// Calls `tick` of the ticker of one vCPU, whose thread this is, until the attachment ends.
 pub(crate) fn run_vcpu<T, O: Observer<StopMemory>>(
     ticker: &mut T,
-    (id, shared): (ThreadId, &SharedState),
+    (thread, shared): (AttachedThread, &SharedState),
     observer: impl Fn(&mut T) -> &mut O,
     tick: impl Fn(&mut T, u64) -> NextTick,
 ) {
-    capabilities::drop_search();
     set_timer_slack();
-    observer(ticker).attached(Some(id));
+    observer(ticker).attached(Some(thread));
     let first = observer(ticker).started();
     let Ok(()) = run_ticks(shared, first, |due_ns| Ok::<_, Infallible>(tick(ticker, due_ns)));
     observer(ticker).stopped();
@@ -117,8 +115,8 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        let (id, shared) = (self.vcpu.id, Arc::clone(&self.shared));
-        run_vcpu(&mut self, (id, &shared), |ticker| &mut ticker.observer, Self::tick);
+        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
 

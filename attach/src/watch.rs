@@ -7,6 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use kvm_bindings::KVM_EXIT_HLT;
+use wall::ThreadKind;
 
 use crate::bpf::SampledVm;
 use crate::memory::{ForeignMemory, LayoutProver};
@@ -44,10 +45,10 @@ pub(crate) struct WatchedVcpu {
 }
 
 impl WatchedVcpu {
-    pub(crate) fn new(process: &Process, vcpu: &TargetVcpu) -> io::Result<Self> {
-        let (number, fd) = (vcpu.number, vcpu.fd);
-        let files = ThreadFiles::open(vcpu.id)?;
-        Ok(Self { number, fd, files, page: RunPage::map(process, number, fd)?, gone: false })
+    /// Takes the watcher's part of a vCPU; `None` if it was taken already.
+    pub(crate) fn take(vcpu: &mut TargetVcpu) -> Option<Self> {
+        let (files, page) = vcpu.watched.take()?;
+        Some(Self { number: vcpu.number, fd: vcpu.fd, files, page, gone: false })
     }
 
     /// Returns true if the VMM keeps the vCPU out of the guest, and not because the vCPU has halted.
@@ -115,7 +116,11 @@ impl Watcher {
 
     /// Starts the thread.
     pub(crate) fn start(self) -> io::Result<JoinHandle<()>> {
-        thread::Builder::new().name("attach".to_owned()).spawn(move || self.run())
+        let behind_wall = move || {
+            wall::enter_thread(ThreadKind::Watcher);
+            self.run();
+        };
+        thread::Builder::new().name("attach".to_owned()).spawn(behind_wall)
     }
 
     /// Checks until the end.
@@ -242,7 +247,7 @@ mod tests {
     fn watcher(shared: &Arc<SharedState>, patience: Duration) -> Watcher {
         let pid = i32::try_from(std::process::id()).unwrap();
         let process = Arc::new(Process::open(pid).unwrap());
-        Watcher { patience, ..Watcher::new(process, ForeignMemory::new(pid), Arc::clone(shared)) }
+        Watcher { patience, ..Watcher::new(process, ForeignMemory::new(pid).unwrap(), Arc::clone(shared)) }
     }
 
     #[test]

@@ -24,7 +24,7 @@ use sampler::bench::StoppedGuest;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Exit, Machine, MissReason, Observer, ThreadId, Tick, TickContext, VmConfig};
+use vmm::{AttachedThread, Exit, Machine, MissReason, Observer, Tick, TickContext, VmConfig};
 
 use crate::dump;
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
@@ -233,10 +233,9 @@ impl<O> CountReader<O> {
 }
 
 impl<O: Observer<StopMemory>> Observer<StopMemory> for CountReader<O> {
-    fn attached(&mut self, thread: Option<ThreadId>) {
-        self.schedstat = thread.and_then(|ThreadId { process, thread }| {
-            File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok()
-        });
+    fn attached(&mut self, thread: Option<AttachedThread>) {
+        let schedstat = thread.as_ref().and_then(|thread| thread.schedstat.as_ref());
+        self.schedstat = schedstat.and_then(|file| file.try_clone().ok());
         self.inner.attached(thread);
     }
     fn started(&mut self) -> Option<Duration> {

@@ -32,7 +32,7 @@ use text::parse::positive_time;
 use crate::output::is_database;
 use crate::render::ColorChoice;
 
-pub use attach::{AttachArgs, Engine, VmChoice};
+pub use attach::{AttachArgs, VmChoice};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
@@ -256,16 +256,18 @@ pub enum CliCommand {
     /// Resume an attached machine when vprof is killed, or stopped while it holds a vCPU
     #[command(hide = true)]
     AttachGuard {
-        /// vprof has a live view, which leaves the terminal in another mode
-        #[arg(long)]
-        screen: bool,
-
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
     /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {
+        /// Number of the descriptor with the job
+        job: i32,
+    },
+    /// Profile an attached machine inside a wall: the part of `vprof attach` that reads it
+    #[command(hide = true)]
+    AttachHalf {
         /// Number of the descriptor with the job
         job: i32,
     },

@@ -12,7 +12,7 @@ use text::units;
 
 use crate::args::{CtlArgs, CtlCommand};
 use crate::errors::{Error, ExitCode};
-use crate::output::{stdout_error, write_json, write_text};
+use crate::output::{write_json, write_json_line, write_text};
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::{PageLayout, all_for_zero, live as tables};
 
@@ -104,8 +104,7 @@ fn watch(client: &mut Client, request: &Request) -> Result<(), Error> {
             return Err(ControlError::Refused(error).into());
         }
         if let Some(snapshot) = reply.snapshot {
-            let line = serde_json::to_string(&snapshot).map_err(|error| stdout_error(error.into()))?;
-            write_text(&format!("{line}\n"))?;
+            write_json_line(&snapshot)?;
         }
     }
 }

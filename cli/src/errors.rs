@@ -8,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use host::{
-    ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError, Stage,
-    TcgError, VsockError,
+    AttachedError, ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError,
+    Stage, TcgError, VsockError,
 };
 use images::ImageError;
 use profile::report::ReportError;
@@ -92,6 +92,12 @@ pub enum Error {
          (`vprof report` shows what is missing)", .0.display()
     )]
     NoAccounting(PathBuf),
+    /// No server of debug files has answered; the number of files.
+    #[error(
+        "no debug file was found, and the servers of DEBUGINFOD_URLS could not answer for {}: the reasons are in the list",
+        text::units::counted(u64::try_from(*.0).unwrap_or(u64::MAX), "file")
+    )]
+    NoAnswer(usize),
     /// A query failed.
     #[error(transparent)]
     Query(#[from] QueryError),
@@ -140,9 +146,9 @@ pub enum Error {
     /// The guest's process could not run it to its end.
     #[error(transparent)]
     Half(#[from] HalfError),
-    /// vprof can't attach to a virtual machine.
+    /// A virtual machine of another VMM can't be profiled to its end.
     #[error(transparent)]
-    Attach(#[from] attach::AttachError),
+    Attached(#[from] AttachedError),
     /// The guest or its processor failed.
     #[error("the guest failed: {0}")]
     Guest(String),
@@ -355,7 +361,7 @@ impl Error {
             Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
-            Self::Attach(_) | Self::Image(_) | Self::Reader(_) | Self::Vsock(_) | Self::File { .. } => {
+            Self::Attached(_) | Self::Image(_) | Self::Reader(_) | Self::Vsock(_) | Self::File { .. } => {
                 Stage::BeforeGuest
             }
             _ => Stage::Guest,

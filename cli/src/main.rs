@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     if cli.no_pager {
         pager::disable();
     }
-    if !matches!(cli.command, CliCommand::Attach(_))
+    if !matches!(cli.command, CliCommand::AttachHalf { .. })
         && let Err(error) = ::attach::capabilities::drop_all()
     {
         eprintln!("vprof: cannot drop capabilities: {error}");
@@ -121,7 +121,8 @@ fn main() -> ExitCode {
         CliCommand::Man { directory } => man::command(&Cli::command(), &directory),
         CliCommand::GuestHalf { job } => run::guest_half(job),
         CliCommand::ImageReader { job } => run::image_reader(job),
-        CliCommand::AttachGuard { screen, stops } => attach::guard(screen, stops),
+        CliCommand::AttachHalf { job } => attach::half(job),
+        CliCommand::AttachGuard { stops } => attach::guard(stops),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             let mut program = args::with_short_help(Cli::command());

@@ -120,9 +120,61 @@ pub fn write_text(text: &str) -> Result<(), Error> {
 
 /// Prints a value as JSON.
 pub fn write_json(value: &impl serde::Serialize) -> Result<(), Error> {
-    let mut out = io::BufWriter::new(io::stdout().lock());
+    let mut out = JsonOutput::new(io::BufWriter::new(io::stdout().lock()));
     serde_json::to_writer_pretty(&mut out, value).map_err(|e| stdout_error(e.into()))?;
     out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
+}
+
+/// Prints a value as JSON on one line.
+pub fn write_json_line(value: &impl serde::Serialize) -> Result<(), Error> {
+    let mut out = JsonOutput::new(io::BufWriter::new(io::stdout().lock()));
+    serde_json::to_writer(&mut out, value).map_err(|e| stdout_error(e.into()))?;
+    out.write_all(b"\n").and_then(|()| out.flush()).map_err(stdout_error)
+}
+
+/// Writer of JSON for a terminal: control characters from U+0080 to U+009F, which JSON allows in a string
+/// (RFC 8259, section 7) and terminals obey (ECMA-48, 5.3), become `\u00XX`.
+#[derive(Debug)]
+pub struct JsonOutput<W> {
+    out: W,
+    /// The last byte was [`C1_LEAD`], and is not written yet.
+    lead: bool,
+}
+
+/// First byte of U+0080 to U+00BF in UTF-8 (RFC 3629).
+const C1_LEAD: u8 = 0xc2;
+
+impl<W: Write> JsonOutput<W> {
+    /// Makes a writer to `out`.
+    pub fn new(out: W) -> Self {
+        Self { out, lead: false }
+    }
+}
+
+impl<W: Write> Write for JsonOutput<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut rest = bytes;
+        while let Some(first) = rest.first() {
+            if std::mem::take(&mut self.lead) {
+                if matches!(first, 0x80..=0x9f) {
+                    write!(self.out, "\\u{first:04x}")?;
+                    rest = rest.get(1..).unwrap_or_default();
+                    continue;
+                }
+                self.out.write_all(&[C1_LEAD])?;
+            }
+            let end = rest.iter().position(|byte| *byte == C1_LEAD);
+            let (plain, others) = rest.split_at(end.unwrap_or(rest.len()));
+            self.out.write_all(plain)?;
+            self.lead = !others.is_empty();
+            rest = others.get(1..).unwrap_or_default();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// Makes the error of a failed write to standard output.
@@ -152,6 +204,24 @@ mod tests {
         fs::write(&path, b"SQLite format 3\0 and more").unwrap();
         assert!(matches!(write(&path, true, "four"), Err(Error::ExportOverProfile(_))));
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn no_control_character_is_in_json() {
+        let text = "a\u{9b}31m\u{80}\u{9f}\u{a0}\u{c2}\u{1b}é\u{bf}\u{10ffff}";
+        let mut whole = JsonOutput::new(Vec::new());
+        serde_json::to_writer_pretty(&mut whole, &[text]).unwrap();
+        let written = String::from_utf8(whole.out).unwrap();
+        assert!(written.chars().all(|c| c == '\n' || !c.is_control()), "{written:?}");
+        assert!(written.contains("a\\u009b31m\\u0080\\u009f\u{a0}"), "{written:?}");
+        assert_eq!(serde_json::from_str::<[String; 1]>(&written).unwrap(), [text]);
+        // However the bytes are cut.
+        let mut single = JsonOutput::new(Vec::new());
+        for byte in serde_json::to_vec(text).unwrap() {
+            single.write_all(&[byte]).unwrap();
+        }
+        assert_eq!(serde_json::from_slice::<String>(&single.out).unwrap(), text);
+        assert!(!String::from_utf8(single.out).unwrap().chars().any(char::is_control));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use text::csv::{CsvWriter, Formulas};
 
 use crate::args::QueryArgs;
 use crate::errors::{Error, ExitCode};
-use crate::output::stdout_error;
+use crate::output::{JsonOutput, stdout_error};
 use crate::pager::page;
 use crate::render::PageLayout;
 use crate::render::table::{ColumnAlign, TextTable, cut};
@@ -99,7 +99,7 @@ fn as_csv(profile: &Profile, sql: &str, out: &mut impl Write, formulas: Formulas
 
 /// Writes one object per row, with members in the order of the columns.
 fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error> {
-    let mut rows = 0_u64;
+    let (mut rows, mut out) = (0_u64, JsonOutput::new(out));
     each_row(profile, sql, |columns, row| {
         out.write_all(if rows == 0 { b"[\n  {" } else { b",\n  {" })?;
         rows += 1;
@@ -107,12 +107,12 @@ fn json(profile: &Profile, sql: &str, out: &mut impl Write) -> Result<(), Error>
             if i > 0 {
                 out.write_all(b", ")?;
             }
-            serde_json::to_writer(&mut *out, column)?;
+            serde_json::to_writer(&mut out, column)?;
             out.write_all(b": ")?;
             match value {
                 // SQLite has infinite numbers; JSON does not.
                 Value::Real(number) if !number.is_finite() => out.write_all(b"null")?,
-                other => serde_json::to_writer(&mut *out, other)?,
+                other => serde_json::to_writer(&mut out, other)?,
             }
         }
         out.write_all(b"}")

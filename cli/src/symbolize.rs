@@ -32,7 +32,10 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
     } else {
         write_text(&render(&result))?;
     }
-    Ok(ExitCode::Done)
+    match result.unanswered {
+        files if files > 0 && result.found.is_empty() => Err(Error::NoAnswer(files)),
+        _ => Ok(ExitCode::Done),
+    }
 }
 
 /// Returns the places of debug files for `vprof run` and `vprof report`. Returns `None` if no directory is

@@ -180,6 +180,241 @@ fn the_profile_of_the_run_before_is_kept_under_the_default_name_only() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
 }
 
+/// Returns the only child of a process.
+fn child_of(process: u32) -> u32 {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
+
+/// Returns a row of a profile's table `meta`, after its header.
+fn meta_of(profile: &Path, key: &str) -> String {
+    let sql = format!("SELECT value FROM meta WHERE key = '{key}'");
+    stdout(&vprof(["query"]).arg(profile).args([&sql, "--csv"]).output().unwrap())
+}
+
+/// Returns the parts of the wall that a profile records.
+fn wall_of(profile: &Path) -> String {
+    meta_of(profile, "wall")
+}
+
+#[test]
+fn the_half_has_the_right_to_trace_and_nothing_else_of_the_user() {
+    run_as_vmm();
+    let test = "the_half_has_the_right_to_trace_and_nothing_else_of_the_user";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    assert_eq!(std::fs::read_to_string(format!("/proc/{half}/environ")).unwrap(), "");
+    // SAFETY: has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    // CAP_SYS_PTRACE; CAP_PERFMON and CAP_BPF (linux/capability.h).
+    let by_kernel = meta_of(&attached.profile, "engine").contains("bpf");
+    let tracing = 1_u64 << 19 | if by_kernel { 1 << 38 | 1 << 39 } else { 0 };
+    for thread in std::fs::read_dir(format!("/proc/{half}/task")).unwrap() {
+        let status = std::fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        let field =
+            |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).unwrap().trim().to_owned();
+        assert_eq!((field("Seccomp:"), field("NoNewPrivs:")), ("2".to_owned(), "1".to_owned()), "{status}");
+        let permitted = u64::from_str_radix(&field("CapPrm:"), 16).unwrap();
+        let expected = match (is_root, field("Name:").as_str()) {
+            (false, _) => permitted,
+            (true, "job control" | "vprof-port") => 0,
+            // The watcher, with CAP_DAC_READ_SEARCH.
+            (true, "attach") => tracing | 1 << 2,
+            (true, _) => tracing,
+        };
+        assert_eq!(permitted, expected, "{status}");
+    }
+    let own = directory.path().to_str().unwrap();
+    for descriptor in std::fs::read_dir(format!("/proc/{half}/fd")).unwrap() {
+        let Ok(target) = std::fs::read_link(descriptor.unwrap().path()) else { continue };
+        assert!(!target.to_string_lossy().starts_with(own), "{target:?}");
+    }
+    let profile = attached.profile.clone();
+    drop(vm);
+    assert!(attached.end().0.success());
+    assert!(wall_of(&profile).contains("rights, files, system calls"), "{}", wall_of(&profile));
+}
+
+#[test]
+fn a_half_without_filters_is_a_wish_that_the_profile_records() {
+    run_as_vmm();
+    let test = "a_half_without_filters_is_a_wish_that_the_profile_records";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (policy, filters) in [("off", false), ("log", true)] {
+        let profile = directory.path().join(policy);
+        let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "--seccomp", policy, "-o"]);
+        let output = attach.arg(&profile).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let wall = wall_of(&profile);
+        assert!(wall.contains("rights") && !wall.contains("files"), "{wall}");
+        assert_eq!(wall.contains("system calls"), filters, "{wall}");
+    }
+}
+
+#[test]
+fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
+    run_as_vmm();
+    let test = "a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    let mut attach = vprof(["attach", &vm.pid(), "-q", "--control", "none", "-o"]);
+    let mut attached = attach.arg(&profile).stderr(Stdio::piped()).spawn().unwrap();
+    let samples = || {
+        let query = vprof(["query"]).arg(&profile).arg("SELECT count(*) FROM sample").output().unwrap();
+        stdout(&query).lines().last()?.trim().parse::<u64>().ok().filter(|samples| *samples > 0)
+    };
+    eventually("samples", SOON, samples);
+    let half = nix::unistd::Pid::from_raw(child_of(attached.id()).cast_signed());
+    nix::sys::signal::kill(half, nix::sys::signal::Signal::SIGKILL).unwrap();
+    let mut message = String::new();
+    std::io::Read::read_to_string(&mut attached.stderr.take().unwrap(), &mut message).unwrap();
+    assert_eq!(attached.wait().unwrap().code(), Some(1), "{message}");
+    assert!(message.contains("the process that samples the VM ended: signal: 9 (SIGKILL)"), "{message}");
+    assert!(samples().is_some());
+    // The VM runs, and can be profiled again.
+    let again =
+        vprof(["attach", &vm.pid(), "-q", "-d", "200ms", "--force", "-o"]).arg(&profile).output().unwrap();
+    assert!(again.status.success(), "{}", stderr(&again));
+}
+
+#[test]
+fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
+    run_as_vmm();
+    let test = "a_lowered_rate_is_printed_unless_the_run_is_quiet";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    for (name, quiet) in [("loud", &[][..]), ("quiet", &["-q"])] {
+        let profile = directory.path().join(name);
+        let mut attach = vprof(["attach", &vm.pid(), "--engine", "ptrace", "--rate", "8000", "-d", "300ms"]);
+        let output = attach.args(quiet).arg("-o").arg(&profile).output().unwrap();
+        assert!(output.status.success(), "{}", stderr(&output));
+        let sentence = "the rate is 4000 Hz per vCPU instead of 8000 Hz";
+        assert_eq!(stderr(&output).contains(sentence), quiet.is_empty(), "{}", stderr(&output));
+        let sql = "SELECT text FROM event WHERE kind = 'rate'";
+        let rows = stdout(&vprof(["query"]).arg(&profile).args([sql, "--csv"]).output().unwrap());
+        assert!(rows.contains(sentence), "{rows}");
+    }
+}
+
+/// Returns the thread of a process with this name.
+fn thread_of(process: i32, name: &str) -> i32 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let named =
+        |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let found = threads.map(|entry| entry.path()).find(|path| named(path));
+    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Lets a thread that waits in a system call make the call `number` instead, as one does whose code a guest
+/// has taken over.
+fn make_call(thread: i32, number: i64) {
+    let done = |result: i64, what: &str| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
+    // SAFETY: numbers alone.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) };
+    done(seized, "seize");
+    for _ in 0..1_000 {
+        // SAFETY: numbers, and a place for the status that outlives the call.
+        let stopped = unsafe {
+            libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+            libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL)
+        };
+        done(stopped.into(), "wait");
+        // SAFETY: registers are numbers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        // SAFETY: the place of the registers outlives the call.
+        let read = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
+        done(read, "registers");
+        let in_call = registers.orig_rax.cast_signed() >= 0;
+        if in_call {
+            // The instruction before is `syscall`, two bytes. -1: the call that was interrupted is not
+            // made again (`arch_do_signal_or_restart`, arch/x86/kernel/signal.c).
+            (registers.rip, registers.rax, registers.orig_rax) =
+                (registers.rip - 2, number.cast_unsigned(), u64::MAX);
+            // SAFETY: as above.
+            done(unsafe { libc::ptrace(libc::PTRACE_SETREGS, thread, 0, &raw const registers) }, "registers");
+            // SAFETY: numbers alone.
+            done(unsafe { libc::ptrace(libc::PTRACE_DETACH, thread, 0, 0) }, "detach");
+            return;
+        }
+        // SAFETY: numbers alone.
+        done(unsafe { libc::ptrace(libc::PTRACE_CONT, thread, 0, 0) }, "continue");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("the thread makes no system call");
+}
+
+#[test]
+fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
+    run_as_vmm();
+    let test = "a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    // SAFETY: has no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        return testkit::missing("root, which may trace the half");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    for (engine, name, thread) in [
+        ("ptrace", "attached 0", "a thread that samples vCPUs"),
+        ("ptrace", "attach", "the thread that watches the VMM"),
+        ("ptrace", "collector", "a sampler's thread"),
+        // The first thread has the name of `/proc/self/exe`.
+        ("ptrace", "exe", "a thread"),
+        ("auto", "attached 0", "a thread that samples vCPUs"),
+    ] {
+        let mut attach =
+            vprof(["attach", &vm.pid(), "-q", "--engine", engine, "--control", "none", "--force", "-o"]);
+        let mut attached = attach.arg(&profile).stderr(Stdio::piped()).spawn().unwrap();
+        let samples = || {
+            let query = vprof(["query"]).arg(&profile).arg("SELECT count(*) FROM sample").output().unwrap();
+            stdout(&query).lines().last()?.trim().parse::<u64>().ok().filter(|samples| *samples > 0)
+        };
+        eventually("samples", SOON, samples);
+        let half = child_of(attached.id()).cast_signed();
+        make_call(thread_of(half, name), libc::SYS_socket);
+        let mut message = String::new();
+        std::io::Read::read_to_string(&mut attached.stderr.take().unwrap(), &mut message).unwrap();
+        assert_eq!(attached.wait().unwrap().code(), Some(1), "{name}: {message}");
+        let sentence = format!("{thread} made the system call 41, which its filter refuses");
+        assert!(message.contains(&sentence), "{name}: {message}");
+        assert!(samples().is_some());
+        std::fs::remove_file(&profile).unwrap();
+    }
+}
+
+#[test]
+fn a_half_ends_with_its_vprof() {
+    run_as_vmm();
+    let Some((vm, _one)) = TestVm::start("a_half_ends_with_its_vprof") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let mut attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    attached.vprof.kill().unwrap();
+    attached.vprof.wait().unwrap();
+    eventually("its end", SOON, || (!Path::new(&format!("/proc/{half}")).exists()).then_some(()));
+}
+
+#[test]
+fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
+    run_as_vmm();
+    let test = "a_disk_whose_tables_are_wrong_is_refused_behind_the_wall";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let (profile, disk) = (directory.path().join("a.vprof"), directory.path().join("web.qcow2"));
+    std::fs::write(&disk, [&b"QFI\xfb"[..], &[0xff; 4096]].concat()).unwrap();
+    let mut attach = vprof(["attach", &vm.pid(), "-d", "1s", "-o"]);
+    refused(&attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
+    assert!(!profile.exists());
+    std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+    let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "-o"]);
+    let output = attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 #[test]
 fn one_vprof_at_a_time_until_the_vm_ends() {
     run_as_vmm();
@@ -188,7 +423,7 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
     let second = directory.path().join("b.vprof");
     let attached = AttachedVprof::start(&vm, directory.path());
     let mut again = vprof(["attach", &vm.pid(), "-o"]);
-    let other = format!("another vprof (process {})", attached.vprof.id());
+    let other = format!("another vprof (process {})", child_of(attached.vprof.id()));
     refused(&again.arg(&second).output().unwrap(), 1, &[&other]);
     assert!(!second.exists());
     drop(vm);
@@ -268,21 +503,21 @@ fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
     let mut terminal = Terminal::start(shell, 24, 80);
     terminal.until("a view", |text| text.contains("KVM") || text.contains("guest"));
     assert!(terminal.is_raw());
-    let shell = terminal.pid();
-    let children = std::fs::read_to_string(format!("/proc/{shell}/task/{shell}/children")).unwrap();
-    let vprof = nix::unistd::Pid::from_raw(children.trim().parse().unwrap());
-    let signal = |signal| nix::sys::signal::kill(vprof, signal).is_ok();
-    // Most stops of vprof meet it while it holds no vCPU, and have no consequence.
+    let vprof = child_of(terminal.pid());
+    let half = nix::unistd::Pid::from_raw(child_of(vprof).cast_signed());
+    let signal = |signal| nix::sys::signal::kill(half, signal).is_ok();
+    // Most stops of the half meet it while it holds no vCPU, and have no consequence.
     for _ in 0..200 {
-        assert!(signal(nix::sys::signal::Signal::SIGSTOP), "it is the shell's until it is waited for");
-        std::thread::sleep(Duration::from_millis(400));
-        if terminal.transcript().contains("the guard ended it") {
+        if !signal(nix::sys::signal::Signal::SIGSTOP) {
             break;
         }
-        assert!(signal(nix::sys::signal::Signal::SIGCONT));
+        std::thread::sleep(Duration::from_millis(400));
+        if !signal(nix::sys::signal::Signal::SIGCONT) || terminal.transcript().contains("ended: ") {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(7));
     }
-    terminal.until("the shell", |text| text.contains("ended: 137"));
+    terminal.until("the shell", |text| text.contains("ended: 1"));
     // Asserts that the modes and the screen are those of before.
     let (status, text) = terminal.end();
     assert!(status.success() && text.contains("the guard ended it"), "{text}");

@@ -153,7 +153,10 @@ fn reports_suggest_symbolize_and_then_have_names() {
     let found = serde_json::json!([{
         "path": "/usr/bin/prog", "build_id": setup.build_id, "debug_file": program, "frames": frames,
     }]);
-    assert_eq!(json, serde_json::json!({ "found": found, "not_found": [], "frames": frames }));
+    assert_eq!(
+        json,
+        serde_json::json!({ "found": found, "not_found": [], "frames": frames, "unanswered": 0 })
+    );
     let after = setup.report();
     assert!(after.contains("work [prog]") && !after.contains("Unnamed"), "{after}");
     let named = stdout(&annotate("work"));
@@ -311,8 +314,9 @@ fn servers_need_a_configuration_with_a_meaning() {
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("ftp://127.0.0.1: only http:// and https:// are supported"), "{text}");
     let (code, text) = symbolize("SSL_CERT_FILE", "/no/such/file");
-    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(code, Some(1), "{text}");
     assert!(text.contains("name them in SSL_CERT_FILE"), "{text}");
+    assert!(text.contains("the servers of DEBUGINFOD_URLS could not answer for 1 file"), "{text}");
 }
 
 #[test]

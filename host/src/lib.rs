@@ -16,6 +16,7 @@
 
 pub mod attached;
 pub mod choice;
+mod connection;
 pub mod control;
 pub mod guest;
 pub mod half;
@@ -34,6 +35,7 @@ pub mod systemd;
 pub mod tcg;
 pub mod vsock;
 
+pub use attached::AttachedError;
 pub use choice::HostError;
 pub use control::ControlError;
 pub use guest::GuestError;

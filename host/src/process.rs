@@ -1,6 +1,7 @@
 //! Programs that this process starts for a run, and the descriptors that they inherit.
 
 use std::ffi::CStr;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -9,8 +10,23 @@ use std::process::{Command, ExitStatus};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::Serialize;
+use text::clean::escaped;
 use vmm::host_kernel;
 use wall::{REPORT_BYTES, RefusedCall};
+
+/// Sentences of a process with foreign bytes, with each line escaped.
+#[derive(Debug)]
+pub(crate) struct Foreign<'a>(pub &'a str);
+
+impl fmt::Display for Foreign<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, line) in self.0.lines().enumerate() {
+            let end = if index == 0 { "" } else { "\n" };
+            write!(f, "{end}{}", escaped(line))?;
+        }
+        Ok(())
+    }
+}
 
 /// Writes bytes to a file in memory, for a descriptor that a program inherits.
 ///
@@ -87,4 +103,16 @@ pub(crate) fn prepare_child(parent: u32, inherited: &[RawFd]) -> io::Result<()> 
 /// The call has failed.
 pub(crate) fn checked(result: libc::c_int) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_foreign_sentence_reaches_no_terminal_as_it_is() {
+        let shown = Foreign("may not trace:\n  sudo\x1b[2J\r\n\u{9b}31m").to_string();
+        assert_eq!(shown, "may not trace:\n  sudo\\x1b[2J\n\\x9b31m");
+        assert_eq!(Foreign("").to_string(), "");
+    }
 }

@@ -256,6 +256,10 @@ impl Relay {
                 self.kernel_up |= status.kernel.is_some();
                 link.phase.send_replace(Phase::Running(status));
             }
+            FromHost::Note(sentence) => {
+                // Fails once nobody listens.
+                let _ended = link.notes.send(text::clean::escaped(&sentence).into_owned());
+            }
             FromHost::End(outcome) => return Ok(Some(outcome)),
             FromHost::Error { stage, sentence } => return Err(RelayEnd::Failed(stage, sentence)),
         }

@@ -93,8 +93,7 @@ pub struct Outcome {
 pub enum GuestEnd {
     /// Its machine, which was vprof's, came to this end.
     Ran(MachineEnd),
-    /// It was attached to, and is not any more. No wire carries this.
-    #[serde(skip)]
+    /// It was attached to, and is not any more.
     Left(AttachmentEnd),
 }
 

@@ -89,6 +89,8 @@ pub struct SymbolizeResult {
     pub not_found: Vec<NotFound>,
     /// The frames of all files.
     pub frames: FrameCounts,
+    /// Number of files of which a source could not say whether it has a debug file.
+    pub unanswered: usize,
 }
 
 /// Names the user code of the profile at `path` by what `debug` finds. Stores the names of each file at once:
@@ -121,6 +123,7 @@ pub fn symbolize(
                 result.found.push(SymbolizedFile { path, build_id, debug_file: debug_path, frames });
             }
             Err(reason) => {
+                result.unanswered += usize::from(matches!(reason, DebugFileError::Rejected(_)));
                 let (path, build_id) = (file.path.clone(), file.build_id.clone());
                 result.not_found.push(NotFound { path, build_id, reason: reason.to_string(), frames });
             }

@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use linux::PhysicalMemory;
 use profile::clock::TickHold;
-use vmm::{MissReason, Observer, ThreadId, Tick, monotonic_ns};
+use vmm::{AttachedThread, MissReason, Observer, ThreadId, Tick, monotonic_ns};
 
 use crate::microstate::clock::ThreadState;
 use crate::microstate::foreign::TickFinding;
-use crate::microstate::host::{ThreadReader, schedstat_of};
+use crate::microstate::host::ThreadReader;
 use crate::vcpu::VcpuSampler;
 
 /// Thread of a vCPU without one: in no process, and without a number.
@@ -28,13 +28,13 @@ impl From<VcpuSampler> for AttachedSampler {
 }
 
 impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
-    fn attached(&mut self, thread: Option<ThreadId>) {
+    fn attached(&mut self, thread: Option<AttachedThread>) {
         let now_ns = monotonic_ns();
-        let ThreadId { process, thread } = thread.unwrap_or(NOBODY);
-        let times = ThreadReader::of(process, thread).and_then(|reader| reader.read());
-        self.0.attached_to((thread != NOBODY.thread).then(|| schedstat_of(process, thread)));
+        let (id, schedstat) = thread.map_or((NOBODY, None), |thread| (thread.id, thread.schedstat));
+        let reader = schedstat.as_ref().and_then(|file| file.try_clone().ok()).map(ThreadReader::of);
+        self.0.attached_to((id != NOBODY).then_some(schedstat));
         let clock = &self.0.published().clock;
-        clock.start_of(process, thread, now_ns, times);
+        clock.start_of(id, reader, now_ns);
         clock.change(ThreadState::Run, now_ns);
     }
 

@@ -8,6 +8,7 @@
 //!   methods for this setting alone; their defaults do nothing.
 
 use std::fmt;
+use std::fs::File;
 use std::ops::Deref;
 use std::time::Duration;
 
@@ -70,6 +71,16 @@ pub struct ThreadId {
     pub process: i32,
     /// Thread id.
     pub thread: i32,
+}
+
+/// Thread of a vCPU in another process.
+#[derive(Debug)]
+pub struct AttachedThread {
+    /// Its ids.
+    pub id: ThreadId,
+    /// Its scheduler statistics (`/proc/PID/task/TID/schedstat`), if the host has them: the observer's
+    /// process may be unable to open files.
+    pub schedstat: Option<File>,
 }
 
 /// Context of one tick: its times, the vCPU's registers and the guest's memory.
@@ -220,7 +231,7 @@ pub enum ProbeVerdict {
 pub trait Observer<M = GuestMemoryMmap>: Send + 'static {
     /// Called once before [`Observer::started`] for a foreign vCPU, with its thread; `None` if it has none,
     /// as behind a GDB stub.
-    fn attached(&mut self, thread: Option<ThreadId>) {
+    fn attached(&mut self, thread: Option<AttachedThread>) {
         let _ = thread;
     }
 

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::WallError;
+use crate::{Reach, WallError};
 
 /// Fate of a system call outside of a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,11 +35,20 @@ pub enum ThreadKind {
     Sampler,
     /// Reads disk images, kernels and initrds. It is the only thread of its process.
     Reader,
+    /// Samples vCPUs of another VMM.
+    Ticker,
+    /// Watches the process of another VMM.
+    Watcher,
 }
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler, Self::Reader];
+    pub const ALL: [Self; 7] =
+        [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler, Self::Reader, Self::Ticker, Self::Watcher];
+    /// Kinds of the process that runs a guest.
+    const OF_GUEST: [Self; 4] = [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler];
+    /// Kinds of the process that is attached to another VMM.
+    const OF_ATTACHED: [Self; 3] = [Self::Ticker, Self::Watcher, Self::Sampler];
 
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
@@ -56,6 +65,8 @@ impl ThreadKind {
             Self::Device => "a device's thread",
             Self::Sampler => "a sampler's thread",
             Self::Reader => "the reader of images",
+            Self::Ticker => "a thread that samples vCPUs",
+            Self::Watcher => "the thread that watches the VMM",
         }
     }
 }
@@ -83,7 +94,6 @@ const COMMON: &[i64] = &[
     libc::SYS_nanosleep,
     libc::SYS_gettid,
     libc::SYS_getpid,
-    libc::SYS_tgkill,
     libc::SYS_rseq,
     libc::SYS_set_robust_list,
     libc::SYS_getrandom,
@@ -182,6 +192,36 @@ const PROCESS: &[i64] = &[
     libc::SYS_capget,
 ];
 
+/// System calls that the watcher of another VMM makes besides: links of its descriptors, in an open
+/// directory.
+const WATCHER: &[i64] = &[
+    libc::SYS_getdents64,
+    libc::SYS_readlink,
+    libc::SYS_readlinkat,
+    libc::SYS_lseek,
+    libc::SYS_fstat,
+    libc::SYS_newfstatat,
+];
+
+/// System calls that only the first thread of an attached process makes, besides those of its other threads.
+const ATTACHED: &[i64] = &[
+    libc::SYS_eventfd2,
+    libc::SYS_epoll_create1,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_ctl,
+    libc::SYS_timerfd_create,
+    libc::SYS_timerfd_settime,
+    libc::SYS_capget,
+    libc::SYS_capset,
+    // The end of the guard.
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_getdents64,
+    libc::SYS_unlink,
+    libc::SYS_unlinkat,
+];
+
 /// Type of KVM's requests in bits 8 to 15 of their number (`KVMIO` of linux/kvm.h).
 const KVMIO: u64 = 0xae00;
 const TYPE_MASK: u64 = 0xff00;
@@ -199,6 +239,8 @@ const KVM_IOEVENTFD: u64 = 0x4040_ae79;
 const FIONBIO: u64 = 0x5421;
 /// `BLKGETSIZE64` (linux/fs.h).
 const BLKGETSIZE64: u64 = 0x8008_1272;
+/// `BPF_MAP_UPDATE_ELEM` and `BPF_PROG_TEST_RUN` (linux/bpf.h).
+const BPF_COMMANDS: [u64; 2] = [2, 10];
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 type Condition = Result<SeccompCondition, seccompiler::BackendError>;
@@ -231,6 +273,8 @@ fn allow_if(rules: &mut Rules, call: i64, conditions: Vec<Condition>) -> Result<
 fn common() -> Result<Rules, WallError> {
     let mut rules = Rules::new();
     allow(&mut rules, COMMON);
+    // Signals to this process alone.
+    allow_if(&mut rules, libc::SYS_tgkill, vec![equals(0, u64::from(std::process::id()))])?;
     let executable = u64::from(libc::PROT_EXEC.cast_unsigned());
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         allow_if(&mut rules, call, vec![masked(2, executable, 0)])?;
@@ -259,9 +303,69 @@ fn allow_files(rules: &mut Rules) -> Result<(), WallError> {
     allow_if(rules, libc::SYS_openat, vec![masked(2, written, 0), masked(2, temporary, temporary)])
 }
 
-fn rules_of(kind: ThreadKind) -> Result<Rules, WallError> {
+/// Adds access to the machine of another VMM, for threads of this kind.
+fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Result<(), WallError> {
+    let process = match reach {
+        Reach::Stops { process, .. } | Reach::Kernel { process } => Some(*process),
+        Reach::Stub { process } => *process,
+    };
+    if let Some(process) = process {
+        allow_if(rules, libc::SYS_process_vm_readv, vec![equals(0, number(process))])?;
+    }
+    let samples = kind.is_none_or(|kind| kind == ThreadKind::Ticker);
+    if samples {
+        // Stops of threads, and the end of a stub's guard.
+        allow(rules, &[libc::SYS_wait4]);
+    }
+    match reach {
+        Reach::Stops { .. } if samples => {
+            // A stop, the registers of the VMM's thread, and its resumption: nothing that changes a register
+            // or a byte.
+            let seize = vec![equals(0, u64::from(libc::PTRACE_SEIZE))?, equals(3, 0)?];
+            rules.entry(libc::SYS_ptrace).or_default().push(SeccompRule::new(seize)?);
+            let requests = [libc::PTRACE_INTERRUPT, libc::PTRACE_GETREGS, libc::PTRACE_DETACH];
+            allow_if(rules, libc::SYS_ptrace, requests.map(|request| equals(0, request.into())).into())?;
+        }
+        Reach::Kernel { .. } => {
+            // The sampler reads KVM's counters by a program as well.
+            let commands = if samples { &BPF_COMMANDS[..] } else { &BPF_COMMANDS[1..] };
+            let conditions = commands.iter().map(|command| equals(0, *command)).collect();
+            allow_if(rules, libc::SYS_bpf, conditions)?;
+        }
+        // Through the stub any thread reads memory.
+        Reach::Stub { .. } => allow(rules, &[libc::SYS_recvfrom, libc::SYS_sendto]),
+        Reach::Stops { .. } => {}
+    }
+    Ok(())
+}
+
+fn number(id: i32) -> u64 {
+    u64::from(id.cast_unsigned())
+}
+
+/// Returns the filter by which nothing but these threads is traced.
+fn only_traces(threads: &[i32]) -> Result<SeccompFilter, WallError> {
+    let other = |thread: &i32| SeccompCondition::new(1, Length::Dword, Compare::Ne, number(*thread));
+    let others = SeccompRule::new(threads.iter().map(other).collect::<Result<_, _>>()?)?;
+    let rules = Rules::from([(libc::SYS_ptrace, vec![others])]);
+    Ok(SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Trap, TargetArch::x86_64)?)
+}
+
+fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError> {
     let mut rules = common()?;
+    if let Some(reach) = reach {
+        allow_reach(&mut rules, reach, Some(kind))?;
+    }
     match kind {
+        ThreadKind::Ticker => {
+            let duplicate = u64::from(libc::F_DUPFD_CLOEXEC.cast_unsigned());
+            allow_if(&mut rules, libc::SYS_fcntl, vec![equals(1, duplicate)])?;
+            let slack = u64::from(libc::PR_SET_TIMERSLACK.cast_unsigned());
+            allow_if(&mut rules, libc::SYS_prctl, vec![equals(0, slack)])?;
+        }
+        ThreadKind::Watcher => {
+            allow(&mut rules, WATCHER);
+        }
         ThreadKind::Vcpu => {
             let requests = [
                 KVM_RUN,
@@ -297,6 +401,10 @@ fn rules_of(kind: ThreadKind) -> Result<Rules, WallError> {
             allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, BLKGETSIZE64)])?;
         }
     }
+    if reach.is_some() {
+        // The process's filters answer it.
+        allow(&mut rules, &[libc::SYS_openat]);
+    }
     Ok(rules)
 }
 
@@ -318,6 +426,31 @@ fn rules_of_process() -> Result<Rules, WallError> {
     Ok(rules)
 }
 
+/// The calls of a process that is attached to another VMM: those of its threads, and what serves the run. No
+/// file can be opened: `openat` gets an error.
+fn rules_of_attached(reach: &Reach, policy: SyscallPolicy) -> Result<Rules, WallError> {
+    let mut rules = common()?;
+    for calls in [SAMPLER, WATCHER, ATTACHED] {
+        allow(&mut rules, calls);
+    }
+    allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, FIONBIO), equals(1, BLKGETSIZE64)])?;
+    allow_reach(&mut rules, reach, None)?;
+    allow_threads(&mut rules)?;
+    if policy == SyscallPolicy::Refuse {
+        // A separate filter answers it.
+        allow(&mut rules, &[libc::SYS_openat]);
+    }
+    Ok(rules)
+}
+
+/// Returns the filter that answers a system call with an error. Of several filters the strictest action
+/// counts, and an error is weaker than a refusal (seccomp(2)).
+fn answer(call: i64, errno: libc::c_int) -> Result<BpfProgram, WallError> {
+    let rules = Rules::from([(call, Vec::new())]);
+    let error = SeccompAction::Errno(errno.cast_unsigned());
+    Ok(SeccompFilter::new(rules, SeccompAction::Allow, error, TargetArch::x86_64)?.try_into()?)
+}
+
 /// Compiles rules, with what the policy says for all other calls.
 fn compile(rules: Rules, policy: SyscallPolicy) -> Result<BpfProgram, WallError> {
     let outside = if policy == SyscallPolicy::Log { SeccompAction::Log } else { SeccompAction::Trap };
@@ -327,69 +460,117 @@ fn compile(rules: Rules, policy: SyscallPolicy) -> Result<BpfProgram, WallError>
 
 /// Filters the calling thread, which is one of this kind and starts no other.
 pub(crate) fn apply_alone(kind: ThreadKind, policy: SyscallPolicy) -> Result<(), WallError> {
-    apply_filter(&compile(rules_of(kind)?, policy)?).map_err(WallError::Filter)
+    apply_filter(&compile(rules_of(kind, None)?, policy)?).map_err(WallError::Filter)
 }
 
 /// Compiled filters.
 #[derive(Debug)]
 pub(crate) struct Filters {
-    /// Has the C library use `clone`: `clone3` does not exist.
-    no_clone3: BpfProgram,
-    process: BpfProgram,
-    threads: [BpfProgram; ThreadKind::ALL.len()],
+    process: Vec<BpfProgram>,
+    threads: Vec<(ThreadKind, BpfProgram)>,
 }
 
 impl Filters {
-    pub(crate) fn compile(policy: SyscallPolicy) -> Result<Self, WallError> {
-        let mut threads = Vec::new();
-        for kind in ThreadKind::ALL {
-            threads.push(compile(rules_of(kind)?, policy)?);
+    /// Compiles the filters of a process that runs a guest.
+    pub(crate) fn of_guest(policy: SyscallPolicy) -> Result<Self, WallError> {
+        // The C library then uses `clone`.
+        let process = vec![answer(libc::SYS_clone3, libc::ENOSYS)?, compile(rules_of_process()?, policy)?];
+        Ok(Self { process, threads: compile_all(&ThreadKind::OF_GUEST, None, policy)? })
+    }
+
+    /// Compiles the filters of a process that is attached to another VMM.
+    pub(crate) fn of_attached(reach: &Reach, policy: SyscallPolicy) -> Result<Self, WallError> {
+        let mut process = vec![answer(libc::SYS_clone3, libc::ENOSYS)?];
+        if policy == SyscallPolicy::Refuse {
+            process.push(answer(libc::SYS_openat, libc::EACCES)?);
+            if let Reach::Stops { threads, .. } = reach {
+                process.push(only_traces(threads)?.try_into()?);
+            }
         }
-        let absent = Rules::from([(libc::SYS_clone3, Vec::new())]);
-        let enosys = SeccompAction::Errno(libc::ENOSYS.cast_unsigned());
-        let no_clone3 = SeccompFilter::new(absent, SeccompAction::Allow, enosys, TargetArch::x86_64)?;
-        Ok(Self {
-            no_clone3: no_clone3.try_into()?,
-            process: compile(rules_of_process()?, policy)?,
-            threads: threads.try_into().unwrap_or_else(|_| unreachable!("one filter for each kind")),
-        })
+        process.push(compile(rules_of_attached(reach, policy)?, policy)?);
+        Ok(Self { process, threads: compile_all(&ThreadKind::OF_ATTACHED, Some(reach), policy)? })
     }
 
     /// Filters the calling thread and all that it starts.
     pub(crate) fn apply_to_process(&self) -> Result<(), seccompiler::Error> {
-        apply_filter(&self.no_clone3)?;
-        apply_filter(&self.process)
+        self.process.iter().try_for_each(|program| apply_filter(program))
     }
 
     /// Filters the calling thread further.
     pub(crate) fn apply_to_thread(&self, kind: ThreadKind) -> Result<(), seccompiler::Error> {
-        apply_filter(&self.threads[kind as usize])
+        let mut own = self.threads.iter().filter(|(known, _)| *known == kind);
+        own.try_for_each(|(_, program)| apply_filter(program))
     }
+}
+
+fn compile_all(
+    kinds: &[ThreadKind],
+    reach: Option<&Reach>,
+    policy: SyscallPolicy,
+) -> Result<Vec<(ThreadKind, BpfProgram)>, WallError> {
+    kinds.iter().map(|kind| Ok((*kind, compile(rules_of(*kind, reach)?, policy)?))).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn reaches() -> [Reach; 4] {
+        [
+            Reach::Stops { process: 2, threads: vec![3, 4] },
+            Reach::Kernel { process: 2 },
+            Reach::Stub { process: Some(2) },
+            Reach::Stub { process: None },
+        ]
+    }
+
     #[test]
     fn what_a_thread_may_the_process_may() {
-        let process = rules_of_process().unwrap();
-        for kind in ThreadKind::ALL {
-            for call in rules_of(kind).unwrap().keys() {
+        let contains = |process: &Rules, kind: ThreadKind, reach: Option<&Reach>| {
+            for call in rules_of(kind, reach).unwrap().keys() {
                 assert!(process.contains_key(call), "{kind:?}: {call}");
+            }
+        };
+        for kind in ThreadKind::OF_GUEST {
+            contains(&rules_of_process().unwrap(), kind, None);
+        }
+        for reach in reaches() {
+            let process = rules_of_attached(&reach, SyscallPolicy::Refuse).unwrap();
+            // It opens files in the process of a guest only.
+            for kind in ThreadKind::OF_ATTACHED {
+                contains(&process, kind, Some(&reach));
             }
         }
     }
 
     #[test]
     fn no_filter_lets_a_program_or_a_process_start() {
-        let kinds = ThreadKind::ALL.map(|kind| rules_of(kind).unwrap());
-        for rules in kinds.into_iter().chain([rules_of_process().unwrap()]) {
-            for call in
-                [libc::SYS_execve, libc::SYS_execveat, libc::SYS_fork, libc::SYS_vfork, libc::SYS_ptrace]
-            {
+        let kinds = ThreadKind::ALL.map(|kind| rules_of(kind, None).unwrap());
+        let attached = reaches().map(|reach| rules_of_attached(&reach, SyscallPolicy::Refuse).unwrap());
+        for rules in kinds.into_iter().chain(attached).chain([rules_of_process().unwrap()]) {
+            for call in [libc::SYS_execve, libc::SYS_execveat, libc::SYS_fork, libc::SYS_vfork] {
                 assert!(!rules.contains_key(&call), "{call}");
             }
         }
+    }
+
+    #[test]
+    fn only_an_attached_process_traces_and_only_by_stops() {
+        let [stops, others @ ..] =
+            reaches().map(|reach| rules_of_attached(&reach, SyscallPolicy::Refuse).unwrap());
+        assert!(stops.contains_key(&libc::SYS_ptrace));
+        for rules in others.into_iter().chain([rules_of_process().unwrap()]) {
+            assert!(!rules.contains_key(&libc::SYS_ptrace));
+        }
+        for rules in ThreadKind::OF_GUEST.map(|kind| rules_of(kind, None).unwrap()) {
+            assert!(!rules.contains_key(&libc::SYS_process_vm_readv) && !rules.contains_key(&libc::SYS_bpf));
+        }
+    }
+
+    /// A machine with the most vCPUs has the longest filter (`BPF_MAXINSNS`, linux/bpf_common.h).
+    #[test]
+    fn the_filters_of_the_largest_machine_fit() {
+        let reach = Reach::Stops { process: 2, threads: (0..64).collect() };
+        Filters::of_attached(&reach, SyscallPolicy::Refuse).unwrap();
     }
 }

@@ -1,5 +1,6 @@
-//! The wall around a process with foreign bytes: the one that runs a guest, and the one that reads disk
-//! images. A guest, or the author of an image, that has taken over that process meets it.
+//! The wall around a process with foreign bytes: the one that runs a guest, the one that reads disk images,
+//! and the one that is attached to a guest of another VMM. A guest, or the author of an image, that has taken
+//! over that process meets it.
 //!
 //! | part | what the process can no longer do | needs |
 //! |---|---|---|
@@ -9,8 +10,9 @@
 //! | `filter` | make other system calls than those that its threads are known to make | seccomp: Linux 4.14 |
 //!
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
-//! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads. The kernel
-//! evaluates the filters at each system call.
+//! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads,
+//! [`enter_attached`] that of a process which is attached to another VMM. The kernel evaluates the filters at
+//! each system call.
 
 mod files;
 mod filter;
@@ -35,6 +37,41 @@ pub struct WallConfig {
     pub report: OwnedFd,
 }
 
+/// Part of another VMM that an attached process reaches.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reach {
+    /// It stops threads, and reads the memory of their process.
+    Stops {
+        /// The VMM.
+        process: i32,
+        /// The threads of its vCPUs.
+        threads: Vec<i32>,
+    },
+    /// The host's kernel samples the vCPUs; the process's memory is read.
+    Kernel {
+        /// The VMM.
+        process: i32,
+    },
+    /// A GDB stub on an open socket.
+    Stub {
+        /// The VMM, if its memory is read.
+        process: Option<i32>,
+    },
+}
+
+/// Possessions that an attached process keeps.
+#[derive(Debug)]
+pub struct AttachedWall {
+    /// Fate of a system call that no thread is known to make.
+    pub policy: SyscallPolicy,
+    /// The VMM.
+    pub reach: Reach,
+    /// Capabilities that it keeps if it has them, as a set of bits.
+    pub capabilities: u64,
+    /// Receives [`REPORT_BYTES`] about a refused system call, before the process ends.
+    pub report: OwnedFd,
+}
+
 /// Resources that a process which reads foreign bytes may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResourceLimits {
@@ -46,10 +83,16 @@ pub struct ResourceLimits {
     pub cpu_seconds: u64,
 }
 
+/// Resources of a process that is attached to another VMM: it writes no file. Its largest part of address
+/// space is what the C library reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c),
+/// and 64 vCPUs have 70 threads.
+const OF_ATTACHED: ResourceLimits =
+    ResourceLimits { memory_bytes: 32 << 30, file_bytes: 0, cpu_seconds: u64::MAX };
+
 /// Parts of the wall that were raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StandingWall {
-    /// Landlock keeps files away.
+    /// Files are kept away, by Landlock or by the filters.
     pub files: bool,
     /// The process has separate namespaces.
     pub namespaces: bool,
@@ -104,17 +147,47 @@ static FILTERS: OnceLock<filter::Filters> = OnceLock::new();
 pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
     let WallConfig { policy, directory, report } = config;
     let namespaces = rights::enter_namespaces();
-    rights::give_up()?;
+    rights::give_up(0)?;
     let files = files::restrict(Some(&directory))?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {
-        report::install(report)?;
-        let filters = filter::Filters::compile(policy)?;
-        filters.apply_to_process().map_err(WallError::Filter)?;
-        // Entered once: a second call would add a second filter, and nothing else.
-        let _first = FILTERS.set(filters);
+        install(filter::Filters::of_guest(policy)?, report)?;
     }
     Ok(StandingWall { files, namespaces, syscalls })
+}
+
+fn limit_resources(limits: ResourceLimits) -> Result<(), WallError> {
+    let failed = |source| WallError::Rights { action: "limit its resources", source };
+    rights::limit_resources(limits).map_err(failed)
+}
+
+fn install(filters: filter::Filters, report: OwnedFd) -> Result<(), WallError> {
+    report::install(report)?;
+    filters.apply_to_process().map_err(WallError::Filter)?;
+    // Entered once: a second call would add a second filter, and nothing else.
+    let _first = FILTERS.set(filters);
+    Ok(())
+}
+
+/// Raises the wall around the calling thread and all that it starts: a process with one thread that has
+/// opened all that it reads of another VMM. It can open no file from here on.
+///
+/// There is no Landlock: inside of it a thread traces no process that is outside (kernel's
+/// Documentation/userspace-api/landlock.rst, "Ptrace restrictions"), and reads nothing of it in /proc.
+/// Separate namespaces are as in [`enter_reader`].
+///
+/// # Errors
+/// A part that this kernel has cannot be raised.
+pub fn enter_attached(config: AttachedWall) -> Result<StandingWall, WallError> {
+    let AttachedWall { policy, reach, capabilities, report } = config;
+    let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
+    rights::give_up(capabilities)?;
+    limit_resources(OF_ATTACHED)?;
+    let syscalls = policy != SyscallPolicy::Off;
+    if syscalls {
+        install(filter::Filters::of_attached(&reach, policy)?, report)?;
+    }
+    Ok(StandingWall { files: policy == SyscallPolicy::Refuse, namespaces, syscalls })
 }
 
 /// Raises the wall around the calling thread, the only one of its process, and leaves it with open
@@ -132,9 +205,8 @@ pub fn enter_reader(
     report: OwnedFd,
 ) -> Result<StandingWall, WallError> {
     let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
-    rights::give_up()?;
-    rights::limit_resources(limits)
-        .map_err(|source| WallError::Rights { action: "limit its resources", source })?;
+    rights::give_up(0)?;
+    limit_resources(limits)?;
     let files = files::restrict(None)?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {

@@ -22,14 +22,15 @@ pub(crate) fn enter_namespaces() -> bool {
     unshare(flags).is_ok()
 }
 
-/// Gives up all that a process with open descriptors does not need.
-pub(crate) fn give_up() -> Result<(), WallError> {
+/// Gives up all that a process with open descriptors does not need, except the capabilities of the set
+/// `kept`.
+pub(crate) fn give_up(kept: u64) -> Result<(), WallError> {
     let rights = |action| move |source| WallError::Rights { action, source };
     // By a program that it executes, it gains nothing.
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(rights("set no_new_privs"))?;
     // No core dump with the guest's memory; other processes of its user cannot trace it.
     prctl(libc::PR_SET_DUMPABLE, 0).map_err(rights("forbid core dumps"))?;
-    drop_capabilities().map_err(rights("drop its capabilities"))?;
+    drop_capabilities(kept).map_err(rights("drop its capabilities"))?;
     limit(libc::RLIMIT_CORE, 0).map_err(rights("forbid core dumps"))?;
     limit(libc::RLIMIT_NOFILE, MAX_DESCRIPTORS).map_err(rights("limit its descriptors"))
 }
@@ -48,7 +49,8 @@ fn prctl(option: libc::c_int, value: libc::c_ulong) -> Result<(), Errno> {
     Errno::result(unsafe { libc::prctl(option, value, 0, 0, 0) }).map(drop)
 }
 
-fn drop_capabilities() -> Result<(), Errno> {
+/// Drops all capabilities but those of the set `kept`, which stay as they are.
+fn drop_capabilities(kept: u64) -> Result<(), Errno> {
     for capability in 0..CAPABILITIES {
         // Fails without CAP_SETPCAP, and for numbers that this kernel does not have. no_new_privs keeps the
         // bounding set from being of use.
@@ -59,11 +61,20 @@ fn drop_capabilities() -> Result<(), Errno> {
         version: u32,
         pid: i32,
     }
-    let header = Header { version: CAPABILITY_VERSION, pid: 0 };
-    // Effective, permitted, inheritable, of two words each.
-    let none = [0_u32; 6];
-    // SAFETY: the header and the six words are what version 3 of the call reads (capset(2)), and outlive it.
-    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw const header, none.as_ptr()) }).map(drop)
+    let mut header = Header { version: CAPABILITY_VERSION, pid: 0 };
+    // Effective, permitted, inheritable: the low words of the sets, then the high ones.
+    let mut sets = [0_u32; 6];
+    // SAFETY: the header and the six words are what version 3 of the call reads and writes (capset(2)), and
+    // outlive it.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) })?;
+    let words = [kept & 0xffff_ffff, kept >> 32].map(|word| u32::try_from(word).unwrap_or(0));
+    for (set, word) in sets.chunks_exact_mut(3).zip(words) {
+        if let [effective, permitted, inheritable] = set {
+            (*effective, *permitted, *inheritable) = (*effective & word, *permitted & word, 0);
+        }
+    }
+    // SAFETY: as above.
+    Errno::result(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) }).map(drop)
 }
 
 /// Lowers a limit; one that is lower already stays.

@@ -8,7 +8,9 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use wall::{REPORT_BYTES, RefusedCall, ResourceLimits, SyscallPolicy, ThreadKind, WallConfig};
+use wall::{
+    AttachedWall, REPORT_BYTES, Reach, RefusedCall, ResourceLimits, SyscallPolicy, ThreadKind, WallConfig,
+};
 
 /// Environment variable with what the child tries.
 const TRIAL: &str = "WALL_TRIAL";
@@ -62,10 +64,146 @@ fn trials() -> Vec<Trial> {
     ]
 }
 
+/// Trials in an attached process, which reaches its own memory and traces a thread that does not exist.
+fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> {
+    use ThreadKind::{Sampler, Ticker, Watcher};
+    fn passwd() -> std::io::Result<()> {
+        File::open("/etc/passwd").map(drop)
+    }
+    fn own() -> std::io::Result<()> {
+        read_memory(std::process::id())
+    }
+    fn seize() -> std::io::Result<()> {
+        ptrace(libc::PTRACE_SEIZE, TRACED, 0)
+    }
+    vec![
+        ("attached passwd", Means::Stops, None, passwd),
+        ("attached create", Means::Stops, None, || File::create("/tmp/wall-was-climbed").map(drop)),
+        ("attached process", Means::Stops, None, || File::open("/proc/self/status").map(drop)),
+        ("attached passwd by kernel", Means::Kernel, Some(Ticker), passwd),
+        ("attached passwd by stub", Means::Stub, Some(Sampler), passwd),
+        ("attached memory", Means::Stops, None, own),
+        ("attached memory of sampler", Means::Stops, Some(Sampler), own),
+        ("attached memory of ticker", Means::Kernel, Some(Ticker), own),
+        ("attached memory of watcher", Means::Stops, Some(Watcher), own),
+        ("attached thread", Means::Stops, None, || {
+            std::thread::Builder::new().spawn(own)?.join().map_err(|_| std::io::Error::other("panic"))?
+        }),
+        ("attached seize", Means::Stops, Some(Ticker), seize),
+        ("attached seize of main", Means::Stops, None, seize),
+        ("attached link", Means::Stops, Some(Watcher), || std::fs::read_link("/proc/1/no").map(drop)),
+        ("attached other memory", Means::Stops, None, || read_memory(1)),
+        ("attached written memory", Means::Stops, None, || {
+            // SAFETY: without a vector nothing is written.
+            check(unsafe {
+                libc::process_vm_writev(libc::getpid(), std::ptr::null(), 0, std::ptr::null(), 0, 0)
+            })
+        }),
+        ("attached other thread", Means::Stops, Some(Ticker), || ptrace(libc::PTRACE_SEIZE, 1, 0)),
+        ("attached poke", Means::Stops, Some(Ticker), || ptrace(libc::PTRACE_POKEDATA, TRACED, 0)),
+        ("attached registers", Means::Stops, Some(Ticker), || ptrace(libc::PTRACE_SETREGS, TRACED, 0)),
+        ("attached exit kill", Means::Stops, Some(Ticker), || {
+            // PTRACE_O_EXITKILL (linux/ptrace.h).
+            ptrace(libc::PTRACE_SEIZE, TRACED, 0x10_0000)
+        }),
+        ("attached attach", Means::Stops, None, || ptrace(libc::PTRACE_ATTACH, TRACED, 0)),
+        ("watcher seize", Means::Stops, Some(Watcher), seize),
+        ("sampler seize", Means::Stops, Some(Sampler), seize),
+        ("kernel seize", Means::Kernel, None, seize),
+        ("stub seize", Means::Stub, None, seize),
+        ("stub memory", Means::Stub, None, own),
+        ("kernel program", Means::Kernel, Some(Ticker), || bpf(5)),
+        ("kernel map", Means::Kernel, None, || bpf(0)),
+        ("stops program", Means::Stops, None, || bpf(10)),
+        ("kernel counters", Means::Kernel, Some(Sampler), || bpf(10)),
+        ("sampler program", Means::Kernel, Some(Sampler), || bpf(2)),
+        ("attached much memory", Means::Stops, None, || {
+            let (size, flags) = (33 << 30, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
+            // SAFETY: the kernel chooses the place of a new mapping, which nothing uses.
+            let mapped = unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_NONE, flags, -1, 0) };
+            check(if mapped == libc::MAP_FAILED { -1 } else { 0 })
+        }),
+        ("attached signal", Means::Stops, Some(Ticker), || {
+            // SAFETY: takes numbers alone; signal 0 is not sent.
+            check(unsafe { libc::syscall(libc::SYS_tgkill, 1, 1, 0) })
+        }),
+        ("attached socket", Means::Stub, None, || TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("attached ticker link", Means::Stops, Some(Ticker), || std::fs::read_link("/proc/1/no").map(drop)),
+        ("attached program", Means::Stops, None, || Command::new("/bin/true").status().map(drop)),
+    ]
+}
+
+/// A thread id that no thread has (PID_MAX_LIMIT, linux/threads.h).
+const TRACED: i32 = 1 << 30;
+
+/// Means by which an attached process samples.
+#[derive(Debug, Clone, Copy)]
+enum Means {
+    Stops,
+    Kernel,
+    Stub,
+}
+
+impl Means {
+    fn reach(self) -> Reach {
+        let process = std::process::id().cast_signed();
+        match self {
+            Self::Stops => Reach::Stops { process, threads: vec![TRACED - 1, TRACED] },
+            Self::Kernel => Reach::Kernel { process },
+            Self::Stub => Reach::Stub { process: None },
+        }
+    }
+}
+
+/// Action of a trial inside the wall.
+type Attempt = fn() -> std::io::Result<()>;
+
+fn check<T: PartialOrd + Default>(result: T) -> std::io::Result<()> {
+    if result < T::default() { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+}
+
+fn read_memory(process: u32) -> std::io::Result<()> {
+    let (from, mut to) = ([7_u8; 8], [0_u8; 8]);
+    let local = libc::iovec { iov_base: to.as_mut_ptr().cast(), iov_len: 8 };
+    let remote = libc::iovec { iov_base: from.as_ptr().cast_mut().cast(), iov_len: 8 };
+    // SAFETY: both vectors are valid for their length.
+    check(unsafe {
+        libc::process_vm_readv(process.cast_signed(), &raw const local, 1, &raw const remote, 1, 0)
+    })
+}
+
+/// A thread that does not exist is not a failure here: the filter has let the call through.
+fn ptrace(request: libc::c_uint, thread: i32, data: usize) -> std::io::Result<()> {
+    // SAFETY: no thread with these numbers can be traced by this process, so nothing is read or written.
+    let result = unsafe { libc::syscall(libc::SYS_ptrace, request, thread, 0, data) };
+    match check(result) {
+        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
+        other => other,
+    }
+}
+
+fn bpf(command: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: without attributes the call fails.
+    check(unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::null::<u8>(), 0) })
+}
+
+/// Makes the attempt of this name inside the wall of an attached process, if there is one.
+fn try_attached(name: &str) {
+    let Some((_, means, kind, run)) = attached_trials().into_iter().find(|(trial, ..)| *trial == name) else {
+        return;
+    };
+    let report = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
+    let (policy, reach) = (SyscallPolicy::Refuse, means.reach());
+    wall::enter_attached(AttachedWall { policy, reach, capabilities: 0, report }).expect("a wall");
+    kind.into_iter().for_each(wall::enter_thread);
+    std::process::exit(if run().is_err() { DENIED } else { DONE });
+}
+
 /// The child's part: does nothing unless it was started for a trial.
 #[test]
 fn trial() {
     let Ok(name) = std::env::var(TRIAL) else { return };
+    try_attached(&name);
     let directory = PathBuf::from(std::env::var_os(DIRECTORY).expect("a directory"));
     let (_, kind, run) = trials().into_iter().find(|(trial, ..)| *trial == name).expect("a trial");
     let report = std::io::stdin().as_fd().try_clone_to_owned().expect("a descriptor");
@@ -146,4 +284,72 @@ fn each_kind_of_thread_is_held_to_its_own_calls() {
     is_refused("reader socket", Some(ThreadKind::Reader), libc::SYS_socket);
     is_refused("reader file", Some(ThreadKind::Reader), libc::SYS_openat);
     assert_eq!(outcome("reader thread"), KILLED);
+}
+
+#[test]
+fn an_attached_process_reaches_its_machine() {
+    for name in [
+        "attached memory",
+        "attached memory of sampler",
+        "attached memory of ticker",
+        "attached memory of watcher",
+        "attached thread",
+        "attached seize",
+        "attached seize of main",
+    ] {
+        assert_eq!(outcome(name), (Some(DONE), None), "{name}");
+    }
+    // There is no such link and no such program, and the call is made.
+    for name in ["attached link", "kernel counters"] {
+        assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
+    }
+}
+
+#[test]
+fn an_attached_process_takes_a_limited_part_of_memory() {
+    assert_eq!(outcome("attached much memory"), (Some(DENIED), None));
+}
+
+#[test]
+fn an_attached_process_opens_no_file() {
+    for name in [
+        "attached passwd",
+        "attached create",
+        "attached process",
+        "attached passwd by kernel",
+        "attached passwd by stub",
+    ] {
+        assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
+    }
+    assert!(!std::path::Path::new("/tmp/wall-was-climbed").exists());
+}
+
+#[test]
+fn an_attached_process_reaches_no_other_process_and_changes_nothing() {
+    let (ticker, watcher, sampler) =
+        (Some(ThreadKind::Ticker), Some(ThreadKind::Watcher), Some(ThreadKind::Sampler));
+    for (name, kind, call) in [
+        ("attached other memory", None, libc::SYS_process_vm_readv),
+        ("attached written memory", None, libc::SYS_process_vm_writev),
+        ("attached other thread", ticker, libc::SYS_ptrace),
+        ("attached poke", ticker, libc::SYS_ptrace),
+        ("attached registers", ticker, libc::SYS_ptrace),
+        ("attached exit kill", ticker, libc::SYS_ptrace),
+        ("attached attach", None, libc::SYS_ptrace),
+        ("watcher seize", watcher, libc::SYS_ptrace),
+        ("sampler seize", sampler, libc::SYS_ptrace),
+        ("kernel seize", None, libc::SYS_ptrace),
+        ("stub seize", None, libc::SYS_ptrace),
+        ("stub memory", None, libc::SYS_process_vm_readv),
+        ("kernel program", ticker, libc::SYS_bpf),
+        ("kernel map", None, libc::SYS_bpf),
+        ("stops program", None, libc::SYS_bpf),
+        ("sampler program", sampler, libc::SYS_bpf),
+        ("attached signal", ticker, libc::SYS_tgkill),
+        ("attached socket", None, libc::SYS_socket),
+        ("attached ticker link", ticker, libc::SYS_readlink),
+    ] {
+        is_refused(name, kind, call);
+    }
+    assert_eq!(outcome("attached program"), KILLED);
 }

@@ -117,8 +117,8 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        let (id, shared) = (self.vcpu.id, Arc::clone(&self.shared));
-        run_vcpu(&mut self, (id, &shared), |ticker| &mut ticker.observer, Self::tick);
+        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
 

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use wall::Reach;
+
 use super::owner::PortListeners;
 use super::stub::Stub;
 use crate::attachment::RateLimit;
@@ -18,7 +20,7 @@ use crate::guard::{GuardProcess, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
-use crate::process::Process;
+use crate::process::{Process, step_error};
 use crate::rsp::client::{self, ConnectionError, StubClient};
 use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
 
@@ -118,7 +120,11 @@ impl GdbTarget {
                 // Any other process forwards the stub's packets, and is not the machine's.
                 let process = process.filter(|_| local);
                 let memory = match &process {
-                    Some(process) => AttachedMemory::Process(ForeignMemory::new(process.pid())),
+                    Some(process) => {
+                        let memory = ForeignMemory::new(process.pid());
+                        let failed = |error| step_error(process.pid(), "list its mappings", error);
+                        AttachedMemory::Process(memory.map_err(failed)?)
+                    }
                     None => AttachedMemory::Stub(StubMemory::new(Arc::clone(&client))),
                 };
                 let address = address.to_owned();
@@ -164,6 +170,11 @@ impl GdbTarget {
     /// Returns the limit of the sampling rate. `None` before [`Self::prove`].
     pub fn rate_limit(&self) -> Option<RateLimit> {
         self.cost.map(|cost| RateLimit::Stub(MOST_STOPPED / cost.as_secs_f64().max(1e-6)))
+    }
+
+    /// Returns what this process reaches of the VMM from here on.
+    pub fn reach(&self) -> Reach {
+        Reach::Stub { process: self.process().map(Process::pid) }
     }
 
     /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for

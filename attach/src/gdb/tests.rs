@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use linux::{PhysAddr, PhysicalMemory};
-use vmm::{Activity, MissReason, Observer, ThreadId, Tick, monotonic_ns};
+use vmm::{Activity, AttachedThread, MissReason, Observer, Tick, monotonic_ns};
 
 use super::GdbTarget;
 use super::description::tests::TARGET;
@@ -174,8 +174,8 @@ struct Counts {
 }
 
 impl Observer<StopMemory> for Counts {
-    fn attached(&mut self, thread: Option<ThreadId>) {
-        assert_eq!(thread, None);
+    fn attached(&mut self, thread: Option<AttachedThread>) {
+        assert!(thread.is_none());
     }
 
     fn started(&mut self) -> Option<Duration> {

@@ -111,17 +111,11 @@ impl Drop for GuardProcess {
 /// Runs the guard of the parent process: reads standard input to its end, and writes the received bytes to
 /// standard output, unless the last state requires nothing. `shared` is the descriptor of the stops.
 ///
-/// If the parent makes no progress in a stop, the guard calls `before_kill`, kills the parent and prints
-/// that. `before_kill` undoes what the parent cannot undo any longer; its argument is the parent.
+/// If the parent makes no progress in a stop, the guard kills the parent and prints that.
 ///
 /// # Errors
 /// The descriptor is invalid, the input cannot be read, or the output cannot be written.
-pub fn keep_guard(
-    shared: RawFd,
-    input: &mut (impl Read + AsFd),
-    output: &mut impl Write,
-    before_kill: impl Fn(i32),
-) -> io::Result<()> {
+pub fn keep_guard(shared: RawFd, input: &mut (impl Read + AsFd), output: &mut impl Write) -> io::Result<()> {
     let parent = Parent::open()?;
     leave_control_groups();
     // A background process that writes to its terminal may be stopped otherwise.
@@ -140,7 +134,6 @@ pub fn keep_guard(
     guard(input, output, || {
         let is_held = |thread| traced.is_none_or(|pid| is_held(pid, thread));
         if let Some(checks) = detector.update(heartbeat.words(), is_held) {
-            before_kill(parent.pid);
             parent.kill();
             let ms = checks.saturating_sub(1).saturating_mul(CHECK_MS.unsigned_abs());
             // Nobody reads it if standard error is closed.
@@ -211,10 +204,7 @@ fn is_held(pid: i32, thread: i32) -> bool {
 }
 
 /// The process that has started this one.
-struct Parent {
-    pid: i32,
-    fd: Option<OwnedFd>,
-}
+struct Parent(Option<OwnedFd>);
 
 impl Parent {
     fn open() -> io::Result<Self> {
@@ -232,11 +222,11 @@ impl Parent {
         if unsafe { libc::getppid() } != parent {
             return Err(io::ErrorKind::NotFound.into());
         }
-        Ok(Self { pid: parent, fd })
+        Ok(Self(fd))
     }
 
     fn kill(&self) {
-        if let Some(fd) = &self.fd {
+        if let Some(fd) = &self.0 {
             // SAFETY: takes no pointers other than a null one for the information.
             unsafe {
                 let nothing = std::ptr::null::<libc::siginfo_t>();

@@ -1,7 +1,9 @@
 //! Mappings of a process that may be a guest's memory.
 
-use std::fs;
+use std::fs::File;
 use std::io;
+
+use crate::process::read_again;
 
 /// Size of the smallest mapping that is considered, bytes: a Linux guest needs more.
 const LEAST: u64 = 16 << 20;
@@ -36,9 +38,9 @@ impl ProcessMapping {
 }
 
 /// Reads the mappings of a process that may be guest memory, largest first: each mapping, and adjacent ones
-/// joined.
-pub(crate) fn read(pid: i32) -> io::Result<Vec<ProcessMapping>> {
-    Ok(candidates(&fs::read_to_string(format!("/proc/{pid}/maps"))?))
+/// joined. `maps` is its open `/proc/PID/maps`.
+pub(crate) fn read(maps: &File) -> io::Result<Vec<ProcessMapping>> {
+    Ok(candidates(&read_again(maps)?))
 }
 
 fn candidates(maps: &str) -> Vec<ProcessMapping> {

@@ -10,6 +10,8 @@ mod proof;
 
 use std::cell::Cell;
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use linux::{Kernel, PhysAddr, PhysicalMemory};
@@ -27,9 +29,17 @@ pub(crate) use proof::{LastTables, LayoutProver};
 #[derive(Clone)]
 pub struct ForeignMemory {
     pid: i32,
-    /// Present layout that the host's kernel shows.
-    given: Option<Arc<RwLock<Arc<MemoryLayout>>>>,
+    layouts: LayoutSource,
     proof: Arc<OnceLock<LayoutProof>>,
+}
+
+/// Source of the layouts that are possible.
+#[derive(Debug, Clone)]
+enum LayoutSource {
+    /// The process's mappings: its open `/proc/PID/maps`.
+    Mappings(Arc<File>),
+    /// The host's kernel shows the layout.
+    Kernel(Arc<RwLock<Arc<MemoryLayout>>>),
 }
 
 /// A layout, and the kernel that has proven it.
@@ -45,25 +55,29 @@ impl fmt::Debug for ForeignMemory {
 }
 
 impl ForeignMemory {
-    pub(crate) fn new(pid: i32) -> Self {
-        Self { pid, given: None, proof: Arc::default() }
+    pub(crate) fn new(pid: i32) -> io::Result<Self> {
+        let maps = File::open(format!("/proc/{pid}/maps"))?;
+        Ok(Self { pid, layouts: LayoutSource::Mappings(Arc::new(maps)), proof: Arc::default() })
     }
 
     /// Makes memory with a layout that the host's kernel shows. The guest's kernel has to be in it.
     pub(crate) fn with_layout(pid: i32, layout: MemoryLayout) -> Self {
-        let given = Some(Arc::new(RwLock::new(Arc::new(layout))));
-        Self { pid, given, proof: Arc::default() }
+        Self {
+            pid,
+            layouts: LayoutSource::Kernel(Arc::new(RwLock::new(Arc::new(layout)))),
+            proof: Arc::default(),
+        }
     }
 
     /// Returns the layout that the host's kernel shows.
     pub(crate) fn given(&self) -> Option<Arc<MemoryLayout>> {
-        let given = self.given.as_ref()?;
+        let LayoutSource::Kernel(given) = &self.layouts else { return None };
         Some(Arc::clone(&given.read().unwrap_or_else(PoisonError::into_inner)))
     }
 
     /// Replaces the layout that the host's kernel shows; returns true if it is another one.
     pub(crate) fn change(&self, layout: MemoryLayout) -> bool {
-        let Some(given) = &self.given else { return false };
+        let LayoutSource::Kernel(given) = &self.layouts else { return false };
         let mut given = given.write().unwrap_or_else(PoisonError::into_inner);
         let is_other = **given != layout;
         if is_other {
@@ -229,7 +243,7 @@ mod tests {
         ])
         .unwrap();
         let mut two = [0; 2];
-        assert_eq!(ForeignMemory::new(pid).read(PhysAddr(0), &mut two), None, "not proven yet");
+        assert_eq!(ForeignMemory::new(pid).unwrap().read(PhysAddr(0), &mut two), None, "not proven yet");
         let memory = AssumedMemory { pid, layout: &layout };
         assert_eq!((memory.read(PhysAddr(4095), &mut two), two), (Some(()), [1, 2]));
         assert_eq!(memory.read(PhysAddr(8191), &mut two), None);
@@ -243,7 +257,8 @@ mod tests {
         assert!(!memory.change(layout(4096)) && memory.change(layout(8192)));
         assert_eq!(*memory.clone().given().unwrap(), layout(8192));
         assert_eq!(memory.layout(), None, "not proven yet");
-        assert!(!ForeignMemory::new(1).change(layout(4096)), "its layout is proven by the guest alone");
+        let own = ForeignMemory::new(i32::try_from(std::process::id()).unwrap()).unwrap();
+        assert!(!own.change(layout(4096)), "its layout is proven by the guest alone");
     }
 
     #[test]

@@ -9,13 +9,14 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use kvm_bindings::kvm_sregs;
 use linux::{Kernel, PhysAddr};
 use vmm::x86::{CR4_LA57, EFER_LMA};
 
 use super::layout::{self, FOUR_GIB, MemoryLayout};
-use super::{AssumedMemory, ForeignMemory, mappings};
+use super::{AssumedMemory, ForeignMemory, LayoutSource, mappings};
 
 /// Maximum size of the memory below 4 GiB that firmware reserves, bytes. Holes of different machines are at
 /// least 256 MiB apart.
@@ -59,16 +60,20 @@ impl LayoutProver {
     /// The process's mappings cannot be read.
     pub(crate) fn attempt(&self, (cr3, five_level): (u64, bool)) -> io::Result<bool> {
         let pid = self.memory.pid;
-        if let Some(layout) = self.memory.given() {
-            let memory = AssumedMemory { pid, layout: &layout };
-            let kernel = Kernel::find(&memory, cr3, five_level).ok().filter(|kernel| {
-                kernel.symbol_count() > 0 && kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty())
-            });
-            let Some(kernel) = kernel else { return Ok(false) };
-            self.memory.prove(MemoryLayout::clone(&layout), kernel);
-            return Ok(true);
-        }
-        let layouts = layout::all(&mappings(pid)?);
+        let maps = match &self.memory.layouts {
+            LayoutSource::Mappings(maps) => maps,
+            LayoutSource::Kernel(layout) => {
+                let layout = Arc::clone(&layout.read().unwrap_or_else(PoisonError::into_inner));
+                let memory = AssumedMemory { pid, layout: &layout };
+                let kernel = Kernel::find(&memory, cr3, five_level).ok().filter(|kernel| {
+                    kernel.symbol_count() > 0 && kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty())
+                });
+                let Some(kernel) = kernel else { return Ok(false) };
+                self.memory.prove(MemoryLayout::clone(&layout), kernel);
+                return Ok(true);
+            }
+        };
+        let layouts = layout::all(&mappings(maps)?);
         // Any layout that is right below the hole finds the kernel.
         let found = layouts.iter().find_map(|layout| {
             let kernel = Kernel::find(&AssumedMemory { pid, layout }, cr3, five_level).ok()?;
@@ -170,7 +175,7 @@ mod tests {
         let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).unwrap();
         ram.write_slice(&guest.memory.0, GuestAddress(0)).unwrap();
         let host = ram.get_host_address(GuestAddress(0)).unwrap() as u64;
-        let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap());
+        let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap()).unwrap();
         let prover = LayoutProver::new(memory.clone());
         assert!(!prover.attempt((0x5000, false)).unwrap(), "tables that lead nowhere prove nothing");
         assert!(!memory.is_proven());

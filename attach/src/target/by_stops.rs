@@ -85,7 +85,7 @@ impl OpenedProcess {
         let GuardedStops { heartbeat, guard } = stops;
         let known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
         let unseen = known.len().saturating_sub(vcpus.len());
-        let memory = ForeignMemory::new(pid);
+        let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;
         Ok(Target {
             process,
             vcpus,

@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
+use serde::{Deserialize, Serialize};
 use vmm::ThreadId;
+use wall::Reach;
 
 use crate::attachment::RateLimit;
 use crate::bpf::{BpfRefusal, SampledVm, VcpuCourse, VmSearch, registers};
@@ -43,7 +45,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 const SEARCH_SLOT: usize = 0;
 
 /// Means by which vCPUs are sampled.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum EngineChoice {
     /// The host's kernel where it can; else stops by ptrace.
     #[default]
@@ -55,7 +57,7 @@ pub enum EngineChoice {
 }
 
 /// Machine of a process, and the means to sample it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct TargetChoice {
     /// The means.
     pub engine: EngineChoice,
@@ -114,6 +116,8 @@ pub(crate) struct TargetVcpu {
     pub(crate) id: ThreadId,
     pub(crate) files: ThreadFiles,
     pub(crate) page: RunPage,
+    /// The same for the watcher, which takes it.
+    pub(crate) watched: Option<(ThreadFiles, RunPage)>,
 }
 
 impl Target {
@@ -201,6 +205,15 @@ impl Target {
     /// Returns the process.
     pub fn process(&self) -> &Process {
         &self.process
+    }
+
+    /// Returns what this process reaches of the VMM from here on.
+    pub fn reach(&self) -> Reach {
+        let process = self.process.pid();
+        if self.is_sampled() {
+            return Reach::Kernel { process };
+        }
+        Reach::Stops { process, threads: self.vcpus.iter().map(|vcpu| vcpu.id.thread).collect() }
     }
 
     /// Returns the number of vCPUs that will be profiled: those whose threads were found.
@@ -301,9 +314,13 @@ impl TargetVcpu {
         id: ThreadId,
         files: ThreadFiles,
     ) -> Result<Self, AttachError> {
-        let page = RunPage::map(process, number, fd)
-            .map_err(|error| step_error(process.pid(), "map the run page of a vCPU", error))?;
-        Ok(Self { number, fd, id, files, page })
+        let map = || {
+            RunPage::map(process, number, fd)
+                .map_err(|error| step_error(process.pid(), "map the run page of a vCPU", error))
+        };
+        let page = map()?;
+        let again = ThreadFiles::open(id).map_err(|e| step_error(process.pid(), "watch its vCPUs", e))?;
+        Ok(Self { number, fd, id, files, page, watched: Some((again, map()?)) })
     }
 }
 

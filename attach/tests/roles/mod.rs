@@ -15,7 +15,9 @@ use std::time::Duration;
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
 use vmm::config::FLAT_ENTRY;
-use vmm::{Activity, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check};
+use vmm::{
+    Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check,
+};
 
 /// Time limit of what must happen.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -164,7 +166,7 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
 /// Runs the guard of that child.
 pub fn guard() -> ! {
     let stops = std::env::args().next_back().unwrap().parse().unwrap();
-    keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink(), |_| ()).unwrap();
+    keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink()).unwrap();
     std::process::exit(0)
 }
 
@@ -253,8 +255,8 @@ impl Recorder {
 }
 
 impl Observer<StopMemory> for Recorder {
-    fn attached(&mut self, thread: Option<ThreadId>) {
-        self.thread = thread;
+    fn attached(&mut self, thread: Option<AttachedThread>) {
+        self.thread = thread.map(|thread| thread.id);
     }
 
     fn started(&mut self) -> Option<Duration> {

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use attach::EngineChoice;
 use clap::{Args, ValueEnum};
+use wall::SyscallPolicy;
 
-use super::parse::ValueError;
+use super::parse::{ValueError, policy_parser};
 use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
@@ -116,6 +117,11 @@ pub struct AttachArgs {
     /// only read; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
+
+    /// System calls that the process which reads the guest is not known to make: `on` ends the run at one,
+    /// `log` has the kernel log it, `off` does not filter (docs/security.md)
+    #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
+    pub seccomp: SyscallPolicy,
 
     /// Options of sampling and output.
     #[command(flatten)]

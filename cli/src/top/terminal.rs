@@ -1,11 +1,8 @@
 //! The terminal of a view: the alternate screen, which vprof leaves on every exit path and while this process
 //! is stopped.
 
-use std::fs::File;
-use std::io::{self, IsTerminal, Stdout, Write};
+use std::io::{self, IsTerminal, Stdout};
 
-use nix::sys::termios::{SetArg, Termios, tcgetattr, tcsetattr};
-use nix::unistd::{Pid, getpgid, tcgetpgrp};
 use ratatui::Terminal;
 use ratatui::backend::Backend;
 use tokio::signal::unix::{self, SignalKind, signal};
@@ -67,7 +64,6 @@ impl ViewScreen {
     /// Restores the terminal, and stops this process until it is continued.
     pub fn suspend(&mut self) -> Result<(), Error> {
         self.raw = None;
-        // Not while a vCPU of another VMM is held.
         attach::stop_process();
         self.resume()
     }
@@ -84,34 +80,6 @@ impl ViewScreen {
         }
         self.terminal.backend_mut().hide_cursor().map_err(failed)?;
         self.invalidate()
-    }
-}
-
-/// The terminal of another vprof with a live view, as it was before the view.
-#[derive(Debug)]
-pub struct GuardedScreen {
-    terminal: File,
-    before: Termios,
-}
-
-impl GuardedScreen {
-    /// Opens the terminal of this process; `None` if it has none.
-    pub fn open() -> Option<Self> {
-        let terminal = File::options().read(true).write(true).open("/dev/tty").ok()?;
-        let before = tcgetattr(&terminal).ok()?;
-        Some(Self { terminal, before })
-    }
-
-    /// Leaves the view of `vprof`, which cannot do so itself: it is stopped, and about to be killed.
-    pub fn restore(&self, vprof: i32) {
-        // A shell that has noticed the stop has its own modes.
-        let vprof_has_it = tcgetpgrp(&self.terminal)
-            .is_ok_and(|group| getpgid(Some(Pid::from_raw(vprof))).is_ok_and(|own| own == group));
-        // If the terminal is gone, a failure can't be reported anywhere.
-        let _gone = (&self.terminal).write_all(LEAVE.as_bytes());
-        if vprof_has_it {
-            let _gone = tcsetattr(&self.terminal, SetArg::TCSANOW, &self.before);
-        }
     }
 }
 

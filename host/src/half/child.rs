@@ -1,25 +1,23 @@
 //! The process of a guest half.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use images::BootPayload;
-use profile::{Batch, Sink, SinkError};
-use serde::Serialize;
 use vmm::Vsock;
 use vmm::net::{Interface, Stream, Tap};
 use vmm::vsock::Relay;
 use wall::{WallConfig, WallError};
 
 use super::{CableFd, Descriptors, HalfJob};
+use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey};
 use crate::guest::{self, Connected, GuestError};
-use crate::link::{Phase, Watcher, link};
+use crate::link::{Watcher, link};
 use crate::network::CardEnd;
-use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
+use crate::protocol::FromHost;
 use crate::spec::Outcome;
 use crate::stage::Stage;
 
@@ -27,8 +25,6 @@ use crate::stage::Stage;
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Longest time in which the last console output is sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(5);
-/// Signals of the terminal, and those that end a run: they are for the parent, which decides.
-const FOR_THE_PARENT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM];
 
 /// Reason why the guest could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -66,12 +62,8 @@ impl ChildError {
 /// # Errors
 /// The connection is closed.
 pub fn main(job: RawFd) -> io::Result<()> {
-    for signal in FOR_THE_PARENT {
-        // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-    // SAFETY: the parent has given descriptor 0 to this process, and nothing else here uses it.
-    let connection = Connection(Arc::new(Mutex::new(unsafe { File::from_raw_fd(0) })));
+    leave_signals_to_parent();
+    let connection = Connection::of_stdin();
     let message = match serve(&connection, job) {
         Ok(outcome) => FromHost::End(outcome),
         Err(error) => FromHost::Error { stage: error.stage(), sentence: error.to_string() },
@@ -81,8 +73,8 @@ pub fn main(job: RawFd) -> io::Result<()> {
 
 fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let mut text = Vec::new();
-    // SAFETY: as above: the descriptors of the job are this process's own.
-    unsafe { File::from_raw_fd(job) }.read_to_end(&mut text)?;
+    // SAFETY: the descriptors of the job are this process's own.
+    unsafe { inherited(job) }.read_to_end(&mut text)?;
     let HalfJob { mut run, descriptors, sync_disks } = serde_json::from_slice(&text)?;
     let taken = Taken::new(&descriptors)?;
     let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
@@ -101,7 +93,7 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, output, mut phase, notes: _ } = watcher;
+    let Watcher { stop, input, control, console, output, phase, notes: _ } = watcher;
     let send = |message: fn(Vec<u8>) -> FromHost| {
         let connection = connection.clone();
         move |bytes: &[u8]| {
@@ -117,24 +109,9 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
         .spawn(move || obey(reader, &stop, &input, &control))?;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let outcome = runtime.block_on(async {
-        let sink = Box::new(ConnectionSink(connection.clone()));
-        let run = guest::run(&run, taken.disks, connected, payload, sink, guest_side);
-        tokio::pin!(run);
-        loop {
-            tokio::select! {
-                outcome = &mut run => return outcome,
-                Ok(()) = phase.changed() => {
-                    let status = match &*phase.borrow_and_update() {
-                        Phase::Running(status) => FromHost::Status(status.clone()),
-                        Phase::Preparing(what) => FromHost::Preparing(what.clone()),
-                    };
-                    // A connection that fails ends the run through the sink.
-                    let _failed = connection.send(&status);
-                }
-            }
-        }
-    });
+    let sink = Box::new(ConnectionSink(connection.clone()));
+    let run = guest::run(&run, taken.disks, connected, payload, sink, guest_side);
+    let outcome = runtime.block_on(forward(run, phase, connection));
     pump.finish(FLUSH_LIMIT);
     output_pump.finish(FLUSH_LIMIT);
     let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
@@ -201,70 +178,4 @@ fn write_back(connection: &Connection, disks: &[File]) -> Result<(), ChildError>
         drop(done);
         result.map_err(ChildError::WriteBack)
     })
-}
-
-/// Carries out what the parent asks for.
-fn obey(
-    mut reader: File,
-    stop: &tokio::sync::watch::Sender<bool>,
-    input: &tokio::sync::mpsc::Sender<Vec<u8>>,
-    control: &tokio::sync::mpsc::Sender<Control>,
-) {
-    let mut decoder = Decoder::default();
-    let mut buffer = [0; 4096];
-    loop {
-        let count = match reader.read(&mut buffer) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            // The parent has ended.
-            Ok(0) | Err(_) => break,
-            Ok(count) => count,
-        };
-        decoder.push(&buffer[..count]);
-        loop {
-            match decoder.next_message::<ToHost>() {
-                Ok(Some(ToHost::ConsoleInput(bytes))) => {
-                    // Fails once the guest has ended.
-                    let _ended = input.blocking_send(bytes);
-                }
-                Ok(Some(ToHost::Control(change))) => {
-                    // Fails once the guest has ended.
-                    let _ended = control.blocking_send(change);
-                }
-                Ok(Some(ToHost::Stop)) => {
-                    stop.send_replace(true);
-                }
-                Ok(None) => break,
-                Err(_) => {
-                    stop.send_replace(true);
-                    return;
-                }
-            }
-        }
-    }
-    stop.send_replace(true);
-}
-
-/// The writing end of the connection; clones share it.
-#[derive(Debug, Clone)]
-struct Connection(Arc<Mutex<File>>);
-
-impl Connection {
-    fn reader(&self) -> io::Result<File> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).try_clone()
-    }
-
-    fn send(&self, message: &impl Serialize) -> io::Result<()> {
-        let frame = encode(message).map_err(io::Error::other)?;
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(&frame)
-    }
-}
-
-struct ConnectionSink(Connection);
-
-impl Sink for ConnectionSink {
-    fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
-        self.0
-            .send(&BatchMessage(batch))
-            .map_err(|error| SinkError(format!("cannot send to the vprof that writes the profile: {error}")))
-    }
 }

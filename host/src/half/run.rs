@@ -14,6 +14,7 @@ use super::process::HalfProcess;
 use super::{Descriptors, HalfJob};
 use crate::link::{Link, Phase};
 use crate::network::{Cable, NetworkError, Passt, Plugged};
+use crate::process::Foreign;
 use crate::protocol::FrameError;
 use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunStage};
@@ -56,7 +57,7 @@ pub enum HalfError {
     #[error("the guest's process sent {0}; the guest may have taken it over")]
     Protocol(FrameError),
     /// The run failed in the process.
-    #[error("{sentence}")]
+    #[error("{}", Foreign(.sentence))]
     Inside {
         /// The stage of the run in which it failed.
         stage: Stage,

@@ -34,6 +34,13 @@ impl Log {
         log
     }
 
+    /// Reads one stream of a process from now on.
+    pub(crate) fn follow(stream: impl AsyncRead + Unpin + Send + 'static) -> Self {
+        let mut log = Self { tail: Arc::default(), readers: JoinSet::new() };
+        log.readers.spawn(read(stream, Arc::clone(&log.tail)));
+        log
+    }
+
     /// The last lines of a QEMU that has ended.
     pub async fn last_words(mut self) -> String {
         // Another process may hold the pipes open.

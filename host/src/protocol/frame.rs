@@ -4,6 +4,8 @@
 //! | length: u32, little endian | message: postcard, `length` bytes |
 //! ```
 
+use std::io::{self, Read};
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -33,6 +35,24 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, FrameError> {
         _ => return Err(FrameError::TooLong(length)),
     }
     Ok(frame)
+}
+
+/// Reads one message, and nothing after it; `None` at the end of the stream.
+///
+/// # Errors
+/// The stream cannot be read, or has no message.
+pub fn read_message<T: DeserializeOwned>(from: &mut impl Read) -> io::Result<Option<T>> {
+    let mut prefix = [0; 4];
+    match from.read_exact(&mut prefix) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        read => read?,
+    }
+    let length = u64::from(u32::from_le_bytes(prefix));
+    let mut frame = prefix.to_vec();
+    from.take(length.min(MAX_FRAME as u64)).read_to_end(&mut frame)?;
+    let mut decoder = Decoder::default();
+    decoder.push(&frame);
+    decoder.next_message().map_err(io::Error::other)
 }
 
 /// Collects bytes and gives whole messages.
@@ -96,6 +116,22 @@ mod tests {
             }
             assert_eq!(received, sent, "in chunks of {size}");
         }
+    }
+
+    #[test]
+    fn one_message_is_read_and_the_next_one_stays() {
+        let frames =
+            [encode(&ToHost::Stop).unwrap(), encode(&ToHost::ConsoleInput(vec![7])).unwrap()].concat();
+        let mut stream = &frames[..];
+        assert_eq!(read_message(&mut stream).unwrap(), Some(ToHost::Stop));
+        assert_eq!(read_message(&mut stream).unwrap(), Some(ToHost::ConsoleInput(vec![7])));
+        assert_eq!(read_message::<ToHost>(&mut stream).unwrap(), None);
+        assert_eq!(
+            read_message::<ToHost>(&mut &frames[..4]).unwrap(),
+            None,
+            "the process has ended within it"
+        );
+        assert!(read_message::<ToHost>(&mut &[255, 255, 255, 255, 0][..]).is_err());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use sampler::conditions::RunTrigger;
 use serde::{Deserialize, Serialize};
 
 pub use control::{About, Reply, Request, RequestError, Then, read_reply, read_request};
-pub use frame::{Decoder, FrameError, encode};
+pub use frame::{Decoder, FrameError, encode, read_message};
 pub use portable::{BatchMessage, FromHost, Job, ToHost};
 
 /// Change of a running session; both wires end in it.

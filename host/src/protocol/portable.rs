@@ -66,6 +66,8 @@ pub enum FromHost {
         /// The reason in one sentence.
         sentence: String,
     },
+    /// A sentence for a person, at once.
+    Note(String),
 }
 
 /// [`FromHost::Batch`] without a copy of the rows: both have the same bytes.

@@ -3,7 +3,10 @@
 //! The thread writes, the collector reads, and neither waits. A version number shows a reader that a change
 //! was in progress (a sequence lock with one writer, which never retries).
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
+
+use vmm::ThreadId;
 
 use super::host::{ThreadReader, ThreadTimes};
 
@@ -52,6 +55,8 @@ pub(crate) struct StateClock {
     thread: AtomicI32,
     /// Process that the thread belongs to; 0 for this one.
     process: AtomicI32,
+    /// Reader of the times of a thread of another process.
+    foreign: OnceLock<ThreadReader>,
     /// The thread's times when its clock started.
     first: [AtomicU64; 2],
     /// The thread's times when it ended.
@@ -65,11 +70,21 @@ impl StateClock {
     /// Starts the clock in state `Vmm`. Called once, on the vCPU's thread.
     pub(crate) fn start(&self, now_ns: u64, times: Option<ThreadTimes>) {
         // SAFETY: has no preconditions.
-        self.start_of(0, unsafe { libc::gettid() }, now_ns, times);
+        let thread = unsafe { libc::gettid() };
+        self.start_as(ThreadId { process: 0, thread }, now_ns, times);
     }
 
-    /// Starts the clock of a thread of another process.
-    pub(crate) fn start_of(&self, process: i32, thread: i32, now_ns: u64, times: Option<ThreadTimes>) {
+    /// Starts the clock of a thread of another process, whose times `reader` reads.
+    pub(crate) fn start_of(&self, id: ThreadId, reader: Option<ThreadReader>, now_ns: u64) {
+        let times = reader.as_ref().and_then(ThreadReader::read);
+        if let Some(reader) = reader {
+            // Set once: a clock is started once.
+            drop(self.foreign.set(reader));
+        }
+        self.start_as(id, now_ns, times);
+    }
+
+    fn start_as(&self, ThreadId { process, thread }: ThreadId, now_ns: u64, times: Option<ThreadTimes>) {
         self.process.store(process, Ordering::Relaxed);
         self.thread.store(thread, Ordering::Relaxed);
         let ThreadTimes { run_ns, waited_ns } = times.unwrap_or_default();
@@ -144,7 +159,7 @@ impl StateClock {
         let thread = Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)?;
         match self.process.load(Ordering::Relaxed) {
             0 => ThreadReader::new(thread),
-            process => ThreadReader::of(process, thread),
+            _ => self.foreign.get()?.duplicate(),
         }
     }
 

@@ -29,10 +29,15 @@ impl ThreadReader {
         Some(Self { clock: Some((!thread << 3) | 6), schedstat })
     }
 
-    /// Opens the reader of a thread of another process. Its CPU time is as of the last tick of the host's
-    /// scheduler, or of the last time that the thread left a CPU.
-    pub(crate) fn of(process: i32, thread: i32) -> Option<Self> {
-        Some(Self { clock: None, schedstat: schedstat_of(process, thread)? })
+    /// Makes the reader of a thread of another process, by its open scheduler statistics. Its CPU time is as
+    /// of the last tick of the host's scheduler, or of the last time that the thread left a CPU.
+    pub(crate) fn of(schedstat: File) -> Self {
+        Self { clock: None, schedstat }
+    }
+
+    /// Returns another reader of the same thread; `None` if no descriptor is left.
+    pub(crate) fn duplicate(&self) -> Option<Self> {
+        Some(Self { clock: self.clock, schedstat: self.schedstat.try_clone().ok()? })
     }
 
     /// Reads the times; `None` once the thread is gone.
@@ -52,11 +57,6 @@ pub(crate) fn own_times() -> Option<ThreadTimes> {
 /// Opens the scheduler's statistics of the calling thread, for [`waited`].
 pub(crate) fn own_schedstat() -> Option<File> {
     File::open("/proc/thread-self/schedstat").ok()
-}
-
-/// Opens the scheduler's statistics of a thread of another process, for [`waited`].
-pub(crate) fn schedstat_of(process: i32, thread: i32) -> Option<File> {
-    File::open(format!("/proc/{process}/task/{thread}/schedstat")).ok()
 }
 
 /// Returns the CPU time of the calling thread, ns.

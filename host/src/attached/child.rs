@@ -1,0 +1,397 @@
+//! The process of an attach half.
+
+use std::io::{self, Read};
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use attach::gdb::GdbTarget;
+use attach::{
+    AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, JobControl,
+    Process, RateLimit, RunningMachine, Target, TargetChoice, VcpuCounts, capabilities,
+};
+use images::ImageError;
+use profile::estimate::ONE_CLOCK;
+use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
+use symbols::names::{OpenFiles, no_files};
+use text::clean::escaped;
+use text::units;
+use tokio::runtime::Runtime;
+use wall::{AttachedWall, Reach, SyscallPolicy, WallError};
+
+use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, ChosenVm, FoundVm, LoweredRate};
+use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey};
+use crate::guest::{GuestError, Inputs, watch};
+use crate::heap;
+use crate::link::{Link, Watcher, link};
+use crate::protocol::FromHost;
+use crate::spec::{DiskSpec, GuestEnd, Outcome};
+use crate::stage::Stage;
+
+/// Data that a profile of an attached machine lacks, after what else its engine does not count.
+const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
+/// The same of a machine whose exits are not counted.
+const ESTIMATED: &str = "; its time in the VMM is estimated by samples";
+/// Data that a profile through a stub lacks.
+const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports nothing between two stops: how a vCPU's time divides \
+                               into guest, halted and vmm is estimated by samples, with what it waits for the host in `guest`; \
+                               exits, interrupts that devices raise, and the console are not known";
+
+/// Time limit of the search for the guest's memory before the first sample.
+const PROOF_LIMIT: Duration = Duration::from_secs(3);
+/// Signals by which a terminal stops this process, which must hold no vCPU then.
+const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
+
+/// Reason why the machine is not profiled.
+#[derive(Debug, thiserror::Error)]
+enum ChildError {
+    /// The job is not understood.
+    #[error("the process that attaches got no job: {0}")]
+    Job(#[from] serde_json::Error),
+    /// A part of the wall cannot be raised.
+    #[error("cannot raise the wall around the process that attaches: {0}")]
+    Wall(#[from] WallError),
+    /// A descriptor is of no use, or no thread is left.
+    #[error("the process that attaches cannot start: {0}")]
+    Start(#[from] io::Error),
+    /// The machine is not found, or refused.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A disk cannot be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The run failed.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+}
+
+/// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once,
+/// by a process with one thread.
+///
+/// # Errors
+/// The connection is closed.
+pub fn main(job: RawFd) -> io::Result<()> {
+    leave_signals_to_parent();
+    let connection = Connection::of_stdin();
+    let prepared = match prepare(job) {
+        Ok(Ok(prepared)) => prepared,
+        Ok(Err(machines)) => return connection.send(&FoundVm::Unchosen(machines)),
+        Err(error) => return connection.send(&FoundVm::Refused(error.to_string())),
+    };
+    connection.send(&FoundVm::Found(prepared.found.vm.clone()))?;
+    let message = match profile(prepared, &connection) {
+        Ok(outcome) => FromHost::End(outcome),
+        Err(error) => FromHost::Error { stage: Stage::BeforeGuest, sentence: error.to_string() },
+    };
+    connection.send(&message)
+}
+
+/// A half inside its wall, before it reads a byte of the guest.
+struct Prepared {
+    spec: AttachSpec,
+    found: FoundMachine,
+    files: OpenFiles,
+    /// Parts of the wall, for the profile.
+    wall: String,
+    /// Made before the wall: it takes descriptors that are not available inside of it.
+    runtime: Runtime,
+}
+
+/// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
+/// there is not exactly one.
+fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildError> {
+    let mut text = Vec::new();
+    // SAFETY: the descriptors of the job are this process's own, and each occurs once in it.
+    unsafe { inherited(job) }.read_to_end(&mut text)?;
+    let AttachJob { spec, disks, report } = serde_json::from_slice(&text)?;
+    // SAFETY: as above.
+    let report = OwnedFd::from(unsafe { inherited(report) });
+    capabilities::raise_tracing()?;
+    let found = match FoundMachine::find(&spec.target)? {
+        Ok(found) => found,
+        Err(machines) => return Ok(Err(machines)),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let wall = wall_of(&found.machine, spec.policy, report);
+    let wall = wall::enter_attached(wall)?.words();
+    capabilities::limit_threads();
+    // SAFETY: as above.
+    let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
+    let files = open_disks(disks)?;
+    Ok(Ok(Prepared { spec, found, files, wall, runtime }))
+}
+
+fn wall_of(machine: &Machine, policy: SyscallPolicy, report: OwnedFd) -> AttachedWall {
+    let reach = machine.reach();
+    let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
+    AttachedWall { policy, reach, capabilities, report }
+}
+
+/// The guest's files on its disks, which its VMM has open as well.
+fn open_disks(disks: impl Iterator<Item = (DiskSpec, std::fs::File)>) -> Result<OpenFiles, ImageError> {
+    let disks: Vec<_> = disks.map(|(disk, file)| disk.contents(file, false)).collect::<Result<_, _>>()?;
+    Ok(if disks.is_empty() { no_files() } else { images::files::open(disks) })
+}
+
+/// A machine, and what is said of it.
+struct FoundMachine {
+    machine: Machine,
+    vm: AttachedVm,
+    /// By what it is profiled.
+    by: String,
+    /// Name of the means by which it is sampled, and the reason as a sentence.
+    engine: (&'static str, String),
+    /// Data that the profile lacks, as a sentence.
+    not_had: String,
+    /// Events of the profile: kind and sentence.
+    notes: Vec<(&'static str, String)>,
+    /// Counts of the vCPUs.
+    counts: Vec<VcpuCounts>,
+}
+
+/// A machine, by what it was found.
+enum Machine {
+    Process(Box<Target>),
+    Stub(Box<GdbTarget>),
+}
+
+impl FoundMachine {
+    fn find(target: &AttachTarget) -> Result<Result<Self, Vec<RunningMachine>>, AttachError> {
+        let (vm, choice) = match target {
+            AttachTarget::Process(vm, choice) => (vm, choice),
+            AttachTarget::Stub(address) => return Self::find_stub(address).map(Ok),
+        };
+        let pid = {
+            let _search = capabilities::SearchRight::raise();
+            match vm {
+                ChosenVm::Pid(pid) => attach::find_holder(*pid)?,
+                ChosenVm::Name(name) => attach::find_by_name(name)?,
+                ChosenVm::Only => match attach::running_machines() {
+                    machines if machines.len() != 1 => return Ok(Err(machines)),
+                    machines => machines.first().map_or(0, |machine| machine.pid),
+                },
+            }
+        };
+        Self::find_process(pid, *choice).map(Ok)
+    }
+
+    fn find_process(pid: i32, choice: TargetChoice) -> Result<Self, AttachError> {
+        let mut target = Target::find_by(choice, pid, most_vcpus(), Some(guard_program()))?;
+        let label = label(target.process());
+        let engine = (target.engine(), target.engine_sentence());
+        let mut notes = vec![("engine", target.engine_sentence())];
+        let mut vcpus = counted(target.vcpus());
+        if target.unseen() > 0 {
+            let left_out = left_out(target.unseen());
+            vcpus = format!("{vcpus} ({left_out})");
+            notes.push(("missing", left_out));
+        }
+        let mut sentences = vec![format!("attached to {label}, {vcpus}")];
+        if choice.engine != EngineChoice::Ptrace {
+            sentences.push(target.engine_sentence());
+        }
+        let vm = AttachedVm { label, sentences };
+        let counts = target.counts();
+        let uncounted = target.uncounted();
+        let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
+        let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
+        let (machine, by) = (Machine::Process(Box::new(target)), program(pid));
+        Ok(Self { machine, vm, by, engine, not_had, notes, counts })
+    }
+
+    fn find_stub(address: &str) -> Result<Self, AttachError> {
+        let target = GdbTarget::connect(address, most_vcpus(), Some(guard_program()))?;
+        let stub = format!("the GDB stub at {}", escaped(address));
+        let label = target.process().map_or_else(|| stub.clone(), label);
+        let memory = match target.memory() {
+            AttachedMemory::Process(_) => "memory from its process",
+            AttachedMemory::Stub(_) => "memory through the stub",
+        };
+        let through = if target.process().is_some() { format!(" through {stub}") } else { String::new() };
+        let sentences = vec![format!("attached to {label}{through}, {}, {memory}", counted(target.vcpus()))];
+        let under = target.process().map(|process| format!(", {}", program(process.pid())));
+        let by = format!("through {stub}{}, {memory}", under.unwrap_or_default());
+        let vm = AttachedVm { label, sentences };
+        let engine = ("gdb", format!("{stub} stops all vCPUs for samples: --gdb"));
+        let (machine, not_had) = (Machine::Stub(Box::new(target)), NOT_HAD_BY_STUB.to_owned());
+        Ok(Self { machine, vm, by, engine, not_had, notes: Vec::new(), counts: Vec::new() })
+    }
+}
+
+impl Machine {
+    fn reach(&self) -> Reach {
+        match self {
+            Self::Process(target) => target.reach(),
+            Self::Stub(target) => target.reach(),
+        }
+    }
+
+    fn job_control(&self) -> JobControl {
+        match self {
+            Self::Process(target) => target.job_control(),
+            Self::Stub(target) => target.job_control(),
+        }
+    }
+
+    /// Searches for the layout of the guest's memory, so that the first sample already has a name.
+    fn prove(&mut self) {
+        match self {
+            Self::Process(target) => target.prove(PROOF_LIMIT),
+            Self::Stub(target) => target.prove(PROOF_LIMIT),
+        }
+    }
+
+    fn rate_limit(&self) -> Option<RateLimit> {
+        match self {
+            Self::Process(target) => target.rate_limit(),
+            Self::Stub(target) => target.rate_limit(),
+        }
+    }
+
+    fn vcpus(&self) -> usize {
+        match self {
+            Self::Process(target) => target.vcpus(),
+            Self::Stub(target) => target.vcpus(),
+        }
+    }
+
+    fn process(&self) -> Option<&Process> {
+        match self {
+            Self::Process(target) => Some(target.process()),
+            Self::Stub(target) => target.process(),
+        }
+    }
+
+    /// Starts the ticks, with one sampler per vCPU, in the order of the vCPUs.
+    fn start(self, samplers: Vec<AttachedSampler>) -> Result<Attachment<AttachedSampler>, AttachError> {
+        let mut samplers = samplers.into_iter();
+        let next = move |_| samplers.next().expect("the session has one observer per vCPU");
+        match self {
+            Self::Process(target) => Attachment::start(*target, next),
+            Self::Stub(target) => Attachment::start_by_gdb(*target, next),
+        }
+    }
+}
+
+/// Samples the machine until it ends, or until the parent ends the run.
+fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, ChildError> {
+    let Prepared { spec, found, files, wall, runtime } = prepared;
+    let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
+    machine.job_control().install(&STOPS)?;
+    let (own_side, watcher) = link();
+    let Watcher { stop, input, control, console: _, output: _, phase, notes: _ } = watcher;
+    let reader = connection.reader()?;
+    std::thread::Builder::new().name("vprof-port".to_owned()).spawn(move || {
+        // A smaller set is always allowed.
+        let _allowed = capabilities::drop_all();
+        obey(reader, &stop, &input, &control);
+    })?;
+    machine.prove();
+    let wanted = spec.recording.rate_hz;
+    let lowered = LoweredRate::new(wanted, machine.rate_limit());
+    if let Some(lowered) = lowered {
+        notes.insert(0, ("rate", lowered.sentence()));
+        if !spec.quiet {
+            // A connection that fails ends the run through the sink.
+            let _failed = connection.send(&FromHost::Note(lowered.sentence()));
+        }
+    }
+    let one_clock = matches!(machine, Machine::Stub(_));
+    let meta = [
+        ("image", Some(vm.label)),
+        ("host", Some("attached".to_owned())),
+        ("host_reason", Some(by)),
+        ("engine", Some(engine.0.to_owned())),
+        ("engine_reason", Some(engine.1)),
+        ("pid", machine.process().map(|process| process.pid().to_string())),
+        ("not_had", Some(not_had)),
+        // Behind a stub all vCPUs stop at once.
+        (ONE_CLOCK, one_clock.then(|| "1".to_owned())),
+        ("wall", Some(wall)),
+    ];
+    let config = SessionConfig {
+        vcpus: u8::try_from(machine.vcpus()).unwrap_or(u8::MAX),
+        recording: RecordingConfig {
+            rate_hz: lowered.map_or(wanted, |lowered| lowered.hz),
+            ..spec.recording.clone()
+        },
+        meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
+    };
+    heap::give_back_at_once();
+    let sink = Box::new(ConnectionSink(connection.clone()));
+    let (mut session, samplers) = Session::new(config, sink, files);
+    session.set_counts(counts);
+    spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
+    for (kind, note) in &notes {
+        session.event(kind, note);
+    }
+    let attached = machine.start(samplers.into_iter().map(AttachedSampler::from).collect())?;
+    session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
+    let Link { mut stop, mut input, mut control, phase: state, .. } = own_side;
+    let run = async {
+        let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+        watch(&attached, &session, spec.duration, inputs, None, &state).await
+    };
+    runtime.block_on(forward(run, phase, connection))?;
+    Ok(finish(session, attached.wait()))
+}
+
+/// Ends the profile, however the attachment ended.
+fn finish(session: Session, ended: Result<EndedAttachment<AttachedSampler>, AttachError>) -> Outcome {
+    let (end, swapped_out, trouble) = match ended {
+        // The observers hold the writing ends of the rings that the collector empties.
+        Ok(EndedAttachment { end, observers, swapped_out }) => {
+            drop(observers);
+            (end, swapped_out, None)
+        }
+        Err(error) => (AttachmentEnd::Detached, 0, Some(error.to_string())),
+    };
+    if swapped_out > 0 {
+        session.event("missing", &lacking(swapped_out));
+    }
+    let end = GuestEnd::Left(end);
+    session.event("end", trouble.as_ref().unwrap_or(&end.sentence()));
+    let totals = session.finish(vec![("samples_swapped_out".to_owned(), swapped_out.to_string())]);
+    Outcome { end, totals, host_restarts: 0, trouble: trouble.into_iter().collect() }
+}
+
+/// Returns the sentence on samples that lack a part of the guest's memory.
+fn lacking(samples: u64) -> String {
+    let (lack, their) = if samples == 1 { ("lacks", "its") } else { ("lack", "their") };
+    format!(
+        "{} {lack} parts of {their} stacks, processes or threads: the host had that memory of the guest swapped out",
+        units::counted(samples, "sample")
+    )
+}
+
+/// This program as the guard of an attached machine.
+fn guard_program() -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg("attach-guard");
+    program
+}
+
+fn most_vcpus() -> usize {
+    usize::from(vmm::config::MAX_VCPUS)
+}
+
+fn label(process: &Process) -> String {
+    format!("process {} ({})", process.pid(), escaped(process.name()))
+}
+
+fn counted(vcpus: usize) -> String {
+    units::counted(u64::try_from(vcpus).unwrap_or(u64::MAX), "vCPU")
+}
+
+/// Returns the sentence on vCPUs whose threads were not found.
+fn left_out(unseen: usize) -> String {
+    let (were, are) = if unseen == 1 { ("was", "is") } else { ("were", "are") };
+    format!("{} more {were} not seen in the guest and {are} left out", counted(unseen))
+}
+
+/// The program of the process.
+fn program(pid: i32) -> String {
+    let path = std::fs::read_link(Path::new("/proc").join(pid.to_string()).join("exe")).unwrap_or_default();
+    format!("runs under {}", escaped(&path.to_string_lossy()))
+}

@@ -1,0 +1,193 @@
+//! Starting an attach half, and the conversation with it.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, ExitStatus, Stdio};
+use std::time::Duration;
+
+use attach::RunningMachine;
+use profile::{Batch, Sink};
+use text::message::Reason;
+use tokio::net::unix::pipe;
+use tokio::time::{Instant, sleep};
+
+use super::{AttachJob, AttachSpec, AttachedVm, COMMAND, FoundVm};
+use crate::link::Link;
+use crate::portable::log::Log;
+use crate::process::{Foreign, refused_call, walled_command};
+use crate::protocol::{FrameError, read_message};
+use crate::relay::{Relay, RelayEnd};
+use crate::spec::{DiskSpec, Outcome};
+
+/// Time in which a half ends whose connection is closed: it lets the machine go.
+const END_LIMIT: Duration = Duration::from_secs(10);
+/// The same for a half whose run is given up.
+const DROP_LIMIT: Duration = Duration::from_millis(500);
+/// Interval of checks for the half's end.
+const END_CHECK: Duration = Duration::from_millis(2);
+/// Bytes of its last words.
+const WORDS: u64 = 4 << 10;
+
+/// Reason why a machine of another VMM is not profiled to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachedError {
+    /// The process cannot be started.
+    #[error("cannot {action}: {}", Reason(.source))]
+    Start {
+        /// Like "start the process that attaches".
+        action: &'static str,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// The machine cannot be profiled, or no longer. The sentence is that of the half.
+    #[error("{}", Foreign(.0))]
+    Refused(String),
+    /// The run was ended before there was anything to profile.
+    #[error("stopped before the first sample: there is no profile")]
+    Stopped,
+    /// The process has ended without an outcome.
+    #[error("the process that samples the VM ended: {}", Foreign(.0))]
+    Ended(String),
+    /// The process sent an invalid message.
+    #[error("the process that samples the VM sent {0}; the guest may have taken it over")]
+    Protocol(FrameError),
+}
+
+fn start(action: &'static str) -> impl Fn(io::Error) -> AttachedError {
+    move |source| AttachedError::Start { action, source }
+}
+
+/// Attach half that has found its machine. Dropping it ends it; the machine continues to run.
+#[derive(Debug)]
+pub struct AttachHalf {
+    child: Child,
+    connection: UnixStream,
+    report: Option<io::PipeReader>,
+}
+
+/// Outcome of the start of a half.
+#[derive(Debug)]
+pub enum StartedHalf {
+    /// The half, and its machine.
+    Found(AttachHalf, AttachedVm),
+    /// No machine was chosen, and these are there: none, or several.
+    Unchosen(Vec<RunningMachine>),
+}
+
+impl Drop for AttachHalf {
+    fn drop(&mut self) {
+        // All of these fail if it has ended.
+        let _closed = self.connection.shutdown(std::net::Shutdown::Both);
+        // It lets the machine go, at best by itself.
+        let deadline = std::time::Instant::now() + DROP_LIMIT;
+        while matches!(self.child.try_wait(), Ok(None)) && std::time::Instant::now() < deadline {
+            std::thread::sleep(END_CHECK);
+        }
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
+}
+
+impl AttachHalf {
+    /// Starts a half. `disks` are only read.
+    ///
+    /// # Errors
+    /// There is no such machine, or it cannot be profiled.
+    pub fn start(spec: AttachSpec, disks: Vec<(DiskSpec, File)>) -> Result<StartedHalf, AttachedError> {
+        let failed = start("start the process that attaches");
+        let (connection, theirs) = UnixStream::pair().map_err(&failed)?;
+        let (report, report_writer) = io::pipe().map_err(&failed)?;
+        let numbers: Vec<_> = disks.iter().map(|(disk, file)| (disk.clone(), file.as_raw_fd())).collect();
+        let inherited =
+            numbers.iter().map(|(_, number)| *number).chain([report_writer.as_raw_fd()]).collect();
+        let job = AttachJob { spec, disks: numbers, report: report_writer.as_raw_fd() };
+        let (mut command, job_file) = walled_command(COMMAND, &job, inherited).map_err(&failed)?;
+        command.stdin(Stdio::from(OwnedFd::from(theirs))).stdout(Stdio::null()).stderr(Stdio::piped());
+        let child = command.spawn().map_err(&failed)?;
+        // The process has its own copies. Its end is noticed by the closed connection.
+        drop((command, job_file, report_writer, disks));
+        let mut half = Self { child, connection, report: Some(report) };
+        match read_message(&mut half.connection).map_err(start("hear from the process that attaches"))? {
+            Some(FoundVm::Found(vm)) => Ok(StartedHalf::Found(half, vm)),
+            Some(FoundVm::Unchosen(machines)) => Ok(StartedHalf::Unchosen(machines)),
+            Some(FoundVm::Refused(sentence)) => Err(AttachedError::Refused(sentence)),
+            None => Err(half.ended_early()),
+        }
+    }
+
+    /// Returns the error of a half that has ended before its first message.
+    fn ended_early(&mut self) -> AttachedError {
+        let status = match self.child.wait() {
+            Ok(status) => status,
+            Err(source) => return start("wait for the process that attaches")(source),
+        };
+        let mut words = Vec::new();
+        if let Some(stderr) = self.child.stderr.take() {
+            // Without its words the status is all that is left.
+            let _unread = stderr.take(WORDS).read_to_end(&mut words);
+        }
+        self.reason(status, String::from_utf8_lossy(&words).trim())
+    }
+
+    fn reason(&mut self, status: ExitStatus, words: &str) -> AttachedError {
+        let refused = self.report.take().and_then(|report| refused_call(report, status));
+        // The guard's sentence begins as vprof's own do.
+        let words = words.trim_start_matches("vprof: ");
+        AttachedError::Ended(match refused {
+            Some(refused) => refused,
+            None if words.is_empty() => status.to_string(),
+            None => format!("{status}: {words}"),
+        })
+    }
+
+    /// Writes the half's rows to `sink` until the run ends.
+    ///
+    /// # Errors
+    /// The half ends without an outcome.
+    pub async fn run(mut self, mut link: Link, sink: Box<dyn Sink>) -> Result<Outcome, AttachedError> {
+        let failed = start("hear from the process that samples the VM");
+        let connection = self.connection.try_clone().map_err(&failed)?;
+        connection.set_nonblocking(true).map_err(&failed)?;
+        let connection = tokio::net::UnixStream::from_std(connection).map_err(&failed)?;
+        let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr.into()));
+        let log = stderr.transpose().map_err(&failed)?.map(Log::follow);
+        let mut relay = Relay::new(sink, Batch::default(), None);
+        let result = relay.talk(connection, &mut link).await;
+        // A half that is still there lets the machine go.
+        self.connection.shutdown(std::net::Shutdown::Both).map_err(&failed)?;
+        let status = self.end().await.map_err(start("wait for the process that samples the VM"))?;
+        let words = match log {
+            Some(log) if !status.success() => log.last_words().await,
+            _ => String::new(),
+        };
+        let sink_error = relay.finish();
+        match result {
+            Ok(mut outcome) => {
+                outcome.totals.sink_error = sink_error.or(outcome.totals.sink_error);
+                Ok(outcome)
+            }
+            Err(RelayEnd::Failed(_, sentence)) => Err(AttachedError::Refused(sentence)),
+            Err(RelayEnd::Stopped) => Err(AttachedError::Stopped),
+            Err(RelayEnd::Protocol(error)) => Err(AttachedError::Protocol(error)),
+            Err(RelayEnd::Closed | RelayEnd::Silent(_) | RelayEnd::Stalled(_) | RelayEnd::Version(_)) => {
+                Err(self.reason(status, &words))
+            }
+        }
+    }
+
+    /// Waits for the end of the process; ends it if that takes too long.
+    async fn end(&mut self) -> io::Result<ExitStatus> {
+        let deadline = Instant::now() + END_LIMIT;
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                self.child.kill()?;
+            }
+            sleep(END_CHECK).await;
+        }
+    }
+}

@@ -26,7 +26,7 @@ impl ProcessLock {
             Err(TryLockError::WouldBlock) => {
                 let inode = file.metadata().map_err(failed)?.ino();
                 let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-                Err(AttachError::InUse { pid, by: owner(&locks, inode) })
+                Err(AttachError::InUse { pid, by: owner(&locks, inode).map(starter) })
             }
             Err(TryLockError::Error(error)) => Err(failed(error)),
         }
@@ -45,9 +45,23 @@ fn owner(locks: &str, inode: u64) -> Option<i32> {
     })
 }
 
+/// Returns the process that started this one, if it runs the same program: the vprof that its user ends, of
+/// which this one is a part. Else the process itself.
+fn starter(pid: i32) -> i32 {
+    let program =
+        |pid: i32| fs::metadata(format!("/proc/{pid}/exe")).ok().map(|file| (file.dev(), file.ino()));
+    let parent = fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| {
+        let (_, rest) = stat.rsplit_once(')')?;
+        rest.split_ascii_whitespace().nth(1)?.parse().ok()
+    });
+    parent.filter(|parent| program(pid).is_some_and(|own| program(*parent) == Some(own))).unwrap_or(pid)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::io::Read;
     use std::os::linux::net::SocketAddrExt;
+    use std::process::Stdio;
     use std::sync::{Mutex, MutexGuard, PoisonError};
     use std::time::Duration;
 
@@ -70,6 +84,28 @@ pub(crate) mod tests {
         drop(first);
         // A child of another test has a copy of the descriptor from its fork to its exec.
         testkit::eventually("a lock", Duration::from_secs(10), || ProcessLock::take(&process).ok());
+    }
+
+    #[test]
+    fn a_part_of_vprof_is_the_vprof_that_started_it() {
+        if std::env::var_os("VPROF_PART").is_some() {
+            std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+            return;
+        }
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(starter(own), own, "its parent runs another program");
+        let mut part = std::process::Command::new("/proc/self/exe")
+            .args(["--exact", "lock::tests::a_part_of_vprof_is_the_vprof_that_started_it"])
+            .env("VPROF_PART", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pid = i32::try_from(part.id()).unwrap();
+        assert_eq!(starter(pid), own);
+        drop(part.stdin.take());
+        assert!(part.wait().unwrap().success());
+        assert_eq!(starter(pid), pid);
     }
 
     #[test]

@@ -195,7 +195,8 @@ fuzz_target!(|input: (u8, ProfileChange)| {
         2 => Request::By(By::Module),
         3 => Request::By(By::Irq),
         4 => {
-            (filter.process, filter.symbol) = (Some("hog".to_owned()), Some("a".to_owned()));
+            (filter.process, filter.symbol) =
+                (vec!["hog".to_owned(), "h*g".to_owned()], Some("a".to_owned()));
             Request::Summary
         }
         _ => Request::Summary,

@@ -79,11 +79,11 @@ impl SerialPort {
         }
     }
 
-    /// Sends bytes to the guest; returns how many the FIFO accepted, which is none before it is empty.
+    /// Sends bytes to the guest; returns how many the FIFO accepted: 0 before it is empty.
     ///
     /// The port takes its interrupt back at each byte that is read, and Linux stops reading after 256 bytes
-    /// (`serial8250_rx_chars`, Linux 6.1). Of a FIFO that is filled while the guest reads, the last bytes would
-    /// be left without an interrupt.
+    /// (`serial8250_rx_chars`, Linux 6.1). Of a FIFO that is filled while the guest reads, the last bytes
+    /// would be left without an interrupt.
     pub(crate) fn input(&self, bytes: &[u8]) -> usize {
         let mut uart = self.lock();
         if uart.fifo_capacity() < self.fifo_size {
@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(port.input(b"x"), 1);
     }
 
-    /// Reads like Linux (`serial8250_interrupt`, Linux 6.1): while the port tells of received bytes, until the
+    /// Reads like Linux (`serial8250_interrupt`, Linux 6.1): while the port has received bytes, until the
     /// FIFO is empty, 256 bytes at most. The sender adds bytes after each.
     #[test]
     fn a_sender_that_is_faster_than_the_guest_is_not_stuck() {

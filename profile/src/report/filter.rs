@@ -211,7 +211,8 @@ fn is_numbered((comm, number): (&str, u32), wanted: &str) -> bool {
     numbered == Some((comm, number))
 }
 
-/// True if `wanted` is the name of the process, a pattern of it, its id, or its name with its instance number.
+/// True if `wanted` is the name of the process, a pattern of it, its id, or its name with its instance
+/// number.
 pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) -> bool {
     comm == wanted
         || wanted.parse() == Ok(pid)
@@ -219,7 +220,7 @@ pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) ->
         || is_pattern_of(wanted, comm)
 }
 
-/// True if `pattern` has a `*`, and is `name` with any characters in the place of each `*`.
+/// True if `pattern` has a `*`, and is `name` with each `*` instead of any characters.
 fn is_pattern_of(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return false };
     let Some(mut name) = name.strip_prefix(first) else { return false };

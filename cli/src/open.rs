@@ -26,19 +26,18 @@ const OPENED: Duration = Duration::from_secs(3);
 pub fn command(args: &OpenArgs) -> Result<ExitCode, Error> {
     let source =
         PageSource { profile: &args.profile, base: args.base.as_deref(), filter: profile::Filter::default() };
+    let write = |path: &Path, force| {
+        let mut output = OutputTarget::open(path, force)?;
+        write_page_to(&source, &mut output, args.quiet)?;
+        output.finish()
+    };
     let page = match &args.output {
         Some(path) if path == Path::new("-") => return Err(UsageError::OpenStdout.into()),
         Some(path) => {
-            let mut output = OutputTarget::open(path, args.force)?;
-            write_page_to(&source, &mut output, args.quiet)?;
-            output.finish()?;
+            write(path, args.force)?;
             path.clone()
         }
-        None => temporary(|path| {
-            let mut output = OutputTarget::open(path, true)?;
-            write_page_to(&source, &mut output, args.quiet)?;
-            output.finish()
-        })?,
+        None => temporary(|path| write(path, true))?,
     };
     // A browser cannot open a pipe or a device.
     if !page.is_file() {

@@ -25,6 +25,9 @@ pub(super) fn serial_time(view: &View<'_>) -> Estimate {
         .iter()
         .map(|f| f.kind == FrameKind::Kernel && DRIVER.iter().any(|name| matches(&f.symbol, name)))
         .collect();
+    if !driver.contains(&true) {
+        return Estimate::default();
+    }
     let stacks = view.stacks.with(view.code, &driver);
     let on = |stack: u32| stacks.get(stack as usize).copied().unwrap_or(false);
     let (found, _) =

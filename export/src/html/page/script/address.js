@@ -10,7 +10,9 @@ class PageAddress {
       event.preventDefault();
       const target = document.querySelector(anchor.getAttribute('href'));
       target.scrollIntoView();
-      target.querySelector('h2')?.focus({ preventScroll: true });
+      // As after a link: the next Tab goes on from there.
+      target.tabIndex = -1;
+      target.focus({ preventScroll: true });
     }));
     addEventListener('hashchange', () => {
       if (location.hash !== this.written) {

@@ -1,13 +1,13 @@
 // What changed against the base: the time of each program and of each function, in the base and in this profile.
 
-function showChanges(profile, find) {
+/** `now` are the sums of the whole run. */
+function showChanges(profile, now, find) {
   const { base, programs, functions } = profile;
   if (!base) {
     return;
   }
   $('changes').hidden = false;
   document.querySelector('.bar a[href="#changes"]').parentElement.hidden = false;
-  const now = sums(profile, 0, profile.time.buckets, null);
   const all = { time: now.time, count: now.count, base: base.time, baseCount: base.samples };
   $('changes-note').textContent = `${duration(base.time)} of CPU time in ${base.name}, ${duration(now.time)} in ${profile.name}: ${signed(now.time - base.time)}. Both are whole runs. These two runs are compared, not two programs: runs differ, too. Changes in grey are within the chance of sampling, as if samples were independent; \`vprof diff --repeat\` compares several runs.`;
   const rows = changedPrograms(profile, now).map((row, i) => ({ ...row, name: programs.names[i], module: '' }));

@@ -52,12 +52,16 @@ class Flame {
   }
 
   show(offCpu) {
-    this.offCpu = offCpu;
+    this.choose(offCpu);
     this.zoom = [];
     this.focus = 0;
+    this.update();
+  }
+
+  choose(offCpu) {
+    this.offCpu = offCpu;
     $('on-cpu').setAttribute('aria-pressed', String(!offCpu));
     $('off-cpu').setAttribute('aria-pressed', String(offCpu));
-    this.update();
   }
 
   get shape() {
@@ -114,9 +118,7 @@ class Flame {
 
   /** Shows another graph: values as the page's address has them. */
   restore({ offCpu, invert, byProcess, search, zoom }) {
-    this.offCpu = offCpu && Boolean(this.profile.offCpu);
-    $('on-cpu').setAttribute('aria-pressed', String(!this.offCpu));
-    $('off-cpu').setAttribute('aria-pressed', String(this.offCpu));
+    this.choose(offCpu && Boolean(this.profile.offCpu));
     $('invert').checked = invert;
     $('by-process').checked = byProcess;
     $('search').value = search;

@@ -68,7 +68,7 @@ async function main() {
   new Functions(profile, view, flame);
   const find = (name) => flame.find(name);
   showSummary(profile, { showProgram: (name) => processes.find(name), find });
-  showChanges(profile, find);
+  showChanges(profile, view.sums(), find);
   showTasks(profile);
   showAccounting(profile);
   showExits(profile);

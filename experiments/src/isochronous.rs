@@ -46,7 +46,7 @@ takes less than a microsecond. Emulated, up to a millisecond has been observed, 
 The remaining difference in the emulated guest has a cause in the emulation. The guest continues briefly when a tick is
 due, but is stopped at once when it idles. A tick that is due at the very end of a piece of work is therefore served after
 it. Such ticks can be counted: the vCPU was in the guest when they were due, and halted when they were served. The column
-"served too late" has their time, and "off by with it" the difference if they count for the program, which is the only
+\"served too late\" has their time, and \"off by with it\" the difference if they count for the program, which is the only
 one that runs.
 
 Natively the interrupt of the tick stops the guest within microseconds, so the paper's claim can be tested separately.

@@ -1,6 +1,6 @@
 //! Callers, callees and annotated code.
 
-use super::views::{VFS, WORK, WORK_LEAF, add, ask, known, text};
+use super::views::{VFS, WORK, WORK_LEAF, add, ask, by, frames, known, text};
 use super::*;
 use crate::rows::{CodeRow, CodeSource, StackRow};
 

@@ -2,7 +2,7 @@
 
 use super::views::{ask, text};
 use super::*;
-use crate::rows::{CgroupRow};
+use crate::rows::CgroupRow;
 
 /// Name, pid, parent, start, row of its control group, command line.
 type Process = (&'static str, i32, i32, u64, Option<u32>, &'static str);

@@ -21,7 +21,7 @@ pub(super) fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn frames() -> Vec<FrameRow> {
+pub(super) fn frames() -> Vec<FrameRow> {
     let row = |id, address, call, kind, symbol: Option<&str>, module: Option<&str>, offset| FrameRow {
         id,
         address,
@@ -150,7 +150,7 @@ pub(super) fn ask(run: &Run, filter: &Filter, request: &Request) -> Result<Repor
 }
 
 /// Rows as name, own and total samples.
-fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
+pub(super) fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
     let report = ask(run, filter, &Request::By(by)).expect("a report");
     let breakdown = report.by.expect("what was asked for");
     let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();

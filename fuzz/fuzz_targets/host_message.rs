@@ -7,7 +7,7 @@
 
 use std::time::Duration;
 
-use host::protocol::{Control, Decoder, FromHost, Job, ToHost, encode};
+use host::protocol::{Control, Decoder, FromHost, Job, OutputStream, ToHost, encode};
 use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use images::{ImageInspection, RunSummary};
@@ -89,7 +89,7 @@ fn seeds() -> Vec<Vec<u8>> {
         FromHost::Preparing("writing the disks".to_owned()),
         FromHost::Batch(Box::new(batch)),
         FromHost::Console(b"login: ".to_vec()),
-        FromHost::Output(b"out".to_vec()),
+        FromHost::Output(OutputStream::Errors, b"err".to_vec()),
         FromHost::Status(SessionStatus {
             kernel: Some("6.1".to_owned()),
             top: Some(("a".to_owned(), 0.5)),
@@ -109,6 +109,7 @@ fn seeds() -> Vec<Vec<u8>> {
         ToHost::ConsoleInput(b"ls\r".to_vec()),
         ToHost::Control(Control::Wait(wait.clone())),
         ToHost::Control(Control::Rate(50.0)),
+        ToHost::OutputRead([1 << 20, 7]),
         ToHost::Control(Control::Mark("here".to_owned())),
         ToHost::Control(Control::Wait(RunTrigger::Still(Some(Duration::from_secs(3))))),
     ];
@@ -128,6 +129,7 @@ fn seeds() -> Vec<Vec<u8>> {
                 network: None,
                 vsock_cid: Some(3),
                 virtio_console: false,
+                output_ports: true,
             },
             command: None,
             recording: RecordingConfig::default(),

@@ -4,8 +4,11 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
@@ -13,7 +16,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 use vmm::fuzz::Hardware;
 use vmm::net::Stream;
 use vmm::vsock::{Header, Sockets};
-use vmm::{Disk, DiskMode, Network, Vsock};
+use vmm::{Disk, DiskMode, Network, OUTPUT_PORTS, OutputPorts, PortReader, Vsock};
 
 /// Bytes of guest memory.
 const MEMORY: usize = 1 << 20;
@@ -30,10 +33,11 @@ const USED: u64 = 0x3_0000;
 const BUFFERS: u64 = 0x4_0000;
 /// Bytes from the table and rings of one queue to those of the next.
 const QUEUE: u64 = 0x1000;
-/// Number of devices (disk, random numbers, network card, console, sockets), and maximum of queues used of
-/// each: the third queue of the sockets has no requests.
-const DEVICES: usize = 5;
-const QUEUES: usize = 2;
+/// Number of queues used of each device (disk, random numbers, network card, console, sockets, ports): the
+/// third queue of the sockets has no requests.
+const USED_QUEUES: [usize; DEVICES] = [1, 1, 2, 2, 2, 6];
+const DEVICES: usize = 6;
+const QUEUES: usize = 6;
 /// The guest's context id, and programs of the host that talk to it at once.
 const CID: u32 = 3;
 const PROGRAMS: usize = 4;
@@ -46,6 +50,10 @@ enum DriverStep {
     Descriptor(QueuePlace, u8, DescriptorAddress, u32, u16, u8),
     /// The header of a block request: type, sector.
     Header(u8, u32),
+    /// A message about a port: id, event, value.
+    Message(u8, u8, u8),
+    /// The reader of a port has room for more.
+    Room(bool, u16),
     /// Makes a head available, and notifies the device.
     Submit(QueuePlace, u8),
     /// Makes so many entries of the ring available at once.
@@ -74,16 +82,16 @@ enum DriverStep {
 
 /// A device and one of its queues.
 #[derive(Debug, Clone, Copy, Arbitrary)]
-struct QueuePlace(u8, bool);
+struct QueuePlace(u8, u8);
 
 impl QueuePlace {
     fn device(self) -> usize {
         usize::from(self.0) % DEVICES
     }
 
-    /// Returns the queue's index: disk and random numbers have only one queue.
+    /// Returns the queue's index.
     fn queue(self) -> usize {
-        usize::from(self.1 && self.device() > 1)
+        usize::from(self.1) % USED_QUEUES[self.device()]
     }
 
     /// Returns the address of a table or ring of the queue.
@@ -111,8 +119,33 @@ impl DescriptorAddress {
     }
 }
 
+/// Reader of the ports, with as much room as the input says.
+#[derive(Debug)]
+struct RoomyReader {
+    room: Arc<[AtomicUsize; OUTPUT_PORTS]>,
+    /// Never readable.
+    event: UnixStream,
+}
+
+impl PortReader for RoomyReader {
+    fn room(&self, port: usize, at_end: bool) -> usize {
+        if at_end { 100 } else { self.room[port].load(Ordering::Relaxed) }
+    }
+    fn take(&mut self, port: usize, bytes: &[u8]) {
+        let room = self.room[port].load(Ordering::Relaxed).max(100);
+        assert!(bytes.len() <= room, "no more is passed on than there is room for");
+        self.room[port].store(room - bytes.len(), Ordering::Relaxed);
+    }
+    fn lose(&mut self, _: usize, _: u64) {}
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+    fn acknowledge(&mut self) {}
+}
+
 struct GuestDriver {
     hardware: Hardware,
+    room: Arc<[AtomicUsize; OUTPUT_PORTS]>,
     memory: GuestMemoryMmap,
     cable: UnixStream,
     /// Path of the socket at which programs connect to the guest.
@@ -149,7 +182,7 @@ impl GuestDriver {
             self.register(place, offset, bytes);
         }
         self.register(place, 0x14, &[0x0b]);
-        for queue in [false, true].map(|second| QueuePlace(place.0, second)) {
+        for queue in (0..6u8).map(|queue| QueuePlace(place.0, queue)).take(USED_QUEUES[place.device()]) {
             let index = u16::try_from(queue.queue()).unwrap_or(0);
             self.register(place, 0x16, &index.to_le_bytes());
             self.register(place, 0x18, &16u16.to_le_bytes());
@@ -219,6 +252,14 @@ impl GuestDriver {
                 self.put(BUFFERS, &u64::from(*kind).to_le_bytes());
                 self.put(BUFFERS + 8, &u64::from(*sector).to_le_bytes());
             }
+            DriverStep::Message(id, event, value) => {
+                self.put(BUFFERS, &[*id, 0, 0, 0, *event, 0, *value, 0]);
+            }
+            DriverStep::Room(second, bytes) => {
+                let room = &self.room[usize::from(*second)];
+                room.store(usize::from(*bytes), Ordering::Relaxed);
+                self.hardware.serve();
+            }
             DriverStep::Submit(place, head) => {
                 let next = &mut self.next[place.device()][place.queue()];
                 let slot = place.address(AVAILABLE) + 4 + u64::from(*next % 16) * 2;
@@ -238,7 +279,7 @@ impl GuestDriver {
                 self.hardware.read_memory(u64::from(*offset), &mut bytes);
             }
             DriverStep::Config(device, register, value, choice) => {
-                self.config(device % 7, *register, &width(value.to_le_bytes(), *choice));
+                self.config(device % 8, *register, &width(value.to_le_bytes(), *choice));
             }
             DriverStep::Port(port, value, choice) => {
                 let bytes = width(value.to_le_bytes(), *choice);
@@ -301,17 +342,21 @@ fuzz_target!(|input: (u8, Vec<DriverStep>)| {
         return;
     };
     let vsock = Vsock { cid: CID, backend: Box::new(sockets) };
-    let Some(hardware) = Hardware::new(disk, network, vsock, &memory) else { return };
+    let Ok((event, _other)) = UnixStream::pair() else { return };
+    let room = Arc::new([const { AtomicUsize::new(0) }; OUTPUT_PORTS]);
+    let reader = RoomyReader { room: Arc::clone(&room), event };
+    let ports = OutputPorts { names: ["first", "second"], reader: Box::new(reader) };
+    let Some(hardware) = Hardware::new(disk, network, vsock, ports, &memory) else { return };
     let next = [[0; QUEUES]; DEVICES];
     let mut driver =
-        GuestDriver { hardware, memory, cable, sockets: path, programs: Vec::new(), listener, next };
+        GuestDriver { hardware, room, memory, cable, sockets: path, programs: Vec::new(), listener, next };
     for step in steps.iter().take(STEPS) {
         driver.step(step);
     }
     assert_eq!(File::metadata(&view).map(|meta| meta.len()).ok(), Some(DISK), "a disk keeps its size");
     // Whatever was done, a reset makes devices that work.
-    for device in 0..5 {
-        driver.register(QueuePlace(device, false), 0x14, &[0]);
+    for device in 0..6 {
+        driver.register(QueuePlace(device, 0), 0x14, &[0]);
         driver.hardware.serve();
     }
 });

@@ -9,7 +9,7 @@ use profile::{Batch, Sink, SinkError};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
 
-use crate::link::Phase;
+use crate::link::{BytesRead, Phase};
 use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
 
 /// Signals of the terminal, and those that end a run: they are for the parent, which decides.
@@ -60,6 +60,7 @@ pub(crate) fn obey(
     stop: &watch::Sender<bool>,
     input: &mpsc::Sender<Vec<u8>>,
     control: &mpsc::Sender<Control>,
+    read: &watch::Sender<BytesRead>,
 ) {
     let mut decoder = Decoder::default();
     let mut buffer = [0; 4096];
@@ -80,6 +81,9 @@ pub(crate) fn obey(
                 Ok(Some(ToHost::Control(change))) => {
                     // Fails once the guest has ended.
                     let _ended = control.blocking_send(change);
+                }
+                Ok(Some(ToHost::OutputRead(bytes))) => {
+                    read.send_replace(bytes);
                 }
                 Ok(Some(ToHost::Stop)) => {
                     stop.send_replace(true);

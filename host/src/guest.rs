@@ -21,7 +21,8 @@ use vmm::{Console, Disk, Extra, Machine, MachineEnd, Network, StartError, VmConf
 
 use crate::heap;
 use crate::link::{Link, Phase};
-use crate::protocol::Control;
+use crate::output;
+use crate::protocol::{Control, OutputStream};
 use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
@@ -55,6 +56,9 @@ pub enum GuestError {
     /// The guest's end can't be waited for.
     #[error("can't wait for the machine's end: {}", Reason(.0))]
     Wait(io::Error),
+    /// The command's output has no way to its reader.
+    #[error("can't make the ports for the command's output: {}", Reason(.0))]
+    Ports(io::Error),
     /// The disks can't be opened a second time.
     #[error("can't open the guest's disks again: {}", Reason(.0))]
     Reopen(io::Error),
@@ -65,7 +69,7 @@ impl GuestError {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Start(StartError::Kvm(_)) => Stage::Hypervisor,
-            Self::Image(_) | Self::Start(_) | Self::Reopen(_) => Stage::BeforeGuest,
+            Self::Image(_) | Self::Start(_) | Self::Ports(_) | Self::Reopen(_) => Stage::BeforeGuest,
             Self::Hang(_) | Self::Sink(_) | Self::Wait(_) => Stage::Guest,
         }
     }
@@ -97,7 +101,7 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, GuestError> {
-    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
+    let Link { mut stop, mut input, mut control, console, output, read, phase, notes: _ } = link;
     let contents: Vec<DiskContents> = spec
         .machine
         .disks
@@ -121,7 +125,9 @@ pub async fn run(
         images::files::open(contents.clone()),
     );
     prepare(&mut session, spec, payload.initrd.as_deref());
-    let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
+    // A guest that does not use the ports has the serial port.
+    let by_serial = output[OutputStream::Output.index()].clone();
+    let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, by_serial)).unzip();
     let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
     let machine = &spec.machine;
     let config = VmConfig {
@@ -142,6 +148,12 @@ pub async fn run(
             network: connected.network,
             console: machine.virtio_console.then(|| Console(Box::new(console))),
             vsock: connected.vsock,
+            ports: spec
+                .machine
+                .output_ports
+                .then(|| output::ports(output, read))
+                .transpose()
+                .map_err(GuestError::Ports)?,
         },
     };
     let mut command =

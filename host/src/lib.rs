@@ -23,6 +23,7 @@ pub mod half;
 pub mod heap;
 pub mod link;
 pub mod network;
+mod output;
 pub mod portable;
 mod process;
 pub mod protocol;

@@ -11,6 +11,10 @@ use tokio::sync::{mpsc, watch};
 
 use crate::protocol::Control;
 
+/// Numbers of bytes of a command's streams that their readers have taken, by
+/// [`OutputStream`](crate::protocol::OutputStream).
+pub type BytesRead = [u64; 2];
+
 /// The guest's side of the connection.
 #[derive(Debug)]
 pub struct Link {
@@ -22,8 +26,11 @@ pub struct Link {
     pub control: mpsc::Receiver<Control>,
     /// Takes the guest's console output.
     pub console: ConsoleWriter,
-    /// Takes the output of a command that does not go to the console.
-    pub output: ConsoleWriter,
+    /// Take the output of a command that does not go to the console, by
+    /// [`OutputStream`](crate::protocol::OutputStream).
+    pub output: [ConsoleWriter; 2],
+    /// Progress of the readers of that output.
+    pub read: watch::Receiver<BytesRead>,
     /// Takes news of the run.
     pub phase: watch::Sender<Phase>,
     /// Takes sentences for a person, at once.
@@ -41,8 +48,11 @@ pub struct Watcher {
     pub control: mpsc::Sender<Control>,
     /// Gives the guest's console output.
     pub console: ConsoleReader,
-    /// Gives the output of a command that does not go to the console.
-    pub output: ConsoleReader,
+    /// Give the output of a command that does not go to the console, by
+    /// [`OutputStream`](crate::protocol::OutputStream).
+    pub output: [ConsoleReader; 2],
+    /// Reports progress of the readers of that output.
+    pub read: watch::Sender<BytesRead>,
     /// News of the run.
     pub phase: watch::Receiver<Phase>,
     /// Sentences for a person.
@@ -69,13 +79,16 @@ pub fn link() -> (Link, Watcher) {
     let (notes, notes_receiver) = mpsc::unbounded_channel();
     let (console, console_reader) = console_pipe();
     let (output, output_reader) = console_pipe();
+    let (errors, errors_reader) = console_pipe();
+    let (read, read_receiver) = watch::channel([0; 2]);
     (
         Link {
             stop: stop_receiver,
             input: input_receiver,
             control: control_receiver,
             console,
-            output,
+            output: [output, errors],
+            read: read_receiver,
             phase,
             notes,
         },
@@ -84,7 +97,8 @@ pub fn link() -> (Link, Watcher) {
             input,
             control,
             console: console_reader,
-            output: output_reader,
+            output: [output_reader, errors_reader],
+            read,
             phase: phase_receiver,
             notes: notes_receiver,
         },
@@ -94,6 +108,11 @@ pub fn link() -> (Link, Watcher) {
 /// Maximum size of console output that waits to be written, bytes. Output beyond it is dropped and counted: a
 /// terminal that is stopped must not stop the guest's clock.
 const CONSOLE_BUFFER: usize = 4 << 20;
+/// Size of a piece that is passed on at once, bytes.
+const CONSOLE_PIECE: usize = 256 << 10;
+/// Part of a command's output that the guest may write before its reader has taken it, bytes; beyond it the
+/// guest waits. What the guest has in its queue at its end, up to 2 MiB, has room besides.
+const OUTPUT_WINDOW: usize = 1 << 20;
 /// Size of the console's end that is kept for messages, bytes.
 const CONSOLE_TAIL: usize = 4 << 10;
 
@@ -101,8 +120,11 @@ const CONSOLE_TAIL: usize = 4 << 10;
 struct ConsoleState {
     waiting: VecDeque<u8>,
     tail: VecDeque<u8>,
+    /// All bytes that were accepted.
+    written: u64,
     dropped: u64,
-    closed: bool,
+    /// Number of writers.
+    writers: usize,
 }
 
 #[derive(Debug, Default)]
@@ -118,9 +140,31 @@ impl ConsoleShared {
     }
 }
 
-/// Takes console output from vCPU threads; never waits. Dropping it ends the pipe.
+/// Takes console output from vCPU threads; never waits. The pipe ends with its last writer.
 #[derive(Debug)]
 pub struct ConsoleWriter(Arc<ConsoleShared>);
+
+impl ConsoleWriter {
+    /// Returns the number of bytes for which there is room, if the reader at the other end of the run has taken
+    /// `read` bytes so far. `at_end` includes what is kept for the end.
+    pub(crate) fn room(&self, read: u64, at_end: bool) -> usize {
+        let size = if at_end { CONSOLE_BUFFER } else { OUTPUT_WINDOW };
+        let ahead = self.0.lock().written.saturating_sub(read);
+        size.saturating_sub(usize::try_from(ahead).unwrap_or(usize::MAX))
+    }
+
+    /// Counts bytes that had no room.
+    pub(crate) fn lose(&self, bytes: u64) {
+        self.0.lock().dropped += bytes;
+    }
+}
+
+impl Clone for ConsoleWriter {
+    fn clone(&self) -> Self {
+        self.0.lock().writers += 1;
+        Self(Arc::clone(&self.0))
+    }
+}
 
 /// Gives console output to one thread.
 #[derive(Debug)]
@@ -128,6 +172,7 @@ pub struct ConsoleReader(Arc<ConsoleShared>);
 
 fn console_pipe() -> (ConsoleWriter, ConsoleReader) {
     let shared = Arc::new(ConsoleShared::default());
+    shared.lock().writers = 1;
     (ConsoleWriter(Arc::clone(&shared)), ConsoleReader(shared))
 }
 
@@ -137,6 +182,7 @@ impl Write for ConsoleWriter {
         let room = CONSOLE_BUFFER.saturating_sub(state.waiting.len());
         let taken = &bytes[..bytes.len().min(room)];
         state.waiting.extend(taken);
+        state.written += taken.len() as u64;
         state.dropped += (bytes.len() - taken.len()) as u64;
         state.tail.extend(&bytes[bytes.len().saturating_sub(CONSOLE_TAIL)..]);
         let excess = state.tail.len().saturating_sub(CONSOLE_TAIL);
@@ -152,7 +198,7 @@ impl Write for ConsoleWriter {
 
 impl Drop for ConsoleWriter {
     fn drop(&mut self) {
-        self.0.lock().closed = true;
+        self.0.lock().writers -= 1;
         self.0.changed.notify_all();
     }
 }
@@ -178,14 +224,20 @@ impl ConsoleReader {
 
     fn next(&self) -> Option<Vec<u8>> {
         let mut state = self.0.lock();
-        while state.waiting.is_empty() && !state.closed {
+        while state.waiting.is_empty() && state.writers > 0 {
             state = self.0.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        (!state.waiting.is_empty()).then(|| state.waiting.drain(..).collect())
+        let piece = state.waiting.len().min(CONSOLE_PIECE);
+        (piece > 0).then(|| state.waiting.drain(..piece).collect())
     }
 }
 
 impl ConsolePump {
+    /// Returns true once all output is written.
+    pub fn is_finished(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Waits until all output is written, at most `limit`: a terminal that is stopped can't delay the end.
     /// Returns the number of bytes that were dropped.
     pub fn finish(mut self, limit: Duration) -> u64 {

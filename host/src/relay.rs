@@ -171,6 +171,10 @@ impl Relay {
                     Some(change) => queue(&mut outgoing, &ToHost::Control(change)),
                     None => control_open = false,
                 },
+                Ok(()) = link.read.changed(), if outgoing.is_empty() => {
+                    let read = *link.read.borrow_and_update();
+                    queue(&mut outgoing, &ToHost::OutputRead(read));
+                }
                 () = until(deadline) => return Err(self.stuck()),
             }
         }
@@ -220,7 +224,7 @@ impl Relay {
     fn handle(&mut self, message: FromHost, link: &mut Link) -> Result<Option<Outcome>, RelayEnd> {
         // The recorder sends rows several times a second, whatever the guest does; answers come from another
         // thread.
-        if !matches!(message, FromHost::Status(_) | FromHost::Console(_) | FromHost::Output(_)) {
+        if !matches!(message, FromHost::Status(_) | FromHost::Console(_) | FromHost::Output(..)) {
             self.progressed = Instant::now();
         }
         match message {
@@ -247,9 +251,9 @@ impl Relay {
                 // Never fails: the writer drops what does not fit.
                 let _written = link.console.write_all(&bytes);
             }
-            FromHost::Output(bytes) => {
+            FromHost::Output(stream, bytes) => {
                 // Never fails: the writer drops what does not fit.
-                let _written = link.output.write_all(&bytes);
+                let _written = link.output[stream.index()].write_all(&bytes);
             }
             FromHost::Status(status) => {
                 self.facts.stage = RunStage::Guest;
@@ -302,6 +306,7 @@ mod tests {
     use profile::SinkError;
 
     use super::*;
+    use crate::protocol::OutputStream;
 
     struct FullDisk;
 
@@ -426,6 +431,37 @@ mod tests {
         let hello = FromHost::Hello { kernel: "6.1".to_owned(), version: "0.0.0-other".to_owned() };
         let refused = relay().handle(hello, &mut link);
         assert!(matches!(refused, Err(RelayEnd::Version(version)) if version == "0.0.0-other"));
+    }
+
+    #[tokio::test]
+    async fn output_goes_to_its_stream_and_what_was_read_of_it_is_reported() {
+        let (mut link, watcher) = crate::link::link();
+        let (ours, mut inner) = UnixStream::pair().unwrap();
+        let reported = tokio::spawn(async move {
+            let output = [(OutputStream::Output, "out"), (OutputStream::Errors, "errors")];
+            for (stream, text) in output {
+                let message = FromHost::Output(stream, text.into());
+                inner.write_all(&encode(&message).unwrap()).await.unwrap();
+            }
+            let (mut decoder, mut buffer) = (Decoder::default(), [0; 64]);
+            loop {
+                let count = inner.read(&mut buffer).await.unwrap();
+                decoder.push(&buffer[..count]);
+                if let Some(message) = decoder.next_message::<ToHost>().unwrap() {
+                    return message;
+                }
+            }
+        });
+        watcher.read.send_replace([3, 6]);
+        assert!(matches!(relay().talk(ours, &mut link).await, Err(RelayEnd::Closed)));
+        assert_eq!(reported.await.unwrap(), ToHost::OutputRead([3, 6]));
+        drop(link);
+        for (reader, expected) in watcher.output.into_iter().zip(["out", "errors"]) {
+            let (sender, received) = std::sync::mpsc::channel();
+            let pump = reader.pump(move |bytes| sender.send(bytes.to_vec()).unwrap()).unwrap();
+            assert_eq!(pump.finish(Duration::from_secs(10)), 0);
+            assert_eq!(received.iter().flatten().collect::<Vec<u8>>(), expected.as_bytes());
+        }
     }
 
     #[tokio::test]

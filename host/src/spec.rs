@@ -62,6 +62,8 @@ pub struct MachineSpec {
     pub vsock_cid: Option<u32>,
     /// The guest's console is a virtio-console.
     pub virtio_console: bool,
+    /// The guest has ports for the output of a command.
+    pub output_ports: bool,
 }
 
 /// One disk.

@@ -10,9 +10,12 @@
 //!         <────── script, so many bytes
 //!   starts the system's own default target
 //!         ── mark ──────────────────>       the command begins
-//!         ── its output, byte for byte ──>  standard output
 //!         ── mark, exit status, times ───>  the run's exit code; how long it took
 //! ```
+//!
+//! The command writes to two ports ([`crate::output`]), and what it has written there is with the host before
+//! the last mark. Without such ports, as in a kernel without their driver, its output is between the marks,
+//! both streams in one.
 //!
 //! Nothing of it reaches the guest's disks: the script is in /run. Quoting is easy, since all of the command
 //! line is known here, and the words of the command are quoted for a shell and for nothing else.
@@ -24,6 +27,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
+
+use crate::output::PORT_NAMES;
 
 /// Request of the guest for the script.
 const READY: &[u8] = b"ready\n";
@@ -75,7 +80,7 @@ impl GuestCommand {
     }
 }
 
-/// The script. Its descriptor 3 is the port.
+/// The script. Its descriptor 3 is the serial port; 4 and 5 are the command's output, or the serial port.
 fn script(words: &[OsString], seed: u64, shuts_down: bool) -> Vec<u8> {
     let mut script = b"\
 for target in /etc/systemd/system /run/systemd/system /usr/lib/systemd/system /lib/systemd/system; do
@@ -86,8 +91,35 @@ systemctl start \"$(basename \"$(readlink -f $target)\")\" 3>&- >/dev/null 2>&1
 export HOME=/root USER=root LOGNAME=root SHELL=/bin/sh TERM=dumb LANG=C.UTF-8
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 cd /root || cd /
+exec 4>&3 5>&3
+modprobe -q virtio_console 2>/dev/null
+port() {
+    for name in /sys/class/virtio-ports/*/name; do
+        read -r x <\"$name\" && test \"$x\" = \"$1\" && name=${name%/name} && echo \"/dev/${name##*/}\" && return
+    done 2>/dev/null
+}
 "
     .to_vec();
+    // The driver has a device before the device has its ports. A test that opens a port shows that a program
+    // can, since a shell whose `exec` fails has ended.
+    let [output, errors] = PORT_NAMES;
+    script.extend(
+        format!(
+            "tries=0\n\
+             while test $tries -lt 100; do\n\
+             set -- /sys/bus/virtio/drivers/virtio_console/virtio*\n\
+             test -e \"$1\" || break\n\
+             output=$(port {output}) errors=$(port {errors})\n\
+             if test -n \"$output\" && test -n \"$errors\"; then\n\
+             (exec 4>\"$output\" 5>\"$errors\") 2>/dev/null && exec 4>\"$output\" 5>\"$errors\"\n\
+             break\n\
+             fi\n\
+             sleep 0.1\n\
+             tries=$((tries + 1))\n\
+             done\n"
+        )
+        .into_bytes(),
+    );
     // The third line of timer_list is "now at ... nsecs", CLOCK_MONOTONIC (kernel/time/timer_list.c). All of
     // it is the shell's own: no process is made between the two readings but the command.
     script.extend(
@@ -108,7 +140,7 @@ cd /root || cd /
     // The status of stty does not matter: it waits until all is sent.
     script.extend(
         format!(
-            ") </dev/null >&3 2>&3 3>&-\n\
+            ") </dev/null >&4 2>&5 3>&- 4>&- 5>&-\n\
              status=$?\n\
              now\n\
              stty raw -echo <&3\n\

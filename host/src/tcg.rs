@@ -176,7 +176,8 @@ pub async fn run(
     sink: Box<dyn Sink>,
     link: Link,
 ) -> Result<Outcome, TcgError> {
-    let Link { mut stop, mut input, mut control, console, output, phase, notes: _ } = link;
+    let Link { mut stop, mut input, mut control, console, output, read: _, phase, notes: _ } = link;
+    let [output, _] = output;
     let initrd = payload.initrd_bytes().map_err(start_error("read the initrd"))?;
     phase.send_replace(Phase::Preparing(format!("starting the guest (QEMU {})", qemu.version)));
     let cable =

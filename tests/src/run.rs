@@ -41,8 +41,10 @@ pub struct ActiveRun {
 pub struct Run {
     /// Exit status of the process.
     pub status: ExitStatus,
-    /// All of its standard output.
+    /// All of its standard output, as text.
     pub stdout: String,
+    /// All of its standard output.
+    pub stdout_bytes: Vec<u8>,
     /// All of its standard error.
     pub stderr: String,
     profile: PathBuf,
@@ -262,9 +264,11 @@ impl ActiveRun {
     }
 
     fn ended(&mut self, status: ExitStatus) -> Run {
+        let stdout_bytes = read_bytes(&mut self.stdout);
         Run {
             status,
-            stdout: read_all(&mut self.stdout),
+            stdout: String::from_utf8_lossy(&stdout_bytes).into_owned(),
+            stdout_bytes,
             stderr: read_all(&mut self.stderr),
             profile: self.profile.clone(),
             _directory: self.directory.take().expect("taken only here"),
@@ -302,7 +306,8 @@ impl Run {
         if !profile.is_empty() {
             std::fs::write(&path, profile).expect("room for a profile");
         }
-        Self { status, stdout, stderr, profile: path, _directory: directory }
+        let stdout_bytes = stdout.clone().into_bytes();
+        Self { status, stdout, stdout_bytes, stderr, profile: path, _directory: directory }
     }
 
     /// Returns the failure of QEMU's emulation of SVM, if it has failed (docs/limits.md).
@@ -439,7 +444,11 @@ fn query(profile: &Path, sql: &str) -> Option<Vec<Vec<Value>>> {
 }
 
 fn read_all(file: &mut std::fs::File) -> String {
+    String::from_utf8_lossy(&read_bytes(file)).into_owned()
+}
+
+fn read_bytes(file: &mut std::fs::File) -> Vec<u8> {
     let mut bytes = Vec::new();
     file.rewind().and_then(|()| file.read_to_end(&mut bytes)).expect("a temporary file can be read");
-    String::from_utf8_lossy(&bytes).into_owned()
+    bytes
 }

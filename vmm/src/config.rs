@@ -3,7 +3,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,39 @@ pub struct Extra {
     pub console: Option<Console>,
     /// A virtio-vsock device.
     pub vsock: Option<Vsock>,
+    /// Ports for the output of a command.
+    pub ports: Option<OutputPorts>,
+}
+
+/// Number of ports of [`OutputPorts`].
+pub const OUTPUT_PORTS: usize = 2;
+
+/// A virtio-console with named ports, to which the guest's programs write (`/sys/class/virtio-ports/*/name`).
+#[derive(Debug)]
+pub struct OutputPorts {
+    /// Names of the ports.
+    pub names: [&'static str; OUTPUT_PORTS],
+    /// Reader of all of them.
+    pub reader: Box<dyn PortReader>,
+}
+
+/// Reader of what the guest writes to its ports. The device's thread calls it, so nothing here waits.
+pub trait PortReader: Send + fmt::Debug {
+    /// Returns the number of bytes that can be taken from a port now; `at_end` also counts room for what the
+    /// guest has written before its machine ends or its driver resets the device, for which it can't wait.
+    fn room(&self, port: usize, at_end: bool) -> usize;
+
+    /// Takes bytes of a port, no more than it has room for.
+    fn take(&mut self, port: usize, bytes: &[u8]);
+
+    /// Takes note of so many bytes that had no room at the end.
+    fn lose(&mut self, port: usize, bytes: u64);
+
+    /// Returns a descriptor that becomes readable when there may be more room.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+
+    /// Makes the descriptor unreadable again. Room is looked at afterwards.
+    fn acknowledge(&mut self);
 }
 
 /// A virtio-vsock device.

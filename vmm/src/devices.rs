@@ -24,6 +24,7 @@ use crate::virtio::block::Block;
 use crate::virtio::console::{self, Input};
 use crate::virtio::link::{Command, Link};
 use crate::virtio::net::Net;
+use crate::virtio::ports::Ports;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
 use crate::virtio::vsock::Vsock;
@@ -31,7 +32,7 @@ use crate::virtio::worker::Worker;
 use crate::virtio::{Interrupts, VirtioDevice};
 
 /// Most disks: every slot but those of the host bridge and of the devices below.
-pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 4;
+pub(crate) const MOST_DISKS: usize = PciBus::ROOM - 5;
 
 /// KVM as what carries interrupts and doorbells.
 #[derive(Debug)]
@@ -106,6 +107,9 @@ impl Devices {
         }
         if let Some(vsock) = extra.vsock {
             list.push(("vsock".to_owned(), Box::new(Vsock::new(vsock))));
+        }
+        if let Some(ports) = extra.ports {
+            list.push(("ports".to_owned(), Box::new(Ports::new(ports))));
         }
 
         let mut bus = PciBus::new();

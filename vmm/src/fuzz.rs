@@ -18,6 +18,7 @@ use crate::virtio::block::Block;
 use crate::virtio::console::{self, Input};
 use crate::virtio::link::Link;
 use crate::virtio::net::Net;
+use crate::virtio::ports::Ports;
 use crate::virtio::rng::Rng;
 use crate::virtio::transport::{BAR_SIZE, Doorbells, VirtioPci};
 use crate::virtio::vsock::Vsock;
@@ -39,8 +40,8 @@ impl Doorbells for Unwired {
     fn detach(&self, _: u64, _: &EventFd) {}
 }
 
-/// All devices of a machine with one disk, a network card, a virtio-console and sockets, as its vCPUs reach
-/// them.
+/// All devices of a machine with one disk, a network card, a virtio-console, sockets and ports, as its vCPUs
+/// reach them.
 #[derive(Debug)]
 pub struct Hardware {
     bus: Bus,
@@ -49,19 +50,26 @@ pub struct Hardware {
 
 impl Hardware {
     /// Devices over `memory`; `None` where the host refuses a descriptor or the disk.
-    pub fn new(disk: Disk, network: Network, vsock: config::Vsock, memory: &GuestMemoryMmap) -> Option<Self> {
+    pub fn new(
+        disk: Disk,
+        network: Network,
+        vsock: config::Vsock,
+        ports: config::OutputPorts,
+        memory: &GuestMemoryMmap,
+    ) -> Option<Self> {
         let mut pci = PciBus::new();
         let mut workers = Vec::new();
         let mut window = u32::try_from(PCI_WINDOW_START).ok()?;
         let input = Input::new().ok()?;
         input.put(b"typed");
         let console = console::Console::new(Console(Box::new(std::io::sink())), input);
-        let devices: [Box<dyn VirtioDevice>; 5] = [
+        let devices: [Box<dyn VirtioDevice>; 6] = [
             Box::new(Block::new(0, disk).ok()?),
             Box::new(Rng),
             Box::new(Net::new(network)),
             Box::new(console),
             Box::new(Vsock::new(vsock)),
+            Box::new(Ports::new(ports)),
         ];
         for device in devices {
             let identity = device.identity();

@@ -50,8 +50,8 @@ pub mod x86;
 pub use boot::check_kernel;
 pub use clock::monotonic_ns;
 pub use config::{
-    Console, CpuFeatures, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, Payload,
-    VmConfig, Vsock,
+    Console, CpuFeatures, Disk, DiskFile, DiskFormat, DiskMode, Extra, FLAT_ENTRY, Network, OUTPUT_PORTS,
+    OutputPorts, Payload, PortReader, VmConfig, Vsock,
 };
 pub use counters::{CounterSum, Counters};
 pub use end::{MachineEnd, TRIPLE_FAULT};

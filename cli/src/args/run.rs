@@ -33,8 +33,8 @@ Examples:
 const NOTES: &str = "\
 vprof takes the kernel, initrd and command line that the disk image's own boot loader would take; \
 `vprof image inspect` shows them. The image is not changed for vprof. \
-A command under systemd runs as root when the default target is up, without input, its output byte for byte on \
-standard output; unless the disks are --snapshot or --read-only the guest then shuts down.
+A command under systemd runs as root when the default target is up, without input, its output and errors byte for \
+byte on vprof's own; unless the disks are --snapshot or --read-only the guest then shuts down.
 
 On a terminal the guest's serial console is interactive: all keys go to the guest, \
 and Ctrl-] ends the run. There is then no progress line; `--console none` enables it.

@@ -144,6 +144,7 @@ impl RunPlan {
                 network,
                 vsock_cid: vsock.as_ref().map(Listening::cid),
                 virtio_console: args.console_device == ConsoleDevice::Virtio,
+                output_ports: command.is_some(),
             },
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },

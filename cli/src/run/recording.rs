@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use host::control::server::{self, Server};
-use host::link::{ConsolePump, Link, Phase, Watcher, link};
+use host::link::{BytesRead, ConsolePump, ConsoleReader, Link, Phase, Watcher, link};
+use host::protocol::OutputStream;
 use host::spec::Outcome;
 use profile::{estimate, live};
 use sampler::PrecisionStatus;
@@ -25,6 +26,8 @@ use crate::{report, symbolize};
 
 /// Time limit for writing the console's last output.
 const CONSOLE_LIMIT: Duration = Duration::from_secs(2);
+/// Interval of the checks for the end of a command's output.
+const OUTPUT_CHECK: Duration = Duration::from_millis(5);
 /// Number of console lines that an error shows.
 const LAST_LINES: usize = 10;
 
@@ -57,7 +60,8 @@ pub struct Streams {
     pub console: ConsoleTarget,
     /// Source of the console's input.
     pub keys: KeySource,
-    /// Output of a command that does not go to the console.
+    /// Output of a command that does not go to the console. Its errors go to standard error where this is
+    /// standard output.
     pub output: ConsoleTarget,
 }
 
@@ -72,6 +76,8 @@ impl Streams {
 struct Screens {
     console: Arc<RunScreen>,
     output: Arc<RunScreen>,
+    /// A command's errors are shown.
+    errors: bool,
 }
 
 /// Result of a recording.
@@ -131,6 +137,7 @@ impl<'a> Recording<'a> {
             // Two streams on one terminal can't both be kept apart from a live line.
             output: Arc::new(RunScreen::new(output, ProgressMode::Off)),
             console: Arc::new(RunScreen::new(console, progress)),
+            errors: output_on_stdout,
         };
         let before = file_identity(&args.output);
         let outcome = run_to_end(args, image, (&screens, keys), start);
@@ -195,7 +202,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
         .enable_all()
         .build()
         .map_err(|source| Error::System { action: "start the runtime", source })?;
-    let (guest_side, Watcher { stop, input, control, console, output, phase, notes }) = link();
+    let (guest_side, Watcher { stop, input, control, console, output, read, phase, notes }) = link();
     let tables = live::SharedTables::default();
     let run = server::Run {
         image,
@@ -215,10 +222,9 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let no_thread = |source| Error::System { action: "start a thread", source };
     let shown = Arc::clone(screen);
     let pump = console.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
-    let shown = Arc::clone(&screens.output);
-    let output = output.pump(move |bytes| shown.console(bytes)).map_err(no_thread)?;
+    let output = CommandPumps::start(output, screens, read).map_err(no_thread)?;
     // Before raw mode: a signal without a handler would end this process and leave the terminal raw.
-    let signals = {
+    let mut signals = {
         let _runtime = runtime.enter();
         Signals::new()?
     };
@@ -240,7 +246,7 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
         let run = start(guest_side, tables);
-        watch(run, signals, &stop, (phase, notes), screen, args.quiet).await
+        watch(run, &mut signals, &stop, (phase, notes), screen, args.quiet).await
     });
     let interrupted = *stop.borrow();
     drop(server);
@@ -254,8 +260,48 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     screen.release();
     let last_lines = pump.last_lines(LAST_LINES);
     finish_console(pump, screen, "console");
-    finish_console(output, screen, "command");
+    if stays {
+        runtime.block_on(output.wait(&mut signals));
+    }
+    output.0.into_iter().for_each(|pump| finish_console(pump, screen, "command"));
     outcome.map(|outcome| (outcome, last_lines, interrupted))
+}
+
+/// Threads that write the two streams of a command.
+struct CommandPumps([ConsolePump; 2]);
+
+impl CommandPumps {
+    fn start(
+        output: [ConsoleReader; 2],
+        screens: &Screens,
+        read: tokio::sync::watch::Sender<BytesRead>,
+    ) -> io::Result<Self> {
+        let [output, errors] = output;
+        let reported = read.clone();
+        let screen = Arc::clone(&screens.output);
+        let output = output.pump(move |bytes| {
+            screen.console(bytes);
+            reported.send_modify(|read| read[OutputStream::Output.index()] += bytes.len() as u64);
+        })?;
+        let (screen, shown) = (Arc::clone(&screens.console), screens.errors);
+        let errors = errors.pump(move |bytes| {
+            if shown {
+                screen.errors(bytes);
+            }
+            read.send_modify(|read| read[OutputStream::Errors.index()] += bytes.len() as u64);
+        })?;
+        Ok(Self([output, errors]))
+    }
+
+    /// Waits until all is written, or for a signal: a reader such as a pager may take its time.
+    async fn wait(&self, signals: &mut Signals) {
+        while !self.0.iter().all(ConsolePump::is_finished) {
+            tokio::select! {
+                () = tokio::time::sleep(OUTPUT_CHECK) => {}
+                () = signals.next() => return,
+            }
+        }
+    }
 }
 
 fn finish_console(pump: ConsolePump, screen: &RunScreen, whose: &str) {
@@ -302,7 +348,7 @@ fn serve(args: &RecordingArgs, run: server::Run) -> Result<Option<Server>, Error
 /// Waits for the run's end, shows its progress, and ends it on a signal.
 async fn watch(
     run: impl Future<Output = Result<Outcome, Error>>,
-    mut signals: Signals,
+    signals: &mut Signals,
     stop: &tokio::sync::watch::Sender<bool>,
     (mut phase, mut notes): (
         tokio::sync::watch::Receiver<Phase>,

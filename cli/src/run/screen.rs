@@ -53,6 +53,8 @@ struct ScreenState {
     shared: bool,
     live_shown: bool,
     console_at_line_start: bool,
+    /// The same of what [`RunScreen::errors`] wrote to standard error.
+    errors_at_line_start: bool,
     started: Instant,
     last_line: Option<Instant>,
     /// The first failure to write the console.
@@ -71,6 +73,7 @@ impl RunScreen {
             shared,
             live_shown: false,
             console_at_line_start: true,
+            errors_at_line_start: true,
             started: Instant::now(),
             last_line: None,
             failed: None,
@@ -105,6 +108,15 @@ impl RunScreen {
         state.console_at_line_start = bytes.last().is_none_or(|b| *b == b'\n');
     }
 
+    /// Writes errors of a command in the guest to standard error, next to the live line.
+    pub fn errors(&self, bytes: &[u8]) {
+        let mut state = self.lock();
+        state.erase();
+        // A failed write to standard error can't be reported anywhere.
+        let _ = io::stderr().lock().write_all(bytes);
+        state.errors_at_line_start = bytes.last().is_none_or(|b| *b == b'\n');
+    }
+
     /// Shows the progress of the run.
     pub fn progress(&self, phase: &Phase) {
         // While output to the console's terminal blocks, the lock is held; the line can wait for the
@@ -116,8 +128,8 @@ impl RunScreen {
                 state.erase();
                 state.progress = ProgressMode::Off;
             }
-            ProgressMode::Live | ProgressMode::UntilGuest if state.shared && !state.console_at_line_start => {
-            }
+            ProgressMode::Live | ProgressMode::UntilGuest
+                if !state.errors_at_line_start || (state.shared && !state.console_at_line_start) => {}
             ProgressMode::Live | ProgressMode::UntilGuest => {
                 let width = columns().saturating_sub(1);
                 let line = table::cut(&line(phase), width);
@@ -149,8 +161,9 @@ impl RunScreen {
             return;
         }
         state.erase();
-        let start = if state.shared && !state.console_at_line_start { "\n" } else { "" };
-        state.console_at_line_start = true;
+        let within_line = !state.errors_at_line_start || (state.shared && !state.console_at_line_start);
+        let start = if within_line { "\n" } else { "" };
+        (state.console_at_line_start, state.errors_at_line_start) = (true, true);
         let _ = writeln!(io::stderr().lock(), "{start}vprof: {text}");
     }
 

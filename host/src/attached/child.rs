@@ -280,12 +280,12 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();
-    let Watcher { stop, input, control, console: _, output: _, phase, notes: _ } = watcher;
+    let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
     let reader = connection.reader()?;
     std::thread::Builder::new().name("vprof-port".to_owned()).spawn(move || {
         // A smaller set is always allowed.
         let _allowed = capabilities::drop_all();
-        obey(reader, &stop, &input, &control);
+        obey(reader, &stop, &input, &control, &read);
     })?;
     machine.prove();
     let wanted = spec.recording.rate_hz;

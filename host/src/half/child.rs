@@ -17,7 +17,7 @@ use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_si
 use crate::guest::{self, Connected, GuestError};
 use crate::link::{Watcher, link};
 use crate::network::CardEnd;
-use crate::protocol::FromHost;
+use crate::protocol::{FromHost, OutputStream};
 use crate::spec::Outcome;
 use crate::stage::Stage;
 
@@ -93,29 +93,35 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
 
     let (guest_side, watcher) = link();
-    let Watcher { stop, input, control, console, output, phase, notes: _ } = watcher;
-    let send = |message: fn(Vec<u8>) -> FromHost| {
-        let connection = connection.clone();
-        move |bytes: &[u8]| {
-            // A connection that fails ends the run through the sink.
-            let _failed = connection.send(&message(bytes.to_vec()));
-        }
-    };
-    let pump = console.pump(send(FromHost::Console))?;
-    let output_pump = output.pump(send(FromHost::Output))?;
+    let Watcher { stop, input, control, console, output, read, phase, notes: _ } = watcher;
+    let sender = connection.clone();
+    let pump = console.pump(move |bytes| {
+        // A connection that fails ends the run through the sink.
+        let _failed = sender.send(&FromHost::Console(bytes.to_vec()));
+    })?;
+    let mut pumps = vec![pump];
+    for (stream, output) in OutputStream::ALL.into_iter().zip(output) {
+        let sender = connection.clone();
+        pumps.push(output.pump(move |bytes| {
+            let _failed = sender.send(&FromHost::Output(stream, bytes.to_vec()));
+        })?);
+    }
     let reader = connection.reader()?;
     std::thread::Builder::new()
         .name("vprof-port".to_owned())
-        .spawn(move || obey(reader, &stop, &input, &control))?;
+        .spawn(move || obey(reader, &stop, &input, &control, &read))?;
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let sink = Box::new(ConnectionSink(connection.clone()));
     let run = guest::run(&run, taken.disks, connected, payload, sink, guest_side);
     let outcome = runtime.block_on(forward(run, phase, connection));
-    pump.finish(FLUSH_LIMIT);
-    output_pump.finish(FLUSH_LIMIT);
+    let lost: u64 = pumps.into_iter().map(|pump| pump.finish(FLUSH_LIMIT)).sum();
     let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
     let mut outcome = outcome?;
+    if lost > 0 {
+        let lost = text::units::bytes(lost);
+        outcome.trouble.push(format!("{lost} of the guest's output are missing: their reader was too slow"));
+    }
     // The profile is whole by now.
     outcome.trouble.extend(written.err().map(|error| error.to_string()));
     Ok(outcome)

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub use control::{About, Reply, Request, RequestError, Then, read_reply, read_request};
 pub use frame::{Decoder, FrameError, encode, read_message};
-pub use portable::{BatchMessage, FromHost, Job, ToHost};
+pub use portable::{BatchMessage, FromHost, Job, OutputStream, ToHost};
 
 /// Change of a running session; both wires end in it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

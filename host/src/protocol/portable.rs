@@ -37,6 +37,28 @@ pub struct Job {
     pub devices: Vec<PathBuf>,
 }
 
+/// Output stream of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OutputStream {
+    /// Its standard output.
+    Output,
+    /// Its standard error.
+    Errors,
+}
+
+impl OutputStream {
+    /// All of them, each at its index.
+    pub const ALL: [Self; 2] = [Self::Output, Self::Errors];
+
+    /// Returns its place in a list of both.
+    pub fn index(self) -> usize {
+        match self {
+            Self::Output => 0,
+            Self::Errors => 1,
+        }
+    }
+}
+
 /// From the inner `vprof` to the outer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum FromHost {
@@ -54,7 +76,7 @@ pub enum FromHost {
     /// Output of the guest's console.
     Console(Vec<u8>),
     /// Output of a command that does not go to the console.
-    Output(Vec<u8>),
+    Output(OutputStream, Vec<u8>),
     /// State of sampling; sent about four times a second.
     Status(SessionStatus),
     /// The guest has ended, all batches are sent and all disks are written.
@@ -91,6 +113,8 @@ pub enum ToHost {
     ConsoleInput(Vec<u8>),
     /// Change something while the guest runs.
     Control(Control),
+    /// Numbers of bytes that the readers of a command's output have taken, by [`OutputStream`].
+    OutputRead([u64; 2]),
 }
 
 #[cfg(test)]

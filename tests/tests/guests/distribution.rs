@@ -43,7 +43,8 @@ fn ran() -> &'static Run {
 #[test]
 fn a_command_has_its_words_its_output_and_its_exit_code() {
     let words: String = WORDS.iter().map(|word| format!("{word}\0")).collect();
-    assert_eq!(ran().stdout, format!("{words}active\n/root\nerror\nno input\n"));
+    assert_eq!(ran().stdout, format!("{words}active\n/root\nno input\n"));
+    assert!(ran().stderr.contains("error\n"), "{}", ran().stderr);
 }
 
 #[test]

@@ -26,6 +26,7 @@ mod lifecycle;
 mod microstates;
 mod names;
 mod network;
+mod output;
 mod qcow2;
 mod selftest;
 mod stacks;

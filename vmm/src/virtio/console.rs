@@ -17,10 +17,26 @@ use crate::config;
 const QUEUE: u16 = 64;
 /// The queue of buffers for what is typed; the other one, 1, has the guest's output.
 const RECEIVE: usize = 0;
-/// Number of bytes that are moved at once; between two moves a reset or a stop is noticed.
-const CHUNK: usize = 4 << 10;
+/// Number of bytes that are moved at once; between two moves of a console a reset or a stop is noticed.
+pub(super) const CHUNK: usize = 4 << 10;
 /// Most bytes that wait for the guest.
 const MOST_INPUT: usize = 64 << 10;
+
+/// Returns the identity of a virtio-console with these features, so many ports and these queues.
+pub(super) fn identity(features: u64, ports: usize, queues: &'static [u16]) -> Identity {
+    // struct virtio_console_config: cols (2), rows (2), max_nr_ports (4), emerg_wr (4), each of which counts
+    // only with its feature (5.3.4).
+    let mut config = vec![0; 12];
+    config[4..8].copy_from_slice(&u32::try_from(ports).unwrap_or(u32::MAX).to_le_bytes());
+    Identity {
+        id: super::device_id(VIRTIO_ID_CONSOLE),
+        // Simple communication controller, other.
+        class: [0, 0x80, 0x07],
+        features,
+        config,
+        queues,
+    }
+}
 
 /// Console input for the guest.
 #[derive(Debug)]
@@ -109,15 +125,7 @@ impl Console {
 
 impl VirtioDevice for Console {
     fn identity(&self) -> Identity {
-        Identity {
-            id: super::device_id(VIRTIO_ID_CONSOLE),
-            // Simple communication controller, other.
-            class: [0, 0x80, 0x07],
-            features: 0,
-            // struct virtio_console_config: nothing of it counts without features.
-            config: vec![0; 12],
-            queues: &[QUEUE, QUEUE],
-        }
+        identity(0, 0, &[QUEUE, QUEUE])
     }
 
     fn serve(

@@ -15,6 +15,7 @@ pub(crate) mod console;
 mod disk;
 pub(crate) mod link;
 pub(crate) mod net;
+pub(crate) mod ports;
 mod registers;
 pub(crate) mod rng;
 pub(crate) mod transport;
@@ -89,6 +90,12 @@ pub(crate) trait VirtioDevice: Send {
     fn is_ready(&self, queue: usize) -> bool {
         let _ = queue;
         false
+    }
+
+    /// Takes note of a request that is never answered, since the driver resets the device or the machine ends.
+    /// By default that is the driver's loss.
+    fn abandon(&mut self, queue: usize, memory: &GuestMemoryMmap, chain: Chain<'_>) {
+        let _ = (queue, memory, chain);
     }
 
     /// Resets the device with its driver (specification 2.4), which no longer knows any requests in progress.

@@ -70,8 +70,12 @@ impl Worker {
     /// Runs pending work; breaks at [`Command::Stop`].
     pub(crate) fn turn(&mut self, queues: &mut Queues) -> ControlFlow<()> {
         match self.link.take() {
-            Some(Command::Stop) => return ControlFlow::Break(()),
+            Some(Command::Stop) => {
+                self.abandon(queues);
+                return ControlFlow::Break(());
+            }
             Some(Command::Reset) => {
+                self.abandon(queues);
                 *queues = Queues::default();
                 self.device.reset();
                 self.link.reset_done();
@@ -102,6 +106,15 @@ impl Worker {
         // A queue that came later may have brought what an earlier one waits for.
         queues.more |= queues.waits.iter().any(|index| self.device.is_ready(*index));
         ControlFlow::Continue(())
+    }
+
+    /// Hands the device all requests that will not be answered.
+    fn abandon(&mut self, queues: &mut Queues) {
+        for (index, queue) in queues.list.iter_mut().enumerate() {
+            // Nothing can be read from a broken ring.
+            let chains = queue.as_mut().and_then(|queue| queue.iter(&self.memory).ok());
+            chains.into_iter().flatten().for_each(|chain| self.device.abandon(index, &self.memory, chain));
+        }
     }
 
     /// Sleeps until there is a command or, while the device is started, a kick or what a request waits for.
@@ -153,11 +166,9 @@ impl Worker {
         let head = chain.head_index();
         let link = &self.link;
         let served = self.device.serve(index, memory, chain, &|| link.interrupted())?;
-        if link.resetting() {
-            return Ok(None);
-        }
         match served {
             RequestResult::Waits => queue.go_to_previous_position(),
+            RequestResult::Done(_) if link.resetting() => return Ok(None),
             RequestResult::Done(written) => {
                 queue.add_used(memory, head, written).map_err(|_| BrokenQueue)?;
                 if queue.needs_notification(memory).map_err(|_| BrokenQueue)? {

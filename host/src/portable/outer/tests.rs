@@ -17,6 +17,7 @@ fn spec(disk: Option<DiskMode>) -> RunSpec {
             network: None,
             vsock_cid: None,
             virtio_console: false,
+            output_ports: false,
         },
         command: None,
         recording: sampler::RecordingConfig::default(),

@@ -5,6 +5,7 @@ mod console;
 mod driver;
 mod hostile;
 mod network;
+mod ports;
 mod vsock;
 
 use std::sync::{Arc, Mutex};
@@ -65,7 +66,7 @@ struct Rig {
     /// The queue that everything below is about, and how many there are.
     queue: u16,
     queues: u16,
-    next: [u16; 4],
+    next: [u16; 6],
 }
 
 impl Rig {
@@ -98,7 +99,7 @@ impl Rig {
             thread: Some(thread),
             queue: 0,
             queues: u16::try_from(queues).unwrap(),
-            next: [0; 4],
+            next: [0; 6],
         }
     }
 
@@ -246,7 +247,7 @@ impl Rig {
     fn reset(&mut self) {
         self.write(0x14, &[0]);
         until(|| self.status() == 0);
-        self.next = [0; 4];
+        self.next = [0; 6];
         for queue in 0..self.queues {
             let offset = u64::from(queue) * QUEUE_STEP;
             self.memory.write_obj(0u32, GuestAddress(AVAILABLE + offset)).unwrap();

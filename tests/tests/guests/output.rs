@@ -1,0 +1,45 @@
+//! Output of a command: its bytes, the two streams apart, fast.
+
+use std::fmt::Write;
+
+use vprof_tests::{Guest, Run};
+
+/// Lines of the long output.
+const LINES: u32 = 900_000;
+/// Slowest rate of it, bytes a second: far more than by a serial port, which is 5,000 in an emulated host.
+const SLOWEST: f64 = 200_000.0;
+
+/// Writes each byte once, then many lines of text as fast as it can, and the time for them to standard error.
+const SCRIPT: &str = r#"
+for a in 0 1 2 3; do for b in 0 1 2 3 4 5 6 7; do for c in 0 1 2 3 4 5 6 7; do printf "\\$a$b$c"; done; done; done
+echo 'an error' >&2
+begun=$(date +%s%N)
+seq 1 "$0"
+echo "took $(($(date +%s%N) - begun)) ns" >&2
+exit 3"#;
+
+fn assert_output(guest: Guest) {
+    let run: Run = guest
+        .next_to_others()
+        .options(["-F", "100"])
+        .command(["sh", "-c", SCRIPT, &LINES.to_string()])
+        .run()
+        .exited(3);
+    let mut expected: Vec<u8> = (0..=255).collect();
+    let mut lines = String::new();
+    (1..=LINES).for_each(|line| writeln!(lines, "{line}").expect("a string takes all"));
+    expected.extend(lines.as_bytes());
+    let differ = run.stdout_bytes.iter().zip(&expected).position(|(found, wanted)| found != wanted);
+    assert_eq!((differ, run.stdout_bytes.len()), (None, expected.len()), "{}", run.stderr);
+    assert!(run.stderr.contains("an error\n"), "{}", run.stderr);
+    let took = run.stderr.split("took ").nth(1).and_then(|rest| rest.split(" ns").next());
+    let ns: f64 = took.and_then(|ns| ns.parse().ok()).unwrap_or_else(|| panic!("{}", run.stderr));
+    let rate = lines.len() as f64 / (ns / 1e9);
+    println!("{} bytes in {:.2} s by the guest's clock: {:.0} kB/s", lines.len(), ns / 1e9, rate / 1e3);
+    assert!(rate > SLOWEST, "{rate:.0} bytes a second");
+}
+
+#[test]
+fn a_distributions_command_has_its_bytes() {
+    assert_output(Guest::debian());
+}

@@ -7,9 +7,10 @@ use vprof_tests::{Guest, Run};
 
 use crate::table::{count_of_runs, median};
 
-/// Runs a script in a guest under `vprof run` with these options.
+/// Runs a script in a guest under `vprof run` with these options. It has the console, so that the profile has
+/// the times of its output.
 pub fn boot(options: &[&str], script: &str) -> Result<Run> {
-    let run = Guest::demo().options(options).script(script).run();
+    let run = Guest::demo().options(["--console", "-"]).options(options).script(script).run();
     ensure!(run.status.success(), "{}\nstdout: {}\nstderr: {}", run.status, run.stdout, run.stderr);
     Ok(run)
 }

@@ -34,12 +34,11 @@ const PACKAGES: &[&str] = &[
 const NEEDED_MODULES: &[&str] = &["virtio_pci", "virtio_blk", "ext4"];
 /// Modules that some kernels have built in. ext4 finds its checksum by an alias, so it names no dependency on
 /// that module. There are no others, because in the portable host the guest needs 0.1 s to check the
-/// signature of each.
-const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng"];
+/// signature of each. A command's output has ports of virtio_console.
+const USEFUL_MODULES: &[&str] = &["crc32c_generic", "virtio_rng", "virtio_console"];
 
 /// Modules on the disk that the user can load: `insmod` on each line of [`MORE_MODULES_ORDER`].
-const MORE_MODULES: &[&str] =
-    &["virtio_net", "virtio_console", "virtio_balloon", "vmw_vsock_virtio_transport"];
+const MORE_MODULES: &[&str] = &["virtio_net", "virtio_balloon", "vmw_vsock_virtio_transport"];
 /// Directory of [`MORE_MODULES`].
 const MORE_MODULES_DIRECTORY: &str = "usr/lib/modules/more";
 /// List of [`MORE_MODULES`], each after its dependencies.

@@ -62,8 +62,10 @@ fn one(args: &RunArgs) -> Result<RunConclusion, Error> {
 pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error> {
     let recording = Recording::prepare(&args.recording)?;
     let mut plan = RunPlan::make(args, triggers)?;
-    let streams = streams(args, plan.spec.command.is_some())?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
+    // QEMU's machine has no ports.
+    plan.spec.machine.output_ports &= !matches!(chosen.host, Host::Tcg(_));
+    let streams = streams(args, plan.spec.command.is_some() || plan.spec.machine.output_ports)?;
     if !args.recording.quiet {
         for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
@@ -144,7 +146,7 @@ impl RunPlan {
                 network,
                 vsock_cid: vsock.as_ref().map(Listening::cid),
                 virtio_console: args.console_device == ConsoleDevice::Virtio,
-                output_ports: command.is_some(),
+                output_ports: command.is_some() || (facts.takes_command && !takes_console(args)),
             },
             command,
             recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
@@ -295,6 +297,12 @@ fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
         rows.push(("command", words(&args.command)));
     }
     rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// Returns true if a command in the initrd has the console as its terminal: a person sits there, or it was
+/// asked for.
+fn takes_console(args: &RunArgs) -> bool {
+    args.command.is_empty() || args.console.is_some() || terminal::is_interactive()
 }
 
 /// Returns the targets of the streams. A command with separate output has standard output, wherever the

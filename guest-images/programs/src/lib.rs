@@ -5,6 +5,7 @@
 //! |---|---|
 //! | launcher and init | [`COMMAND_FILE`], written by [`encode_command`], read by [`decode_command`] |
 //! | init and launcher | [`COMMAND_PORT`], for the command's duration, and [`EXIT_PORT`], for its exit status |
+//! | launcher and init | [`OUTPUT_PORTS`], for the command's output |
 //! | recipes and any init | [`LOAD_ORDER`], the kernel modules to load, one path a line |
 //! | recipes and users | [`WORKLOADS`], programs whose use of the CPU is known by construction |
 
@@ -37,6 +38,8 @@ pub const EXIT_PORT: u16 = 0xf4;
 /// I/O port for the command's duration, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores
 /// it.
 pub const COMMAND_PORT: u16 = 0xf8;
+/// Names of the virtio ports for the command's standard output and standard error, where the machine has them.
+pub const OUTPUT_PORTS: [&str; 2] = ["org.vprof.stdout", "org.vprof.stderr"];
 /// Path of the program on the root disk that init runs without a command.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";
 /// Path of the script that runs programs of many kinds and languages at once.

@@ -24,7 +24,7 @@ use crate::stage::Stage;
 /// Interval of messages during work that takes long.
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Longest time in which the last console output is sent.
-const FLUSH_LIMIT: Duration = Duration::from_secs(5);
+const FLUSH_LIMIT: Duration = Duration::from_secs(20);
 
 /// Reason why the guest could not be run.
 #[derive(Debug, thiserror::Error)]

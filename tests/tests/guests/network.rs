@@ -78,7 +78,7 @@ fn an_unavailable_network_is_reported_before_the_guest_starts() {
 #[ignore = "one more device: --all"]
 fn a_virtio_console_has_the_output_of_the_kernel_and_of_its_users() {
     let run = Guest::demo().next_to_others()
-        .options(["-F", "200", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])
+        .options(["-F", "200", "--console", "-", "--console-device", "virtio", "--append", "console=ttyS0 console=hvc0"])
         .script(&format!(
             "{DRIVERS}i=0; while [ $i -lt 200 ]; do echo \"line $i of the virtio console\"; i=$((i+1)); done >/dev/hvc0"
         ))

@@ -40,6 +40,11 @@ fn assert_output(guest: Guest) {
 }
 
 #[test]
+fn a_demo_images_command_has_its_bytes() {
+    assert_output(Guest::demo());
+}
+
+#[test]
 fn a_distributions_command_has_its_bytes() {
     assert_output(Guest::debian());
 }

@@ -1,8 +1,8 @@
-//! The guest's command on the console.
+//! The guest's command on the console, or with its output at the machine's ports.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -15,6 +15,7 @@ use nix::sys::wait::{WaitStatus, wait};
 use nix::unistd::{Pid, getpid, setsid, tcsetpgrp};
 
 use crate::STATUS_SETUP;
+use crate::output::OutputPorts;
 
 /// Environment of every command.
 const ENVIRONMENT: &[(&str, &str)] = &[
@@ -40,11 +41,20 @@ pub fn run(argv: Vec<OsString>) -> (u8, Duration) {
         // The command still has init's console, only without job control.
         eprintln!("guest-init: no terminal for the command: {error}");
     }
+    let mut errors: Box<dyn Write> = Box::new(io::stderr());
+    if let Some(ports) = OutputPorts::open() {
+        // What cannot be started has its message where the command would have had its own.
+        if let Ok(port) = ports.errors.try_clone() {
+            errors = Box::new(port);
+        }
+        command.stdout(ports.output).stderr(ports.errors);
+    }
     let begun = Instant::now();
     let status = match command.spawn() {
         Ok(child) => reap_until_end_of(child.id()),
         Err(error) => {
-            eprintln!("guest-init: {}: {error}", program.display());
+            // Nobody is left to report a failed write to.
+            let _ = writeln!(errors, "guest-init: {}: {error}", program.display());
             if error.kind() == ErrorKind::NotFound { 127 } else { 126 }
         }
     };

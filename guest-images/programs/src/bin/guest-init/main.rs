@@ -6,7 +6,8 @@
 //!            /vprof/command             optional: the command, its arguments each ended by a NUL
 //!
 //! mount /proc /sys /dev -> load modules -> first virtio disk? -> mount it, make it the root
-//!   -> run the command (or /usr/bin/demo-load) on the console, reap orphans -> end everything, unmount
+//!   -> run the command (or /usr/bin/demo-load) on the console, reap orphans -> end everything, unmount;
+//!      where the machine has ports for the command's output, it goes there instead
 //!   -> with a command: its duration to I/O port 0xf8, its exit status to 0xf4; without: power off
 //! ```
 //!
@@ -18,6 +19,7 @@
 mod command;
 mod end;
 mod modules;
+mod output;
 mod root;
 
 use std::fmt;

@@ -44,9 +44,9 @@ at which it is picked; for a tick and for exact mode, it is the current task whe
 takes less than a microsecond. Emulated, up to a millisecond has been observed, half of this program's work in a period.
 
 In an emulated guest two kinds of samples can not be divided. Those in the VMM and in waits of the host are the time that
-exact mode's column has in addition, and belong in part to the idle task. Those at tripwires are the switches between
+exact mode's column has in addition, and belong in part to the idle task. Those at probes are the switches between
 guest and host, and ticks that were due in the work before: the guest continues briefly when a tick is due. The column
-\"at most\" counts all of them for the program. The truth is between the two columns, so that in the emulated guest this
+\"at most\" counts all of them for the program. The true value is between the two columns, so that in the emulated guest this
 experiment can not decide about less than the distance between them.
 
 Natively the interrupt of the tick stops the guest within microseconds, so the paper's claim can be tested separately.
@@ -147,7 +147,7 @@ struct CaseSum {
     stat: f64,
     exact: f64,
     sampled: f64,
-    /// Time of the samples at tripwires, in the VMM and in waits, s.
+    /// Time of the samples at probes, in the VMM and in waits, s.
     further: f64,
     /// Samples in the guest that met the program, and all of them.
     met: f64,

@@ -322,6 +322,7 @@ fn servers_need_a_configuration_with_a_meaning() {
 #[test]
 fn servers_are_queried() {
     let Some(setup) = TestProgram::new() else { return };
+    fs::copy(setup.file("p.vprof"), setup.file("q.vprof")).unwrap();
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let Some(mut debuginfod) = tool("debuginfod") else { return };
     let started = debuginfod
@@ -355,11 +356,10 @@ fn servers_are_queried() {
     }
     assert_eq!(setup.names(), "symbol,offset,line\r\nwork,4,1\r\n");
     // A report asks the servers by itself, where the user has set some and code has no name.
-    let other = TestProgram::new().expect("as before");
     let report = |urls: &str| {
-        vprof(["report".as_ref(), other.file("p.vprof").as_os_str()])
+        vprof(["report".as_ref(), setup.file("q.vprof").as_os_str()])
             .env("DEBUGINFOD_URLS", urls)
-            .env("DEBUGINFOD_CACHE_PATH", other.file("cache"))
+            .env("DEBUGINFOD_CACHE_PATH", setup.file("cache-of-report"))
             .output()
             .unwrap()
     };

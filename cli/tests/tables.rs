@@ -234,7 +234,7 @@ tables! {
     report_by_syscall: "report @p.vprof --by syscall",
     report_by_process_function: "report @p.vprof --by process,function",
     report_by_keys_csv: "report @p.vprof --by thread,module --csv",
-    report_relative: "report @p.vprof --by instance,function --relative --module kernel",
+    report_relative: "report @p.vprof --by instance,function --relative --mode user",
     report: "report @p.vprof",
     report_callers: "report @p.vprof --callers do_work",
     report_callees: "report @p.vprof --callees do_work",

@@ -64,7 +64,7 @@ impl Call {
 /// A table that can be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// What it is of, as in the path at the top of the screen; escaped.
+    /// Name in the path at the top of the screen; escaped.
     pub name: String,
     /// Part of the profile.
     pub filter: Filter,

@@ -127,6 +127,7 @@ fn name_column(by: By) -> RowColumn {
     match by {
         By::Instruction => ("instruction", ColumnAlign::Left, in_module),
         By::Instance => ("process", ColumnAlign::Left, task),
+        By::Cgroup => ("cgroup", ColumnAlign::Left, name),
         other => columns(other, false).last().copied().unwrap_or(("", ColumnAlign::Left, name)),
     }
 }
@@ -147,7 +148,7 @@ fn table_of_keys(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTa
     let mut headings = estimate_columns(if code { "self" } else { "share" }, page);
     headings.extend(code.then_some(("total", ColumnAlign::Right)));
     // Names before the last one, which has what is left of the line.
-    let most = if page.width == usize::MAX { usize::MAX } else { (page.width / (names.len() + 2)).max(12) };
+    let most = if page.width == usize::MAX { usize::MAX } else { (page.width / (names.len() + 2)).max(8) };
     headings.extend(names.iter().map(|(name, align, _)| (*name, *align)));
     let last = headings.len() - 1;
     let mut table = TextTable::new(&headings).indent(2).flexible(last).styled(page.style);

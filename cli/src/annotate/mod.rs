@@ -3,7 +3,6 @@
 mod render;
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use iced_x86::{
     Decoder, DecoderOptions, FlowControl, Formatter, GasFormatter, Instruction, IntelFormatter,
@@ -18,9 +17,9 @@ use crate::args::AnnotateArgs;
 use crate::errors::{Error, ExitCode};
 use crate::output::write_json;
 use crate::pager::page;
+use crate::render::PageLayout;
 use crate::render::by::BLOCKS;
 use crate::render::table::cut;
-use crate::render::{PageLayout, symbolize_command};
 
 /// Longest name of a call's target in an instruction, columns.
 const LONGEST_NAME: usize = 120;
@@ -94,7 +93,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let target = Target { symbol: args.function.clone(), module: args.module.clone() };
     let annotation = Annotation::read(&profile, &args.filter.to_filter(), &target)?;
-    let listing = FunctionListing::new(&annotation, &args.profile, args.intel);
+    let listing = FunctionListing::new(&annotation, args.intel);
     if args.json {
         write_json(&listing)?;
     } else {
@@ -110,7 +109,7 @@ pub fn command(args: &AnnotateArgs) -> Result<ExitCode, Error> {
 
 impl FunctionListing {
     /// Disassembles the code, and assigns samples to the instructions.
-    pub fn new(annotation: &Annotation, profile: &Path, intel: bool) -> Self {
+    pub fn new(annotation: &Annotation, intel: bool) -> Self {
         let mut listing = Self {
             symbol: annotation.symbol.clone(),
             module: annotation.module.clone(),
@@ -143,10 +142,10 @@ impl FunctionListing {
             listing.notes.push(BLOCKS.to_owned());
         }
         if annotation.nameless && annotation.kind == "user" {
-            listing.notes.push(format!(
-                "No symbol covers the function: `{}` can name it by a debug file of its build.",
-                symbolize_command(profile)
-            ));
+            listing.notes.push(
+                "No symbol covers the function: a debug file of its build would name it (`vprof docs symbols`)."
+                    .to_owned(),
+            );
         }
         if !hits.is_empty() && annotation.code.is_some() {
             listing.notes.push("Some samples are past the end of the code in the profile.".to_owned());
@@ -271,10 +270,6 @@ fn disassembled(annotation: &Annotation, code: &[u8], intel: bool) -> Vec<CodeLi
 mod tests {
     use super::*;
 
-    fn profile() -> &'static Path {
-        Path::new("a.vprof")
-    }
-
     fn annotation(code: Option<&[u8]>, hits: &[(u64, u64, u64)]) -> Annotation {
         let hit = |&(address, own, called): &(u64, u64, u64)| {
             (address, Hit { own, called, interrupted: 0, source: Some(format!("a.c:{address}")) })
@@ -307,7 +302,7 @@ mod tests {
         // A return address is the next instruction's: the call gets the samples of its callee, the
         // next its own hits.
         let hits = [(0x1000, 4, 0), (0x1006, 5, 10), (0x1007, 1, 0)];
-        let listing = FunctionListing::new(&annotation(Some(CODE), &hits), profile(), false);
+        let listing = FunctionListing::new(&annotation(Some(CODE), &hits), false);
         assert_eq!(
             lines(&listing),
             [
@@ -320,10 +315,10 @@ mod tests {
         assert!(listing.notes.is_empty());
         assert_eq!((listing.lines[0].self_part, listing.lines[1].called_part), (0.4, 0.5));
         assert_eq!(listing.lines[2].source.as_deref(), Some("a.c:4102"));
-        let intel = FunctionListing::new(&annotation(Some(CODE), &hits), profile(), true);
+        let intel = FunctionListing::new(&annotation(Some(CODE), &hits), true);
         assert_eq!(intel.lines[0].text, "push rbp");
         let elsewhere = Annotation { names: BTreeMap::new(), ..annotation(Some(CODE), &hits) };
-        assert_eq!(FunctionListing::new(&elsewhere, profile(), true).lines[1].text, "call 0x2000");
+        assert_eq!(FunctionListing::new(&elsewhere, true).lines[1].text, "call 0x2000");
     }
 
     #[test]
@@ -332,13 +327,13 @@ mod tests {
         for address in [0x1000, 0x1006] {
             annotation.hits.entry(address).or_default().interrupted = 3;
         }
-        let listing = FunctionListing::new(&annotation, profile(), false);
+        let listing = FunctionListing::new(&annotation, false);
         let called: Vec<_> =
             lines(&listing).into_iter().map(|(address, _, _, called)| (address, called)).collect();
         assert_eq!(called, [(0x1000, 3), (0x1001, 7), (0x1006, 3), (0x1008, 0)]);
         assert!(listing.notes.is_empty());
         annotation.emulated = true;
-        let note = &FunctionListing::new(&annotation, profile(), false).notes[0];
+        let note = &FunctionListing::new(&annotation, false).notes[0];
         assert!(note.contains("exact to a block"), "{note}");
     }
 
@@ -349,7 +344,7 @@ mod tests {
         {
             for start in [0, 0x1000, u64::MAX - 2] {
                 let annotation = Annotation { start, ..annotation(code, &hits) };
-                let listing = FunctionListing::new(&annotation, profile(), false);
+                let listing = FunctionListing::new(&annotation, false);
                 let sum = |of: fn(&CodeLine) -> u64| listing.lines.iter().map(of).sum::<u64>();
                 assert_eq!((sum(|l| l.own), sum(|l| l.called)), (5, 5), "{code:?} {start:#x}");
             }
@@ -359,20 +354,17 @@ mod tests {
     #[test]
     fn code_without_a_name_may_get_one() {
         let nameless = Annotation { nameless: true, ..annotation(Some(CODE), &[]) };
-        assert!(
-            FunctionListing::new(&nameless, profile(), false).notes.is_empty(),
-            "debug files are of user code"
-        );
+        assert!(FunctionListing::new(&nameless, false).notes.is_empty(), "debug files are of user code");
         let nameless = Annotation { kind: "user".to_owned(), ..nameless };
         assert!(
-            FunctionListing::new(&nameless, profile(), false).notes[0]
-                .contains("`vprof symbolize a.vprof --debug-dir /usr/lib/debug`")
+            FunctionListing::new(&nameless, false).notes[0]
+                .contains("a debug file of its build would name it")
         );
     }
 
     #[test]
     fn without_code_the_addresses_are_left() {
-        let listing = FunctionListing::new(&annotation(None, &[(0x1004, 10, 0)]), profile(), false);
+        let listing = FunctionListing::new(&annotation(None, &[(0x1004, 10, 0)]), false);
         assert_eq!(lines(&listing), [(0x1004, "", 10, 0)]);
         assert!(listing.notes[0].contains("no machine code"));
         let json = serde_json::to_value(&listing).unwrap();

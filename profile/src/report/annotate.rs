@@ -148,7 +148,7 @@ impl Annotation {
             }
             rows.end();
         }
-        let found = view.sums.tick_log.estimates(2, |hit| rows.of_leaf(hit.leaf));
+        let found = view.sums.tick_log.estimates(2, |hit| rows.get(hit.leaf));
         if let [own, total] = found[..] {
             (self.own, self.total) = (own, total);
         }

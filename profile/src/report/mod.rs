@@ -30,7 +30,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
-pub use by::{Breakdown, By, Row};
+pub use by::{Breakdown, By, KeyName, Row};
 pub use command::CommandTimes;
 pub use exact::{
     ChildrenStates, CpuPart, CpuParts, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime,
@@ -60,6 +60,9 @@ pub enum Request {
     Summary,
     /// Samples, grouped.
     By(By),
+    /// Samples, grouped by several keys together, the first of which is that of [`Breakdown::by`]. Without a
+    /// key all are outside.
+    Keys(Vec<By>),
     /// Callers or callees of a function.
     Tree(TreeRequest),
 }
@@ -209,7 +212,8 @@ pub struct Report {
     pub samples: u64,
     /// Their numbers by the vCPU's state at the tick.
     pub ticks: TickCounts,
-    /// Samples in the guest that are not idle: all shares refer to them.
+    /// Samples in the guest that are not idle: all shares refer to them, unless the filter makes them
+    /// relative.
     pub busy_samples: u64,
     /// Busy samples that the whole filter chooses.
     pub chosen_samples: u64,

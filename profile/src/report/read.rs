@@ -67,7 +67,8 @@ impl Report {
         let view = loaded.view();
         let (by, tree) = match request {
             Request::Summary => (None, None),
-            Request::By(by) => (Some(Breakdown::new(*by, &view)), None),
+            Request::By(by) => (Some(Breakdown::new(&[*by], &view)), None),
+            Request::Keys(keys) => (Some(Breakdown::new(keys, &view)), None),
             Request::Tree(request) => (None, Some(CallTree::new(request, &view)?)),
         };
         let mut report = summary(filter, &view);
@@ -100,7 +101,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         seed: tables.parsed("seed"),
         samples: sums.samples,
         ticks: sums.ticks,
-        busy_samples: sums.tick_log.busy(),
+        busy_samples: sums.busy,
         chosen_samples: sums.chosen,
         lost: total(|row| row.lost),
         filter: filter.clone(),

@@ -151,11 +151,14 @@ fn kind() -> &'static str {
     let flags = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = flags.lines().find(|l| l.starts_with("flags")).unwrap_or_default();
     let flag = |name: &str| flags.split_ascii_whitespace().any(|f| f == name);
-    match () {
-        () if loaded("kvm_pvm") => "pvm",
-        () if loaded("kvm_intel") || flag("vmx") => "vmx",
-        () if loaded("kvm_amd") || flag("svm") => "svm",
-        () => "other",
+    if loaded("kvm_pvm") {
+        "pvm"
+    } else if loaded("kvm_intel") || flag("vmx") {
+        "vmx"
+    } else if loaded("kvm_amd") || flag("svm") {
+        "svm"
+    } else {
+        "other"
     }
 }
 

@@ -115,15 +115,17 @@ impl<'a> Recording<'a> {
         let Streams { console, keys, output } = streams;
         let console_on_stdout = matches!(console, ConsoleTarget::Stdout);
         let output_on_stdout = matches!(output, ConsoleTarget::Stdout);
-        let progress = match () {
-            () if args.quiet || args.top => ProgressMode::Off,
-            // The terminal is the guest's as soon as it runs.
-            () if keys == KeySource::Terminal => ProgressMode::UntilGuest,
-            // So is it a command's with its first word.
-            () if output_on_stdout && io::stdout().is_terminal() => ProgressMode::UntilGuest,
-            () if io::stderr().is_terminal() => ProgressMode::Live,
-            () if args.verbose => ProgressMode::Lines,
-            () => ProgressMode::Off,
+        let progress = if args.quiet || args.top {
+            ProgressMode::Off
+        } else if keys == KeySource::Terminal || (output_on_stdout && io::stdout().is_terminal()) {
+            // The terminal is the guest's as soon as it runs, or a command's with its first word.
+            ProgressMode::UntilGuest
+        } else if io::stderr().is_terminal() {
+            ProgressMode::Live
+        } else if args.verbose {
+            ProgressMode::Lines
+        } else {
+            ProgressMode::Off
         };
         let screens = Screens {
             // Two streams on one terminal can't both be kept apart from a live line.

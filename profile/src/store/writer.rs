@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use tempfile::{Builder, TempPath};
+use text::message::Reason;
 
 use super::guard::check_journal;
 use super::limit::SizeLimit;
@@ -190,16 +191,18 @@ impl ProfileWriter {
         written.map_err(|error| self.error(&error))
     }
 
-    fn replace_older(&mut self, file: &Path) -> Result<Connection, String> {
-        let nothing = Connection::open_in_memory().map_err(|error| error.to_string())?;
+    /// Puts the new profile in the place of the older one, and opens it there. The error is the reason alone.
+    fn replace_older(&mut self, file: &Path) -> Result<Connection, SinkError> {
+        let nothing = Connection::open_in_memory().map_err(|error| SinkError(error.to_string()))?;
         drop(std::mem::replace(&mut self.connection, nothing));
-        File::open(file).and_then(|file| file.sync_all()).map_err(|error| error.to_string())?;
-        fold_log(&self.path).map_err(|error| error.to_string())?;
-        remove_companions(&self.path)
+        fold_log(&self.path).map_err(|error| SinkError(error.to_string()))?;
+        File::open(file)
+            .and_then(|file| file.sync_all())
+            .and_then(|()| remove_companions(&self.path))
             .and_then(|()| self.older.as_deref().map_or(Ok(()), |older| keep(&self.path, older)))
             .and_then(|()| fs::rename(file, &self.path))
-            .map_err(|error| error.to_string())?;
-        open(&self.path).and_then(logged).map_err(|error| explain(&self.path, &error))
+            .map_err(|error| SinkError(Reason(&error).to_string()))?;
+        open(&self.path).and_then(logged).map_err(|error| SinkError(explain(&self.path, &error)))
     }
 
     fn error(&self, error: &rusqlite::Error) -> SinkError {

@@ -1,27 +1,27 @@
 //! Profiles with stacks, inlined functions, threads, control groups, interrupts and system calls.
 
 use super::*;
-use crate::rows::{CgroupRow, CodeRow, CodeSource, FileRow, InlinedRow, InterruptRow, StackRow, ThreadRow};
+use crate::rows::{CgroupRow, FileRow, InlinedRow, InterruptRow, StackRow, ThreadRow};
 
 /// Frames, named by the numbers that the samples use.
 const MAIN: u32 = 1;
-const WORK: u32 = 2;
+pub(super) const WORK: u32 = 2;
 const RECURSE: u32 = 3;
 const READ: u32 = 4;
-const VFS: u32 = 5;
+pub(super) const VFS: u32 = 5;
 const NO_CFI: u32 = 6;
 const NO_STACK: u32 = 7;
 const UNNAMED: u32 = 8;
 const PROCESS_WORK: u32 = 9;
 const DRAIN: u32 = 10;
-const WORK_LEAF: u32 = 11;
+pub(super) const WORK_LEAF: u32 = 11;
 const RECURSE_CALL: u32 = 12;
 
-fn text(text: &str) -> Option<String> {
+pub(super) fn text(text: &str) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn frames() -> Vec<FrameRow> {
+pub(super) fn frames() -> Vec<FrameRow> {
     let row = |id, address, call, kind, symbol: Option<&str>, module: Option<&str>, offset| FrameRow {
         id,
         address,
@@ -127,7 +127,7 @@ pub(in crate::report) fn known() -> Run {
 }
 
 /// Adds samples of a thread (instance, tid) in code (frame, stack; 0 for none), in (system call, interrupt).
-fn add(
+pub(super) fn add(
     run: &mut Run,
     count: u64,
     mode: Mode,
@@ -144,13 +144,13 @@ fn add(
     }
 }
 
-fn ask(run: &Run, filter: &Filter, request: &Request) -> Result<Report, ReportError> {
+pub(super) fn ask(run: &Run, filter: &Filter, request: &Request) -> Result<Report, ReportError> {
     let (_directory, path) = run.write();
     Report::read_with(&Profile::open(&path).expect("a profile"), filter, request)
 }
 
 /// Rows as name, own and total samples.
-fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
+pub(super) fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
     let report = ask(run, filter, &Request::By(by)).expect("a report");
     let breakdown = report.by.expect("what was asked for");
     let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();
@@ -349,160 +349,6 @@ fn wrong_names_are_told_with_near_ones() {
     assert!(told(&|f| f.instance = text("gzip#7")).contains("no instance gzip#7: near are gzip#0, gzip#1"));
 }
 
-fn tree(run: &Run, symbol: &str, direction: Direction, depth: u32) -> Result<CallTree, ReportError> {
-    let request = TreeRequest { symbol: symbol.to_owned(), direction, depth };
-    let report = ask(run, &Filter::default(), &Request::Tree(request))?;
-    Ok(report.tree.expect("what was asked for"))
-}
-
-fn shape(tree: &CallTree) -> Vec<(u32, &str, u64)> {
-    tree.nodes.iter().map(|node| (node.depth, node.symbol.as_str(), node.estimate.samples)).collect()
-}
-
-#[test]
-fn callers_and_callees() {
-    let run = known();
-    let callers = tree(&run, "vfs_read", Direction::Callers, 10).expect("a tree");
-    let expected = [
-        (0, "vfs_read.isra.0", 40),
-        (1, "ksys_read", 21),
-        (2, "main", 21),
-        (1, "drain_pages", 10),
-        (2, "process_one_work", 10),
-        (1, "[stack is swapped out]", 5),
-    ];
-    assert_eq!(shape(&callers), expected);
-    assert_eq!((callers.total.samples, callers.total.share), (40, 0.4));
-    assert_eq!((callers.nodes[1].estimate.share, callers.nodes[1].part), (0.21, 21.0 / 40.0));
-    let callees = tree(&run, "main", Direction::Callees, 3).expect("a tree");
-    let expected = [
-        (0, "main", 71),
-        (1, "work", 30),
-        (2, "hash", 30),
-        (3, "mix", 30),
-        (1, "ksys_read", 21),
-        (2, "vfs_read.isra.0", 21),
-        (1, "recurse(int)", 20),
-        (2, "recurse(int)", 20),
-        (3, "recurse(int)", 20),
-    ];
-    assert_eq!(shape(&callees), expected);
-    // Recursion counts once, and its callers are those from outside.
-    let callers = tree(&run, "recurse", Direction::Callers, 1).expect("a tree");
-    assert_eq!(shape(&callers), [(0, "recurse(int)", 20), (1, "main", 20)]);
-    assert!(tree(&run, "nothing", Direction::Callers, 1).is_err());
-}
-
-#[test]
-fn small_branches_are_left_out() {
-    let mut run = known();
-    add(&mut run, 9_000, Mode::User, (1, 10), (WORK_LEAF, 2), (None, None));
-    let callees = tree(&run, "main", Direction::Callees, 1).expect("a tree");
-    assert_eq!((shape(&callees).len(), callees.left_out), (2, 2));
-}
-
-#[test]
-fn damaged_stacks_end() {
-    let mut run = known();
-    add(&mut run, 1, Mode::User, (1, 10), (WORK, 16), (None, None));
-    let (found, _) = by(&run, By::Function, &Filter::default());
-    assert!(found.contains(&("work".to_owned(), 1, 31)), "{found:?}");
-}
-
-fn annotate(run: &Run, symbol: &str, module: Option<&str>) -> Result<Annotation, ReportError> {
-    let (_directory, path) = run.write();
-    let target = Target { symbol: symbol.to_owned(), module: module.map(str::to_owned) };
-    Annotation::read(&Profile::open(&path).expect("a profile"), &Filter::default(), &target)
-}
-
-#[test]
-fn code_is_annotated() {
-    let mut run = known();
-    let code = |start, file, bytes: &[u8]| CodeRow {
-        start,
-        file,
-        module: None,
-        bytes: bytes.to_vec(),
-        read: if file.is_some() { CodeSource::File } else { CodeSource::Memory },
-    };
-    run.batch.code = vec![
-        code(0x2ff0, Some(1), &[0x90; 0x20]),
-        code(0x3000, Some(2), &[0xcc; 0x20]),
-        code(0xffff_ffff_8100_0100, None, &[0xc3; 9]),
-    ];
-    let recurse = annotate(&run, "recurse", None).expect("a function");
-    assert_eq!((recurse.start, recurse.code.map(|bytes| bytes.len())), (0x3000, Some(0x10)));
-    assert_eq!((recurse.read.as_deref(), recurse.own.samples, recurse.total.samples), (Some("file"), 20, 20));
-    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, ..Hit::default() });
-    assert_eq!(recurse.hits[&0x3006], Hit { called: 20, ..Hit::default() });
-    assert_eq!(recurse.names[&0x2000], "work");
-    let vfs = annotate(&run, "0xffffffff81000100", None).expect("a function");
-    assert_eq!((vfs.symbol.as_str(), vfs.code), ("vfs_read.isra.0", Some(vec![0xc3; 9])));
-    let work = annotate(&run, "work", Some("prog")).expect("a function");
-    assert_eq!((work.code, work.own.samples, work.total.samples), (None, 30, 30));
-    assert_eq!(work.hits[&0x2001].source.as_deref(), Some("mix.h:7"));
-}
-
-#[test]
-fn what_interrupts_an_instruction_counts_at_its_address() {
-    let mut run = known();
-    // A page fault of `recurse` at its own instruction, which calls nothing.
-    run.batch.stacks.push(StackRow { id: 20, parent: Some(5), frame: VFS });
-    add(&mut run, 7, Mode::Kernel, (1, 10), (VFS, 20), (None, None));
-    let recurse = annotate(&run, "recurse", None).expect("a function");
-    assert_eq!(recurse.hits[&0x3008], Hit { own: 20, interrupted: 7, ..Hit::default() });
-    assert_eq!(recurse.hits[&0x3006], Hit { called: 27, ..Hit::default() });
-    assert!(recurse.emulated, "the run is one of the portable host");
-    // Any sampled address names the function.
-    assert_eq!(annotate(&run, "0x3006", None).expect("a function").symbol, "recurse(int)");
-    assert!(annotate(&run, "0x3007", None).is_err());
-}
-
-#[test]
-fn functions_of_one_name_are_one_tree_that_says_so() {
-    let mut run = known();
-    assert_eq!(tree(&run, "main", Direction::Callees, 1).expect("a tree").modules, ["prog"]);
-    assert_eq!(tree(&run, "vfs_read", Direction::Callees, 1).expect("a tree").modules, ["kernel"]);
-    let other = FrameRow { id: 90, module: text("other"), address: 0x77, file: None, ..frames()[0].clone() };
-    run.batch.frames.push(other);
-    run.batch.stacks.push(StackRow { id: 20, parent: None, frame: 90 });
-    add(&mut run, 9, Mode::User, (1, 10), (90, 20), (None, None));
-    let both = tree(&run, "main", Direction::Callees, 1).expect("a tree");
-    assert_eq!(both.modules, ["other", "prog"]);
-    let root = &both.nodes[0];
-    assert_eq!((root.symbol.as_str(), root.module.as_deref(), root.estimate.samples), ("main", None, 80));
-}
-
-#[test]
-fn what_can_not_be_annotated_is_told() {
-    let mut run = known();
-    let error =
-        |run: &Run, symbol: &str, module| annotate(run, symbol, module).expect_err("a reason").to_string();
-    assert_eq!(
-        error(&run, "mix", None),
-        "the profile has no separate code for mix: the compiler has copied it into work: annotate that function"
-    );
-    assert_eq!(
-        error(&run, "work", Some("libc")),
-        "the profile has no separate code for work: --module may be prog"
-    );
-    assert!(error(&run, "wrk", None).ends_with("no function wrk: near are work"));
-    let module = text("other");
-    run.batch.frames.push(FrameRow {
-        id: 90,
-        module,
-        address: 0x77,
-        offset: 1,
-        file: None,
-        ..frames()[1].clone()
-    });
-    assert_eq!(
-        error(&run, "work", None),
-        "several functions are called work: work of prog at 0x2000; work of other at 0x76; choose with --module, \
-         or give the address instead"
-    );
-}
-
 #[test]
 fn a_helper_of_the_worker_is_no_work() {
     let mut run = known();
@@ -526,96 +372,6 @@ fn a_helper_of_the_worker_is_no_work() {
     let workers: Vec<_> =
         rows.iter().filter(|row| row.name.starts_with("kworker")).map(|row| row.name.as_str()).collect();
     assert_eq!(workers, ["kworker/0:1 (drain_pages)", "kworker/0:1"]);
-}
-
-/// Name, pid, parent, start, row of its control group, command line.
-type Process = (&'static str, i32, i32, u64, Option<u32>, &'static str);
-
-/// Returns a profile of a command in which each process ran for as many samples as its number. Each is name,
-/// pid, parent, start, row of its control group, command line.
-fn of_command(processes: &[Process], times: Option<(u64, u64)>) -> Run {
-    let mut run = Run::new();
-    run.batch
-        .meta
-        .push(("command".to_owned(), "bash -c (sleep 3; :) & python3 cpu.py; wait; date".to_owned()));
-    if let Some((begun, took)) = times {
-        for (key, ns) in [("command_begun_ns", begun), ("command_wall_ns", took)] {
-            run.batch.meta.push((key.to_owned(), ns.to_string()));
-        }
-    }
-    run.batch.instances.clear();
-    for (id, &(comm, pid, parent, start_ns, cgroup, command)) in (1..).zip(processes) {
-        run.batch.instances.push(crate::rows::InstanceRow {
-            id,
-            pid,
-            start_ns,
-            comm: comm.to_owned(),
-            parent_pid: Some(parent),
-            command: text(command),
-            cgroup,
-            ..Default::default()
-        });
-        run.add(u64::try_from(pid).expect("positive"), 0, Mode::User, Some(id), 5);
-    }
-    run
-}
-
-fn samples_of_command(run: &Run) -> Option<u64> {
-    let report = ask(run, &Filter::default(), &Request::Summary).expect("a report");
-    report.command.expect("a command").cpu.map(|cpu| cpu.samples)
-}
-
-const BASH: &str = "bash -c (sleep 3; :) & python3 cpu.py; wait; date";
-
-#[test]
-fn the_commands_processes_are_those_of_its_unit_from_its_start_to_its_end() {
-    let group = |id, path: &str, unit: &str| CgroupRow {
-        id,
-        path: path.to_owned(),
-        unit: text(unit),
-        container: None,
-    };
-    let unit = Some(1);
-    let processes = [
-        ("systemd", 1, 0, 0, Some(2), "/sbin/init"),
-        ("sh", 2, 1, 10, unit, "/bin/sh /run/vprof-command"),
-        ("systemctl", 3, 2, 11, unit, "systemctl start multi-user.target"),
-        // bash, which has become its last command.
-        ("date", 5, 2, 100, unit, "date"),
-        // Its subshell has not.
-        ("bash", 7, 5, 101, unit, BASH),
-        ("python3", 11, 5, 102, unit, "python3 cpu.py"),
-        // Started by one of the command's, in its own group.
-        ("worker", 13, 11, 103, Some(3), "worker"),
-        ("sync", 17, 2, 301, unit, "sync"),
-        ("nginx", 19, 1, 50, Some(3), "nginx"),
-    ];
-    let mut run = of_command(&processes, Some((100, 200)));
-    run.batch.cgroups = vec![
-        group(1, "/system.slice/kernel-command-line.service", "kernel-command-line.service"),
-        group(2, "/init.scope", "init.scope"),
-        group(3, "/system.slice/other.service", "other.service"),
-    ];
-    assert_eq!(samples_of_command(&run), Some(5 + 7 + 11 + 13));
-    // It has not ended: all processes of its unit.
-    run.batch.meta.retain(|(key, _)| key != "command_wall_ns");
-    assert_eq!(samples_of_command(&run), Some(2 + 3 + 5 + 7 + 11 + 13 + 17));
-    // None of its unit was sampled: no process is better than a wrong one.
-    let mut run = of_command(&processes[..1], None);
-    run.batch.cgroups = vec![group(2, "/init.scope", "init.scope")];
-    assert_eq!(samples_of_command(&run), None);
-}
-
-#[test]
-fn the_command_of_an_init_that_is_made_for_it_is_all_that_init_starts() {
-    let processes = [
-        ("init", 1, 0, 0, None, "/init"),
-        ("date", 5, 1, 100, None, "date"),
-        ("bash", 7, 5, 101, None, BASH),
-        ("python3", 11, 5, 102, None, "python3 cpu.py"),
-        ("orphan", 13, 1, 103, None, "orphan"),
-    ];
-    assert_eq!(samples_of_command(&of_command(&processes, None)), Some(5 + 7 + 11 + 13));
 }
 
 #[test]

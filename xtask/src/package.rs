@@ -49,7 +49,7 @@ pub fn run(options: &PackageArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the packages are made of.
+/// Contents of the packages.
 #[derive(Debug)]
 pub struct Sources {
     /// The checkout, whose documents are packed.

@@ -125,8 +125,8 @@ impl Facts {
         self.breakdowns.insert(by.name().to_owned(), json!({ "rows": rows, "leftOut": left_out }));
     }
 
-    /// Adds the code of functions: of each the lines with most samples and those around them, as number of the
-    /// instruction, address, text, own samples, samples below, source.
+    /// Adds the code of functions: of each the lines with most samples and those around them, as number of
+    /// the instruction, address, text, own samples, samples below, source.
     fn code(&mut self, annotations: &[Annotation]) {
         let function = |annotation: &Annotation| {
             let listing = FunctionListing::new(annotation, false);

@@ -12,8 +12,8 @@ use super::facts::Facts;
 use super::tree::{Functions, Tree, small};
 use super::who::{ProcessRows, Role, mode_number};
 
-/// Lengths of a bucket in ms, rising, each with the limit of buckets of a run that has it: the first that a
-/// run does not exceed is its own. 20 and 50 ms are the rows of the page's heat map, which divide its seconds.
+/// Lengths of a bucket in ms, rising, each with the limit of buckets of a run: the first that a run
+/// does not exceed is its own. 20 and 50 ms are the rows of the page's heat map, which divide its seconds.
 const LENGTHS: [(u64, u64); 6] = [(1, 500), (2, 500), (5, 500), (10, 500), (20, 3_000), (50, MOST_BUCKETS)];
 /// Limit of buckets of a run.
 const MOST_BUCKETS: u64 = 12_000;

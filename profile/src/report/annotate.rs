@@ -100,7 +100,7 @@ impl Annotation {
         Self::of_place(profile, &view, place)
     }
 
-    /// Returns the functions with most samples of their own, of those whose code the profile has: at most
+    /// Returns the functions with most own samples among those whose code the profile has: at most
     /// `most`, most samples first.
     pub(super) fn hottest(profile: &Profile, view: &View<'_>, most: usize) -> Result<Vec<Self>, ReportError> {
         let mut own: BTreeMap<Place, u64> = BTreeMap::new();

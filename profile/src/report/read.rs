@@ -84,7 +84,7 @@ pub struct FullReport {
     pub report: Report,
     /// The samples grouped by each of the requested kinds, in their order.
     pub breakdowns: Vec<Breakdown>,
-    /// Functions with most samples of their own, of those whose code the profile has, most samples first.
+    /// Functions with most own samples among those whose code the profile has, most samples first.
     pub hottest: Vec<Annotation>,
 }
 

@@ -150,8 +150,8 @@ pub struct CounterStat {
 }
 
 impl ExitStat {
-    /// Returns the histogram of its times from the exit to the next entry: shortest time of a bucket in ns, and
-    /// the number of exits in it, rising. Buckets are those of [`crate::histogram`].
+    /// Returns the histogram of its times from the exit to the next entry: shortest time of a bucket in ns,
+    /// and the number of exits in it, rising. Buckets are those of [`crate::histogram`].
     pub fn times(&self) -> &[(u64, u64)] {
         &self.times
     }

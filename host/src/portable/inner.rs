@@ -26,6 +26,8 @@ use crate::stage::Stage;
 
 /// Time limit for a device to appear after its module was loaded.
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
+/// Time limit for the outer half to read the last messages.
+const READ_LIMIT: Duration = Duration::from_secs(30);
 /// Number of huge pages that this host's kernel has set aside.
 const HUGE_PAGES: &str = "/proc/sys/vm/nr_hugepages";
 
@@ -36,9 +38,12 @@ pub fn is_inner() -> bool {
 
 /// Runs the job and turns the machine off; never returns.
 pub fn main() -> ! {
-    if let Err(error) = serve() {
+    match serve() {
+        // QEMU drops what the outer half has not read yet when the machine is off. The outer half ends this
+        // host as soon as it has the outcome or the error.
+        Ok(()) => std::thread::sleep(READ_LIMIT),
         // To the host's console.
-        eprintln!("vprof: {error}");
+        Err(error) => eprintln!("vprof: {error}"),
     }
     nix::unistd::sync();
     let _ = reboot(RebootMode::RB_POWER_OFF);

@@ -90,7 +90,7 @@ async fn show(source: &ReportSource, state: &mut BrowseState) -> Result<(), Erro
                     // A large profile takes a moment.
                     state.message = Some("reading ...".to_owned());
                     screen.draw(|frame| draw::screen(frame, state, theme))?;
-                    state.arrive(source.table(&step.place), step);
+                    state.arrive(source.table(&step.place), *step);
                 }
             }
         }

@@ -1,11 +1,10 @@
 //! Rows of tables, with what is below each.
 
-use profile::report::{By, Row, TreeNode};
+use profile::report::{By, CodeLine, FunctionListing, Row, TreeNode};
 use text::clean::escaped;
 use text::units;
 
 use super::source::{Call, Place, View};
-use crate::annotate::{CodeLine, FunctionListing};
 use crate::render::summary::wrapped;
 use crate::render::{by, with_module};
 use crate::top::table::{CellValue, TableColumn, column};

@@ -12,7 +12,7 @@ use text::units;
 
 use super::rows::{Below, BrowseRow, BrowseTable};
 use super::rows::{call_row, code_table, key_row};
-use crate::annotate::FunctionListing;
+use crate::annotate::listing;
 use crate::errors::Error;
 use crate::render::summary;
 use crate::top::table::{TableColumn, column};
@@ -109,7 +109,7 @@ impl ReportSource {
             }),
             View::Code(target) => {
                 let annotation = Annotation::read(&self.profile, &place.filter, target)?;
-                return Ok(code_table(&FunctionListing::new(&annotation, false)));
+                return Ok(code_table(&listing(&annotation, false)));
             }
         };
         let report = Report::read_with(&self.profile, &place.filter, &request)?;

@@ -12,7 +12,7 @@ use crate::top::state::edit;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BrowseAction {
     /// Read a table, and show it.
-    Read(Step),
+    Read(Box<Step>),
     /// Leave the screen.
     Quit,
     /// Stop this process, as a shell's job.
@@ -155,7 +155,7 @@ impl BrowseState {
             KeyPress::End | KeyPress::Char('G') => self.select(true, usize::MAX),
             KeyPress::Escape if !self.level().filter.is_empty() => self.level_mut().filter.clear(),
             KeyPress::Escape | KeyPress::Backspace => self.out(),
-            _ => return self.step(key).map(BrowseAction::Read),
+            _ => return self.step(key).map(Box::new).map(BrowseAction::Read),
         }
         None
     }

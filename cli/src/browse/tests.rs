@@ -65,7 +65,7 @@ impl Session {
     fn key(&mut self, key: KeyPress) -> Option<BrowseAction> {
         let action = self.state.key(key);
         if let Some(BrowseAction::Read(step)) = &action {
-            self.go(step.clone());
+            self.go(step.as_ref().clone());
         }
         action
     }

@@ -9,6 +9,7 @@ mod code;
 pub(crate) mod command;
 mod exact;
 mod filter;
+mod listing;
 mod number_map;
 mod quality;
 mod read;
@@ -38,7 +39,9 @@ pub use exact::{
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
+pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};
 pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
+pub use read::FullReport;
 pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,

@@ -344,7 +344,7 @@ fn relative_shares_are_of_the_chosen_samples() {
     let (absolute, relative) = (row(&whole), row(&part));
     assert_eq!((absolute.share, relative.share), (0.5, 0.625));
     assert!(relative.share_low < 0.625 && 0.625 < relative.share_high);
-    // Times are no shares.
+    // Times stay the same.
     assert_eq!(relative.time_s, absolute.time_s);
     let sum: f64 = part.programs.iter().map(|program| program.estimate.share).sum();
     assert!((sum - 1.0).abs() < 1e-12, "{sum}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PauseCause, Target};
 use roles::{
     MOST, Recorder, Role, SOON, has_ended, is_held, killed_profilers_leave_nothing, kvm, loops_are_seen,
-    play, profile, state, traced,
+    play, profile, state, stopped_profilers_hold_nothing, traced,
 };
 use testkit::eventually;
 
@@ -36,30 +36,7 @@ fn a_profiler_that_is_stopped_holds_no_vcpu_for_long() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_profiler_that_is_stopped_holds_no_vcpu_for_long";
-    let vm = Role::start(test, "vmm loops");
-    let start = || Role::start(test, &format!("guarded {test} {} ", vm.pid()));
-    let (mut profiler, mut held) = (start(), 0);
-    for stop in 0..100_u64 {
-        // Somewhere in a tick or between two.
-        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
-        profiler.signal(libc::SIGSTOP);
-        eventually("stop", SOON, || (state(profiler.pid()) != 'R').then_some(()));
-        if is_held(vm.pid()) {
-            held += 1;
-            // Six checks, 50 ms apart.
-            eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
-            eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
-            profiler = start();
-        } else {
-            profiler.signal(libc::SIGCONT);
-        }
-    }
-    assert!(held > 0, "no SIGSTOP came within a stop: nothing was tested");
-    drop(profiler);
-    assert!(
-        profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100,
-        "the guest continues"
-    );
+    stopped_profilers_hold_nothing(EngineChoice::Ptrace, test);
 }
 
 #[test]

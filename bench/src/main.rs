@@ -27,10 +27,14 @@ fn main() -> anyhow::Result<()> {
             Some("folded") => child::report(&pipeline::folded(path)?),
             Some("page") => child::report(&pipeline::page(path)?),
             Some("names") => child::report(&names::measure(path)?),
+            Some("crowd") => {
+                let vcpus = path.to_str().and_then(|vcpus| vcpus.parse().ok()).context("not a number")?;
+                attached::measure_crowd(tempfile::tempdir()?.path(), vcpus, print)
+            }
             Some("wall") => child::report(&wall::measure(path)?),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attach"
+                 or bench attach, or bench crowd VCPUS"
             ),
         };
     }

@@ -409,6 +409,9 @@ fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
     let mut attach = vprof(["attach", &vm.pid(), "-d", "1s", "-o"]);
     refused(&attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
     assert!(!profile.exists());
+    // By the reader of images, before the VM is looked for.
+    let mut attach = vprof(["attach", "2147483647", "--disk"]);
+    refused(&attach.arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
     let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "-o"]);
     let output = attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap();

@@ -281,6 +281,33 @@ fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     assert!(again.status.success(), "{}", stderr(&again));
 }
 
+/// Returns the state of a process, by its status; `None` once it has ended.
+fn state_of(process: u32) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.split_once("State:\t")?.1.chars().next()
+}
+
+#[test]
+fn the_first_signal_ends_a_run_whose_half_is_stopped() {
+    run_as_vmm();
+    let test = "the_first_signal_ends_a_run_whose_half_is_stopped";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let signal = |process: u32, signal| {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.cast_signed()), signal).unwrap();
+    };
+    let mut attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    signal(half, nix::sys::signal::Signal::SIGSTOP);
+    // The guard ends a half that is stopped by chance while it holds a vCPU.
+    std::thread::sleep(Duration::from_millis(500));
+    let stopped = state_of(half) == Some('T');
+    assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{:?}", state_of(half));
+    signal(attached.vprof.id(), nix::sys::signal::Signal::SIGINT);
+    let status = eventually("its end", Duration::from_secs(3), || attached.vprof.try_wait().unwrap());
+    assert_eq!(status.success(), stopped, "{status}");
+}
+
 #[test]
 fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
     run_as_vmm();

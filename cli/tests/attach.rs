@@ -414,6 +414,22 @@ fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
 }
 
 #[test]
+fn a_stub_is_asked_behind_the_wall() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut attach = vprof(["attach", "--gdb", &listener.local_addr().unwrap().to_string()]);
+    let attached = attach.stderr(Stdio::piped()).spawn().unwrap();
+    let (mut stub, _) = listener.accept().unwrap();
+    let mut first = [0];
+    std::io::Read::read_exact(&mut stub, &mut first).unwrap();
+    assert_eq!(first, *b"$", "the first byte of a question");
+    let half = child_of(attached.id());
+    let status = std::fs::read_to_string(format!("/proc/{half}/status")).unwrap();
+    assert!(status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n"), "{status}");
+    drop(stub);
+    refused(&attached.wait_with_output().unwrap(), 1, &["closed the connection"]);
+}
+
+#[test]
 fn a_half_ends_with_its_vprof() {
     run_as_vmm();
     let Some((vm, _one)) = TestVm::start("a_half_ends_with_its_vprof") else { return };

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 mod attached;
+mod attached_wall;
 mod child;
 mod dump;
 mod guest;
@@ -28,9 +29,11 @@ fn main() -> anyhow::Result<()> {
             Some("page") => child::report(&pipeline::page(path)?),
             Some("names") => child::report(&names::measure(path)?),
             Some("wall") => child::report(&wall::measure(path)?),
+            // Inside that wall the peak of memory cannot be read.
+            Some("attached-wall") => attached_wall::measure(path),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attach"
+                 or bench attached-wall on/PID|off/PID, or bench attach"
             ),
         };
     }

@@ -304,7 +304,7 @@ fn the_first_signal_ends_a_run_whose_half_is_stopped() {
     let stopped = state_of(half) == Some('T');
     assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{:?}", state_of(half));
     signal(attached.vprof.id(), nix::sys::signal::Signal::SIGINT);
-    let status = eventually("its end", Duration::from_secs(3), || attached.vprof.try_wait().unwrap());
+    let status = eventually("its end", SOON, || attached.vprof.try_wait().unwrap());
     assert_eq!(status.success(), stopped, "{status}");
 }
 

@@ -26,14 +26,14 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
 use vmm::{AttachedThread, Exit, Machine, MissReason, Observer, Tick, TickContext, VmConfig};
 
-use crate::dump;
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::table::{TableRow, median};
+use crate::{attached_wall, dump};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
 /// Running time of each variant in a round.
-const TURN: Duration = Duration::from_millis(700);
+pub const TURN: Duration = Duration::from_millis(700);
 /// Rate of the samples, Hz.
 const RATE_HZ: f64 = 1000.0;
 /// Rate of samples of a whole fleet, Hz.
@@ -162,7 +162,11 @@ fn join_tables<O: Observer>(
     Ok(())
 }
 
-fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
+/// Waits until samples have stacks of the kernel in the guest's memory.
+///
+/// # Errors
+/// The kernel is not found.
+pub fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
     let deadline = Instant::now() + FOUND_LIMIT;
     while sink.stacks() < 10 {
         ensure!(
@@ -175,10 +179,14 @@ fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
 }
 
 /// Process with a counting guest; killed at the end.
-struct CountingGuest(Child);
+pub struct CountingGuest(Child);
 
 impl CountingGuest {
-    fn start(ram: &Path, rate_hz: f64) -> anyhow::Result<Self> {
+    /// Starts the guest as [`counting`] runs it.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn start(ram: &Path, rate_hz: f64) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args([OsStr::new("counting"), ram.as_os_str()]).arg(rate_hz.to_string());
         let mut guest = Self(command.stdout(Stdio::piped()).spawn()?);
@@ -187,6 +195,11 @@ impl CountingGuest {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "the counting guest does not start");
         Ok(guest)
+    }
+
+    /// Returns the id of the process.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
     }
 
     fn target(&self, engine: EngineChoice) -> anyhow::Result<Target> {
@@ -203,7 +216,7 @@ impl Drop for CountingGuest {
 }
 
 /// Observer that reads the guest's count besides what another one does, once `measuring` is set.
-struct CountReader<O> {
+pub struct CountReader<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
     schedstat: Option<File>,
@@ -212,7 +225,8 @@ struct CountReader<O> {
 }
 
 impl<O> CountReader<O> {
-    fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
+    /// Reads the count around `inner`.
+    pub fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
         Self { inner, measuring, schedstat: None, span: None }
     }
 
@@ -224,7 +238,10 @@ impl<O> CountReader<O> {
     }
 
     /// Returns the counts per nanosecond that the thread did not wait for a CPU.
-    fn speed(&self) -> anyhow::Result<f64> {
+    ///
+    /// # Errors
+    /// There were too few ticks.
+    pub fn speed(&self) -> anyhow::Result<f64> {
         let [first, last] = self.span.context("no ticks")?;
         let ns = (last.0 - first.0).saturating_sub(last.2 - first.2);
         ensure!(ns > 0 && last.1 > first.1, "the guest counts");
@@ -587,6 +604,7 @@ pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableR
     fs::write(&ram, bytes)?;
     fs::write(&empty, [])?;
     print(&slow_down(&ram)?);
+    print(&attached_wall::rows(&ram)?);
     print(&[program(&ram)?]);
     print(&[checked(&empty)?]);
     print(&crowd(&empty, CROWD)?);

@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 mod attached;
+mod attached_wall;
 mod child;
 mod dump;
 mod guest;
@@ -32,9 +33,11 @@ fn main() -> anyhow::Result<()> {
                 attached::measure_crowd(tempfile::tempdir()?.path(), vcpus, print)
             }
             Some("wall") => child::report(&wall::measure(path)?),
+            // Inside that wall the peak of memory cannot be read.
+            Some("attached-wall") => attached_wall::measure(path),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attach, or bench crowd VCPUS"
+                 or bench attached-wall on/PID|off/PID, or bench attach, or bench crowd VCPUS"
             ),
         };
     }

@@ -154,9 +154,7 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     if !group.is_empty() {
         std::fs::write(format!("{group}/cgroup.procs"), "0").unwrap();
     }
-    let mut guard = Command::new(std::env::current_exe().unwrap());
-    guard.args(["--exact", test, "--nocapture"]).env(ROLE, "guard -").stderr(Stdio::null());
-    let target = Target::find(pid.parse().unwrap(), MOST, Some(guard)).unwrap();
+    let target = Target::find(pid.parse().unwrap(), MOST, Some(guard_of(test))).unwrap();
     target.job_control().install(&[libc::SIGTSTP]).unwrap();
     let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(500))).unwrap();
     println!("it runs");
@@ -164,7 +162,52 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Runs the guard of that child.
+/// Runs a fourth child: one that a guest has taken over. It holds a vCPU, records no stop of it, and has
+/// closed its connection with the guard.
+pub fn liar(test: &str, pid: &str) -> ! {
+    let pid = pid.parse().unwrap();
+    let target = Target::find(pid, MOST, Some(guard_of(test))).unwrap();
+    for fd in 3..1_000 {
+        // SAFETY: nothing uses a descriptor from here on: the target is never dropped.
+        unsafe { libc::close(fd) };
+    }
+    std::mem::forget(target);
+    assert!(try_to_hold(thread_named(pid, "vcpu 0")));
+    println!("it runs");
+    std::thread::sleep(Duration::from_secs(1000));
+    std::process::exit(0)
+}
+
+/// Stops a thread until the calling thread ends. Returns false if it has another tracer.
+pub fn try_to_hold(thread: i32) -> bool {
+    // SAFETY: takes numbers alone.
+    unsafe {
+        libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) == 0
+            && libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0) == 0
+    }
+}
+
+/// Returns the thread of a process with that name, once it has the name.
+pub fn thread_named(pid: i32, name: &str) -> i32 {
+    let tasks = format!("/proc/{pid}/task");
+    let is_named = |thread: &i32| {
+        std::fs::read_to_string(format!("{tasks}/{thread}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    eventually("a thread with that name", SOON, || {
+        let threads = std::fs::read_dir(&tasks).ok()?;
+        let mut numbers = threads.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        numbers.find(is_named)
+    })
+}
+
+/// Returns the guard's program.
+fn guard_of(test: &str) -> Command {
+    let mut guard = Command::new(std::env::current_exe().unwrap());
+    guard.args(["--exact", test, "--nocapture"]).env(ROLE, "guard -").stderr(Stdio::null());
+    guard
+}
+
+/// Runs the guard of these children.
 pub fn guard() -> ! {
     let stops = std::env::args().next_back().unwrap().parse().unwrap();
     keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink()).unwrap();
@@ -199,6 +242,10 @@ pub fn play() {
         Some(("guarded", words)) => {
             let [test, pid, group] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
             guarded(test, pid, group)
+        }
+        Some(("liar", words)) => {
+            let (test, pid) = words.split_once(' ').unwrap();
+            liar(test, pid)
         }
         Some(("guard", _)) => guard(),
         Some(("vmm", guest)) => vmm(guest),

@@ -58,6 +58,8 @@ struct bpf_map_def {
 #define NOTHING (~0ull)
 
 #define PAGE 4096ull
+// Bits of an address below those that one page table of the lowest level maps alike.
+#define PART ((1ull << 21) - 1)
 // Bytes of struct pt_regs, and offsets in it (arch/x86/include/asm/ptrace.h).
 #define PT_REGS 168
 #define PT_REGS_ORIG_AX 120
@@ -79,6 +81,9 @@ struct bpf_map_def {
 #define PAGES 24
 #define SMALL 512
 #define SMALLS 16
+// Words of a vCPU's registers that are copied at once: those of general and control registers (struct kvm_vcpu_arch,
+// Linux 5.10 to 6.18), as far as a kernel has them there.
+#define BLOCK 48
 
 // Distinct reasons of exits, a power of two; the further ones share the last row. Steps of the search for one.
 #define EXITS 128
@@ -98,7 +103,7 @@ struct bpf_map_def {
 // Offset of a member that this kernel does not have.
 #define ABSENT (~0u)
 
-// Offsets in the kernel's structures, and the process whose files are listed.
+// Offsets in the kernel's structures, and two processes: the one whose files are listed, and vprof.
 struct options {
 	u32 process;
 	u32 vendor;
@@ -140,7 +145,8 @@ struct options {
 	u32 task_arrived;
 	u32 task_delay;
 	u32 task_comm;
-	u32 unused;
+	// The process that asks for samples.
+	u32 asker;
 };
 
 // Range of the guest's memory in the address space of its VMM.
@@ -232,7 +238,7 @@ struct record {
 	u32 mp_state;
 	u32 in_run;
 	u32 nested;
-	// The program that asks has taken the CPU from the vCPU's thread.
+	// The process that asks has taken the CPU from the vCPU's thread.
 	u32 preempted;
 	u32 cpl;
 	u32 code_64_bit;
@@ -251,13 +257,14 @@ struct record {
 	u32 pieces;
 	u32 smalls;
 	u32 pages;
-	// Page table of the lowest level that was used last: its root, bits 21 and up of the addresses that it maps, and its
-	// address.
+	// Translation that was used last: the root, bits 21 and up of the addresses, and the address of the page table of the
+	// lowest level. Where a large page maps them there is none; then it is the physical address plus 1.
 	u64 cached_root;
 	u64 cached_part;
 	u64 cached_table;
 	struct word word[WORDS];
 	struct piece piece[PIECES];
+	u64 block[BLOCK];
 	u8 small[SMALLS * SMALL];
 	// One page more than is used: a copy starts and ends within a page, which the verifier does not see.
 	u8 page[(PAGES + 1) * PAGE];
@@ -519,6 +526,8 @@ GLOBAL u64 translate(u32 index, u64 root, u64 virt)
 	// CR4.LA57.
 	u32 shift = record->cr4 & (1 << 12) ? 48 : 39;
 	if (record->cached_table && record->cached_root == table && record->cached_part == virt >> 21) {
+		if (record->cached_table & 1)
+			return (record->cached_table - 1) | (virt & PART);
 		u64 entry = guest_word(index, record->cached_table + (virt >> 12 & 511) * 8);
 		return entry & PRESENT ? (entry & ADDRESS) | (virt & (PAGE - 1)) : NOTHING;
 	}
@@ -536,7 +545,13 @@ GLOBAL u64 translate(u32 index, u64 root, u64 virt)
 		}
 		if (entry & LARGE) {
 			u64 mask = (1ull << shift) - 1;
-			return shift > 30 ? NOTHING : (entry & ADDRESS & ~mask) | (virt & mask);
+			if (shift > 30)
+				return NOTHING;
+			u64 phys = (entry & ADDRESS & ~mask) | (virt & mask);
+			record->cached_root = root;
+			record->cached_part = virt >> 21;
+			record->cached_table = (phys & ~PART) + 1;
+			return phys;
 		}
 		table = entry & ADDRESS;
 		shift -= 9;
@@ -722,16 +737,26 @@ GLOBAL u64 copy_memory(u32 index)
 	return 1;
 }
 
+// Returns a register: from the block that was copied, if it is in it.
+INLINE u64 vcpu_register(struct record *record, u64 vcpu, u32 offset)
+{
+	u64 index = (u64)(offset - options.vcpu_regs) / 8;
+	HIDE(index);
+	return index < BLOCK ? record->block[index] : kernel_u64(vcpu + offset);
+}
+
 INLINE void copy_registers(struct target *target, struct record *record)
 {
 	u64 vcpu = target->vcpu;
-	probe_read_kernel(record->gpr, sizeof(record->gpr), vcpu + options.vcpu_regs);
-	record->rip = kernel_u64(vcpu + options.vcpu_rip);
-	record->cr0 = kernel_u64(vcpu + options.vcpu_cr0);
-	record->cr2 = kernel_u64(vcpu + options.vcpu_cr2);
-	record->cr3 = kernel_u64(vcpu + options.vcpu_cr3);
-	record->cr4 = kernel_u64(vcpu + options.vcpu_cr4);
-	record->efer = kernel_u64(vcpu + options.vcpu_efer);
+	// Each read costs a good part of a microsecond on some processors, whatever its size.
+	probe_read_kernel(record->block, sizeof(record->block), vcpu + options.vcpu_regs);
+	__builtin_memcpy(record->gpr, record->block, sizeof(record->gpr));
+	record->rip = vcpu_register(record, vcpu, options.vcpu_rip);
+	record->cr0 = vcpu_register(record, vcpu, options.vcpu_cr0);
+	record->cr2 = vcpu_register(record, vcpu, options.vcpu_cr2);
+	record->cr3 = vcpu_register(record, vcpu, options.vcpu_cr3);
+	record->cr4 = vcpu_register(record, vcpu, options.vcpu_cr4);
+	record->efer = vcpu_register(record, vcpu, options.vcpu_efer);
 	record->mp_state = kernel_u32(vcpu + options.vcpu_mp_state);
 	record->exits = kernel_u64(vcpu + options.vcpu_exits);
 	record->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
@@ -764,6 +789,7 @@ struct arguments {
 	u64 argument[2];
 };
 
+// Argument: the vCPU's index.
 SEC("raw_tp") int tick(struct arguments *arguments)
 {
 	u32 index = arguments->argument[0];
@@ -791,14 +817,21 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 	record->in_run = in_run;
 	if (current_task != task) {
 		record->cpu = kernel_u32(task + options.task_cpu);
+		u64 arrived = kernel_u64(task + options.task_arrived);
 		if (kernel_u8(task + options.task_on_cpu))
 			return ELSEWHERE;
 		u32 blocked = kernel_u32(task + options.task_state);
 		copy_registers(target, record);
+		// It has got a CPU meanwhile: the registers may be those of two exits.
+		if (kernel_u64(task + options.task_arrived) != arrived) {
+			record->cpu = kernel_u32(task + options.task_cpu);
+			return ELSEWHERE;
+		}
 		if (blocked)
 			return BLOCKED;
 		u64 queued = kernel_u64(task + options.task_queued);
-		record->preempted = queued && queued == kernel_u64(current_task + options.task_arrived);
+		record->preempted = queued && queued == kernel_u64(current_task + options.task_arrived) &&
+				    kernel_u32(current_task + options.task_tgid) == options.asker;
 		return QUEUED;
 	}
 	record->cpu = get_smp_processor_id();

@@ -279,13 +279,6 @@ fn is_killed(status: &str) -> bool {
     masks.fold(0, |all, mask| all | mask) & (1 << (libc::SIGKILL - 1)) != 0
 }
 
-/// Returns the state of a thread (`R`, `S`, `D`, `t`, ...), by its stat (proc_pid_stat(5)); `None` if it is
-/// not visible.
-pub(crate) fn state_of(pid: i32, thread: i32) -> Option<u8> {
-    let text = fs::read_to_string(thread_file(pid, thread, "stat")).ok()?;
-    ProcessStat::parse(&text).map(|stat| stat.state)
-}
-
 /// Fields of /proc/PID/stat (proc_pid_stat(5)).
 struct ProcessStat {
     state: u8,

@@ -64,6 +64,8 @@ pub(crate) struct SharedState {
     /// vCPUs whose threads have not ended.
     left: AtomicUsize,
     pause: Mutex<Option<PauseCause>>,
+    /// A sample has found a vCPU's thread in KVM_RUN since the last check.
+    in_run: AtomicBool,
     /// Samples that lack memory which the host did not have in its own.
     pub(crate) swapped_out: AtomicU64,
     /// Page tables that a vCPU has used.
@@ -84,6 +86,7 @@ impl SharedState {
             end: Mutex::new(None),
             left: AtomicUsize::new(vcpus),
             pause: Mutex::default(),
+            in_run: AtomicBool::new(false),
             swapped_out: AtomicU64::new(0),
             tables: LastTables::default(),
             events: Mutex::default(),
@@ -119,6 +122,19 @@ impl SharedState {
         if std::mem::replace(&mut *lock(&self.pause), pause) != pause {
             self.report(pause.map_or(AttachEvent::Resumed, AttachEvent::Paused));
         }
+    }
+
+    /// Notes that a sample has found a vCPU's thread in KVM_RUN: the machine is neither paused nor closed.
+    pub(crate) fn found_in_run(&self) {
+        // Most samples leave the cache line as it is.
+        if !self.in_run.load(Ordering::Relaxed) {
+            self.in_run.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if [`Self::found_in_run`] was called since the last call of this.
+    pub(crate) fn take_found_in_run(&self) -> bool {
+        self.in_run.swap(false, Ordering::Relaxed)
     }
 
     /// Adds an event.

@@ -161,6 +161,7 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Stops the thread, passes the registers to the observer, and resumes the thread.
     fn stop(&mut self, due_ns: u64, asked_ns: u64, blocked: bool) -> NextTick {
+        self.observer.suspending(asked_ns);
         let stopped = {
             // Before the stop: KVM checks the request when KVM_RUN returns.
             let _request = self.vcpu.page.request_registers();

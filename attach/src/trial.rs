@@ -163,7 +163,7 @@ mod tests {
         let mut vmm = Vmm::start("trial::tests::a_refusal_is_seen_here_and_not_by_the_vmm");
         let mut target = Target::find(i32::try_from(vmm.0.id()).unwrap(), 1, None).unwrap();
         let [vcpu] = &mut target.vcpus[..] else { panic!("one vCPU") };
-        let slot = StopSlot::new(&Heartbeat::new(0).unwrap(), 0);
+        let slot = StopSlot::new(&Heartbeat::new().unwrap(), 0);
         let mut trial = |bits| try_request(vcpu.id.thread, vcpu.fd, &mut vcpu.page, bits, &slot);
         let mut count = [0; 2];
         let begin = Instant::now();

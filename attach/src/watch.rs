@@ -134,7 +134,9 @@ impl Watcher {
             if self.process.ended_within(pause_ms.min(CHECK_MS)) {
                 return self.shared.finish(AttachmentEnd::ProcessEnded);
             }
-            if self.has_lost_all_vcpus() {
+            // What a sample has just seen need not be looked up in /proc.
+            let in_run = self.shared.take_found_in_run();
+            if !in_run && self.has_lost_all_vcpus() {
                 let process_too = self.process.ended_within(CHECK_MS) || self.process.is_ending();
                 return self.shared.finish(if process_too {
                     AttachmentEnd::ProcessEnded
@@ -143,7 +145,7 @@ impl Watcher {
                 });
             }
             if !self.vcpus.is_empty() {
-                self.check_pause(&mut detector);
+                self.check_pause(&mut detector, in_run);
                 if listed.elapsed() >= LIST_INTERVAL {
                     listed = Instant::now();
                     self.check_plugged();
@@ -188,13 +190,13 @@ impl Watcher {
         closed || self.shared.has_no_vcpus()
     }
 
-    /// Updates the present pause.
-    fn check_pause(&self, detector: &mut PauseDetector) {
-        if self.process.is_stopped() {
+    /// Updates the present pause. `in_run` is true if a vCPU's thread was in KVM_RUN since the last check.
+    fn check_pause(&self, detector: &mut PauseDetector, in_run: bool) {
+        if !in_run && self.process.is_stopped() {
             *detector = PauseDetector::default();
             return self.shared.set_pause(Some(PauseCause::Signal));
         }
-        let kept_out = self.vcpus.iter().all(WatchedVcpu::is_kept_out);
+        let kept_out = !in_run && self.vcpus.iter().all(WatchedVcpu::is_kept_out);
         if detector.update(kept_out, Instant::now()) {
             self.shared.set_pause(Some(PauseCause::Vmm));
         } else if !kept_out {

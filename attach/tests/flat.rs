@@ -7,7 +7,7 @@ use std::time::Duration;
 use attach::{AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PauseCause, Target};
 use roles::{
     MOST, Recorder, Role, SOON, has_ended, is_held, killed_profilers_leave_nothing, kvm, loops_are_seen,
-    play, profile, state, traced,
+    play, profile, state, stopped_profilers_hold_nothing, thread_named, traced, try_to_hold,
 };
 use testkit::eventually;
 
@@ -36,30 +36,37 @@ fn a_profiler_that_is_stopped_holds_no_vcpu_for_long() {
     play();
     let Some(_one) = kvm() else { return };
     let test = "a_profiler_that_is_stopped_holds_no_vcpu_for_long";
+    stopped_profilers_hold_nothing(EngineChoice::Ptrace, test);
+}
+
+#[test]
+fn a_profiler_that_a_guest_has_taken_over_holds_no_vcpu_for_long() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_profiler_that_a_guest_has_taken_over_holds_no_vcpu_for_long";
     let vm = Role::start(test, "vmm loops");
-    let start = || Role::start(test, &format!("guarded {test} {} ", vm.pid()));
-    let (mut profiler, mut held) = (start(), 0);
-    for stop in 0..100_u64 {
-        // Somewhere in a tick or between two.
-        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
-        profiler.signal(libc::SIGSTOP);
-        eventually("stop", SOON, || (state(profiler.pid()) != 'R').then_some(()));
-        if is_held(vm.pid()) {
-            held += 1;
-            // Six checks, 50 ms apart.
-            eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
-            eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
-            profiler = start();
-        } else {
-            profiler.signal(libc::SIGCONT);
-        }
-    }
-    assert!(held > 0, "no SIGSTOP came within a stop: nothing was tested");
-    drop(profiler);
-    assert!(
-        profile(EngineChoice::Ptrace, vm.pid(), Duration::from_secs(1))[0].ticks() > 100,
-        "the guest continues"
-    );
+    let mut liar = Role::start(test, &format!("liar {test} {}", vm.pid()));
+    eventually("end of the profiler", SOON, || has_ended(&mut liar).then_some(()));
+    assert!(!traced(vm.pid()), "the VM runs");
+}
+
+#[test]
+fn a_vcpu_that_a_debugger_holds_is_not_the_profilers() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let test = "a_vcpu_that_a_debugger_holds_is_not_the_profilers";
+    let vm = Role::start(test, "vmm loops");
+    let mut profiler = Role::start(test, &format!("guarded {test} {} ", vm.pid()));
+    let thread = thread_named(vm.pid(), "vcpu 0");
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            // Between two stops of the profiler.
+            eventually("the debugger's turn", SOON, || try_to_hold(thread).then_some(()));
+            std::thread::sleep(Duration::from_secs(1));
+        });
+    });
+    assert!(!has_ended(&mut profiler));
+    eventually("next tick", SOON, || traced(vm.pid()).then_some(()));
 }
 
 #[test]
@@ -139,19 +146,6 @@ fn a_profiler_in_a_frozen_group_holds_no_vcpu_for_long() {
     }
     assert!(held > 0, "no freeze came within a stop: nothing was tested");
     drop(profiler);
-}
-
-/// Returns the thread of a process with that name, once it has the name.
-fn thread_named(pid: i32, name: &str) -> i32 {
-    let tasks = format!("/proc/{pid}/task");
-    let is_named = |thread: &i32| {
-        std::fs::read_to_string(format!("{tasks}/{thread}/comm")).is_ok_and(|comm| comm.trim_end() == name)
-    };
-    eventually("a thread with that name", SOON, || {
-        let threads = std::fs::read_dir(&tasks).ok()?;
-        let mut numbers = threads.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
-        numbers.find(is_named)
-    })
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! holds that of a real guest, and its page tables map that guest's kernel: so each sample has the current
 //! task of that kernel, and copies 40 KiB of user stack.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use attach::{Attachment, EngineChoice, StopMemory, Target};
 use kvm_bindings::kvm_regs;
 use profile::clock::{ClockKind, Intervals};
@@ -26,14 +26,14 @@ use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
 use vmm::{AttachedThread, Exit, Machine, MissReason, Observer, Tick, TickContext, VmConfig};
 
-use crate::dump;
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::table::{TableRow, median};
+use crate::{attached_wall, dump};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
 /// Running time of each variant in a round.
-const TURN: Duration = Duration::from_millis(700);
+pub const TURN: Duration = Duration::from_millis(700);
 /// Rate of the samples, Hz.
 const RATE_HZ: f64 = 1000.0;
 /// Rate of samples of a whole fleet, Hz.
@@ -162,7 +162,11 @@ fn join_tables<O: Observer>(
     Ok(())
 }
 
-fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
+/// Waits until samples have stacks of the kernel in the guest's memory.
+///
+/// # Errors
+/// The kernel is not found.
+pub fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
     let deadline = Instant::now() + FOUND_LIMIT;
     while sink.stacks() < 10 {
         ensure!(
@@ -175,10 +179,14 @@ fn wait_for_stacks(sink: &CountingSink) -> anyhow::Result<()> {
 }
 
 /// Process with a counting guest; killed at the end.
-struct CountingGuest(Child);
+pub struct CountingGuest(Child);
 
 impl CountingGuest {
-    fn start(ram: &Path, rate_hz: f64) -> anyhow::Result<Self> {
+    /// Starts the guest as [`counting`] runs it.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn start(ram: &Path, rate_hz: f64) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args([OsStr::new("counting"), ram.as_os_str()]).arg(rate_hz.to_string());
         let mut guest = Self(command.stdout(Stdio::piped()).spawn()?);
@@ -187,6 +195,11 @@ impl CountingGuest {
         BufReader::new(output).read_line(&mut line)?;
         ensure!(line == "ready\n", "the counting guest does not start");
         Ok(guest)
+    }
+
+    /// Returns the id of the process.
+    pub fn pid(&self) -> u32 {
+        self.0.id()
     }
 
     fn target(&self, engine: EngineChoice) -> anyhow::Result<Target> {
@@ -203,7 +216,7 @@ impl Drop for CountingGuest {
 }
 
 /// Observer that reads the guest's count besides what another one does, once `measuring` is set.
-struct CountReader<O> {
+pub struct CountReader<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
     schedstat: Option<File>,
@@ -212,7 +225,8 @@ struct CountReader<O> {
 }
 
 impl<O> CountReader<O> {
-    fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
+    /// Reads the count around `inner`.
+    pub fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
         Self { inner, measuring, schedstat: None, span: None }
     }
 
@@ -224,7 +238,10 @@ impl<O> CountReader<O> {
     }
 
     /// Returns the counts per nanosecond that the thread did not wait for a CPU.
-    fn speed(&self) -> anyhow::Result<f64> {
+    ///
+    /// # Errors
+    /// There were too few ticks.
+    pub fn speed(&self) -> anyhow::Result<f64> {
         let [first, last] = self.span.context("no ticks")?;
         let ns = (last.0 - first.0).saturating_sub(last.2 - first.2);
         ensure!(ns > 0 && last.1 > first.1, "the guest counts");
@@ -243,6 +260,9 @@ impl<O: Observer<StopMemory>> Observer<StopMemory> for CountReader<O> {
     }
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
         self.inner.pass(now_ns)
+    }
+    fn suspending(&mut self, now_ns: u64) {
+        self.inner.suspending(now_ns);
     }
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         if self.measuring.load(Ordering::Relaxed) {
@@ -476,38 +496,61 @@ fn checked(empty: &Path) -> anyhow::Result<TableRow> {
         .detail(format!("{taken} samples in {seconds:.1} s, RIP, CR3 and CPL of all of them right")))
 }
 
-/// CPU time of this process, s.
-fn cpu_time() -> anyhow::Result<f64> {
-    // All threads, also those that have ended: user and system time, clock ticks of 10 ms (proc_pid_stat(5)).
-    let stat = fs::read_to_string("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(')').context("no fields")?;
-    let ticks = fields.split_ascii_whitespace().skip(11).take(2);
-    let ticks: Vec<u64> = ticks.map(str::parse).collect::<Result<_, _>>()?;
-    let [user, system] = ticks[..] else { bail!("too few fields") };
-    Ok((user + system) as f64 / 100.0)
+/// Returns the CPU time of this process's threads, s, by their names without numbers.
+fn cpu_times() -> anyhow::Result<BTreeMap<String, f64>> {
+    let mut times = BTreeMap::new();
+    for task in fs::read_dir("/proc/self/task")? {
+        let path = task?.path();
+        let read = |name| fs::read_to_string(path.join(name));
+        // A thread may end meanwhile.
+        let (Ok(name), Ok(statistics)) = (read("comm"), read("schedstat")) else { continue };
+        let name = name.trim_end().trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
+        // Nanoseconds on a CPU (Documentation/scheduler/sched-stats.rst).
+        let ns: u64 = statistics.split_ascii_whitespace().next().context("no time")?.parse()?;
+        *times.entry(name.to_owned()).or_default() += ns as f64 / 1e9;
+    }
+    Ok(times)
+}
+
+/// vprof's use of a CPU for many vCPUs.
+struct CrowdCost {
+    /// Parts of a CPU, by the names of threads.
+    parts: BTreeMap<String, f64>,
+    samples: u64,
+}
+
+impl CrowdCost {
+    fn part(&self) -> f64 {
+        self.parts.values().sum()
+    }
+
+    /// Describes the parts that are not nothing.
+    fn detail(&self) -> String {
+        let parts = self.parts.iter().filter(|(_, part)| **part >= 5e-5);
+        let list: Vec<_> = parts.map(|(name, part)| format!("{name} {:.2} %", part * 100.0)).collect();
+        format!("{} samples, none lost; threads: {}", self.samples, list.join(", "))
+    }
 }
 
 /// Measures vprof's own CPU time for many vCPUs, at two rates.
-fn crowd(empty: &Path) -> anyhow::Result<Vec<TableRow>> {
-    let guests: Vec<_> = (0..CROWD).map(|_| CountingGuest::start(empty, 0.0)).collect::<Result<_, _>>()?;
+fn crowd(empty: &Path, vcpus: u8) -> anyhow::Result<Vec<TableRow>> {
+    let guests: Vec<_> = (0..vcpus).map(|_| CountingGuest::start(empty, 0.0)).collect::<Result<_, _>>()?;
     let what =
-        |rate_hz| format!("vprof's own CPU: {CROWD} attached vCPUs at {rate_hz} Hz, by the host's kernel");
-    let (part, samples) = crowd_at(&guests, CROWD_HZ)?;
-    let detail = format!("{samples} samples, none lost; guests that only count, each in a VMM");
-    let many = TableRow::text(&what(CROWD_HZ), format!("{:.1} % of a CPU", part * 100.0), "at most 5 %")
-        .detail(detail);
-    let (part, samples) = crowd_at(&guests, FLEET_HZ)?;
-    let each = part / f64::from(CROWD);
-    let few =
-        TableRow::text(&what(FLEET_HZ), format!("{:.3} % of a CPU for each", each * 100.0), "at most 0.1 %")
-            .detail(format!("{samples} samples, none lost; {:.1} % for all", part * 100.0));
+        |rate_hz| format!("vprof's own CPU: {vcpus} attached vCPUs at {rate_hz} Hz, by the host's kernel");
+    let cost = crowd_at(&guests, CROWD_HZ)?;
+    let figure = format!("{:.1} % of a CPU", cost.part() * 100.0);
+    let many = TableRow::text(&what(CROWD_HZ), figure, "at most 5 %")
+        .detail(format!("guests that only count, each in a VMM; {}", cost.detail()));
+    let cost = crowd_at(&guests, FLEET_HZ)?;
+    let figure = format!("{:.3} % of a CPU for each", cost.part() / f64::from(vcpus) * 100.0);
+    let few = TableRow::text(&what(FLEET_HZ), figure, "at most 0.1 %").detail(cost.detail());
     Ok(vec![many, few])
 }
 
-/// Samples the guests at this rate. Returns the part of a CPU that vprof uses, and the number of samples.
-fn crowd_at(guests: &[CountingGuest], rate_hz: f64) -> anyhow::Result<(f64, u64)> {
+/// Samples the guests at this rate.
+fn crowd_at(guests: &[CountingGuest], rate_hz: f64) -> anyhow::Result<CrowdCost> {
     let recording = RecordingConfig { rate_hz, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
-    let config = SessionConfig { vcpus: CROWD, recording, meta: Vec::new() };
+    let config = SessionConfig { vcpus: u8::try_from(guests.len())?, recording, meta: Vec::new() };
     let sink = Box::new(CountingSink::default());
     let (mut session, samplers) = Session::new(config, sink, symbols::names::no_files());
     let targets: Vec<_> =
@@ -522,15 +565,31 @@ fn crowd_at(guests: &[CountingGuest], rate_hz: f64) -> anyhow::Result<(f64, u64)
         }
         all.push(attached);
     }
-    let (before, begin) = (cpu_time()?, Instant::now());
+    let (before, begin) = (cpu_times()?, Instant::now());
     std::thread::sleep(CROWD_TIME);
-    let part = (cpu_time()? - before) / begin.elapsed().as_secs_f64();
+    let (after, seconds) = (cpu_times()?, begin.elapsed().as_secs_f64());
+    let part = |(name, time): (String, f64)| {
+        let spent = time - before.get(&name).copied().unwrap_or(0.0);
+        (name, spent / seconds)
+    };
+    let parts = after.into_iter().map(part).collect();
     for attached in all {
         drop(attached.wait()?);
     }
     let totals = session.finish(Vec::new());
     ensure!(totals.lost == 0, "{} samples were lost", totals.lost);
-    Ok((part, totals.samples))
+    Ok(CrowdCost { parts, samples: totals.samples })
+}
+
+/// Measures vprof's own CPU time for that many vCPUs.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_crowd(directory: &Path, vcpus: u8, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
+    let empty = directory.join("counting-empty");
+    fs::write(&empty, [])?;
+    print(&crowd(&empty, vcpus)?);
+    Ok(())
 }
 
 /// Measures attached machines; passes rows on as soon as they are known.
@@ -545,9 +604,10 @@ pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableR
     fs::write(&ram, bytes)?;
     fs::write(&empty, [])?;
     print(&slow_down(&ram)?);
+    print(&attached_wall::rows(&ram)?);
     print(&[program(&ram)?]);
     print(&[checked(&empty)?]);
-    print(&crowd(&empty)?);
+    print(&crowd(&empty, CROWD)?);
     fs::remove_file(&ram)?;
     Ok(())
 }

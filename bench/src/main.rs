@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, bail};
 
 mod attached;
+mod attached_wall;
 mod child;
 mod dump;
 mod guest;
@@ -27,10 +28,16 @@ fn main() -> anyhow::Result<()> {
             Some("folded") => child::report(&pipeline::folded(path)?),
             Some("page") => child::report(&pipeline::page(path)?),
             Some("names") => child::report(&names::measure(path)?),
+            Some("crowd") => {
+                let vcpus = path.to_str().and_then(|vcpus| vcpus.parse().ok()).context("not a number")?;
+                attached::measure_crowd(tempfile::tempdir()?.path(), vcpus, print)
+            }
             Some("wall") => child::report(&wall::measure(path)?),
+            // Inside that wall the peak of memory cannot be read.
+            Some("attached-wall") => attached_wall::measure(path),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attach"
+                 or bench attached-wall on/PID|off/PID, or bench attach, or bench crowd VCPUS"
             ),
         };
     }

@@ -39,7 +39,10 @@ pub fn measure(filters: &Path) -> anyhow::Result<[u64; 4]> {
 }
 
 /// Returns the two ends of a pipe for a report, first the one that is written to.
-fn report_pipe() -> anyhow::Result<(OwnedFd, File)> {
+///
+/// # Errors
+/// No descriptors are left.
+pub fn report_pipe() -> anyhow::Result<(OwnedFd, File)> {
     let (read, write) = std::io::pipe()?;
     ensure!(REPORT_BYTES < 4096, "a report fits into a pipe");
     Ok((write.into(), OwnedFd::from(read).into()))

@@ -14,7 +14,7 @@ macro_rules! documents {
 }
 
 documents! {
-    "attach", "boot", "coming-from", "config", "contributing", "control", "experiments", "export", "glossary", "guests",
+    "attach", "boot", "browse", "coming-from", "config", "contributing", "control", "experiments", "export", "glossary", "guests",
     "hosts", "how-it-works", "images", "json", "limits", "page", "performance", "profile", "security", "statistics",
     "symbols", "testing", "top", "tutorial",
 }

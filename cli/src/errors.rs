@@ -122,6 +122,11 @@ pub enum Error {
     /// A profile has no data.
     #[error("{} has no data: its run has just begun, or could not write, as on a full disk", Shown(.0))]
     NoData(PathBuf),
+    /// A file to inspect is not a disk image.
+    #[error(
+        "{} has no partition table and no file system that vprof knows: it is blank, or not a disk image", Shown(.0)
+    )]
+    NotADisk(PathBuf),
     /// Runs can't be compared. The message has names from the guest.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Diff(#[from] profile::diff::DiffError),
@@ -200,6 +205,11 @@ pub enum UsageError {
         text::clean::escaped(.0)
     )]
     PlainTerminal(String),
+    /// An interactive report without a terminal, or on one without cursor control.
+    #[error(
+        "--interactive needs a terminal with cursor control as standard input and output: without it the report is text"
+    )]
+    NoScreen,
     /// `attach` without a machine, where none runs.
     #[error(
         "no virtual machine runs on KVM that this user may see: as root, vprof sees those of all users; --gdb is for \

@@ -14,6 +14,11 @@ use crate::output::{write_json, write_text};
 pub fn command(args: &InspectArgs) -> Result<ExitCode, Error> {
     let cmdline = |words: String| cmdline(Some(&words), ConsoleDevice::Serial, None);
     let mut inspection = reader::inspect(&NamedFile::image(&args.image)?, args.format, args.seccomp)?;
+    let is_known =
+        inspection.volumes.iter().any(|volume| volume.contents.is_some() || volume.error.is_some());
+    if inspection.partition_table.is_none() && inspection.damage.is_none() && !is_known {
+        return Err(Error::NotADisk(args.image.clone()));
+    }
     inspection.run.cmdline = inspection.run.cmdline.map(cmdline);
     if args.json {
         write_json(&inspection)?;

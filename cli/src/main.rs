@@ -10,6 +10,7 @@ mod annotate;
 mod args;
 mod attach;
 mod boot;
+mod browse;
 mod cmdline;
 mod config;
 mod ctl;
@@ -89,6 +90,9 @@ fn main() -> ExitCode {
         }
     };
     cli.color.set();
+    if !render::is_utf8_locale(|name| std::env::var(name).ok()) {
+        render::use_ascii();
+    }
     if cli.no_pager {
         pager::disable();
     }

@@ -1,13 +1,17 @@
 //! `vprof report`, and the summary at the end of `vprof run`, which shows the same numbers.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::Path;
 
 use profile::boot::Boot;
-use profile::report::{Direction, ExactReport, Request, SourceChoice, StateReport, TreeRequest};
-use profile::{Filter, Profile, Report};
+use profile::report::{
+    Breakdown, By, Direction, ExactReport, Request, SourceChoice, StateReport, TreeRequest,
+};
+use profile::{Filter, Profile, Report, Sort};
+use text::csv::Formulas;
 
 use crate::args::ReportArgs;
+use crate::browse;
 use crate::errors::{Error, ExitCode};
 use crate::output::{stdout_error, write_json};
 use crate::pager::page;
@@ -22,8 +26,15 @@ const TREE_ROWS: usize = 50;
 
 /// Runs the command.
 pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
-    if let Some(places) = symbolize::named_places(&args.debug)? {
-        symbolize::add_names(&args.profile, &places, false)?;
+    match symbolize::named_places(&args.debug)? {
+        Some(places) => symbolize::add_names(&args.profile, &places, false)?,
+        None => drop(symbolize::add_names_of_servers(&args.profile, false)),
+    }
+    // A default of the configuration gives way to what is asked for.
+    let asked =
+        args.json || args.csv || args.boot || args.exact || args.states.is_some() || !args.by.is_empty();
+    if args.interactive && !asked && args.callers.is_none() && args.callees.is_none() {
+        return browse::command(args);
     }
     if args.boot {
         return boot_report(args);
@@ -36,13 +47,20 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
-    let mut report = Report::read_with(&profile, &args.filter.to_filter(), &request)?;
+    let mut report = Report::read_with(&profile, &args.to_filter(), &request)?;
     if report.is_empty() {
         return Err(Error::NoData(args.profile.clone()));
+    }
+    if args.sort == Sort::Total && !report.by.as_ref().is_some_and(Breakdown::is_code) {
+        eprintln!("vprof: only tables of code have totals (--by function, ...); --sort total is ignored");
     }
     report.sort(args.sort);
     if args.json {
         write_json(&report)?;
+    } else if let Some(breakdown) = report.by.as_ref().filter(|_| args.csv) {
+        let mut out = BufWriter::new(io::stdout().lock());
+        let written = by::write_csv(breakdown, &mut out, Formulas::raw_if(args.raw));
+        written.and_then(|()| out.flush()).map_err(stdout_error)?;
     } else {
         let layout = PageLayout::stdout();
         let default = if report.tree.is_some() { TREE_ROWS } else { SUMMARY_ROWS };
@@ -86,7 +104,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 /// `report --states`.
 fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
-    let report = StateReport::read(&profile, &args.filter.to_filter(), source)?;
+    let report = StateReport::read(&profile, &args.to_filter(), source)?;
     if args.json {
         write_json(&report)?;
     } else {
@@ -99,10 +117,18 @@ fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Err
 
 fn request(args: &ReportArgs) -> Request {
     let tree = |symbol: &String, direction| {
-        Request::Tree(TreeRequest { symbol: symbol.clone(), direction, depth: args.depth })
+        let (symbol, module) = (symbol.clone(), args.module.clone());
+        Request::Tree(TreeRequest { symbol, module, direction, depth: args.depth })
     };
-    match (&args.by, &args.callers, &args.callees) {
-        (Some(by), _, _) => Request::By(*by),
+    let mut keys: Vec<By> = Vec::new();
+    for by in &args.by {
+        if !keys.contains(by) {
+            keys.push(*by);
+        }
+    }
+    match (keys.as_slice(), &args.callers, &args.callees) {
+        ([by], _, _) => Request::By(*by),
+        ([_, ..], _, _) => Request::Keys(keys),
         (_, Some(symbol), _) => tree(symbol, Direction::Callers),
         (_, _, Some(symbol)) => tree(symbol, Direction::Callees),
         _ => Request::Summary,

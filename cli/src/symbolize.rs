@@ -5,11 +5,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, IsTerminal, Write as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use debuginfod::{Debuginfod, DownloadProgress};
-use profile::store::EditError;
+use profile::Profile;
+use profile::store::{EditError, Value};
 use profile::symbolize::{FileProgress, NotFound, SymbolizeResult, symbolize};
-use symbols::names::DebugFiles;
+use symbols::elf::{BuildId, ReadAt};
+use symbols::names::{DebugFiles, DebugSource, DebugSourceError};
 use text::clean::escaped;
 use text::units;
 
@@ -39,7 +42,7 @@ pub fn command(args: &SymbolizeArgs) -> Result<ExitCode, Error> {
 }
 
 /// Returns the places of debug files for `vprof run` and `vprof report`. Returns `None` if no directory is
-/// given: servers are not queried unless the user asks for names.
+/// given: see [`add_names_of_servers`].
 pub fn named_places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
     if args.debug_dir.is_empty() && args.symfs.is_empty() { Ok(None) } else { places(args) }
 }
@@ -54,6 +57,67 @@ pub fn add_names(profile: &Path, places: &DebugFiles, quiet: bool) -> Result<(),
             Ok(())
         }
     }
+}
+
+/// Limits of what vprof asks servers for on its own, where the user has set no others: seconds and bytes of a
+/// file (debuginfod-client-config(7)).
+const OWN_LIMITS: [(&str, &str); 2] = [("DEBUGINFOD_MAXTIME", "30"), ("DEBUGINFOD_MAXSIZE", "268435456")];
+/// Time after which vprof asks for no further file on its own.
+const OWN_TIME: Duration = Duration::from_secs(60);
+/// Query for user code of a file without a symbol: it has no name, or only its function's start.
+const NAMELESS: &str = "SELECT EXISTS (SELECT 1 FROM frame f JOIN file ON file.id = f.file WHERE file.build_id IS NOT NULL \
+                        AND (f.symbol IS NULL OR substr(f.symbol, 1, length(f.module) + 3) = f.module || '[0x'))";
+
+/// Names what has no name by the servers that the user has set (DEBUGINFOD_URLS), within limits. Returns true
+/// if there are new names. Whatever fails leaves the profile as it is.
+pub fn add_names_of_servers(profile: &Path, quiet: bool) -> bool {
+    let own = |name: &str| OWN_LIMITS.iter().find(|(limit, _)| *limit == name).map(|(_, value)| value.into());
+    let variable = |name: &str| std::env::var_os(name).or_else(|| own(name));
+    let servers = match Debuginfod::from_environment(variable) {
+        Ok(Some(servers)) => servers,
+        Ok(None) => return false,
+        Err(error) => {
+            if !quiet {
+                eprintln!("vprof: no server was asked for names: {}", escaped(&error.to_string()));
+            }
+            return false;
+        }
+    };
+    if !has_nameless(profile) {
+        return false;
+    }
+    let until = Instant::now() + OWN_TIME;
+    let places =
+        DebugFiles::new().with_source(Box::new(TimedSource { servers: with_progress(servers), until }));
+    // A profile that cannot be changed is shown as it is.
+    watched(profile, &places, !quiet && io::stderr().is_terminal())
+        .is_ok_and(|result| result.frames.after > result.frames.before)
+}
+
+fn has_nameless(profile: &Path) -> bool {
+    let answer = Profile::open(profile).ok().and_then(|profile| profile.query(NAMELESS).ok());
+    answer.is_some_and(|answer| answer.rows == [[Value::Integer(1)]])
+}
+
+/// Servers that are asked until a point in time.
+struct TimedSource {
+    servers: Debuginfod,
+    until: Instant,
+}
+
+impl DebugSource for TimedSource {
+    fn name(&self) -> String {
+        self.servers.name()
+    }
+
+    fn find(&self, build_id: &BuildId) -> Result<Option<Box<dyn ReadAt>>, DebugSourceError> {
+        if Instant::now() >= self.until { Ok(None) } else { self.servers.find(build_id) }
+    }
+}
+
+/// Shows downloads, if the user wants to see them.
+fn with_progress(servers: Debuginfod) -> Debuginfod {
+    if shows_downloads() { servers.with_progress(show_download) } else { servers }
 }
 
 /// Names the user code of a profile, and shows the progress.
@@ -85,10 +149,7 @@ fn places(args: &DebugArgs) -> Result<Option<DebugFiles>, Error> {
         .into_iter()
         .fold(DebugFiles::new(), |files, directory| files.with_directory(directory.clone()));
     Ok(Some(match servers {
-        Some(servers) if shows_downloads() => {
-            files.with_source(Box::new(servers.with_progress(show_download)))
-        }
-        Some(servers) => files.with_source(Box::new(servers)),
+        Some(servers) => files.with_source(Box::new(with_progress(servers))),
         None => files,
     }))
 }

@@ -281,6 +281,33 @@ fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     assert!(again.status.success(), "{}", stderr(&again));
 }
 
+/// Returns the state of a process, by its status; `None` once it has ended.
+fn state_of(process: u32) -> Option<char> {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
+    status.split_once("State:\t")?.1.chars().next()
+}
+
+#[test]
+fn the_first_signal_ends_a_run_whose_half_is_stopped() {
+    run_as_vmm();
+    let test = "the_first_signal_ends_a_run_whose_half_is_stopped";
+    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let signal = |process: u32, signal| {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.cast_signed()), signal).unwrap();
+    };
+    let mut attached = AttachedVprof::start(&vm, directory.path());
+    let half = child_of(attached.vprof.id());
+    signal(half, nix::sys::signal::Signal::SIGSTOP);
+    // The guard ends a half that is stopped by chance while it holds a vCPU.
+    std::thread::sleep(Duration::from_millis(500));
+    let stopped = state_of(half) == Some('T');
+    assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{:?}", state_of(half));
+    signal(attached.vprof.id(), nix::sys::signal::Signal::SIGINT);
+    let status = eventually("its end", SOON, || attached.vprof.try_wait().unwrap());
+    assert_eq!(status.success(), stopped, "{status}");
+}
+
 #[test]
 fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
     run_as_vmm();
@@ -387,6 +414,22 @@ fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
 }
 
 #[test]
+fn a_stub_is_asked_behind_the_wall() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut attach = vprof(["attach", "--gdb", &listener.local_addr().unwrap().to_string()]);
+    let attached = attach.stderr(Stdio::piped()).spawn().unwrap();
+    let (mut stub, _) = listener.accept().unwrap();
+    let mut first = [0];
+    std::io::Read::read_exact(&mut stub, &mut first).unwrap();
+    assert_eq!(first, *b"$", "the first byte of a question");
+    let half = child_of(attached.id());
+    let status = std::fs::read_to_string(format!("/proc/{half}/status")).unwrap();
+    assert!(status.contains("Seccomp:\t2\n") && status.contains("NoNewPrivs:\t1\n"), "{status}");
+    drop(stub);
+    refused(&attached.wait_with_output().unwrap(), 1, &["closed the connection"]);
+}
+
+#[test]
 fn a_half_ends_with_its_vprof() {
     run_as_vmm();
     let Some((vm, _one)) = TestVm::start("a_half_ends_with_its_vprof") else { return };
@@ -409,6 +452,9 @@ fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
     let mut attach = vprof(["attach", &vm.pid(), "-d", "1s", "-o"]);
     refused(&attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
     assert!(!profile.exists());
+    // By the reader of images, before the VM is looked for.
+    let mut attach = vprof(["attach", "2147483647", "--disk"]);
+    refused(&attach.arg(&disk).output().unwrap(), 1, &["web.qcow2"]);
     std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
     let mut attach = vprof(["attach", &vm.pid(), "-q", "-d", "300ms", "-o"]);
     let output = attach.arg(&profile).arg("--disk").arg(&disk).output().unwrap();

@@ -170,6 +170,8 @@ fn files_that_are_not_disks_are_not_inspected() {
     refused(&inspect("vmdk"), 1, &["a VMDK image"]);
     refused(&inspect("kernel"), 1, &["not a disk image", "`vprof run` takes a kernel"]);
     refused(&inspect("gone"), 1, &["can't read the image"]);
+    files.write("text", b"root:x:0:0:root:/root:/bin/sh\n");
+    refused(&inspect("text"), 1, &["text has no partition table and no file system"]);
 }
 
 #[test]
@@ -253,6 +255,9 @@ fn an_existing_output_is_not_touched() {
     refused(&run_with(&[]), 1, &["mine.txt exists", "-o", "--force"]);
     refused(&run_with(&["--force"]), 1, &["mine.txt exists and is not a profile"]);
     assert_eq!(fs::read(&output).unwrap(), b"my thesis");
+    // What has to be mended first is reported first.
+    let gone = vprof(["run", "-o"]).arg(&output).arg(files.path("gone")).output().unwrap();
+    refused(&gone, 1, &["can't read the image", "gone"]);
     let output = run(["run".as_ref(), kernel.as_os_str(), "-o".as_ref(), "/nowhere/p.vprof".as_ref()]);
     refused(&output, 1, &["can't create the profile in /nowhere", "no such file or directory"]);
 }

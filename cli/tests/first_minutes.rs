@@ -133,6 +133,8 @@ fn lines_fit_terminals_of_40_columns_and_more() {
         &["report", "long.vprof", "--by", "function"],
         &["report", "long.vprof", "--by", "instance"],
         &["report", "long.vprof", "--by", "thread"],
+        &["report", "long.vprof", "--by", "process,function"],
+        &["report", "long.vprof", "--by", "instance,thread,function"],
         &["report", "long.vprof", "--boot"],
         &["stat", "long.vprof"],
         &["diff", "vprof.vprof", "long.vprof"],
@@ -155,6 +157,30 @@ fn piped_tables_are_not_cut() {
     batch.frames[1].symbol = Some(long.clone());
     write_batch(&directory.path().join("vprof.vprof"), &batch);
     assert!(stdout(&run_in(directory.path(), &["report"])).contains(&long));
+}
+
+#[test]
+fn a_locale_without_utf_8_has_ascii_tables() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut batch = batch_with_quarters(3);
+    batch.frames[1].symbol =
+        Some("a_function_with_a_name_that_is_longer_than_the_terminal_is_wide".repeat(3));
+    write_batch(&directory.path().join("vprof.vprof"), &batch);
+    for width in [60, 140] {
+        let shown =
+            |locale: &str| on_terminal(directory.path(), &["report"], (80, width), &[("LC_ALL", locale)]);
+        assert!(shown("C.UTF-8").contains('…'));
+        let ascii = shown("C");
+        assert!(ascii.is_ascii() && ascii.contains('~'), "{ascii}");
+    }
+}
+
+#[test]
+fn help_that_cannot_be_written_is_a_failure() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = vprof(["--help"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("can't write to standard output"), "{}", stderr(&output));
 }
 
 #[test]

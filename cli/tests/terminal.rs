@@ -43,7 +43,7 @@ impl TerminalSession {
 
 #[test]
 fn the_escape_key_ends_the_run_and_the_terminal_is_restored() {
-    let mut session = TerminalSession::start(&[]);
+    let mut session = TerminalSession::start(&["--console", "-"]);
     session.until_raw();
     session.terminal.press("abc\x03\x1d");
     let (code, text) = session.end();
@@ -55,7 +55,7 @@ fn the_escape_key_ends_the_run_and_the_terminal_is_restored() {
 #[test]
 fn a_signal_restores_the_terminal() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGQUIT] {
-        let session = TerminalSession::start(&["-q"]);
+        let session = TerminalSession::start(&["-q", "--console", "-"]);
         session.until_raw();
         kill(Pid::from_raw(i32::try_from(session.terminal.pid()).unwrap()), signal).unwrap();
         let (code, text) = session.end();
@@ -65,7 +65,7 @@ fn a_signal_restores_the_terminal() {
 
 #[test]
 fn a_failing_host_restores_the_terminal() {
-    let session = TerminalSession::start(&["--host-timeout", "300ms"]);
+    let session = TerminalSession::start(&["--console", "-", "--host-timeout", "300ms"]);
     session.until_raw();
     let (code, text) = session.end();
     assert_eq!(code, 4, "{text}");
@@ -73,8 +73,8 @@ fn a_failing_host_restores_the_terminal() {
 }
 
 #[test]
-fn without_the_console_keys_keep_their_meaning() {
-    let mut session = TerminalSession::start(&["--console", "none"]);
+fn a_run_shows_its_progress_and_ends_by_ctrl_c() {
+    let mut session = TerminalSession::start(&[]);
     let pid = session.terminal.pid();
     eventually("QEMU", SOON, || {
         let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
@@ -82,10 +82,13 @@ fn without_the_console_keys_keep_their_meaning() {
             children.split_whitespace().map(|child| fs::read_to_string(format!("/proc/{child}/comm")));
         names.any(|name| name.is_ok_and(|name| name == "sleep\n")).then_some(())
     });
+    let text = session.terminal.until("progress", |text| text.contains("starting the portable host"));
+    assert!(text.contains("Ctrl-C ends the run") && text.contains("--console -"), "{text}");
+    // Keys keep their meaning: Ctrl-C is a signal.
     assert!(!session.terminal.is_raw());
-    // Ctrl-C, as a signal this time.
     session.terminal.press("\x03");
     let (code, text) = session.end();
     assert_eq!(code, 1, "{text}");
+    assert!(text.contains("stopping the run; press Ctrl-C again to abort it"), "{text}");
     assert!(text.contains("stopped before the guest ran"), "{text}");
 }

@@ -26,18 +26,22 @@ use document::{DocumentSection, ExperimentDocument};
 type Experiment = (&'static str, fn(usize) -> Result<DocumentSection>);
 
 /// All experiments, in the order of the document.
-const EXPERIMENTS: [Experiment; 7] = [
+const EXPERIMENTS: [Experiment; 8] = [
     ("hog", hog::run),
     ("interference", interference::run),
     ("isochronous", isochronous::run),
     ("overhead", overhead::run),
     ("costs", costs::run),
     ("blocked", blocked::run),
-    ("soak", soak::run),
+    ("soak", soak::attached),
+    ("soak-exact", soak::exact),
 ];
 
 fn main() -> Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments == [soak::GUEST] {
+        return soak::guest().map(|()| ExitCode::SUCCESS);
+    }
     let [directory, runs, names @ ..] = &arguments[..] else {
         bail!("usage: experiments DIRECTORY RUNS [NAME...]");
     };

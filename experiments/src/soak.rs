@@ -1,11 +1,19 @@
-//! A long recording: memory and file of a vprof that attaches at 1,000 Hz, and of one that runs a guest with
-//! exact mode and task-state sampling, side by side on an emulated host.
+//! Long recordings: memory and file of a vprof that attaches at 1,000 Hz, on this machine, and of one that
+//! runs a guest with exact mode and task-state sampling, on an emulated host.
 
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use vprof_tests::{KvmHost, on_kvm_host};
+use anyhow::{Context, Result, bail, ensure};
+use profile::store::{Profile, Value};
+use vmm::{Machine, Unobserved, VmConfig};
+use vprof_tests::{KvmHost, on_kvm_host, vprof};
 
 use crate::document::DocumentSection;
 use crate::plot::{LinePlot, PlotLine};
@@ -13,12 +21,24 @@ use crate::table::MarkdownTable;
 
 /// Length of one "run" of the command line.
 const PART: Duration = Duration::from_secs(20 * 60);
+/// Length of a spell: one recording on one emulated host, whose emulation fails after some time.
+const SPELL: Duration = Duration::from_secs(10 * 60);
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// Time in which caches and pools fill: growth is judged after it, as a part of the whole.
 const WARM_UP: f64 = 0.25;
 /// Bound of each profile, as given to `--max-size`.
 const MAX_SIZE: &str = "256M";
+/// Argument of this program with which it runs the guest of [`attached`].
+pub const GUEST: &str = "soak-guest";
+/// Program at privilege level 3 that adds to 32 MiB of memory, 64 bytes apart: `0: mov $0x400000, %ebx;
+/// 5: add %rax, (%rbx); add $64, %ebx; cmp $0x2400000, %ebx; jb 5b; jmp 0b`.
+const CODE: &[u8] = &[
+    0xbb, 0x00, 0x00, 0x40, 0x00, 0x48, 0x01, 0x03, 0x83, 0xc3, 0x40, 0x81, 0xfb, 0x00, 0x00, 0x40, 0x02,
+    0x72, 0xf2, 0xeb, 0xeb,
+];
+/// Memory of that guest, bytes.
+const MEMORY: u64 = 64 << 20;
 /// Files, processes, switches and calculation, without an end.
 const WORK: &str = "echo ready; while :; do cat /usr/bin/* | md5sum >/dev/null; \
     for n in 1 2 3 4 5 6 7 8; do /bin/true; done; sleep 0.1; done";
@@ -30,13 +50,16 @@ stat -c 'File: %s' $2 $2-wal 2>/dev/null || true"#;
 /// Size from which on a mapping is the guest's memory, KiB.
 const GUEST_KIB: f64 = 65_536.0;
 
-const ABOUT: &str = "\
-A profiler that runs for weeks must not grow. One vprof attaches to a guest under QEMU with KVM at 1,000 Hz, and another
-runs a guest with `--exact` and task-state sampling, both on one emulated host. The guests read files, start programs,
-sleep and calculate without an end. Memory is what the processes of vprof hold beyond the guest's memory; the file is
-the profile with its write-ahead log, with `--max-size 256M`.";
+const ABOUT_ATTACHED: &str = "\
+A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz. The guest
+is a few bytes of code, which write to memory without an end. Memory is what all processes of vprof hold; the file is the
+profile with its write-ahead log, with `--max-size 256M`.";
+const ABOUT_EXACT: &str = "\
+`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files, starts
+programs, sleeps and calculates without an end. Memory is what the processes of vprof hold beyond the guest's memory. As
+the emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
 
-/// Memory and file of one vprof over time.
+/// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]
 struct Growth {
     /// Time since the start, min, and memory, MiB.
@@ -47,7 +70,7 @@ struct Growth {
 
 impl Growth {
     /// Reads the output of [`MEASURE`].
-    fn add(&mut self, minutes: f64, output: &str) -> Result<()> {
+    fn add_output(&mut self, minutes: f64, output: &str) -> Result<()> {
         let (mut memory_kib, mut file_bytes, mut size_kib) = (0.0, 0.0, 0.0);
         for line in output.lines() {
             let mut words = line.split_whitespace();
@@ -60,10 +83,13 @@ impl Growth {
                 _ => {}
             }
         }
-        let (memory, file) = (memory_kib / 1024.0, file_bytes / f64::from(1 << 20));
-        ensure!(memory > 0.0 && file > 0.0, "a vprof has ended: {output:?}");
-        self.memory.push((minutes, memory));
-        self.file.push((minutes, file));
+        self.add(minutes, memory_kib, file_bytes).with_context(|| output.to_owned())
+    }
+
+    fn add(&mut self, minutes: f64, memory_kib: f64, file_bytes: f64) -> Result<()> {
+        ensure!(memory_kib > 0.0 && file_bytes > 0.0, "a vprof has ended");
+        self.memory.push((minutes, memory_kib / 1024.0));
+        self.file.push((minutes, file_bytes / f64::from(1 << 20)));
         Ok(())
     }
 }
@@ -80,91 +106,214 @@ fn slope_and_peak(points: &[(f64, f64)]) -> (f64, f64) {
     (covariance / variance * 60.0, points.iter().map(|point| point.1).fold(0.0, f64::max))
 }
 
-fn record(host: &mut KvmHost, length: Duration) -> Result<[Growth; 2]> {
-    host.guest("web", "-m 256 -smp 1", WORK);
-    let options = format!("--max-size {MAX_SIZE} -F 1000");
-    let attached = host.attach(&format!("--name web {options}"));
-    host.wait_for_profile(&attached);
-    let run = host
-        .vprof(&format!("run /dev/vdb --read-only --host kvm -m 256M --exact {options} -- sh -c '{WORK}'"));
-    host.wait_for_output(&run, "ready");
-    let both = [&attached, &run].map(|profiling| (host.pid(profiling), profiling.profile()));
-    let mut growth = [Growth::default(), Growth::default()];
+/// Runs the guest that is attached to, until this process is killed.
+///
+/// # Errors
+/// There is no KVM, or the machine does not run.
+pub fn guest() -> Result<()> {
+    let config = VmConfig { memory_bytes: MEMORY, ..VmConfig::flat(CODE) };
+    let machine = Machine::start(config, |_| Unobserved)?;
+    println!("ready");
+    machine.wait(None)?;
+    Ok(())
+}
+
+/// Child process; killed at the end.
+struct OwnedChild(Child);
+
+impl OwnedChild {
+    fn output(&mut self) -> Result<ChildStdout> {
+        self.0.stdout.take().context("the output was taken")
+    }
+}
+
+impl Drop for OwnedChild {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+/// Returns the resident memory of a process and of all that it has started, KiB.
+fn resident_kib(pid: u32) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let own =
+        status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse().ok());
+    // A process that is about to end has none.
+    let mut kib: f64 = own.unwrap_or(0.0);
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let children = fs::read_to_string(task?.path().join("children")).unwrap_or_default();
+        for child in children.split_whitespace() {
+            kib += resident_kib(child.parse()?).unwrap_or(0.0);
+        }
+    }
+    Ok(kib)
+}
+
+/// Returns the size of a profile with its log, bytes.
+fn file_bytes(profile: &Path) -> Result<f64> {
+    let size = |path: &Path| fs::metadata(path).map(|metadata| metadata.size());
+    let log = profile.with_extension("vprof-wal");
+    Ok((size(profile)? + size(&log).unwrap_or(0)) as f64)
+}
+
+/// Attaches to a guest on this machine for `runs` times 20 minutes.
+///
+/// # Errors
+/// There is no KVM; vprof ends early, or records nothing.
+pub fn attached(runs: usize) -> Result<DocumentSection> {
+    let length = PART * u32::try_from(runs).context("too many runs")?;
+    let directory = tempfile::tempdir()?;
+    let profile = directory.path().join("soak.vprof");
+    let mut guest = Command::new(std::env::current_exe()?);
+    let mut guest = OwnedChild(guest.arg(GUEST).stdout(Stdio::piped()).spawn()?);
+    let mut line = String::new();
+    BufReader::new(guest.output()?).read_line(&mut line)?;
+    ensure!(line == "ready\n", "the guest does not start");
+    let pid = guest.0.id().to_string();
+    let mut attach = Command::new(vprof());
+    attach.args(["attach", &pid, "-q", "-F", "1000", "--max-size", MAX_SIZE, "--control", "none", "-o"]);
+    let mut attached = OwnedChild(attach.arg(&profile).stdout(Stdio::null()).spawn()?);
     let begin = Instant::now();
+    while !profile.exists() {
+        if let Some(status) = attached.0.try_wait()? {
+            bail!("vprof attach ended with {status}");
+        }
+        ensure!(begin.elapsed() < INTERVAL, "vprof attach records nothing");
+        thread::sleep(Duration::from_millis(10));
+    }
+    let (mut growth, begin) = (Growth::default(), Instant::now());
     while begin.elapsed() < length {
-        for ((pid, profile), growth) in both.iter().zip(&mut growth) {
-            let output = host.must(&format!("set -- {pid} {profile}{MEASURE}"));
-            if let Err(error) = growth.add(begin.elapsed().as_secs_f64() / 60.0, &output) {
-                let directory = profile.trim_end_matches("/out.vprof");
-                let last = host.must(&format!("tail -n 20 {directory}/stderr {directory}/stdout"));
-                return Err(error.context(last));
-            }
+        thread::sleep(INTERVAL.min(length));
+        if let Some(status) = attached.0.try_wait()? {
+            bail!("vprof attach ended with {status}");
+        }
+        let minutes = begin.elapsed().as_secs_f64() / 60.0;
+        growth.add(minutes, resident_kib(attached.0.id())?, file_bytes(&profile)?)?;
+    }
+    let stop = Command::new("kill").args(["-INT", &attached.0.id().to_string()]).status()?;
+    ensure!(stop.success() && attached.0.wait()?.success(), "vprof attach does not end as it should");
+    let samples = samples(&profile)?;
+    ensure!(samples > length.as_secs() * 100, "{samples} samples in {} s", length.as_secs());
+    Ok(section(
+        "Memory and file of a vprof that attaches",
+        ABOUT_ATTACHED,
+        ["soak-memory", "soak-file"],
+        &[growth],
+    ))
+}
+
+/// Records one spell.
+fn spell(host: &mut KvmHost, length: Duration) -> Result<Growth> {
+    let run = host.vprof(&format!(
+        "run /dev/vdb --read-only --host kvm -m 256M --exact --max-size {MAX_SIZE} -F 1000 -- sh -c '{WORK}'"
+    ));
+    host.wait_for_output(&run, "ready");
+    let (pid, profile) = (host.pid(&run), run.profile());
+    let (mut growth, begin) = (Growth::default(), Instant::now());
+    while begin.elapsed() < length {
+        let output = host.must(&format!("set -- {pid} {profile}{MEASURE}"));
+        if let Err(error) = growth.add_output(begin.elapsed().as_secs_f64() / 60.0, &output) {
+            let directory = profile.trim_end_matches("/out.vprof");
+            let last = host.must(&format!("tail -n 20 {directory}/stderr {directory}/stdout"));
+            return Err(error.context(last));
         }
         thread::sleep(INTERVAL);
     }
-    for profiling in [&attached, &run] {
-        host.signal(profiling, "INT");
-    }
-    for profiling in [attached, run] {
-        let ended = host.finish(profiling);
-        ensure!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
-        ensure!(ended.number("SELECT count(*) FROM sample") > 1_000.0, "{}", ended.stderr);
-    }
+    host.signal(&run, "INT");
+    let ended = host.finish(run);
+    ensure!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
+    ensure!(ended.number("SELECT count(*) FROM sample") > 1_000.0, "{}", ended.stderr);
     Ok(growth)
 }
 
-/// Runs the soak for `runs` times 20 minutes, without a pause.
+/// Runs a guest in exact mode for `runs` times 20 minutes, in spells.
 ///
 /// # Errors
 /// A vprof ends early, or records nothing.
-pub fn run(runs: usize) -> Result<DocumentSection> {
-    let length = PART * u32::try_from(runs).context("too many runs")?;
-    let result = std::sync::Mutex::new(None);
-    on_kvm_host(|host| {
-        let growth = record(host, length);
-        *result.lock().expect("one thread") = Some(growth);
-    });
-    let growth = result.into_inner().expect("one thread").context("the host did not come up")??;
-    Ok(section(&growth, length))
+pub fn exact(runs: usize) -> Result<DocumentSection> {
+    let spells = runs * usize::try_from(PART.as_secs() / SPELL.as_secs())?;
+    let mut growth = Vec::with_capacity(spells);
+    while growth.len() < spells {
+        let result = Mutex::new(None);
+        on_kvm_host(|host| {
+            let recorded = spell(host, SPELL);
+            *result.lock().expect("one thread") = Some(recorded);
+        });
+        growth.push(result.into_inner().expect("one thread").context("the host did not come up")??);
+        eprintln!("soak-exact: {} of {spells} spells", growth.len());
+    }
+    let plots = ["soak-exact-memory", "soak-exact-file"];
+    Ok(section("Memory and file of a long run in exact mode", ABOUT_EXACT, plots, &growth))
 }
 
-fn section(growth: &[Growth; 2], length: Duration) -> DocumentSection {
-    let names = ["attach, 1,000 Hz", "run, exact, 1,000 Hz"];
+/// Makes the section of recordings that followed each other, with plots of these names: memory, file.
+fn section(title: &str, about: &str, plots: [&'static str; 2], recordings: &[Growth]) -> DocumentSection {
     let mut table = MarkdownTable::new(&[
-        "vprof",
         "memory, peak",
         "memory, growth per hour",
         "file, peak",
         "file, growth per hour",
     ]);
-    for (name, growth) in names.iter().zip(growth) {
-        let ((memory, memory_peak), (file, file_peak)) =
-            (slope_and_peak(&growth.memory), slope_and_peak(&growth.file));
-        table.row([
-            (*name).to_owned(),
-            format!("{memory_peak:.1} MiB"),
-            format!("{memory:+.1} MiB"),
-            format!("{file_peak:.0} MiB"),
-            format!("{file:+.0} MiB"),
-        ]);
-    }
-    let plot = |title, y, line: fn(&Growth) -> &Vec<(f64, f64)>| {
-        let lines = names.iter().zip(growth);
-        let lines =
-            lines.map(|(name, growth)| PlotLine { name: (*name).to_owned(), points: line(growth).clone() });
-        LinePlot { title, x: "time, min", y, lines: lines.collect() }.svg()
+    let memory = mean_and_peak(recordings, |growth| &growth.memory);
+    let file = mean_and_peak(recordings, |growth| &growth.file);
+    table.row([
+        format!("{:.1} MiB", memory.1),
+        format!("{:+.1} MiB", memory.0),
+        format!("{:.0} MiB", file.1),
+        format!("{:+.0} MiB", file.0),
+    ]);
+    let minutes: f64 = recordings.iter().map(|growth| end(&growth.memory)).sum();
+    let count = match recordings.len() {
+        1 => "one recording".to_owned(),
+        many => format!("{many} recordings"),
     };
-    let minutes = length.as_secs() / 60;
     let text = format!(
-        "## Memory and file of a long recording\n\n{ABOUT}\n\nOver {minutes} minutes, growth after the first \
-         quarter:\n\n{}\n\n![Memory](experiments/soak-memory.svg)\n\n![Profiles](experiments/soak-file.svg)",
-        table.markdown()
+        "## {title}\n\n{about}\n\n{minutes:.0} minutes in {count}; growth after the first quarter of each:\n\n{}\n\n\
+         ![Memory](experiments/{}.svg)\n\n![Profile](experiments/{}.svg)",
+        table.markdown(),
+        plots[0],
+        plots[1]
     );
-    let plots = vec![
-        ("soak-memory", plot("vprof's memory beyond the guest's", "MiB", |growth| &growth.memory)),
-        ("soak-file", plot("Size of the profiles", "MiB", |growth| &growth.file)),
-    ];
-    DocumentSection { text, plots }
+    let plot = |title, line: fn(&Growth) -> &Vec<(f64, f64)>| {
+        let lines = vec![PlotLine { name: "vprof".to_owned(), points: in_a_row(recordings, line) }];
+        LinePlot { title, x: "time, min", y: "MiB", lines }.svg()
+    };
+    let svgs =
+        [plot("vprof's memory", |growth| &growth.memory), plot("Size of the profile", |growth| &growth.file)];
+    DocumentSection { text, plots: plots.into_iter().zip(svgs).collect() }
+}
+
+fn end(points: &[(f64, f64)]) -> f64 {
+    points.last().map_or(0.0, |point| point.0)
+}
+
+/// Returns the mean growth per hour of all recordings, and their greatest value.
+fn mean_and_peak(recordings: &[Growth], line: fn(&Growth) -> &Vec<(f64, f64)>) -> (f64, f64) {
+    let each: Vec<_> = recordings.iter().map(|growth| slope_and_peak(line(growth))).collect();
+    let mean = each.iter().map(|(slope, _)| slope).sum::<f64>() / each.len() as f64;
+    (mean, each.iter().map(|(_, peak)| *peak).fold(0.0, f64::max))
+}
+
+/// Returns a line of all recordings, each after the end of the one before.
+fn in_a_row(recordings: &[Growth], line: fn(&Growth) -> &Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for growth in recordings {
+        let begin = end(&points);
+        points.extend(line(growth).iter().map(|(minutes, value)| (begin + minutes, *value)));
+    }
+    points
+}
+
+/// Returns the number of samples in a profile.
+fn samples(profile: &Path) -> Result<u64> {
+    let profile = Profile::open(profile)?;
+    let table = profile.query("SELECT count(*) FROM sample")?;
+    match table.rows.first().and_then(|row| row.first()) {
+        Some(Value::Integer(count)) => Ok(u64::try_from(*count)?),
+        other => bail!("the number of samples is {other:?}"),
+    }
 }
 
 #[cfg(test)]
@@ -182,12 +331,34 @@ mod tests {
     }
 
     #[test]
+    fn recordings_follow_each_other() {
+        let growth = |slope: f64| {
+            let memory = (0..=10).map(|minute| (f64::from(minute), 7.0 + f64::from(minute) * slope));
+            Growth { memory: memory.collect(), file: Vec::new() }
+        };
+        let both = [growth(1.0), growth(3.0)];
+        let (mean, peak) = mean_and_peak(&both, |growth| &growth.memory);
+        assert!((mean - 120.0).abs() < 1e-9 && (peak - 37.0).abs() < 1e-9, "{mean} {peak}");
+        let row = in_a_row(&both, |growth| &growth.memory);
+        assert_eq!((row.len(), row[10], row[11]), (22, (10.0, 17.0), (10.0, 7.0)));
+    }
+
+    #[test]
     fn a_vprof_that_has_ended_is_an_error() {
         let mut growth = Growth::default();
         let own = "Size: 40960 kB\nRss: 20480 kB\nSize: 262144 kB\nRss: 200000 kB\n";
         let file = "File: 1048576\nFile: 1048576\n";
-        growth.add(1.0, &format!("{own}{file}")).unwrap();
+        growth.add_output(1.0, &format!("{own}{file}")).unwrap();
         assert_eq!((growth.memory[0].1, growth.file[0].1), (20.0, 2.0));
-        assert!(growth.add(2.0, own).is_err() && growth.add(2.0, file).is_err());
+        assert!(growth.add_output(2.0, own).is_err() && growth.add_output(2.0, file).is_err());
+    }
+
+    #[test]
+    fn memory_is_that_of_a_process_and_of_what_it_has_started() {
+        let own = resident_kib(std::process::id()).unwrap();
+        let child = OwnedChild(Command::new("sleep").arg("100").spawn().unwrap());
+        let both = resident_kib(std::process::id()).unwrap();
+        let of_child = resident_kib(child.0.id()).unwrap();
+        assert!(own > 1_000.0 && of_child > 100.0 && both > own, "{own} {of_child} {both}");
     }
 }

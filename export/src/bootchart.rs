@@ -1,19 +1,18 @@
-//! A flame chart of a boot as SVG: stacks over time on each vCPU, below the phases.
+//! A flame chart of a boot as SVG: stacks over time on each vCPU, below the phases, in the page's colours and
+//! with callers above their callees, as in a flame graph. A click zooms, a search marks functions.
 
 use std::io::{self, Write};
 
 use profile::boot::{Chart, ChartPiece};
 use text::clean::{escaped, xml};
 
-use crate::flamegraph::{fitted, write_legend};
+use crate::flamegraph::{FONT, MARGIN, SCRIPT, WIDTH, fitted, write_legend};
 use crate::palette::{KERNEL, USER};
 
-/// Width of the picture, px.
-const WIDTH: f64 = 1_600.0;
 /// Height of a row, px.
-const ROW: f64 = 16.0;
-/// Margin at the left and right, px.
-const MARGIN: f64 = 10.0;
+const ROW: f64 = 17.0;
+/// Height of title, note and legend, px.
+const HEAD: f64 = 66.0;
 /// Width below which a piece is left out, px.
 const NARROWEST: f64 = 0.3;
 /// Limit of rectangles in the picture: the widest are drawn.
@@ -24,30 +23,38 @@ pub(crate) fn write(chart: &Chart, title: &str, out: &mut dyn Write) -> io::Resu
     let scale = (WIDTH - 2.0 * MARGIN) / chart.end_s.max(1e-9);
     let rows = |pieces: &[ChartPiece]| pieces.iter().map(|piece| piece.depth + 1).max().unwrap_or(0);
     let all: usize = chart.vcpus.iter().map(|(_, pieces)| rows(pieces) + 2).sum();
-    let height = ROW * (all as f64 + 8.0);
+    let height = HEAD + ROW * (all as f64 + 4.0);
     writeln!(
         out,
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" \
          height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" style=\"max-width:100%;height:auto\" \
-         font-family=\"monospace\" font-size=\"11\">\n\
+         font-family=\"{FONT}\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
-         <text x=\"{MARGIN}\" y=\"{:.1}\" font-size=\"13\">{}: time from the guest's first instruction; blank where no sample \
-         hit a task or the kernel</text>",
-        ROW,
-        xml(title)
+         <text x=\"{MARGIN}\" y=\"19\" font-size=\"15\">{}</text>\n\
+         <text x=\"{MARGIN}\" y=\"37\" fill=\"#59636e\">Time from the guest's first instruction; blank where no sample hit a \
+         task or the kernel. A click zooms, Esc shows all; Ctrl-F searches.</text>\n\
+         <text id=\"found\" x=\"{:.1}\" y=\"19\" text-anchor=\"end\"/>",
+        xml(&escaped(title)),
+        WIDTH - MARGIN,
     )?;
     write_legend(&[("kernel", KERNEL), ("programs", USER)], out)?;
+    writeln!(out, "<g id=\"axis\">")?;
     axis(chart.end_s, scale, height, out)?;
-    let mut top = ROW * 5.0;
-    pieces(&chart.phases, (top, scale), out)?;
+    writeln!(out, "</g>")?;
+    let mut top = HEAD + ROW * 1.5;
+    let mut lanes = vec![(top, &chart.phases)];
     top += ROW * 2.0;
     for (vcpu, lane) in &chart.vcpus {
         writeln!(out, "<text x=\"{MARGIN}\" y=\"{:.1}\">vCPU {vcpu}</text>", top + 12.0)?;
         top += ROW;
-        pieces(lane, (top, scale), out)?;
+        lanes.push((top, lane));
         top += ROW * (rows(lane) as f64 + 1.0);
     }
-    writeln!(out, "</svg>")
+    writeln!(out, "<g id=\"frames\">")?;
+    for (top, lane) in lanes {
+        pieces(lane, (top, scale), out)?;
+    }
+    writeln!(out, "</g>\n<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>")
 }
 
 /// Draws lines at round times.
@@ -62,12 +69,13 @@ fn axis(end_s: f64, scale: f64, height: f64, out: &mut dyn Write) -> io::Result<
             break;
         }
         let x = MARGIN + at * scale;
+        let anchor = if x > WIDTH - 80.0 { "end" } else { "start" };
         writeln!(
             out,
-            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{height}\" stroke=\"#dddddd\"/>\
-             <text x=\"{x:.1}\" y=\"{:.1}\" fill=\"#666666\">{at:.3} s</text>",
-            ROW * 4.6,
-            ROW * 4.4
+            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{:.1}\" y2=\"{height}\" stroke=\"#d5dae0\"/>\
+             <text x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"{anchor}\" fill=\"#59636e\">{at:.3} s</text>",
+            HEAD + ROW,
+            HEAD + ROW * 0.8
         )?;
     }
     Ok(())
@@ -86,14 +94,14 @@ fn pieces(all: &[ChartPiece], (top, scale): (f64, f64), out: &mut dyn Write) -> 
         write!(
             out,
             "<g><title>{} ({milliseconds:.1} ms from {:.3} s)</title>\
-             <rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{:.1}\" fill=\"{fill}\" stroke=\"#ffffff\" stroke-width=\"0.3\"/>",
+             <rect x=\"{x:.2}\" y=\"{y:.1}\" width=\"{width:.2}\" height=\"{:.1}\" fill=\"{fill}\" stroke=\"#ffffff\" stroke-width=\"0.5\"/>",
             xml(&name),
             piece.from_s,
             ROW - 1.0
         )?;
         let text = fitted(&name, width);
         if !text.is_empty() {
-            write!(out, "<text x=\"{:.2}\" y=\"{:.1}\">{}</text>", x + 2.0, y + 12.0, xml(&text))?;
+            write!(out, "<text x=\"{:.2}\" y=\"{:.1}\">{}</text>", x + 3.0, y + 12.0, xml(&text))?;
         }
         writeln!(out, "</g>")?;
     }
@@ -135,6 +143,22 @@ mod tests {
         // The background, two of the legend, and three pieces.
         assert_eq!(rects, 6);
         assert!(svg.contains("fill=\"#f7d48b\"/>"), "the page's colour of the kernel");
+        assert!(svg.contains(">kernel</text>") && svg.contains(">programs</text>"), "a legend");
+        // As wide as the page, as high as its content, and its last mark within it.
+        assert!(svg.contains("width=\"1200\"") && svg.contains("max-width:100%"));
+        assert!(svg.contains("text-anchor=\"end\" fill=\"#59636e\">2.000 s"));
+    }
+
+    #[test]
+    fn names_that_do_not_fit_end_with_an_ellipsis_and_have_a_title() {
+        let name = "a_function_with_a_name_that_is_longer_than_its_piece".to_owned();
+        let piece = ChartPiece { name: name.clone(), kernel: true, depth: 0, from_s: 0.0, to_s: 0.1 };
+        let chart = Chart { end_s: 1.0, phases: vec![piece], vcpus: Vec::new() };
+        let mut svg = Vec::new();
+        write(&chart, "", &mut svg).unwrap();
+        let svg = String::from_utf8(svg).unwrap();
+        assert!(svg.contains(&format!("<title>{name} (100.0 ms from 0.000 s)</title>")));
+        assert!(svg.contains(">a_function_wit…</text>"), "{svg}");
     }
 
     #[test]

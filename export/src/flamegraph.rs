@@ -13,11 +13,13 @@ use crate::palette::{Colour, FULL_CHANGE, KERNEL, PROCESS, REASON, USER};
 use crate::{Count, ExportError, Format, Request, Root};
 
 /// Width of the picture, px.
-const WIDTH: f64 = 1_200.0;
+pub(crate) const WIDTH: f64 = 1_200.0;
 /// Height of a frame, px.
 const ROW: f64 = 17.0;
 /// Margin at the left and right, px.
-const MARGIN: f64 = 10.0;
+pub(crate) const MARGIN: f64 = 10.0;
+/// Font of all text: a monospaced one, so that the room for a name is known.
+pub(crate) const FONT: &str = "ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace";
 /// Height of title, note and legend, px.
 const HEAD: f64 = 66.0;
 /// Width of a letter of 12 px in a monospaced font, px.
@@ -29,8 +31,8 @@ const DEEPEST: usize = 300;
 /// The page's limit, too: a picture with more frames takes too long to draw.
 const MOST: usize = 60_000;
 
-/// Zoom by a click and search, in the picture itself.
-const SCRIPT: &str = include_str!("flamegraph.js");
+/// Zoom by a click and search, in the picture itself; also of a boot chart, whose pieces have times.
+pub(crate) const SCRIPT: &str = include_str!("flamegraph.js");
 
 /// Writes the format.
 pub(crate) fn write(
@@ -56,10 +58,23 @@ pub(crate) fn write(
         ("program or thread", PROCESS),
         ("reason for missing frames", REASON),
     ];
-    let note = "Widths are parts of all time of the picture. A click zooms; Ctrl-F searches.";
+    let note = format!("{}. A click zooms; Ctrl-F searches.", source(recording));
     let picture =
-        Picture { tree: &tree, title: &request.title, note, count: request.count, difference: false };
+        Picture { tree: &tree, title: &request.title, note: &note, count: request.count, difference: false };
     Ok(picture.write(&legend, out)?)
+}
+
+/// Returns what the picture is of: its time, and the run.
+fn source(recording: &Recording) -> String {
+    let about = &recording.about;
+    let kernel = about.kernel.as_ref().map_or_else(String::new, |kernel| format!(" of Linux {kernel}"));
+    format!(
+        "{} of CPU time, of a run of {}{}, host: {}",
+        units::seconds(recording.weight_ns() / 1e9),
+        units::seconds(about.duration_ns as f64 / 1e9),
+        escaped(&kernel),
+        escaped(&about.host)
+    )
 }
 
 /// Writes a flame graph of two profiles. The widths are those of the second; red has grown, blue has shrunk.
@@ -218,8 +233,7 @@ impl Picture<'_> {
             out,
             "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" \
              height=\"{height}\" viewBox=\"0 0 {WIDTH} {height}\" style=\"max-width:100%;height:auto\" \
-             font-family=\"ui-monospace,'DejaVu Sans Mono','Liberation Mono',Menlo,Consolas,monospace\" \
-             font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
+             font-family=\"{FONT}\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n\
              <text x=\"{MARGIN}\" y=\"19\" font-size=\"15\">{}</text>\n\
              <text x=\"{MARGIN}\" y=\"37\" fill=\"#59636e\">{}</text>\n\
              <text id=\"found\" x=\"{:.1}\" y=\"19\" text-anchor=\"end\"/>",

@@ -36,6 +36,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
+use profile::boot::{Boot, Chart};
 use profile::report::{Filter, Recording, RecordingRequest, ReportError};
 use profile::store::QueryError;
 use profile::{Profile, ProfileError};
@@ -89,6 +90,9 @@ pub enum ExportError {
     /// The format shows the whole run.
     #[error("{0} shows the whole boot: leave options that choose a part out")]
     Whole(Format),
+    /// The profile is not of a boot.
+    #[error("{0} shows a boot, but no sample hit one: record the guest from its start, as `vprof boot` does")]
+    NoBoot(Format),
     /// The page could not be made.
     #[error(transparent)]
     Page(#[from] PageError),
@@ -130,7 +134,10 @@ pub fn write(
         if request.filter != Filter::default() {
             return Err(ExportError::Whole(request.format));
         }
-        let chart = profile::boot::Chart::read(profile)?;
+        if !Boot::is_recorded(profile)? {
+            return Err(ExportError::NoBoot(request.format));
+        }
+        let chart = Chart::read(profile)?;
         bootchart::write(&chart, &request.title, out)?;
         return Ok(out.flush()?);
     }

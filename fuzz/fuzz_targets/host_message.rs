@@ -1,5 +1,5 @@
-//! Messages of the portable host's wire, in both directions, the job that its inner half is given, and the
-//! answer of the reader of images.
+//! Messages of the wire between the halves of a run, in both directions, the first message of an attach half,
+//! the job that the inner half of the portable host is given, and the answer of the reader of images.
 //!
 //! The first byte says which of them, and in parts of what length they come.
 
@@ -7,6 +7,8 @@
 
 use std::time::Duration;
 
+use attach::{AttachmentEnd, RunningMachine};
+use host::attached::{AttachedVm, FoundVm};
 use host::protocol::{Control, Decoder, FromHost, Job, OutputStream, ToHost, encode};
 use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
@@ -19,15 +21,24 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use vprof_fuzz::seeds;
 
+/// Kinds of messages, by the remainder of the first byte. The last one is the job.
+const KINDS: u8 = 5;
+const FROM_HOST: u8 = 0;
+const TO_HOST: u8 = 1;
+const ANSWER: u8 = 2;
+const FOUND_VM: u8 = 3;
+const JOB: u8 = 4;
+
 fuzz_target!(
     init: seeds::offer(seeds),
     |bytes: &[u8]| {
         let Some((&kind, bytes)) = bytes.split_first() else { return };
-        let length = usize::from(kind / 4) + 1;
-        match kind % 4 {
-            0 => same_in_parts::<FromHost>(bytes, length),
-            1 => same_in_parts::<ToHost>(bytes, length),
-            2 => check_answer(bytes),
+        let length = usize::from(kind / KINDS) + 1;
+        match kind % KINDS {
+            FROM_HOST => same_in_parts::<FromHost>(bytes, length),
+            TO_HOST => same_in_parts::<ToHost>(bytes, length),
+            ANSWER => check_answer(bytes),
+            FOUND_VM => same_in_parts::<FoundVm>(bytes, length),
             _ => {
                 let Ok(mut job) = serde_json::from_slice::<Job>(bytes) else { return };
                 // JSON rounds numbers with a fraction.
@@ -45,7 +56,7 @@ fn check_answer(bytes: &[u8]) {
     let sentence = match &answer {
         Answer::Boot(facts) => facts.sentence.as_deref(),
         Answer::Refused(sentence) | Answer::Panicked(sentence) => Some(sentence.as_str()),
-        Answer::Inspection(_) => None,
+        Answer::Checked | Answer::Inspection(_) => None,
     };
     assert!(sentence.is_none_or(|sentence| !sentence.contains(char::is_control)), "{sentence:?}");
     // Escapes are longer than what they stand for.
@@ -101,7 +112,26 @@ fn seeds() -> Vec<Vec<u8>> {
             host_restarts: 0,
             trouble: vec!["can't write the rest of x".to_owned()],
         }),
+        FromHost::End(Outcome {
+            end: GuestEnd::Left(AttachmentEnd::Detached),
+            totals: SessionTotals::default(),
+            host_restarts: 0,
+            trouble: Vec::new(),
+        }),
         FromHost::Error { stage: host::Stage::Guest, sentence: "no".to_owned() },
+    ];
+    let found = [
+        FoundVm::Found(AttachedVm {
+            label: "process 4711 (qemu)".to_owned(),
+            sentences: vec!["attached to process 4711 (qemu), 1 vCPU".to_owned()],
+        }),
+        FoundVm::Unchosen(vec![RunningMachine {
+            pid: 4711,
+            name: "web".to_owned(),
+            program: "qemu".to_owned(),
+            vcpus: 2,
+        }]),
+        FoundVm::Refused("process 4711 runs no virtual machine".to_owned()),
     ];
     let wait = RunTrigger::Stop { when: Condition::Console("^a".to_owned()), end: true };
     let to = [
@@ -145,6 +175,7 @@ fn seeds() -> Vec<Vec<u8>> {
     let frames = |kind: u8, frames: Vec<Vec<u8>>| [vec![kind], frames.concat()].concat();
     let from = from.iter().map(|message| encode(message).expect("it is short")).collect();
     let to = to.iter().map(|message| encode(message).expect("it is short")).collect();
+    let found = found.iter().map(|message| encode(message).expect("it is short")).collect();
     let answers = [
         Answer::Boot(BootFacts {
             is_disk: true,
@@ -165,10 +196,17 @@ fn seeds() -> Vec<Vec<u8>> {
             kernels: Vec::new(),
             run: RunSummary { boots: false, cmdline: None, sentence: "no kernel".to_owned() },
         }),
+        Answer::Checked,
         Answer::Refused("x is empty".to_owned()),
     ];
     let answers =
-        answers.map(|answer| [vec![2], answer.to_bytes().expect("a short answer")].concat()).into_iter();
-    let job = [vec![3], serde_json::to_vec(&job).expect("a job")].concat();
-    answers.chain([frames(24, from), frames(9, to), job]).collect()
+        answers.map(|answer| [vec![ANSWER], answer.to_bytes().expect("a short answer")].concat()).into_iter();
+    let job = [vec![JOB], serde_json::to_vec(&job).expect("a job")].concat();
+    // In parts of 5 bytes, of 3, and of 6.
+    let streams = [
+        frames(4 * KINDS + FROM_HOST, from),
+        frames(2 * KINDS + TO_HOST, to),
+        frames(5 * KINDS + FOUND_VM, found),
+    ];
+    answers.chain(streams).chain([job]).collect()
 }

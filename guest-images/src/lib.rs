@@ -50,6 +50,7 @@ mod portable;
 mod rootfs;
 mod sources;
 mod tools;
+mod trial;
 
 pub use archive::{ALIGNMENT, CpioArchive, command_archive};
 pub use binary::static_binary;
@@ -62,6 +63,7 @@ pub use manifest::{ImageManifest, PackageFile};
 pub use place::guest_directory;
 pub use portable::{PORTABLE_HOST_FILES, portable_host};
 pub use tools::find_program;
+pub use trial::in_clean_debian;
 
 /// Receiver of reports on steps that take long enough for the user to wonder.
 pub trait Progress {

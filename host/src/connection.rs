@@ -5,15 +5,60 @@ use std::io::{self, Read, Write};
 use std::os::fd::{FromRawFd, RawFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use attach::AttachError;
+use images::ImageError;
 use profile::{Batch, Sink, SinkError};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
+use wall::WallError;
 
+use crate::guest::GuestError;
 use crate::link::{BytesRead, Phase};
 use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
+use crate::stage::Stage;
 
 /// Signals of the terminal, and those that end a run: they are for the parent, which decides.
 const FOR_THE_PARENT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM];
+
+/// Reason why a process inside a wall did not do its job.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChildError {
+    /// The job is not understood.
+    #[error("the process inside the wall got no job: {0}")]
+    Job(#[from] serde_json::Error),
+    /// A part of the wall cannot be raised.
+    #[error("cannot raise the wall: {0}")]
+    Wall(#[from] WallError),
+    /// A descriptor is of no use, or no thread is left.
+    #[error("the process inside the wall cannot start: {0}")]
+    Start(#[from] io::Error),
+    /// A machine of another VMM is not found, or refused.
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    /// A disk cannot be read.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The guest could not be run or profiled to its end.
+    #[error(transparent)]
+    Guest(#[from] GuestError),
+    /// A disk is not written to its end.
+    #[error("cannot finish writing a disk: {0}")]
+    WriteBack(io::Error),
+}
+
+impl ChildError {
+    /// Returns the message to the parent.
+    pub(crate) fn message(&self) -> FromHost {
+        let stage = match self {
+            Self::Job(_) | Self::Wall(_) | Self::Start(_) | Self::Attach(_) | Self::Image(_) => {
+                Stage::BeforeGuest
+            }
+            Self::Guest(error) => error.stage(),
+            Self::WriteBack(_) => Stage::Guest,
+        };
+        FromHost::Error { stage, sentence: self.to_string() }
+    }
+}
 
 /// Takes a descriptor that this process has inherited.
 ///

@@ -9,8 +9,11 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde::Serialize;
 use text::clean::escaped;
+use tokio::sync::watch;
 use vmm::host_kernel;
 use wall::{REPORT_BYTES, RefusedCall};
 
@@ -75,6 +78,28 @@ pub(crate) fn refused_call(mut report: io::PipeReader, status: ExitStatus) -> Op
     }
     (status.signal() == Some(libc::SIGSYS))
         .then(|| "it made a system call that its filter refuses".to_owned())
+}
+
+/// Waits for `run`, which needs a process to end. Once the run is to end, continues that process, which a
+/// signal may have stopped.
+pub(crate) async fn continued<T>(
+    process: Option<u32>,
+    mut stop: watch::Receiver<bool>,
+    run: impl Future<Output = T>,
+) -> T {
+    tokio::pin!(run);
+    loop {
+        tokio::select! {
+            outcome = &mut run => return outcome,
+            Ok(()) = stop.changed() => {
+                let process = process.and_then(|process| i32::try_from(process).ok());
+                if let Some(process) = process.filter(|process| *process > 0) {
+                    // Fails if it has ended.
+                    let _ended = kill(Pid::from_raw(process), Signal::SIGCONT);
+                }
+            }
+        }
+    }
 }
 
 /// Prepares the calling process between fork and exec: it ends with the thread that has started it, and keeps

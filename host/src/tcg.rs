@@ -21,7 +21,7 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use attach::gdb::GdbTarget;
+use attach::gdb::ConnectedStub;
 use attach::{AttachError, Attachment};
 use images::ImageError;
 use profile::Sink;
@@ -221,7 +221,8 @@ pub async fn run(
         spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0);
     // It waits for QEMU, which may take long to start.
-    let target = tokio::task::spawn_blocking(move || GdbTarget::start(stub, pid, usize::from(vcpus)));
+    let describe = move || ConnectedStub::from_pair(stub, pid)?.describe(usize::from(vcpus));
+    let target = tokio::task::spawn_blocking(describe);
     let target = match target.await.map_err(|error| start_error("wait for it")(io::Error::other(error)))? {
         Ok(target) => target,
         Err(error) => return Err(unstarted(child, log, error).await),

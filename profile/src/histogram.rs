@@ -81,10 +81,14 @@ pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
     0
 }
 
+/// Returns the end of the bucket of a duration, ns; the duration itself in the last bucket, which has no end.
+pub fn end_ns(ns: u64) -> u64 {
+    low_ns((bucket(ns) + 1).min(BUCKETS - 1)).max(ns)
+}
+
 /// Returns the middle of the bucket that begins at `low`.
 fn middle(low: u64) -> u64 {
-    let next = low_ns((bucket(low) + 1).min(BUCKETS - 1)).max(low);
-    low + (next - low) / 2
+    low + (end_ns(low) - low) / 2
 }
 
 #[cfg(test)]
@@ -110,6 +114,7 @@ mod tests {
         assert_eq!((low_ns(0), low_ns(1), low_ns(2), low_ns(9)), (0, 64, 72, 128));
         assert!((1..BUCKETS).all(|at| low_ns(at) > low_ns(at - 1) && bucket(low_ns(at)) == at));
         assert_eq!(low_ns(BUCKETS - 1), 1 << MOST_BITS);
+        assert_eq!((end_ns(0), end_ns(64), end_ns(71), end_ns(u64::MAX)), (64, 72, 72, u64::MAX));
     }
 
     #[test]

@@ -108,10 +108,12 @@ fn a_report_fits_its_schema() {
         from_ns: Some(1),
         ..Filter::default()
     };
-    let tree =
-        |direction| Request::Tree(TreeRequest { symbol: "user_function_50".into(), direction, depth: 3 });
+    let tree = |direction| {
+        Request::Tree(TreeRequest { symbol: "user_function_50".into(), module: None, direction, depth: 3 })
+    };
     let requests = By::ALL.map(|(_, by)| Request::By(by)).into_iter().chain([
         Request::Summary,
+        Request::Keys(vec![By::Process, By::Function]),
         tree(Direction::Callers),
         tree(Direction::Callees),
     ]);

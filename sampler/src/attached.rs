@@ -43,11 +43,12 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     }
 
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
-        let passed = self.0.pass_while_off(now_ns);
-        if passed.is_none() {
-            self.0.ask(now_ns);
-        }
-        passed
+        self.0.forget_request();
+        self.0.pass_while_off(now_ns)
+    }
+
+    fn suspending(&mut self, now_ns: u64) {
+        self.0.ask(now_ns);
     }
 
     fn ticked(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
@@ -118,6 +119,34 @@ mod tests {
         fn in_nested_guest(&self) -> bool {
             self.nested
         }
+    }
+
+    #[test]
+    fn samples_without_room_are_counted_as_lost() {
+        let capacity = QueueCapacity { ring: 3, pool: 1, reserve: 0 };
+        let intervals = Intervals::new(ClockKind::Fixed, 0.1, 1, 0);
+        let (sampler, mut ends, stats) = VcpuSampler::new(0, intervals, capacity, Default::default());
+        let mut attached = AttachedSampler::from(sampler);
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), 0x1000)]).expect("memory");
+        let (regs, sregs) = Default::default();
+        let mut tick = |now_ns| {
+            let context = TickContext {
+                due_ns: now_ns,
+                now_ns,
+                in_run: true,
+                regs: &regs,
+                sregs: &sregs,
+                memory: &memory,
+            };
+            let next =
+                attached.ticked(&Tick { context, blocked: true, source: &ForeignVcpu { nested: false } });
+            assert!(next.is_some(), "the ticks continue");
+        };
+        (1..=5).for_each(&mut tick);
+        assert_eq!(stats.samples(), (3, 2));
+        assert_eq!(ends.samples.pop().expect("the first one").record.time_ns, 1, "the oldest ones are kept");
+        tick(6);
+        assert_eq!(stats.samples(), (4, 2));
     }
 
     #[test]

@@ -287,6 +287,11 @@ impl VcpuSampler {
         self.wait = WaitDetector::foreign(schedstat.flatten());
     }
 
+    /// Notes that a tick of another process' thread begins, for which the thread may not be stopped.
+    pub(crate) fn forget_request(&mut self) {
+        self.wait.forget_request();
+    }
+
     /// Notes that the thread, another process', is about to be stopped for a tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         self.wait.ask(now_ns);

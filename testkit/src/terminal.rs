@@ -44,7 +44,10 @@ impl Terminal {
         let pty = openpty(Some(&size), None).expect("a terminal");
         let before = tcgetattr(&pty.slave).expect("a terminal");
         let slave = || pty.slave.try_clone().expect("a descriptor");
-        command.env("TERM", "xterm-256color").env("LC_ALL", "C.UTF-8").env_remove("NO_COLOR");
+        command.env("TERM", "xterm-256color").env_remove("NO_COLOR");
+        if command.get_envs().all(|(name, _)| name != "LC_ALL") {
+            command.env("LC_ALL", "C.UTF-8");
+        }
         command.stdin(slave()).stdout(slave()).stderr(slave());
         // SAFETY: setsid and ioctl are async-signal-safe; the child makes its standard input its terminal.
         unsafe {

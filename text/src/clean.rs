@@ -111,6 +111,14 @@ fn is_unsafe(c: char) -> bool {
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
+/// Returns at most `longest` characters, the last of them an ellipsis if the text is longer.
+pub fn cut(text: &str, longest: usize) -> String {
+    match text.char_indices().nth(longest) {
+        None => text.to_owned(),
+        Some(_) => text.chars().take(longest.saturating_sub(1)).chain(['…']).collect(),
+    }
+}
+
 /// Returns [`escaped`] text for XML; noncharacters (XML 1.0, section 2.2) become U+FFFD.
 pub fn xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());

@@ -249,11 +249,17 @@ pub trait Observer<M = GuestMemoryMmap>: Send + 'static {
         let _ = (exit, now_ns);
     }
 
-    /// Called when a tick of a foreign vCPU is due, before its thread is stopped. Returns the time to the
-    /// next tick if this one is not wanted. `now_ns` is CLOCK_MONOTONIC, ns.
+    /// Called when a tick of a foreign vCPU is due. Returns the time to the next tick if this one is not
+    /// wanted. `now_ns` is CLOCK_MONOTONIC, ns.
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
         let _ = now_ns;
         None
+    }
+
+    /// Called when the thread of a foreign vCPU is about to be stopped for a tick. `now_ns` is
+    /// CLOCK_MONOTONIC, ns.
+    fn suspending(&mut self, now_ns: u64) {
+        let _ = now_ns;
     }
 
     /// Called at a tick. Returns the time to the next tick; `None` to stop ticking.

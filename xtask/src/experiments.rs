@@ -12,7 +12,8 @@ use crate::progress::ProgressLine;
 use crate::workspace;
 
 /// The experiments that the program `experiments` knows.
-const NAMES: [&str; 7] = ["hog", "interference", "isochronous", "overhead", "costs", "blocked", "soak"];
+const NAMES: [&str; 8] =
+    ["hog", "interference", "isochronous", "overhead", "costs", "blocked", "soak", "soak-exact"];
 
 /// Experiments to run, and their repetitions.
 #[derive(Debug, Args)]

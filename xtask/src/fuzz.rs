@@ -1,6 +1,7 @@
 //! `cargo xtask fuzz`: builds the fuzz targets, runs them one after the other, and prints their results.
 
 mod output;
+mod table;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,7 +15,10 @@ use guest_images::find_program;
 use crate::progress::ProgressLine;
 use crate::workspace;
 use output::FuzzOutcome;
+use table::TargetFigures;
 
+/// Document with the table of the last figures of all targets.
+const DOCUMENT: &str = "docs/testing.md";
 /// Memory that a target may take, MiB.
 const MEMORY: u32 = 2048;
 /// Time that one input may take, seconds.
@@ -34,6 +38,9 @@ pub struct FuzzArgs {
     /// Time for each target, s
     #[arg(long, default_value_t = 300, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
+    /// Write the figures into the table of docs/testing.md
+    #[arg(long)]
+    write: bool,
 }
 
 /// Directories of targets and builds.
@@ -94,17 +101,25 @@ pub fn run(options: &FuzzArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
     ensure_tools()?;
     build(&paths, options.target.as_deref(), &line)?;
-    let mut outcomes = Vec::new();
+    let mut figures = Vec::new();
     for target in targets {
-        let step = format!("fuzzing {target} for {} s", options.seconds);
-        let outcome = line.during(&step, || fuzz(&paths, &target, options.seconds))?;
+        let seconds = options.seconds;
+        let outcome =
+            line.during(&format!("fuzzing {target} for {seconds} s"), || fuzz(&paths, &target, seconds))?;
         if let Some(found) = &outcome.found {
             eprintln!("{target}: {found}");
         }
-        outcomes.push((target, outcome));
+        figures.push(TargetFigures { target, seconds, outcome });
+        if options.write {
+            // After each target: all of them take hours.
+            let path = workspace::root()?.join(DOCUMENT);
+            let text = fs::read_to_string(&path).with_context(|| format!("cannot read {DOCUMENT}"))?;
+            fs::write(&path, table::with_figures(&text, &figures)?)
+                .with_context(|| format!("cannot write {DOCUMENT}"))?;
+        }
     }
-    print!("{}", output::table(&outcomes));
-    let clean = outcomes.iter().all(|(_, outcome)| outcome.found.is_none());
+    print!("{}", table::table(&figures));
+    let clean = figures.iter().all(|figures| figures.outcome.found.is_none());
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -190,4 +205,37 @@ fn fuzz(paths: &FuzzPaths, target: &str, seconds: u32) -> Result<FuzzOutcome> {
         outcome.found = Some(format!("ended with {status}"));
     }
     Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    fn quoted(text: &str) -> impl Iterator<Item = &str> {
+        text.split('`').skip(1).step_by(2)
+    }
+
+    #[test]
+    fn the_documents_name_the_targets_that_there_are() {
+        let targets = FuzzPaths::new().unwrap().targets().unwrap();
+        let targets: BTreeSet<_> = targets.iter().map(String::as_str).collect();
+        let root = workspace::root().unwrap();
+        let read = |name: &str| fs::read_to_string(root.join(name)).unwrap();
+        let testing = read(DOCUMENT);
+        let (_, described) = testing.split_once("| target | coverage |").unwrap();
+        let (described, _) = described.split_once("\n\n").unwrap();
+        let described: BTreeSet<_> = described.lines().filter_map(|row| quoted(row).next()).collect();
+        assert_eq!(described, targets);
+        let security = read("docs/security.md");
+        let lists =
+            security.lines().filter_map(|line| line.split_once("fuzz target")?.1.split([';', '|']).next());
+        // Paths of other tests may follow.
+        let mentioned: BTreeSet<_> = lists.flat_map(quoted).filter(|name| !name.contains('/')).collect();
+        assert!(mentioned.len() > 5 && mentioned.is_subset(&targets), "{mentioned:?}");
+        let manifest = read("fuzz/Cargo.toml");
+        let names = manifest.lines().filter_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+        assert!(targets.is_subset(&names.collect()), "each target is a program");
+    }
 }

@@ -17,6 +17,10 @@ const COMPLETIONS: [(&str, &str); 3] = [
     ("fish", "share/fish/vendor_completions.d/vprof.fish"),
 ];
 
+/// The program, under the prefix.
+const PROGRAM: &str = "bin/vprof";
+/// Directory of the manual pages, under the prefix.
+pub const MANUAL: &str = "share/man/man1";
 /// Directory of the portable host, under the prefix: where `vprof` in `bin` looks for it.
 const PORTABLE_HOST: &str = "share/vprof/portable-host";
 
@@ -37,17 +41,12 @@ pub fn run(options: &InstallArgs) -> Result<ExitCode> {
     let line = ProgressLine::new();
     let vprof = line.during("building the static vprof", || static_binary("vprof"))?;
     let prefix = &options.prefix;
-    let program = prefix.join("bin/vprof");
-    copy(&vprof, &program)?;
-    let pages = prefix.join("share/man/man1");
-    call(&program, &["man", pages.to_str().context("the prefix is not UTF-8")?])?;
-    for (shell, path) in COMPLETIONS {
-        let script = call(&program, &["completions", shell])?;
-        let path = prefix.join(path);
-        directory_of(&path)?;
-        fs::write(&path, script).with_context(|| format!("can't write {}", path.display()))?;
-    }
-    println!("{} is installed, with manual pages in {}", program.display(), pages.display());
+    install_program(&vprof, prefix)?;
+    println!(
+        "{} is installed, with manual pages in {}",
+        prefix.join(PROGRAM).display(),
+        prefix.join(MANUAL).display()
+    );
     if !options.without_portable_host {
         let directory = copy_bundle(&portable_host(&line)?, prefix)?;
         println!("the portable host, for machines without a usable KVM, is in {}", directory.display());
@@ -55,8 +54,23 @@ pub fn run(options: &InstallArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Copies the program to its place under the prefix, with its manual pages and completions.
+pub fn install_program(vprof: &Path, prefix: &Path) -> Result<()> {
+    let program = prefix.join(PROGRAM);
+    copy(vprof, &program)?;
+    let pages = prefix.join(MANUAL);
+    call(&program, &["man", pages.to_str().context("the prefix is not UTF-8")?])?;
+    for (shell, path) in COMPLETIONS {
+        let script = call(&program, &["completions", shell])?;
+        let path = prefix.join(path);
+        directory_of(&path)?;
+        fs::write(&path, script).with_context(|| format!("can't write {}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Copies the portable host's files to their place under the prefix, which it returns.
-fn copy_bundle(from: &Path, prefix: &Path) -> Result<PathBuf> {
+pub fn copy_bundle(from: &Path, prefix: &Path) -> Result<PathBuf> {
     let directory = prefix.join(PORTABLE_HOST);
     for name in PORTABLE_HOST_FILES {
         copy(&from.join(name), &directory.join(name))?;

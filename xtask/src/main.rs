@@ -1,17 +1,19 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
-//! `install`, `lint`, `tree`, `licences`, `deps`, `bpf`.
+//! `install`, `package`, `lint`, `tree`, `licences`, `deps`, `bpf`, `docs`.
 
 mod bench;
 mod bpf;
 mod corpus;
 mod demo;
 mod deps;
+mod docs;
 mod experiments;
 mod fuzz;
 mod image;
 mod install;
 mod licences;
 mod lint;
+mod package;
 mod progress;
 mod test;
 mod tree;
@@ -45,6 +47,10 @@ enum XtaskCommand {
     Corpus(corpus::CorpusArgs),
     /// Install the program, its manual pages and completions into a prefix
     Install(install::InstallArgs),
+    /// Make a tarball and a Debian package of what `install` installs
+    Package(package::PackageArgs),
+    /// Make a site of the documents by mdBook, without dead links
+    Docs(docs::DocsArgs),
     /// Check the wording of comments, messages and documents, links, and widths of lines
     Lint(lint::LintArgs),
     /// Make an image
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
         XtaskCommand::Experiments(options) => experiments::run(&options),
         XtaskCommand::Corpus(options) => corpus::run(&options),
         XtaskCommand::Install(options) => install::run(&options),
+        XtaskCommand::Package(options) => package::run(&options),
+        XtaskCommand::Docs(options) => docs::run(&options),
         XtaskCommand::Lint(options) => lint::run(&options),
         XtaskCommand::Image(image) => image::run(&image),
         XtaskCommand::Tree(options) => tree::run(&options),

@@ -87,6 +87,17 @@ impl<'a> RecordView<'a> {
         unsafe { (&raw const (*self.record).state).read_volatile() }
     }
 
+    /// Returns the numbers of words and of pieces that the record has.
+    fn counts(self) -> [usize; 2] {
+        // SAFETY: as above.
+        let (words, pieces) = unsafe {
+            let state = &raw const (*self.record).state;
+            ((&raw const (*state).words).read_volatile(), (&raw const (*state).pieces).read_volatile())
+        };
+        let within = |count: u32, most: usize| usize::try_from(count).map_or(most, |count| count.min(most));
+        [within(words, WORDS), within(pieces, PIECES)]
+    }
+
     fn word(self, index: usize) -> Option<RawWord> {
         // SAFETY: as above; the index is within the array.
         (index < WORDS)
@@ -102,10 +113,10 @@ impl<'a> RecordView<'a> {
 
     /// Fills `into` from guest physical `at`; `None` unless the program has copied all of it.
     pub(crate) fn read(self, at: PhysAddr, into: &mut [u8]) -> Option<()> {
-        let state = self.state();
+        let [words, pieces] = self.counts();
         let (mut at, mut rest) = (at.0, into);
         while !rest.is_empty() {
-            let count = self.read_word(&state, at, rest).or_else(|| self.read_piece(&state, at, rest))?;
+            let count = self.read_word(words, at, rest).or_else(|| self.read_piece(pieces, at, rest))?;
             at = at.checked_add(u64::try_from(count).ok()?)?;
             rest = rest.get_mut(count..)?;
         }
@@ -113,8 +124,7 @@ impl<'a> RecordView<'a> {
     }
 
     /// Fills what is in the word at `at`; returns the number of bytes.
-    fn read_word(self, state: &RawState, at: u64, into: &mut [u8]) -> Option<usize> {
-        let words = usize::try_from(state.words).ok()?.min(WORDS);
+    fn read_word(self, words: usize, at: u64, into: &mut [u8]) -> Option<usize> {
         let word = (0..words).filter_map(|index| self.word(index)).find(|word| word.phys == at & !7)?;
         // A part of a longer range is more likely in a piece, which has all of it.
         let offset = usize::try_from(at & 7).ok()?;
@@ -128,8 +138,7 @@ impl<'a> RecordView<'a> {
     }
 
     /// Fills what is in a piece from `at` on; returns the number of bytes.
-    fn read_piece(self, state: &RawState, at: u64, into: &mut [u8]) -> Option<usize> {
-        let pieces = usize::try_from(state.pieces).ok()?.min(PIECES);
+    fn read_piece(self, pieces: usize, at: u64, into: &mut [u8]) -> Option<usize> {
         let holds = |piece: &RawPiece| {
             at.checked_sub(piece.phys).is_some_and(|skipped| skipped < u64::from(piece.bytes))
         };

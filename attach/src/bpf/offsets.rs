@@ -151,6 +151,7 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
     let regs = of.get("kvm_vcpu.arch.regs")?;
     let mut options = RawOptions {
         process: process.cast_unsigned(),
+        asker: std::process::id(),
         vcpu_notifier: of.get("kvm_vcpu.preempt_notifier.link")?,
         vcpu_cpu: of.get("kvm_vcpu.cpu")?,
         vcpu_regs: regs,

@@ -67,6 +67,10 @@ where
 impl KernelPrograms {
     /// Loads the programs for `count` vCPUs.
     pub(crate) fn load(options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
+        Self::load_object(&OBJECT.0, options, count)
+    }
+
+    fn load_object(object: &[u8], options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
         let elements = u32::try_from(count).unwrap_or(u32::MAX);
         let mut ebpf = EbpfLoader::new()
             .btf(None)
@@ -75,7 +79,7 @@ impl KernelPrograms {
             .map_max_entries("records", elements)
             .map_max_entries("courses", elements)
             .map_max_entries("followed", elements)
-            .load(&OBJECT.0)?;
+            .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
         program::<RawTracePoint>(&mut ebpf, "peek")?.load()?;
         let types = Btf::from_sys_fs().map_err(|error| BpfRefusal::Program(error.to_string()))?;
@@ -187,5 +191,32 @@ impl KernelMemory for KernelPrograms {
             at = at.checked_add(bytes)?;
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Instructions of the kernel's machine (Documentation/bpf/standardization/instruction-set.rst): `exit`,
+    /// and `r0 = *(u64 *)(r9 + 0)`, whose r9 has no value.
+    const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
+    const BAD_READ: [u8; 8] = [0x79, 0x90, 0, 0, 0, 0, 0, 0];
+
+    #[test]
+    fn a_program_that_the_verifier_refuses_is_one_sentence_with_its_verdict() {
+        let mut object = Box::new(Aligned(OBJECT.0));
+        let exit = object.0.chunks_exact_mut(8).find(|code| **code == EXIT).unwrap();
+        exit.copy_from_slice(&BAD_READ);
+        let refusal = KernelPrograms::load_object(&object.0, &RawOptions::default(), 1).unwrap_err();
+        if matches!(refusal, BpfRefusal::Permission) {
+            return testkit::missing("root, to load programs into the kernel");
+        }
+        let BpfRefusal::Verifier(verdict) = &refusal else { panic!("{refusal}") };
+        assert!(!verdict.is_empty() && !verdict.starts_with("processed"), "{verdict}");
+        let sentence = refusal.to_string();
+        assert!(sentence.starts_with("the host's kernel refuses vprof's program: "), "{sentence}");
+        assert_eq!(sentence.lines().count(), 1, "{sentence}");
+        KernelPrograms::load(&RawOptions::default(), 1).unwrap();
     }
 }

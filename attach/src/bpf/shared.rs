@@ -13,6 +13,8 @@ pub(crate) const PAGES: usize = 24;
 /// Bytes of a small piece.
 pub(crate) const SMALL: usize = 512;
 const SMALLS: usize = 16;
+/// Words of a vCPU's registers that a program copies at once.
+const BLOCK: usize = 48;
 pub(crate) const PAGE: usize = 4096;
 
 /// Rows of exits, the last one for all reasons that have none.
@@ -71,7 +73,8 @@ pub(crate) struct RawOptions {
     pub task_arrived: u32,
     pub task_delay: u32,
     pub task_comm: u32,
-    pub unused: u32,
+    /// The process that asks for samples.
+    pub asker: u32,
 }
 
 /// `struct slot`: range of the guest's memory in the VMM.
@@ -196,6 +199,8 @@ pub(crate) struct RawRecord {
     pub state: RawState,
     pub word: [RawWord; WORDS],
     pub piece: [RawPiece; PIECES],
+    /// The program's own.
+    pub block: [u64; BLOCK],
     pub small: [[u8; SMALL]; SMALLS],
     pub page: [[u8; PAGE]; PAGES + 1],
 }
@@ -308,7 +313,7 @@ mod tests {
         assert_eq!(size_of::<RawExit>(), 4 * 8 + BUCKETS * 8);
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
         assert_eq!(size_of::<RawCourse>(), 13 * 8 + takers + EXITS * size_of::<RawExit>());
-        let data = SMALLS * SMALL + (PAGES + 1) * PAGE;
+        let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }
 }

@@ -20,6 +20,7 @@ const HOST: u64 = 0x1000_0000_0000;
 /// Lowest address of the user stack, of six pages of which the fourth is missing.
 const USER: u64 = 0x7ffc_1234_5000;
 const PAGE: u64 = 4096;
+const LARGE_PAGE: u64 = 2 << 20;
 /// Bytes that are added to the guest's memory, for page tables and the user stack.
 const MORE: u64 = 1 << 20;
 /// Offsets in pt_regs (arch/x86/include/asm/ptrace.h).
@@ -124,6 +125,21 @@ impl TestGuest {
             table = self.word(entry) & 0x000f_ffff_ffff_f000;
         }
         self.put(table + (virt >> 12 & 511) * 8, phys | 7);
+    }
+
+    /// Maps the large page of the program that contains an address; fills 16 pages from there on.
+    fn map_large(&mut self, virt: u64) {
+        let phys = (self.guest.memory.0.len() as u64).next_multiple_of(LARGE_PAGE);
+        self.guest.memory.0.resize(usize::try_from(phys + LARGE_PAGE).unwrap(), 0);
+        let shifts: &[u32] = if self.guest.five_level { &[48, 39, 30] } else { &[39, 30] };
+        let table = shifts.iter().fold(self.user_root, |table, shift| {
+            self.word(table + (virt >> shift & 511) * 8) & 0x000f_ffff_ffff_f000
+        });
+        self.put(table + (virt >> 21 & 511) * 8, phys | 0x87);
+        let first = phys + virt % LARGE_PAGE;
+        for at in (first..first + 16 * PAGE).step_by(8) {
+            self.put(at, at ^ 0x3333);
+        }
     }
 
     /// Returns start and top of the current task's stack.
@@ -301,9 +317,30 @@ fn the_program_copies_all_that_a_sample_reads() {
     }
 }
 
+/// Returns the first part of a record.
+fn state(record: &[u8]) -> RawState {
+    RecordView::new(&anonymous(record), 0).unwrap().state()
+}
+
 /// Returns how many reads of a record found no memory of the host.
 fn missing(record: &[u8]) -> u32 {
-    RecordView::new(&anonymous(record), 0).unwrap().state().missing
+    state(record).missing
+}
+
+#[test]
+fn pages_of_one_large_page_are_translated_by_one_walk() {
+    let directory = Directory::new("large");
+    let harness = compile(&directory.0);
+    let mut guest = TestGuest::new(Style::V6_12);
+    guest.map_large(USER);
+    let cases = [USER, USER + 0x5f00].map(|rsp| (guest.target(), guest.state(3, rsp)));
+    let records = run(&harness, &directory.0, &guest.guest.memory, &cases);
+    for ((_, case), record) in cases.iter().zip(records.chunks_exact(size_of::<RawRecord>())) {
+        guest.check(case, record);
+        let RawState { words, pages, .. } = state(record);
+        // Preempt count, current task, its leader, and a walk of at most four tables.
+        assert!(pages >= 10 && words <= 7, "{words} words for {pages} pages");
+    }
 }
 
 #[test]

@@ -132,6 +132,9 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         let Some(SampleOutcome { finding, state }) = self.vm.sample(self.index) else {
             return (self.observer.missed(MissReason::NotRun, due_ns, asked_ns), asked_ns);
         };
+        if state.in_run != 0 {
+            self.shared.found_in_run();
+        }
         let now_ns = state.time_ns.max(due_ns);
         let halt_exit = self.vcpu.page.exit_reason() == KVM_EXIT_HLT;
         match TickMeaning::new(finding, &state, halt_exit, pause.is_some()) {

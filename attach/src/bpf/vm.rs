@@ -149,34 +149,19 @@ impl SampledVm {
         Ok(FoundVm { vm, layout, vcpus, known })
     }
 
-    /// Takes a sample of a vCPU, by its index. `None` if it changes its CPU all the time.
-    ///
-    /// # Errors
-    /// The program cannot be run.
+    /// Takes a sample of a vCPU, by its index. `None` if it changes its CPU all the time, or the program
+    /// cannot be run.
     pub(crate) fn sample(&self, index: usize) -> Option<SampleOutcome> {
         let vcpu = self.vcpus.get(index)?;
         vcpu.publish(index, &self.programs)?;
-        let mut cpu = Some(vcpu.cpu.load(Ordering::Relaxed)).filter(|cpu| *cpu != NO_CPU);
-        for _ in 0..MOST_CPUS {
-            let number = cpu.and_then(|cpu| u32::try_from(cpu).ok());
-            // A CPU that is offline by now has no thread: here, the thread's own CPU is found.
-            let Ok(finding) = self.programs.sample(index, number) else {
-                cpu.take()?;
-                continue;
-            };
-            let state = self.programs.record(index)?.state();
-            match finding? {
-                ThreadFinding::Elsewhere => cpu = u64::try_from(state.cpu).ok(),
-                finding => {
-                    // A thread that is not on a CPU needs no interrupt the next time either.
-                    let off = matches!(finding, ThreadFinding::Blocked | ThreadFinding::Gone);
-                    let on = u64::try_from(state.cpu).unwrap_or(NO_CPU);
-                    vcpu.cpu.store(if off { NO_CPU } else { on }, Ordering::Relaxed);
-                    return Some(SampleOutcome { finding, state });
-                }
-            }
-        }
-        None
+        let first = u32::try_from(vcpu.cpu.load(Ordering::Relaxed)).ok();
+        let outcome = ask_cpus(first, |cpu| {
+            let finding = self.programs.sample(index, cpu).ok()??;
+            Some(SampleOutcome { finding, state: self.programs.record(index)?.state() })
+        })?;
+        let next = first_cpu(outcome.finding, &outcome.state).map_or(NO_CPU, u64::from);
+        vcpu.cpu.store(next, Ordering::Relaxed);
+        Some(outcome)
     }
 
     /// Fills `into` from the memory that the last sample of a vCPU has copied.
@@ -269,6 +254,40 @@ impl SampledVm {
 /// Value for no CPU.
 const NO_CPU: u64 = u64::MAX;
 
+/// Asks the CPU `first`, or this one, and then the one that each answer names, for a sample of a thread.
+/// `None` if that thread moves all the time, or this CPU has no answer.
+fn ask_cpus(
+    first: Option<u32>,
+    mut ask: impl FnMut(Option<u32>) -> Option<SampleOutcome>,
+) -> Option<SampleOutcome> {
+    let mut cpu = first;
+    for _ in 0..MOST_CPUS {
+        match ask(cpu) {
+            Some(SampleOutcome { finding: ThreadFinding::Elsewhere, state }) => {
+                cpu = u32::try_from(state.cpu).ok();
+            }
+            Some(outcome) => return Some(outcome),
+            // A CPU that is offline by now has no thread: from here, the thread's own CPU is found.
+            None => {
+                cpu.take()?;
+            }
+        }
+    }
+    None
+}
+
+/// Returns the CPU to ask first for the next sample; `None` for the one that asks. An interrupt on another
+/// CPU costs more than all the rest of a sample, and a thread that had no CPU probably still has none.
+fn first_cpu(finding: ThreadFinding, state: &RawState) -> Option<u32> {
+    let has_cpu = match finding {
+        ThreadFinding::Guest | ThreadFinding::Kvm | ThreadFinding::Vmm | ThreadFinding::Elsewhere => true,
+        // The one that asks has taken the CPU only now.
+        ThreadFinding::Queued => state.preempted != 0,
+        ThreadFinding::Blocked | ThreadFinding::Gone => false,
+    };
+    u32::try_from(state.cpu).ok().filter(|_| has_cpu)
+}
+
 impl SampledVcpu {
     fn new(found: &KernelVcpu, thread: KernelThread, layout: &MemoryLayout) -> Self {
         let KernelThread { task, start, tid, pid } = thread;
@@ -350,5 +369,66 @@ pub(super) fn guest(reads: &SampleReads) -> RawGuest {
         leader_spans: count(&reads.leader),
         task: spans(&reads.task),
         leader: spans(&reads.leader),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcome(finding: ThreadFinding, cpu: i32) -> Option<SampleOutcome> {
+        Some(SampleOutcome { finding, state: RawState { cpu, ..RawState::default() } })
+    }
+
+    /// Returns what a search for a thread on CPU `at` finds, and the CPUs that were asked. CPU 9 is offline.
+    fn search(first: Option<u32>, at: u32) -> (Option<ThreadFinding>, Vec<Option<u32>>) {
+        let mut asked = Vec::new();
+        let found = ask_cpus(first, |cpu| {
+            asked.push(cpu);
+            let on = i32::try_from(at).unwrap();
+            match cpu {
+                Some(9) => None,
+                Some(cpu) if cpu == at => outcome(ThreadFinding::Guest, on),
+                _ => outcome(ThreadFinding::Elsewhere, on),
+            }
+        });
+        (found.map(|found| found.finding), asked)
+    }
+
+    #[test]
+    fn a_thread_is_found_on_its_cpu_also_when_the_last_one_is_offline() {
+        use ThreadFinding::Guest;
+        assert_eq!(search(Some(3), 3), (Some(Guest), vec![Some(3)]));
+        assert_eq!(search(Some(2), 3), (Some(Guest), vec![Some(2), Some(3)]));
+        assert_eq!(search(None, 3), (Some(Guest), vec![None, Some(3)]));
+        assert_eq!(search(Some(9), 3), (Some(Guest), vec![Some(9), None, Some(3)]));
+        // It goes offline while the thread is on it.
+        assert_eq!(search(None, 9), (None, vec![None, Some(9), None, Some(9)]));
+        let mut asked = 0;
+        let unanswered = ask_cpus(None, |_| {
+            asked += 1;
+            None
+        });
+        assert!(unanswered.is_none() && asked == 1, "{asked} times");
+    }
+
+    #[test]
+    fn a_thread_that_moves_all_the_time_has_no_sample() {
+        let mut cpu = 0;
+        let found = ask_cpus(Some(0), |_| {
+            cpu += 1;
+            outcome(ThreadFinding::Elsewhere, cpu)
+        });
+        assert!(found.is_none() && cpu == 4, "{cpu}");
+    }
+
+    #[test]
+    fn only_a_thread_that_had_a_cpu_is_asked_for_by_an_interrupt() {
+        let first =
+            |finding, preempted| first_cpu(finding, &RawState { cpu: 5, preempted, ..RawState::default() });
+        use ThreadFinding::{Blocked, Gone, Guest, Kvm, Queued, Vmm};
+        assert_eq!([Guest, Kvm, Vmm].map(|finding| first(finding, 0)), [Some(5); 3]);
+        assert_eq!((first(Queued, 0), first(Queued, 1)), (None, Some(5)));
+        assert_eq!([Blocked, Gone].map(|finding| first(finding, 0)), [None; 2]);
     }
 }

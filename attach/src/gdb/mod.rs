@@ -21,5 +21,5 @@ pub use crate::error::GdbError;
 pub use crate::rsp::memory::StubMemory;
 pub use crate::rsp::packet::{PacketDecoder, PacketError};
 pub use description::{DescriptionError, TargetDescription};
-pub use target::GdbTarget;
+pub use target::{ConnectedStub, GdbTarget};
 pub(crate) use ticker::{GdbTicker, SustainableRate};

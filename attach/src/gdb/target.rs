@@ -1,5 +1,6 @@
 //! A machine with a stub, before it is profiled.
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
@@ -16,7 +17,7 @@ use crate::attachment::RateLimit;
 use crate::capabilities::SearchRight;
 use crate::error::AttachError;
 use crate::error::GdbError;
-use crate::guard::{GuardProcess, Heartbeat, StopSlot};
+use crate::guard::{GuardProcess, GuardedMeans, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
@@ -51,16 +52,29 @@ pub struct GdbTarget {
     cost: Option<Duration>,
 }
 
-impl GdbTarget {
-    /// Connects to the stub at HOST:PORT of a machine of at most `most` vCPUs. The machine runs when this
-    /// returns. `guard` is a program that calls [`crate::keep_guard`] with the number that is added to its
-    /// arguments: it resumes the machine if this process is killed or stopped within a stop.
+/// Connection to a stub of which no byte has been read yet, with all that is opened of its VMM.
+#[derive(Debug)]
+pub struct ConnectedStub {
+    address: String,
+    client: StubClient,
+    process: Option<Arc<Process>>,
+    /// Memory of the process; `None` if it has to be read through the stub.
+    memory: Option<ForeignMemory>,
+    lock: Option<ProcessLock>,
+    guard: Option<GuardProcess>,
+    heartbeat: Arc<Heartbeat>,
+    /// The machine waits for its start. It is not paused.
+    is_new: bool,
+}
+
+impl ConnectedStub {
+    /// Connects to the stub at HOST:PORT. `guard` is a program that calls [`crate::keep_guard`] with the
+    /// number that is added to its arguments: it resumes the machine if this process is killed or stopped
+    /// within a stop.
     ///
     /// # Errors
-    /// The stub cannot be reached, serves another debugger, or lacks a needed feature; the machine is paused
-    /// or has too many vCPUs; another vprof profiles it. The machine continues to run then, unless it was
-    /// paused.
-    pub fn connect(address: &str, most: usize, guard: Option<Command>) -> Result<Self, AttachError> {
+    /// The stub cannot be reached or serves another debugger; another vprof profiles its machine.
+    pub fn connect(address: &str, guard: Option<Command>) -> Result<Self, AttachError> {
         let to = client::resolve(address)?;
         let search = SearchRight::raise();
         let (process, taken) = owner(&to);
@@ -72,76 +86,88 @@ impl GdbTarget {
         if taken && !becomes_free(&to) {
             return Err(GdbError::InUse { address: address.to_owned() }.into());
         }
+        // Another process is most likely a tunnel, and forwards the stub's packets.
+        let process = process.filter(|process| process.is_qemu() && process.may_be_read()).map(Arc::new);
+        let memory = process.as_deref().map(memory_of).transpose()?;
         drop(search);
-        let process = process.map(Arc::new);
-        let shared = |source| AttachError::Host { action: "share memory with the guard", source };
-        let heartbeat = Heartbeat::new(0).map_err(shared)?;
+        let heartbeat = Heartbeat::new().map_err(host_error("share memory with the guard"))?;
         let slot = StopSlot::new(&heartbeat, 0);
-        let mut client = StubClient::connect(address, &to, Arc::default(), slot)?;
-        let ran = client.handshake().map_err(|lost| lost.error(address))?;
-        if !ran {
-            client.set_paused();
-            return Err(GdbError::Paused { address: address.to_owned() }.into());
-        }
-        Self::describe((client, heartbeat), (address, most), (process, lock), guard)
+        let client = StubClient::connect(address, &to, Arc::default(), slot)?;
+        let guard =
+            guard.map(|program| GuardProcess::start(program, &heartbeat, GuardedMeans::Stub(&client)));
+        let guard = guard.transpose().map_err(host_error("start a process"))?;
+        let address = address.to_owned();
+        Ok(Self { address, client, process, memory, lock, guard, heartbeat, is_new: false })
     }
 
-    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), at the other
-    /// end of a pair of sockets. The machine of at most `most` vCPUs runs when this returns.
+    /// Takes the stub of a QEMU that this process has started with its vCPUs stopped (`-S`), at the other end
+    /// of a pair of sockets.
     ///
     /// # Errors
-    /// The stub does not answer, or lacks a needed feature.
-    pub fn start(stream: UnixStream, pid: i32, most: usize) -> Result<Self, AttachError> {
-        let address = format!("QEMU's descriptor (process {pid})");
+    /// QEMU has ended.
+    pub fn from_pair(stream: UnixStream, pid: i32) -> Result<Self, AttachError> {
         let process = Arc::new(Process::open(pid)?);
-        let lock = ProcessLock::take(&process)?;
-        let host = |source| AttachError::Host { action: "use a socket", source };
-        let heartbeat = Heartbeat::new(0).map_err(host)?;
+        let lock = Some(ProcessLock::take(&process)?);
+        let memory = Some(memory_of(&process)?);
+        let heartbeat = Heartbeat::new().map_err(host_error("use a socket"))?;
         let slot = StopSlot::new(&heartbeat, 0);
-        let mut client = StubClient::from_pair(stream, Arc::default(), slot).map_err(host)?;
-        client.handshake().map_err(|lost| lost.error(&address))?;
+        let client =
+            StubClient::from_pair(stream, Arc::default(), slot).map_err(host_error("use a socket"))?;
+        let address = format!("QEMU's descriptor (process {pid})");
         // Nobody needs a guard: QEMU ends with the process that has started it.
-        Self::describe((client, heartbeat), (&address, most), (Some(process), Some(lock)), None)
+        let (process, guard, is_new) = (Some(process), None, true);
+        Ok(Self { address, client, process, memory, lock, guard, heartbeat, is_new })
     }
 
-    /// Queries the stub, and resumes the machine.
-    fn describe(
-        (mut client, heartbeat): (StubClient, Arc<Heartbeat>),
-        (address, most): (&str, usize),
-        (process, lock): (Option<Arc<Process>>, Option<ProcessLock>),
-        guard: Option<Command>,
-    ) -> Result<Self, AttachError> {
-        let hurry = client.hurry();
-        let mut guarding = None;
-        let guard = guard.map(|program| (program, &*heartbeat));
-        match ask(&mut client, address, most, process.as_deref(), guard, &mut guarding) {
-            Ok((stub, local)) => {
+    /// Returns what this process reaches of the VMM from here on.
+    pub fn reach(&self) -> Reach {
+        Reach::Stub { process: self.process.as_deref().map(Process::pid) }
+    }
+
+    /// Asks the stub for all that samples need. The machine of at most `most` vCPUs runs when this returns.
+    ///
+    /// # Errors
+    /// The stub does not answer or lacks a needed feature; the machine is paused or has too many vCPUs. The
+    /// machine continues to run then, unless it was paused.
+    pub fn describe(self, most: usize) -> Result<GdbTarget, AttachError> {
+        let Self { address, mut client, process, memory, lock, mut guard, heartbeat, is_new } = self;
+        let ran = client.handshake().map_err(|lost| lost.error(&address))?;
+        if !ran && !is_new {
+            client.set_paused();
+            return Err(GdbError::Paused { address }.into());
+        }
+        match ask(&mut client, &address, most, memory.is_some(), guard.as_mut()) {
+            Ok(stub) => {
+                let hurry = client.hurry();
                 let client = Arc::new(Mutex::new(client));
-                // Any other process forwards the stub's packets, and is not the machine's.
-                let process = process.filter(|_| local);
-                let memory = match &process {
-                    Some(process) => {
-                        let memory = ForeignMemory::new(process.pid());
-                        let failed = |error| step_error(process.pid(), "list its mappings", error);
-                        AttachedMemory::Process(memory.map_err(failed)?)
-                    }
+                let memory = match memory {
+                    Some(memory) => AttachedMemory::Process(memory),
                     None => AttachedMemory::Stub(StubMemory::new(Arc::clone(&client))),
                 };
-                let address = address.to_owned();
-                let (guard, cost) = (guarding, None);
-                Ok(Self { address, client, hurry, stub, process, memory, lock, guard, heartbeat, cost })
+                let cost = None;
+                Ok(GdbTarget { address, client, hurry, stub, process, memory, lock, guard, heartbeat, cost })
             }
             Err(error) => {
                 if client.detach().is_ok()
-                    && let Some(guard) = guarding
+                    && let Some(guard) = guard
                 {
                     guard.dismiss();
                 }
-                Err(error)
+                Err(error.into())
             }
         }
     }
+}
 
+fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
+    move |source| AttachError::Host { action, source }
+}
+
+fn memory_of(process: &Process) -> Result<ForeignMemory, AttachError> {
+    ForeignMemory::new(process.pid()).map_err(|error| step_error(process.pid(), "list its mappings", error))
+}
+
+impl GdbTarget {
     /// Returns the handle by which Ctrl-Z waits for the end of stops.
     pub fn job_control(&self) -> JobControl {
         JobControl(Arc::clone(&self.heartbeat))
@@ -170,11 +196,6 @@ impl GdbTarget {
     /// Returns the limit of the sampling rate. `None` before [`Self::prove`].
     pub fn rate_limit(&self) -> Option<RateLimit> {
         self.cost.map(|cost| RateLimit::Stub(MOST_STOPPED / cost.as_secs_f64().max(1e-6)))
-    }
-
-    /// Returns what this process reaches of the VMM from here on.
-    pub fn reach(&self) -> Reach {
-        Reach::Stub { process: self.process().map(Process::pid) }
     }
 
     /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for
@@ -251,27 +272,23 @@ fn becomes_free(to: &[SocketAddr]) -> bool {
     }
 }
 
-/// Queries everything that a profile needs, and resumes the machine. Returns the stub, and true if the memory
-/// is the process's.
+/// Queries everything that a profile needs, and resumes the machine. `local` is true if the memory is that of
+/// a process of this machine.
 fn ask(
     client: &mut StubClient,
     address: &str,
     most: usize,
-    process: Option<&Process>,
-    guard: Option<(Command, &Heartbeat)>,
-    guarding: &mut Option<GuardProcess>,
-) -> Result<(Stub, bool), AttachError> {
+    local: bool,
+    guard: Option<&mut GuardProcess>,
+) -> Result<Stub, GdbError> {
     let lost = |lost: ConnectionError| lost.error(address);
-    // Another process is most likely a tunnel.
-    let local = process.is_some_and(|process| process.is_qemu() && process.may_be_read());
     if !local && !client.read_physical_memory().map_err(lost)? {
-        return Err(GdbError::Memory { address: address.to_owned() }.into());
+        return Err(GdbError::Memory { address: address.to_owned() });
     }
-    if let Some((program, heartbeat)) = guard {
-        let started = GuardProcess::start(program, heartbeat, Some(client));
-        *guarding = Some(started.map_err(|source| AttachError::Host { action: "start a process", source })?);
+    if let Some(guard) = guard {
+        guard.arm(client);
     }
     let stub = Stub::ask(client, address, most)?;
     client.resume().map_err(lost)?;
-    Ok((stub, local))
+    Ok(stub)
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 use linux::{PhysAddr, PhysicalMemory};
 use vmm::{Activity, AttachedThread, MissReason, Observer, Tick, monotonic_ns};
 
-use super::GdbTarget;
 use super::description::tests::TARGET;
 use super::x86::tests::{answer, core};
+use super::{ConnectedStub, GdbTarget};
 use crate::attachment::Attachment;
 use crate::error::AttachError;
 use crate::lock::tests::alone;
@@ -155,13 +155,17 @@ impl Stub {
     }
 
     fn connect(&self) -> Result<GdbTarget, AttachError> {
-        GdbTarget::connect(&self.address, 4, None)
+        connect(&self.address)
     }
 
     fn end(self) -> StubRecord {
         self.thread.join().unwrap();
         Arc::into_inner(self.seen).unwrap().into_inner().unwrap()
     }
+}
+
+fn connect(address: &str) -> Result<GdbTarget, AttachError> {
+    ConnectedStub::connect(address, None)?.describe(4)
 }
 
 #[derive(Debug, Default)]
@@ -289,7 +293,7 @@ fn other(says: &'static [u8]) -> String {
         let mut some = [0; 256];
         let _some = stream.read(&mut some);
     });
-    let error = GdbTarget::connect(&address, 4, None).unwrap_err();
+    let error = connect(&address).unwrap_err();
     peer.join().unwrap();
     error.to_string()
 }
@@ -299,10 +303,10 @@ fn a_peer_that_is_not_a_stub_is_an_error() {
     assert!(other(b"SSH-2.0-OpenSSH_9.2\r\n").contains("is not a GDB stub: its answer"));
     assert!(other(b"").contains("closed the connection"));
     let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let nobody = GdbTarget::connect(&free, 4, None).unwrap_err().to_string();
+    let nobody = connect(&free).unwrap_err().to_string();
     assert!(nobody.starts_with(&format!("nothing listens at {free}")), "{nobody}");
     for text in ["", "localhost", "localhost:port", "nowhere.invalid:1"] {
-        let error = GdbTarget::connect(text, 4, None).unwrap_err().to_string();
+        let error = connect(text).unwrap_err().to_string();
         assert!(error.contains("invalid address of a GDB stub"), "{error}");
     }
 }
@@ -320,7 +324,7 @@ fn one_debugger_at_a_time() {
     let address = listener.local_addr().unwrap();
     let _debugger = TcpStream::connect(address).unwrap();
     let _served = listener.accept().unwrap();
-    let error = GdbTarget::connect(&address.to_string(), 4, None).unwrap_err().to_string();
+    let error = connect(&address.to_string()).unwrap_err().to_string();
     assert!(error.contains("already serves another debugger"), "{error}");
 }
 
@@ -339,7 +343,19 @@ fn a_debugger_that_is_about_to_leave_is_waited_for() {
         let mut some = [0; 256];
         let _some = stream.read(&mut some);
     });
-    let error = GdbTarget::connect(&address, 4, None).unwrap_err().to_string();
+    let error = connect(&address).unwrap_err().to_string();
     peer.join().unwrap();
     assert!(error.contains("is not a GDB stub"), "{error}");
+}
+
+#[test]
+fn nothing_is_asked_before_the_wall_is_raised() {
+    let _alone = alone();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let connected = ConnectedStub::connect(&listener.local_addr().unwrap().to_string(), None).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let error = stream.read(&mut [0; 16]).unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+    assert_eq!(connected.reach(), wall::Reach::Stub { process: None }, "this process is not QEMU");
 }

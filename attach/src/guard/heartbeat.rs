@@ -17,7 +17,7 @@ use vmm::host_kernel;
 const BYTES: usize = 4096;
 /// The same as the size of a file.
 const FILE_BYTES: libc::off_t = 4096;
-/// Number of words in it. The first one is the process whose threads are stopped.
+/// Number of words in it.
 const WORDS: usize = BYTES / size_of::<u64>();
 /// Lower half of a word: the held thread.
 const HELD: u64 = 0xffff_ffff;
@@ -41,8 +41,8 @@ unsafe impl Send for Heartbeat {}
 unsafe impl Sync for Heartbeat {}
 
 impl Heartbeat {
-    /// Makes an empty record of stops of the process `traced`; 0 if vCPUs are stopped by other means.
-    pub(crate) fn new(traced: i32) -> io::Result<Arc<Self>> {
+    /// Makes an empty record.
+    pub(crate) fn new() -> io::Result<Arc<Self>> {
         // SAFETY: the name ends in NUL; gives a new descriptor or an error.
         let fd = unsafe { libc::memfd_create(c"vprof-stops".as_ptr(), libc::MFD_CLOEXEC) };
         if fd < 0 {
@@ -54,9 +54,7 @@ impl Heartbeat {
         if unsafe { libc::ftruncate(fd, FILE_BYTES) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        let made = Self::map(file)?;
-        made.word(0).store(u64::from(traced.cast_unsigned()), Ordering::SeqCst);
-        Ok(Arc::new(made))
+        Ok(Arc::new(Self::map(file)?))
     }
 
     /// Maps the record that another process has made.
@@ -88,14 +86,9 @@ impl Heartbeat {
         unsafe { self.at.add(index.min(WORDS - 1)).as_ref() }
     }
 
-    /// Returns the process whose threads are stopped; `None` if vCPUs are stopped by other means.
-    pub(crate) fn traced(&self) -> Option<i32> {
-        i32::try_from(self.word(0).load(Ordering::SeqCst)).ok().filter(|pid| *pid > 0)
-    }
-
-    /// Returns all words of slots.
+    /// Returns all words.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> {
-        (1..WORDS).map(|index| self.word(index).load(Ordering::SeqCst))
+        (0..WORDS).map(|index| self.word(index).load(Ordering::SeqCst))
     }
 
     /// Lets no stop begin, and waits until those in progress have ended, for at most `limit`.
@@ -148,7 +141,7 @@ pub(crate) struct StopSlot {
 impl StopSlot {
     /// Makes the slot with that number.
     pub(crate) fn new(heartbeat: &Arc<Heartbeat>, index: usize) -> Self {
-        Self { heartbeat: Arc::clone(heartbeat), index: index.saturating_add(1) }
+        Self { heartbeat: Arc::clone(heartbeat), index }
     }
 
     fn word(&self) -> &AtomicU64 {
@@ -193,11 +186,11 @@ mod tests {
 
     #[test]
     fn another_mapping_shows_the_stops_in_progress() {
-        let own = Heartbeat::new(4711).unwrap();
+        let own = Heartbeat::new().unwrap();
         let other = Heartbeat::map(own.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let slot = StopSlot::new(&own, 3);
         let held_words = || other.words().filter(|word| held(*word).is_some()).collect::<Vec<_>>();
-        assert_eq!((other.traced(), held_words()), (Some(4711), vec![]));
+        assert!(held_words().is_empty());
         assert!(slot.begin(12));
         let [first] = held_words()[..] else { panic!("one stop") };
         slot.beat();
@@ -205,12 +198,11 @@ mod tests {
         assert!(held(first) == Some(12) && held(second) == Some(12) && first != second);
         slot.end();
         assert!(held_words().is_empty());
-        assert_eq!(Heartbeat::new(0).unwrap().traced(), None);
     }
 
     #[test]
     fn no_stop_begins_after_a_suspension_has_returned() {
-        let heartbeat = Heartbeat::new(1).unwrap();
+        let heartbeat = Heartbeat::new().unwrap();
         let slot = StopSlot::new(&heartbeat, 0);
         assert!(slot.begin(12));
         std::thread::scope(|scope| {

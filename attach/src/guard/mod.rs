@@ -2,14 +2,17 @@
 //!
 //! The kernel resumes a thread whose tracer has ended, and not one whose tracer is stopped (SIGSTOP, a frozen
 //! control group). A GDB stub keeps its machine stopped in both cases. A second process therefore watches the
-//! first one: by a pipe for its end, and by shared memory for stops that do not end ([`Heartbeat`]).
+//! first one. What it watches depends on how vCPUs are stopped:
 //!
 //! ```text
-//! vprof ── pipe: bytes for the stub, then the state ──▶ guard ── at the end, if RESCUE is set ──▶ stub
-//!       ── memory: stops in progress ────────────────▶       ── no progress in a stop ──▶ SIGKILL to vprof
+//! ptrace     the guard reads the state of the VMM's threads, until vprof ends. A stop that lasts:
+//!            SIGKILL to vprof. A guest that has taken vprof over cannot change what it reads
+//! GDB stub   vprof ── pipe: bytes for the stub, its state ──▶ guard ── at the end, if RESCUE is set ──▶ stub
+//!                  ── memory: stops in progress ───────────▶       ── no progress ──▶ SIGKILL to vprof
 //! ```
 
 mod heartbeat;
+mod watch;
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -17,47 +20,50 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
-use crate::process::state_of;
 use crate::rsp::client::{MachineState, StubClient};
 
-pub(crate) use heartbeat::{Heartbeat, StopSlot, held};
+pub(crate) use heartbeat::{Heartbeat, StopSlot};
+pub use watch::HELD_LIMIT_MS;
+use watch::{CHECK_MS, StopWatch};
 
-/// Maximum number of bytes for the stub; their number comes first.
-const MOST: usize = 255;
+/// Message with bytes for the stub: their number, then the bytes.
+const WORDS: u8 = b'w';
 /// State in which the guard has to resume the machine at the end.
 const RESCUE: u8 = b'r';
 /// State in which the guard does nothing at the end.
 const LEAVE: u8 = b'l';
 
-/// Interval between two checks of the stops, ms.
-const CHECK_MS: i32 = 50;
-/// Number of checks in a row that find the same stop without progress, before the guard ends the profiler.
-/// Checks are counted instead of time: a guard that was frozen together with the profiler lets it continue.
-const CHECKS: u32 = 6;
-/// Time for which the guard lets a stop last, ms.
-pub const HELD_LIMIT_MS: u32 = (CHECKS - 1) * CHECK_MS.unsigned_abs();
+/// Means by which a guarded profiler stops vCPUs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum GuardedMeans<'a> {
+    /// By ptrace, which stops threads of this process.
+    Threads(i32),
+    /// Through this client's stub.
+    Stub(&'a StubClient),
+}
 
-/// Process of the guard, which runs as long as this lives.
+/// Process of the guard.
 #[derive(Debug)]
 pub(crate) struct GuardProcess {
     child: Child,
     pipe: Option<ChildStdin>,
     /// State that was sent last.
     last: u8,
+    /// The guard ends with this process, and not with the pipe.
+    lasting: bool,
 }
 
 impl GuardProcess {
     /// Starts `program`, which has to call [`keep_guard`] with the number that is added to its arguments.
-    /// With a client, the guard resumes its machine after the end of this process.
     pub(crate) fn start(
         mut program: Command,
         heartbeat: &Heartbeat,
-        client: Option<&StubClient>,
+        means: GuardedMeans<'_>,
     ) -> io::Result<Self> {
         let shared = heartbeat.as_fd().as_raw_fd();
-        let output = match client {
-            Some(client) => Stdio::from(client.handle()?),
-            None => Stdio::null(),
+        let (process, output) = match means {
+            GuardedMeans::Threads(process) => (process, Stdio::null()),
+            GuardedMeans::Stub(client) => (0, Stdio::from(client.handle()?)),
         };
         // Its own process group: Ctrl-C and Ctrl-Z are for vprof alone.
         program.arg(shared.to_string()).stdin(Stdio::piped()).stdout(output).process_group(0);
@@ -70,14 +76,21 @@ impl GuardProcess {
         }
         let mut child = program.spawn()?;
         let mut pipe = child.stdin.take();
-        let words = client.map(StubClient::detach_bytes).unwrap_or_default();
-        let mut bytes = vec![u8::try_from(words.len()).unwrap_or(0)];
-        bytes.extend(words);
-        bytes.push(RESCUE);
         if let Some(pipe) = &mut pipe {
-            pipe.write_all(&bytes)?;
+            pipe.write_all(&process.to_le_bytes())?;
         }
-        Ok(Self { child, pipe, last: RESCUE })
+        Ok(Self { child, pipe, last: LEAVE, lasting: process != 0 })
+    }
+
+    /// Has the guard of a stub resume the client's machine after the end of this process.
+    pub(crate) fn arm(&mut self, client: &StubClient) {
+        let words = client.detach_bytes();
+        let Ok(length) = u8::try_from(words.len()) else { return };
+        if let Some(pipe) = &mut self.pipe {
+            // A guard that has ended cannot receive it.
+            let _gone = pipe.write_all(&[&[WORDS, length], &words[..]].concat());
+        }
+        self.send(RESCUE);
     }
 
     /// Sends the state of the machine, if the guard's task has changed.
@@ -94,24 +107,65 @@ impl GuardProcess {
         }
     }
 
-    /// Ends the guard, which has nothing to do any longer.
+    /// Ends the guard, which has nothing to do any longer. That of threads only outside of the wall, where
+    /// this process may send a signal.
     pub(crate) fn dismiss(mut self) {
-        self.send(LEAVE);
+        if self.lasting {
+            // The process may have ended.
+            let _gone = self.child.kill().and_then(|()| self.child.wait());
+        } else {
+            self.send(LEAVE);
+        }
     }
 }
 
 impl Drop for GuardProcess {
     fn drop(&mut self) {
         drop(self.pipe.take());
-        // The guard ends at the end of the pipe.
-        let _gone = self.child.wait();
+        if !self.lasting {
+            // The guard ends at the end of the pipe.
+            let _gone = self.child.wait();
+        }
     }
 }
 
-/// Runs the guard of the parent process: reads standard input to its end, and writes the received bytes to
-/// standard output, unless the last state requires nothing. `shared` is the descriptor of the stops.
+/// Task of the guard of a stub, by the profiler's messages.
+#[derive(Debug, Default)]
+struct StubTask {
+    /// Bytes for the stub.
+    words: Vec<u8>,
+    rescue: bool,
+    /// Message that is not complete yet.
+    unread: Vec<u8>,
+}
+
+impl StubTask {
+    fn take(&mut self, bytes: &[u8]) {
+        self.unread.extend_from_slice(bytes);
+        loop {
+            let taken = match self.unread.as_slice() {
+                [] | [WORDS] => break,
+                [WORDS, length, rest @ ..] => {
+                    let Some(words) = rest.get(..usize::from(*length)) else { break };
+                    self.words = words.to_vec();
+                    self.words.len() + 2
+                }
+                [state, ..] => {
+                    self.rescue = *state == RESCUE;
+                    1
+                }
+            };
+            self.unread.drain(..taken);
+        }
+    }
+}
+
+/// Runs the guard of the parent process, and ends with it. Standard input has the process whose threads are
+/// stopped (4 bytes, little endian), or 0 and messages about a stub: then the received bytes are written to
+/// standard output at the end, unless the last state requires nothing. `shared` is the descriptor of the
+/// stops.
 ///
-/// If the parent makes no progress in a stop, the guard kills the parent and prints that.
+/// If the parent holds a vCPU for too long, the guard kills the parent and prints that.
 ///
 /// # Errors
 /// The descriptor is invalid, the input cannot be read, or the output cannot be written.
@@ -129,13 +183,14 @@ pub fn keep_guard(shared: RawFd, input: &mut (impl Read + AsFd), output: &mut im
     }
     // SAFETY: the descriptor is open, and the parent has passed it for this.
     let heartbeat = Heartbeat::map(unsafe { OwnedFd::from_raw_fd(shared) })?;
-    let mut detector = HangDetector::default();
-    let traced = heartbeat.traced();
-    guard(input, output, || {
-        let is_held = |thread| traced.is_none_or(|pid| is_held(pid, thread));
-        if let Some(checks) = detector.update(heartbeat.words(), is_held) {
+    let mut process = [0; 4];
+    // Sent before the parent reads a byte of the guest.
+    input.read_exact(&mut process)?;
+    let process = Some(i32::from_le_bytes(process)).filter(|process| *process > 0);
+    let mut stops = StopWatch::new(process, parent.pid, heartbeat);
+    let check = || {
+        if let Some(ms) = stops.check() {
             parent.kill();
-            let ms = checks.saturating_sub(1).saturating_mul(CHECK_MS.unsigned_abs());
             // Nobody reads it if standard error is closed.
             let _closed = writeln!(
                 io::stderr(),
@@ -143,68 +198,60 @@ pub fn keep_guard(shared: RawFd, input: &mut (impl Read + AsFd), output: &mut im
                  profile has the samples until then"
             );
         }
-    })
+    };
+    match (process, &parent.fd) {
+        (Some(_), Some(parent)) => guard_threads(parent, check),
+        // Before Linux 5.3, which is too old for stops by ptrace.
+        (Some(_), None) => Err(io::ErrorKind::Unsupported.into()),
+        (None, _) => guard_stub(input, output, check),
+    }
 }
 
-/// Runs the guard; calls `check` at least every [`CHECK_MS`].
-fn guard(input: &mut (impl Read + AsFd), output: &mut impl Write, mut check: impl FnMut()) -> io::Result<()> {
-    let mut length = [0];
-    input.read_exact(&mut length)?;
-    let mut words = [0; MOST];
-    let words = words.get_mut(..usize::from(length[0])).unwrap_or_default();
-    input.read_exact(words)?;
-    let (mut last, mut some) = (LEAVE, [0; 64]);
-    loop {
-        let mut poll = libc::pollfd { fd: input.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
-        let ready = unsafe { libc::poll(&raw mut poll, 1, CHECK_MS) };
+/// Waits for input, or for [`CHECK_MS`].
+fn is_ready(input: impl AsFd) -> bool {
+    let mut poll = libc::pollfd { fd: input.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry.
+    unsafe { libc::poll(&raw mut poll, 1, CHECK_MS) > 0 }
+}
+
+/// Calls `check` at least every [`CHECK_MS`] until the parent ends. Its pipe and its memory are of no
+/// interest: a guest may have taken it over.
+fn guard_threads(parent: &OwnedFd, mut check: impl FnMut()) -> io::Result<()> {
+    while !is_ready(parent) {
         check();
-        if ready <= 0 {
+    }
+    Ok(())
+}
+
+/// Reads the parent's messages to their end; calls `check` at least every [`CHECK_MS`].
+fn guard_stub(
+    input: &mut (impl Read + AsFd),
+    output: &mut impl Write,
+    mut check: impl FnMut(),
+) -> io::Result<()> {
+    let (mut task, mut some) = (StubTask::default(), [0; 64]);
+    loop {
+        let ready = is_ready(&*input);
+        check();
+        if !ready {
             continue;
         }
         match input.read(&mut some) {
             Ok(0) => break,
-            Ok(count) => last = some.get(..count).and_then(<[u8]>::last).copied().unwrap_or(last),
+            Ok(count) => task.take(some.get(..count).unwrap_or_default()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    if last == RESCUE { output.write_all(words).and_then(|()| output.flush()) } else { Ok(()) }
-}
-
-/// Detector of stops that make no progress.
-#[derive(Debug, Default)]
-struct HangDetector(Vec<(u64, u32)>);
-
-impl HangDetector {
-    /// Adds a check of all words. Returns the number of checks in a row that found a stop, if they are
-    /// enough.
-    /// `is_held` returns true if the thread is stopped by its tracer.
-    fn update(&mut self, words: impl Iterator<Item = u64>, is_held: impl Fn(i32) -> bool) -> Option<u32> {
-        let found: Vec<_> = words.filter_map(|word| Some((word, held(word)?))).collect();
-        let before = std::mem::take(&mut self.0);
-        for (word, thread) in found {
-            let seen = before.iter().find(|(seen, _)| *seen == word).map_or(0, |(_, checks)| *checks);
-            // The second check on: most stops have ended by then.
-            let checks = if seen == 0 || is_held(thread) { seen.saturating_add(1) } else { 0 };
-            self.0.push((word, checks));
-        }
-        let most = self.0.iter().map(|(_, checks)| *checks).max().filter(|checks| *checks >= CHECKS);
-        if most.is_some() {
-            // Once for each stop.
-            self.0.clear();
-        }
-        most
-    }
-}
-
-/// Returns true if the thread is stopped by a tracer, or if that is not visible.
-fn is_held(pid: i32, thread: i32) -> bool {
-    state_of(pid, thread).is_none_or(|state| state == b't')
+    if task.rescue { output.write_all(&task.words).and_then(|()| output.flush()) } else { Ok(()) }
 }
 
 /// The process that has started this one.
-struct Parent(Option<OwnedFd>);
+struct Parent {
+    pid: i32,
+    /// `None` before Linux 5.3. The guard of a stub can do its other task.
+    fd: Option<OwnedFd>,
+}
 
 impl Parent {
     fn open() -> io::Result<Self> {
@@ -215,18 +262,17 @@ impl Parent {
         let fd = match RawFd::try_from(fd) {
             // SAFETY: the descriptor is new and owned by nothing else.
             Ok(fd) if fd >= 0 => Some(unsafe { OwnedFd::from_raw_fd(fd) }),
-            // Before Linux 5.3. The guard of a stub can do its other task.
             _ => None,
         };
         // SAFETY: has no preconditions.
         if unsafe { libc::getppid() } != parent {
             return Err(io::ErrorKind::NotFound.into());
         }
-        Ok(Self(fd))
+        Ok(Self { pid: parent, fd })
     }
 
     fn kill(&self) {
-        if let Some(fd) = &self.0 {
+        if let Some(fd) = &self.fd {
             // SAFETY: takes no pointers other than a null one for the information.
             unsafe {
                 let nothing = std::ptr::null::<libc::siginfo_t>();
@@ -285,38 +331,31 @@ fn control_group_roots<'a>(groups: &str, mounts: &'a str) -> Vec<&'a str> {
 mod tests {
     use super::*;
 
-    fn guarded(input: &[u8]) -> Option<Vec<u8>> {
+    fn guarded(input: &[u8]) -> Vec<u8> {
         let (mut from, mut to) = io::pipe().unwrap();
         to.write_all(input).unwrap();
         drop(to);
         let mut output = Vec::new();
-        guard(&mut from, &mut output, || ()).ok().map(|()| output)
+        guard_stub(&mut from, &mut output, || ()).unwrap();
+        output
     }
 
     #[test]
-    fn the_last_word_counts() {
-        assert_eq!(guarded(b"\x02$Dr").as_deref(), Some(&b"$D"[..]));
-        assert_eq!(guarded(b"\x02$Drlr").as_deref(), Some(&b"$D"[..]));
-        assert_eq!(guarded(b"\x02$Drl").as_deref(), Some(&b""[..]));
-        assert_eq!(guarded(b"\x02$D").as_deref(), Some(&b""[..]), "killed before it began");
-        assert_eq!(guarded(b"\x02$"), None);
+    fn the_last_state_counts() {
+        assert_eq!(guarded(b"w\x02$Dr"), b"$D");
+        assert_eq!(guarded(b"w\x02$Drlr"), b"$D");
+        assert_eq!(guarded(b"w\x02$Drl"), b"");
+        assert_eq!(guarded(b"w\x02$D"), b"", "killed before it began");
+        assert_eq!(guarded(b""), b"", "killed before the stub was asked");
     }
 
     #[test]
-    fn a_stop_without_progress_is_found_once() {
-        let mut detector = HangDetector::default();
-        let stop = |sequence: u64| [sequence << 32 | 12].into_iter();
-        for _ in 1..CHECKS {
-            assert_eq!(detector.update(stop(1), |_| true), None);
+    fn messages_may_come_in_parts() {
+        let mut task = StubTask::default();
+        for byte in b"w\x03rlwr" {
+            task.take(&[*byte]);
         }
-        assert_eq!(detector.update(stop(1), |_| true), Some(CHECKS));
-        for sequence in 2..100 {
-            assert_eq!(detector.update(stop(sequence), |_| true), None, "each stop ends");
-        }
-        for _ in 0..100 {
-            assert_eq!(detector.update(stop(100), |_| false), None, "the thread is not stopped yet");
-            assert_eq!(detector.update([7_u64 << 32].into_iter(), |_| true), None, "nothing is held");
-        }
+        assert_eq!((task.words.as_slice(), task.rescue, task.unread.len()), (&b"rlw"[..], true, 0));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::bpf::{VmList, VmSummary};
 use crate::error::AttachError;
-use crate::guard::{GuardProcess, Heartbeat, StopSlot};
+use crate::guard::{GuardProcess, GuardedMeans, Heartbeat, StopSlot};
 use crate::memory::ForeignMemory;
 use crate::process::{Process, step_error, tracer_of};
 use crate::run_page::REQUESTED;
@@ -35,13 +35,20 @@ pub(super) struct GuardedStops {
 
 impl GuardedStops {
     pub(super) fn start(pid: i32, guard: Option<Command>) -> Result<Self, AttachError> {
-        let heartbeat = new_heartbeat(pid)?;
-        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, None));
+        let heartbeat = new_heartbeat()?;
+        let guard = guard.map(|program| GuardProcess::start(program, &heartbeat, GuardedMeans::Threads(pid)));
         Ok(Self { guard: guard.transpose().map_err(host_error("start the guard"))?, heartbeat })
     }
 
     pub(super) fn slot(&self) -> StopSlot {
         StopSlot::new(&self.heartbeat, SEARCH_SLOT)
+    }
+
+    /// Ends the guard: no thread will be stopped.
+    pub(super) fn end(self) {
+        if let Some(guard) = self.guard {
+            guard.dismiss();
+        }
     }
 }
 

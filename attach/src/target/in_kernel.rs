@@ -72,7 +72,7 @@ impl OpenedProcess {
             known,
             lock,
             memory: ForeignMemory::with_layout(pid, layout),
-            heartbeat: new_heartbeat(pid)?,
+            heartbeat: new_heartbeat()?,
             guard: None,
             sampled: Some(Arc::new(vm)),
             reason,

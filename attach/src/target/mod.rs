@@ -167,7 +167,10 @@ impl Target {
             Ok((vcpus, found, EngineReason::Agrees(equal)))
         });
         match compared {
-            Ok((vcpus, found, reason)) => opened.in_kernel(found, vcpus, reason),
+            Ok((vcpus, found, reason)) => {
+                stops.end();
+                opened.in_kernel(found, vcpus, reason)
+            }
             Err(refusal) => opened.by_stops(vm, most, stops, EngineReason::Refused(refusal)),
         }
     }
@@ -328,8 +331,8 @@ fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
     move |source| AttachError::Host { action, source }
 }
 
-fn new_heartbeat(pid: i32) -> Result<Arc<Heartbeat>, AttachError> {
-    Heartbeat::new(pid).map_err(host_error("share memory with the guard"))
+fn new_heartbeat() -> Result<Arc<Heartbeat>, AttachError> {
+    Heartbeat::new().map_err(host_error("share memory with the guard"))
 }
 
 /// Stops a vCPU in KVM_RUN for as long as the first part of the result lives; the second has its registers,

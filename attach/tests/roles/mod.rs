@@ -14,6 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
+use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 use vmm::{
     Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check,
@@ -153,9 +154,7 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     if !group.is_empty() {
         std::fs::write(format!("{group}/cgroup.procs"), "0").unwrap();
     }
-    let mut guard = Command::new(std::env::current_exe().unwrap());
-    guard.args(["--exact", test, "--nocapture"]).env(ROLE, "guard -").stderr(Stdio::null());
-    let target = Target::find(pid.parse().unwrap(), MOST, Some(guard)).unwrap();
+    let target = Target::find(pid.parse().unwrap(), MOST, Some(guard_of(test))).unwrap();
     target.job_control().install(&[libc::SIGTSTP]).unwrap();
     let _attached = Attachment::start(target, |_| Recorder::new(Duration::from_micros(500))).unwrap();
     println!("it runs");
@@ -163,12 +162,79 @@ pub fn guarded(test: &str, pid: &str, group: &str) -> ! {
     std::process::exit(0)
 }
 
-/// Runs the guard of that child.
+/// Runs a fourth child: one that a guest has taken over. It holds a vCPU, records no stop of it, and has
+/// closed its connection with the guard.
+pub fn liar(test: &str, pid: &str) -> ! {
+    let pid = pid.parse().unwrap();
+    let target = Target::find(pid, MOST, Some(guard_of(test))).unwrap();
+    for fd in 3..1_000 {
+        // SAFETY: nothing uses a descriptor from here on: the target is never dropped.
+        unsafe { libc::close(fd) };
+    }
+    std::mem::forget(target);
+    assert!(try_to_hold(thread_named(pid, "vcpu 0")));
+    println!("it runs");
+    std::thread::sleep(Duration::from_secs(1000));
+    std::process::exit(0)
+}
+
+/// Stops a thread until the calling thread ends. Returns false if it has another tracer.
+pub fn try_to_hold(thread: i32) -> bool {
+    // SAFETY: takes numbers alone.
+    unsafe {
+        libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) == 0
+            && libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0) == 0
+    }
+}
+
+/// Returns the thread of a process with that name, once it has the name.
+pub fn thread_named(pid: i32, name: &str) -> i32 {
+    let tasks = format!("/proc/{pid}/task");
+    let is_named = |thread: &i32| {
+        std::fs::read_to_string(format!("{tasks}/{thread}/comm")).is_ok_and(|comm| comm.trim_end() == name)
+    };
+    eventually("a thread with that name", SOON, || {
+        let threads = std::fs::read_dir(&tasks).ok()?;
+        let mut numbers = threads.filter_map(|task| task.ok()?.file_name().to_str()?.parse().ok());
+        numbers.find(is_named)
+    })
+}
+
+/// Returns the guard's program.
+fn guard_of(test: &str) -> Command {
+    let mut guard = Command::new(std::env::current_exe().unwrap());
+    guard.args(["--exact", test, "--nocapture"]).env(ROLE, "guard -").stderr(Stdio::null());
+    guard
+}
+
+/// Runs the guard of these children.
 pub fn guard() -> ! {
     let stops = std::env::args().next_back().unwrap().parse().unwrap();
     keep_guard(stops, &mut std::io::stdin().lock(), &mut std::io::sink()).unwrap();
     std::process::exit(0)
 }
+
+/// Runs a profiler on a host whose kernel has no types: in its own namespace of mounts their directory is
+/// empty. Prints what the engines do then.
+pub fn blind(pid: &str) -> ! {
+    println!("it runs");
+    let (none, private) = (std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE);
+    // SAFETY: all strings end in NUL; the namespace is this thread's own.
+    let hidden = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) == 0
+            && libc::mount(none, c"/".as_ptr(), none, private, none.cast()) == 0
+            && libc::mount(c"none".as_ptr(), TYPES.as_ptr(), c"tmpfs".as_ptr(), 0, none.cast()) == 0
+    };
+    if hidden {
+        let find = |engine| Target::find_by(engine, pid.parse().unwrap(), MOST, None);
+        println!("auto: {}", find(EngineChoice::Auto).unwrap().engine_sentence());
+        println!("bpf: {}", find(EngineChoice::Bpf).unwrap_err());
+    }
+    std::process::exit(0)
+}
+
+/// Directory of the kernel's types.
+const TYPES: &std::ffi::CStr = c"/sys/kernel/btf";
 
 /// Plays the role that this process was started for, if any.
 pub fn play() {
@@ -177,9 +243,14 @@ pub fn play() {
             let [test, pid, group] = words.split(' ').collect::<Vec<_>>()[..] else { panic!("{words}") };
             guarded(test, pid, group)
         }
+        Some(("liar", words)) => {
+            let (test, pid) = words.split_once(' ').unwrap();
+            liar(test, pid)
+        }
         Some(("guard", _)) => guard(),
         Some(("vmm", guest)) => vmm(guest),
         Some(("profiler", pid)) => profiler(EngineChoice::Ptrace, pid),
+        Some(("blind", pid)) => blind(pid),
         Some(("sampler", pid)) => profiler(EngineChoice::Bpf, pid),
         _ => {}
     }
@@ -230,6 +301,8 @@ pub struct Recorder {
     pub interval: Duration,
     pub rips: HashMap<u64, u32>,
     pub halted: u32,
+    /// Ticks at which the thread waited for a CPU.
+    pub waiting: u32,
     pub missed: HashMap<&'static str, u32>,
     pub suspended_ns: Vec<u64>,
     pub thread: Option<ThreadId>,
@@ -242,6 +315,7 @@ impl Recorder {
             interval,
             rips: HashMap::new(),
             halted: 0,
+            waiting: 0,
             missed: HashMap::new(),
             suspended_ns: Vec::new(),
             thread: None,
@@ -265,6 +339,7 @@ impl Observer<StopMemory> for Recorder {
 
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
         assert!(tick.now_ns >= tick.due_ns);
+        self.waiting += u32::from(tick.source.is_waiting() == Some(true));
         match tick.activity() {
             Some(Activity::Halted | Activity::NotStarted) => self.halted += 1,
             _ => *self.rips.entry(tick.regs.rip).or_default() += 1,
@@ -346,6 +421,39 @@ pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
     let mut rest = String::new();
     vm.output.read_to_string(&mut rest).unwrap();
     assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
+}
+
+/// Stops 100 profilers within ticks by SIGSTOP, and asserts that no vCPU is held, or not for long: by ptrace,
+/// a profiler that holds one is killed by its guard.
+pub fn stopped_profilers_hold_nothing(engine: EngineChoice, test: &str) {
+    let sampled = engine == EngineChoice::Bpf;
+    let vm = Role::start(test, "vmm loops");
+    let role = match sampled {
+        true => format!("sampler {}", vm.pid()),
+        false => format!("guarded {test} {} ", vm.pid()),
+    };
+    let (mut profiler, mut held) = (Role::start(test, &role), 0);
+    for stop in 0..100_u64 {
+        // Somewhere in a tick or between two.
+        std::thread::sleep(Duration::from_micros(1_000 + stop * 37));
+        profiler.signal(libc::SIGSTOP);
+        // Its guard may have ended it by then.
+        eventually("stop", SOON, || matches!(state(profiler.pid()), 'T' | 'Z').then_some(()));
+        if is_held(vm.pid()) {
+            held += 1;
+            // Six checks, 50 ms apart.
+            eventually("end of the stop", SOON, || (!is_held(vm.pid())).then_some(()));
+            eventually("end of the profiler", SOON, || has_ended(&mut profiler).then_some(()));
+            profiler = Role::start(test, &role);
+        } else {
+            assert!(!sampled || !traced(vm.pid()), "at stop {stop}");
+            profiler.signal(libc::SIGCONT);
+        }
+    }
+    assert_eq!(held == 0, sampled, "{held} of 100 SIGSTOPs came within a stop of a vCPU");
+    assert!(!has_ended(&mut profiler));
+    drop(profiler);
+    assert!(profile(engine, vm.pid(), Duration::from_secs(1))[0].ticks() > 100, "the guest continues");
 }
 
 /// Returns true if the child has ended.

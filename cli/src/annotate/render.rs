@@ -1,27 +1,12 @@
 //! `annotate`: the lines of a function as text.
 
-use iced_x86::{Decoder, DecoderOptions, Mnemonic};
+use profile::report::{CodeAddress, FunctionListing, ShownLines};
 use text::clean::escaped;
 use text::units;
 
-use super::{CodeAddress, CodeLine, FunctionListing};
 use crate::render::summary::{heading, wrapped};
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::{PageLayout, with_module};
-
-/// Lines before and after a line that is shown for its samples.
-const CONTEXT: usize = 3;
-
-/// Choice of lines.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ShownLines {
-    /// All.
-    All,
-    /// Those with samples, and the lines around them.
-    Sampled,
-    /// This many with most samples, and the lines around them.
-    Hottest(usize),
-}
 
 /// Formats the listing.
 pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) -> String {
@@ -39,7 +24,7 @@ pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) ->
     for note in &listing.notes {
         wrapped(&mut text, &escaped(note), "  ", page.width);
     }
-    let lines = without_padding(&listing.lines);
+    let lines = listing.without_padding();
     if lines.is_empty() {
         return text;
     }
@@ -56,7 +41,7 @@ pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) ->
     .styled(page.style);
     let note = |text: String| vec![String::new(), String::new(), String::new(), text];
     let mut source = None;
-    for stretch in lines.iter().zip(chosen(lines, shown)).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
+    for stretch in lines.iter().zip(shown.choose(lines)).collect::<Vec<_>>().chunk_by(|a, b| a.1 == b.1) {
         if !stretch[0].1 {
             let samples: u64 = stretch.iter().map(|(line, _)| line.own + line.called).sum();
             let with =
@@ -79,49 +64,6 @@ pub fn render(listing: &FunctionListing, shown: ShownLines, page: PageLayout) ->
     text
 }
 
-/// Returns for each line whether it is shown.
-fn chosen(lines: &[CodeLine], shown: ShownLines) -> Vec<bool> {
-    let samples = |place: &usize| lines[*place].own + lines[*place].called;
-    let mut hot: Vec<usize> = (0..lines.len()).filter(|place| samples(place) > 0).collect();
-    match shown {
-        ShownLines::All => return vec![true; lines.len()],
-        // The samples of what an instruction calls are those of other functions.
-        ShownLines::Hottest(rows) => {
-            hot.sort_by_key(|place| std::cmp::Reverse((lines[*place].own, lines[*place].called)));
-            hot.truncate(rows);
-        }
-        ShownLines::Sampled => {}
-    }
-    let mut chosen = vec![false; lines.len()];
-    for place in hot {
-        let end = (place + CONTEXT + 1).min(lines.len());
-        chosen[place.saturating_sub(CONTEXT)..end].fill(true);
-    }
-    // A mark takes as much room as one line.
-    for place in 1..lines.len().saturating_sub(1) {
-        chosen[place] |= chosen[place - 1] && chosen[place + 1];
-    }
-    chosen
-}
-
-/// Leaves out the bytes that fill the space up to the next function.
-fn without_padding(lines: &[CodeLine]) -> &[CodeLine] {
-    let is_code = |line: &CodeLine| line.own + line.called > 0 || !is_padding(&line.bytes);
-    let end = lines.iter().rposition(is_code).map_or(0, |last| last + 1);
-    &lines[..end]
-}
-
-/// True for an instruction that fills space, from its bytes in hexadecimal.
-fn is_padding(bytes: &str) -> bool {
-    let bytes: Option<Vec<u8>> = (0..bytes.len())
-        .step_by(2)
-        .map(|at| bytes.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()))
-        .collect();
-    let bytes = bytes.unwrap_or_default();
-    let mnemonic = Decoder::new(64, &bytes, DecoderOptions::NONE).decode().mnemonic();
-    matches!(mnemonic, Mnemonic::Int3 | Mnemonic::Nop)
-}
-
 /// Formats a part; nothing for 0, so that sampled lines stand out.
 fn part(part: f64) -> String {
     if part > 0.0 { units::percent(part) } else { String::new() }
@@ -133,7 +75,7 @@ fn place(place: &CodeAddress) -> String {
 
 #[cfg(test)]
 mod tests {
-    use profile::report::Estimate;
+    use profile::report::{CodeLine, Estimate};
 
     use super::*;
     use crate::render::TextStyle;

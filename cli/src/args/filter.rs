@@ -61,10 +61,12 @@ impl FilterArgs {
             cgroup: self.cgroup.clone(),
             thread: self.thread.clone(),
             symbol: self.symbol.clone(),
+            module: None,
             modes: self.mode.iter().map(|&mode| mode.into()).collect(),
             vcpu: self.cpu,
             from_ns: span.from.map(ns),
             to_ns: span.to.map(ns),
+            relative: false,
         }
     }
 }
@@ -78,6 +80,10 @@ pub enum ModeChoice {
     Kernel,
     /// Hard interrupts, soft interrupts and NMIs
     Irq,
+    /// Hard interrupts and NMIs
+    Hardirq,
+    /// Soft interrupts
+    Softirq,
 }
 
 impl From<ModeChoice> for ModeGroup {
@@ -86,6 +92,8 @@ impl From<ModeChoice> for ModeGroup {
             ModeChoice::User => Self::User,
             ModeChoice::Kernel => Self::Kernel,
             ModeChoice::Irq => Self::Irq,
+            ModeChoice::Hardirq => Self::HardIrq,
+            ModeChoice::Softirq => Self::SoftIrq,
         }
     }
 }

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use profile::Sort;
 use profile::report::{By, SourceChoice};
+use profile::{Filter, Sort};
 
 use super::parse::{by_parser, sort_parser};
 use super::{DEFAULT_PROFILE, DebugArgs, FilterArgs, TEMPLATE};
@@ -15,6 +15,9 @@ Examples:
   vprof report vprof.vprof --process python3 --time 2s..5s
   vprof report vprof.vprof --by function --mode user -n 30
   vprof report vprof.vprof --by thread --cgroup nginx.service
+  vprof report --interactive                         process, function, callees, code: docs/browse.md
+  vprof report vprof.vprof --by process,function     rows by both
+  vprof report vprof.vprof --by function --module libc.so.6 --relative
   vprof report vprof.vprof --callers clear_page_erms --depth 4
   vprof report vprof.vprof --callees do_syscall_64 --process gzip
   vprof report vprof.vprof --tree-of command     the benchmark apart from the rest of the guest
@@ -25,7 +28,8 @@ Examples:
 
 const NOTES: &str = "\
 Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
-options only choose rows to show. They combine: --process gzip --mode kernel --symbol ksys_read. \
+options only choose rows to show, unless --relative makes shares those of the chosen part. They combine: \
+--process gzip --mode kernel --symbol ksys_read. \
 A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
 Interrupts are charged to no process.";
 
@@ -37,9 +41,13 @@ pub struct ReportArgs {
     #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
-    /// One table of samples by this key, instead of the summary
-    #[arg(long, value_name = "WHAT", value_parser = by_parser(), conflicts_with_all = ["callers", "callees"])]
-    pub by: Option<By>,
+    /// Look through the tables on the terminal: Enter goes into a row, Esc goes out, ? shows all keys
+    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "json", "csv", "sort", "rows"])]
+    pub interactive: bool,
+
+    /// One table of samples by this key, instead of the summary; or by several, like process,function
+    #[arg(long, value_name = "WHAT", value_parser = by_parser(), value_delimiter = ',', conflicts_with_all = ["callers", "callees"])]
+    pub by: Vec<By>,
 
     /// Callers of this function
     #[arg(long, value_name = "FUNCTION", conflicts_with = "callees")]
@@ -51,12 +59,13 @@ pub struct ReportArgs {
 
     /// Boot of the guest from its first instruction on: phases, initcalls, units, programs
     #[arg(long, conflicts_with_all = ["exact", "states", "by", "callers", "callees", "sort", "process", "tree_of", "instance",
-        "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+        "cgroup", "thread", "symbol", "module", "mode", "cpu", "time", "relative"])]
     pub boot: bool,
 
     /// Results of exact mode: states of each task, where it slept, and what woke it (profiles of `run
     /// --exact`)
-    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "mode", "cpu", "time"])]
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "module",
+        "mode", "cpu", "time", "relative"])]
     pub exact: bool,
 
     /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
@@ -65,7 +74,7 @@ pub struct ReportArgs {
     /// --states=sampled choose
     /// one
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
-        conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "mode", "cpu"])]
+        conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "module", "mode", "cpu", "relative"])]
     pub states: Option<StatesFrom>,
 
     /// Depth of --callers and --callees, in calls
@@ -81,16 +90,42 @@ pub struct ReportArgs {
     pub rows: Option<usize>,
 
     /// Print JSON (docs/json.md); always all rows
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     pub json: bool,
+
+    /// Print the table of --by as CSV (RFC 4180) with a heading; always all rows
+    #[arg(long, requires = "by")]
+    pub csv: bool,
+
+    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    #[arg(long, requires = "csv")]
+    pub raw: bool,
 
     /// Places of names to add to the profile first.
     #[command(flatten)]
     pub debug: DebugArgs,
 
+    /// Only samples that hit code of this module: `kernel`, a kernel module, or a file of user code; `*`
+    /// stands for any characters. With --symbol, --callers and --callees: the function of this module
+    #[arg(long, value_name = "NAME", help_heading = "Only a part")]
+    pub module: Option<String>,
+
+    /// Shares of the chosen part instead of all time that was not idle
+    #[arg(long, help_heading = "Only a part")]
+    pub relative: bool,
+
     /// Part of the profile to report.
     #[command(flatten)]
     pub filter: FilterArgs,
+}
+
+impl ReportArgs {
+    /// Returns the filter that the options choose. The module of a tree's function is not part of it.
+    pub fn to_filter(&self) -> Filter {
+        let is_tree = self.callers.is_some() || self.callees.is_some();
+        let module = self.module.clone().filter(|_| !is_tree || self.filter.symbol.is_some());
+        Filter { module, relative: self.relative, ..self.filter.to_filter() }
+    }
 }
 
 /// `--states`.

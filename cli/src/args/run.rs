@@ -36,8 +36,8 @@ vprof takes the kernel, initrd and command line that the disk image's own boot l
 A command under systemd runs as root when the default target is up, without input, its output and errors byte for \
 byte on vprof's own; unless the disks are --snapshot or --read-only the guest then shuts down.
 
-On a terminal the guest's serial console is interactive: all keys go to the guest, \
-and Ctrl-] ends the run. There is then no progress line; `--console none` enables it.
+A run on a terminal shows its progress, and Ctrl-C ends it. With `--console -`, and with a command that has no output \
+apart from the console, the terminal is the guest's console: all keys go to the guest, and Ctrl-] ends the run.
 
 The run ends when the guest powers off or resets, when its command ends, after \
 --duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete in each case; after kill -9 \
@@ -134,8 +134,8 @@ pub struct RunArgs {
     pub vsock: Option<VsockChoice>,
 
     /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` on a terminal or with a command, else `none`; with a command under systemd, whose output
-    /// is not on the console but shown in any case, `none`. The profile always has the console
+    /// Default: `-` with a command, else `none`; with a command under systemd, whose output is not on the
+    /// console but shown in any case, `none`. The profile always has the console
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 

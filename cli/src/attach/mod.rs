@@ -11,6 +11,7 @@ use attach::{TargetChoice, keep_guard};
 use host::attached::{self, AttachHalf, AttachSpec, AttachTarget, ChosenVm, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
+use host::reader;
 use host::spec::{DiskSpec, Outcome};
 use images::ImageError;
 use profile::live;
@@ -24,7 +25,9 @@ use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 /// Runs the command.
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recording = Recording::prepare(&args.recording)?;
-    let disks = args.disk.iter().map(|path| open_disk(path)).collect::<Result<_, _>>()?;
+    let disks = args.disk.iter().map(|path| open_disk(path)).collect::<Result<Vec<_>, _>>()?;
+    // A disk that no parser takes is refused before the VM is touched.
+    reader::check(&disks, args.seccomp)?;
     let spec = AttachSpec {
         target: target(args),
         recording: args.recording.config(args.recording.seed.unwrap_or_else(random_seed)),

@@ -1,7 +1,10 @@
 //! `report --by`: one table.
 
-use profile::report::{Breakdown, By, Report, Row};
+use std::io;
+
+use profile::report::{Breakdown, By, Estimate, Report, Row};
 use text::clean::escaped;
+use text::csv::{CsvWriter, Formulas};
 use text::units;
 
 use super::PageLayout;
@@ -17,9 +20,13 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: PageLay
         text.push_str(nothing(report));
         return text;
     }
-    heading(&mut text, page, plural(breakdown.by), &shares_note(report));
-    if breakdown.by == By::Instruction && report.is_emulated() {
+    heading(&mut text, page, &rows_of(breakdown), &shares_note(report));
+    let has = |by| breakdown.keys().any(|key| key == by);
+    if has(By::Instruction) && report.is_emulated() {
         wrapped(&mut text, BLOCKS, "  ", page.width);
+    }
+    if has(By::Line) && !breakdown.has_lines() {
+        wrapped(&mut text, NO_LINES, "  ", page.width);
     }
     if !breakdown.rows.is_empty() {
         text.push_str(&table(breakdown, rows, page).render(page.width));
@@ -28,9 +35,15 @@ pub fn render(report: &Report, breakdown: &Breakdown, rows: usize, page: PageLay
     rest(&mut text, left_out.into_iter());
     if breakdown.outside.samples > 0 {
         let share = units::percent(breakdown.outside.share);
-        text.push_str(&format!("  {share:>6}  {}\n", outside(breakdown.by)));
+        text.push_str(&format!("  {share:>6}  {}\n", outside(breakdown)));
     }
     text
+}
+
+/// Formats the title of the rows: `Programs, functions`.
+fn rows_of(breakdown: &Breakdown) -> String {
+    let further = breakdown.further.iter().map(|by| plural(*by).to_lowercase());
+    std::iter::once(plural(breakdown.by).to_owned()).chain(further).collect::<Vec<_>>().join(", ")
 }
 
 fn plural(by: By) -> &'static str {
@@ -48,13 +61,17 @@ fn plural(by: By) -> &'static str {
     }
 }
 
-fn outside(by: By) -> &'static str {
-    match by {
-        By::Irq => "outside of interrupts",
-        By::Syscall => "in interrupts, or before there were tasks",
+fn outside(breakdown: &Breakdown) -> &'static str {
+    match (breakdown.by, breakdown.further.as_slice()) {
+        (By::Irq, []) => "outside of interrupts",
+        (By::Syscall, []) => "in interrupts, or before there were tasks",
         _ => "in none of these",
     }
 }
+
+/// Note on source lines in a profile that has none.
+const NO_LINES: &str = "No source line is known: none of the code has debug information in the guest. `vprof symbolize` \
+                        reads it from debug files.";
 
 /// Note on single instructions in a profile of an emulated host.
 pub const BLOCKS: &str = "Emulated host: a tick waits for the end of a block of code, so samples are exact to a block, \
@@ -105,7 +122,112 @@ fn columns(by: By, wide: bool) -> &'static [RowColumn] {
     }
 }
 
+/// Returns the column with the name by one of several keys.
+fn name_column(by: By) -> RowColumn {
+    match by {
+        By::Instruction => ("instruction", ColumnAlign::Left, in_module),
+        By::Instance => ("process", ColumnAlign::Left, task),
+        By::Cgroup => ("cgroup", ColumnAlign::Left, name),
+        other => columns(other, false).last().copied().unwrap_or(("", ColumnAlign::Left, name)),
+    }
+}
+
+/// Formats the name of a row with all that identifies it, in one line.
+pub fn label(by: By, row: &Row) -> String {
+    match by {
+        By::Instance => titled(row),
+        By::Thread => format!("{}  {}", optional(row.process.as_deref()), name(row)),
+        other => name_column(other).2(row),
+    }
+}
+
+/// Formats a table of rows by several keys: a name for each.
+fn table_of_keys(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTable {
+    let names: Vec<RowColumn> = breakdown.keys().map(name_column).collect();
+    let code = breakdown.is_code();
+    let mut headings = estimate_columns(if code { "self" } else { "share" }, page);
+    headings.extend(code.then_some(("total", ColumnAlign::Right)));
+    // Names before the last one, which has what is left of the line.
+    let most = if page.width == usize::MAX { usize::MAX } else { (page.width / (names.len() + 2)).max(8) };
+    headings.extend(names.iter().map(|(name, align, _)| (*name, *align)));
+    let last = headings.len() - 1;
+    let mut table = TextTable::new(&headings).indent(2).flexible(last).styled(page.style);
+    if page.width < WIDE {
+        // The time, the interval, the total.
+        table = table.spare(if code { &[2, 1, 3] } else { &[2, 1] });
+    }
+    for row in breakdown.rows.iter().take(rows) {
+        let mut cells = estimate_cells(&row.own, page);
+        cells.extend(code.then(|| units::percent(row.total.share)));
+        cells.extend(names.iter().enumerate().map(|(position, (_, _, text))| {
+            let name = text(&row.by_key(position));
+            if position + 1 < names.len() { cut(&name, most) } else { name }
+        }));
+        table.hot_row(row.own.share, cells);
+    }
+    table
+}
+
+/// Names of the columns of [`write_csv`] after those of the keys.
+const CSV_COLUMNS: [&str; 21] = [
+    "in_module",
+    "address",
+    "of_process",
+    "pid",
+    "tid",
+    "command",
+    "unit",
+    "self_samples",
+    "self_share",
+    "self_share_low",
+    "self_share_high",
+    "self_time_s",
+    "self_time_low_s",
+    "self_time_high_s",
+    "total_samples",
+    "total_share",
+    "total_share_low",
+    "total_share_high",
+    "total_time_s",
+    "total_time_low_s",
+    "total_time_high_s",
+];
+
+/// Writes all rows with a heading: a name and a kind for each key, then the members of [`Row`].
+pub fn write_csv(breakdown: &Breakdown, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
+    let mut csv = CsvWriter::new(out, formulas);
+    let keys = breakdown.keys().flat_map(|by| [by.name().to_owned(), format!("{}_kind", by.name())]);
+    csv.row(&keys.chain(CSV_COLUMNS.map(str::to_owned)).collect::<Vec<_>>())?;
+    for row in &breakdown.rows {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let mut fields: Vec<String> = Vec::new();
+        for position in 0..=breakdown.further.len() {
+            let Row { name, kind, .. } = row.by_key(position);
+            fields.extend([name, kind.unwrap_or_default()]);
+        }
+        fields.extend([
+            text(&row.module),
+            text(&row.address),
+            text(&row.process),
+            number(row.pid),
+            number(row.tid),
+        ]);
+        fields.extend([text(&row.command), text(&row.unit)]);
+        for estimate in [&row.own, &row.total] {
+            fields.push(estimate.samples.to_string());
+            let Estimate { share, share_low, share_high, time_s, time_low_s, time_high_s, .. } = *estimate;
+            let figures = [share, share_low, share_high, time_s, time_low_s, time_high_s];
+            fields.extend(figures.map(|figure| figure.to_string()));
+        }
+        csv.row(&fields)?;
+    }
+    Ok(())
+}
+
 fn table(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTable {
+    if !breakdown.further.is_empty() {
+        return table_of_keys(breakdown, rows, page);
+    }
     let code = breakdown.by.is_code();
     let wide = page.width >= WIDE;
     let own = columns(breakdown.by, wide);
@@ -180,7 +302,7 @@ fn function(row: &Row) -> String {
 
 #[cfg(test)]
 mod tests {
-    use profile::report::Estimate;
+    use profile::report::KeyName;
 
     use super::super::TextStyle;
     use super::*;
@@ -203,7 +325,7 @@ mod tests {
             Row { pid: Some(7), command: title, ..row("postgres#18", "process", 60, 60) },
             row("", "process", 30, 30),
         ];
-        let breakdown = Breakdown { by: By::Instance, rows, outside: estimate(10) };
+        let breakdown = Breakdown { by: By::Instance, further: Vec::new(), rows, outside: estimate(10) };
         let text = table(&breakdown, 10, PageLayout { width: 80, style: TextStyle::Plain }).render(80);
         assert!(text.contains("postgres#18  postgres: walwriter"), "{text}");
         assert!(text.trim_end().ends_with("''"), "{text}");
@@ -220,7 +342,10 @@ mod tests {
     #[test]
     fn tables_fit_their_page() {
         use unicode_width::UnicodeWidthStr;
-        for (_, by) in By::ALL {
+        let with = |by| {
+            [Vec::new(), vec![By::Function], vec![By::Function, By::Thread]].map(|further| (by, further))
+        };
+        for (by, further) in By::ALL.into_iter().flat_map(|(_, by)| with(by)) {
             let long = Row {
                 module: Some("libstdc++.so.6".to_owned()),
                 address: Some("0xffffffffffffffff".to_owned()),
@@ -228,10 +353,11 @@ mod tests {
                 pid: Some(4_000_000),
                 tid: Some(4_000_000),
                 container: Some("0123456789abcdef0123456789abcdef".to_owned()),
+                further: vec![KeyName { name: "further_\x1b[2J".repeat(9), kind: None }; further.len()],
                 ..row(&("long_\x1b[2J".repeat(30) + "+0x12345"), "kernel_thread", 60, 100)
             };
             let rows = vec![long, row("short", "user", 30, 30)];
-            let breakdown = Breakdown { by, rows, outside: estimate(10) };
+            let breakdown = Breakdown { by, further, rows, outside: estimate(10) };
             for width in [60, 80, 120] {
                 let page = PageLayout { width, style: TextStyle::Plain };
                 let text = table(&breakdown, 10, page).render(width);

@@ -22,6 +22,7 @@ pub fn render(report: &ExactReport, rows: usize, page: PageLayout) -> String {
     tasks(&mut text, report, rows, page);
     children(&mut text, report, rows, page);
     faults(&mut text, report, rows, page);
+    delays(&mut text, report, rows, page);
     sleeps(&mut text, report, rows, page);
     off_cpu(&mut text, report, rows, page);
     wakeups(&mut text, report, rows, page);
@@ -190,6 +191,29 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
             format!("{:.1} % ({:.1} to {:.1})", part.share * 100.0, part.low * 100.0, part.high * 100.0)
         };
         table.row(faults.iter().map(cell).chain([name(&task.task)]).collect());
+    }
+    text.push_str(&table.render(page.width));
+    more(text, list.len(), rows);
+}
+
+/// Adds the waits of tasks for a CPU, the longest on average first.
+fn delays(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
+    #[expect(clippy::cast_precision_loss, reason = "a count below 2^53")]
+    let delay = |task: &TaskStates| {
+        let state = task.states.iter().find(|state| state.state == "runnable" && state.count > 0)?;
+        Some((state.s / state.count as f64, state.s, state.count))
+    };
+    let mut list: Vec<_> = report.tasks.iter().filter_map(|task| Some((delay(task)?, task))).collect();
+    if list.is_empty() {
+        return;
+    }
+    list.sort_by(|a, b| b.0.0.total_cmp(&a.0.0));
+    heading(text, page, "Scheduling delays", ": waits for a CPU, from the wake-up or the preemption on");
+    let right = ["mean ms", "times", "ms"].map(|name| (name, ColumnAlign::Right));
+    let columns: Vec<_> = right.into_iter().chain([("task", ColumnAlign::Left)]).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(3);
+    for ((mean_s, s, count), task) in list.iter().take(rows) {
+        table.row(vec![format!("{:.3}", mean_s * 1e3), units::count(*count), ms(*s), name(&task.task)]);
     }
     text.push_str(&table.render(page.width));
     more(text, list.len(), rows);

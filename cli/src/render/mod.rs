@@ -47,6 +47,26 @@ impl ColorChoice {
     }
 }
 
+/// The terminal's and the pipe's characters are ASCII alone.
+static ASCII: OnceLock<()> = OnceLock::new();
+
+/// Has all tables use ASCII from now on, where the locale's character set is not UTF-8.
+pub fn use_ascii() {
+    let _ = ASCII.set(());
+}
+
+/// True if tables may use characters beyond ASCII.
+pub fn has_unicode() -> bool {
+    ASCII.get().is_none()
+}
+
+/// True if the locale's character set is UTF-8 (POSIX: LC_ALL, LC_CTYPE and LANG, the first that is set).
+pub fn is_utf8_locale(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name: &&str| variable(name).filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default().to_ascii_lowercase();
+    ["utf-8", "utf8"].iter().any(|name| locale.contains(name))
+}
+
 /// Style of text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextStyle {
@@ -165,13 +185,37 @@ pub fn with_module(name: &str, module: Option<&str>) -> String {
     }
 }
 
+/// Directory of the debug files that the packages of a distribution install.
+const INSTALLED: &str = "/usr/lib/debug";
+
+/// True if the debug file of this build is installed on the host. The build-id is the guest's.
+fn is_installed(build_id: &str) -> bool {
+    let is_hex = build_id.len() > 2 && build_id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_hex && {
+        let (first, rest) = build_id.split_at(2);
+        Path::new(INSTALLED).join(".build-id").join(first).join(format!("{rest}.debug")).exists()
+    }
+}
+
+/// Returns the clause on what would name the user code of a file: only what would help.
+pub fn naming_advice(profile: &Path, build_id: &str) -> String {
+    let id = escaped(build_id);
+    match is_installed(build_id) {
+        true => format!("`{}` can name it by the debug file of build-id {id}", symbolize_command(profile)),
+        false => format!(
+            "the debug file of build-id {id} would name it; this machine has none, nor has a server of DEBUGINFOD_URLS \
+             (`vprof docs symbols`)"
+        ),
+    }
+}
+
 /// Returns the command that names the user code of a profile by the debug files that the host has installed.
-pub fn symbolize_command(profile: &Path) -> String {
+fn symbolize_command(profile: &Path) -> String {
     let path = profile.to_string_lossy();
     let plain = |c: char| c.is_alphanumeric() || "/._-+=:@%,".contains(c);
     let word =
         if path.chars().all(plain) { path } else { Cow::Owned(format!("'{}'", path.replace('\'', r"'\''"))) };
-    format!("vprof symbolize {} --debug-dir /usr/lib/debug", escaped(&word))
+    format!("vprof symbolize {} --debug-dir {INSTALLED}", escaped(&word))
 }
 
 #[cfg(test)]
@@ -185,6 +229,29 @@ mod tests {
         assert_eq!(escaped("\u{202e}gpj.exe"), "\\u{202e}gpj.exe");
         assert_eq!(escaped("\u{61c}x"), "\\u{61c}x");
         assert_eq!(escaped("größe"), "größe");
+    }
+
+    #[test]
+    fn the_first_variable_that_is_set_has_the_character_set() {
+        let is_utf8 = |set: &[(&str, &str)]| {
+            is_utf8_locale(|name| {
+                set.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned())
+            })
+        };
+        assert!(is_utf8(&[("LANG", "en_US.UTF-8")]) && is_utf8(&[("LC_ALL", ""), ("LC_CTYPE", "C.utf8")]));
+        assert!(!is_utf8(&[("LC_ALL", "C"), ("LANG", "en_US.UTF-8")]) && !is_utf8(&[]));
+    }
+
+    #[test]
+    fn a_debug_file_is_looked_for_by_a_build_id_only() {
+        for id in ["", "ab", "../../etc/passwd", "ab/../cd", "0123456789abcdef0123456789abcdef01234567"] {
+            assert!(!is_installed(id), "{id}");
+        }
+        let advice = naming_advice(Path::new("p.vprof"), "0123\x1b[2J");
+        assert!(
+            advice.contains("build-id 0123\\x1b[2J would name it") && advice.contains("DEBUGINFOD_URLS"),
+            "{advice}"
+        );
     }
 
     #[test]

@@ -175,7 +175,8 @@ fn exact(report: &Report) -> String {
 pub(super) fn nothing(report: &Report) -> &'static str {
     let Filter { process, tree, instance, cgroup, thread, modes, .. } = &report.filter;
     let task = !process.is_empty() || [tree, instance, cgroup, thread].into_iter().any(Option::is_some);
-    if task && modes.as_slice() == [ModeGroup::Irq] {
+    let is_irq = |group: &ModeGroup| !matches!(group, ModeGroup::User | ModeGroup::Kernel);
+    if task && !modes.is_empty() && modes.iter().all(is_irq) {
         "\nNo sample fits: interrupts are charged to no process.\n"
     } else {
         "\nNo sample fits.\n"
@@ -195,6 +196,7 @@ pub fn part(filter: &Filter) -> Option<String> {
         ("control groups with", &filter.cgroup),
         ("thread", &filter.thread),
         ("stacks with", &filter.symbol),
+        (if filter.symbol.is_some() { "of module" } else { "code of module" }, &filter.module),
     ];
     parts.extend(
         named.iter().filter_map(|(what, name)| Some(format!("{what} {}", escaped(name.as_deref()?)))),
@@ -203,6 +205,8 @@ pub fn part(filter: &Filter) -> Option<String> {
         ModeGroup::User => "user code",
         ModeGroup::Kernel => "kernel code",
         ModeGroup::Irq => "interrupts",
+        ModeGroup::HardIrq => "hard interrupts",
+        ModeGroup::SoftIrq => "soft interrupts",
     };
     if !filter.modes.is_empty() {
         parts.push(filter.modes.iter().map(mode).collect::<Vec<_>>().join(" and "));
@@ -256,7 +260,8 @@ const SERIAL_SHARE: f64 = 0.1;
 
 /// Warns of output to the serial console that takes much of the time.
 fn serial(text: &mut String, report: &Report, page: PageLayout) {
-    if report.serial.share < SERIAL_SHARE {
+    // A relative share is not one of the guest's time.
+    if report.serial.share < SERIAL_SHARE || report.filter.relative {
         return;
     }
     let note = format!(
@@ -313,6 +318,9 @@ pub(super) fn bar(share: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 80")]
     let eighths = (share.clamp(0.0, 1.0) * (8 * BAR) as f64).round() as usize;
+    if !super::has_unicode() {
+        return "#".repeat((eighths + 4) / 8);
+    }
     "█".repeat(eighths / 8) + EIGHTHS[eighths % 8]
 }
 
@@ -342,6 +350,10 @@ pub(super) fn estimate_cells(estimate: &Estimate, page: PageLayout) -> Vec<Strin
 
 /// Note on a table of shares.
 pub(super) fn shares_note(report: &Report) -> String {
+    if report.filter.relative {
+        let samples = units::counted(report.chosen_samples, "sample");
+        return format!(": shares of the time of these samples alone, {samples}");
+    }
     let samples = units::counted(report.busy_samples, "sample");
     format!(": shares of the time that was not idle, by {samples}")
 }
@@ -446,11 +458,9 @@ fn unnamed(report: &Report, profile: &Path) -> Option<String> {
     if let Some(file) = code.files.first().filter(|file| file.unnamed > 0) {
         let path = escaped(&file.path);
         line.push_str(&match (&file.build_id, &file.read_from, &file.named_by) {
-            (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => format!(
-                "; most is {path}: `{}` can name it by the debug file of build-id {}",
-                super::symbolize_command(profile),
-                escaped(id)
-            ),
+            (Some(id), _, by) if by.as_deref().is_none_or(is_stripped) => {
+                format!("; most is {path}: {}", super::naming_advice(profile, id))
+            }
             (None, Some(read), None) => format!("; most is {path} ({})", escaped(read)),
             _ => format!("; most is {path}"),
         });

@@ -174,7 +174,7 @@ fn cut_name(text: &str, width: usize) -> String {
     }
 }
 
-/// Cuts the text to at most `width` columns, with `…` for the rest.
+/// Cuts the text to at most `width` columns, with `…` for the rest; `~` where the locale has only ASCII.
 pub fn cut(text: &str, width: usize) -> String {
     use unicode_width::UnicodeWidthChar;
     if text.width() <= width {
@@ -190,7 +190,7 @@ pub fn cut(text: &str, width: usize) -> String {
         used += w;
         kept.push(c);
     }
-    kept.push('…');
+    kept.push(if super::has_unicode() { '…' } else { '~' });
     kept
 }
 

@@ -58,10 +58,16 @@ fn one(args: &RunArgs) -> Result<RunConclusion, Error> {
     Ok(RunConclusion { code, interrupted })
 }
 
+/// Note on a terminal without the guest's console.
+const CONSOLE_HINT: &str =
+    "Ctrl-C ends the run; the guest's console: with --console -, or in `vprof top` on another terminal";
+
 /// Runs a guest once, with these triggers, and records it.
 pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error> {
+    // A missing image is reported before a profile that exists.
+    let files = FoundFiles::open(args)?;
     let recording = Recording::prepare(&args.recording)?;
-    let mut plan = RunPlan::make(args, triggers)?;
+    let mut plan = RunPlan::make(args, triggers, files)?;
     let chosen = choice::choose(args.host, args.portable_host.as_deref(), args.host_timeout)?;
     // QEMU's machine has no ports.
     plan.spec.machine.output_ports &= !matches!(chosen.host, Host::Tcg(_));
@@ -69,6 +75,10 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     if !args.recording.quiet {
         for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
             eprintln!("vprof: {sentence}");
+        }
+        let is_watched = matches!(streams.console, ConsoleTarget::None) && !args.recording.top;
+        if is_watched && terminal::is_interactive() && io::stderr().is_terminal() {
+            eprintln!("vprof: {CONSOLE_HINT}");
         }
     }
     if matches!(chosen.host, Host::Tcg(_)) {
@@ -115,8 +125,7 @@ struct RunPlan {
 }
 
 impl RunPlan {
-    fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>) -> Result<Self, Error> {
-        let files = FoundFiles::open(args)?;
+    fn make(args: &RunArgs, mut triggers: Vec<RunTrigger>, files: FoundFiles) -> Result<Self, Error> {
         let mut loaded = reader::load(&files.guest, args.seccomp)?;
         let seed = args.recording.seed.unwrap_or_else(random_seed);
         let command = take_command(args, &mut loaded, seed)?;
@@ -314,13 +323,13 @@ fn streams(args: &RunArgs, own_output: bool) -> Result<Streams, Error> {
     Ok(Streams { console, keys, output })
 }
 
-/// Returns the target of the console and the source of its input. By default the console is shown on a
-/// terminal, and for a command without separate output.
+/// Returns the target of the console and the source of its input. By default the console is shown for a
+/// command without separate output only: else the terminal has the progress, and Ctrl-C ends the run.
 fn console_target(args: &RunArgs, own_output: bool) -> Result<(ConsoleTarget, KeySource), Error> {
     let interactive = terminal::is_interactive();
     let wanted = match args.console.as_deref() {
         None if args.recording.json || args.recording.top || own_output => None,
-        None if interactive || !args.command.is_empty() => Some(Path::new("-")),
+        None if !args.command.is_empty() => Some(Path::new("-")),
         None => None,
         Some(place) => Some(place),
     };

@@ -180,7 +180,13 @@ impl Recorded {
         code: impl FnOnce(&Self) -> Result<ExitCode, Error>,
     ) -> Result<ExitCode, Error> {
         let places = self.places.take();
-        let named = places.map_or(Ok(()), |places| symbolize::add_names(&args.output, &places, args.quiet));
+        let named = match places {
+            Some(places) => symbolize::add_names(&args.output, &places, args.quiet),
+            None => {
+                symbolize::add_names_of_servers(&args.output, args.quiet);
+                Ok(())
+            }
+        };
         let summary = named.and_then(|()| summarize(args, self.stdout_taken));
         let code = expect(args, &self.outcome, code(&self)?);
         match summary {
@@ -376,7 +382,7 @@ async fn watch(
                     return Err(Error::Interrupted);
                 }
                 if !quiet {
-                    screen.note("ending the run; once more to give it up");
+                    screen.note("stopping the run; press Ctrl-C again to abort it");
                 }
                 stop.send_replace(true);
             }

@@ -10,17 +10,17 @@
 
 mod backend;
 mod control;
-mod draw;
+pub mod draw;
 #[cfg(test)]
 mod fixture;
 mod history;
-mod keys;
+pub mod keys;
 pub mod own_run;
 mod panes;
 mod remote;
-mod show;
-mod state;
-mod table;
+pub mod show;
+pub mod state;
+pub mod table;
 pub mod terminal;
 
 use host::control::place;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::control::{RunEvent, WatchedRun};
-use super::draw::theme::ScreenTheme;
+use super::draw::{self, theme::ScreenTheme};
 use super::keys::KeyParser;
 use super::state::{KeyAction, ViewState};
 use super::terminal::{SignalEvent, ViewScreen, ViewSignals};
@@ -13,7 +13,7 @@ use crate::errors::Error;
 use crate::terminal::KeyReader;
 
 /// An escape byte without another byte for this long is the escape key.
-const ESCAPE_ALONE: Duration = Duration::from_millis(100);
+pub const ESCAPE_ALONE: Duration = Duration::from_millis(100);
 
 /// Shows a run until the user quits, a signal comes, or the run closes the view.
 pub async fn show(run: &mut impl WatchedRun, state: &mut ViewState) -> Result<(), Error> {
@@ -28,7 +28,7 @@ pub async fn show(run: &mut impl WatchedRun, state: &mut ViewState) -> Result<()
     let mut changed = true;
     loop {
         if std::mem::take(&mut changed) {
-            screen.draw(state, theme)?;
+            screen.draw(|frame| draw::screen(frame, state, theme))?;
         }
         let keys = tokio::select! {
             bytes = typed.recv() => match bytes {

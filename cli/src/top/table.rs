@@ -65,7 +65,8 @@ impl CellValue {
         }
     }
 
-    fn contains(&self, text: &str) -> bool {
+    /// True if a text has this text in it, in lower case, or an id is this number.
+    pub fn contains(&self, text: &str) -> bool {
         match self {
             Self::Text(own) => own.to_lowercase().contains(text),
             Self::Id(_) => self.shown() == text,
@@ -157,26 +158,32 @@ impl PaneTable {
 
     /// Returns the columns that fit.
     pub fn fit(&self, width: u16) -> Vec<(usize, u16, u16)> {
-        let mut kept: Vec<usize> = (0..self.columns.len()).collect();
-        let last = self.columns.len().saturating_sub(1);
-        let fixed = |kept: &[usize]| -> u16 {
-            kept.iter().filter(|at| **at != last).map(|at| self.columns[*at].width + GAP).sum()
-        };
-        while fixed(&kept) + self.last > width {
-            let droppable = kept.iter().copied().filter(|at| self.columns[*at].rank > 0);
-            let Some(least) = droppable.max_by_key(|at| (self.columns[*at].rank, *at)) else { break };
-            kept.retain(|at| *at != least);
-        }
-        let mut x = 0;
-        let mut places = Vec::new();
-        for at in kept {
-            let room = width.saturating_sub(x);
-            let own = if at == last { room } else { self.columns[at].width.min(room) };
-            places.push((at, x, own));
-            x = x.saturating_add(own + GAP);
-        }
-        places
+        fit(&self.columns, self.last, width)
     }
+}
+
+/// Returns the columns that fit, each with its number, position and width, where the last one keeps at least
+/// `least` columns of the screen.
+pub fn fit(columns: &[TableColumn], least: u16, width: u16) -> Vec<(usize, u16, u16)> {
+    let mut kept: Vec<usize> = (0..columns.len()).collect();
+    let last = columns.len().saturating_sub(1);
+    let fixed = |kept: &[usize]| -> u16 {
+        kept.iter().filter(|at| **at != last).map(|at| columns[*at].width + GAP).sum()
+    };
+    while fixed(&kept) + least > width {
+        let droppable = kept.iter().copied().filter(|at| columns[*at].rank > 0);
+        let Some(first) = droppable.max_by_key(|at| (columns[*at].rank, *at)) else { break };
+        kept.retain(|at| *at != first);
+    }
+    let mut x = 0;
+    let mut places = Vec::new();
+    for at in kept {
+        let room = width.saturating_sub(x);
+        let own = if at == last { room } else { columns[at].width.min(room) };
+        places.push((at, x, own));
+        x = x.saturating_add(own + GAP);
+    }
+    places
 }
 
 #[cfg(test)]

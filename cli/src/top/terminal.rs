@@ -3,13 +3,11 @@
 
 use std::io::{self, IsTerminal, Stdout};
 
-use ratatui::Terminal;
 use ratatui::backend::Backend;
+use ratatui::{Frame, Terminal};
 use tokio::signal::unix::{self, SignalKind, signal};
 
 use super::backend::AnsiBackend;
-use super::draw::{self, theme::ScreenTheme};
-use super::state::ViewState;
 use crate::errors::{Error, UsageError};
 use crate::terminal::{RawMode, is_foreground};
 
@@ -17,6 +15,12 @@ use crate::terminal::{RawMode, is_foreground};
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 /// Restores the screen and the cursor.
 const LEAVE: &str = "\x1b[0m\x1b[?25h\x1b[?1049l";
+
+/// True if this terminal shows screens and gives keys.
+pub fn is_usable() -> bool {
+    let term = std::env::var("TERM").unwrap_or_default();
+    io::stdin().is_terminal() && io::stdout().is_terminal() && !matches!(term.as_str(), "" | "dumb")
+}
 
 /// Checks that this terminal is usable for a live view.
 pub fn check() -> Result<(), Error> {
@@ -49,9 +53,9 @@ impl ViewScreen {
     }
 
     /// Draws the changes, if the screen is active.
-    pub fn draw(&mut self, state: &mut ViewState, theme: ScreenTheme) -> Result<(), Error> {
+    pub fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> Result<(), Error> {
         if self.raw.is_some() {
-            self.terminal.draw(|frame| draw::screen(frame, state, theme)).map_err(failed)?;
+            self.terminal.draw(draw).map_err(failed)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Text of the guest in a page.
 
 use serde_json::Value;
+pub(super) use text::clean::cut;
 
 /// Length at which a name of the page is cut, characters.
 const LONGEST: usize = 1_000;
@@ -8,14 +9,6 @@ const LONGEST: usize = 1_000;
 /// Returns one line without characters that move, hide or reorder text, of bounded length.
 pub(super) fn name(text: &str) -> String {
     cut(&text::clean::escaped(text), LONGEST)
-}
-
-/// Returns at most `longest` characters, the last of them an ellipsis if the text is longer.
-pub(super) fn cut(text: &str, longest: usize) -> String {
-    match text.char_indices().nth(longest) {
-        None => text.to_owned(),
-        Some(_) => text.chars().take(longest.saturating_sub(1)).chain(['…']).collect(),
-    }
 }
 
 /// Cleans all text in a value, names of members included. Values are as deep as the types that they come

@@ -3,9 +3,13 @@
 
 use std::collections::HashMap;
 
-use profile::report::{Event, ExactReport, Report, Row};
+use profile::boot::Boot;
+use profile::histogram;
+use profile::report::{
+    Annotation, Breakdown, By, CodeLine, Event, ExactReport, FunctionListing, Report, Row, ShownLines,
+};
 use profile::rusage::Rusage;
-use profile::stat::Stat;
+use profile::stat::{ExitStat, Stat};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -18,31 +22,45 @@ use super::{NoExactData, Sources};
 
 /// Limit of functions with estimates of the whole run: those with most samples.
 const MOST_FUNCTIONS: usize = 10_000;
+/// Limit of rows of the other kinds of `--by`, each: those with most samples.
+const MOST_BY: usize = 1_000;
+/// Limit of instructions of a function that are shown for their samples, each with some around it.
+const MOST_SAMPLED_LINES: usize = 40;
+/// Limit of reasons of exits with histograms of their times.
+const MOST_TIMED: usize = 200;
 /// Limit of events, tasks, and rows of other lists that a page shows in full.
 const MOST_ROWS: usize = 2_000;
 /// Limit of processes whose CPU accounting is shown.
 const MOST_ACCOUNTED: usize = 200;
 
 /// The object under construction.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Facts {
     members: Map<String, Value>,
     leaves: Map<String, Value>,
+    breakdowns: Map<String, Value>,
 }
 
 /// Collects the data of the sources, except samples and stacks.
 pub(super) fn collect(
-    mut sources: Sources,
+    sources: Sources,
     title: &str,
     functions: &mut Functions,
     process_rows: &ProcessRows,
 ) -> Facts {
-    let mut facts = Facts { members: Map::new(), leaves: Map::new() };
+    let mut facts = Facts::default();
     facts.put("version", env!("CARGO_PKG_VERSION"));
     facts.put("name", name(title));
     // All 64 bits, which numbers of scripts cannot hold.
     facts.put("seed", sources.report.seed.to_string());
-    facts.estimates(&mut sources.report, functions);
+    for breakdown in sources.breakdowns {
+        match breakdown.by {
+            By::Function => facts.estimates(breakdown, functions),
+            _ => facts.breakdown(breakdown),
+        }
+    }
+    facts.code(&sources.code);
+    facts.phases(sources.boot.as_ref());
     facts.report(sources.report, process_rows);
     facts.rusage(sources.rusage);
     facts.stat(&sources.stat);
@@ -68,9 +86,8 @@ impl Facts {
     }
 
     /// Adds functions: number, own samples and share with its ends, samples in total and share.
-    fn estimates(&mut self, report: &mut Report, functions: &mut Functions) {
-        let rows = report.by.take().map(|by| by.rows).unwrap_or_default();
-        let left_out = rows.len().saturating_sub(MOST_FUNCTIONS);
+    fn estimates(&mut self, breakdown: Breakdown, functions: &mut Functions) {
+        let left_out = breakdown.rows.len().saturating_sub(MOST_FUNCTIONS);
         let row = |Row { name, module, kind, own, total, .. }: Row| {
             let kind =
                 if kind.as_deref() == Some("user") { FunctionKind::User } else { FunctionKind::Kernel };
@@ -78,9 +95,67 @@ impl Facts {
             let own = (own.samples, short(own.share), short(own.share_low), short(own.share_high));
             json!([function, own.0, own.1, own.2, own.3, total.samples, short(total.share)])
         };
-        let rows: Value = rows.into_iter().take(MOST_FUNCTIONS).map(row).collect();
+        let rows: Value = breakdown.rows.into_iter().take(MOST_FUNCTIONS).map(row).collect();
         self.put("estimates", rows);
         self.put("functionsLeftOut", left_out);
+    }
+
+    /// Adds rows of another kind: name, kind, what the name belongs to, own samples and share with its ends,
+    /// samples in total and share.
+    fn breakdown(&mut self, Breakdown { by, rows, .. }: Breakdown) {
+        let left_out = rows.len().saturating_sub(MOST_BY);
+        let row = |row: Row| {
+            let Row { own, total, .. } = row;
+            let place = row.process.or(row.module).or(row.unit).or(row.container);
+            let tid = row.tid.map(|tid| format!("tid {tid}"));
+            let place: Vec<String> = place.into_iter().chain(tid).collect();
+            value(json!([
+                row.name,
+                row.kind,
+                place.join(", "),
+                own.samples,
+                short(own.share),
+                short(own.share_low),
+                short(own.share_high),
+                total.samples,
+                short(total.share)
+            ]))
+        };
+        let rows: Value = rows.into_iter().take(MOST_BY).map(row).collect();
+        self.breakdowns.insert(by.name().to_owned(), json!({ "rows": rows, "leftOut": left_out }));
+    }
+
+    /// Adds the code of functions: of each the lines with most samples and those around them, as number of
+    /// the instruction, address, text, own samples, samples below, source.
+    fn code(&mut self, annotations: &[Annotation]) {
+        let function = |annotation: &Annotation| {
+            let listing = FunctionListing::new(annotation, false);
+            let all = listing.without_padding();
+            let shown = ShownLines::Hottest(MOST_SAMPLED_LINES).choose(all);
+            let line = |(number, line): (usize, &CodeLine)| {
+                let address = format!("{:#x}", line.place.address);
+                json!([number, address, line.text, line.own, line.called, line.source])
+            };
+            let lines = all.iter().enumerate().zip(shown).filter(|(_, shown)| *shown);
+            value(json!({
+                "symbol": listing.symbol, "module": listing.module, "kind": listing.kind, "notes": listing.notes,
+                "size": all.len(), "share": short(listing.own.share), "samples": listing.own.samples,
+                "totalSamples": listing.total.samples,
+                "lines": lines.map(|(entry, _)| line(entry)).collect::<Value>(),
+            }))
+        };
+        self.put("code", annotations.iter().map(function).collect::<Value>());
+        self.put("codeEmulated", annotations.iter().any(|annotation| annotation.emulated));
+    }
+
+    /// Adds the phases of a boot: name, beginning and end, s since the run's start.
+    fn phases(&mut self, boot: Option<&Boot>) {
+        let rows = boot.into_iter().flat_map(|boot| {
+            let parts = boot.phases.iter().filter(|phase| !matches!(phase.name.as_str(), "total" | "kernel"));
+            parts
+                .map(move |phase| json!([phase.name, boot.began_s + phase.from_s, boot.began_s + phase.to_s]))
+        });
+        self.put("phases", rows.collect::<Value>());
     }
 
     fn report(&mut self, mut report: Report, process_rows: &ProcessRows) {
@@ -111,9 +186,11 @@ impl Facts {
     fn stat(&mut self, stat: &Stat) {
         let mut exits = stat.by_device();
         exits.truncate(MOST_ROWS);
+        let times = exits.iter().take(MOST_TIMED).map(times).collect::<Value>();
         let interrupts = &stat.interrupts[..stat.interrupts.len().min(MOST_ROWS)];
         let counters = &stat.kvm_counters[..stat.kvm_counters.len().min(MOST_ROWS)];
-        let stat = json!({ "exits": exits, "interrupts": interrupts, "counters": counters });
+        let stat =
+            json!({ "exits": exits, "exitTimes": times, "interrupts": interrupts, "counters": counters });
         self.put("stat", value(stat));
     }
 
@@ -178,18 +255,24 @@ impl Facts {
             "functions",
             json!({ "symbol": symbols, "module": places, "modules": modules, "kind": kinds }),
         );
-        self.put(
-            "roles",
-            process_rows.roles().iter().map(|(row, mode)| json!([row, mode])).collect::<Value>(),
-        );
+        for (key, list) in process_rows.lists() {
+            self.put(key, list);
+        }
         self.put("nodes", nodes);
     }
 
     /// Returns the whole object.
     pub(super) fn finish(mut self) -> Map<String, Value> {
         self.members.insert("leaves".to_owned(), Value::Object(self.leaves));
+        self.members.insert("by".to_owned(), Value::Object(self.breakdowns));
         self.members
     }
+}
+
+/// Returns the histogram of an exit's times: shortest time of a bucket, ns, its end, and the number of exits.
+fn times(exit: &ExitStat) -> Value {
+    let buckets = exit.times().iter().take(histogram::BUCKETS);
+    buckets.map(|(low, count)| json!([low, histogram::end_ns(*low), count])).collect()
 }
 
 /// Returns the first and the last events.

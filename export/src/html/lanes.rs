@@ -7,7 +7,7 @@ use profile::rows::Mode;
 use profile::store::{QueryError, Value};
 use serde_json::{Value as Json, json};
 
-/// Limit of segments of a lane: neighbours are combined.
+/// Limit of segments of a lane, whose neighbours are combined, and of the times without samples.
 const MOST: usize = 1_000;
 /// States that clocks measure, in the order of table `microstate`.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
@@ -31,6 +31,14 @@ struct Segment {
 pub(super) struct Lane {
     vcpu: u8,
     segments: Vec<Segment>,
+    /// Times in which it was not sampled, from and to, ns: the longest [`MOST`] of them.
+    stops: Vec<(u64, u64)>,
+}
+
+impl Lane {
+    fn new(vcpu: u8, segments: Vec<Segment>) -> Self {
+        Self { vcpu, segments, stops: Vec::new() }
+    }
 }
 
 /// Reads the lanes of the report's vCPUs.
@@ -39,8 +47,7 @@ pub(super) fn read(
     report: &Report,
     recording: &Recording,
 ) -> Result<Vec<Lane>, QueryError> {
-    let mut lanes: Vec<Lane> =
-        report.vcpus.iter().map(|vcpu| Lane { vcpu: vcpu.id, segments: Vec::new() }).collect();
+    let mut lanes: Vec<Lane> = report.vcpus.iter().map(|vcpu| Lane::new(vcpu.id, Vec::new())).collect();
     let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
                FROM microstate ORDER BY vcpu, time_ns";
     for row in &profile.query(sql)?.rows {
@@ -159,6 +166,10 @@ impl Lane {
             segment.unsampled_ns =
                 guest.checked_div(length.into()).and_then(|ns| u64::try_from(ns).ok()).unwrap_or(0);
         }
+        stops.sort_by_key(|(begin, end)| std::cmp::Reverse(end - begin));
+        stops.truncate(MOST);
+        stops.sort_unstable();
+        self.stops = stops;
     }
 
     /// Returns columns: ends and times in us, numbers of samples.
@@ -168,6 +179,8 @@ impl Lane {
         for (place, name) in STATES.iter().enumerate() {
             columns[*name] = column(&|segment| segment.states[place] / 1_000);
         }
+        let stops = self.stops.iter().map(|(begin, end)| json!([begin / 1_000, end / 1_000]));
+        columns["stops"] = stops.collect();
         columns["unsampled"] = column(&|segment| segment.unsampled_ns / 1_000);
         for (place, name) in PARTS.iter().enumerate() {
             columns[*name] = column(&|segment| segment.parts[place]);
@@ -183,12 +196,13 @@ mod tests {
     #[test]
     fn time_without_sampling_is_a_part_of_the_time_in_the_guest() {
         let segment = |end_ns| Segment { end_ns, states: [600, 400, 0, 0, 0, 0, 0], ..Segment::default() };
-        let mut lane = Lane { vcpu: 1, segments: [1_000, 2_000, 3_000, 4_000].map(segment).to_vec() };
+        let mut lane = Lane::new(1, [1_000, 2_000, 3_000, 4_000].map(segment).to_vec());
         // Off from the start, on from the middle of the second segment, off again within the last.
         let rates = [(0, 0, false), (1, 0, false), (1, 1_500, true), (1, 3_750, false)];
         lane.leave_out(&rates);
         let unsampled: Vec<u64> = lane.segments.iter().map(|segment| segment.unsampled_ns).collect();
         assert_eq!(unsampled, [600, 300, 0, 150]);
+        assert_eq!(lane.stops, [(0, 1_500), (3_750, u64::MAX)]);
         lane.segments[0].states = [0; 7];
         lane.leave_out(&rates);
         assert_eq!(lane.segments[0].unsampled_ns, 0);
@@ -201,7 +215,7 @@ mod tests {
             states: [n, 1_000, 0, 0, 0, 0, 0],
             ..Segment::default()
         };
-        let mut lane = Lane { vcpu: 0, segments: (0..2_500).map(segment).collect() };
+        let mut lane = Lane::new(0, (0..2_500).map(segment).collect());
         lane.shorten();
         assert_eq!(lane.segments.len(), 834);
         assert_eq!((lane.segments[0].end_ns, lane.segments[0].states[..2].to_vec()), (3_000, vec![3, 3_000]));

@@ -7,7 +7,7 @@ use profile::report::{ExactReport, OffCpu, Recording};
 use super::block::Numbers;
 use super::samples::rounded;
 use super::tree::{FunctionKind, Functions, Tree};
-use super::who::{ASLEEP, ProcessRows, mode_number};
+use super::who::{ASLEEP, ProcessRows, Role, mode_number};
 
 /// Number and time, ns, by node and role.
 #[derive(Debug, Clone, Default)]
@@ -71,8 +71,8 @@ pub(super) fn asleep(
         for function in stack.iter().rev() {
             node = tree.node(node, functions.number((function.clone(), None, FunctionKind::Kernel)));
         }
-        let row = process_rows.of_task(task);
-        leaves.add(node, process_rows.role(row, ASLEEP), *count, s * 1e9);
+        let thread = process_rows.of_task(task);
+        leaves.add(node, process_rows.role(Role { thread, mode: ASLEEP, call: 0 }), *count, s * 1e9);
     }
     leaves
 }
@@ -85,13 +85,14 @@ pub(super) fn of_recording(
     process_rows: &mut ProcessRows,
 ) -> Leaves {
     let nodes = tree.add(recording, functions);
-    let rows: Vec<u32> =
+    let threads: Vec<u32> =
         recording.owners.iter().map(|owner| process_rows.of_namesake(recording, owner)).collect();
     let mut leaves = Leaves::default();
     for sample in &recording.samples {
-        let (node, row) = (nodes.get(sample.stack as usize), rows.get(sample.owner as usize));
-        if let (Some(&node), Some(&row)) = (node, row) {
-            leaves.add(node, process_rows.role(row, mode_number(sample.mode)), 1, sample.weight_ns);
+        let (node, thread) = (nodes.get(sample.stack as usize), threads.get(sample.owner as usize));
+        if let (Some(&node), Some(&thread)) = (node, thread) {
+            let role = Role { thread, mode: mode_number(sample.mode), call: 0 };
+            leaves.add(node, process_rows.role(role), 1, sample.weight_ns);
         }
     }
     leaves

@@ -21,8 +21,10 @@ mod who;
 
 use std::io::{self, Write};
 
+use profile::boot::Boot;
 use profile::report::{
-    By, ExactReport, Filter, Recording, RecordingRequest, Report, ReportError, Request as ReportRequest,
+    Annotation, Breakdown, By, ExactReport, Filter, FullReport, Recording, RecordingRequest, Report,
+    ReportError,
 };
 use profile::rusage::Rusage;
 use profile::stat::Stat;
@@ -70,9 +72,31 @@ impl From<ProfileError> for PageError {
 /// Reason why a profile has no exact data.
 struct NoExactData(String);
 
+/// Kinds of rows that a page has tables of, besides processes.
+const KINDS: [By; 9] = [
+    By::Function,
+    By::Process,
+    By::Thread,
+    By::Cgroup,
+    By::Module,
+    By::Line,
+    By::Instruction,
+    By::Syscall,
+    By::Irq,
+];
+
+/// Limit of functions whose code a page has: those with most samples.
+const MOST_CODE: usize = 30;
+
 /// Data of a page.
 struct Sources {
     report: Report,
+    /// By [`KINDS`].
+    breakdowns: Vec<Breakdown>,
+    /// Code of the functions with most samples.
+    code: Vec<Annotation>,
+    /// The guest's boot, if the profile has it.
+    boot: Option<Boot>,
     recording: Recording,
     rusage: Rusage,
     stat: Stat,
@@ -90,7 +114,9 @@ impl Sources {
     ) -> Result<Self, PageError> {
         let _snapshot = profile.snapshot()?;
         let recording = record(profile, filter, progress)?;
-        let report = Report::read_with(profile, filter, &ReportRequest::By(By::Function))?;
+        let FullReport { report, breakdowns, hottest } =
+            FullReport::read(profile, filter, &KINDS, MOST_CODE)?;
+        let boot = if Boot::is_recorded(profile)? { Some(Boot::read(profile)?) } else { None };
         let exact = match ExactReport::read(profile, &[]) {
             Ok(exact) => Ok(exact),
             Err(ReportError::NoExact(reason)) => Err(NoExactData(reason)),
@@ -103,6 +129,9 @@ impl Sources {
             stat: Stat::read(profile)?,
             recording,
             report,
+            breakdowns,
+            code: hottest,
+            boot,
             exact,
         })
     }

@@ -16,7 +16,7 @@ const STYLES: [&str; 4] = [
 ];
 
 /// Scripts in the order of their dependencies.
-const SCRIPTS: [&str; 19] = [
+const SCRIPTS: [&str; 25] = [
     include_str!("page/script/elements.js"),
     include_str!("page/script/theme.js"),
     include_str!("page/script/data.js"),
@@ -24,16 +24,22 @@ const SCRIPTS: [&str; 19] = [
     include_str!("page/script/view.js"),
     include_str!("page/script/table.js"),
     include_str!("page/script/summary.js"),
+    include_str!("page/script/activity.js"),
+    include_str!("page/script/phases.js"),
     include_str!("page/script/timeline.js"),
+    include_str!("page/script/heat.js"),
     include_str!("page/script/layout.js"),
     include_str!("page/script/flame.js"),
     include_str!("page/script/processes.js"),
     include_str!("page/script/functions.js"),
+    include_str!("page/script/by.js"),
+    include_str!("page/script/code.js"),
     include_str!("page/script/changes.js"),
     include_str!("page/script/address.js"),
     include_str!("page/script/tasks.js"),
     include_str!("page/script/accounting.js"),
     include_str!("page/script/exits.js"),
+    include_str!("page/script/latency.js"),
     include_str!("page/script/log.js"),
     include_str!("page/script/measured.js"),
 ];

@@ -1,6 +1,6 @@
 //! The samples in few bytes, so that the page can count them again for any time.
 //!
-//! Time is divided into [`BUCKETS`] equal buckets. A cell is a bucket of one vCPU. For each cell with samples
+//! Time is divided into equal buckets. A cell is a bucket of one vCPU. For each cell with samples
 //! the page gets the distance from the cell before, the number of entries, and the time that one of its
 //! samples represents. For each entry it gets the distance of its node from that of the entry before, the
 //! role, and the number of samples. Entries of a cell are in the order of nodes.
@@ -10,12 +10,15 @@ use profile::report::{Filter, Recording};
 use super::block::{Block, Numbers};
 use super::facts::Facts;
 use super::tree::{Functions, Tree, small};
-use super::who::{ProcessRows, mode_number};
+use super::who::{ProcessRows, Role, mode_number};
 
+/// Lengths of a bucket in ms, rising, each with the limit of buckets of a run: the first that a run
+/// does not exceed is its own. 20 and 50 ms are the rows of the page's heat map, which divide its seconds.
+const LENGTHS: [(u64, u64); 6] = [(1, 500), (2, 500), (5, 500), (10, 500), (20, 3_000), (50, MOST_BUCKETS)];
 /// Limit of buckets of a run.
-const BUCKETS: u64 = 500;
-/// Least length of a bucket, ns.
-const SHORTEST_NS: u64 = 1_000_000;
+const MOST_BUCKETS: u64 = 12_000;
+/// One ms, ns.
+const MS: u64 = 1_000_000;
 /// Weights are written as multiples of this part of a ns.
 const WEIGHT_PARTS: f64 = 1024.0;
 
@@ -41,7 +44,7 @@ impl TimeBuckets {
         let run = recording.about.duration_ns.max(last);
         let end = filter.to_ns.map_or(run, |to| to.min(run));
         let length = end.saturating_sub(begin_ns);
-        let bucket_ns = length.div_ceil(BUCKETS).max(SHORTEST_NS);
+        let bucket_ns = bucket_ns(length);
         let buckets = length.div_ceil(bucket_ns).max(1);
         Self { begin_ns, bucket_ns, buckets, vcpus: recording.vcpus.clone() }
     }
@@ -52,6 +55,13 @@ impl TimeBuckets {
         let vcpu = self.vcpus.iter().position(|&known| known == vcpu)?;
         u32::try_from(bucket).ok()?.checked_mul(small(self.vcpus.len()))?.checked_add(small(vcpu))
     }
+}
+
+/// Returns the length of a bucket in a run of this length, ns.
+fn bucket_ns(length: u64) -> u64 {
+    let fits = |(ms, most): &&(u64, u64)| length.div_ceil(ms * MS) <= *most;
+    let longer = || length.div_ceil(MOST_BUCKETS).next_multiple_of(100 * MS);
+    LENGTHS.iter().find(fits).map_or_else(longer, |(ms, _)| ms * MS)
 }
 
 /// Samples by cell, node and role.
@@ -74,17 +84,18 @@ impl Samples {
         process_rows: &mut ProcessRows,
     ) -> Self {
         let nodes = tree.add(recording, functions);
-        let rows: Vec<u32> =
+        let threads: Vec<u32> =
             recording.owners.iter().map(|owner| process_rows.of_owner(recording, owner)).collect();
         let cells = usize::try_from(time.buckets).unwrap_or(0) * time.vcpus.len();
         let mut samples =
             Self { time, list: Vec::with_capacity(recording.samples.len()), cells: vec![(0, 0.0); cells] };
         for sample in &recording.samples {
-            let row = rows.get(sample.owner as usize);
+            let thread = threads.get(sample.owner as usize);
             let node = nodes.get(sample.stack as usize);
             let cell = samples.time.cell(sample.vcpu, sample.time_ns);
-            if let (Some(&row), Some(&node), Some(cell)) = (row, node, cell) {
-                let role = process_rows.role(row, mode_number(sample.mode));
+            if let (Some(&thread), Some(&node), Some(cell)) = (thread, node, cell) {
+                let call = process_rows.call(recording, sample);
+                let role = process_rows.role(Role { thread, mode: mode_number(sample.mode), call });
                 samples.list.push((cell, node, role));
                 if let Some((count, ns)) = samples.cells.get_mut(cell as usize) {
                     *count += 1;
@@ -145,6 +156,19 @@ mod tests {
 
     fn time(begin_ns: u64, bucket_ns: u64, buckets: u64) -> TimeBuckets {
         TimeBuckets { begin_ns, bucket_ns, buckets, vcpus: vec![0, 2] }
+    }
+
+    #[test]
+    fn buckets_divide_seconds_and_are_few() {
+        let buckets = |length: u64| (bucket_ns(length) / MS, length.div_ceil(bucket_ns(length)));
+        assert_eq!(buckets(0), (1, 0));
+        assert_eq!(buckets(500 * MS), (1, 500));
+        assert_eq!(buckets(10_000 * MS), (20, 500));
+        assert_eq!(buckets(60_000 * MS), (20, 3_000));
+        assert_eq!(buckets(60_001 * MS), (50, 1_201));
+        assert_eq!(buckets(600_000 * MS), (50, 12_000));
+        assert_eq!(buckets(3_600_000 * MS), (300, 12_000));
+        assert!(u64::MAX.div_ceil(bucket_ns(u64::MAX)) <= MOST_BUCKETS);
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use profile::rows::Microstates;
 use profile::rows::{
-    Batch, EventRow, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow,
-    StackRow, ThreadRow, VcpuRow, VcpuState,
+    Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow,
+    InterruptRow, Mode, SampleRow, StackRow, ThreadRow, VcpuRow, VcpuState,
 };
-use profile::{ProfileWriter, Sink};
+use profile::{ProfileWriter, Sink, made_up};
 use tempfile::TempDir;
 
 /// Samples in the guest, none of them idle.
@@ -50,6 +50,31 @@ pub fn empty() -> Made {
 pub fn of_one() -> Made {
     let mut batch = run("prog");
     sample(&mut batch, 1, Mode::User, Some(1), (11, Some(MIX)));
+    finished(&batch)
+}
+
+/// Returns a run of two processes of `prog`, the first with two threads, with a system call, code and exits.
+pub fn several() -> Made {
+    let mut batch = run("prog");
+    let second = InstanceRow { id: 2, pid: 20, number: 1, comm: "prog".to_owned(), ..InstanceRow::default() };
+    batch.instances.push(second);
+    batch.threads.push(ThreadRow { instance: 1, tid: 12, comm: "helper".to_owned() });
+    sample(&mut batch, 40, Mode::User, Some(1), (2, Some(MIX)));
+    sample(&mut batch, 20, Mode::Kernel, Some(1), (5, Some(VFS)));
+    sample(&mut batch, 10, Mode::User, Some(2), (2, Some(MIX)));
+    sample(&mut batch, 6, Mode::HardIrq, Some(1), (5, Some(VFS)));
+    for row in &mut batch.samples {
+        row.tid = match (row.instance, row.mode) {
+            (Some(2), _) => Some(20),
+            (_, Mode::Kernel) => Some(12),
+            _ => Some(11),
+        };
+    }
+    made_up::exits(&mut batch);
+    // push %rbp; mov %rsp, %rbp; nop, which is the instruction at 0x2004; ret
+    let bytes = vec![0x55, 0x48, 0x89, 0xe5, 0x90, 0xc3];
+    let (file, read) = (Some(1), CodeSource::File);
+    batch.code.push(CodeRow { start: 0x2000, file, module: None, bytes, read });
     finished(&batch)
 }
 

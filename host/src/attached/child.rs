@@ -6,10 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use attach::gdb::GdbTarget;
+use attach::gdb::{ConnectedStub, GdbTarget};
 use attach::{
     AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, JobControl,
-    Process, RateLimit, RunningMachine, Target, TargetChoice, VcpuCounts, capabilities,
+    Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
 };
 use images::ImageError;
 use profile::estimate::ONE_CLOCK;
@@ -18,16 +18,17 @@ use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
 use tokio::runtime::Runtime;
-use wall::{AttachedWall, Reach, SyscallPolicy, WallError};
+use wall::{AttachedWall, Reach};
 
 use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, ChosenVm, FoundVm, LoweredRate};
-use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey};
+use crate::connection::{
+    ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
+};
 use crate::guest::{GuestError, Inputs, watch};
 use crate::heap;
 use crate::link::{Link, Watcher, link};
 use crate::protocol::FromHost;
 use crate::spec::{DiskSpec, GuestEnd, Outcome};
-use crate::stage::Stage;
 
 /// Data that a profile of an attached machine lacks, after what else its engine does not count.
 const NOT_HAD: &str = "the names of devices, interrupts that they raise, and the console are not known of a VM under another VMM";
@@ -42,29 +43,6 @@ const NOT_HAD_BY_STUB: &str = "a GDB stub stops all vCPUs together and reports n
 const PROOF_LIMIT: Duration = Duration::from_secs(3);
 /// Signals by which a terminal stops this process, which must hold no vCPU then.
 const STOPS: [libc::c_int; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
-
-/// Reason why the machine is not profiled.
-#[derive(Debug, thiserror::Error)]
-enum ChildError {
-    /// The job is not understood.
-    #[error("the process that attaches got no job: {0}")]
-    Job(#[from] serde_json::Error),
-    /// A part of the wall cannot be raised.
-    #[error("cannot raise the wall around the process that attaches: {0}")]
-    Wall(#[from] WallError),
-    /// A descriptor is of no use, or no thread is left.
-    #[error("the process that attaches cannot start: {0}")]
-    Start(#[from] io::Error),
-    /// The machine is not found, or refused.
-    #[error(transparent)]
-    Attach(#[from] AttachError),
-    /// A disk cannot be read.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The run failed.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-}
 
 /// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once,
 /// by a process with one thread.
@@ -82,7 +60,7 @@ pub fn main(job: RawFd) -> io::Result<()> {
     connection.send(&FoundVm::Found(prepared.found.vm.clone()))?;
     let message = match profile(prepared, &connection) {
         Ok(outcome) => FromHost::End(outcome),
-        Err(error) => FromHost::Error { stage: Stage::BeforeGuest, sentence: error.to_string() },
+        Err(error) => error.message(),
     };
     connection.send(&message)
 }
@@ -108,24 +86,22 @@ fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildErr
     // SAFETY: as above.
     let report = OwnedFd::from(unsafe { inherited(report) });
     capabilities::raise_tracing()?;
-    let found = match FoundMachine::find(&spec.target)? {
-        Ok(found) => found,
+    let opened = match OpenedMachine::find(&spec.target)? {
+        Ok(opened) => opened,
         Err(machines) => return Ok(Err(machines)),
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let wall = wall_of(&found.machine, spec.policy, report);
+    let reach = opened.reach();
+    let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
+    let wall = AttachedWall { policy: spec.policy, reach, capabilities, report };
     let wall = wall::enter_attached(wall)?.words();
     capabilities::limit_threads();
+    // Before the disks: a stub has stopped its machine for the new client.
+    let found = opened.describe()?;
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
     Ok(Ok(Prepared { spec, found, files, wall, runtime }))
-}
-
-fn wall_of(machine: &Machine, policy: SyscallPolicy, report: OwnedFd) -> AttachedWall {
-    let reach = machine.reach();
-    let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
-    AttachedWall { policy, reach, capabilities, report }
 }
 
 /// The guest's files on its disks, which its VMM has open as well.
@@ -156,11 +132,20 @@ enum Machine {
     Stub(Box<GdbTarget>),
 }
 
-impl FoundMachine {
+/// A machine whose guest and whose stub have sent nothing yet.
+enum OpenedMachine {
+    Process(Reach, Box<FoundMachine>),
+    Stub(Box<ConnectedStub>),
+}
+
+impl OpenedMachine {
     fn find(target: &AttachTarget) -> Result<Result<Self, Vec<RunningMachine>>, AttachError> {
         let (vm, choice) = match target {
             AttachTarget::Process(vm, choice) => (vm, choice),
-            AttachTarget::Stub(address) => return Self::find_stub(address).map(Ok),
+            AttachTarget::Stub(address) => {
+                let stub = ConnectedStub::connect(address, Some(guard_program()))?;
+                return Ok(Ok(Self::Stub(Box::new(stub))));
+            }
         };
         let pid = {
             let _search = capabilities::SearchRight::raise();
@@ -173,12 +158,28 @@ impl FoundMachine {
                 },
             }
         };
-        Self::find_process(pid, *choice).map(Ok)
+        let target = Target::find_by(*choice, pid, most_vcpus(), Some(guard_program()))?;
+        Ok(Ok(Self::Process(target.reach(), Box::new(FoundMachine::in_process(target, choice.engine)))))
     }
 
-    fn find_process(pid: i32, choice: TargetChoice) -> Result<Self, AttachError> {
-        let mut target = Target::find_by(choice, pid, most_vcpus(), Some(guard_program()))?;
-        let label = label(target.process());
+    fn reach(&self) -> Reach {
+        match self {
+            Self::Process(reach, _) => reach.clone(),
+            Self::Stub(stub) => stub.reach(),
+        }
+    }
+
+    fn describe(self) -> Result<FoundMachine, AttachError> {
+        match self {
+            Self::Process(_, found) => Ok(*found),
+            Self::Stub(stub) => Ok(FoundMachine::through_stub(stub.describe(most_vcpus())?)),
+        }
+    }
+}
+
+impl FoundMachine {
+    fn in_process(mut target: Target, engine_choice: EngineChoice) -> Self {
+        let (label, by) = (label(target.process()), program(target.process().pid()));
         let engine = (target.engine(), target.engine_sentence());
         let mut notes = vec![("engine", target.engine_sentence())];
         let mut vcpus = counted(target.vcpus());
@@ -188,7 +189,7 @@ impl FoundMachine {
             notes.push(("missing", left_out));
         }
         let mut sentences = vec![format!("attached to {label}, {vcpus}")];
-        if choice.engine != EngineChoice::Ptrace {
+        if engine_choice != EngineChoice::Ptrace {
             sentences.push(target.engine_sentence());
         }
         let vm = AttachedVm { label, sentences };
@@ -196,13 +197,12 @@ impl FoundMachine {
         let uncounted = target.uncounted();
         let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
         let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
-        let (machine, by) = (Machine::Process(Box::new(target)), program(pid));
-        Ok(Self { machine, vm, by, engine, not_had, notes, counts })
+        let machine = Machine::Process(Box::new(target));
+        Self { machine, vm, by, engine, not_had, notes, counts }
     }
 
-    fn find_stub(address: &str) -> Result<Self, AttachError> {
-        let target = GdbTarget::connect(address, most_vcpus(), Some(guard_program()))?;
-        let stub = format!("the GDB stub at {}", escaped(address));
+    fn through_stub(target: GdbTarget) -> Self {
+        let stub = format!("the GDB stub at {}", escaped(target.address()));
         let label = target.process().map_or_else(|| stub.clone(), label);
         let memory = match target.memory() {
             AttachedMemory::Process(_) => "memory from its process",
@@ -215,18 +215,11 @@ impl FoundMachine {
         let vm = AttachedVm { label, sentences };
         let engine = ("gdb", format!("{stub} stops all vCPUs for samples: --gdb"));
         let (machine, not_had) = (Machine::Stub(Box::new(target)), NOT_HAD_BY_STUB.to_owned());
-        Ok(Self { machine, vm, by, engine, not_had, notes: Vec::new(), counts: Vec::new() })
+        Self { machine, vm, by, engine, not_had, notes: Vec::new(), counts: Vec::new() }
     }
 }
 
 impl Machine {
-    fn reach(&self) -> Reach {
-        match self {
-            Self::Process(target) => target.reach(),
-            Self::Stub(target) => target.reach(),
-        }
-    }
-
     fn job_control(&self) -> JobControl {
         match self {
             Self::Process(target) => target.job_control(),

@@ -82,7 +82,7 @@ struct AttachJob {
 
 /// First message of an attach half.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-enum FoundVm {
+pub enum FoundVm {
     /// The machine is found, and the wall is raised.
     Found(AttachedVm),
     /// No machine was chosen, and these are there: none, or several.

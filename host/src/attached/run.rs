@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep};
 use super::{AttachJob, AttachSpec, AttachedVm, COMMAND, FoundVm};
 use crate::link::Link;
 use crate::portable::log::Log;
-use crate::process::{Foreign, refused_call, walled_command};
+use crate::process::{Foreign, continued, refused_call, walled_command};
 use crate::protocol::{FrameError, read_message};
 use crate::relay::{Relay, RelayEnd};
 use crate::spec::{DiskSpec, Outcome};
@@ -154,7 +154,8 @@ impl AttachHalf {
         let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr.into()));
         let log = stderr.transpose().map_err(&failed)?.map(Log::follow);
         let mut relay = Relay::new(sink, Batch::default(), None);
-        let result = relay.talk(connection, &mut link).await;
+        let (process, stop) = (Some(self.child.id()), link.stop.clone());
+        let result = continued(process, stop, relay.talk(connection, &mut link)).await;
         // A half that is still there lets the machine go.
         self.connection.shutdown(std::net::Shutdown::Both).map_err(&failed)?;
         let status = self.end().await.map_err(start("wait for the process that samples the VM"))?;

@@ -10,51 +10,22 @@ use images::BootPayload;
 use vmm::Vsock;
 use vmm::net::{Interface, Stream, Tap};
 use vmm::vsock::Relay;
-use wall::{WallConfig, WallError};
+use wall::WallConfig;
 
 use super::{CableFd, Descriptors, HalfJob};
-use crate::connection::{Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey};
-use crate::guest::{self, Connected, GuestError};
+use crate::connection::{
+    ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
+};
+use crate::guest::{self, Connected};
 use crate::link::{Watcher, link};
 use crate::network::CardEnd;
 use crate::protocol::{FromHost, OutputStream};
 use crate::spec::Outcome;
-use crate::stage::Stage;
 
 /// Interval of messages during work that takes long.
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
 /// Longest time in which the last console output is sent.
 const FLUSH_LIMIT: Duration = Duration::from_secs(20);
-
-/// Reason why the guest could not be run.
-#[derive(Debug, thiserror::Error)]
-enum ChildError {
-    /// The job is not understood.
-    #[error("the guest's process got no job: {0}")]
-    Job(#[from] serde_json::Error),
-    /// A part of the wall cannot be raised.
-    #[error("cannot raise the wall around the guest's process: {0}")]
-    Wall(#[from] WallError),
-    /// A descriptor is of no use, or no thread is left.
-    #[error("the guest's process cannot start: {0}")]
-    Start(#[from] io::Error),
-    /// A disk is not written to its end.
-    #[error("cannot finish writing a disk: {0}")]
-    WriteBack(io::Error),
-    /// The guest failed.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-}
-
-impl ChildError {
-    fn stage(&self) -> Stage {
-        match self {
-            Self::Job(_) | Self::Start(_) | Self::Wall(_) => Stage::BeforeGuest,
-            Self::WriteBack(_) => Stage::Guest,
-            Self::Guest(error) => error.stage(),
-        }
-    }
-}
 
 /// Runs the job in the descriptor of this number, and sends its outcome through standard input. Called once,
 /// by a process with one thread that was started by [`super::HalfProcess::command`].
@@ -66,7 +37,7 @@ pub fn main(job: RawFd) -> io::Result<()> {
     let connection = Connection::of_stdin();
     let message = match serve(&connection, job) {
         Ok(outcome) => FromHost::End(outcome),
-        Err(error) => FromHost::Error { stage: error.stage(), sentence: error.to_string() },
+        Err(error) => error.message(),
     };
     connection.send(&message)
 }

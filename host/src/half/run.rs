@@ -14,7 +14,7 @@ use super::process::HalfProcess;
 use super::{Descriptors, HalfJob};
 use crate::link::{Link, Phase};
 use crate::network::{Cable, NetworkError, Passt, Plugged};
-use crate::process::Foreign;
+use crate::process::{Foreign, continued};
 use crate::protocol::FrameError;
 use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunStage};
@@ -159,7 +159,8 @@ async fn talk(
     // The process has its own copies. Its end is noticed by the closed connection and pipe.
     drop((command, job_file, report, kvm, kernel, initrd, cable, stream));
     let mut relay = Relay::new(sink, Batch::default(), None);
-    let result = relay.talk(connection, link).await;
+    let (process, stop) = (child.id(), link.stop.clone());
+    let result = continued(process, stop, relay.talk(connection, link)).await;
     if !matches!(result, Ok(_) | Err(RelayEnd::Closed)) {
         // Fails if it has ended.
         let _ended = child.start_kill();

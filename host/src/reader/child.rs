@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use images::contents::DiskContents;
+use images::contents::{DiskContents, ImageFormat};
 use images::{BootPlan, BootRequest, ImageError, NamedFile};
 use text::message::Reason;
 use wall::WallError;
@@ -76,6 +76,10 @@ fn serve(job: RawFd) -> Result<Answer, ChildError> {
     wall::enter_reader(policy, LIMITS, OwnedFd::from(own(report)))?;
     Ok(match task {
         ReaderTask::Boot(task) => Answer::Boot(boot(task)?),
+        ReaderTask::Check { disks } => {
+            check(disks)?;
+            Answer::Checked
+        }
         ReaderTask::Inspect { image, format } => Answer::Inspection(images::inspect(&named(image), format)?),
     })
 }
@@ -101,9 +105,7 @@ fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
         initrd: initrd.map(named),
     };
     let BootPlan { payload, is_disk, words, origin, sentence, has_systemd } = images::load(request)?;
-    for (PassedFile { path, descriptor }, format) in disks {
-        DiskContents::open(own(descriptor), format, false, Path::new(&path))?;
-    }
+    check(disks)?;
     // A compressed initrd is unpacked for this, which takes 100 ms and more.
     let takes_command = command && images::command::is_taken(&payload);
     keep("kernel", boot_kernel, &payload.kernel)?;
@@ -112,6 +114,12 @@ fn boot(task: BootTask) -> Result<BootFacts, ChildError> {
     }
     let has_initrd = payload.initrd.is_some();
     Ok(BootFacts { is_disk, has_initrd, takes_command, has_systemd, words, origin, sentence })
+}
+
+fn check(disks: Vec<(PassedFile, ImageFormat)>) -> Result<(), ImageError> {
+    disks.into_iter().try_for_each(|(PassedFile { path, descriptor }, format)| {
+        DiskContents::open(own(descriptor), format, false, Path::new(&path)).map(drop)
+    })
 }
 
 fn keep(what: &'static str, mut file: File, bytes: &[u8]) -> Result<(), ChildError> {

@@ -2,7 +2,7 @@
 //! may be hostile, and the parsers may have errors.
 //!
 //! ```text
-//!  vprof run, vprof image                            vprof image-reader
+//!  vprof run, attach, image                          vprof image-reader
 //!  opens and locks files      --- descriptors -->    qcow2, partitions, file systems, loaders' files
 //!  checks the answer          <-- one Answer  ---    descriptors, and nothing else
 //!                             <-- two memfds  ---    kernel and initrd
@@ -20,7 +20,7 @@ mod process;
 pub use answer::{Answer, AnswerError, BootFacts};
 pub use child::main;
 pub use memory::BootMemory;
-pub use process::{BootFiles, LoadedBoot, ReaderError, inspect, load};
+pub use process::{BootFiles, LoadedBoot, ReaderError, check, inspect, load};
 
 use std::os::fd::RawFd;
 
@@ -55,6 +55,8 @@ struct ReaderJob {
 enum ReaderTask {
     /// Finds what a guest boots, and checks its disks.
     Boot(BootTask),
+    /// Checks disks of which nothing is booted.
+    Check { disks: Vec<(PassedFile, ImageFormat)> },
     /// Lists the contents of a disk image.
     Inspect { image: PassedFile, format: Option<ImageFormat> },
 }

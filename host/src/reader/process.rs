@@ -1,5 +1,6 @@
 //! Starting a reader of images, and the check of what it returns.
 
+use std::fs::File;
 use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::process::ExitStatusExt;
@@ -18,6 +19,7 @@ use wall::SyscallPolicy;
 use super::answer::{Answer, AnswerError, BootFacts, MAX_ANSWER};
 use super::{BootMemory, BootTask, COMMAND, LIMITS, MAX_RESULT, PassedFile, ReaderJob, ReaderTask};
 use crate::process::{refused_call, walled_command};
+use crate::spec::DiskSpec;
 
 /// Longest time until a reader has answered and ended: it may use 120 s of CPU time, and storage may be slow.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -132,6 +134,22 @@ pub fn load(files: &BootFiles, policy: SyscallPolicy) -> Result<LoadedBoot, Read
     }
 }
 
+/// Has a reader check disks of which nothing is booted. Their files are only read.
+///
+/// # Errors
+/// The tables of a disk cannot be used, or the reader fails.
+pub fn check(disks: &[(DiskSpec, File)], policy: SyscallPolicy) -> Result<(), ReaderError> {
+    let Some((first, _)) = disks.first() else { return Ok(()) };
+    let passed = |(disk, file): &(DiskSpec, File)| {
+        let path = disk.path.to_string_lossy().into_owned();
+        (PassedFile { path, descriptor: file.as_raw_fd() }, disk.format)
+    };
+    match ask(&first.path, ReaderTask::Check { disks: disks.iter().map(passed).collect() }, policy)? {
+        Answer::Checked => Ok(()),
+        _ => Err(other_task(&first.path)),
+    }
+}
+
 /// Has a reader list the contents of a disk image.
 ///
 /// # Errors
@@ -170,6 +188,7 @@ impl ReaderTask {
                 .map(|file| file.descriptor)
                 .chain([task.boot_kernel, task.boot_initrd])
                 .collect(),
+            Self::Check { disks } => disks.iter().map(|(disk, _)| disk.descriptor).collect(),
             Self::Inspect { image, .. } => vec![image.descriptor],
         }
     }

@@ -88,6 +88,18 @@ impl Boot {
         let input = BootInput::read(profile.connection()).map_err(|error| profile.error(&error))?;
         Ok(input.boot())
     }
+
+    /// Returns whether samples of the profile hit a kernel in its boot: before it had tasks, or in
+    /// `kernel_init`, which the first process leaves with its first program (init/main.c, Linux 6.12).
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn is_recorded(profile: &Profile) -> Result<bool, ProfileError> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM frame WHERE kind = 'kernel' AND symbol = 'kernel_init') \
+                   OR EXISTS (SELECT 1 FROM sample WHERE mode = (SELECT id FROM mode WHERE name = 'boot'))";
+        let found = profile.connection().query_row(sql, [], |row| row.get(0));
+        found.map_err(|error| profile.error(&error))
+    }
 }
 
 impl BootInput {

@@ -117,6 +117,22 @@ fn bounds(boot: &Boot, name: &str) -> (f64, f64) {
 }
 
 #[test]
+fn a_profile_without_its_guest_s_boot_has_none() {
+    let is_boot = |batch: &Batch| {
+        let directory = tempdir().expect("a directory");
+        Boot::is_recorded(&profile_of(directory.path(), batch)).expect("an answer")
+    };
+    let mut batch = batch();
+    assert!(is_boot(&batch));
+    batch.samples.retain(|sample| sample.mode != Mode::Boot);
+    let has_symbol = |batch: &Batch| batch.frames.iter().any(|f| f.symbol.as_deref() == Some("kernel_init"));
+    assert!(has_symbol(&batch) && is_boot(&batch), "initcalls");
+    batch.frames.retain(|frame| frame.symbol.as_deref() != Some("kernel_init"));
+    // An idle task of a guest that runs for long still has start_kernel on its stack.
+    assert!(!is_boot(&batch));
+}
+
+#[test]
 fn phases_follow_one_another_from_the_first_instruction_on() {
     let boot = read(&batch());
     assert!((boot.began_s - 0.1).abs() < 1e-9 && boot.reached_s.is_some_and(|s| (s - 0.55).abs() < 1e-9));

@@ -17,6 +17,8 @@ use text::clean::printable;
 
 /// Largest part of a function's code that is read, bytes. Functions of the kernel have up to 64 KiB.
 pub const MOST_CODE: u32 = 256 << 10;
+/// Limit of functions whose code is looked for, those with most samples: vprof keeps that of as many.
+const MOST_TRIED: usize = 512;
 /// Limit of functions of one name that are listed.
 const MOST_LISTED: usize = 8;
 
@@ -95,6 +97,36 @@ impl Annotation {
         let loaded = LoadedProfile::read(profile, filter)?;
         let view = loaded.view();
         let place = choose(&view, target)?;
+        Self::of_place(profile, &view, place)
+    }
+
+    /// Returns the functions with most own samples among those whose code the profile has: at most
+    /// `most`, most samples first.
+    pub(super) fn hottest(profile: &Profile, view: &View<'_>, most: usize) -> Result<Vec<Self>, ReportError> {
+        let mut own: BTreeMap<Place, u64> = BTreeMap::new();
+        for &(leaf, samples) in &view.sums.leaves.list {
+            let frame = &view.code.frames[leaf.frame as usize];
+            if frame.named && frame.kind != FrameKind::Reason {
+                *own.entry(Place::new(view.code, leaf.frame, frame)).or_default() += samples;
+            }
+        }
+        let mut places: Vec<(Place, u64)> = own.into_iter().collect();
+        places.sort_by_key(|(_, samples)| std::cmp::Reverse(*samples));
+        let mut found = Vec::new();
+        for (place, _) in places.into_iter().take(MOST_TRIED) {
+            if found.len() == most {
+                break;
+            }
+            let module = view.code.functions[place.function as usize].module.as_deref();
+            let code = read_code(profile.connection(), place, module);
+            if code.map_err(|error| profile.error(&error))?.is_some() {
+                found.push(Self::of_place(profile, view, place)?);
+            }
+        }
+        Ok(found)
+    }
+
+    fn of_place(profile: &Profile, view: &View<'_>, place: Place) -> Result<Self, ReportError> {
         let function = &view.code.functions[place.function as usize];
         let found = read_code(profile.connection(), place, function.module.as_deref());
         let (code, read) = found.map_err(|error| profile.error(&error))?.unzip();
@@ -112,7 +144,7 @@ impl Annotation {
             hits: BTreeMap::new(),
             names: names(view.code, place),
         };
-        annotation.count(&view, place);
+        annotation.count(view, place);
         Ok(annotation)
     }
 
@@ -148,7 +180,7 @@ impl Annotation {
             }
             rows.end();
         }
-        let found = view.sums.tick_log.estimates(2, |hit| rows.of_leaf(hit.leaf));
+        let found = view.sums.tick_log.estimates(2, |hit| rows.get(hit.leaf));
         if let [own, total] = found[..] {
             (self.own, self.total) = (own, total);
         }

@@ -71,8 +71,10 @@ impl FromStr for By {
 /// The chosen samples, grouped.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// Kind of the rows.
+    /// Kind of the rows; the first key if the rows have several.
     pub by: By,
+    /// The other keys, in their order.
+    pub further: Vec<By>,
     /// One row for each. Their own estimates and `outside` add up to all chosen samples.
     pub rows: Vec<Row>,
     /// Chosen samples that belong to no row, such as those outside of interrupts under [`By::Irq`].
@@ -103,6 +105,9 @@ pub struct Row {
     pub unit: Option<String>,
     /// Container of a control group.
     pub container: Option<String>,
+    /// Names by the other keys, in the order of [`Breakdown::further`]. The members above are then those of
+    /// all keys together, `name` and `kind` those of the first.
+    pub further: Vec<KeyName>,
     /// Samples in it.
     #[serde(rename = "self")]
     pub own: Estimate,
@@ -110,24 +115,79 @@ pub struct Row {
     pub total: Estimate,
 }
 
+/// Name of a row by one of several keys.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyName {
+    /// As [`Row::name`].
+    pub name: String,
+    /// As [`Row::kind`].
+    pub kind: Option<String>,
+}
+
+impl Row {
+    /// Joins the rows of one item by each of several keys. Their estimates are left out.
+    pub(super) fn joined<'a>(mut keys: impl Iterator<Item = &'a Self>) -> Self {
+        let mut joined = keys.next().cloned().unwrap_or_default();
+        for key in keys {
+            let Self { module, address, process, pid, tid, command, unit, container, .. } = key.clone();
+            joined.module = joined.module.or(module);
+            joined.address = joined.address.or(address);
+            joined.process = joined.process.or(process);
+            joined.pid = joined.pid.or(pid);
+            joined.tid = joined.tid.or(tid);
+            joined.command = joined.command.or(command);
+            joined.unit = joined.unit.or(unit);
+            joined.container = joined.container.or(container);
+            joined.further.push(KeyName { name: key.name.clone(), kind: key.kind.clone() });
+        }
+        joined
+    }
+
+    /// Returns the row with the name and kind of its key at this position, 0 for the first.
+    #[must_use]
+    pub fn by_key(&self, position: usize) -> Self {
+        let further = position.checked_sub(1).and_then(|position| self.further.get(position));
+        let mut row = self.clone();
+        if let Some(KeyName { name, kind }) = further {
+            row.name.clone_from(name);
+            row.kind.clone_from(kind);
+        }
+        row
+    }
+}
+
 impl Breakdown {
-    pub(super) fn new(by: By, view: &View<'_>) -> Self {
-        let (rows, outside) = match by {
-            By::Function | By::Instruction | By::Line | By::Module => view.code_rows(by),
-            By::Process | By::Instance | By::Cgroup => view.charged_rows(by),
-            By::Thread => view.thread_rows(),
-            By::Irq => view.interrupt_rows(),
-            By::Syscall => view.syscall_rows(),
-        };
-        let mut breakdown = Self { by, rows, outside };
+    pub(super) fn new(keys: &[By], view: &View<'_>) -> Self {
+        let (rows, outside) = view.rows(keys);
+        let (by, further) = keys.split_first().map_or((By::Function, &[][..]), |(by, rest)| (*by, rest));
+        let mut breakdown = Self { by, further: further.to_vec(), rows, outside };
         breakdown.sort(Sort::Samples);
         breakdown
+    }
+
+    /// Returns all keys, the first one first.
+    pub fn keys(&self) -> impl Iterator<Item = By> {
+        std::iter::once(self.by).chain(self.further.iter().copied())
+    }
+
+    /// True if some row by source line has a line: not only a module in brackets.
+    pub fn has_lines(&self) -> bool {
+        let Some(position) = self.keys().position(|by| by == By::Line) else { return false };
+        self.rows.iter().any(|row| !row.by_key(position).name.starts_with('['))
+    }
+
+    /// True if a key is code, so that a sample counts for its callers as well.
+    pub fn is_code(&self) -> bool {
+        self.keys().any(By::is_code)
     }
 
     /// Orders the rows. By samples means by the share that the samples represent. Rows that tie are ordered
     /// by their own estimates, then by totals, then by names.
     pub fn sort(&mut self, by: Sort) {
-        let is = |row: &Row, kind: &str| row.kind.as_deref() == Some(kind);
+        let is = |row: &Row, kind: &str| {
+            let further = row.further.iter().map(|key| key.kind.as_deref());
+            std::iter::once(row.kind.as_deref()).chain(further).any(|own| own == Some(kind))
+        };
         let most = |a: &Estimate, b: &Estimate| b.share.total_cmp(&a.share).then(b.samples.cmp(&a.samples));
         self.rows.sort_by(|a, b| {
             let main = match by {
@@ -140,9 +200,11 @@ impl Breakdown {
             };
             let names =
                 |row: &Row| (row.name.clone(), row.module.clone(), row.address.clone(), row.pid, row.tid);
+            let further = |row: &Row| row.further.iter().map(|key| key.name.clone()).collect::<Vec<_>>();
             main.then(most(&a.own, &b.own))
                 .then(most(&a.total, &b.total))
                 .then_with(|| names(a).cmp(&names(b)))
+                .then_with(|| further(a).cmp(&further(b)))
         });
     }
 }

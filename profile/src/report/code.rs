@@ -228,6 +228,15 @@ pub(super) fn matches(symbol: &str, wanted: &str) -> bool {
         && symbol.strip_prefix(wanted).is_some_and(|rest| rest.is_empty() || rest.starts_with(['(', '.']))
 }
 
+/// Returns the name of a function's module; `kernel` for the kernel image.
+pub(super) fn module_name(function: &Function) -> &str {
+    match (&function.module, function.kind) {
+        (Some(module), _) => module,
+        (None, FrameKind::User) => UNKNOWN,
+        (None, _) => "kernel",
+    }
+}
+
 fn read_inlined(connection: &Connection) -> rusqlite::Result<Inlined> {
     let mut inlined = Inlined::new();
     let mut statement =

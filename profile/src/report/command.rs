@@ -44,7 +44,8 @@ impl CommandTimes {
         let wall_ns = meta.get("command_wall_ns").and_then(|ns| ns.parse::<u64>().ok());
         let wall_s = wall_ns.map(crate::numbers::seconds);
         let tree = Filter { tree: Some(COMMAND.to_owned()), ..Filter::default() };
-        if *filter != Filter::default() && *filter != tree {
+        let filter = Filter { relative: false, ..filter.clone() };
+        if filter != Filter::default() && filter != tree {
             return Some(Self { command, wall_s, ..Self::default() });
         }
         let subtree = subtree(view.tables, COMMAND);

@@ -1,19 +1,18 @@
 //! Part of a profile that is reported, and order of its rows.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::ReportError;
-use super::code::{Code, matches};
+use super::code::{Code, Function, matches, module_name};
 use super::stacks::{Stacks, has};
 use super::subtree::subtree;
 use super::sums::Sample;
 use super::tables::{Instance, Tables};
+use super::{MOST_MODULES, ReportError};
 use crate::numbers::seconds;
-use crate::rows::Charged;
-use crate::rows::Mode;
+use crate::rows::{Charged, FrameKind, Mode};
 use crate::store::Profile;
 use text::clean::printable;
 use text::message::UnknownName;
@@ -23,7 +22,8 @@ use text::suggest::suggest;
 /// to hold.
 ///
 /// The vCPU and the time choose the samples that shares refer to. All other conditions restrict the rows of a
-/// report; their shares still refer to all samples of the vCPU and time that are not idle.
+/// report; their shares still refer to all samples of the vCPU and time that are not idle, unless they are
+/// `relative`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
     /// Only these processes: program names (all their instances; `*` stands for any characters), pids, or
@@ -40,6 +40,10 @@ pub struct Filter {
     pub thread: Option<String>,
     /// Only samples with this function on their stack.
     pub symbol: Option<String>,
+    /// Only samples that hit code of this module: `kernel` for the kernel image, a kernel module, or the file
+    /// name of user code (`*` stands for any characters). With `symbol`, only those with that function of
+    /// this module on their stack.
+    pub module: Option<String>,
     /// Only these modes; empty for all.
     pub modes: Vec<ModeGroup>,
     /// Only this vCPU.
@@ -48,13 +52,15 @@ pub struct Filter {
     pub from_ns: Option<u64>,
     /// Only samples before this time since the run's start, ns.
     pub to_ns: Option<u64>,
+    /// Shares are of the chosen samples, and not of all of the vCPU and time that are not idle.
+    pub relative: bool,
 }
 
 impl Filter {
     /// True if at most the vCPU and the time are chosen.
     pub fn is_of_all(&self) -> bool {
-        let Self { vcpu, from_ns, to_ns, .. } = *self;
-        *self == Self { vcpu, from_ns, to_ns, ..Self::default() }
+        let Self { vcpu, from_ns, to_ns, relative, .. } = *self;
+        *self == Self { vcpu, from_ns, to_ns, relative, ..Self::default() }
     }
 }
 
@@ -68,6 +74,10 @@ pub enum ModeGroup {
     Kernel,
     /// Hard interrupts, soft interrupts and NMIs.
     Irq,
+    /// Hard interrupts and NMIs.
+    HardIrq,
+    /// Soft interrupts.
+    SoftIrq,
 }
 
 impl ModeGroup {
@@ -75,7 +85,8 @@ impl ModeGroup {
         match mode {
             Mode::User => self == Self::User,
             Mode::Kernel | Mode::Boot | Mode::Unknown => self == Self::Kernel,
-            Mode::HardIrq | Mode::SoftIrq | Mode::Nmi => self == Self::Irq,
+            Mode::HardIrq | Mode::Nmi => matches!(self, Self::Irq | Self::HardIrq),
+            Mode::SoftIrq => matches!(self, Self::Irq | Self::SoftIrq),
             Mode::Idle => false,
         }
     }
@@ -88,6 +99,8 @@ pub(super) struct Selection {
     threads: Option<HashSet<(u32, i32)>>,
     modes: Vec<ModeGroup>,
     symbol: Option<OnStack>,
+    /// By index of a frame: true for one of the chosen module.
+    module: Option<Vec<bool>>,
 }
 
 /// Stacks with a function: by index of the stack, and of the frame for samples without a stack.
@@ -112,13 +125,17 @@ impl Selection {
         let mut selection = Self::of_tasks(filter, profile, tables)?;
         selection.modes.clone_from(&filter.modes);
         if let Some(wanted) = &filter.symbol {
-            let functions = code.named(wanted);
-            if !functions.contains(&true) {
-                return Err(no_such_symbol(wanted, code));
-            }
+            let functions = functions(code, wanted, filter.module.as_deref())?;
             let frames =
                 (0..code.frames.len()).map(|n| has(code, super::code::small(n), &functions)).collect();
             selection.symbol = Some(OnStack { stacks: stacks.with(code, &functions), frames });
+        } else if let Some(wanted) = &filter.module {
+            let is_wanted = |n| is_module(code.innermost(super::code::small(n)), wanted);
+            let frames: Vec<bool> = (0..code.frames.len()).map(is_wanted).collect();
+            if !frames.contains(&true) {
+                return Err(no_such_module(wanted, code));
+            }
+            selection.module = Some(frames);
         }
         Ok(selection)
     }
@@ -187,7 +204,7 @@ impl Selection {
 
     /// True if a sample with this owner is chosen.
     pub(super) fn chooses(&self, charged: Charged, sample: &Sample) -> bool {
-        let Self { instances, threads, modes, symbol } = self;
+        let Self { instances, threads, modes, symbol, module } = self;
         let instance = match charged {
             Charged::Instance(id) => Some(id),
             _ => None,
@@ -199,6 +216,7 @@ impl Selection {
                 .as_ref()
                 .is_none_or(|ids| instance.zip(sample.tid).is_some_and(|thread| ids.contains(&thread)))
             && symbol.as_ref().is_none_or(|on| at(&on.stacks, sample.stack) || at(&on.frames, sample.frame))
+            && module.as_ref().is_none_or(|frames| at(frames, sample.frame))
     }
 }
 
@@ -279,6 +297,46 @@ pub(crate) fn no_such(what: &'static str, wanted: &str, names: Vec<&str>, list: 
         format!("near are {}", near.join(", "))
     };
     ReportError::NoSuch { what, wanted: printable(wanted), advice: printable(&advice) }
+}
+
+/// Returns for each function whether it has this name, and belongs to this module if one is given.
+///
+/// # Errors
+/// There is no such function.
+pub(super) fn functions(code: &Code, wanted: &str, module: Option<&str>) -> Result<Vec<bool>, ReportError> {
+    let mut functions = code.named(wanted);
+    if !functions.contains(&true) {
+        return Err(no_such_symbol(wanted, code));
+    }
+    let Some(module) = module else { return Ok(functions) };
+    let mut others = BTreeSet::new();
+    for (function, is_wanted) in code.functions.iter().zip(&mut functions) {
+        if *is_wanted && !is_module(function, module) {
+            others.insert(module_name(function));
+            *is_wanted = false;
+        }
+    }
+    if !functions.contains(&true) {
+        let others: Vec<&str> = others.into_iter().take(MOST_MODULES).collect();
+        return Err(ReportError::NoSuch {
+            what: "function of that module called",
+            wanted: printable(wanted),
+            advice: printable(&format!("--module may be {}", others.join(", "))),
+        });
+    }
+    Ok(functions)
+}
+
+/// True if the function belongs to the module of this name, or to one that fits the pattern.
+fn is_module(function: &Function, wanted: &str) -> bool {
+    let name = module_name(function);
+    function.kind != FrameKind::Reason && (name == wanted || is_pattern_of(wanted, name))
+}
+
+fn no_such_module(wanted: &str, code: &Code) -> ReportError {
+    let functions = code.functions.iter().filter(|function| function.kind != FrameKind::Reason);
+    let modules: BTreeSet<&str> = functions.map(module_name).collect();
+    no_such("module", wanted, modules.into_iter().collect(), "--by module")
 }
 
 pub(super) fn no_such_symbol(wanted: &str, code: &Code) -> ReportError {

@@ -9,6 +9,7 @@ mod code;
 pub(crate) mod command;
 mod exact;
 mod filter;
+mod listing;
 mod number_map;
 mod quality;
 mod read;
@@ -30,7 +31,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 pub use annotate::{Annotation, Hit, MOST_CODE, Target};
-pub use by::{Breakdown, By, Row};
+pub use by::{Breakdown, By, KeyName, Row};
 pub use command::CommandTimes;
 pub use exact::{
     ChildrenStates, CpuPart, CpuParts, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime,
@@ -38,7 +39,9 @@ pub use exact::{
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
+pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};
 pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
+pub use read::FullReport;
 pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
@@ -60,6 +63,9 @@ pub enum Request {
     Summary,
     /// Samples, grouped.
     By(By),
+    /// Samples, grouped by several keys together, the first of which is that of [`Breakdown::by`]. Without a
+    /// key all are outside.
+    Keys(Vec<By>),
     /// Callers or callees of a function.
     Tree(TreeRequest),
 }
@@ -209,7 +215,8 @@ pub struct Report {
     pub samples: u64,
     /// Their numbers by the vCPU's state at the tick.
     pub ticks: TickCounts,
-    /// Samples in the guest that are not idle: all shares refer to them.
+    /// Samples in the guest that are not idle: all shares refer to them, unless the filter makes them
+    /// relative.
     pub busy_samples: u64,
     /// Busy samples that the whole filter chooses.
     pub chosen_samples: u64,

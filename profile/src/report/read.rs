@@ -1,6 +1,6 @@
 //! Makes a report from a profile.
 
-use super::by::Breakdown;
+use super::by::{Breakdown, By};
 use super::charged::{functions, processes, programs};
 use super::code::Code;
 use super::filter::Selection;
@@ -12,8 +12,8 @@ use super::tables::Tables;
 use super::tree::CallTree;
 use super::view::View;
 use super::{
-    CommandTimes, Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError, Request,
-    Sort, Vcpu,
+    Annotation, CommandTimes, Estimate, Filter, Lateness, ModeTimes, Overhead, Process, Report, ReportError,
+    Request, Sort, Vcpu,
 };
 use crate::estimate::{self, Tallies};
 use crate::numbers::{part, seconds};
@@ -67,13 +67,49 @@ impl Report {
         let view = loaded.view();
         let (by, tree) = match request {
             Request::Summary => (None, None),
-            Request::By(by) => (Some(Breakdown::new(*by, &view)), None),
+            Request::By(by) => (Some(Breakdown::new(&[*by], &view)), None),
+            Request::Keys(keys) => (Some(Breakdown::new(keys, &view)), None),
             Request::Tree(request) => (None, Some(CallTree::new(request, &view)?)),
         };
         let mut report = summary(filter, &view);
         (report.by, report.tree) = (by, tree);
         report.sort(Sort::Samples);
         Ok(report)
+    }
+}
+
+/// A report with more than its summary, from one pass over the samples.
+#[derive(Debug)]
+pub struct FullReport {
+    /// The summary.
+    pub report: Report,
+    /// The samples grouped by each of the requested kinds, in their order.
+    pub breakdowns: Vec<Breakdown>,
+    /// Functions with most own samples among those whose code the profile has, most samples first.
+    pub hottest: Vec<Annotation>,
+}
+
+impl FullReport {
+    /// Reads the report over the part of the profile that `filter` chooses, with code of at most `functions`
+    /// functions.
+    ///
+    /// # Errors
+    /// See [`ReportError`].
+    pub fn read(
+        profile: &Profile,
+        filter: &Filter,
+        kinds: &[By],
+        functions: usize,
+    ) -> Result<Self, ReportError> {
+        let loaded = LoadedProfile::read(profile, filter)?;
+        let view = loaded.view();
+        let mut report = summary(filter, &view);
+        report.sort(Sort::Samples);
+        Ok(Self {
+            report,
+            breakdowns: kinds.iter().map(|by| Breakdown::new(&[*by], &view)).collect(),
+            hottest: Annotation::hottest(profile, &view, functions)?,
+        })
     }
 }
 
@@ -100,7 +136,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         seed: tables.parsed("seed"),
         samples: sums.samples,
         ticks: sums.ticks,
-        busy_samples: sums.tick_log.busy(),
+        busy_samples: sums.busy,
         chosen_samples: sums.chosen,
         lost: total(|row| row.lost),
         filter: filter.clone(),

@@ -82,7 +82,7 @@ impl Shares {
         let view = loaded.view();
         let rows = match by {
             SharesBy::Function | SharesBy::Total => functions(&view, by == SharesBy::Total),
-            SharesBy::Process => rows(view.charged_rows(By::Process).0, false),
+            SharesBy::Process => rows(view.program_rows(), false),
             SharesBy::Stack => stacks(&view),
         };
         let (tables, tick_log) = (view.tables, &view.sums.tick_log);
@@ -103,7 +103,7 @@ impl Shares {
 }
 
 fn functions(view: &View<'_>, total: bool) -> Vec<(ShareKey, Estimate)> {
-    let found = view.code_rows(By::Function).0;
+    let found = view.rows(&[By::Function]).0;
     let shown = found.into_iter().filter(|row| total || row.own.samples > 0);
     rows(shown.collect(), total)
 }

@@ -135,6 +135,8 @@ pub(super) struct Sums {
     pub vcpus: BTreeMap<u8, VcpuSums>,
     pub samples: u64,
     pub ticks: TickCounts,
+    /// Samples in the guest that are not idle.
+    pub busy: u64,
     /// Samples that the whole filter chooses: in the guest, not idle.
     pub chosen: u64,
     pub leaves: InternedCounts<Leaf>,
@@ -223,6 +225,7 @@ impl Sums {
             vcpus: BTreeMap::new(),
             samples: 0,
             ticks: TickCounts::default(),
+            busy: 0,
             chosen: 0,
             leaves: InternedCounts::new(),
             contexts: InternedCounts::new(),
@@ -232,7 +235,7 @@ impl Sums {
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
         };
         Sample::read(profile, filter, (code, stacks), |sample| {
-            sums.add(sample, selection, (tables, stacks))
+            sums.add(sample, (selection, filter.relative), (tables, stacks))
         })?;
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
@@ -241,7 +244,13 @@ impl Sums {
         Ok(sums)
     }
 
-    fn add(&mut self, sample: &Sample, selection: &Selection, (tables, stacks): (&Tables, &Stacks)) {
+    /// Counts a sample. If shares are `relative`, they are of the samples that `selection` chooses.
+    fn add(
+        &mut self,
+        sample: &Sample,
+        (selection, relative): (&Selection, bool),
+        (tables, stacks): (&Tables, &Stacks),
+    ) {
         let Sample { vcpu, mode, frame, stack, tid, .. } = *sample;
         self.samples += 1;
         self.ticks.count(sample.vcpu_state);
@@ -249,7 +258,9 @@ impl Sums {
         self.late_over += u64::from(sample.late_ns > LATE_NS);
         let guest = sample.vcpu_state == Some(VcpuState::Guest);
         let charged = Charged::from_mode(mode, sample.instance, |id| tables.is_ksoftirqd(id));
-        let tick = self.tick_log.tick(vcpu, sample.time_ns, guest, charged.is_some());
+        let chosen = charged.filter(|charged| selection.chooses(*charged, sample));
+        let is_part = if relative { chosen.is_some() } else { charged.is_some() };
+        let tick = self.tick_log.tick(vcpu, sample.time_ns, guest, is_part);
         let slot = usize::from(mode.id());
         let own = self.vcpus.entry(vcpu).or_default();
         own.samples += 1;
@@ -262,7 +273,8 @@ impl Sums {
         }
         own.modes[slot] += 1;
         self.tick_log.add(tick, &mut own.tallies[slot_of(mode)]);
-        let Some(charged) = charged.filter(|charged| selection.chooses(*charged, sample)) else { return };
+        self.busy += u64::from(charged.is_some());
+        let Some(charged) = chosen else { return };
         self.chosen += 1;
         let leaf = self.leaves.count(Leaf { frame, stack, mode });
         let task = matches!(charged, Charged::Instance(_));

@@ -46,6 +46,11 @@ impl TickLog {
         self.hits.push(Hit { tick, leaf, context });
     }
 
+    /// Returns leaf and context of each chosen sample.
+    pub(super) fn hits(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.hits.iter().map(|hit| (hit.leaf, hit.context))
+    }
+
     /// Adds a tick in the guest to a tally for [`Self::of_vcpu`].
     pub(super) fn add(&self, tick: Tick, tallies: &mut Tallies) {
         tallies.add(self.ticks.whole(), tick);

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::code::{Function, NONE, small};
-use super::filter::no_such_symbol;
+use super::filter::functions;
 use super::sums::Leaf;
 use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError};
@@ -34,6 +34,8 @@ pub enum Direction {
 pub struct TreeRequest {
     /// The function.
     pub symbol: String,
+    /// Only the function of this module, as in [`super::Filter::module`]; `None` for all of that name.
+    pub module: Option<String>,
     /// Direction.
     pub direction: Direction,
     /// Depth in calls.
@@ -88,10 +90,8 @@ struct GrowingNode {
 
 impl CallTree {
     pub(super) fn new(request: &TreeRequest, view: &View<'_>) -> Result<Self, ReportError> {
-        let wanted = view.code.named(&request.symbol);
-        let Some(first) = wanted.iter().position(|&is| is) else {
-            return Err(no_such_symbol(&request.symbol, view.code));
-        };
+        let wanted = functions(view.code, &request.symbol, request.module.as_deref())?;
+        let first = wanted.iter().position(|&is| is).unwrap_or(0);
         let mut nodes =
             vec![GrowingNode { function: small(first), above: 0, samples: 0, branches: Vec::new() }];
         // Index of the last node of each leaf's path.
@@ -159,7 +159,7 @@ impl CallTree {
             }
             rows.end();
         }
-        let found = view.sums.tick_log.estimates(self.nodes.len(), |hit| rows.of_leaf(hit.leaf));
+        let found = view.sums.tick_log.estimates(self.nodes.len(), |hit| rows.get(hit.leaf));
         for (node, estimate) in self.nodes.iter_mut().zip(found) {
             node.estimate = estimate;
         }

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
-use super::code::{Code, EARLY_BOOT, Entry, Frame, Function, NONE, small};
+use super::code::{Code, EARLY_BOOT, Entry, Frame, Function, NONE, module_name, small};
+use super::number_map::NumberMap;
 use super::stacks::Stacks;
 use super::sums::{Leaf, SampleContext, Sums, TaskActivity, ThreadKey};
 use super::tables::{Instance, Tables, UNKNOWN};
@@ -26,11 +27,48 @@ type Rows = (Vec<Row>, Estimate);
 /// Identity of an address: address, true for a return address, file, instance, function.
 type AddressKey = (u64, bool, Option<u32>, Option<u32>, u32);
 
-/// Code of rows: an index per entry of [`Code::entries`], [`NONE`] for an entry that counts for no row.
-struct Keys {
+/// Rows by one key, without estimates, and the row of each entry of [`Code::entries`], or for a key that is
+/// not code of each context. The index of an item that counts for no row is outside of `rows`.
+struct RowKeys {
     slots: Vec<u32>,
     rows: Vec<Row>,
 }
+
+/// Rows by several keys together.
+struct JoinedKeys {
+    /// As in [`RowKeys`]. An item that counts for no row of some key counts for none.
+    slots: Vec<u32>,
+    /// Row of each key.
+    rows: Vec<Vec<u32>>,
+}
+
+impl JoinedKeys {
+    fn new<'a>(keys: impl Iterator<Item = &'a RowKeys>) -> Self {
+        let keys: Vec<&RowKeys> = keys.collect();
+        let mut joined = Self { slots: Vec::new(), rows: Vec::new() };
+        let mut known: HashMap<Vec<u32>, u32> = HashMap::new();
+        for item in 0..keys.first().map_or(0, |first| first.slots.len()) {
+            let members: Vec<u32> = keys.iter().map(|key| key.slots[item]).collect();
+            let is_row = keys.iter().zip(&members).all(|(key, row)| (*row as usize) < key.rows.len());
+            joined.slots.push(match is_row {
+                true => *known.entry(members).or_insert_with_key(|members| {
+                    joined.rows.push(members.clone());
+                    small(joined.rows.len() - 1)
+                }),
+                false => NONE,
+            });
+        }
+        joined
+    }
+}
+
+/// Combines the positions of keys with their rows.
+fn named(positions: &[usize], rows: &[u32]) -> Vec<(usize, u32)> {
+    positions.iter().copied().zip(rows.iter().copied()).collect()
+}
+
+/// A row by its owner and its code, with the estimates of its own samples and of its total.
+type PairRow = ((u32, u32), Estimate, Estimate);
 
 impl View<'_> {
     /// Estimates by the key of each context, and for contexts without a key.
@@ -59,29 +97,77 @@ impl View<'_> {
         with_last(keys, found)
     }
 
-    pub(super) fn code_rows(&self, by: By) -> Rows {
-        let Keys { slots, rows } = match by {
+    /// Returns one row for each combination of these keys that a sample hit, or that is on a stack.
+    pub(super) fn rows(&self, keys: &[By]) -> Rows {
+        let (code, contexts): (Vec<usize>, Vec<usize>) =
+            (0..keys.len()).partition(|position| keys[*position].is_code());
+        let keys: Vec<RowKeys> = keys.iter().map(|by| self.row_keys(*by)).collect();
+        let at = |positions: &[usize]| JoinedKeys::new(positions.iter().map(|position| &keys[*position]));
+        let joined = |members: &[(usize, u32)]| {
+            let mut members = members.to_vec();
+            members.sort_unstable();
+            Row::joined(members.iter().map(|(position, row)| &keys[*position].rows[*row as usize]))
+        };
+        match (code.is_empty(), contexts.is_empty()) {
+            (true, _) => {
+                let owners = at(&contexts);
+                let (estimates, outside) = self.of_contexts(&owners.slots, owners.rows.len());
+                let rows = owners.rows.iter().zip(estimates).map(|(members, own)| Row {
+                    own,
+                    total: own,
+                    ..joined(&named(&contexts, members))
+                });
+                (rows.collect(), outside)
+            }
+            (false, true) => {
+                let functions = at(&code);
+                let (estimates, outside) = self.of_code(&functions.slots, functions.rows.len());
+                let hit = functions.rows.iter().zip(estimates).filter(|(_, (_, total))| total.samples > 0);
+                let row = |(members, (own, total)): (&Vec<u32>, _)| Row {
+                    own,
+                    total,
+                    ..joined(&named(&code, members))
+                };
+                (hit.map(row).collect(), outside)
+            }
+            (false, false) => {
+                let (owners, functions) = (at(&contexts), at(&code));
+                let (pairs, outside) = self.of_pairs(&owners, &functions);
+                let row = |((owner, function), own, total): ((u32, u32), Estimate, Estimate)| {
+                    let mut members = named(&contexts, &owners.rows[owner as usize]);
+                    members.extend(named(&code, &functions.rows[function as usize]));
+                    Row { own, total, ..joined(&members) }
+                };
+                (pairs.into_iter().map(row).collect(), outside)
+            }
+        }
+    }
+
+    /// Returns the rows by one key.
+    fn row_keys(&self, by: By) -> RowKeys {
+        match by {
+            By::Function => self.code_keys(|_, function| function.symbol.clone()),
             By::Instruction => self.instruction_keys(),
-            By::Line => self.keys(|entry, function| match self.code.lines.get(entry.line as usize) {
+            By::Line => self.code_keys(|entry, function| match self.code.lines.get(entry.line as usize) {
                 Some(at) => match at.line {
                     Some(line) => format!("{}:{line}", at.source),
                     None => at.source.clone(),
                 },
                 None => format!("[{}]", module_name(function)),
             }),
-            By::Module => self.keys(|_, function| module_name(function).to_owned()),
-            _ => self.keys(|_, function| function.symbol.clone()),
-        };
-        let (estimates, outside) = self.of_code(&slots, rows.len());
-        let hit = rows.into_iter().zip(estimates).filter(|(_, (_, total))| total.samples > 0);
-        (hit.map(|(row, (own, total))| Row { own, total, ..row }).collect(), outside)
+            By::Module => self.code_keys(|_, function| module_name(function).to_owned()),
+            By::Process | By::Instance | By::Cgroup => self.charged_keys(by),
+            By::Thread => self.thread_keys(),
+            By::Irq => self.interrupt_keys(),
+            By::Syscall => self.syscall_keys(),
+        }
     }
 
     /// Returns keys by name, module and kind.
-    fn keys(&self, name: impl Fn(Entry, &Function) -> String) -> Keys {
+    fn code_keys(&self, name: impl Fn(Entry, &Function) -> String) -> RowKeys {
         let mut known: HashMap<(u32, u32), u32> = HashMap::new();
         let mut ids: HashMap<(String, Option<String>, FrameKind), u32> = HashMap::new();
-        let mut keys = Keys { slots: Vec::with_capacity(self.code.entries.len()), rows: Vec::new() };
+        let mut keys = RowKeys { slots: Vec::with_capacity(self.code.entries.len()), rows: Vec::new() };
         for &entry in &self.code.entries {
             let function = &self.code.functions[entry.function as usize];
             if function.kind == FrameKind::Reason {
@@ -103,9 +189,9 @@ impl View<'_> {
     }
 
     /// Returns one key per address: several rows of table `frame` may have one.
-    fn instruction_keys(&self) -> Keys {
+    fn instruction_keys(&self) -> RowKeys {
         let mut known: HashMap<AddressKey, u32> = HashMap::new();
-        let mut keys = Keys { slots: vec![NONE; self.code.entries.len()], rows: Vec::new() };
+        let mut keys = RowKeys { slots: vec![NONE; self.code.entries.len()], rows: Vec::new() };
         for frame in self.code.frames.iter().filter(|frame| frame.kind != FrameKind::Reason) {
             let slots = frame.slots();
             let own = self.code.entries[slots.end - 1].function;
@@ -158,20 +244,99 @@ impl View<'_> {
             }
             rows.end();
         }
-        let mut own = self.sums.tick_log.estimates(2 * keys + 1, |hit| rows.of_leaf(hit.leaf));
+        let mut own = self.sums.tick_log.estimates(2 * keys + 1, |hit| rows.get(hit.leaf));
         let outside = own.pop().unwrap_or_default();
         let total = own.split_off(keys);
         (own.into_iter().zip(total).collect(), outside)
     }
 
-    pub(super) fn charged_rows(&self, by: By) -> Rows {
+    /// Estimates each row of contexts, and the samples of none.
+    fn of_contexts(&self, slots: &[u32], rows: usize) -> (Vec<Estimate>, Estimate) {
+        let places: Vec<u32> = slots.iter().map(|slot| (*slot).min(small(rows))).collect();
+        let none = [small(rows)];
+        let place = |context: u32| places.get(context as usize).map_or(&none[..], std::slice::from_ref);
+        let mut found = self.sums.tick_log.estimates(rows + 1, |hit| place(hit.context));
+        let outside = found.pop().unwrap_or_default();
+        (found, outside)
+    }
+
+    /// Estimates own samples and total of each pair of an owner and code, and the samples without an own
+    /// pair. Each sample counts once for each pair of its owner with code on its stack.
+    fn of_pairs(&self, owners: &JoinedKeys, code: &JoinedKeys) -> (Vec<PairRow>, Estimate) {
+        let mut pairs: Vec<(u32, u32)> = Vec::new();
+        let mut known: NumberMap<(u32, u32), u32> = NumberMap::default();
+        // Row 0 is the samples outside; of the rows of each pair the first is its own one, then its total.
+        let mut row = |pair| {
+            let number = *known.entry(pair).or_insert_with(|| {
+                pairs.push(pair);
+                small(pairs.len() - 1)
+            });
+            1 + 2 * number
+        };
+        let mut lists = RowLists::default();
+        let mut places: NumberMap<(u32, u32), u32> = NumberMap::default();
+        let mut seen = vec![0_usize; code.rows.len()];
+        for hit in self.sums.tick_log.hits() {
+            if places.contains_key(&hit) {
+                continue;
+            }
+            let turn = places.len();
+            places.insert(hit, small(turn));
+            let (leaf, _) = &self.sums.leaves.list[hit.0 as usize];
+            let owner = owners.slots[hit.1 as usize];
+            let own = code.slots[self.code.frames[leaf.frame as usize].slots().start];
+            let has_owner = (owner as usize) < owners.rows.len();
+            let is_row = has_owner && (own as usize) < code.rows.len();
+            lists.push(if is_row { row((owner, own)) } else { 0 });
+            for frame in frames(self.stacks, leaf).filter(|_| has_owner) {
+                for &key in &code.slots[self.code.frames[frame as usize].slots()] {
+                    let Some(seen) = seen.get_mut(key as usize) else { continue };
+                    if *seen <= turn {
+                        *seen = turn + 1;
+                        lists.push(row((owner, key)) + 1);
+                    }
+                }
+            }
+            lists.end();
+        }
+        let list = |leaf, context| places.get(&(leaf, context)).map_or(&[][..], |turn| lists.get(*turn));
+        let found = self.sums.tick_log.estimates(1 + 2 * pairs.len(), |hit| list(hit.leaf, hit.context));
+        let outside = found.first().copied().unwrap_or_default();
+        let rows = pairs.into_iter().zip(found.get(1..).unwrap_or_default().chunks(2));
+        let estimates = |both: &[Estimate]| match both {
+            [own, total] => (*own, *total),
+            _ => (Estimate::default(), Estimate::default()),
+        };
+        let row = |(pair, both)| {
+            let (own, total) = estimates(both);
+            (pair, own, total)
+        };
+        (rows.map(row).collect(), outside)
+    }
+
+    /// Returns one row per program, as [`Self::rows`] does.
+    pub(super) fn program_rows(&self) -> Vec<Row> {
+        self.rows(&[By::Process]).0
+    }
+
+    /// Returns the rows of a key of contexts.
+    fn context_keys<K: Copy + Eq + Hash>(
+        &self,
+        key: impl Fn(&SampleContext) -> Option<K>,
+        row: impl Fn(K) -> Row,
+    ) -> RowKeys {
+        let (keys, slots) = grouped(&self.sums.contexts.list, key);
+        RowKeys { slots, rows: keys.into_iter().map(row).collect() }
+    }
+
+    fn charged_keys(&self, by: By) -> RowKeys {
         let mut programs: HashMap<(&str, bool), u32> = HashMap::new();
         for instance in self.tables.instances.values() {
             let next = small(programs.len());
             programs.entry((&instance.comm, instance.kernel_thread)).or_insert(next);
         }
         let names: HashMap<u32, (&str, bool)> = programs.iter().map(|(&name, &id)| (id, name)).collect();
-        let (found, outside) = self.by_context(|context| {
+        let key = |context: &SampleContext| {
             let known = |id| self.tables.instances.get(&id);
             Some(match (context.thread.charged, by) {
                 (Charged::Instance(id), By::Process) => known(id)
@@ -186,8 +351,8 @@ impl View<'_> {
                 (Charged::Instance(_), _) => OwnerKey::Other(Charged::Unknown),
                 (other, _) => OwnerKey::Other(other),
             })
-        });
-        (both(found, |who| self.who(who, &names)), outside)
+        };
+        self.context_keys(key, |who| self.who(who, &names))
     }
 
     fn who(&self, who: OwnerKey, programs: &HashMap<u32, (&str, bool)>) -> Row {
@@ -217,8 +382,8 @@ impl View<'_> {
         }
     }
 
-    pub(super) fn thread_rows(&self) -> Rows {
-        let (found, outside) = self.by_context(|context| {
+    fn thread_keys(&self) -> RowKeys {
+        let key = |context: &SampleContext| {
             let key = context.thread;
             let known =
                 matches!(key.charged, Charged::Instance(id) if self.tables.instances.contains_key(&id));
@@ -227,8 +392,8 @@ impl View<'_> {
                 Charged::Instance(_) => ThreadKey { charged: Charged::Unknown, tid: None, work: NONE },
                 charged => ThreadKey { charged, tid: None, work: NONE },
             })
-        });
-        (both(found, |key| self.thread(key)), outside)
+        };
+        self.context_keys(key, |key| self.thread(key))
     }
 
     fn thread(&self, key: ThreadKey) -> Row {
@@ -249,8 +414,8 @@ impl View<'_> {
         }
     }
 
-    pub(super) fn interrupt_rows(&self) -> Rows {
-        let (found, outside) = self.by_context(|context| {
+    fn interrupt_keys(&self) -> RowKeys {
+        let key = |context: &SampleContext| {
             let (mode, id) = context.interrupt()?;
             let kind = match mode {
                 Mode::SoftIrq => "soft",
@@ -259,17 +424,16 @@ impl View<'_> {
             };
             let known = id.and_then(|id| self.tables.interrupts.get(&id));
             Some(known.map_or((kind, UNKNOWN), |(kind, name)| (kind.as_str(), name.as_str())))
-        });
+        };
         let row = |(kind, name): (&str, &str)| Row {
             name: name.to_owned(),
             kind: Some(kind.to_owned()),
             ..Row::default()
         };
-        (both(found, row), outside)
+        self.context_keys(key, row)
     }
 
-    pub(super) fn syscall_rows(&self) -> Rows {
-        let (found, outside) = self.by_context(SampleContext::activity);
+    fn syscall_keys(&self) -> RowKeys {
         let row = |activity| {
             let (name, kind) = match activity {
                 TaskActivity::User => ("[user]".to_owned(), "user"),
@@ -281,7 +445,7 @@ impl View<'_> {
             };
             Row { name, kind: Some(kind.to_owned()), ..Row::default() }
         };
-        (both(found, row), outside)
+        self.context_keys(SampleContext::activity, row)
     }
 }
 
@@ -308,12 +472,7 @@ fn with_last<K>(keys: Vec<K>, mut found: Vec<Estimate>) -> (Vec<(K, Estimate)>, 
     (keys.into_iter().zip(found).collect(), last)
 }
 
-/// Returns rows without callees, so that their own time is all.
-fn both<K>(found: Vec<(K, Estimate)>, row: impl Fn(K) -> Row) -> Vec<Row> {
-    found.into_iter().map(|(key, estimate)| Row { own: estimate, total: estimate, ..row(key) }).collect()
-}
-
-/// A list of rows for each leaf, in its order.
+/// A list of rows for each leaf, or each other item, in its order.
 #[derive(Debug, Default)]
 pub(super) struct RowLists {
     rows: Vec<u32>,
@@ -321,7 +480,7 @@ pub(super) struct RowLists {
 }
 
 impl RowLists {
-    /// Adds a row to the list of the next leaf.
+    /// Adds a row to the list of the next item.
     pub(super) fn push(&mut self, row: u32) {
         self.rows.push(row);
     }
@@ -331,11 +490,11 @@ impl RowLists {
         self.ends.push(small(self.rows.len()));
     }
 
-    /// Returns the rows of a leaf.
-    pub(super) fn of_leaf(&self, leaf: u32) -> &[u32] {
-        let end = self.ends.get(leaf as usize).map_or(0, |end| *end as usize);
+    /// Returns the rows of an item.
+    pub(super) fn get(&self, item: u32) -> &[u32] {
+        let end = self.ends.get(item as usize).map_or(0, |end| *end as usize);
         let start =
-            (leaf as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);
+            (item as usize).checked_sub(1).and_then(|at| self.ends.get(at)).map_or(0, |end| *end as usize);
         self.rows.get(start..end).unwrap_or_default()
     }
 }
@@ -370,12 +529,4 @@ fn other(charged: Charged) -> Row {
         Charged::Unknown | Charged::Instance(_) => "unknown",
     };
     Row { name: charged.name().to_owned(), kind: Some(kind.to_owned()), ..Row::default() }
-}
-
-fn module_name(function: &Function) -> &str {
-    match (&function.module, function.kind) {
-        (Some(module), _) => module,
-        (None, FrameKind::User) => UNKNOWN,
-        (None, _) => "kernel",
-    }
 }

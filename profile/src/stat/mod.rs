@@ -150,6 +150,12 @@ pub struct CounterStat {
 }
 
 impl ExitStat {
+    /// Returns the histogram of its times from the exit to the next entry: shortest time of a bucket in ns,
+    /// and the number of exits in it, rising. Buckets are those of [`crate::histogram`].
+    pub fn times(&self) -> &[(u64, u64)] {
+        &self.times
+    }
+
     /// Calculates the figures that follow from the others.
     fn derive(&mut self) {
         self.mean_ns = self.total_ns.checked_div(self.count).unwrap_or(0);

@@ -191,7 +191,7 @@ impl ProfileWriter {
         written.map_err(|error| self.error(&error))
     }
 
-    /// Puts the new profile in the place of the older one, and opens it there. The error is the reason alone.
+    /// Replaces the older profile by the new one, and opens it. The error is the reason alone.
     fn replace_older(&mut self, file: &Path) -> Result<Connection, SinkError> {
         let nothing = Connection::open_in_memory().map_err(|error| SinkError(error.to_string()))?;
         drop(std::mem::replace(&mut self.connection, nothing));

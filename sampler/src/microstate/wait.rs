@@ -88,6 +88,13 @@ impl WaitDetector {
         }
     }
 
+    /// Forgets the last request: the tick that it was for is over.
+    pub(crate) fn forget_request(&mut self) {
+        if let Self::Foreign(thread) = self {
+            thread.asked = None;
+        }
+    }
+
     /// Notes that a thread of another process waits at the present tick, or does not, as the host's kernel
     /// itself has it.
     pub(crate) fn note(&mut self, waits: bool) {
@@ -255,5 +262,11 @@ mod tests {
         detector.note(true);
         assert_eq!(detector.waited_at(0, 7), Some(TickHold::since(7)), "known");
         assert_eq!(detector.waited_at(0, 7), None, "of that tick only");
+        // As if it had waited since a request that was served by no sample.
+        if let WaitDetector::Foreign(thread) = &mut detector {
+            thread.asked = Some((0, 1));
+        }
+        detector.forget_request();
+        assert_eq!(detector.waited_at(0, 2), None, "not stopped for this tick");
     }
 }

@@ -1,4 +1,4 @@
-//! Output of a running target (llvm.org/docs/LibFuzzer.html, "Output"), and the table made of it.
+//! Output of a running target (llvm.org/docs/LibFuzzer.html, "Output").
 
 use std::fmt::Write as _;
 
@@ -56,24 +56,6 @@ impl FuzzOutcome {
     }
 }
 
-/// Returns the table, with one line for each target.
-pub fn table(outcomes: &[(String, FuzzOutcome)]) -> String {
-    let mut text = format!(
-        "{:<14}{:>12}{:>10}{:>8}{:>10}{:>8}  {}\n",
-        "target", "executions", "exec/s", "edges", "features", "corpus", "result"
-    );
-    for (target, outcome) in outcomes {
-        let result = if outcome.found.is_some() { "FOUND" } else { "clean" };
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            text,
-            "{target:<14}{:>12}{:>10}{:>8}{:>10}{:>8}  {result}",
-            outcome.executions, outcome.rate, outcome.edges, outcome.features, outcome.corpus
-        );
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,8 +82,6 @@ mod tests {
         assert_eq!((outcome.executions, outcome.rate), (9001, 2999));
         assert_eq!((outcome.edges, outcome.features, outcome.corpus), (2301, 5102, 311));
         assert_eq!(outcome.found, None);
-        let table = table(&[("elf".into(), outcome)]);
-        assert!(table.lines().last().is_some_and(|line| line.ends_with("311  clean")), "{table}");
     }
 
     #[test]

@@ -179,9 +179,9 @@ Functions
 
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks are
   complete; most others: no CFI for this \\x1b[2Jcode (2.9 %).
-Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: `vprof
-  symbolize 'my profile.vprof' --debug-dir /usr/lib/debug` can name it by the
-  debug file of build-id 3f1c9b0a.
+Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: the debug
+  file of build-id 3f1c9b0a would name it; this machine has none, nor has a
+  server of DEBUGINFOD_URLS (`vprof docs symbols`).
 
 vCPUs: samples by mode, and ticks outside of the guest
   vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU

@@ -55,9 +55,21 @@ const KEYS: u16 = 13;
 
 /// Draws the help from line `down` on; returns the first line, which is limited by the length of the text.
 pub fn draw(buffer: &mut Buffer, area: Rect, down: usize, own_run: bool, theme: ScreenTheme) -> usize {
-    let down = down.min(LINES.len().saturating_sub(usize::from(area.height)));
-    for ((key, text), y) in LINES.iter().skip(down).zip(area.top()..area.bottom()) {
-        let text = if own_run && *key == "q" { ENDS } else { text };
+    let own = |(key, text)| if own_run && key == "q" { (key, ENDS) } else { (key, text) };
+    lines(buffer, area, down, &LINES.map(own), theme)
+}
+
+/// Draws lines of help, each a key and its action, as [`draw`] does. A line without a key is text, or a
+/// heading if it ends with a colon.
+pub fn lines(
+    buffer: &mut Buffer,
+    area: Rect,
+    down: usize,
+    all: &[(&str, &str)],
+    theme: ScreenTheme,
+) -> usize {
+    let down = down.min(all.len().saturating_sub(usize::from(area.height)));
+    for ((key, text), y) in all.iter().skip(down).zip(area.top()..area.bottom()) {
         let x = area.x + 1;
         let style = if text.ends_with(':') && key.is_empty() { theme.heading() } else { Style::new() };
         if key.is_empty() {

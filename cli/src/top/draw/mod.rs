@@ -10,7 +10,7 @@
 
 mod bars;
 mod header;
-mod help;
+pub mod help;
 mod pane;
 pub mod theme;
 
@@ -33,8 +33,8 @@ const LOW: u16 = 16;
 pub fn screen(frame: &mut Frame<'_>, state: &mut ViewState, theme: ScreenTheme) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
-    if area.width < LEAST.0 || area.height < LEAST.1 {
-        too_small(buffer, area, theme);
+    if is_too_small(area) {
+        too_small(buffer, area, "vprof top", theme);
         return;
     }
     let bottom = Rect { y: area.bottom() - 1, height: 1, ..area };
@@ -59,16 +59,22 @@ fn main(buffer: &mut Buffer, area: Rect, state: &mut ViewState, theme: ScreenThe
 }
 
 /// Splits off the upper rows.
-fn split(area: Rect, rows: u16) -> [Rect; 2] {
+pub fn split(area: Rect, rows: u16) -> [Rect; 2] {
     let rows = rows.min(area.height);
     [Rect { height: rows, ..area }, Rect { y: area.y + rows, height: area.height - rows, ..area }]
 }
 
-fn too_small(buffer: &mut Buffer, area: Rect, theme: ScreenTheme) {
+/// True if the screen has no room for a view.
+pub fn is_too_small(area: Rect) -> bool {
+    area.width < LEAST.0 || area.height < LEAST.1
+}
+
+/// Draws the size that the view of this name needs.
+pub fn too_small(buffer: &mut Buffer, area: Rect, name: &str, theme: ScreenTheme) {
     let (columns, rows) = LEAST;
     let lines = [
         "Too small.".to_owned(),
-        format!("vprof top needs {columns}x{rows},"),
+        format!("{name} needs {columns}x{rows},"),
         format!("this is {}x{}.", area.width, area.height),
         "q quits.".to_owned(),
     ];
@@ -97,15 +103,26 @@ fn last_line(buffer: &mut Buffer, area: Rect, state: &ViewState, theme: ScreenTh
             return None;
         }
     };
+    Some(prompt(buffer, place, question, typed, theme))
+}
+
+/// Draws a question and what was typed so far; returns the position of the cursor.
+pub fn prompt(
+    buffer: &mut Buffer,
+    slot: RowSlot,
+    question: &str,
+    typed: &str,
+    theme: ScreenTheme,
+) -> Position {
     // A long text is cut at its start, as the user types at its end.
     let typed = escaped(typed);
-    let room = usize::from(area.width).saturating_sub(question.len() + 1);
+    let room = usize::from(slot.width).saturating_sub(question.len() + 1);
     let mut end = typed.as_ref();
     while end.width() > room {
         end = end.char_indices().nth(1).map_or("", |(at, _)| &end[at..]);
     }
-    let x = put(buffer, place, &format!("{question}{end}"), theme.heading(), theme);
-    Some(Position { x: x.min(area.right() - 1), y: area.y })
+    let x = put(buffer, slot, &format!("{question}{end}"), theme.heading(), theme);
+    Position { x: x.min((slot.x + slot.width).saturating_sub(1)), y: slot.y }
 }
 
 fn hint(width: u16, state: &ViewState) -> &'static str {
@@ -122,21 +139,21 @@ fn hint(width: u16, state: &ViewState) -> &'static str {
 
 /// Part of a row of the screen.
 #[derive(Debug, Clone, Copy)]
-struct RowSlot {
-    x: u16,
-    y: u16,
-    width: u16,
+pub struct RowSlot {
+    pub x: u16,
+    pub y: u16,
+    pub width: u16,
 }
 
 /// Writes a text at the left of the slot; returns the column after it.
-fn put(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) -> u16 {
+pub fn put(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) -> u16 {
     let RowSlot { x, y, width } = slot;
     let text = theme.cut(text, width);
     buffer.set_stringn(x, y, text, usize::from(width), style).0
 }
 
 /// Writes a text at the right of the slot.
-fn put_right(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) {
+pub fn put_right(buffer: &mut Buffer, slot: RowSlot, text: &str, style: Style, theme: ScreenTheme) {
     let RowSlot { x, y, width } = slot;
     let text = theme.cut(text, width);
     let own = u16::try_from(text.width()).unwrap_or(width).min(width);

@@ -5,7 +5,7 @@ use std::env;
 
 use ratatui::style::{Color, Modifier, Style};
 
-use crate::render::table;
+use crate::render::{is_utf8_locale, table};
 use crate::top::history::StateParts;
 
 /// Colours and characters that the terminal supports.
@@ -34,13 +34,8 @@ const COLORS: [Color; 7] =
 impl ScreenTheme {
     /// Reads the environment: `NO_COLOR` (no-color.org), and the locale's character set as in POSIX.
     pub fn from_environment() -> Self {
-        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
-        let locale = ["LC_ALL", "LC_CTYPE", "LANG"].into_iter().find_map(set).unwrap_or_default();
-        let locale = locale.to_string_lossy().to_ascii_lowercase();
-        Self {
-            color: set("NO_COLOR").is_none(),
-            unicode: ["utf-8", "utf8"].iter().any(|name| locale.contains(name)),
-        }
+        let has_no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Self { color: !has_no_color, unicode: is_utf8_locale(|name| env::var(name).ok()) }
     }
 
     /// Cuts a text to at most this many columns.

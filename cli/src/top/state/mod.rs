@@ -308,7 +308,8 @@ impl ViewState {
     }
 }
 
-fn edit(typed: &mut String, key: KeyPress) {
+/// Changes a text that is being typed.
+pub fn edit(typed: &mut String, key: KeyPress) {
     match key {
         KeyPress::Backspace => drop(typed.pop()),
         KeyPress::Ctrl('u') => typed.clear(),

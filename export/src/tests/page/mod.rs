@@ -2,13 +2,15 @@
 
 mod browser;
 mod clicks;
+mod parts;
 
 use std::io::Read;
 use std::path::Path;
 
 use flate2::read::ZlibDecoder;
 use profile::Profile;
-use profile::report::Filter;
+use profile::boot::Boot;
+use profile::report::{By, Filter, FullReport};
 use profile::store::Value as Cell;
 use serde_json::Value;
 
@@ -152,6 +154,57 @@ fn functions_have_the_report_s_estimates() {
     assert_eq!((row("work")[1].as_u64(), row("work")[5].as_u64()), (Some(10), Some(76)));
     let share = row("mix")[2].as_f64().expect("a share");
     assert!((share - 40.0 / 85.0).abs() < 1e-5, "{share}");
+}
+
+/// Rows of each kind of `--by` are those of the report.
+#[test]
+fn every_kind_has_the_reports_rows() {
+    let made = fixture::several();
+    let (facts, _) = block(&page(&made.path, &PageRequest::default()));
+    let profile = Profile::open(&made.path).expect("a profile");
+    // Functions and processes have their own lists.
+    let kinds = By::ALL.iter().filter(|(_, by)| !matches!(by, By::Function | By::Instance));
+    for &(name, by) in kinds {
+        let found = FullReport::read(&profile, &Filter::default(), &[by], 0).expect("a report");
+        let expected: Vec<_> =
+            found.breakdowns[0].rows.iter().map(|row| (row.name.as_str(), row.own.samples)).collect();
+        let rows = facts["by"][name]["rows"].as_array().unwrap_or_else(|| panic!("no {name}"));
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| (row[0].as_str().expect("a name"), row[3].as_u64().expect("a number")))
+            .collect();
+        assert_eq!(rows, expected, "{name}");
+        assert!(!rows.is_empty(), "{name}");
+        assert_eq!(facts["by"][name]["leftOut"], 0);
+    }
+}
+
+#[test]
+fn the_hottest_code_has_its_samples() {
+    let made = fixture::several();
+    let (facts, _) = block(&page(&made.path, &PageRequest::default()));
+    let code = facts["code"].as_array().expect("a list");
+    assert_eq!((code.len(), &code[0]["symbol"], &code[0]["samples"]), (1, &"work".into(), &50.into()));
+    let lines = code[0]["lines"].as_array().expect("a list");
+    let texts: Vec<_> = lines.iter().map(|line| (line[1].as_str(), line[3].as_u64())).collect();
+    let at = |address, own| (Some(address), Some(own));
+    assert_eq!(texts, [at("0x2000", 0), at("0x2001", 0), at("0x2004", 50), at("0x2005", 0)]);
+    assert_eq!(
+        block(&page(&fixture::plain().path, &PageRequest::default())).0["code"],
+        serde_json::json!([])
+    );
+}
+
+#[test]
+fn a_boot_has_its_phases_and_a_run_without_one_none() {
+    let boot = fixture::of_boot();
+    let phases = |path: &Path| block(&page(path, &PageRequest::default())).0["phases"].clone();
+    let read = Boot::read(&Profile::open(&boot.path).expect("a profile")).expect("a boot");
+    let expected = read.phase("decompression").expect("a phase");
+    let found = phases(&boot.path);
+    assert_eq!((&found[0][0], &found[0][2]), (&"decompression".into(), &expected.to_s.into()));
+    assert!(found.as_array().expect("a list").iter().all(|phase| phase[0] != "total"));
+    assert_eq!(phases(&fixture::several().path), serde_json::json!([]));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::*;
 use crate::rows::{CodeRow, CodeSource, StackRow};
 
 fn tree(run: &Run, symbol: &str, direction: Direction, depth: u32) -> Result<CallTree, ReportError> {
-    let request = TreeRequest { symbol: symbol.to_owned(), direction, depth };
+    let request = TreeRequest { symbol: symbol.to_owned(), module: None, direction, depth };
     let report = ask(run, &Filter::default(), &Request::Tree(request))?;
     Ok(report.tree.expect("what was asked for"))
 }

@@ -264,6 +264,132 @@ fn interrupts_and_system_calls() {
     assert_eq!((calls, outside), (rows(&expected), 10));
 }
 
+/// Rows of several keys as their names, own and total samples, and the samples outside.
+fn by_keys(run: &Run, keys: &[By], filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
+    let report = ask(run, filter, &Request::Keys(keys.to_vec())).expect("a report");
+    let breakdown = report.by.expect("what was asked for");
+    assert_eq!(breakdown.keys().collect::<Vec<_>>(), keys);
+    let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();
+    assert_eq!(own + breakdown.outside.samples, report.chosen_samples, "{keys:?}");
+    let row = |row: &Row| {
+        let names: Vec<String> = (0..keys.len()).map(|position| row.by_key(position).name).collect();
+        (names.join(" / "), row.own.samples, row.total.samples)
+    };
+    (breakdown.rows.iter().map(row).collect(), breakdown.outside.samples)
+}
+
+#[test]
+fn rows_of_several_keys_have_a_name_of_each() {
+    let run = known();
+    let all = Filter::default();
+    let user = only(|f| f.modes = vec![ModeGroup::User]);
+    let functions = [
+        ("gzip#0 / mix", 30, 30),
+        ("gzip#0 / recurse(int)", 20, 20),
+        ("gzip#1 / [prog]", 10, 10),
+        ("gzip#0 / main", 0, 50),
+        ("gzip#0 / hash", 0, 30),
+        ("gzip#0 / work", 0, 30),
+    ];
+    assert_eq!(by_keys(&run, &[By::Instance, By::Function], &user), (rows(&functions), 0));
+    // The names are in the order of the keys, whatever is code.
+    let interrupts = [
+        ("kernel / [hard interrupts] / virtio0-req.0", 6, 6),
+        ("kernel / [soft interrupts] / [unknown]", 4, 4),
+        ("prog / [hard interrupts] / virtio0-req.0", 0, 6),
+    ];
+    let found = by_keys(&run, &[By::Module, By::Process, By::Irq], &all);
+    assert_eq!(found, (rows(&interrupts), 90));
+    let calls = [
+        ("[user] / gzip#0", 50, 50),
+        ("read / gzip#1", 15, 15),
+        ("[no system call] / kthreadd#0", 10, 10),
+        ("[user] / gzip#1", 10, 10),
+        ("[no system call] / gzip#1", 5, 5),
+    ];
+    assert_eq!(by_keys(&run, &[By::Syscall, By::Instance], &all), (rows(&calls), 10));
+    // Two keys of code are those of one place: no function has a line of another one.
+    let lines = [
+        ("mix / mix.h:7", 30, 30),
+        ("hash / mix.h:3", 0, 30),
+        ("main / [prog]", 0, 30),
+        ("work / work.c:20", 0, 30),
+    ];
+    let thread = only(|f| f.thread = text("gzip"));
+    assert_eq!(by_keys(&run, &[By::Function, By::Line], &thread), (rows(&lines), 0));
+}
+
+#[test]
+fn a_row_of_several_keys_adds_up_over_the_keys_that_are_left_out() {
+    let run = known();
+    let (pairs, _) = by_keys(&run, &[By::Process, By::Function], &Filter::default());
+    let (single, _) = by(&run, By::Function, &Filter::default());
+    for (name, own, total) in single {
+        let ending = format!(" / {name}");
+        let sum = |of: fn(&(String, u64, u64)) -> u64| {
+            pairs.iter().filter(|pair| pair.0.ends_with(&ending)).map(of).sum::<u64>()
+        };
+        assert_eq!((sum(|pair| pair.1), sum(|pair| pair.2)), (own, total), "{name}");
+    }
+}
+
+#[test]
+fn relative_shares_are_of_the_chosen_samples() {
+    let run = known();
+    let filter = |relative| Filter { process: vec!["gzip".to_owned()], relative, ..Filter::default() };
+    let of = |relative| ask(&run, &filter(relative), &Request::By(By::Instance)).expect("a report");
+    let (whole, part) = (of(false), of(true));
+    assert_eq!((part.busy_samples, part.chosen_samples), (100, 80));
+    let row = |report: &Report| report.by.as_ref().expect("rows").rows[0].own;
+    let (absolute, relative) = (row(&whole), row(&part));
+    assert_eq!((absolute.share, relative.share), (0.5, 0.625));
+    assert!(relative.share_low < 0.625 && 0.625 < relative.share_high);
+    // Times stay the same.
+    assert_eq!(relative.time_s, absolute.time_s);
+    let sum: f64 = part.programs.iter().map(|program| program.estimate.share).sum();
+    assert!((sum - 1.0).abs() < 1e-12, "{sum}");
+}
+
+#[test]
+fn a_module_chooses_samples_that_hit_it_or_the_function_of_that_name() {
+    let mut run = known();
+    // A second function `work`, in another file.
+    run.batch.frames.push(FrameRow {
+        id: 20,
+        address: 0x5000,
+        kind: FrameKind::User,
+        file: Some(1),
+        symbol: text("work"),
+        module: text("libwork.so.1"),
+        ..Default::default()
+    });
+    run.batch.stacks.push(StackRow { id: 20, parent: Some(1), frame: 20 });
+    add(&mut run, 7, Mode::User, (1, 10), (20, 20), (None, None));
+    let chosen = |symbol: Option<&str>, module: &str| {
+        let filter = Filter { symbol: symbol.and_then(text), module: text(module), ..Filter::default() };
+        ask(&run, &filter, &Request::Summary).map(|report| report.chosen_samples)
+    };
+    assert_eq!(chosen(None, "libwork.so.1").expect("a report"), 7);
+    assert_eq!(chosen(None, "lib*").expect("a report"), 7);
+    assert_eq!(chosen(None, "prog").expect("a report"), 60);
+    assert_eq!(chosen(None, "kernel").expect("a report"), 40);
+    assert_eq!(chosen(Some("work"), "prog").expect("a report"), 30);
+    assert_eq!(chosen(Some("work"), "libwork.so.1").expect("a report"), 7);
+    let error = chosen(None, "libwrk.so.1").expect_err("no module").to_string();
+    assert!(error.contains("no module libwrk.so.1: near are libwork.so.1"), "{error}");
+    let error = chosen(Some("work"), "kernel").expect_err("no function").to_string();
+    assert!(error.contains("called work: --module may be libwork.so.1, prog"), "{error}");
+    let tree = |module: Option<&str>| {
+        let (symbol, direction) = ("work".to_owned(), Direction::Callers);
+        let request = TreeRequest { symbol, module: module.and_then(text), direction, depth: 8 };
+        let report = ask(&run, &Filter::default(), &Request::Tree(request)).expect("a report");
+        let tree = report.tree.expect("a tree");
+        (tree.modules, tree.total.samples)
+    };
+    assert_eq!(tree(None), (vec!["libwork.so.1".to_owned(), "prog".to_owned()], 37));
+    assert_eq!(tree(Some("libwork.so.1")), (vec!["libwork.so.1".to_owned()], 7));
+}
+
 #[test]
 fn processes_tell_where_they_belong() {
     let report = ask(&known(), &Filter::default(), &Request::Summary).expect("a report");
@@ -325,6 +451,8 @@ fn filters_restrict_and_combine() {
     assert_eq!(chosen(&|f| f.symbol = text("vfs_read")), 40);
     assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::User]), 60);
     assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::Kernel, ModeGroup::Irq]), 40);
+    assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::HardIrq]), 6);
+    assert_eq!(chosen(&|f| f.modes = vec![ModeGroup::SoftIrq]), 4);
     assert_eq!(chosen(&|f| (f.process, f.symbol) = (vec!["gzip".to_owned()], text("ksys_read"))), 15);
     assert_eq!(chosen(&|f| (f.process, f.modes) = (vec!["gzip".to_owned()], vec![ModeGroup::Irq])), 0);
     assert_eq!(chosen(&|f| (f.process, f.cgroup) = (vec!["kthreadd".to_owned()], text("web"))), 0);

@@ -55,21 +55,23 @@ function readTree({ json, section }) {
     tree.parent[node] = node - numbers.next();
     tree.func[node] = numbers.next();
   }
-  tree.outermost = outermost(tree, json.functions.symbol.length);
+  tree.outermost = outermost(tree, tree.func, json.functions.symbol.length);
   return tree;
 }
 
-/** For each node, 1 if none of its callers is the same function. Nodes are numbered in the order of a walk in depth. */
-function outermost({ size, parent, func }, functions) {
-  const open = new Int32Array(functions);
+/**
+ * For each node, 1 if none of its callers has the same key. Nodes are numbered in the order of a
+ * walk in depth; keys are below `bound`.
+ */
+function outermost({ size, parent }, key, bound) {
+  const open = new Int32Array(bound);
   const result = new Uint8Array(size);
   const path = [0];
   for (let node = 1; node < size; node++) {
     while (path[path.length - 1] !== parent[node]) {
-      const left = func[path.pop()];
-      open[left]--;
+      open[key[path.pop()]]--;
     }
-    result[node] = open[func[node]]++ === 0 ? 1 : 0;
+    result[node] = open[key[node]]++ === 0 ? 1 : 0;
     path.push(node);
   }
   return result;
@@ -125,6 +127,25 @@ function readLeaves({ json, section }, name) {
   return leaves;
 }
 
+/** For each bucket of time, 1 if sampling was stopped on all vCPUs in its middle. */
+function unsampledBuckets({ time, microstates }) {
+  const result = new Uint8Array(time.buckets);
+  if (microstates.length === 0) {
+    return result;
+  }
+  const stopped = new Uint16Array(time.buckets);
+  const bucket = (us) => Math.max(0, Math.min(time.buckets, Math.ceil((us * 1e3 - time.beginNs) / time.bucketNs - 0.5)));
+  for (const { stops } of microstates) {
+    for (const [from, to] of stops) {
+      for (let i = bucket(from); i < bucket(to); i++) {
+        stopped[i]++;
+      }
+    }
+  }
+  stopped.forEach((n, i) => { result[i] = Number(n >= microstates.length); });
+  return result;
+}
+
 /** All data of the page. */
 async function load() {
   const block = await unpack();
@@ -136,10 +157,13 @@ async function load() {
     offCpu: readLeaves(block, 'offCpu'),
     baseLeaves: readLeaves(block, 'base'),
   };
+  // Row of processes, mode, thread and call of each role.
+  profile.roles = json.roles.map(([thread, mode, call]) => [json.threads.row[thread], mode, thread, call]);
   // Begin, length and smallest part of the axis of time, s. A profile without samples has an axis, too.
   profile.begin = json.time.beginNs / 1e9;
   profile.length = json.time.bucketNs * json.time.buckets / 1e9;
   profile.step = json.time.bucketNs / 1e9;
+  profile.unsampled = unsampledBuckets(json);
   /** Whether the page was made of a part of the run's time. */
   profile.isPart = json.report.filter.from_ns !== null || json.report.filter.to_ns !== null;
   return profile;

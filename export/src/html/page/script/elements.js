@@ -86,7 +86,7 @@ function bytes(n) {
 }
 
 /** A count of something in words. */
-const counted = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : 's'}`;
+const counted = (n, thing) => `${count(n)} ${thing}${n === 1 ? '' : thing.endsWith('s') ? 'es' : 's'}`;
 
 /** A time of the run in s, with as many digits as distinguish steps of `step` s. */
 function moment(s, step) {

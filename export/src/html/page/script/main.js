@@ -65,13 +65,17 @@ async function main() {
   const timeline = new Timeline(profile, view);
   const flame = new Flame(profile, view);
   const processes = new Processes(profile, view);
+  new HeatMap(profile, view, timeline);
   new Functions(profile, view, flame);
+  new ByKind(profile, view);
   const find = (name) => flame.find(name);
   showSummary(profile, { showProgram: (name) => processes.find(name), find });
   showChanges(profile, view.sums(), find);
+  showCode(profile);
   showTasks(profile);
   showAccounting(profile);
   showExits(profile);
+  showLatency(profile);
   new Log(profile, view, timeline);
   showMeasured(profile);
   view.onChange(() => showChosen(profile, view, flame));

@@ -9,17 +9,23 @@ const PAGE = 25;
  */
 class DataTable {
   constructor(id, columns, { sort, text, thing, pick, first = PAGE }) {
-    Object.assign(this, { id, columns, text, thing, pick });
-    this.sortBy = sort;
-    this.descending = true;
+    Object.assign(this, { id, text, thing, pick });
     this.rows = [];
-    this.shown = first;
     this.first = first;
     this.table = $(`${id}-table`);
     this.filter = $(`${id}-filter`);
     this.more = $(`${id}-more`);
     this.filter?.addEventListener('input', () => { this.shown = first; this.draw(); });
     this.more?.addEventListener('click', () => { this.shown += 20 * PAGE; this.draw(); });
+    this.setColumns(columns, sort);
+  }
+
+  /** Other columns, sorted by that with the number `sort`. */
+  setColumns(columns, sort) {
+    this.columns = columns;
+    this.sortBy = sort;
+    this.descending = true;
+    this.shown = this.first;
     this.heads = columns.map((column, i) => this.head(column, i));
     this.body = el('tbody');
     this.table.replaceChildren(this.table.caption, el('thead', {}, el('tr', {}, ...this.heads)), this.body);

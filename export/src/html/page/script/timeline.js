@@ -1,4 +1,5 @@
-// The timeline: a lane per vCPU with its states, events and console below, and the picked time.
+// The timeline: phases of a boot, a lane per vCPU with its states, lanes of programs, events and console, and the picked
+// time.
 
 /** States of a vCPU in the order in which a lane stacks them, with their names and sources. */
 const STATES = [
@@ -15,7 +16,7 @@ const STATES = [
   ['halted', 'Halted', false],
 ];
 
-const LANE = { axis: 22, height: 40, gap: 8, marks: 18 };
+const LANE = { axis: 22, height: 40, gap: 8, marks: 18, use: 22, more: 18 };
 
 /**
  * Stretches of one vCPU: `begin` and `end` in s and the time of each state, s. The clocks give all but the first four,
@@ -50,24 +51,17 @@ class Timeline {
     this.zoom = [this.begin, this.begin + this.length];
     /** A time that another part of the page points to, s. */
     this.mark = null;
+    /** Called after a change of the time that is shown. */
+    this.onZoom = () => {};
+    this.activity = new Activity(profile);
     this.canvas = $('lane-canvas');
     this.element = $('lanes');
     this.start();
   }
 
-  get height() {
-    return LANE.axis + this.lanes.length * (LANE.height + LANE.gap) + 2 * LANE.marks + 4;
-  }
-
   start() {
-    const names = this.lanes.map((lane, i) => [`vCPU ${lane.id}`, this.laneTop(i) + LANE.height / 2]);
-    names.push(['Events', this.marksTop() + LANE.marks / 2], ['Console', this.marksTop() + LANE.marks * 1.5]);
-    $('lane-names').replaceChildren(...names.map(([name, y]) => {
-      const label = el('span', {}, name);
-      label.style.top = `${y}px`;
-      return label;
-    }));
-    $('lane-names').style.minWidth = `${Math.max(4.2, 0.62 * Math.max(...names.map(([name]) => name.length)))}rem`;
+    this.arrange();
+    showPhases(this.profile, this.view);
     this.view.onChange(() => this.update());
     theme.listeners.push(() => this.draw());
     new ResizeObserver(() => this.draw()).observe(this.canvas.parentElement);
@@ -77,12 +71,66 @@ class Timeline {
     this.update();
   }
 
-  laneTop(i) {
-    return LANE.axis + i * (LANE.height + LANE.gap);
+  /** Places the lanes below each other, and writes their names. */
+  arrange() {
+    let y = LANE.axis;
+    const next = (height, gap) => {
+      const top = y;
+      y += height + gap;
+      return { top, height };
+    };
+    this.phases = this.profile.phases.length > 0 ? next(LANE.marks, LANE.gap) : null;
+    this.lanes.forEach((lane) => Object.assign(lane, next(LANE.height, LANE.gap)));
+    this.uses = this.activity.shown().map((use) => ({ ...use, ...next(use.lane ? LANE.use : LANE.more, 3) }));
+    this.marks = next(2 * LANE.marks, 4);
+    this.height = y;
+    const focused = document.activeElement?.dataset.lane;
+    const labels = this.labels();
+    $('lane-names').replaceChildren(...labels);
+    const longest = Math.max(...labels.map((label) => label.textContent.length));
+    const room = `min(${Math.min(15, Math.max(4.2, 0.55 * longest + 1))}rem, 32vw)`;
+    // The heat map has the same axis.
+    ['lane-names', 'heat-rows'].forEach((id) => { $(id).style.minWidth = room; });
+    // The button that was pressed is another one now.
+    labels.find((label) => focused !== undefined && label.dataset.lane === focused)?.focus();
   }
 
-  marksTop() {
-    return this.laneTop(this.lanes.length);
+  labels() {
+    const at = ({ top, height }, label) => {
+      label.style.top = `${top + height / 2}px`;
+      return label;
+    };
+    const { top, height } = this.marks;
+    const name = (place, text) => at(place, el('span', { title: text }, text));
+    return [
+      ...(this.phases ? [name(this.phases, 'Boot')] : []),
+      ...this.lanes.map((lane) => name(lane, `vCPU ${lane.id}`)),
+      ...this.uses.map((use) => at(use, this.useLabel(use))),
+      name({ top, height: height / 2 }, 'Events'),
+      name({ top: top + height / 2, height: height / 2 }, 'Console'),
+    ];
+  }
+
+  /** A button that shows the parts of a program or process, or what is shown of one that has none. */
+  useLabel({ lane, of, more, depth }) {
+    const { activity, view } = this;
+    const button = (key, text, hint, act) => {
+      const label = el('button', { type: 'button', title: hint, 'data-lane': key }, text);
+      label.style.paddingLeft = `${depth * 0.7}rem`;
+      label.addEventListener('click', () => { act(); this.arrange(); this.draw(); });
+      return label;
+    };
+    if (!lane) {
+      return button(`more${of.key}`, `${count(more)} more`, 'Show more lanes', () => activity.showMore(of));
+    }
+    const time = `${lane.name}, ${duration(lane.time)} of CPU time`;
+    if (lane.parts.length > 0) {
+      const open = activity.open.has(lane.key);
+      const label = button(lane.key, `${open ? '▾' : '▸'} ${lane.name}`, time, () => activity.toggle(lane));
+      label.setAttribute('aria-expanded', String(open));
+      return label;
+    }
+    return button(lane.key, lane.name, `${time} — click to show its process alone`, () => view.only(view.process === lane.row ? null : lane.row));
   }
 
   listenToControls() {
@@ -116,6 +164,7 @@ class Timeline {
     const begin = Math.max(this.begin, Math.min((from + to - width) / 2, this.begin + this.length - width));
     this.zoom = [begin, begin + width];
     this.draw();
+    this.onZoom();
   }
 
   timeAt(x) {
@@ -161,20 +210,30 @@ class Timeline {
   at(event) {
     const box = this.canvas.getBoundingClientRect();
     const time = this.timeAt(event.clientX - box.left);
-    const place = Math.floor((event.clientY - box.top - LANE.axis) / (LANE.height + LANE.gap));
-    const lane = this.lanes[place];
-    return { time, lane, segment: lane?.list.find((s) => s.begin <= time && time < s.end), x: event.clientX - box.left, y: event.clientY - box.top };
+    const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+    const holds = (place) => place && y >= place.top && y < place.top + place.height;
+    const lane = this.lanes.find(holds);
+    const segment = lane?.list.find((s) => s.begin <= time && time < s.end);
+    const phase = holds(this.phases) ? phaseAt(this.profile, time) : undefined;
+    return { time, lane, segment, phase, use: this.uses.find(holds)?.lane, isMark: holds(this.marks), x, y };
   }
 
+  /** Picks the segment or the phase at the pointer, or shows the process of a lane alone. */
   pickStretch(event) {
-    const { segment } = this.at(event);
+    const { view } = this;
+    const { segment, phase, use } = this.at(event);
     if (segment) {
-      this.view.pickSeconds(segment.begin, segment.end);
+      view.pickSeconds(segment.begin, segment.end);
+    } else if (phase) {
+      view.pickSeconds(phase.from, phase.to);
+    } else if (use && use.row !== null) {
+      view.only(view.process === use.row ? null : use.row);
     }
   }
 
   hover(event) {
-    const { time, lane, segment, x, y } = this.at(event);
+    const { time, lane, segment, phase, use, isMark, x, y } = this.at(event);
+    const perPixel = (this.zoom[1] - this.zoom[0]) / this.canvas.parentElement.clientWidth;
     const tip = $('lane-tip');
     const lines = [`${moment(time, this.profile.step / 10)} s`];
     if (segment) {
@@ -185,14 +244,22 @@ class Timeline {
           lines.push(`${name} ${percent(segment.state[state] / length)}`);
         }
       }
-    } else if (!lane) {
-      const near = (this.zoom[1] - this.zoom[0]) / this.canvas.parentElement.clientWidth * 5;
+    } else if (phase) {
+      lines.push(phaseText(phase));
+    } else if (use) {
+      lines.push(...this.activity.describe(use, time, perPixel));
+    } else if (isMark) {
+      const near = perPixel * 5;
       lines.push(...this.profile.report.events.filter((e) => Math.abs(e.time_s - time) <= near).slice(0, 4).map((e) => `${e.kind}: ${e.text}`));
     }
     showTip(tip, this.canvas.parentElement, lines, x, y);
   }
 
   key(event) {
+    // The buttons in it have keys themselves.
+    if (event.target !== this.element) {
+      return;
+    }
     const { view } = this;
     const step = Math.max(1, Math.round((this.zoom[1] - this.zoom[0]) / this.profile.step / 50));
     const move = (by) => {
@@ -240,7 +307,11 @@ class Timeline {
     const [from, to] = this.zoom;
     const x = (s) => (to > from ? (s - from) / (to - from) * width : 0);
     this.drawAxis(context, width, x);
-    this.lanes.forEach((lane, i) => this.drawLane(context, width, x, lane, this.laneTop(i)));
+    if (this.phases) {
+      drawPhases(context, this.profile, x, this.phases);
+    }
+    this.lanes.forEach((lane) => this.drawLane(context, width, x, lane));
+    this.uses.filter(({ lane }) => lane).forEach(({ lane, top, height }) => this.activity.draw(context, { width, x, from, to }, lane, top, height));
     this.drawMarks(context, width, x);
     if (!this.view.whole) {
       const [begin, end] = this.view.seconds();
@@ -272,10 +343,10 @@ class Timeline {
     }
   }
 
-  drawLane(context, width, x, lane, top) {
+  drawLane(context, width, x, { list, top }) {
     context.fillStyle = theme.colour('raised');
     context.fillRect(0, top, width, LANE.height);
-    for (const { begin, end, state } of lane.list) {
+    for (const { begin, end, state } of list) {
       const left = x(begin);
       const right = x(end);
       if (right < 0 || left > width || end <= begin) {
@@ -292,7 +363,7 @@ class Timeline {
   }
 
   drawMarks(context, width, x) {
-    const top = this.marksTop();
+    const { top } = this.marks;
     context.fillStyle = theme.colour('line');
     context.fillRect(0, top + LANE.marks - 1, width, 1);
     context.fillStyle = theme.colour('text');

@@ -153,6 +153,11 @@ impl ConsoleWriter {
         size.saturating_sub(usize::try_from(ahead).unwrap_or(usize::MAX))
     }
 
+    /// Returns the number of bytes that were accepted so far.
+    pub(crate) fn written(&self) -> u64 {
+        self.0.lock().written
+    }
+
     /// Counts bytes that had no room.
     pub(crate) fn lose(&self, bytes: u64) {
         self.0.lock().dropped += bytes;

@@ -130,6 +130,8 @@ impl Relay {
         if stopping {
             return Err(RelayEnd::Stopped);
         }
+        // Output of another process, before the host began again.
+        let before = [0, 1].map(|stream: usize| link.output[stream].written());
         loop {
             let deadline = self.deadline();
             tokio::select! {
@@ -173,6 +175,7 @@ impl Relay {
                 },
                 Ok(()) = link.read.changed(), if outgoing.is_empty() => {
                     let read = *link.read.borrow_and_update();
+                    let read = [0, 1].map(|stream: usize| read[stream].saturating_sub(before[stream]));
                     queue(&mut outgoing, &ToHost::OutputRead(read));
                 }
                 () = until(deadline) => return Err(self.stuck()),
@@ -437,6 +440,8 @@ mod tests {
     async fn output_goes_to_its_stream_and_what_was_read_of_it_is_reported() {
         let (mut link, watcher) = crate::link::link();
         let (ours, mut inner) = UnixStream::pair().unwrap();
+        // By a process that was started before.
+        link.output[1].write_all(b"more ").unwrap();
         let reported = tokio::spawn(async move {
             let output = [(OutputStream::Output, "out"), (OutputStream::Errors, "errors")];
             for (stream, text) in output {
@@ -452,11 +457,11 @@ mod tests {
                 }
             }
         });
-        watcher.read.send_replace([3, 6]);
+        watcher.read.send_replace([3, 11]);
         assert!(matches!(relay().talk(ours, &mut link).await, Err(RelayEnd::Closed)));
         assert_eq!(reported.await.unwrap(), ToHost::OutputRead([3, 6]));
         drop(link);
-        for (reader, expected) in watcher.output.into_iter().zip(["out", "errors"]) {
+        for (reader, expected) in watcher.output.into_iter().zip(["out", "more errors"]) {
             let (sender, received) = std::sync::mpsc::channel();
             let pump = reader.pump(move |bytes| sender.send(bytes.to_vec()).unwrap()).unwrap();
             assert_eq!(pump.finish(Duration::from_secs(10)), 0);

@@ -28,6 +28,10 @@ const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LI
 /// Directory of the Debian package's documents, as Debian's policy names it (12.3).
 const DEBIAN_DOCUMENTS: &str = "usr/share/doc/vprof";
 
+/// Directory of zsh in which Debian's packages have completions: Debian's zsh searches no `site-functions`
+/// but that of /usr/local.
+const DEBIAN_ZSH: &str = "vendor-completions";
+
 /// Maintainer of the Debian package. dpkg wants a name and an address (deb-control(5)); vprof has no address,
 /// and RFC 2606 (section 2) keeps `.invalid` for addresses that do not exist.
 const MAINTAINER: &str = "The vprof developers <vprof@localhost.invalid>";
@@ -117,6 +121,9 @@ impl Sources {
         let prefix = root.join("usr");
         self.install(&prefix)?;
         compress_pages(&prefix.join(MANUAL))?;
+        let zsh = prefix.join("share/zsh");
+        fs::rename(zsh.join("site-functions"), zsh.join(DEBIAN_ZSH))
+            .context("cannot move the completions of zsh")?;
         self.documents(&root.join(DEBIAN_DOCUMENTS))?;
         let kib = output(Command::new("du").args(["-sk", "--apparent-size"]).arg(&prefix))?;
         let kib = kib.split_whitespace().next().context("du prints a size")?.to_owned();
@@ -234,6 +241,8 @@ mod tests {
             assert!(in_tarball.contains(&format!("vprof-{VERSION}/{name}\n")), "{name}: {in_tarball}");
             assert!(in_deb.contains(&format!("/{DEBIAN_DOCUMENTS}/{name}\n")), "{name}: {in_deb}");
         }
+        assert!(in_tarball.contains("share/zsh/site-functions/_vprof\n"), "{in_tarball}");
+        assert!(in_deb.contains("share/zsh/vendor-completions/_vprof\n"), "{in_deb}");
         let field = |name| output(Command::new("dpkg-deb").arg("--field").arg(&deb).arg(name)).unwrap();
         assert_eq!((field("Package").trim(), field("Depends").trim()), ("vprof", ""));
         // The same sources give the same bytes.

@@ -96,6 +96,11 @@ impl Terminal {
         })
     }
 
+    /// Returns the screen as the content of a `pre` of HTML, with its colours and weights.
+    pub fn html(&self) -> String {
+        html(self.output().screen.screen())
+    }
+
     /// Returns everything written so far, control sequences included.
     pub fn transcript(&self) -> String {
         String::from_utf8_lossy(&self.output().bytes).into_owned()
@@ -157,6 +162,77 @@ impl Terminal {
     }
 }
 
+/// The 16 colours of a terminal, in their order, on a dark background.
+const PALETTE: [&str; 16] = [
+    "#16181d", "#e06c75", "#8cc265", "#d5a55a", "#5ba4e6", "#c678dd", "#42b3c2", "#d5d8de", "#7a8190",
+    "#ff7b86", "#a5e075", "#f0c674", "#7cc0ff", "#de9bf0", "#5fd0de", "#ffffff",
+];
+
+fn html(screen: &vt100::Screen) -> String {
+    let (rows, columns) = screen.size();
+    let mut html = String::new();
+    for row in 0..rows {
+        let mut style = String::new();
+        for column in 0..columns {
+            let Some(cell) = screen.cell(row, column).filter(|cell| !cell.is_wide_continuation()) else {
+                continue;
+            };
+            let own = style_of(cell);
+            if own != style {
+                html.push_str(if style.is_empty() { "" } else { "</span>" });
+                if !own.is_empty() {
+                    html.push_str("<span style=\"");
+                    html.push_str(&own);
+                    html.push_str("\">");
+                }
+                style = own;
+            }
+            match cell.contents() {
+                "" => html.push(' '),
+                "&" => html.push_str("&amp;"),
+                "<" => html.push_str("&lt;"),
+                text => html.push_str(text),
+            }
+        }
+        html.push_str(if style.is_empty() { "\n" } else { "</span>\n" });
+    }
+    html
+}
+
+/// Returns the declarations of CSS for a cell; none for plain text.
+fn style_of(cell: &vt100::Cell) -> String {
+    let (mut text, mut background) = (colour(cell.fgcolor()), colour(cell.bgcolor()));
+    if cell.inverse() {
+        let plain = |index: usize| PALETTE[index].to_owned();
+        (text, background) =
+            (Some(background.unwrap_or_else(|| plain(0))), Some(text.unwrap_or_else(|| plain(7))));
+    }
+    let mut style = String::new();
+    for (property, value) in [("color", text), ("background", background)] {
+        if let Some(value) = value {
+            // Writing to a string cannot fail.
+            let _ = write!(style, "{property}:{value};");
+        }
+    }
+    for (is_set, declaration) in [
+        (cell.bold(), "font-weight:bold;"),
+        (cell.dim(), "opacity:.65;"),
+        (cell.underline(), "text-decoration:underline;"),
+    ] {
+        style.push_str(if is_set { declaration } else { "" });
+    }
+    style
+}
+
+/// Returns a colour of CSS; `None` for the default, and for indices outside of [`PALETTE`].
+fn colour(colour: vt100::Color) -> Option<String> {
+    match colour {
+        vt100::Color::Default => None,
+        vt100::Color::Idx(index) => PALETTE.get(usize::from(index)).map(|name| (*name).to_owned()),
+        vt100::Color::Rgb(red, green, blue) => Some(format!("#{red:02x}{green:02x}{blue:02x}")),
+    }
+}
+
 impl Drop for Terminal {
     fn drop(&mut self) {
         // Both fail only where the process is gone already.
@@ -180,5 +256,14 @@ mod tests {
         let (status, transcript) = terminal.end();
         assert_eq!(status.code(), Some(3));
         assert!(transcript.contains("got a key\r\n"), "{transcript:?}");
+    }
+
+    #[test]
+    fn a_screen_as_html_has_its_colours_and_no_markup_of_the_program() {
+        let mut parser = vt100::Parser::new(2, 12, 0);
+        parser.process(b"a\x1b[1;31mb<\x1b[0m&\x1b[7mc");
+        let expected = "a<span style=\"color:#e06c75;font-weight:bold;\">b&lt;</span>&amp;\
+                        <span style=\"color:#16181d;background:#d5d8de;\">c</span>       \n            \n";
+        assert_eq!(html(parser.screen()), expected);
     }
 }

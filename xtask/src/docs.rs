@@ -86,8 +86,9 @@ fn write_sources(root: &Path, book: &Path) -> Result<()> {
         fs::copy(root.join(name), src.join(name)).with_context(|| format!("cannot copy {name}"))?;
     }
     let readme = fs::read_to_string(root.join("README.md")).context("cannot read README.md")?;
-    let configuration = "[book]\ntitle = \"vprof\"\nlanguage = \"en\"\n\n[output.html]\nno-section-label = true\n\n\
-                         [output.html.print]\nenable = false\n";
+    // A page for addresses that do not exist is for servers, and its links begin at their root.
+    let configuration = "[book]\ntitle = \"vprof\"\nlanguage = \"en\"\n\n[output.html]\nno-section-label = true\n\
+                         input-404 = \"\"\n\n[output.html.print]\nenable = false\n";
     for (path, text) in
         [(book.join("book.toml"), configuration), (src.join("SUMMARY.md"), &summary(&readme)?)]
     {
@@ -96,7 +97,8 @@ fn write_sources(root: &Path, book: &Path) -> Result<()> {
     Ok(())
 }
 
-fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+/// Copies the files of a directory and below.
+pub fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("cannot make {}", to.display()))?;
     for entry in fs::read_dir(from).with_context(|| format!("cannot list {}", from.display()))? {
         let path = entry.with_context(|| format!("cannot list {}", from.display()))?.path();

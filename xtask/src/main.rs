@@ -1,5 +1,5 @@
 //! The developer's commands: `cargo xtask demo`, `test`, `fuzz`, `bench`, `experiments`, `corpus`, `image`,
-//! `install`, `package`, `lint`, `tree`, `licences`, `deps`, `bpf`, `docs`.
+//! `install`, `package`, `lint`, `tree`, `licences`, `deps`, `bpf`, `docs`, `pictures`.
 
 mod bench;
 mod bpf;
@@ -14,6 +14,7 @@ mod install;
 mod licences;
 mod lint;
 mod package;
+mod pictures;
 mod progress;
 mod test;
 mod tree;
@@ -51,6 +52,8 @@ enum XtaskCommand {
     Package(package::PackageArgs),
     /// Make a site of the documents by mdBook, without dead links
     Docs(docs::DocsArgs),
+    /// Draw the pictures of the documents from a run of the demo guest
+    Pictures,
     /// Check the wording of comments, messages and documents, links, and widths of lines
     Lint(lint::LintArgs),
     /// Make an image
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         XtaskCommand::Install(options) => install::run(&options),
         XtaskCommand::Package(options) => package::run(&options),
         XtaskCommand::Docs(options) => docs::run(&options),
+        XtaskCommand::Pictures => pictures::run(),
         XtaskCommand::Lint(options) => lint::run(&options),
         XtaskCommand::Image(image) => image::run(&image),
         XtaskCommand::Tree(options) => tree::run(&options),

@@ -16,16 +16,25 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use guest_images::{portable_host, static_binary};
 
+use crate::docs::copy_tree;
 use crate::install::{MANUAL, copy_bundle, install_program};
 use crate::progress::ProgressLine;
 use crate::{deps, workspace};
 
 /// Version of the packages: that of the workspace.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Documents that both packages have.
+/// Documents of both packages next to `docs/`.
 const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
 /// Directory of the Debian package's documents, as Debian's policy names it (12.3).
 const DEBIAN_DOCUMENTS: &str = "usr/share/doc/vprof";
+
+/// Directory of zsh in which Debian's packages have completions: Debian's zsh searches no `site-functions`
+/// but that of /usr/local.
+const DEBIAN_ZSH: &str = "vendor-completions";
+
+/// Maintainer of the Debian package. dpkg wants a name and an address (deb-control(5)); vprof has no address,
+/// and RFC 2606 (section 2) keeps `.invalid` for addresses that do not exist.
+const MAINTAINER: &str = "The vprof developers <vprof@localhost.invalid>";
 
 /// Arguments of `cargo xtask package`.
 #[derive(Debug, Args)]
@@ -87,13 +96,14 @@ impl Sources {
         copy_bundle(&self.bundle, prefix).map(drop)
     }
 
+    /// Copies the documents, as the links and the picture of README.md need them, and writes the licences.
     fn documents(&self, directory: &Path) -> Result<()> {
-        fs::create_dir_all(directory).with_context(|| format!("cannot make {}", directory.display()))?;
+        copy_tree(&self.root.join("docs"), &directory.join("docs"))?;
         for name in DOCUMENTS {
             let copied = fs::copy(self.root.join(name), directory.join(name));
             copied.with_context(|| format!("cannot copy {name}"))?;
         }
-        Ok(())
+        write(&directory.join("copyright"), COPYRIGHT)
     }
 
     fn tarball(&self, stage: &Path, time: &str, tarball: &Path) -> Result<()> {
@@ -111,9 +121,10 @@ impl Sources {
         let prefix = root.join("usr");
         self.install(&prefix)?;
         compress_pages(&prefix.join(MANUAL))?;
-        let documents = root.join(DEBIAN_DOCUMENTS);
-        self.documents(&documents)?;
-        write(&documents.join("copyright"), COPYRIGHT)?;
+        let zsh = prefix.join("share/zsh");
+        fs::rename(zsh.join("site-functions"), zsh.join(DEBIAN_ZSH))
+            .context("cannot move the completions of zsh")?;
+        self.documents(&root.join(DEBIAN_DOCUMENTS))?;
         let kib = output(Command::new("du").args(["-sk", "--apparent-size"]).arg(&prefix))?;
         let kib = kib.split_whitespace().next().context("du prints a size")?.to_owned();
         write(&root.join("DEBIAN/control"), &control(&kib))?;
@@ -126,7 +137,7 @@ impl Sources {
 /// Control file of the Debian package (deb-control(5)). The program is static, so it depends on nothing.
 fn control(installed_kib: &str) -> String {
     format!(
-        "Package: vprof\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: the vprof developers <vprof@localhost>\n\
+        "Package: vprof\nVersion: {VERSION}\nArchitecture: amd64\nMaintainer: {MAINTAINER}\n\
          Installed-Size: {installed_kib}\nSuggests: qemu-system-x86, passt\nSection: devel\nPriority: optional\n\
          Description: statistical profiler of Linux virtual machines, from the host\n \
          It samples every vCPU of a virtual machine and shows the guest's processes,\n \
@@ -136,7 +147,7 @@ fn control(installed_kib: &str) -> String {
     )
 }
 
-/// Licences of the Debian package's files, in the format of Debian's policy (copyright-format 1.0).
+/// Licences of both packages' files, in the format of Debian's policy (copyright-format 1.0).
 const COPYRIGHT: &str = "\
 Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
 Upstream-Name: vprof
@@ -146,7 +157,7 @@ Copyright: the vprof developers
 License: Apache-2.0 or Expat
  The files LICENSE-APACHE and LICENSE-MIT have the texts.
 
-Files: usr/share/vprof/portable-host/*
+Files: */share/vprof/portable-host/*
 Copyright: the authors of Linux
 License: GPL-2
  Linux and its modules from Debian's package linux-image-cloud-amd64, which vprof
@@ -226,7 +237,12 @@ mod tests {
             assert!(at_end(&in_tarball, format!("vprof-{VERSION}/{name}")), "{name}: {in_tarball}");
             assert!(at_end(&in_deb, format!("./usr/{name}")), "{name}: {in_deb}");
         }
-        assert!(in_tarball.contains("LICENSE-MIT") && in_deb.contains("doc/vprof/copyright"));
+        for name in ["LICENSE-MIT", "copyright", "docs/page.md", "docs/pictures/page.png"] {
+            assert!(in_tarball.contains(&format!("vprof-{VERSION}/{name}\n")), "{name}: {in_tarball}");
+            assert!(in_deb.contains(&format!("/{DEBIAN_DOCUMENTS}/{name}\n")), "{name}: {in_deb}");
+        }
+        assert!(in_tarball.contains("share/zsh/site-functions/_vprof\n"), "{in_tarball}");
+        assert!(in_deb.contains("share/zsh/vendor-completions/_vprof\n"), "{in_deb}");
         let field = |name| output(Command::new("dpkg-deb").arg("--field").arg(&deb).arg(name)).unwrap();
         assert_eq!((field("Package").trim(), field("Depends").trim()), ("vprof", ""));
         // The same sources give the same bytes.

@@ -11,6 +11,7 @@ use flate2::read::ZlibDecoder;
 use profile::Profile;
 use profile::boot::Boot;
 use profile::report::{By, Filter, FullReport};
+use profile::rows::TaskState;
 use profile::store::Value as Cell;
 use serde_json::Value;
 
@@ -193,6 +194,16 @@ fn the_hottest_code_has_its_samples() {
         block(&page(&fixture::plain().path, &PageRequest::default())).0["code"],
         serde_json::json!([])
     );
+}
+
+/// The bar of a task has its whole life.
+#[test]
+fn every_state_of_tasks_has_its_part_of_the_bar() {
+    let script = include_str!("../../html/page/script/tasks.js");
+    for state in TaskState::ALL {
+        let name = state.name();
+        assert!(script.contains(&format!("['{name}', ")), "tasks.js lacks the state {name}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Lanes of programs, the heat map, tables by kind, phases and histograms of the page.
 
-use profile::{Profile, made_up};
+use profile::{Filter, Profile, made_up};
 
 use super::browser::Browser;
 use super::{fixture, number, page_file};
@@ -33,6 +33,19 @@ fn choose(browser: &mut Browser, select: &str, value: &str) {
         "{{ const list = document.getElementById('{select}'); list.value = '{value}'; list.dispatchEvent(new Event('change')); }}"
     ));
     browser.next_frame();
+}
+
+#[test]
+fn only_a_part_of_a_run_is_called_one() {
+    let made = fixture::several();
+    for (vcpu, is_part) in [(None, false), (Some(0), true)] {
+        let filter = Filter { vcpu, ..Filter::default() };
+        let request = PageRequest { filter, ..PageRequest::default() };
+        let Some(mut browser) = Browser::open(&page_file(&made.path, &request)) else { return };
+        let limits = browser.text("#limits");
+        assert_eq!(limits.contains("Only a part of the run: vCPU 0."), is_part, "{limits}");
+        assert_eq!(limits.contains("Only a part"), is_part, "{limits}");
+    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ function showListing(profile, { size, share, samples, totalSamples, notes, lines
       rows.push(note(`; ${source}`));
       from = source;
     }
-    const row = el('tr', {}, ...[part(own, samples), part(below, totalSamples), address].map((cell) => el('td', { className: 'number' }, cell)), el('td', { className: 'code' }, text));
+    const row = el('tr', {}, ...[part(own, samples), part(below, totalSamples)].map((cell) => el('td', { className: 'number' }, cell)), el('td', { className: 'number code' }, address), el('td', { className: 'code' }, text));
     row.style.background = own > 0 ? `color-mix(in srgb, var(--heat) ${(8 + own / most * 40).toFixed(0)}%, var(--page))` : '';
     rows.push(row);
   }

@@ -28,7 +28,7 @@ function showMeasured(profile) {
   }
   const meta = Object.entries(report.meta);
   if (meta.length > 0) {
-    parts.push(el('details', {}, el('summary', {}, 'All that the profile tells of its run'), list(meta)));
+    parts.push(el('details', {}, el('summary', {}, 'All keys of the run'), list(meta)));
   }
   $('measured-body').replaceChildren(...parts);
   $('made').textContent = `Made by vprof ${profile.version} from ${profile.name}. This file needs no network.`;

@@ -18,7 +18,7 @@ function showSummary(profile, { showProgram, find }) {
 /** Limits of the figures, one sentence each. */
 function limits({ report, base }) {
   const list = [];
-  const chosen = Object.entries(report.filter).filter(([, value]) => value !== null && value.length !== 0);
+  const chosen = Object.entries(report.filter).filter(([, value]) => value !== null && value !== false && value.length !== 0);
   if (chosen.length > 0) {
     list.push(`Only a part of the run: ${chosen.map(([name, value]) => `${name.replace(/_ns$/, '').replace('vcpu', 'vCPU')} ${name.endsWith('_ns') ? `${value / 1e9} s` : value}`).join(', ')}.`);
   }

@@ -1,6 +1,6 @@
 // States of tasks by exact mode: the time of each task in each state.
 
-const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['runnable', 'waiting', 'runnable'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'sampler', 'not known']];
+const TASK_STATES = [['running', 'user', 'running'], ['interrupted', 'interrupt', 'interrupted'], ['sampler', 'sampler', 'in vprof\'s sampler'], ['runnable', 'waiting', 'runnable'], ['disk', 'vmm', 'uninterruptible sleep'], ['sleep', 'halted', 'sleep'], ['stopped', 'paused', 'stopped'], ['zombie', 'idle', 'ended'], ['unknown', 'unsampled', 'not known']];
 
 function showTasks(profile) {
   const { exact } = profile;
@@ -13,7 +13,7 @@ function showTasks(profile) {
   $('tasks-note').textContent = `From ${duration(exact.from_s)} to ${duration(exact.to_s)} after the start of the run. ${lost}${profile.tasksLeftOut > 0 ? ` ${counted(profile.tasksLeftOut, 'task')} with less time left out.` : ''}`;
   legend($('tasks-legend'), TASK_STATES.map(([, colour, name]) => [name, colour]));
   const inState = (task, wanted) => task.states.filter((state) => state.state === wanted).reduce((sum, state) => sum + state.s, 0);
-  const slept = (task) => task.states.filter((state) => state.wait_reason !== '').slice(0, 3).map((state) => `${state.wait_reason} ${duration(state.s)}`).join(', ');
+  const slept = (task) => waitReasons(task.states).slice(0, 3).map(([reason, s]) => `${reason} ${duration(s)}`).join(', ');
   const table = new DataTable('tasks', [
     { title: 'Task', class: 'name', value: taskName, cell: (task) => taskName(task) },
     { title: 'Tid', number: true, value: (task) => task.tid, cell: (task) => String(task.tid) },
@@ -27,6 +27,15 @@ function showTasks(profile) {
 }
 
 const taskName = (task) => `${task.comm}#${task.instance}${task.thread && task.thread !== task.comm ? ` (${task.thread})` : ''}`;
+
+/** The time by wait reason, the longest first: a task waits for one reason in several states. */
+function waitReasons(states) {
+  const sums = new Map();
+  for (const { wait_reason: reason, s } of states.filter((state) => state.wait_reason !== '')) {
+    sums.set(reason, (sums.get(reason) ?? 0) + s);
+  }
+  return [...sums].sort((a, b) => b[1] - a[1]);
+}
 
 /** The states of a task side by side. */
 function stateBar(task) {

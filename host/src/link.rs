@@ -145,8 +145,8 @@ impl ConsoleShared {
 pub struct ConsoleWriter(Arc<ConsoleShared>);
 
 impl ConsoleWriter {
-    /// Returns the number of bytes for which there is room, if the reader at the other end of the run has taken
-    /// `read` bytes so far. `at_end` includes what is kept for the end.
+    /// Returns the number of bytes for which there is room, if the reader at the other end has taken `read`
+    /// bytes so far. `at_end` includes what is kept for the end.
     pub(crate) fn room(&self, read: u64, at_end: bool) -> usize {
         let size = if at_end { CONSOLE_BUFFER } else { OUTPUT_WINDOW };
         let ahead = self.0.lock().written.saturating_sub(read);

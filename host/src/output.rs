@@ -5,7 +5,7 @@
 //!                        ^── bytes that were read ──────┘
 //! ```
 //!
-//! The writer is at most a window ahead of the reader. Beyond it the port takes no more, and the guest waits:
+//! The writer is at most a window ahead of the reader. Beyond it the port takes nothing, and the guest waits:
 //! nothing is lost, and the connection stays free for samples.
 
 use std::io::{self, Write};

@@ -106,7 +106,7 @@ pub trait PortReader: Send + fmt::Debug {
     /// Returns a descriptor that becomes readable when there may be more room.
     fn descriptor(&self) -> BorrowedFd<'_>;
 
-    /// Makes the descriptor unreadable again. Room is looked at afterwards.
+    /// Makes the descriptor unreadable again. Room is checked afterwards.
     fn acknowledge(&mut self);
 }
 

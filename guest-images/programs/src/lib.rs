@@ -38,7 +38,7 @@ pub const EXIT_PORT: u16 = 0xf4;
 /// I/O port for the command's duration, ns, as two 32-bit writes, the upper half first. Plain QEMU ignores
 /// it.
 pub const COMMAND_PORT: u16 = 0xf8;
-/// Names of the virtio ports for the command's standard output and standard error, where the machine has them.
+/// Names of the virtio ports for the command's standard output and error, where the machine has them.
 pub const OUTPUT_PORTS: [&str; 2] = ["org.vprof.stdout", "org.vprof.stderr"];
 /// Path of the program on the root disk that init runs without a command.
 pub const DEMO_LOAD: &str = "/usr/bin/demo-load";

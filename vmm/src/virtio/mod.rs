@@ -92,8 +92,8 @@ pub(crate) trait VirtioDevice: Send {
         false
     }
 
-    /// Takes note of a request that is never answered, since the driver resets the device or the machine ends.
-    /// By default that is the driver's loss.
+    /// Takes note of a request that is never answered, since the driver resets the device or the machine
+    /// ends. By default that is the driver's loss.
     fn abandon(&mut self, queue: usize, memory: &GuestMemoryMmap, chain: Chain<'_>) {
         let _ = (queue, memory, chain);
     }

@@ -1,6 +1,6 @@
-//! virtio-console with named ports (specification 5.3, `VIRTIO_CONSOLE_F_MULTIPORT`), which carry the output of
-//! a command. Linux makes `/dev/vportNpM` of each; no port is a console, so no getty and no kernel message takes
-//! one.
+//! virtio-console with named ports (specification 5.3, `VIRTIO_CONSOLE_F_MULTIPORT`), which carry the output
+//! of a command. Linux makes `/dev/vportNpM` of each; no port is a console, so no getty and no kernel message
+//! takes one.
 //!
 //! ```text
 //! driver ── DEVICE_READY ───────────────> device
@@ -147,8 +147,8 @@ impl Ports {
         Ok(RequestResult::Done(0))
     }
 
-    /// Takes output of a port, as much as its reader has room for; `at_end` takes what the guest will not wait
-    /// for. Returns true if that was all of the buffer.
+    /// Takes output of a port, as much as its reader has room for; `at_end` takes what the guest will not
+    /// wait for. Returns true if that was all of the buffer.
     fn take(
         &mut self,
         port: usize,

@@ -98,7 +98,7 @@ impl Rig {
         self.submit(0);
     }
 
-    /// Waits for the message: id, event, value, and what is behind them.
+    /// Waits for the message: id, event, value, and the text after them.
     fn read_message(&mut self) -> (u32, u16, u16, Vec<u8>) {
         let length = self.on(2).answer();
         let mut text = vec![0; length as usize - 8];

@@ -13,7 +13,7 @@
 //!         ── mark, exit status, times ───>  the run's exit code; how long it took
 //! ```
 //!
-//! The command writes to two ports ([`crate::output`]), and what it has written there is with the host before
+//! The command writes to two ports (`output`), and what it has written there is with the host before
 //! the last mark. Without such ports, as in a kernel without their driver, its output is between the marks,
 //! both streams in one.
 //!

@@ -202,6 +202,8 @@ fn a_reset_and_the_end_take_what_was_written_before() {
     rig.reset();
     assert!(reader.bytes(0) == whole && reader.bytes(1) == whole);
     rig.start();
+    // The end replaces a start that has not begun; an answer shows that it has.
+    rig.message(0, 0, 1);
     rig.put_output(1, 0, &[b'z'; 40_000]);
     drop(rig);
     assert!(

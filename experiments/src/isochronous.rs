@@ -14,8 +14,8 @@ use crate::table::{MarkdownTable, median, more};
 const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
-The audio tool *vat* processed a frame every 22.5 ms. Sampled by a clock of 10 ms, it appeared at only four points of its
-period. Its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each.
+The audio tool *vat* processed a frame every 22.5 ms. Sampled by a clock of 10 ms, it appeared at only four points of
+its period. Its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each.
 
 `isochronous` does a piece of work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms. The latter is
 nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the 20 us by which such programs drift. The paper's
@@ -43,10 +43,10 @@ The program's own clock is not a reference for ticks of an emulated machine. The
 at which it is picked; for a tick and for exact mode, it is the current task when the switch is complete. Natively that
 takes less than a microsecond. Emulated, up to a millisecond has been observed, half of this program's work in a period.
 
-In an emulated guest two kinds of samples can not be divided. Those in the VMM and in waits of the host are the time that
-exact mode's column has in addition, and belong in part to the idle task. Those at probes are the switches between
+In an emulated guest two kinds of samples can not be divided. Those in the VMM and in waits of the host are the time
+that exact mode's column has in addition, and belong in part to the idle task. Those at probes are the switches between
 guest and host, and ticks that were due in the work before: the guest continues briefly when a tick is due. The column
-\"at most\" counts all of them for the program. The true value is between the two columns, so that in the emulated guest this
+\"at most\" counts all of them for the program. The true value is between the two columns: in the emulated guest this
 experiment can not decide about less than the distance between them.
 
 Natively the interrupt of the tick stops the guest within microseconds, so the paper's claim can be tested separately.

@@ -3,7 +3,7 @@
 //! ```text
 //!  [`source::ReportSource`] ──tables──▶ [`state::BrowseState`] ──▶ [`draw::screen`] ──▶ terminal
 //!        ▲                                     ▲
-//!        └───────────────places────────────────┴──keys── [`KeyParser`]
+//!        └───────────────places────────────────┴──keys── [`TypedKeys`]
 //! ```
 //!
 //! Each table is one that `vprof report` or `vprof annotate` prints, read by the same functions.
@@ -16,14 +16,11 @@ mod state;
 mod tests;
 
 use profile::Filter;
-use tokio::sync::{mpsc, watch};
 
 use crate::args::ReportArgs;
 use crate::errors::{Error, ExitCode, UsageError};
-use crate::terminal::KeyReader;
 use crate::top::draw::theme::ScreenTheme;
-use crate::top::keys::KeyParser;
-use crate::top::show::ESCAPE_ALONE;
+use crate::top::show::TypedKeys;
 use crate::top::terminal::{SignalEvent, ViewScreen, ViewSignals, is_usable};
 use source::ReportSource;
 use state::{BrowseAction, BrowseState};
@@ -55,21 +52,15 @@ async fn show(source: &ReportSource, state: &mut BrowseState) -> Result<(), Erro
     // Before the screen: a signal without a handler would end this process and leave the terminal raw.
     let mut signals = ViewSignals::new()?;
     let mut screen = ViewScreen::enter()?;
-    let (input, mut typed) = mpsc::channel(8);
-    let _keys = KeyReader::start(input, watch::channel(false).0, None)
-        .map_err(|source| Error::System { action: "read keys", source })?;
-    let mut parser = KeyParser::default();
+    let mut typed = TypedKeys::start()?;
     loop {
         screen.draw(|frame| draw::screen(frame, state, theme))?;
         let keys = tokio::select! {
-            bytes = typed.recv() => match bytes {
-                Some(bytes) => parser.feed(&bytes),
+            keys = typed.next() => match keys {
+                Some(keys) => keys,
                 // The terminal is gone.
                 None => return Ok(()),
             },
-            () = tokio::time::sleep(ESCAPE_ALONE), if parser.is_pending() => {
-                parser.flush().into_iter().collect()
-            }
             signal = signals.next() => {
                 match signal {
                     SignalEvent::End => return Ok(()),

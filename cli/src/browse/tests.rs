@@ -16,7 +16,7 @@ use super::rows::Below;
 use super::source::{KINDS, Place, ReportSource, View};
 use super::state::{BrowseAction, BrowseState, Step};
 use super::*;
-use crate::top::keys::KeyPress;
+use crate::top::keys::{KeyParser, KeyPress};
 use crate::top::table::CellValue;
 
 const PLAIN: ScreenTheme = ScreenTheme { color: false, unicode: true };

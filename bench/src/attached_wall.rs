@@ -16,7 +16,7 @@ use crate::attached::{CountReader, CountingGuest, TURN, wait_for_stacks};
 use crate::child;
 use crate::kick::{CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::table::{TableRow, median};
-use crate::wall::report_pipe;
+use crate::wall::{by_turns, report_pipe};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
@@ -105,19 +105,8 @@ pub fn rows(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
             speed: counts as f64 / SCALE,
         })
     };
-    let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        let (on, off) = if round % 2 == 0 {
-            let on = one("on")?;
-            (on, one("off")?)
-        } else {
-            let off = one("off")?;
-            (one("on")?, off)
-        };
-        ratios.push(off.speed / on.speed);
-        with.push(on);
-        without.push(off);
-    }
+    let [with, without] = by_turns(ROUNDS, one)?;
+    let ratios: Vec<f64> = with.iter().zip(&without).map(|(on, off)| off.speed / on.speed).collect();
     let middle = |turns: &[AttachedTurn], value: fn(&AttachedTurn) -> f64| {
         median(&turns.iter().map(value).collect::<Vec<_>>())
     };

@@ -48,6 +48,25 @@ pub fn report_pipe() -> anyhow::Result<(OwnedFd, File)> {
     Ok((write.into(), OwnedFd::from(read).into()))
 }
 
+/// Measures with the filters `on` and `off`; each comes first in every other round. Returns the values of
+/// each, by rounds.
+///
+/// # Errors
+/// A measurement fails.
+pub fn by_turns<T>(rounds: usize, one: impl Fn(&str) -> anyhow::Result<T>) -> anyhow::Result<[Vec<T>; 2]> {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for round in 0..rounds {
+        if round % 2 == 0 {
+            with.push(one("on")?);
+            without.push(one("off")?);
+        } else {
+            without.push(one("off")?);
+            with.push(one("on")?);
+        }
+    }
+    Ok([with, without])
+}
+
 /// Measures the wall's cost: processes with and without it take turns.
 ///
 /// # Errors
@@ -60,19 +79,8 @@ pub fn rows() -> anyhow::Result<Vec<TableRow>> {
             .with_context(|| format!("a guest with filters {filters}"))?;
         Ok([ready_ns.saturating_sub(begin_ns) as f64 / 1e6, loops as f64 / ns as f64, gap_ns as f64])
     };
-    let (mut with, mut without, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for round in 0..ROUNDS {
-        let (on, off) = if round % 2 == 0 {
-            let on = one("on")?;
-            (on, one("off")?)
-        } else {
-            let off = one("off")?;
-            (one("on")?, off)
-        };
-        ratios.push(off[1] / on[1]);
-        with.push(on);
-        without.push(off);
-    }
+    let [with, without] = by_turns(ROUNDS, one)?;
+    let ratios: Vec<f64> = with.iter().zip(&without).map(|(on, off)| off[1] / on[1]).collect();
     let middle =
         |turns: &[[f64; 3]], index: usize| median(&turns.iter().map(|turn| turn[index]).collect::<Vec<_>>());
     let (start, start_without) = (middle(&with, 0), middle(&without, 0));

@@ -226,8 +226,12 @@ impl VcpuSampler {
                 VcpuStats::add(&self.published.lost);
             }
         }
-        if stands_since_due {
-            self.stopped_since(context.due_ns);
+        match wait {
+            _ if stands_since_due => self.stopped_since(context.due_ns),
+            Some(held) if record.vcpu_state == VcpuState::Waiting && self.wait.is_own() && !stopped => {
+                self.stopped_since(held.passed_ns);
+            }
+            _ => {}
         }
         self.next_after(context.due_ns, held)
     }
@@ -239,11 +243,11 @@ impl VcpuSampler {
         self.nested = nested;
     }
 
-    /// Charges the time since a tick was due to the sampler. The tick keeps the guest from running for all of
-    /// it, and the clock of ticks does not run: as time of the guest, it would be shared out among all
-    /// samples, whichever of them were late.
-    fn stopped_since(&mut self, due_ns: u64) {
-        let since_ns = due_ns.max(self.entered_ns).min(self.exited_ns);
+    /// Charges the time since `from_ns` to the sampler: since the tick was due, or since the thread had a CPU
+    /// again. The tick keeps the guest from running for all of it, and the clock of ticks does not run: as
+    /// time of the guest, it would be shared out among all samples, whichever of them were late.
+    fn stopped_since(&mut self, from_ns: u64) {
+        let since_ns = from_ns.max(self.entered_ns).min(self.exited_ns);
         self.published.clock.charge_to_sampler(self.exited_ns - since_ns);
         // Never twice.
         self.entered_ns = self.exited_ns;
@@ -484,6 +488,29 @@ mod tests {
         sampler.exited(Exit::Interrupted, begin + 2_400_000);
         tick_in(false, &mut sampler, begin + 2_300_000, begin + 2_400_000);
         assert_eq!(times(begin + 2_400_000), Some((600_000, 1_800_000)));
+    }
+
+    /// Both the blocked time and the delay of the tick would take the same time from the guest's.
+    #[test]
+    fn a_late_tick_that_was_due_in_a_halt_takes_no_halted_time() {
+        let (mut sampler, mut ring, counters) = sampler(8, ClockKind::Fixed);
+        sampler.started();
+        let begin = monotonic_ns();
+        tick(&mut sampler, begin, begin);
+        sampler.entering(monotonic_ns());
+        std::thread::sleep(Duration::from_millis(20));
+        let woken = monotonic_ns();
+        while monotonic_ns() < woken + 5_000_000 {}
+        let now = monotonic_ns();
+        sampler.exited(Exit::Interrupted, now);
+        tick(&mut sampler, begin + 10_000_000, now);
+        let sampled = ring.pop().and_then(|_| ring.pop()).expect("two samples");
+        assert_eq!(sampled.record.vcpu_state, VcpuState::Waiting);
+        let (_, times) = counters.clock.read(|| now).expect("started");
+        assert!(
+            times.sampler <= now - woken + 1_000_000,
+            "{times:?}: no part of the 10 ms before the wake-up"
+        );
     }
 
     /// A vCPU that executes a guest of the guest.

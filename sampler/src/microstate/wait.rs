@@ -19,6 +19,15 @@
 //! between `due` and the exit. A thread that has read a page from a disk was blocked in the gap, which no
 //! time waited accounts for. Without this rule, a guest whose memory is swapped out would be sampled where it
 //! touches that memory, for the length of the read.
+//!
+//! The timer of a busy host may come so late that the vCPU was halted when the tick was due, and has been
+//! woken since. The thread then had no CPU for longer than there was between the last tick and the due time:
+//!
+//! ```text
+//!   last tick     due          wake-up          exit
+//!  ─────┼──────────┼──────────────┼──────────────┼──>
+//!       └──── without a CPU ──────┘
+//! ```
 
 use std::fs::File;
 
@@ -47,6 +56,11 @@ pub(crate) struct OwnThread {
     counts: ThreadCounts,
     /// Time waited, ns.
     waited_ns: u64,
+    /// CLOCK_MONOTONIC less the thread's CPU time, ns, as of the last tick before which the thread had left
+    /// its CPU.
+    without_cpu_ns: u64,
+    /// The last tick, CLOCK_MONOTONIC ns.
+    last_ns: u64,
 }
 
 /// A thread of another process.
@@ -64,7 +78,9 @@ impl WaitDetector {
     pub(crate) fn own() -> Self {
         own_schedstat().map_or(Self::Unknown, |schedstat| {
             let waited_ns = waited(&schedstat).unwrap_or(0);
-            Self::Own(OwnThread { schedstat, counts: own_counts(), waited_ns })
+            let last_ns = monotonic_ns();
+            let without_cpu_ns = last_ns.saturating_sub(own_cpu_time().unwrap_or(0));
+            Self::Own(OwnThread { schedstat, counts: own_counts(), waited_ns, without_cpu_ns, last_ns })
         })
     }
 
@@ -109,14 +125,15 @@ impl WaitDetector {
     pub(crate) fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
         match self {
             Self::Unknown => None,
-            Self::Own(thread) => thread.waited_at(due_ns),
+            Self::Own(thread) => thread.waited_at(due_ns, stopped_ns),
             Self::Foreign(thread) => thread.waited(due_ns, stopped_ns),
         }
     }
 }
 
 impl OwnThread {
-    fn waited_at(&mut self, due_ns: u64) -> Option<TickHold> {
+    fn waited_at(&mut self, due_ns: u64, stopped_ns: u64) -> Option<TickHold> {
+        let last_ns = std::mem::replace(&mut self.last_ns, stopped_ns);
         let counts = own_counts();
         let before = std::mem::replace(&mut self.counts, counts);
         // The thread has not left its CPU since the last tick.
@@ -126,18 +143,40 @@ impl OwnThread {
         // This order: reading the clock updates the other two.
         let ThreadTimes { run_ns: updated_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
         let ran_ns = own_cpu_time()?;
-        let since_update_ns = ran_ns.saturating_sub(updated_ns);
-        let waited_ns = waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns));
-        let arrived_ns = monotonic_ns().saturating_sub(since_update_ns);
-        let faulted = before.faults != counts.faults;
-        fell_off_cpu(arrived_ns, due_ns, waited_ns, faulted).then(|| TickHold::since(arrived_ns))
+        let now_ns = monotonic_ns();
+        let without_cpu_ns = now_ns.saturating_sub(ran_ns);
+        let off = OffCpu {
+            arrived_ns: now_ns.saturating_sub(ran_ns.saturating_sub(updated_ns)),
+            waited_ns: waited_ns.saturating_sub(std::mem::replace(&mut self.waited_ns, waited_ns)),
+            absent_ns: without_cpu_ns
+                .saturating_sub(std::mem::replace(&mut self.without_cpu_ns, without_cpu_ns)),
+            faulted: before.faults != counts.faults,
+        };
+        off.includes(due_ns, last_ns).then(|| TickHold::since(off.arrived_ns))
     }
 }
 
-/// Returns true if a thread that has arrived on a CPU after `due_ns` had none then: it waited, or it
-/// `faulted`.
-fn fell_off_cpu(arrived_ns: u64, due_ns: u64, waited_ns: u64, faulted: bool) -> bool {
-    fell_into_wait(arrived_ns, due_ns, waited_ns) || faulted && arrived_ns > due_ns
+/// The times without a CPU of a thread between two ticks.
+#[derive(Debug, Clone, Copy)]
+struct OffCpu {
+    /// Last arrival on a CPU, or a later update of the thread's times, CLOCK_MONOTONIC ns.
+    arrived_ns: u64,
+    /// Time ready to run, ns.
+    waited_ns: u64,
+    /// Time ready to run or blocked, ns.
+    absent_ns: u64,
+    /// The thread has waited for a page of memory.
+    faulted: bool,
+}
+
+impl OffCpu {
+    /// Returns true if the thread had no CPU at `due_ns`: it waited, it read a page, or it was blocked, since
+    /// it was off its CPU for longer than there was between the last tick, at `last_ns`, and `due_ns`.
+    fn includes(&self, due_ns: u64, last_ns: u64) -> bool {
+        let blocked = || self.absent_ns > due_ns.saturating_sub(last_ns);
+        fell_into_wait(self.arrived_ns, due_ns, self.waited_ns)
+            || self.arrived_ns > due_ns && (self.faulted || blocked())
+    }
 }
 
 impl ForeignThread {
@@ -245,10 +284,44 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_after_a_page_was_read_is_no_time_on_a_cpu() {
-        assert!(fell_off_cpu(150, 100, 0, true));
-        assert!(!fell_off_cpu(150, 100, 0, false));
-        assert!(!fell_off_cpu(90, 100, 0, true), "read before the tick was due");
+    fn a_gap_after_a_page_was_read_or_a_halt_is_no_time_on_a_cpu() {
+        let off = OffCpu { arrived_ns: 150, waited_ns: 0, absent_ns: 30, faulted: false };
+        assert!(!off.includes(100, 70), "it can have been off its CPU before the tick was due");
+        assert!(off.includes(100, 71), "not for all of that time");
+        assert!(!OffCpu { arrived_ns: 90, ..off }.includes(100, 99), "on a CPU since");
+        let off = OffCpu { faulted: true, ..off };
+        assert!(off.includes(100, 0));
+        assert!(!OffCpu { arrived_ns: 90, ..off }.includes(100, 0), "read before the tick was due");
+        assert!(OffCpu { waited_ns: 40, faulted: false, ..off }.includes(100, 0));
+    }
+
+    /// A timer that expires late finds a vCPU busy which was halted when the tick was due.
+    #[test]
+    fn a_thread_that_slept_when_the_tick_was_due_was_not_on_a_cpu() {
+        let mut detector = WaitDetector::own();
+        let spin = |ns| {
+            let until = monotonic_ns() + ns;
+            while monotonic_ns() < until {}
+        };
+        let sleep = || thread::sleep(std::time::Duration::from_millis(20));
+        detector.waited_at(monotonic_ns(), monotonic_ns());
+        sleep();
+        let due_ns = monotonic_ns() - 10_000_000;
+        spin(5_000_000);
+        let held = detector.waited_at(due_ns, monotonic_ns()).expect("it slept");
+        assert!(held.passed_ns >= due_ns + 10_000_000, "up to the wake-up the clock runs");
+        // A tick that is due after the sleep.
+        sleep();
+        spin(5_000_000);
+        let (due_ns, waited) = (monotonic_ns(), own_waited());
+        spin(5_000_000);
+        let found = detector.waited_at(due_ns, monotonic_ns());
+        // Another process may have taken the CPU meanwhile.
+        assert!(found.is_none() || own_waited() > waited, "{found:?}");
+    }
+
+    fn own_waited() -> u64 {
+        waited(&own_schedstat().expect("this host counts")).expect("alive")
     }
 
     #[test]

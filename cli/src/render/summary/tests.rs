@@ -271,6 +271,17 @@ fn much_output_to_a_serial_port_has_a_note() {
 }
 
 #[test]
+fn a_sampler_that_takes_much_of_the_time_has_a_note() {
+    let mut report = report();
+    let note = |report: &Report| render(report, profile(), 4, PAGE).contains("a lower rate (-F) costs less");
+    assert!(!note(&report));
+    report.overhead.share = 0.46;
+    assert!(note(&report));
+    let title = render(&report, profile(), 4, PAGE).split("\n\n").next().map(str::to_owned);
+    assert!(title.is_some_and(|title| title.contains("The sampler took 46.0 % of the vCPUs' time")));
+}
+
+#[test]
 fn a_clock_without_chance_has_a_note() {
     let mut report = report();
     let note = "a program can be in step with it, so the intervals\n    are not valid.";

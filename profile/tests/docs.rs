@@ -13,12 +13,12 @@ use profile::diff::Diff;
 use profile::made_up;
 use profile::report::{
     By, Direction, ExactReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
-    StateSource, TreeRequest,
+    StateSource, Timehist, TreeRequest,
 };
 use profile::rows::{
     Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow, InterruptSourceRow, InterruptTimeRow, Mode,
-    ReapedRow, SampleRow, Sink, StackRow, TaskLifeRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
-    ThreadRow, WakeupRow,
+    ReapedRow, SampleRow, Sink, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow,
+    TaskScanStateRow, TaskStateRow, ThreadRow, WakeupRow,
 };
 use profile::rows::{PageFaultKind, TaskState, WaitReason};
 use profile::rusage::Rusage;
@@ -164,10 +164,34 @@ fn exact_profile(path: &Path) -> Profile {
         ns,
         count: 2,
     };
+    let run = |vcpu, from_ns, state, wait_reason| TaskRunRow {
+        vcpu,
+        instance: 1,
+        tid: 8,
+        from_ns,
+        wait_ns: 250,
+        delay_ns: 40,
+        running_ns: 200,
+        interrupted_ns: 50,
+        sampler_ns: 10,
+        state,
+        wait_reason,
+    };
+    let delay = |woken, low_ns, count, max_ns, max_from_ns| TaskDelayRow {
+        instance: 1,
+        tid: 8,
+        woken,
+        low_ns,
+        count,
+        ns: count * max_ns,
+        max_ns,
+        max_from_ns,
+    };
     let first = Batch {
         meta: [
             ("exact", "1"),
             ("exact_from_ns", "1000"),
+            ("exact_runs", "3"),
             ("duration_ns", "2000"),
             ("rate_hz", "1000"),
             ("hardirq_bits", "983040"),
@@ -196,6 +220,11 @@ fn exact_profile(path: &Path) -> Profile {
             state(TaskState::Running, WaitReason::None, 0, 300),
             state(TaskState::Sleep, WaitReason::Pipe, 2, 500),
         ],
+        task_runs: vec![
+            run(0, 1700, TaskState::Sleep, WaitReason::Pipe),
+            run(1, 1100, TaskState::Runnable, WaitReason::None),
+        ],
+        task_delays: vec![delay(true, 192, 1, 200, 1200), delay(false, 80, 2, 85, 1400)],
         task_lives: vec![
             TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
             TaskLifeRow { instance: 2, tid: 6, from_ns: 1000, to_ns: 2000, ended: false },
@@ -234,6 +263,7 @@ fn exact_profile(path: &Path) -> Profile {
             state(TaskState::Running, WaitReason::None, 0, 100),
             state(TaskState::Interrupted, WaitReason::None, 0, 100),
         ],
+        task_delays: vec![delay(true, 192, 1, 205, 1300), delay(false, 80, 1, 81, 1500)],
         task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
         exact_vcpus: vec![ExactVcpuRow {
             probe_exits: 12,
@@ -273,6 +303,14 @@ fn an_exact_report_fits_its_schema() {
         assert_eq!(faults, [0, 1, 0]);
         assert!(parts.trap.low < 0.2 && parts.trap.share == 0.2 && parts.trap.high > 0.2);
         assert_eq!(task.states[0].count, 2);
+        let delay = task.delay.expect("waits");
+        let ns = [delay.mean_s, delay.p99_s, delay.max_s, delay.max_from_s].map(|s| (s * 1e9).round());
+        assert_eq!((delay.count, ns), (5, [131.0, 200.0, 205.0, 1300.0]));
+        let latency = report.wakeup_latency.as_ref().expect("wake-ups");
+        let buckets: Vec<_> =
+            latency.buckets.iter().map(|bucket| (bucket.from_s, bucket.to_s, bucket.count)).collect();
+        assert_eq!((latency.count, buckets), (2, vec![(192e-9, 208e-9, 2)]));
+        assert_eq!((latency.max_s * 1e9).round(), 205.0);
         assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
         assert_eq!(report.wakeups.len(), 2);
         assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
@@ -297,6 +335,35 @@ fn an_exact_report_fits_its_schema() {
     let nobody =
         ExactReport::read(&profile, &["sleeper".to_owned(), "sleeper#1".to_owned()]).unwrap_err().to_string();
     assert!(nobody.contains("sleeper#1"), "{nobody}");
+}
+
+#[test]
+fn a_timehist_fits_its_schema() {
+    let text = document("json.md");
+    let section = text.split("# `vprof report --exact --timehist --json`").nth(1).expect("a section");
+    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let directory = tempfile::tempdir().expect("a directory");
+    let profile = exact_profile(&directory.path().join("exact.vprof"));
+    let read = |filter: Filter| Timehist::read(&profile, &filter);
+    let all = read(Filter::default()).expect("exact data");
+    check(&serde_json::to_value(&all).expect("JSON"), &schema, "report");
+    let begins = |history: &Timehist| history.runs.iter().map(|run| run.time_s).collect::<Vec<_>>();
+    assert_eq!((all.left_out, begins(&all)), (1, vec![1.1e-6, 1.7e-6]), "in the order of begins");
+    let run = &all.runs[0];
+    assert_eq!((run.vcpu, run.task.tid, run.state, run.wait_reason), (1, 8, "runnable", ""));
+    let times = [run.wait_s, run.delay_s, run.running_s, run.interrupted_s, run.sampler_s];
+    assert_eq!(times.map(|s| (s * 1e9).round()), [250.0, 40.0, 200.0, 50.0, 10.0]);
+    assert_eq!((all.runs[1].state, all.runs[1].wait_reason), ("sleep", "pipe"));
+    let later = Filter { from_ns: Some(1_101), ..Filter::default() };
+    assert_eq!(begins(&read(later).expect("a part")), [1.7e-6]);
+    let earlier = Filter { to_ns: Some(1_700), ..Filter::default() };
+    assert_eq!(begins(&read(earlier).expect("a part")), [1.1e-6]);
+    let thread = |name: &str| Filter { thread: Some(name.to_owned()), ..Filter::default() };
+    assert_eq!(read(thread("worker")).expect("its runs").runs.len(), 2);
+    let other = read(Filter { process: vec!["sh".to_owned()], ..Filter::default() }).expect("no runs");
+    assert_eq!((other.runs.len(), other.left_out), (0, 1));
+    let nobody = Filter { process: vec!["nobody".to_owned()], ..Filter::default() };
+    assert!(matches!(read(nobody), Err(ReportError::NoSuch { .. })));
 }
 
 /// A profile whose scans found one thread asleep, running and gone, and another at all times.

@@ -68,7 +68,7 @@ pub struct ReportArgs {
     #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "symbol", "module", "mode", "relative"])]
     pub exact: bool,
 
-    /// With --exact: one line per run of a task on a vCPU, with the waits before it, in the order of time
+    /// One line per run of a task on a vCPU, with the waits before it, in the order of time; with --exact
     #[arg(long, requires = "exact")]
     pub timehist: bool,
 

@@ -191,6 +191,14 @@ mod tests {
     }
 
     #[test]
+    fn names_lead_back_to_their_reasons() {
+        for reason in FUNCTIONS.iter().map(|(reason, _)| *reason).chain(WaitReason::ALL) {
+            assert_eq!(WaitReason::from_name(reason.name()), reason);
+        }
+        assert_eq!(WaitReason::from_name("new"), WaitReason::None);
+    }
+
+    #[test]
     fn stacks_of_linux_tell_their_causes() {
         assert_eq!(
             reason("schedule futex_wait_queue futex_wait do_futex __x64_sys_futex"),

@@ -26,6 +26,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use images::ImageError;
 use profile::store::CreateError;
 use text::message::{Reason, Shown};
 use text::units;
@@ -60,6 +61,9 @@ pub enum PortableError {
     /// The guest's network can't be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// A disk can't be opened again.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The guest's sockets can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
@@ -184,7 +188,7 @@ impl PortableError {
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
-            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Bundle { .. } | Self::Image(_) | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
             Self::Inside { stage, .. } => *stage,
             // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,

@@ -1,5 +1,6 @@
 //! The outer half: starts the portable host, writes what it sends, and ends it.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use vmm::{MachineEnd, TRIPLE_FAULT};
 use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
 use super::log::Log;
-use super::qemu::{Card, Machine, Qemu};
+use super::qemu::{Card, Machine, PassedDisk, Qemu};
 use super::{KNOWN, PortableError, ProtocolError, start_error};
+use crate::half::Wishes;
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
-use crate::reader::BootMemory;
 use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
@@ -105,11 +106,13 @@ struct Fault {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    payload: BootMemory,
+    wishes: Wishes<'_>,
     mut link: Link,
-    vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, CreateError>,
 ) -> Result<Outcome, PortableError> {
+    let Wishes { disks, payload, vsock } = wishes;
+    let readable = spec.machine.disks.iter().zip(&disks).map(|(disk, file)| disk.read_only(file));
+    let disks = Disks { readable: readable.collect::<Result<_, _>>()?, files: disks };
     let payload = payload.into_bytes().map_err(start_error("read the guest's kernel"))?;
     let initrd = initrd::make(&setup.bundle, spec, &payload)?;
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
@@ -117,8 +120,15 @@ pub async fn run(
     drop(payload);
     let mut restarts = Restarts::default();
     loop {
-        let attempt =
-            Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts: restarts.clone() };
+        let attempt = Attempt {
+            setup,
+            spec,
+            initrd: &initrd,
+            payload_bytes,
+            vsock,
+            disks: &disks,
+            restarts: restarts.clone(),
+        };
         // A network that can't be used leaves no profile.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
         let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
@@ -144,7 +154,17 @@ struct Attempt<'a> {
     initrd: &'a Initrd,
     payload_bytes: u64,
     vsock: Option<&'a Listening>,
+    disks: &'a Disks,
     restarts: Restarts,
+}
+
+/// Open files of the guest's disks, in order.
+#[derive(Debug)]
+struct Disks {
+    /// As each one's mode needs it.
+    files: Vec<File>,
+    /// A second opening of each, for reading.
+    readable: Vec<File>,
 }
 
 /// Words for the stage in which the host failed.
@@ -176,7 +196,7 @@ impl Attempt<'_> {
         let port = UnixStream::from_std(ours).map_err(start_error("make its port"))?;
         let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
         let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
-        let log = Log::keep(&mut child);
+        let mut log = Log::keep(&mut child);
         let silence = self.setup.silence;
         let limits = SilenceLimits {
             // A whole kernel boots before the first message.
@@ -262,13 +282,17 @@ impl Attempt<'_> {
             _ => None,
         };
         let card = card.as_ref().map(|(cable, mac)| Card { cable, mac: *mac });
+        let Disks { files, readable } = self.disks;
+        let disks = self.spec.machine.disks.iter().zip(files.iter().zip(readable));
+        let disks: Vec<_> =
+            disks.map(|(spec, (file, readable))| PassedDisk::new(spec, file, readable)).collect();
         let machine = Machine {
             qemu: &self.setup.qemu,
             kernel: &self.setup.bundle.kernel,
             initrd: &self.initrd.fd,
             port: &port,
             vsock: vsock.as_ref(),
-            disks: &self.spec.machine.disks,
+            disks: &disks,
             card,
             memory_bytes,
             cpus,

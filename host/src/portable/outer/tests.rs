@@ -42,7 +42,9 @@ fn facts(stage: RunStage, measured: bool) -> RunFacts {
 }
 
 fn attempt<'a>(setup: &'a Setup, spec: &'a RunSpec, initrd: &'a Initrd) -> Attempt<'a> {
-    Attempt { setup, spec, initrd, payload_bytes: 0, vsock: None, restarts: Restarts::default() }
+    static NO_DISKS: Disks = Disks { files: Vec::new(), readable: Vec::new() };
+    let restarts = Restarts::default();
+    Attempt { setup, spec, initrd, payload_bytes: 0, vsock: None, disks: &NO_DISKS, restarts }
 }
 
 fn initrd() -> Initrd {

@@ -26,10 +26,7 @@ struct EndlessRun {
 impl EndlessRun {
     /// Starts the run; `None` without QEMU.
     fn start() -> Option<Self> {
-        if host::portable::qemu::find().is_none() {
-            testkit::missing("qemu-system-x86_64 (Debian package qemu-system-x86)");
-            return None;
-        }
+        testkit::tool("qemu-system-x86_64")?;
         let directory = tempfile::tempdir().unwrap();
         let mut kernel = testkit::bz_image(4096);
         // QEMU's firmware jumps to the beginning of the header, in real mode (linuxboot_dma.c).
@@ -157,9 +154,8 @@ fn a_call_outside_of_a_filter_ends_the_run_and_qemu() {
         make_call(thread_of(half.cast_signed(), name), libc::SYS_socket);
         let (status, message) = run.end();
         assert_eq!(status.code(), Some(1), "{name}: {message}");
-        let sentence = format!(
-            "the guest's process ended: {thread} made the system call 41, which its filter refuses"
-        );
+        let sentence =
+            format!("the guest's process ended: {thread} made the system call 41, which its filter refuses");
         assert!(message.contains(&sentence), "{name}: {message}");
         assert!(run.samples().is_some_and(|samples| samples > 0), "{name}: {message}");
         ends(qemu);

@@ -405,7 +405,7 @@ fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError>
         ThreadKind::Sampler => {
             allow(&mut rules, SAMPLER);
             allow_threads(&mut rules)?;
-            allow_files(&mut rules)?;
+            allow_if(&mut rules, libc::SYS_openat, vec![masked(2, reading(), 0)])?;
         }
         ThreadKind::Reader => {
             allow(&mut rules, READER);

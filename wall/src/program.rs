@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
+use landlock::{AccessFs, PathBeneath, PathFd, RulesetCreatedAttr};
+
 use crate::{WallError, files, rights};
 
 /// Wall around another program. It has no filter of system calls: those that it makes are not known.
@@ -15,12 +17,13 @@ pub struct ProgramWall {
 
 impl ProgramWall {
     /// Prepares a wall. The program can read and execute what is below the paths of `readable` that exist,
-    /// and has its temporary files in `directory`.
+    /// has its temporary files in `directory`, and writes to `/dev/null`.
     ///
     /// # Errors
     /// Landlock refuses.
     pub fn new(readable: &[&Path], directory: &Path) -> Result<Self, WallError> {
-        Ok(Self { rules: files::rules(readable, Some(directory))?.into() })
+        let null = PathBeneath::new(PathFd::new("/dev/null")?, AccessFs::ReadFile | AccessFs::WriteFile);
+        Ok(Self { rules: files::rules(readable, Some(directory))?.add_rule(null)?.into() })
     }
 
     /// Raises the wall around the calling process, between fork and exec. Makes system calls that are

@@ -47,6 +47,7 @@ fn trials() -> Vec<Trial> {
         }),
         ("process connect", None, || TcpStream::connect("127.0.0.1:9").map(drop)),
         ("vcpu own", Some(ThreadKind::Vcpu), own),
+        ("sampler own", Some(ThreadKind::Sampler), own),
         ("sampler temporary", Some(ThreadKind::Sampler), || tempfile::tempfile().map(drop)),
         ("vcpu socket", Some(ThreadKind::Vcpu), socket),
         ("disk socket", Some(ThreadKind::Disk), socket),
@@ -299,7 +300,7 @@ fn what_the_process_needs_it_may() {
         "process temporary",
         "process thread",
         "vcpu own",
-        "sampler temporary",
+        "sampler own",
         "reader memory",
     ] {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
@@ -332,6 +333,8 @@ fn each_kind_of_thread_is_held_to_its_own_calls() {
     }
     is_refused("disk file", Some(ThreadKind::Disk), libc::SYS_openat);
     is_refused("device file", Some(ThreadKind::Device), libc::SYS_openat);
+    // Made before the sampler starts.
+    is_refused("sampler temporary", Some(ThreadKind::Sampler), libc::SYS_openat);
     assert_eq!(outcome("vcpu thread"), KILLED);
     is_refused("reader socket", Some(ThreadKind::Reader), libc::SYS_socket);
     is_refused("reader file", Some(ThreadKind::Reader), libc::SYS_openat);

@@ -10,7 +10,7 @@
 //! the wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest
 //! that takes it over has its own disks and its profile's rows. The portable host starts the same process
 //! from its init, with a virtio-serial port in place of the socket. Without KVM the half starts a QEMU that
-//! runs the guest ([`crate::tcg`]), and is attached to it.
+//! runs the guest (`tcg.rs`), and is attached to it.
 
 mod child;
 mod process;

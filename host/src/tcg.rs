@@ -203,8 +203,7 @@ impl Machine<'_> {
     }
 
     fn start(&self, qemu: &Qemu, directory: &Path) -> Result<Child, TcgError> {
-        let mut command = qemu::command(qemu, self.arguments(), self.inherited(), None);
-        qemu::confine(&mut command, qemu, directory)?;
+        let mut command = qemu::command(qemu, self.arguments(), self.inherited(), directory, None)?;
         command.spawn().map_err(start_error("start it"))
     }
 }

@@ -30,6 +30,7 @@ use images::ImageError;
 use profile::store::CreateError;
 use text::message::{Reason, Shown};
 use text::units;
+use wall::WallError;
 
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
@@ -47,6 +48,9 @@ pub enum PortableError {
         /// Why.
         source: io::Error,
     },
+    /// QEMU's rights can't be limited.
+    #[error("the portable host can't be started: {0}")]
+    Wall(#[from] WallError),
     /// This program can't be its init.
     #[error("this vprof can't run inside the portable host: {0}")]
     Program(#[from] ProgramError),
@@ -185,6 +189,7 @@ impl PortableError {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Start { .. }
+            | Self::Wall(_)
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,

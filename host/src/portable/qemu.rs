@@ -44,14 +44,14 @@ const OF_PREFIX: [&str; 5] = [".", "../share", "../lib", "../lib64", "../libexec
 
 /// QEMU's filter of system calls: no other programs, no more rights, no other priorities (qemu(1)).
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// Environment variables that QEMU keeps: the directory of temporary files, which disks with snapshots need.
-const KEPT: [&str; 2] = ["TMPDIR", "PATH"];
 
 /// Searches QEMU in PATH and reads its version from its help.
 pub fn find() -> Option<Qemu> {
     let path = std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|directory| directory.join(PROGRAM))
         .find(|path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file())?;
+    // It is started in another directory.
+    let path = std::path::absolute(path).ok()?;
     let output = Command::new(&path).arg("-help").stdin(Stdio::null()).output().ok()?;
     // "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -75,7 +75,7 @@ pub struct Machine<'a> {
     /// QEMU.
     pub qemu: &'a Qemu,
     /// Kernel of the inner host.
-    pub kernel: &'a Path,
+    pub kernel: &'a OwnedFd,
     /// Its initial file system.
     pub initrd: &'a OwnedFd,
     /// One end of a socket pair: the port.
@@ -92,6 +92,8 @@ pub struct Machine<'a> {
     pub cpus: usize,
     /// CPU time after which the kernel kills QEMU.
     pub cpu_limit: Option<Duration>,
+    /// Directory of QEMU's temporary files.
+    pub directory: &'a Path,
 }
 
 /// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no
@@ -113,6 +115,7 @@ impl Machine<'_> {
         add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
         add(&["-smp", &self.cpus.to_string()]);
         add(&["-m", &format!("{}M", self.memory_bytes.div_ceil(1 << 20))]);
+        add(&["-kernel", &format!("/proc/self/fd/{}", self.kernel.as_raw_fd())]);
         add(&["-append", CMDLINE]);
         add(&["-initrd", &format!("/proc/self/fd/{}", self.initrd.as_raw_fd())]);
         // The inner host's own messages, kept for errors.
@@ -125,37 +128,46 @@ impl Machine<'_> {
             add(&["-chardev", &format!("socket,id=vsock,fd={}", vsock.as_raw_fd())]);
             add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
         }
-        arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
         arguments.extend(disk_arguments(self.disks));
         arguments.extend(self.card.iter().flat_map(Card::arguments));
         arguments
     }
 
     /// The command that starts it.
-    pub fn command(&self) -> Command {
+    ///
+    /// # Errors
+    /// Landlock refuses.
+    pub fn command(&self) -> Result<Command, WallError> {
         let cable = self.card.map(|card| card.cable.as_raw_fd());
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd()].into_iter();
+        let inherited = [self.kernel, self.initrd, self.port].map(AsRawFd::as_raw_fd).into_iter();
         let disks = self.disks.iter().cloned().flat_map(PassedDisk::into_numbers);
         let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(disks).chain(cable);
-        command(self.qemu, self.arguments(), inherited.collect(), self.cpu_limit)
+        command(self.qemu, self.arguments(), inherited.collect(), self.directory, self.cpu_limit)
     }
 }
 
-/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets
-/// neither this process's signals from the terminal nor more CPU time than its limit.
+/// The command that starts QEMU with these descriptors, inside a wall, with its temporary files in
+/// `directory`. QEMU dies with the thread that starts it, and gets neither this process's signals from the
+/// terminal nor more CPU time than its limit.
+///
+/// # Errors
+/// Landlock refuses.
 pub fn command(
     qemu: &Qemu,
     arguments: Vec<OsString>,
     inherited: Vec<RawFd>,
+    directory: &Path,
     cpu_limit: Option<Duration>,
-) -> Command {
+) -> Result<Command, WallError> {
+    let wall = wall_around(qemu, directory)?;
     let mut command = Command::new(&qemu.path);
     command.args(arguments);
     if qemu.has_sandbox {
         command.args(["-sandbox", SANDBOX]);
     }
-    command.env_clear();
-    command.envs(KEPT.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    // QEMU searches firmware in its current directory first.
+    command.current_dir(directory).env_clear().env("TMPDIR", directory);
+    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0);
     let parent = std::process::id();
@@ -165,33 +177,23 @@ pub fn command(
     unsafe {
         command.pre_exec(move || {
             prepare_child(parent, &inherited)?;
-            cpu_seconds.map_or(Ok(()), limit_cpu)
+            cpu_seconds.map_or(Ok(()), limit_cpu)?;
+            wall.enter()
         });
     }
-    command
+    Ok(command)
 }
 
-/// Leaves QEMU without capabilities, and with no files but its own program's, those in `directory`, which are
-/// temporary, and the descriptors that it inherits.
-///
-/// # Errors
-/// Landlock refuses.
-pub fn confine(command: &mut Command, qemu: &Qemu, directory: &Path) -> Result<(), WallError> {
+/// Returns the wall around QEMU: no capabilities, and no files but its own program's, those in `directory`,
+/// which are temporary, and the descriptors that it inherits.
+fn wall_around(qemu: &Qemu, directory: &Path) -> Result<ProgramWall, WallError> {
     // Its links lead there, and QEMU searches its firmware from there.
     let program = fs::canonicalize(&qemu.path).unwrap_or_else(|_| qemu.path.clone());
     let prefix = program.parent().unwrap_or(Path::new("/"));
     let of_prefix: Vec<PathBuf> = OF_PREFIX.iter().map(|place| prefix.join(place)).collect();
     let installed = INSTALLED.iter().chain(&READ_AT_START).map(Path::new);
     let readable: Vec<&Path> = installed.chain(of_prefix.iter().map(PathBuf::as_path)).collect();
-    let wall = ProgramWall::new(&readable, directory)?;
-    // QEMU searches firmware in its current directory first.
-    command.current_dir(directory).env("TMPDIR", directory);
-    // SAFETY: between fork and exec only system calls that are async-signal-safe are made; nothing is
-    // allocated.
-    unsafe {
-        command.pre_exec(move || wall.enter());
-    }
-    Ok(())
+    ProgramWall::new(&readable, directory)
 }
 
 /// Limits the CPU time of the calling process, between fork and exec.
@@ -277,13 +279,15 @@ mod tests {
     #[test]
     fn qemu_filters_its_system_calls_and_sees_no_environment() {
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
-        let started = command(&qemu, Vec::new(), Vec::new(), None);
+        let directory = tempfile::tempdir().unwrap();
+        let start = |qemu| command(qemu, Vec::new(), Vec::new(), directory.path(), None).unwrap();
+        let started = start(&qemu);
         let arguments: Vec<_> = started.get_args().collect();
         assert_eq!(arguments, ["-sandbox", SANDBOX]);
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
-        assert!(started.get_envs().all(|(name, _)| KEPT.iter().any(|kept| name == *kept)));
+        assert!(started.get_envs().all(|(name, _)| name == "PATH" || name == "TMPDIR"));
         let other = Qemu { has_sandbox: false, ..qemu };
-        assert_eq!(command(&other, Vec::new(), Vec::new(), None).get_args().count(), 0);
+        assert_eq!(start(&other).get_args().count(), 0);
     }
 
     #[test]
@@ -298,7 +302,7 @@ mod tests {
         let disks = specs.each_ref().map(|spec| PassedDisk::new(spec, &file, &file));
         let machine = Machine {
             qemu: &qemu,
-            kernel: Path::new("/k"),
+            kernel: &b,
             initrd: &a,
             port: &b,
             vsock: Some(&a),
@@ -307,6 +311,7 @@ mod tests {
             memory_bytes: (1 << 30) + 1,
             cpus: 2,
             cpu_limit: None,
+            directory: Path::new("/t"),
         };
         let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
         assert!(words.contains(&"1025M".to_owned()));

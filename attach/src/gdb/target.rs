@@ -121,7 +121,10 @@ impl ConnectedStub {
 
     /// Returns what this process reaches of the VMM from here on.
     pub fn reach(&self) -> Reach {
-        Reach::Stub { process: self.process.as_deref().map(Process::pid) }
+        match self.process.as_deref().map(Process::pid) {
+            Some(process) if self.is_new => Reach::Child { process },
+            process => Reach::Stub { process },
+        }
     }
 
     /// Asks the stub for all that samples need. The machine of at most `most` vCPUs runs when this returns.

@@ -10,7 +10,7 @@ use kvm_bindings::KVM_EXIT_HLT;
 use wall::ThreadKind;
 
 use crate::bpf::SampledVm;
-use crate::memory::{ForeignMemory, LayoutProver};
+use crate::memory::{ForeignMemory, LayoutProver, ProofAttempt};
 use crate::process::Process;
 use crate::run_page::RunPage;
 use crate::shared::{AttachEvent, AttachmentEnd, PauseCause, SharedState};
@@ -172,7 +172,7 @@ impl Watcher {
             pause_ms = pause_ms.saturating_mul(2).min(LAST_PAUSE_MS);
             // Firmware and boot loaders may never have tables that can be walked.
             let attempt = self.shared.tables.last().map(|tables| prover.attempt(tables));
-            let found = matches!(attempt, Some(Ok(true)));
+            let found = matches!(attempt, Some(Ok(ProofAttempt::Proven)));
             if !found && begin.elapsed() >= self.patience && !std::mem::replace(&mut reported, true) {
                 self.shared.report(AttachEvent::MemoryUnproven(
                     "no Linux kernel proves the layout of the guest's memory in the VMM yet: samples have addresses \

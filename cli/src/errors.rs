@@ -257,6 +257,9 @@ pub enum UsageError {
         /// The longest time of a boot.
         timeout: String,
     },
+    /// A choice of rows that sums of exact mode do not have; the option.
+    #[error("the sums of --exact are those of the whole run and of processes: use {0} with --timehist")]
+    PartOfSums(&'static str),
     /// A limit on increases with one run of each side.
     #[error(
         "--fail-above needs two or more runs of each side, since runs of the same program differ: make them with \

@@ -1,11 +1,11 @@
 //! A text for people, through a pager where it is longer than the terminal, as `git log` and `journalctl` do.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
 use crate::errors::Error;
-use crate::output::write_text;
+use crate::output::{stdout_error, write_text};
 use crate::render::terminal_size;
 
 /// Variables with the pager's command, in their order; empty or `cat` for no pager.
@@ -25,17 +25,27 @@ pub fn disable() {
 /// Prints a text, page by page if standard output is a terminal with fewer rows.
 pub fn page(text: &str) -> Result<(), Error> {
     let rows = terminal_size(libc::STDOUT_FILENO).map_or(usize::MAX, |(_, rows)| rows.into());
-    let fits = text.lines().count() < rows;
-    if fits || DISABLED.get().is_some() || !std::io::stdout().is_terminal() {
-        return write_text(text);
+    if text.lines().count() < rows {
+        write_text(text)
+    } else {
+        page_long(|out| out.write_all(text.as_bytes()))
     }
+}
+
+/// Prints a text that may be too long for memory, page by page if standard output is a terminal.
+pub fn page_long(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Error> {
     let variable = |name: &str| std::env::var(name).ok();
-    match pager(variable).and_then(start) {
+    let is_paged = DISABLED.get().is_none() && io::stdout().is_terminal();
+    let command = if is_paged { pager(variable) } else { None };
+    match command.and_then(start) {
         Some(mut pager) => {
-            feed(&mut pager, text);
+            feed(&mut pager, write);
             Ok(())
         }
-        None => write_text(text),
+        None => {
+            let mut out = BufWriter::new(io::stdout().lock());
+            write(&mut out).and_then(|()| out.flush()).map_err(stdout_error)
+        }
     }
 }
 
@@ -61,13 +71,14 @@ fn start(command: String) -> Option<Child> {
 }
 
 /// Writes the text, and waits until the user has left the pager.
-fn feed(pager: &mut Child, text: &str) {
+fn feed(pager: &mut Child, write: impl FnOnce(&mut dyn Write) -> io::Result<()>) {
     // Ctrl-C is a key of the pager, which must not be left alone with the terminal.
     // SAFETY: ignoring a signal installs no handler.
     let before = unsafe { libc::signal(libc::SIGINT, libc::SIG_IGN) };
-    if let Some(mut input) = pager.stdin.take() {
+    if let Some(input) = pager.stdin.take() {
+        let mut input = BufWriter::new(input);
         // The user may leave before the text's end.
-        let _ = input.write_all(text.as_bytes());
+        let _ = write(&mut input).and_then(|()| input.flush());
     }
     // Without the pager's state there is nothing to do, either.
     let _ = pager.wait();

@@ -5,17 +5,17 @@ use std::path::Path;
 
 use profile::boot::Boot;
 use profile::report::{
-    Breakdown, By, Direction, ExactReport, Request, SourceChoice, StateReport, TreeRequest,
+    Breakdown, By, Direction, ExactReport, Request, SourceChoice, StateReport, Timehist, TreeRequest,
 };
 use profile::{Filter, Profile, Report, Sort};
 use text::csv::Formulas;
 
 use crate::args::ReportArgs;
 use crate::browse;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json};
-use crate::pager::page;
-use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, tree};
+use crate::pager::{page, page_long};
+use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, timehist, tree};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
@@ -89,6 +89,21 @@ fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 
 /// `report --exact`.
 fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    if args.timehist {
+        return timehist_report(args);
+    }
+    let filter = &args.filter;
+    let parts = [
+        ("--tree-of", filter.tree_of.is_some()),
+        ("--instance", filter.instance.is_some()),
+        ("--cgroup", filter.cgroup.is_some()),
+        ("--thread", filter.thread.is_some()),
+        ("--cpu", filter.cpu.is_some()),
+        ("--time", filter.time.is_some()),
+    ];
+    if let Some((option, _)) = parts.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(UsageError::PartOfSums(option).into());
+    }
     let profile = Profile::open(&args.profile)?;
     let report = ExactReport::read(&profile, &args.filter.process)?;
     if args.json {
@@ -97,6 +112,18 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = exact::render(&report, rows, PageLayout::stdout());
         page(&text)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --exact --timehist`.
+fn timehist_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let history = Timehist::read(&Profile::open(&args.profile)?, &args.to_filter())?;
+    if args.json {
+        write_json(&history)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(0));
+        page_long(|out| timehist::write(&history, rows, PageLayout::stdout(), out))?;
     }
     Ok(ExitCode::Done)
 }

@@ -333,6 +333,18 @@ fn states_of_tasks_need_scans_or_exact_data() {
 }
 
 #[test]
+fn sums_of_exact_mode_have_no_parts_and_a_timehist_is_a_part_of_them() {
+    let profile = TestProfile::new();
+    for option in ["--tree-of", "--instance", "--cgroup", "--thread", "--cpu", "--time"] {
+        let value = if option == "--time" { "1ms..2ms" } else { "0" };
+        refused(&profile.report(&["--exact", option, value]), 2, &[option, "--timehist"]);
+        refused(&profile.report(&["--exact", "--timehist", option, value]), 1, &["run --exact"]);
+    }
+    assert_eq!(profile.report(&["--timehist"]).status.code(), Some(2));
+    assert_eq!(profile.report(&["--exact", "--timehist", "--by", "function"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_configuration_gives_defaults_and_a_wrong_one_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("config.toml");

@@ -14,8 +14,8 @@ use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, InterruptRow, InterruptSourceRow, InterruptTimeRow,
-    MicrostateRow, RusageRow, StackRow, TaskLifeRow, TaskScanRow, TaskScanStateRow, TaskStateRow, ThreadRow,
-    WakeupRow,
+    MicrostateRow, RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow,
+    TaskStateRow, ThreadRow, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -75,6 +75,7 @@ fn with_exact() -> Batch {
         ("exact", "1"),
         ("exact_from_ns", "100000000"),
         ("exact_to_ns", "600000000"),
+        ("exact_runs", "7"),
         ("exact_cost_ns", "4000000"),
         ("exact_switching_ns", "16000000"),
         ("exact_switching_samples", "16"),
@@ -97,6 +98,42 @@ fn with_exact() -> Batch {
         TaskStateRow { stack: 2, ..spent(1, 100, TaskState::Sleep, WaitReason::Pipe, 150 * MS, 9) },
         spent(2, 101, TaskState::Running, WaitReason::None, 100 * MS, 4),
         spent(2, 101, TaskState::Disk, WaitReason::Block, 400 * MS, 3),
+    ];
+    let run = |vcpu, (instance, tid), from_ms, (wait, delay, running), (state, wait_reason)| TaskRunRow {
+        vcpu,
+        instance,
+        tid,
+        from_ns: from_ms * MS,
+        wait_ns: wait * MS,
+        delay_ns: delay * MS,
+        running_ns: running * MS,
+        interrupted_ns: MS / 4,
+        sampler_ns: 0,
+        state,
+        wait_reason,
+    };
+    let (pipe, block) = ((TaskState::Sleep, WaitReason::Pipe), (TaskState::Disk, WaitReason::Block));
+    let preempted = (TaskState::Runnable, WaitReason::None);
+    batch.task_runs = vec![
+        run(0, (1, 100), 100, (0, 0, 120), preempted),
+        run(1, (2, 101), 120, (0, 1, 100), block),
+        run(0, (1, 100), 250, (0, 30, 50), pipe),
+    ];
+    let delay = |woken, low_ns, count, max_ns, at_ms| TaskDelayRow {
+        instance: 1,
+        tid: 100,
+        woken,
+        low_ns,
+        count,
+        ns: count * max_ns,
+        max_ns,
+        max_from_ns: at_ms * MS,
+    };
+    batch.task_delays = vec![
+        delay(true, 49_152, 5, 50_000, 120),
+        delay(true, 983_040, 2, MS, 300),
+        delay(true, 3_932_160, 2, 4 * MS, 440),
+        delay(false, 29_360_128, 1, 30 * MS, 220),
     ];
     let life =
         |instance, tid| TaskLifeRow { instance, tid, from_ns: 100 * MS, to_ns: 600 * MS, ended: false };
@@ -239,6 +276,8 @@ tables! {
     report_callers: "report @p.vprof --callers do_work",
     report_callees: "report @p.vprof --callees do_work",
     report_exact: "report --exact @exact.vprof",
+    report_timehist: "report --exact --timehist @exact.vprof",
+    report_timehist_part: "report --exact --timehist --cpu 0 --time 200ms.. @exact.vprof",
     report_states_exact: "report --states @exact.vprof",
     report_states_sampled: "report --states @sampled.vprof",
     stat: "stat @p.vprof",

@@ -13,7 +13,7 @@ use std::process::Command;
 use export::{Format, Request};
 use profile::rows::{
     Batch, EventRow, InstanceRow, InterruptRow, InterruptSourceRow, MicrostateRow, Microstates, TaskLifeRow,
-    TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
+    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
 };
 use profile::store::Value;
 use profile::{Profile, ProfileWriter, Sink, made_up};
@@ -63,7 +63,13 @@ for packet in trace.packet:
             begin = (event.name, packet.timestamp)
         elif category == '' and kind == 'TYPE_SLICE_END' and tracks[event.track_uuid].HasField('thread'):
             counts['ns ' + begin[0]] += packet.timestamp - begin[1]
+        if category == 'task run':
+            counts['runs on ' + tracks[event.track_uuid].name] += 1
+            begun = packet.timestamp
+        elif kind == 'TYPE_SLICE_END' and tracks[event.track_uuid].name.endswith(' tasks'):
+            counts['ns of runs'] += packet.timestamp - begun
         for group in event.debug_annotations:
+            counts[group.name] += group.uint_value
             for row in group.dict_entries:
                 for number in row.dict_entries:
                     counts['%s %s %s' % (group.name, row.name, number.name)] += number.uint_value
@@ -135,6 +141,17 @@ fn write(path: &Path) {
         ns,
         count,
     };
+    batch.meta.push(("exact_from_ns".to_owned(), "5".to_owned()));
+    batch.task_runs.extend([(0, 10), (1, 30), (1, 60)].map(|(vcpu, from_ns)| TaskRunRow {
+        vcpu,
+        instance: 2,
+        tid: 100,
+        from_ns,
+        delay_ns: 7,
+        running_ns: 20,
+        interrupted_ns: 3,
+        ..TaskRunRow::default()
+    }));
     batch.task_states.push(of(TaskState::Running, WaitReason::None, 60, 3));
     batch.task_states.push(of(TaskState::Sleep, WaitReason::Futex, 30, 2));
     let wakeup = |by: &str, waker, count| WakeupRow {
@@ -193,6 +210,9 @@ fn the_schema_of_perfetto_reads_the_counts_of_queries() {
         ("states sleep: futex count", "SELECT sum(count) FROM task_state WHERE wait_reason = 'futex'"),
         ("woken by twice#0 100 count", "SELECT sum(count) FROM wakeup WHERE \"by\" = 'task'"),
         ("woken by [hard interrupts] count", "SELECT sum(count) FROM wakeup WHERE \"by\" = 'hard'"),
+        ("runs on vCPU 1 tasks", "SELECT count(*) FROM task_run WHERE vcpu = 1"),
+        ("ns of runs", "SELECT sum(running_ns + interrupted_ns) FROM task_run"),
+        ("delay_ns", "SELECT sum(delay_ns) FROM task_run"),
         ("TYPE_INSTANT", "SELECT count(*) FROM event"),
     ] {
         let rows = profile.query(sql).expect("an answer").rows;

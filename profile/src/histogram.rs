@@ -34,6 +34,11 @@ pub fn low_ns(bucket: usize) -> u64 {
     (PARTS + index % PARTS) << (power.min(MOST_BITS) - 3)
 }
 
+/// Returns the shortest duration of the bucket of a duration, ns.
+pub fn bucket_low_ns(ns: u64) -> u64 {
+    low_ns(bucket(ns))
+}
+
 /// Counters of durations. One thread counts, any may read. A reader may miss a duration that is being
 /// counted.
 #[derive(Debug)]
@@ -63,7 +68,7 @@ impl Histogram {
 /// Returns the duration below which the part `q` of all are, ns: the middle of its bucket, at most `max_ns`.
 /// `buckets` has shortest durations and counts in rising order.
 pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
-    let all: u64 = buckets.iter().map(|(_, count)| count).sum();
+    let all = buckets.iter().fold(0, |all: u64, (_, count)| all.saturating_add(*count));
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -71,9 +76,9 @@ pub fn quantile(buckets: &[(u64, u64)], q: f64, max_ns: u64) -> u64 {
         reason = "a rank among fewer than 2^52; the cast saturates"
     )]
     let rank = ((all as f64 * q).ceil() as u64).max(1);
-    let mut seen = 0;
+    let mut seen: u64 = 0;
     for (low, count) in buckets {
-        seen += count;
+        seen = seen.saturating_add(*count);
         if seen >= rank {
             return middle(*low).min(max_ns);
         }

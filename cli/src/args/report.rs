@@ -23,6 +23,7 @@ Examples:
   vprof report vprof.vprof --tree-of command     the benchmark apart from the rest of the guest
   vprof report vprof.vprof --boot
   vprof report vprof.vprof --states --process postgres
+  vprof report vprof.vprof --exact --timehist --time 2s..2.1s     one line per run of a task on a vCPU
   vprof report vprof.vprof --json | jq .processes[0]
 ";
 
@@ -62,11 +63,14 @@ pub struct ReportArgs {
         "cgroup", "thread", "symbol", "module", "mode", "cpu", "time", "relative"])]
     pub boot: bool,
 
-    /// Results of exact mode: states of each task, where it slept, and what woke it (profiles of `run
-    /// --exact`)
-    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "tree_of", "instance", "cgroup", "thread", "symbol", "module",
-        "mode", "cpu", "time", "relative"])]
+    /// Results of exact mode: states of each task, its longest wait for a CPU, where it slept, and what woke
+    /// it (profiles of `run --exact`)
+    #[arg(long, conflicts_with_all = ["by", "callers", "callees", "sort", "symbol", "module", "mode", "relative"])]
     pub exact: bool,
+
+    /// One line per run of a task on a vCPU, with the waits before it, in the order of time; with --exact
+    #[arg(long, requires = "exact")]
+    pub timehist: bool,
 
     /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
     /// --exact` has
@@ -85,7 +89,7 @@ pub struct ReportArgs {
     #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
     pub sort: Sort,
 
-    /// Rows per table; 0 for all [default: 10; 50 with --callers and --callees]
+    /// Rows per table; 0 for all [default: 10; 50 with --callers and --callees; all with --timehist]
     #[arg(short = 'n', long, value_name = "ROWS")]
     pub rows: Option<usize>,
 

@@ -1,6 +1,8 @@
 //! `report --exact`: tasks and their states, their sleeps, and their wake-ups.
 
-use profile::report::{CpuPart, CpuParts, ExactCost, ExactReport, OffCpu, Task, TaskStates};
+use profile::report::{
+    CpuPart, CpuParts, DelayBucket, ExactCost, ExactReport, OffCpu, Task, TaskStates, WakeupLatency,
+};
 use std::collections::BTreeMap;
 use text::clean::escaped;
 use text::units;
@@ -23,6 +25,7 @@ pub fn render(report: &ExactReport, rows: usize, page: PageLayout) -> String {
     children(&mut text, report, rows, page);
     faults(&mut text, report, rows, page);
     delays(&mut text, report, rows, page);
+    wakeup_latency(&mut text, report.wakeup_latency.as_ref(), page);
     sleeps(&mut text, report, rows, page);
     off_cpu(&mut text, report, rows, page);
     wakeups(&mut text, report, rows, page);
@@ -196,27 +199,88 @@ fn faults(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
     more(text, list.len(), rows);
 }
 
-/// Adds the waits of tasks for a CPU, the longest on average first.
+/// Adds the waits of tasks for a CPU, the task with the longest first.
 fn delays(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout) {
-    #[expect(clippy::cast_precision_loss, reason = "a count below 2^53")]
-    let delay = |task: &TaskStates| {
-        let state = task.states.iter().find(|state| state.state == "runnable" && state.count > 0)?;
-        Some((state.s / state.count as f64, state.s, state.count))
-    };
-    let mut list: Vec<_> = report.tasks.iter().filter_map(|task| Some((delay(task)?, task))).collect();
+    let mut list: Vec<_> = report.tasks.iter().filter_map(|task| Some((task.delay?, task))).collect();
     if list.is_empty() {
         return;
     }
-    list.sort_by(|a, b| b.0.0.total_cmp(&a.0.0));
+    list.sort_by(|a, b| b.0.max_s.total_cmp(&a.0.max_s));
     heading(text, page, "Scheduling delays", ": waits for a CPU, from the wake-up or the preemption on");
-    let right = ["mean ms", "times", "ms"].map(|name| (name, ColumnAlign::Right));
+    let right = ["max ms", "begun at s", "p99 ms", "mean ms", "times"].map(|name| (name, ColumnAlign::Right));
     let columns: Vec<_> = right.into_iter().chain([("task", ColumnAlign::Left)]).collect();
-    let mut table = TextTable::new(&columns).indent(2).flexible(3);
-    for ((mean_s, s, count), task) in list.iter().take(rows) {
-        table.row(vec![format!("{:.3}", mean_s * 1e3), units::count(*count), ms(*s), name(&task.task)]);
+    let mut table = TextTable::new(&columns).indent(2).flexible(5);
+    let fine = |s: f64| format!("{:.3}", s * 1e3);
+    for (delay, task) in list.iter().take(rows) {
+        table.row(vec![
+            fine(delay.max_s),
+            format!("{:.6}", delay.max_from_s),
+            fine(delay.p99_s),
+            fine(delay.mean_s),
+            units::count(delay.count),
+            name(&task.task),
+        ]);
     }
     text.push_str(&table.render(page.width));
     more(text, list.len(), rows);
+}
+
+/// Columns of the longest bar of a histogram.
+const BAR: usize = 40;
+
+/// Adds the histogram of wake-up latencies, in powers of two.
+fn wakeup_latency(text: &mut String, latency: Option<&WakeupLatency>, page: PageLayout) {
+    let Some(latency) = latency else { return };
+    heading(text, page, "Wake-up latencies", ": from wake-ups, and from starts of tasks, until they ran");
+    let quantiles = format!(
+        "{}: mean {}, median {}, 90 % below {}, 99 % below {}, the longest {}",
+        units::counted(latency.count, "wake-up"),
+        units::seconds(latency.mean_s),
+        units::seconds(latency.p50_s),
+        units::seconds(latency.p90_s),
+        units::seconds(latency.p99_s),
+        units::seconds(latency.max_s),
+    );
+    wrapped(text, &quantiles, "  ", page.width);
+    let powers = by_power(&latency.buckets);
+    let most = powers.iter().map(|power| power.count).max().unwrap_or(0).max(1);
+    let columns = [
+        ("us", ColumnAlign::Right),
+        ("below us", ColumnAlign::Right),
+        ("wake-ups", ColumnAlign::Right),
+        ("", ColumnAlign::Left),
+    ];
+    let mut table = TextTable::new(&columns).indent(2).flexible(3);
+    for power in &powers {
+        let bar = (power.count.saturating_mul(BAR as u64) / most).max(u64::from(power.count > 0));
+        let bar = "#".repeat(usize::try_from(bar).unwrap_or(BAR).min(BAR));
+        let fine = |s: f64| format!("{:.3}", s * 1e6);
+        table.row(vec![fine(power.from_s), fine(power.to_s), units::count(power.count), bar]);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+/// Power of two ns below which all is one bucket: half of the end of the histogram's first one.
+const LEAST_POWER: u32 = 5;
+
+/// Returns the sums of buckets by powers of two ns, from the first to the last without a gap.
+fn by_power(buckets: &[DelayBucket]) -> Vec<DelayBucket> {
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time below 2^63 ns")]
+    let power = |s: f64| ((s * 1e9).round() as u64).max(1).ilog2().max(LEAST_POWER);
+    let mut sums: BTreeMap<u32, u64> = BTreeMap::new();
+    for bucket in buckets {
+        let sum = sums.entry(power(bucket.from_s)).or_default();
+        *sum = sum.saturating_add(bucket.count);
+    }
+    let (first, last) = (sums.keys().next().copied(), sums.keys().next_back().copied());
+    let Some((first, last)) = first.zip(last) else { return Vec::new() };
+    let end = |power: u32| 2_f64.powi(i32::try_from(power).unwrap_or(0)) / 1e9;
+    let row = |power: u32| DelayBucket {
+        from_s: if power == LEAST_POWER { 0.0 } else { end(power) },
+        to_s: end(power + 1),
+        count: sums.get(&power).copied().unwrap_or(0),
+    };
+    (first..=last).map(row).collect()
 }
 
 /// Adds the waits of tasks, by wait reason.

@@ -12,6 +12,7 @@ pub mod stat;
 pub mod states;
 pub mod summary;
 pub mod table;
+pub mod timehist;
 pub mod tree;
 
 use std::borrow::Cow;

@@ -3,13 +3,12 @@
 //! ```text
 //! vCPU 0               a slice of the whole run: exits and interrupts of the vCPU as its arguments
 //!   guest, halted ...  counters: part of each segment of time that the vCPU was in the state
+//!   tasks              slices of the tasks that it ran, by exact mode, with the waits before as arguments
 //! Events               instants
 //! PROCESS
 //!   THREAD             samples with their stacks; slices of the states that scans of the tasks found
 //!     Exact totals     a slice of the time for which exact mode followed it: its states and wakers
 //! ```
-//!
-//! Exact mode keeps sums and no single events, so its counts are arguments of slices.
 
 mod code;
 mod proto;
@@ -20,11 +19,11 @@ mod tests;
 #[cfg(test)]
 pub(crate) use tests::assert_sound;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
 use profile::Profile;
-use profile::report::{Filter, Recording, RecordingRequest};
+use profile::report::{Filter, Recording, RecordingRequest, ReportError, Timehist};
 use profile::rows::Mode;
 use prost::Message as _;
 use text::clean::escaped;
@@ -48,6 +47,7 @@ mod uuid {
     pub(super) const PROCESSES: u64 = 3 << 32;
     pub(super) const THREADS: u64 = 4 << 32;
     pub(super) const TOTALS: u64 = 5 << 32;
+    pub(super) const RUNS: u64 = 6 << 32;
 }
 
 /// Number of the only sequence of packets.
@@ -80,6 +80,7 @@ pub(crate) fn write(
         for &vcpu in &recording.vcpus {
             trace.vcpu(profile, vcpu, recording.about.duration_ns)?;
         }
+        trace.runs(profile)?;
         let mut threads = ThreadTracks::new(&recording, tasks);
         trace.scanned_states(profile, &mut threads)?;
         trace.thread_totals(profile, &mut threads)?;
@@ -238,6 +239,39 @@ impl TraceWriter<'_> {
                 self.event(from, EventType::Counter, event)?;
             }
             from = to;
+        }
+        Ok(())
+    }
+
+    /// Writes the runs of tasks, if exact mode has recorded them.
+    fn runs(&mut self, profile: &Profile) -> Result<(), ExportError> {
+        let history = match Timehist::read(profile, &Filter::default()) {
+            Err(ReportError::NoExact(_)) => return Ok(()),
+            history => history?,
+        };
+        let ns = |s: f64| whole(s * 1e9);
+        let mut ends: BTreeMap<u8, u64> = BTreeMap::new();
+        for run in &history.runs {
+            let vcpu = u64::from(run.vcpu);
+            let track = uuid::RUNS + vcpu;
+            if !ends.contains_key(&run.vcpu) {
+                self.track(track, format!("vCPU {vcpu} tasks"), Some(uuid::VCPUS + vcpu))?;
+            }
+            let last = ends.entry(run.vcpu).or_default();
+            // Slices of a track do not overlap, also where events were lost.
+            let begin = ns(run.time_s).max(*last);
+            let end = ns(run.time_s + run.running_s + run.interrupted_s + run.sampler_s).max(begin);
+            *last = end;
+            let task = &run.task;
+            let name = task.thread.as_deref().unwrap_or(&task.comm);
+            let name = format!("{} {}", escaped(name), task.tid);
+            let debug_annotations = vec![
+                Annotation::number("wait_ns", ns(run.wait_s)),
+                Annotation::number("delay_ns", ns(run.delay_s)),
+                Annotation::number("interrupted_ns", ns(run.interrupted_s)),
+            ];
+            let event = TrackEvent { debug_annotations, ..named("task run", name) };
+            self.slice(track, (begin, end), event)?;
         }
         Ok(())
     }

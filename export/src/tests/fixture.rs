@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow,
-    InterruptRow, Mode, SampleRow, StackRow, ThreadRow, VcpuRow, VcpuState,
+    InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState, TaskStateRow, ThreadRow,
+    VcpuRow, VcpuState,
 };
 use profile::{ProfileWriter, Sink, made_up};
 use tempfile::TempDir;
@@ -75,6 +76,38 @@ pub fn several() -> Made {
     let bytes = vec![0x55, 0x48, 0x89, 0xe5, 0x90, 0xc3];
     let (file, read) = (Some(1), CodeSource::File);
     batch.code.push(CodeRow { start: 0x2000, file, module: None, bytes, read });
+    finished(&batch)
+}
+
+/// Returns the run of [`plain`] in exact mode: its thread waited three times for a CPU.
+pub fn of_exact() -> Made {
+    let mut batch = run("prog");
+    samples(&mut batch);
+    batch.meta.push(("exact_from_ns".to_owned(), "0".to_owned()));
+    let (instance, tid) = (1, 11);
+    batch.task_lives.push(TaskLifeRow { instance, tid, to_ns: 100 * MS, ..TaskLifeRow::default() });
+    batch.task_states = [(TaskState::Running, 90), (TaskState::Runnable, 10)]
+        .map(|(state, ms)| TaskStateRow {
+            instance,
+            tid,
+            state,
+            ns: ms * MS,
+            count: 3,
+            ..TaskStateRow::default()
+        })
+        .to_vec();
+    batch.task_delays = [(true, 983_040, 2, 1), (false, 7_864_320, 1, 8)]
+        .map(|(woken, low_ns, count, max_ms)| TaskDelayRow {
+            instance,
+            tid,
+            woken,
+            low_ns,
+            count,
+            ns: count * max_ms * MS,
+            max_ns: max_ms * MS,
+            max_from_ns: 50 * MS,
+        })
+        .to_vec();
     finished(&batch)
 }
 

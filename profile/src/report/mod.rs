@@ -34,8 +34,9 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, KeyName, Row};
 pub use command::CommandTimes;
 pub use exact::{
-    ChildrenStates, CpuPart, CpuParts, ExactCost, ExactReport, ExactVcpu, InterruptSource, InterruptTime,
-    OffCpu, SoftInterrupt, StateTime, Task, TaskStates, Wakeup,
+    ChildrenStates, CpuPart, CpuParts, DelayBucket, ExactCost, ExactReport, ExactVcpu, InterruptSource,
+    InterruptTime, OffCpu, SoftInterrupt, StateTime, Task, TaskDelay, TaskRun, TaskStates, Timehist, Wakeup,
+    WakeupLatency,
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};

@@ -227,6 +227,16 @@ tables! {
         instance, tid, state, wait_reason, stack, ns, count,
     }
 
+    task_runs: TaskRunRow => (add) task_run |row| {
+        vcpu, instance, tid, from_ns, wait_ns, delay_ns, running_ns, interrupted_ns, sampler_ns, state, wait_reason,
+    }
+
+    task_delays: TaskDelayRow => (merge "count = count + excluded.count, ns = ns + excluded.ns, \
+                                         max_from_ns = iif(excluded.max_ns > max_ns, excluded.max_from_ns, max_from_ns), \
+                                         max_ns = max(max_ns, excluded.max_ns)") task_delay |row| {
+        instance, tid, woken, low_ns, count, ns, max_ns, max_from_ns,
+    }
+
     task_lives: TaskLifeRow => (merge "from_ns = min(from_ns, excluded.from_ns), \
                                        to_ns = max(to_ns, excluded.to_ns), \
                                        ended = excluded.ended") task_life |row| {

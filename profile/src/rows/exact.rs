@@ -24,6 +24,55 @@ pub struct TaskStateRow {
     pub count: u64,
 }
 
+/// A row of table `task_run`: a run of a task on a vCPU, with its waits since the run before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskRunRow {
+    /// vCPU.
+    pub vcpu: u8,
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// Begin of the run, ns since the run's start.
+    pub from_ns: u64,
+    /// Asleep or stopped before, ns.
+    pub wait_ns: u64,
+    /// Runnable before, ns.
+    pub delay_ns: u64,
+    /// On the vCPU, without the next two, ns.
+    pub running_ns: u64,
+    /// In handlers of hard interrupts, ns.
+    pub interrupted_ns: u64,
+    /// Taken by vprof, ns.
+    pub sampler_ns: u64,
+    /// State after the run.
+    pub state: TaskState,
+    /// Its wait reason.
+    pub wait_reason: WaitReason,
+}
+
+/// A row of table `task_delay`: waits of a task for a CPU since the row before, of lengths in one bucket of
+/// [`histogram`](crate::histogram); rows of one key add up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskDelayRow {
+    /// Instance row id.
+    pub instance: u32,
+    /// Thread id.
+    pub tid: i32,
+    /// True for waits that began with a wake-up or the task's start.
+    pub woken: bool,
+    /// Shortest wait of the bucket, ns.
+    pub low_ns: u64,
+    /// Number of waits.
+    pub count: u64,
+    /// Their time, ns.
+    pub ns: u64,
+    /// The longest, ns.
+    pub max_ns: u64,
+    /// Its begin, ns since the run's start.
+    pub max_from_ns: u64,
+}
+
 /// A row of table `task_life`: the time from start to end of following a task. Rows of one task are joined.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskLifeRow {

@@ -100,6 +100,32 @@ const FUNCTIONS: &[(WaitReason, &[&str])] = &[
 ];
 
 impl WaitReason {
+    const ALL: [Self; 17] = [
+        Self::None,
+        Self::PageFault,
+        Self::TextFault,
+        Self::DataFault,
+        Self::KernelFault,
+        Self::Futex,
+        Self::Poll,
+        Self::Pipe,
+        Self::Socket,
+        Self::Timer,
+        Self::Child,
+        Self::Signal,
+        Self::Terminal,
+        Self::Block,
+        Self::Lock,
+        Self::Work,
+        Self::Other,
+    ];
+
+    /// Returns the wait reason of this name, [`WaitReason::None`] for a name that a newer version may have
+    /// written.
+    pub(crate) fn from_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|reason| reason.name() == name).unwrap_or_default()
+    }
+
     /// Returns the wait reason of a sleep. `functions` are all on its stack, innermost first, `kernel` those
     /// of the kernel; for the rest see [`PageFaultKind::from_stack`].
     pub fn from_sleep<'a>(

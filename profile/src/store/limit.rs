@@ -2,7 +2,8 @@
 //!
 //! A guest decides how many different stacks, tasks and lines it has, and so how large its profile gets.
 //! Beyond the limit samples continue, without what makes them large: new stacks are cut to their innermost
-//! frame, and a frame or process gets a row once a sample is in it.
+//! frame, and a frame or process gets a row once a sample is in it. Runs of tasks end earlier: they have a
+//! part of the limit, and a fixed number of rows. What counts them (`exact_runs` of table `meta`) continues.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -13,6 +14,13 @@ use crate::rows::{Batch, EventRow, FrameRow, InstanceRow};
 
 /// Rows that are held back, at most, of each table.
 const HELD: usize = 1 << 18;
+
+/// Rows of table `task_run`, at most: seven minutes of a guest that switches 10,000 times a second.
+const RUNS: u64 = 1 << 22;
+/// Size of such a row in the file, bytes: measured, rounded up.
+const RUN_BYTES: u64 = 56;
+/// Part of the profile's limit that the table may take: a divisor.
+const RUNS_PART: u64 = 4;
 
 /// Rows that wait for a sample that refers to them.
 #[derive(Debug)]
@@ -78,15 +86,34 @@ pub(super) struct SizeLimit {
     /// Largest ids that were written: stacks, frames, instances.
     last: [u32; 3],
     beyond: Option<Beyond>,
+    /// Runs of tasks that there is still room for.
+    runs: u64,
 }
 
 impl SizeLimit {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { bytes, last: [0; 3], beyond: None }
+        let runs = RUNS.min(bytes / RUNS_PART / RUN_BYTES);
+        Self { bytes, last: [0; 3], beyond: None, runs }
     }
 
     /// Returns what is written of a batch in its place, if that is less.
     pub(super) fn cut(&mut self, batch: &Batch) -> Option<Batch> {
+        let mut cut = self.cut_stacks(batch);
+        if self.beyond.is_some() {
+            self.runs = 0;
+        }
+        let room = usize::try_from(self.runs).unwrap_or(usize::MAX);
+        let kept = batch.task_runs.len().min(room);
+        self.runs -= kept as u64;
+        if kept < batch.task_runs.len() {
+            cut.get_or_insert_with(|| batch.clone()).task_runs.truncate(kept);
+        }
+        cut
+    }
+
+    /// Returns what is written instead of a batch beyond the limit: samples without what makes them
+    /// large.
+    fn cut_stacks(&mut self, batch: &Batch) -> Option<Batch> {
         let Some(beyond) = &mut self.beyond else {
             let [stack, frame, instance] = &mut self.last;
             *stack = batch.stacks.iter().map(|row| row.id).fold(*stack, u32::max);
@@ -118,6 +145,7 @@ impl SizeLimit {
         cut.thread_times.retain(|row| known(row.instance));
         cut.task_states.retain(|row| known(row.instance));
         cut.task_lives.retain(|row| known(row.instance));
+        cut.task_delays.retain(|row| known(row.instance));
         cut.task_scan_states.retain(|row| known(row.instance));
         cut.reaped.retain(|row| known(row.child) && known(row.parent));
         cut.wakeups.retain(|row| known(row.waker) && known(row.woken));
@@ -137,7 +165,8 @@ impl SizeLimit {
         let time_ns = time_ns.chain(batch.samples.iter().map(|row| row.time_ns)).max().unwrap_or_default();
         let text = format!(
             "the profile has reached its limit of {} (--max-size): from here on, stacks that are new are cut to the \
-             innermost function, and only processes that were sampled are listed",
+             innermost function, only processes that were sampled are listed, and runs of tasks (exact mode) are only \
+             counted",
             text::units::bytes(self.bytes)
         );
         Some(EventRow { time_ns, kind: "missing".to_owned(), text })

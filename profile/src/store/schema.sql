@@ -1,4 +1,4 @@
--- Schema 5 of a vprof profile. Described for users in docs/profile.md.
+-- Schema 8 of a vprof profile. Described for users in docs/profile.md.
 --
 -- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
 -- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
@@ -275,6 +275,35 @@ CREATE TABLE task_state (
     ns       INTEGER NOT NULL,
     count    INTEGER NOT NULL,  -- how often the state began
     PRIMARY KEY (instance, tid, state, wait_reason, stack)
+) WITHOUT ROWID;
+
+-- Exact mode: runs of tasks on vCPUs in the order of their ends, each with the waits since the task's run before.
+CREATE TABLE task_run (
+    id             INTEGER PRIMARY KEY,
+    vcpu           INTEGER NOT NULL,  -- vcpu.id
+    instance       INTEGER NOT NULL,  -- instance.id
+    tid            INTEGER NOT NULL,
+    from_ns        INTEGER NOT NULL,  -- begin of the run, since the run's start
+    wait_ns        INTEGER NOT NULL,  -- before: asleep or stopped
+    delay_ns       INTEGER NOT NULL,  -- before: runnable
+    running_ns     INTEGER NOT NULL,  -- the next three, from its begin to its end: states as in task_state
+    interrupted_ns INTEGER NOT NULL,
+    sampler_ns     INTEGER NOT NULL,
+    state          TEXT NOT NULL,     -- after the run, as in task_state
+    wait_reason    TEXT NOT NULL      -- of that state
+);
+
+-- Exact mode: waits of each task for a CPU by length. Their times add up to that of state runnable.
+CREATE TABLE task_delay (
+    instance    INTEGER NOT NULL,  -- instance.id
+    tid         INTEGER NOT NULL,
+    woken       INTEGER NOT NULL,  -- 1: since it was woken or has started; 0: since it lost a CPU, or the begin of exact data
+    low_ns      INTEGER NOT NULL,  -- shortest wait that counts here: an eighth of a power of two
+    count       INTEGER NOT NULL,
+    ns          INTEGER NOT NULL,
+    max_ns      INTEGER NOT NULL,  -- the longest
+    max_from_ns INTEGER NOT NULL,  -- its begin, since the run's start
+    PRIMARY KEY (instance, tid, woken, low_ns)
 ) WITHOUT ROWID;
 
 -- Exact mode: from when to when each task was followed; its states add up to that.

@@ -17,6 +17,7 @@ use std::collections::HashMap;
 
 use profile::rows::TaskState;
 
+use super::runs::{Delays, RunTimes, TaskRun};
 use crate::task_state::{
     HandlerTimes, InterruptSource, SwitchOutcome, TaskActivity, TaskId, TaskKey, TaskLife, TimeSum,
     WakeSource,
@@ -29,8 +30,17 @@ const TASKS: usize = 1 << 17;
 struct FollowedTask {
     who: TaskKey,
     doing: TaskActivity,
+    /// Begin of the present state.
+    began_ns: u64,
+    /// Time up to which the present state is charged.
     since_ns: u64,
     from_ns: u64,
+    /// The present state began with a wake-up.
+    woken: bool,
+    /// CPU and begin of the last run.
+    run_cpu: usize,
+    run_from_ns: u64,
+    times: RunTimes,
     /// The task ends with its next switch.
     released: bool,
     /// The task was charged since the sums were last taken.
@@ -63,6 +73,9 @@ pub(crate) struct TaskSums {
     /// Hard interrupts by CPU and source.
     pub sources: HashMap<(usize, InterruptSource), HandlerTimes>,
     pub lives: Vec<TaskLife>,
+    /// Runs that have ended, in the order of their ends.
+    pub runs: Vec<TaskRun>,
+    pub delays: Delays,
 }
 
 /// The accounts of all tasks.
@@ -75,6 +88,8 @@ pub(crate) struct TaskAccounts {
     pub unseen_wakes: u64,
     /// Events about tasks beyond the limit.
     pub untracked: u64,
+    /// Runs that have ended.
+    pub runs: u64,
 }
 
 impl TaskAccounts {
@@ -90,7 +105,7 @@ impl TaskAccounts {
     /// Notes what a CPU runs when following begins.
     pub(crate) fn runs(&mut self, time_ns: u64, cpu: usize, task: Option<TaskId>) {
         if let Some(task) = task {
-            self.enter(time_ns, task, TaskActivity::plain(TaskState::Running));
+            self.enter_cpu(time_ns, cpu, task);
         }
         if let Some(cpu) = self.cpus.get_mut(cpu) {
             cpu.current = task.map(|task| task.address);
@@ -152,7 +167,7 @@ impl TaskAccounts {
                 matches!(task.doing.state, TaskState::Sleep | TaskState::Disk | TaskState::Stopped)
             };
             self.unseen_wakes += u64::from(self.tasks.get(&next.address).is_some_and(asleep));
-            self.enter(time_ns, next, TaskActivity::plain(TaskState::Running));
+            self.enter_cpu(time_ns, cpu, next);
         }
         let Some(cpu) = self.cpus.get_mut(cpu) else { return };
         cpu.current = next.map(|next| next.address);
@@ -168,14 +183,14 @@ impl TaskAccounts {
         match self.tasks.get(&woken.address).map(|task| task.doing.state) {
             // The task is on its way to sleep: the switch from it shows its state.
             Some(TaskState::Running | TaskState::Interrupted | TaskState::Runnable | TaskState::Zombie) => {}
-            _ => self.enter(time_ns, woken, TaskActivity::plain(TaskState::Runnable)),
+            _ => self.enter_woken(time_ns, woken),
         }
     }
 
     /// Notes a new task that waits for its first CPU.
     pub(crate) fn starts(&mut self, time_ns: u64, task: TaskId) {
         self.end(time_ns, task.address);
-        self.enter(time_ns, task, TaskActivity::plain(TaskState::Runnable));
+        self.enter_woken(time_ns, task);
     }
 
     /// Notes that no process waits for the task any longer.
@@ -254,8 +269,17 @@ impl TaskAccounts {
         self.cpus.iter_mut().for_each(|cpu| cpu.charge_idle(time_ns));
     }
 
+    /// Ends the runs and the waits for a CPU that are in progress: no event follows. All tasks have been
+    /// charged.
+    pub(crate) fn finish(&mut self) {
+        for task in self.tasks.values_mut() {
+            task.leave(task.doing, &mut self.sums);
+        }
+    }
+
     /// Takes the sums since the last call, with the lifetimes of the tasks in them.
     pub(crate) fn take(&mut self) -> TaskSums {
+        self.runs += self.sums.runs.len() as u64;
         let mut sums = std::mem::take(&mut self.sums);
         for task in self.tasks.values_mut().filter(|task| task.charged) {
             task.charged = false;
@@ -279,7 +303,10 @@ impl TaskAccounts {
         }
         if let Some(task) = self.tasks.get_mut(&id.address) {
             charge(task, time_ns, &mut self.sums);
-            task.doing = doing;
+            if !(task.doing.state.is_on_cpu() && doing.state.is_on_cpu()) {
+                task.leave(doing, &mut self.sums);
+            }
+            (task.doing, task.began_ns, task.woken) = (doing, task.since_ns, false);
             if !doing.state.is_on_cpu() {
                 task.served_ns = 0;
             }
@@ -287,8 +314,13 @@ impl TaskAccounts {
             let task = FollowedTask {
                 who: id.who,
                 doing,
+                began_ns: time_ns,
                 since_ns: time_ns,
                 from_ns: time_ns,
+                woken: false,
+                run_cpu: 0,
+                run_from_ns: time_ns,
+                times: RunTimes::default(),
                 released: false,
                 charged: true,
                 served_ns: 0,
@@ -301,11 +333,50 @@ impl TaskAccounts {
         self.sums.states.entry((id.who, doing)).or_default().count += 1;
     }
 
+    /// Has a task wait for a CPU from its wake-up on.
+    fn enter_woken(&mut self, time_ns: u64, id: TaskId) {
+        self.enter(time_ns, id, TaskActivity::plain(TaskState::Runnable));
+        if let Some(task) = self.tasks.get_mut(&id.address) {
+            task.woken = true;
+        }
+    }
+
+    /// Begins a run of a task.
+    fn enter_cpu(&mut self, time_ns: u64, cpu: usize, id: TaskId) {
+        // The switch from the task was lost, if it runs by now.
+        if let Some(task) = self.tasks.get_mut(&id.address)
+            && task.doing.state.is_on_cpu()
+        {
+            charge(task, time_ns, &mut self.sums);
+            task.leave(TaskActivity::plain(TaskState::Unknown), &mut self.sums);
+        }
+        self.enter(time_ns, id, TaskActivity::plain(TaskState::Running));
+        if let Some(task) = self.tasks.get_mut(&id.address) {
+            (task.run_cpu, task.run_from_ns) = (cpu, task.since_ns);
+        }
+    }
+
     fn end(&mut self, time_ns: u64, address: u64) {
         let Some(mut task) = self.tasks.remove(&address) else { return };
         charge(&mut task, time_ns, &mut self.sums);
+        task.leave(TaskActivity::plain(TaskState::Unknown), &mut self.sums);
         let FollowedTask { who, from_ns, since_ns, .. } = task;
         self.sums.lives.push(TaskLife { who, from_ns, to_ns: since_ns, ended: true });
+    }
+}
+
+impl FollowedTask {
+    /// Notes the end of the present state, which is charged, if that is a run or a wait for a CPU.
+    fn leave(&mut self, then: TaskActivity, sums: &mut TaskSums) {
+        match self.doing.state {
+            state if state.is_on_cpu() => {
+                let (who, cpu, from_ns) = (self.who, self.run_cpu, self.run_from_ns);
+                let times = std::mem::take(&mut self.times);
+                sums.runs.push(TaskRun { who, cpu, from_ns, times, then });
+            }
+            TaskState::Runnable => sums.delays.count(self.who, self.woken, (self.began_ns, self.since_ns)),
+            _ => {}
+        }
     }
 }
 
@@ -330,6 +401,7 @@ fn charge(task: &mut FollowedTask, time_ns: u64, sums: &mut TaskSums) {
     for (doing, ns) in [(task.doing, spent - served), (TaskActivity::plain(TaskState::Sampler), served)] {
         if ns > 0 {
             sums.states.entry((task.who, doing)).or_default().ns += ns;
+            task.times.add(doing.state, ns);
         }
     }
 }

@@ -404,10 +404,12 @@ impl EventMerger {
         }
         let mut sums = self.accounts.take();
         rows::push(&sums, self.zero_ns, batch);
+        rows::push_runs(&sums, self.zero_ns, batch);
         self.sources.add(std::mem::take(&mut sums.sources));
         self.sources.push(false, resolver, batch);
         self.flush_vcpus(batch);
         for (key, value) in [
+            ("exact_runs", self.accounts.runs),
             ("exact_events", self.sum(|counters| &counters.trips)),
             ("exact_lost", self.sum(|counters| &counters.lost)),
             ("exact_cost_ns", self.sum(|counters| &counters.cost_ns)),
@@ -449,6 +451,7 @@ impl EventMerger {
             self.check_probes(batch);
         }
         self.settle(monotonic_ns());
+        self.accounts.finish();
         self.flush(resolver, batch);
         self.sources.push(true, resolver, batch);
         for (count, what) in [

@@ -16,4 +16,5 @@ pub(crate) mod merger;
 mod probes;
 pub(crate) mod record;
 mod rows;
+mod runs;
 mod task;

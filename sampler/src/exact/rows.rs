@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use super::accounts::TaskSums;
 use crate::resolve::resolver::SampleResolver;
 use crate::task_state::{HandlerTimes, InterruptSource, TaskKey, WakeSource};
-use profile::rows::{Batch, InterruptSourceRow, InterruptTimeRow, TaskLifeRow, TaskStateRow, WakeupRow};
+use profile::rows::{
+    Batch, InterruptSourceRow, InterruptTimeRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskStateRow,
+    WakeupRow,
+};
 
 /// Unnamed sources, at most: the guest chooses the addresses of callers.
 const WAITING: usize = 4_096;
@@ -56,6 +59,33 @@ pub(super) fn push(sums: &TaskSums, zero_ns: u64, batch: &mut Batch) {
     }));
 }
 
+/// Adds rows of runs and of waits for a CPU; times count from `zero_ns`, CLOCK_MONOTONIC.
+pub(super) fn push_runs(sums: &TaskSums, zero_ns: u64, batch: &mut Batch) {
+    batch.task_runs.extend(sums.runs.iter().map(|run| TaskRunRow {
+        vcpu: vcpu_id(run.cpu),
+        instance: run.who.instance,
+        tid: run.who.tid,
+        from_ns: run.from_ns.saturating_sub(zero_ns),
+        wait_ns: run.times.wait_ns,
+        delay_ns: run.times.delay_ns,
+        running_ns: run.times.running_ns,
+        interrupted_ns: run.times.interrupted_ns,
+        sampler_ns: run.times.sampler_ns,
+        state: run.then.state,
+        wait_reason: run.then.wait_reason,
+    }));
+    batch.task_delays.extend(sums.delays.0.iter().map(|(key, sum)| TaskDelayRow {
+        instance: key.who.instance,
+        tid: key.who.tid,
+        woken: key.woken,
+        low_ns: key.low_ns,
+        count: sum.count,
+        ns: sum.ns,
+        max_ns: sum.max_ns,
+        max_from_ns: sum.max_from_ns.saturating_sub(zero_ns),
+    }));
+}
+
 /// Times of interrupts that have no name yet: the device of a vector is read every few seconds.
 #[derive(Debug, Default)]
 pub(super) struct UnnamedSources(HashMap<(usize, InterruptSource), HandlerTimes>);
@@ -90,8 +120,49 @@ impl UnnamedSources {
 
 #[cfg(test)]
 mod tests {
+    use profile::rows::{TaskState, WaitReason};
+
     use super::*;
-    use crate::task_state::TimeSum;
+    use crate::exact::runs::{RunTimes, TaskRun};
+    use crate::task_state::{TaskActivity, TimeSum};
+
+    #[test]
+    fn times_of_runs_count_from_the_start() {
+        let who = TaskKey { instance: 3, tid: 9 };
+        let times = RunTimes { wait_ns: 1, delay_ns: 2, running_ns: 3, interrupted_ns: 4, sampler_ns: 5 };
+        let then = TaskActivity { state: TaskState::Sleep, wait_reason: WaitReason::Pipe, stack: 7 };
+        let run = TaskRun { who, cpu: 1, from_ns: 1_500, times, then };
+        let mut sums = TaskSums { runs: vec![run], ..TaskSums::default() };
+        sums.delays.count(who, true, (1_100, 1_300));
+        let mut batch = Batch::default();
+        push_runs(&sums, 1_000, &mut batch);
+        let row = TaskRunRow {
+            vcpu: 1,
+            instance: 3,
+            tid: 9,
+            from_ns: 500,
+            wait_ns: 1,
+            delay_ns: 2,
+            running_ns: 3,
+            interrupted_ns: 4,
+            sampler_ns: 5,
+            state: TaskState::Sleep,
+            wait_reason: WaitReason::Pipe,
+        };
+        assert_eq!(batch.task_runs, [row]);
+        let (count, ns, max_ns) = (1, 200, 200);
+        let row = TaskDelayRow {
+            instance: 3,
+            tid: 9,
+            woken: true,
+            low_ns: 192,
+            count,
+            ns,
+            max_ns,
+            max_from_ns: 100,
+        };
+        assert_eq!(batch.task_delays, [row]);
+    }
 
     #[test]
     fn what_waits_for_names_is_bounded_and_nothing_is_lost() {

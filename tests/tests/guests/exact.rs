@@ -1,5 +1,6 @@
 //! Exact mode against what the guest itself counts and does.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use serde_json::Value;
@@ -53,9 +54,57 @@ pub(crate) fn counts_and_instances_add_up(run: &Run) {
          GROUP BY l.instance, l.tid HAVING sum(ns) <> to_ns - from_ns",
     );
     assert!(off.is_empty(), "states that do not add up to instances: {off:?}");
+    runs_add_up_to_states(run);
     let (by_task, by_source) =
         ("SELECT sum(count) FROM interrupt_time", "SELECT sum(count) FROM interrupt_source");
     assert_eq!(run.number(by_task), run.number(by_source), "each interrupt has a task and a source");
+}
+
+/// Asserts that the runs of each task, as `--timehist` prints them, add up to its states, but for the last wait,
+/// which has no run.
+fn runs_add_up_to_states(run: &Run) {
+    let history = run.json(&["report", "--exact", "--timehist"]);
+    assert_eq!(history["left_out"], 0, "runs are left out");
+    let number = |of: &Value, key: &str| of[key].as_f64().expect("a number");
+    let key = |of: &Value| ["comm", "instance", "tid"].map(|key| of[key].to_string());
+    let mut sums: BTreeMap<[String; 3], [f64; 5]> = BTreeMap::new();
+    let times = ["wait_s", "delay_s", "running_s", "interrupted_s", "sampler_s"];
+    for row in history["runs"].as_array().expect("runs") {
+        let sum = sums.entry(key(row)).or_default();
+        times.iter().zip(sum).for_each(|(key, sum)| *sum += number(row, key));
+    }
+    let states: [&[&str]; 5] =
+        [&["sleep", "disk", "stopped"], &["runnable"], &["running"], &["interrupted"], &["sampler"]];
+    let report = run.exact_report();
+    let mut compared = 0;
+    for task in report["tasks"].as_array().expect("tasks") {
+        let [waited, delayed, on_cpu @ ..] = states.map(|names| {
+            let states = task["states"].as_array().expect("states").iter();
+            let fits = states.filter(|state| names.contains(&state["state"].as_str().expect("a name")));
+            fits.map(|state| number(state, "s")).sum::<f64>()
+        });
+        let [wait, delay, ran @ ..] = sums.get(&key(task)).copied().unwrap_or_default();
+        let differ = |a: f64, b: f64| (a - b).abs() > 1e-6;
+        assert!(
+            !ran.iter().zip(on_cpu).any(|(ran, state)| differ(*ran, state)),
+            "{ran:?}, not {on_cpu:?}: {task}"
+        );
+        assert!(wait < waited + 1e-6 && delay < delayed + 1e-6, "{wait} and {delay}: {task}");
+        if task["ended"] == Value::Bool(true) && ran[0] > 0.0 {
+            assert!(!differ(wait, waited) && !differ(delay, delayed), "{wait} and {delay}: {task}");
+            compared += 1;
+        }
+        let longest = task["delay"]["max_s"].as_f64().unwrap_or(0.0);
+        assert!(longest <= delayed + 1e-6, "{task}");
+    }
+    assert!(compared > 0, "no task has ended");
+    let off = run.query(
+        "SELECT d.instance, d.tid, d.ns, s.ns, d.count, s.count \
+         FROM (SELECT instance, tid, sum(ns) AS ns, sum(count) AS count FROM task_delay GROUP BY 1, 2) d \
+         JOIN task_state s ON s.instance = d.instance AND s.tid = d.tid AND s.state = 'runnable' \
+         WHERE d.ns <> s.ns OR d.count <> s.count",
+    );
+    assert!(off.is_empty(), "waits for a CPU that do not add up: {off:?}");
 }
 
 fn everything_adds_up(run: &Run) {

@@ -188,6 +188,20 @@ fn exits_have_a_histogram_of_their_times() {
 }
 
 #[test]
+fn exact_data_has_the_longest_delays_and_a_histogram_of_wakeups() {
+    let made = fixture::of_exact();
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };
+    let tasks = browser.rows("#tasks-table");
+    assert!(tasks[0].contains(&"8.00 ms".to_owned()), "{tasks:?}");
+    assert_eq!(browser.value("document.querySelectorAll('#wakeups-chart rect').length"), 1);
+    // The preemption is not a wake-up.
+    assert_eq!(browser.rows("#wakeups-table"), [["983 µs", "1.05 ms", "2"]]);
+    let note = browser.text("#wakeups-note");
+    assert!(note.starts_with("2 wake-ups") && note.contains("the longest took 1.00 ms"), "{note}");
+    browser.assert_quiet();
+}
+
+#[test]
 fn code_has_the_shares_of_its_instructions() {
     let made = fixture::several();
     let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };

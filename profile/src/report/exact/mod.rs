@@ -1,10 +1,12 @@
 //! Results of exact mode: `vprof report --exact`. Serializes to the object that docs/json.md describes.
 
 mod children;
+mod delays;
 mod interrupts;
 mod parts;
 mod stacks;
 mod tasks;
+mod timehist;
 
 use std::collections::HashMap;
 
@@ -15,9 +17,12 @@ use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
 use crate::estimate::Z_95;
 use crate::report::is_process;
 use crate::store::Profile;
+use delays::Delays;
+pub use delays::{DelayBucket, TaskDelay, WakeupLatency};
 pub use parts::{CpuPart, CpuParts};
 use stacks::Stacks;
 use tasks::Names;
+pub use timehist::{TaskRun, Timehist};
 
 /// A task of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -65,6 +70,8 @@ pub struct TaskStates {
     pub running_s: f64,
     /// Division of that time, estimated by samples; `None` without samples.
     pub parts: Option<CpuParts>,
+    /// Waits for a CPU; `None` if it never waited.
+    pub delay: Option<TaskDelay>,
     /// Most time first.
     pub states: Vec<StateTime>,
 }
@@ -265,6 +272,8 @@ pub struct ExactReport {
     pub vcpus: Vec<ExactVcpu>,
     /// Tasks, longest on a CPU first.
     pub tasks: Vec<TaskStates>,
+    /// Wake-up latencies of these tasks; `None` without wake-ups.
+    pub wakeup_latency: Option<WakeupLatency>,
     /// Sums over children that were waited for, most time on a CPU first.
     pub children: Vec<ChildrenStates>,
     /// Sleeps by task and place, longest first.
@@ -310,7 +319,8 @@ impl ExactReport {
         let chosen = |key: Key| processes.is_empty() || processes.iter().any(|wanted| names.is(key, wanted));
         let vcpus = interrupts::vcpus(connection).map_err(sql)?;
         let parts = parts::read(connection, &stacks, (from_ns, end_ns)).map_err(sql)?;
-        let tasks = tasks::states(connection, (&names, &parts), chosen).map_err(sql)?;
+        let delays = Delays::read(connection, chosen).map_err(sql)?;
+        let tasks = tasks::states(connection, (&names, &parts, &delays), chosen).map_err(sql)?;
         let has_task = |wanted: &&String| {
             tasks
                 .iter()
@@ -333,6 +343,7 @@ impl ExactReport {
             unseen_wakes: meta("exact_unseen_wakes")?.and_then(|text| text.parse().ok()).unwrap_or(0),
             vcpus,
             tasks,
+            wakeup_latency: delays.wakeup_latency(),
             children: children::read(connection, &names, chosen).map_err(sql)?,
             off_cpu: tasks::off_cpu(connection, (&names, &stacks), chosen).map_err(sql)?,
             wakeups: tasks::wakeups(connection, &names, chosen).map_err(sql)?,

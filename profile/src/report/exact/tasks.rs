@@ -4,7 +4,9 @@ use std::collections::HashMap;
 
 use rusqlite::Connection;
 
-use super::{CpuParts, Key, OffCpu, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds};
+use super::{
+    CpuParts, Delays, Key, OffCpu, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds,
+};
 use crate::report::is_process;
 
 /// Tasks by their keys.
@@ -61,7 +63,7 @@ impl Names {
 /// Reads tasks and their states, longest on a CPU first.
 pub(super) fn states(
     connection: &Connection,
-    (names, parts): (&Names, &HashMap<Key, CpuParts>),
+    (names, parts, delays): (&Names, &HashMap<Key, CpuParts>, &Delays),
     chosen: impl Fn(Key) -> bool,
 ) -> rusqlite::Result<Vec<TaskStates>> {
     let mut all: HashMap<Key, (u64, TaskStates)> = HashMap::new();
@@ -76,6 +78,7 @@ pub(super) fn states(
                 ended,
                 running_s: 0.0,
                 parts: parts.get(&key).copied(),
+                delay: delays.of_task(key),
                 states: Vec::new(),
             };
             all.insert(key, (ns, states));

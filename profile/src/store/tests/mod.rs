@@ -18,8 +18,10 @@ use tempfile::{TempDir, tempdir};
 
 use super::*;
 use crate::rows::Microstates;
-use crate::rows::{Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, VcpuRow};
-use crate::rows::{COMPLETE, Mode};
+use crate::rows::{
+    Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, TaskRunRow, VcpuRow,
+};
+use crate::rows::{COMPLETE, Mode, TaskState, WaitReason};
 
 pub(crate) fn sample(n: u64) -> SampleRow {
     SampleRow {

@@ -23,6 +23,62 @@ fn flood(n: u32) -> Batch {
     batch
 }
 
+/// Runs of a task, `count` of them.
+fn runs(count: u64) -> Batch {
+    let run = |n: u64| TaskRunRow {
+        vcpu: 1,
+        instance: 300,
+        tid: 4_711,
+        from_ns: 60_000_000_000 + n * 100_000,
+        wait_ns: 5_000_000 + n,
+        delay_ns: 20_000 + n,
+        running_ns: 100_000 + n,
+        interrupted_ns: 3_000,
+        sampler_ns: 30_000 + n,
+        state: TaskState::Sleep,
+        wait_reason: WaitReason::Futex,
+    };
+    Batch { task_runs: (0..count).map(run).collect(), ..Batch::default() }
+}
+
+#[test]
+fn runs_take_a_quarter_of_the_size_and_the_first_ones_stay() {
+    let directory = tempdir().expect("a directory");
+    let path = directory.path().join("p.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a profile").limited_to(8 << 20);
+    let size = || fs::metadata(&path).expect("a file").len();
+    writer.write(&batch(3)).expect("room");
+    for _ in 0..100 {
+        writer.write(&runs(1_000)).expect("room");
+    }
+    writer.finish().expect("room");
+    // The empty profile has 200 KiB.
+    assert!(size() < (8 << 20) / 4 + (256 << 10), "{} bytes", size());
+    let profile = Profile::open(&path).expect("a profile");
+    let room = (8 << 20) / 4 / 56;
+    let last = 60_000_000_000 + (room - 1) % 1_000 * 100_000;
+    let kept = first(
+        &profile,
+        "SELECT count(*), max(id), (SELECT from_ns FROM task_run ORDER BY id DESC LIMIT 1) FROM task_run",
+    );
+    assert_eq!(kept, [room, room, last].map(Value::Integer));
+}
+
+#[test]
+fn beyond_its_size_a_profile_has_no_more_runs() {
+    let directory = tempdir().expect("a directory");
+    let path = directory.path().join("p.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a profile").limited_to(1 << 20);
+    writer.write(&runs(10)).expect("room");
+    for n in 0..40 {
+        writer.write(&flood(n)).expect("room");
+    }
+    writer.write(&runs(10)).expect("room");
+    writer.finish().expect("room");
+    let profile = Profile::open(&path).expect("a profile");
+    assert_eq!(first(&profile, "SELECT count(*) FROM task_run"), [Value::Integer(10)]);
+}
+
 #[test]
 fn beyond_its_size_a_profile_has_every_sample_and_no_new_stack() {
     let directory = tempdir().expect("a directory");

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::exact::runs::{DelayKey, DelaySum};
 use profile::rows::WaitReason;
 
 fn task(number: u64) -> TaskId {
@@ -69,6 +70,73 @@ fn what_vprof_takes_is_not_time_of_the_guest() {
     let of = TaskState::ALL.map(|state| ns(&sums, 1, state));
     assert_eq!(of, [100 + 20 + 20 + 100, 15, 45, 50, 50, 0, 0, 0, 0]);
     assert_eq!(sums.interrupts, HashMap::from([((0, task(1).who), TimeSum { ns: 15, count: 1 })]));
+}
+
+#[test]
+fn a_run_has_the_waits_before_it() {
+    let mut a = TaskAccounts::new(2);
+    a.runs(0, 0, Some(task(1)));
+    let futex = TaskActivity { state: TaskState::Sleep, wait_reason: WaitReason::Futex, stack: 7 };
+    a.switch(100, 0, Some((task(1), SwitchOutcome::In(futex))), Some(task(2)));
+    a.wake(130, 1, None, task(1));
+    a.settle(140);
+    a.switch(150, 1, None, Some(task(1)));
+    a.interrupt_begin(160, 1, InterruptSource::Unknown);
+    a.interrupt_end(165, 1);
+    // Preempted, and still waiting when the data ends; the other task still runs then.
+    a.switch(200, 1, Some((task(1), doing(TaskState::Runnable))), Some(task(3)));
+    a.switch(260, 1, Some((task(3), SwitchOutcome::Gone)), None);
+    a.settle(290);
+    a.finish();
+    let sums = a.take();
+    let times = |wait_ns, delay_ns, running_ns, interrupted_ns| RunTimes {
+        wait_ns,
+        delay_ns,
+        running_ns,
+        interrupted_ns,
+        sampler_ns: 0,
+    };
+    let run =
+        |number, cpu, from_ns, times, then| TaskRun { who: task(number).who, cpu, from_ns, times, then };
+    let plain = TaskActivity::plain;
+    assert_eq!(
+        sums.runs,
+        [
+            run(1, 0, 0, times(0, 0, 100, 0), futex),
+            run(1, 1, 150, times(30, 20, 45, 5), plain(TaskState::Runnable)),
+            run(3, 1, 200, times(0, 0, 60, 0), plain(TaskState::Zombie)),
+            run(2, 0, 100, times(0, 0, 190, 0), plain(TaskState::Running)),
+        ]
+    );
+    assert_eq!(a.runs, 4);
+    let delay = |woken, from_ns, ns| {
+        let key = DelayKey { who: task(1).who, woken, low_ns: if ns < 64 { 0 } else { 88 } };
+        (key, DelaySum { count: 1, ns, max_ns: ns, max_from_ns: from_ns })
+    };
+    assert_eq!(sums.delays.0, HashMap::from([delay(true, 130, 20), delay(false, 200, 90)]));
+}
+
+#[test]
+fn the_longest_wait_of_a_bucket_has_its_begin() {
+    let mut delays = Delays::default();
+    for wait in [(100, 110), (200, 250), (300, 350)] {
+        delays.count(task(1).who, true, wait);
+    }
+    let sum = DelaySum { count: 3, ns: 110, max_ns: 50, max_from_ns: 200 };
+    let key = DelayKey { who: task(1).who, woken: true, low_ns: 0 };
+    assert_eq!(delays.0, HashMap::from([(key, sum)]));
+}
+
+#[test]
+fn a_run_whose_end_was_lost_ends_with_the_next_one() {
+    let mut a = TaskAccounts::new(2);
+    a.runs(0, 0, Some(task(1)));
+    a.switch(50, 1, None, Some(task(1)));
+    a.lose(80);
+    let runs = a.take().runs;
+    let found: Vec<_> =
+        runs.iter().map(|run| (run.cpu, run.from_ns, run.times.running_ns, run.then.state)).collect();
+    assert_eq!(found, [(0, 0, 50, TaskState::Unknown), (1, 50, 30, TaskState::Unknown)]);
 }
 
 #[test]
@@ -161,8 +229,8 @@ fn step() -> impl Strategy<Value = AccountStep> {
 }
 
 proptest! {
-    /// Whatever events come, in any order: the states of each task add up to its lifetime, and nothing
-    /// panics.
+    /// Whatever events come, in any order: the states of each task add up to its lifetime, its runs and waits
+    /// to the times of these states, and nothing panics.
     #[test]
     fn states_add_up_to_lifetimes(steps in prop::collection::vec((step(), -5i64..40), 0..200)) {
         let mut a = TaskAccounts::new(2);
@@ -170,6 +238,7 @@ proptest! {
         let mut spent: BTreeMap<TaskKey, u64> = BTreeMap::new();
         let mut lived: BTreeMap<TaskKey, u64> = BTreeMap::new();
         let mut open: BTreeMap<TaskKey, u64> = BTreeMap::new();
+        let mut ran = RunSums::default();
         for (step, by) in steps {
             now = (now + by).max(0);
             latest = latest.max(now);
@@ -194,18 +263,72 @@ proptest! {
                 AccountStep::Lose => a.lose(t),
                 AccountStep::Settle => a.settle(t),
             }
-            gather(a.take(), &mut spent, &mut lived, &mut open);
+            let sums = a.take();
+            ran.add(&sums);
+            gather(sums, &mut spent, &mut lived, &mut open);
             // Also in between, so that a run that is cut short has consistent sums.
             let sum = |map: &BTreeMap<TaskKey, u64>| map.values().sum::<u64>();
             prop_assert_eq!(sum(&spent), sum(&lived) + sum(&open));
         }
         a.settle(u64::try_from(latest).unwrap());
-        gather(a.take(), &mut spent, &mut lived, &mut open);
+        a.finish();
+        let sums = a.take();
+        ran.add(&sums);
+        ran.check();
+        prop_assert_eq!(ran.count, a.runs);
+        gather(sums, &mut spent, &mut lived, &mut open);
         for (who, length) in open {
             *lived.entry(who).or_default() += length;
         }
         lived.retain(|_, ns| *ns > 0);
         prop_assert_eq!(spent, lived);
+    }
+}
+
+/// Sums of runs and of waits for a CPU, and of the states that they are parts of.
+#[derive(Debug, Default)]
+struct RunSums {
+    count: u64,
+    runs: BTreeMap<TaskKey, RunTimes>,
+    states: BTreeMap<TaskKey, RunTimes>,
+    delays: BTreeMap<TaskKey, TimeSum>,
+    runnable: BTreeMap<TaskKey, TimeSum>,
+}
+
+impl RunSums {
+    fn add(&mut self, sums: &TaskSums) {
+        self.count += sums.runs.len() as u64;
+        for TaskRun { who, times, .. } in &sums.runs {
+            let sum = self.runs.entry(*who).or_default();
+            sum.add(TaskState::Sleep, times.wait_ns);
+            sum.add(TaskState::Runnable, times.delay_ns);
+            sum.add(TaskState::Running, times.running_ns);
+            sum.add(TaskState::Interrupted, times.interrupted_ns);
+            sum.add(TaskState::Sampler, times.sampler_ns);
+        }
+        for ((who, doing), sum) in &sums.states {
+            self.states.entry(*who).or_default().add(doing.state, sum.ns);
+            if doing.state == TaskState::Runnable {
+                let runnable = self.runnable.entry(*who).or_default();
+                (runnable.ns, runnable.count) = (runnable.ns + sum.ns, runnable.count + sum.count);
+            }
+        }
+        for (key, sum) in &sums.delays.0 {
+            let delays = self.delays.entry(key.who).or_default();
+            (delays.ns, delays.count) = (delays.ns + sum.ns, delays.count + sum.count);
+            assert!(sum.max_ns >= key.low_ns && sum.max_ns <= sum.ns, "{key:?} {sum:?}");
+        }
+    }
+
+    fn check(&self) {
+        assert_eq!(self.delays, self.runnable);
+        for (who, states) in &self.states {
+            let runs = self.runs.get(who).copied().unwrap_or_default();
+            let on_cpu = |times: &RunTimes| (times.running_ns, times.interrupted_ns, times.sampler_ns);
+            assert_eq!(on_cpu(&runs), on_cpu(states), "{who:?}");
+            // The last waits may have no run.
+            assert!(runs.wait_ns <= states.wait_ns && runs.delay_ns <= states.delay_ns, "{who:?}");
+        }
     }
 }
 

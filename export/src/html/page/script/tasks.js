@@ -20,13 +20,18 @@ function showTasks(profile) {
     { title: 'Life', number: true, value: (task) => task.life_s, cell: (task) => duration(task.life_s) },
     { title: 'Running', number: true, value: (task) => task.running_s, cell: (task) => duration(task.running_s) },
     { title: 'Runnable', number: true, value: (task) => inState(task, 'runnable'), cell: (task) => duration(inState(task, 'runnable')) },
+    { title: 'Longest delay', number: true, value: (task) => task.delay?.max_s ?? 0, cell: longestDelay },
     { title: 'Wait reasons', class: 'name', value: slept, cell: slept },
     { title: '', class: 'bar-cell', cell: stateBar },
   ], { sort: 3, thing: 'task' });
   table.set(exact.tasks);
+  showWakeups(exact);
 }
 
 const taskName = (task) => `${task.comm}#${task.instance}${task.thread && task.thread !== task.comm ? ` (${task.thread})` : ''}`;
+
+/** The longest wait for a CPU, with its begin. */
+const longestDelay = ({ delay }) => (delay ? el('span', { title: `from ${duration(delay.max_from_s)} after the start of the run on` }, duration(delay.max_s)) : '');
 
 /** The time by wait reason, the longest first: a task waits for one reason in several states. */
 function waitReasons(states) {

@@ -1,6 +1,8 @@
 //! The documentation describes the tool correctly: docs/json.md against a report, docs/profile.md against the
 //! schema.
 
+mod exact;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,21 +14,19 @@ use profile::boot::{
 use profile::diff::Diff;
 use profile::made_up;
 use profile::report::{
-    By, Direction, ExactReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
-    StateSource, TreeRequest,
+    By, Direction, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport, StateSource,
+    TreeRequest,
 };
-use profile::rows::{
-    Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow, InterruptSourceRow, InterruptTimeRow, Mode,
-    ReapedRow, SampleRow, Sink, StackRow, TaskLifeRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
-    ThreadRow, WakeupRow,
-};
-use profile::rows::{PageFaultKind, TaskState, WaitReason};
+use profile::rows::{Batch, InstanceRow, Sink, TaskScanRow, TaskScanStateRow, ThreadRow};
+use profile::rows::{TaskState, WaitReason};
 use profile::rusage::Rusage;
 use profile::simulate::{Options, Study, study};
 use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
 use serde_json::Value;
+
+use exact::exact_profile;
 
 fn document(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
@@ -127,178 +127,6 @@ fn a_report_fits_its_schema() {
     assert_eq!(back.samples, report.samples);
 }
 
-/// Samples of the task: one before there is exact data, which does not count, then the parts of its time. An
-/// interrupt counts only if the preempt count does not show it: its entry and exit before and after its
-/// events.
-fn samples() -> Vec<SampleRow> {
-    let sample = |time_ns, mode, stack, interrupt| SampleRow {
-        time_ns,
-        mode,
-        stack,
-        interrupt,
-        frame: 1,
-        instance: Some(1),
-        tid: Some(8),
-        ..SampleRow::default()
-    };
-    vec![
-        sample(500, Mode::User, None, None),
-        sample(1100, Mode::User, None, None),
-        sample(1200, Mode::Kernel, Some(2), None),
-        SampleRow { fault: Some(PageFaultKind::Data), ..sample(1300, Mode::Kernel, Some(4), None) },
-        sample(1400, Mode::SoftIrq, Some(2), Some(2)),
-        SampleRow { preempt_count: Some(0x8001_0000), ..sample(1500, Mode::HardIrq, Some(2), Some(1)) },
-        SampleRow { preempt_count: Some(0x8000_0000), ..sample(1600, Mode::HardIrq, Some(2), Some(1)) },
-    ]
-}
-
-/// A profile with one task that slept, was woken and interrupted.
-fn exact_profile(path: &Path) -> Profile {
-    let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
-    let state = |state, wait_reason, stack, ns| TaskStateRow {
-        instance: 1,
-        tid: 8,
-        state,
-        wait_reason,
-        stack,
-        ns,
-        count: 2,
-    };
-    let first = Batch {
-        meta: [
-            ("exact", "1"),
-            ("exact_from_ns", "1000"),
-            ("duration_ns", "2000"),
-            ("rate_hz", "1000"),
-            ("hardirq_bits", "983040"),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .to_vec(),
-        instances: vec![
-            InstanceRow { id: 1, pid: 7, comm: "sleeper".into(), ..InstanceRow::default() },
-            InstanceRow { id: 2, pid: 6, comm: "sh".into(), ..InstanceRow::default() },
-        ],
-        threads: vec![ThreadRow { instance: 1, tid: 8, comm: "worker".into() }],
-        reaped: vec![ReapedRow { child: 1, parent: 2, time_ns: 1900 }],
-        frames: vec![
-            frame(1, "pipe_read"),
-            frame(2, "schedule"),
-            frame(3, "exc_page_fault"),
-            frame(4, "do_fault"),
-        ],
-        stacks: vec![
-            StackRow { id: 1, parent: None, frame: 1 },
-            StackRow { id: 2, parent: Some(1), frame: 2 },
-            StackRow { id: 3, parent: Some(1), frame: 3 },
-            StackRow { id: 4, parent: Some(3), frame: 4 },
-        ],
-        task_states: vec![
-            state(TaskState::Running, WaitReason::None, 0, 300),
-            state(TaskState::Sleep, WaitReason::Pipe, 2, 500),
-        ],
-        task_lives: vec![
-            TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
-            TaskLifeRow { instance: 2, tid: 6, from_ns: 1000, to_ns: 2000, ended: false },
-        ],
-        wakeups: vec![
-            WakeupRow { by: "task".into(), waker: 1, waker_tid: 8, woken: 1, woken_tid: 8, count: 3 },
-            WakeupRow { by: "hard".into(), woken: 1, woken_tid: 8, count: 4, ..WakeupRow::default() },
-        ],
-        interrupt_times: vec![
-            InterruptTimeRow { vcpu: 0, instance: 1, tid: 8, ns: 20, count: 1 },
-            InterruptTimeRow { vcpu: 0, instance: 0, tid: 0, ns: 30, count: 2 },
-        ],
-        interrupts: ["virtio0-req.0", "NET_RX"]
-            .into_iter()
-            .zip(["hard", "soft"])
-            .zip(1..)
-            .map(|((name, kind), id)| InterruptRow { id, kind: kind.into(), name: name.into() })
-            .collect(),
-        interrupt_sources: [(0, 30, 20), (1, 20, 9)]
-            .map(|(vcpu, ns, max_ns)| InterruptSourceRow {
-                vcpu,
-                interrupt: 1,
-                vector: 35,
-                ns,
-                count: 2,
-                max_ns,
-            })
-            .to_vec(),
-        samples: samples(),
-        exact_vcpus: vec![ExactVcpuRow { probe_exits: 9, switches: 4, ..ExactVcpuRow::default() }],
-        ..Batch::default()
-    };
-    let second = Batch {
-        meta: vec![("exact_to_ns".into(), "2000".into()), ("exact_end".into(), "the run ended".into())],
-        task_states: vec![
-            state(TaskState::Running, WaitReason::None, 0, 100),
-            state(TaskState::Interrupted, WaitReason::None, 0, 100),
-        ],
-        task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
-        exact_vcpus: vec![ExactVcpuRow {
-            probe_exits: 12,
-            switches: 5,
-            guest_switches: Some(5),
-            ..ExactVcpuRow::default()
-        }],
-        ..Batch::default()
-    };
-    let mut writer = ProfileWriter::create(path, false).expect("a profile");
-    for batch in [first, second] {
-        writer.write(&batch).expect("room");
-    }
-    writer.finish().expect("room");
-    Profile::open(path).expect("a profile")
-}
-
-#[test]
-fn an_exact_report_fits_its_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof report --exact --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
-    let directory = tempfile::tempdir().expect("a directory");
-    let profile = exact_profile(&directory.path().join("exact.vprof"));
-    for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0"), Some("sl*p*r")] {
-        let wanted: Vec<String> = process.map(str::to_owned).into_iter().collect();
-        let report = ExactReport::read(&profile, &wanted).expect("exact data");
-        check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
-        let task = &report.tasks[0];
-        assert!(report.complete && task.ended);
-        assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12);
-        assert!((task.running_s - 400e-9).abs() < 1e-12);
-        let parts = task.parts.expect("samples");
-        let counts = [parts.user, parts.system, parts.trap, parts.soft].map(|part| part.samples);
-        assert_eq!((parts.samples, counts), (5, [1, 2, 1, 1]));
-        let faults = [parts.text_fault, parts.data_fault, parts.kernel_fault].map(|part| part.samples);
-        assert_eq!(faults, [0, 1, 0]);
-        assert!(parts.trap.low < 0.2 && parts.trap.share == 0.2 && parts.trap.high > 0.2);
-        assert_eq!(task.states[0].count, 2);
-        assert_eq!(report.off_cpu[0].stack, ["schedule", "pipe_read"]);
-        assert_eq!(report.wakeups.len(), 2);
-        assert_eq!((report.vcpus[0].switches, report.vcpus[0].guest_switches), (5, Some(5)));
-        assert_eq!(report.children.len(), usize::from(process.is_none()), "the process itself has none");
-        let interrupts = if process.is_none() { 2 } else { 1 };
-        assert_eq!(report.interrupts.len(), interrupts);
-        if process.is_some() {
-            assert!(report.sources.is_empty() && report.soft_interrupts.is_empty());
-            continue;
-        }
-        let source = &report.sources[0];
-        assert_eq!((source.name.as_str(), source.vector, source.count), ("virtio0-req.0", Some(35), 4));
-        assert!((source.s - 50e-9).abs() < 1e-15 && (source.mean_s - 12.5e-9).abs() < 1e-15);
-        assert!((source.max_s - 20e-9).abs() < 1e-15);
-        let soft = &report.soft_interrupts;
-        assert_eq!((soft.len(), soft[0].name.as_str(), soft[0].estimate.samples), (1, "NET_RX", 1));
-    }
-    let children = &ExactReport::read(&profile, &["sh".to_owned()]).expect("exact data").children[0];
-    assert_eq!((children.comm.as_str(), children.waited_for, children.processes), ("sh", 1, 1));
-    let sum: f64 = children.states.iter().map(|state| state.s).sum();
-    assert!((sum - 1e-6).abs() < 1e-12 && (children.running_s - 400e-9).abs() < 1e-12, "{children:?}");
-    let nobody =
-        ExactReport::read(&profile, &["sleeper".to_owned(), "sleeper#1".to_owned()]).unwrap_err().to_string();
-    assert!(nobody.contains("sleeper#1"), "{nobody}");
-}
-
 /// A profile whose scans found one thread asleep, running and gone, and another at all times.
 fn scanned_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
     let row = |tid, scan, state, wait_reason| TaskScanStateRow {
@@ -382,24 +210,6 @@ fn a_profile_without_states_says_why() {
         let error =
             StateReport::read(&profile, &Filter::default(), SourceChoice::Best).unwrap_err().to_string();
         assert!(error.contains(part) && !error.contains('\n'), "{error}");
-    }
-}
-
-#[test]
-fn a_profile_without_exact_data_says_why() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let why = |profile: &Profile| ExactReport::read(profile, &[]).unwrap_err().to_string();
-    assert!(why(&profile(directory.path())).ends_with("without `vprof run --exact`"));
-    for (meta, part) in [
-        (vec![("exact", "1")], "cut short"),
-        (vec![("exact", "1"), ("exact_missing", "no BTF in this kernel")], "no BTF"),
-    ] {
-        let path = directory.path().join(part.replace(' ', "-"));
-        let meta = meta.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect();
-        let mut writer = ProfileWriter::create(&path, false).expect("a profile");
-        writer.write(&Batch { meta, ..Batch::default() }).expect("room");
-        let sentence = why(&Profile::open(&path).expect("a profile"));
-        assert!(sentence.contains(part) && !sentence.contains('\n'), "{sentence}");
     }
 }
 

@@ -5,8 +5,7 @@
 //! holds that of a real guest, and its page tables map that guest's kernel: so each sample has the current
 //! task of that kernel, and copies 40 KiB of user stack.
 
-use std::collections::{BTreeMap, HashMap};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -28,8 +27,9 @@ use vmm::{
 };
 
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
+use crate::programs::{ProgramRuns, ProgramTimes};
 use crate::table::{TableRow, median};
-use crate::{attached_wall, dump};
+use crate::{attached_wall, crowd, dump};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
@@ -37,18 +37,10 @@ const ROUNDS: usize = 9;
 pub const TURN: Duration = Duration::from_millis(700);
 /// Rate of the samples, Hz.
 const RATE_HZ: f64 = 1000.0;
-/// Rate of samples of a whole fleet, Hz.
-const FLEET_HZ: f64 = 19.0;
 /// Rate at which the speed of a guest is read, Hz.
 const QUIET_HZ: f64 = 10.0;
 /// Samples whose registers are checked.
 const CHECKED: u32 = 1_000_000;
-/// Attached vCPUs together, their rate in Hz, and the time for which they are sampled.
-const CROWD: u8 = 64;
-const CROWD_HZ: f64 = 100.0;
-const CROWD_TIME: Duration = Duration::from_secs(10);
-/// Switch of the kernel's measurement of its programs (Documentation/admin-guide/sysctl/kernel.rst).
-const PROGRAM_TIMES: &str = "/proc/sys/kernel/bpf_stats_enabled";
 /// Entries of a page table, and the bits of an address in CR3.
 const ENTRIES: u64 = 512;
 const TABLE: u64 = 0x000f_ffff_ffff_f000;
@@ -203,7 +195,7 @@ impl CountingGuest {
         self.0.id()
     }
 
-    fn target(&self, engine: EngineChoice) -> anyhow::Result<Target> {
+    pub fn target(&self, engine: EngineChoice) -> anyhow::Result<Target> {
         Ok(Target::find_by(engine, i32::try_from(self.0.id())?, 1, None)?)
     }
 }
@@ -335,60 +327,6 @@ fn attached(ram: &Path, engine: EngineChoice, rate_hz: f64) -> anyhow::Result<(f
     Ok((speed, runs))
 }
 
-/// Runs of a program in the host's kernel.
-#[derive(Debug, Clone, Copy, Default)]
-struct ProgramRuns {
-    count: u64,
-    ns: u64,
-}
-
-impl ProgramRuns {
-    /// Returns the runs of this process' programs, by their descriptors.
-    fn read_all() -> anyhow::Result<HashMap<OsString, Self>> {
-        let mut all = HashMap::new();
-        for entry in fs::read_dir("/proc/self/fdinfo")? {
-            let entry = entry?;
-            // The descriptor of this list is closed by then.
-            let Ok(text) = fs::read_to_string(entry.path()) else { continue };
-            let field = |name: &str| {
-                let value = text.lines().find_map(|line| line.strip_prefix(name))?;
-                value.trim_start_matches(':').trim().parse().ok()
-            };
-            if let (Some(count), Some(ns)) = (field("run_cnt"), field("run_time_ns")) {
-                all.insert(entry.file_name(), Self { count, ns });
-            }
-        }
-        Ok(all)
-    }
-
-    /// Returns the runs, since `before`, of the program that has run most often.
-    fn most_since(before: &HashMap<OsString, Self>) -> anyhow::Result<Self> {
-        let since = |(name, now): (OsString, Self)| {
-            let then = before.get(&name).copied().unwrap_or_default();
-            Self { count: now.count.saturating_sub(then.count), ns: now.ns.saturating_sub(then.ns) }
-        };
-        Ok(Self::read_all()?.into_iter().map(since).max_by_key(|runs| runs.count).unwrap_or_default())
-    }
-}
-
-/// The kernel's measurement of its programs, while this value lives.
-struct ProgramTimes(Vec<u8>);
-
-impl ProgramTimes {
-    fn start() -> anyhow::Result<Self> {
-        let before = fs::read(PROGRAM_TIMES)?;
-        fs::write(PROGRAM_TIMES, "1")?;
-        Ok(Self(before))
-    }
-}
-
-impl Drop for ProgramTimes {
-    fn drop(&mut self) {
-        // The same write has succeeded before.
-        let _ = fs::write(PROGRAM_TIMES, &self.0);
-    }
-}
-
 /// Measures the slow-down by each means, all in turns.
 fn slow_down(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
     let mut slower: [Vec<f64>; 4] = Default::default();
@@ -402,7 +340,7 @@ fn slow_down(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
             speeds[variant] = match variant {
                 0 => attached(ram, EngineChoice::Bpf, RATE_HZ)?.0,
                 1 => attached(ram, EngineChoice::Ptrace, RATE_HZ)?.0,
-                2 => attached(ram, EngineChoice::Bpf, FLEET_HZ)?.0,
+                2 => attached(ram, EngineChoice::Bpf, crowd::FLEET_HZ)?.0,
                 _ => own(ram, RATE_HZ)?,
             };
         }
@@ -422,7 +360,7 @@ fn slow_down(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
         TableRow::ratio(&format!("{what}`vprof run`"), by_run, "at most 1.3")
             .detail(format!("slow-down {bpf:.1} % / {run:.1} %")),
         TableRow::text(
-            &format!("slow-down at {FLEET_HZ} Hz with stacks: attached, by the host's kernel"),
+            &format!("slow-down at {} Hz with stacks: attached, by the host's kernel", crowd::FLEET_HZ),
             format!("{few:.1} %"),
             "not measurable",
         )
@@ -493,102 +431,6 @@ fn checked(empty: &Path) -> anyhow::Result<TableRow> {
         .detail(format!("{taken} samples in {seconds:.1} s, RIP, CR3 and CPL of all of them right")))
 }
 
-/// Returns the CPU time of this process's threads, s, by their names without numbers.
-fn cpu_times() -> anyhow::Result<BTreeMap<String, f64>> {
-    let mut times = BTreeMap::new();
-    for task in fs::read_dir("/proc/self/task")? {
-        let path = task?.path();
-        let read = |name| fs::read_to_string(path.join(name));
-        // A thread may end meanwhile.
-        let (Ok(name), Ok(statistics)) = (read("comm"), read("schedstat")) else { continue };
-        let name = name.trim_end().trim_end_matches(|c: char| c.is_ascii_digit()).trim_end();
-        // Nanoseconds on a CPU (Documentation/scheduler/sched-stats.rst).
-        let ns: u64 = statistics.split_ascii_whitespace().next().context("no time")?.parse()?;
-        *times.entry(name.to_owned()).or_default() += ns as f64 / 1e9;
-    }
-    Ok(times)
-}
-
-/// vprof's use of a CPU for many vCPUs.
-struct CrowdCost {
-    /// Parts of a CPU, by the names of threads.
-    parts: BTreeMap<String, f64>,
-    samples: u64,
-}
-
-impl CrowdCost {
-    fn part(&self) -> f64 {
-        self.parts.values().sum()
-    }
-
-    /// Describes the parts that are not nothing.
-    fn detail(&self) -> String {
-        let parts = self.parts.iter().filter(|(_, part)| **part >= 5e-5);
-        let list: Vec<_> = parts.map(|(name, part)| format!("{name} {:.2} %", part * 100.0)).collect();
-        format!("{} samples, none lost; threads: {}", self.samples, list.join(", "))
-    }
-}
-
-/// Measures vprof's own CPU time for many vCPUs, at two rates.
-fn crowd(empty: &Path, vcpus: u8) -> anyhow::Result<Vec<TableRow>> {
-    let guests: Vec<_> = (0..vcpus).map(|_| CountingGuest::start(empty, 0.0)).collect::<Result<_, _>>()?;
-    let what =
-        |rate_hz| format!("vprof's own CPU: {vcpus} attached vCPUs at {rate_hz} Hz, by the host's kernel");
-    let cost = crowd_at(&guests, CROWD_HZ)?;
-    let figure = format!("{:.1} % of a CPU", cost.part() * 100.0);
-    let many = TableRow::text(&what(CROWD_HZ), figure, "at most 5 %")
-        .detail(format!("guests that only count, each in a VMM; {}", cost.detail()));
-    let cost = crowd_at(&guests, FLEET_HZ)?;
-    let figure = format!("{:.3} % of a CPU for each", cost.part() / f64::from(vcpus) * 100.0);
-    let few = TableRow::text(&what(FLEET_HZ), figure, "at most 0.1 %").detail(cost.detail());
-    Ok(vec![many, few])
-}
-
-/// Samples the guests at this rate.
-fn crowd_at(guests: &[CountingGuest], rate_hz: f64) -> anyhow::Result<CrowdCost> {
-    let recording = RecordingConfig { rate_hz, seed: SEED, stack_depth: DEPTH, ..RecordingConfig::default() };
-    let config = SessionConfig { vcpus: u8::try_from(guests.len())?, recording, meta: Vec::new() };
-    let sink = Box::new(CountingSink::default());
-    let (mut session, samplers) = Session::new(config, sink, symbols::names::no_files());
-    let targets: Vec<_> =
-        guests.iter().map(|guest| guest.target(EngineChoice::Bpf)).collect::<Result<_, _>>()?;
-    let mut all: Vec<Attachment<AttachedSampler>> = Vec::new();
-    for (target, sampler) in targets.into_iter().zip(samplers) {
-        let mut sampler = Some(AttachedSampler::from(sampler));
-        let attached = Attachment::start(target, |_| sampler.take().expect("one vCPU"))?;
-        // Before the rings of the first are full.
-        if all.is_empty() {
-            session.start(attached.memory().clone())?;
-        }
-        all.push(attached);
-    }
-    let (before, begin) = (cpu_times()?, Instant::now());
-    std::thread::sleep(CROWD_TIME);
-    let (after, seconds) = (cpu_times()?, begin.elapsed().as_secs_f64());
-    let part = |(name, time): (String, f64)| {
-        let spent = time - before.get(&name).copied().unwrap_or(0.0);
-        (name, spent / seconds)
-    };
-    let parts = after.into_iter().map(part).collect();
-    for attached in all {
-        drop(attached.wait()?);
-    }
-    let totals = session.finish(Vec::new());
-    ensure!(totals.lost == 0, "{} samples were lost", totals.lost);
-    Ok(CrowdCost { parts, samples: totals.samples })
-}
-
-/// Measures vprof's own CPU time for that many vCPUs.
-///
-/// # Errors
-/// As [`measure`].
-pub fn measure_crowd(directory: &Path, vcpus: u8, print: impl Fn(&[TableRow])) -> anyhow::Result<()> {
-    let empty = directory.join("counting-empty");
-    fs::write(&empty, [])?;
-    print(&crowd(&empty, vcpus)?);
-    Ok(())
-}
-
 /// Measures attached machines; passes rows on as soon as they are known.
 ///
 /// # Errors
@@ -604,7 +446,7 @@ pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableR
     print(&attached_wall::rows(&ram)?);
     print(&[program(&ram)?]);
     print(&[checked(&empty)?]);
-    print(&crowd(&empty, CROWD)?);
+    crowd::measure(directory, crowd::CROWD, &print)?;
     fs::remove_file(&ram)?;
     Ok(())
 }

@@ -9,12 +9,14 @@ use anyhow::{Context, bail};
 mod attached;
 mod attached_wall;
 mod child;
+mod crowd;
 mod dump;
 mod guest;
 mod kick;
 mod machine;
 mod names;
 mod pipeline;
+mod programs;
 mod table;
 mod wall;
 
@@ -30,7 +32,7 @@ fn main() -> anyhow::Result<()> {
             Some("names") => child::report(&names::measure(path)?),
             Some("crowd") => {
                 let vcpus = path.to_str().and_then(|vcpus| vcpus.parse().ok()).context("not a number")?;
-                attached::measure_crowd(tempfile::tempdir()?.path(), vcpus, print)
+                crowd::measure(tempfile::tempdir()?.path(), vcpus, print)
             }
             Some("wall") => child::report(&wall::measure(path)?),
             // Inside that wall the peak of memory cannot be read.

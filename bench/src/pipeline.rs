@@ -122,7 +122,11 @@ pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
 /// Measures the table of functions likewise.
 pub fn functions(path: &Path) -> anyhow::Result<[u64; 2]> {
     let (cost, report) = bench::measured(|| -> anyhow::Result<Report> {
-        Ok(Report::read_with(&Profile::open(path)?, &Filter::default(), &report::Request::By(By::Function))?)
+        Ok(Report::read_with(
+            &Profile::open(path)?,
+            &Filter::default(),
+            &report::Request::By(vec![By::Function]),
+        )?)
     });
     let found: u64 = report?.by.iter().flat_map(|by| &by.rows).map(|row| row.own.samples).sum();
     anyhow::ensure!(found == SAMPLES, "the table has another number of samples");

@@ -127,8 +127,7 @@ fn request(args: &ReportArgs) -> Request {
         }
     }
     match (keys.as_slice(), &args.callers, &args.callees) {
-        ([by], _, _) => Request::By(*by),
-        ([_, ..], _, _) => Request::Keys(keys),
+        ([_, ..], _, _) => Request::By(keys),
         (_, Some(symbol), _) => tree(symbol, Direction::Callers),
         (_, _, Some(symbol)) => tree(symbol, Direction::Callees),
         _ => Request::Summary,

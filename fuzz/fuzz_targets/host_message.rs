@@ -89,13 +89,32 @@ fn same_in_parts<T: Serialize + DeserializeOwned>(bytes: &[u8], length: usize) {
     assert_eq!(messages::<T>(&sent.concat(), length), (sent, false));
 }
 
+/// Returns inputs of all kinds: streams in parts of 5 bytes, of 3, and of 6, and single messages.
 fn seeds() -> Vec<Vec<u8>> {
+    let frames = |kind: u8, frames: Vec<Vec<u8>>| [vec![kind], frames.concat()].concat();
+    let streams = [
+        frames(4 * KINDS + FROM_HOST, encoded(&from_host())),
+        frames(2 * KINDS + TO_HOST, encoded(&to_host())),
+        frames(5 * KINDS + FOUND_VM, encoded(&found_vms())),
+    ];
+    let answers = answers()
+        .into_iter()
+        .map(|answer| [vec![ANSWER], answer.to_bytes().expect("a short answer")].concat());
+    let job = [vec![JOB], serde_json::to_vec(&job()).expect("a job")].concat();
+    answers.chain(streams).chain([job]).collect()
+}
+
+fn encoded<T: Serialize>(messages: &[T]) -> Vec<Vec<u8>> {
+    messages.iter().map(|message| encode(message).expect("it is short")).collect()
+}
+
+fn from_host() -> Vec<FromHost> {
     let mut batch = Batch::default();
     profile::made_up::stacks(2, &mut batch);
     batch.frames.truncate(8);
     batch.stacks.truncate(8);
     profile::made_up::finish(&mut batch, 4);
-    let from = [
+    vec![
         FromHost::Hello { kernel: "6.1".to_owned(), version: "0.1.0".to_owned() },
         FromHost::Preparing("writing the disks".to_owned()),
         FromHost::Batch(Box::new(batch)),
@@ -119,8 +138,11 @@ fn seeds() -> Vec<Vec<u8>> {
             trouble: Vec::new(),
         }),
         FromHost::Error { stage: host::Stage::Guest, sentence: "no".to_owned() },
-    ];
-    let found = [
+    ]
+}
+
+fn found_vms() -> Vec<FoundVm> {
+    vec![
         FoundVm::Found(AttachedVm {
             label: "process 4711 (qemu)".to_owned(),
             sentences: vec!["attached to process 4711 (qemu), 1 vCPU".to_owned()],
@@ -132,18 +154,28 @@ fn seeds() -> Vec<Vec<u8>> {
             vcpus: 2,
         }]),
         FoundVm::Refused("process 4711 runs no virtual machine".to_owned()),
-    ];
-    let wait = RunTrigger::Stop { when: Condition::Console("^a".to_owned()), end: true };
-    let to = [
+    ]
+}
+
+/// A condition for the end of sampling.
+fn trigger() -> RunTrigger {
+    RunTrigger::Stop { when: Condition::Console("^a".to_owned()), end: true }
+}
+
+fn to_host() -> Vec<ToHost> {
+    vec![
         ToHost::Stop,
         ToHost::ConsoleInput(b"ls\r".to_vec()),
-        ToHost::Control(Control::Wait(wait.clone())),
+        ToHost::Control(Control::Wait(trigger())),
         ToHost::Control(Control::Rate(50.0)),
         ToHost::OutputRead([1 << 20, 7]),
         ToHost::Control(Control::Mark("here".to_owned())),
         ToHost::Control(Control::Wait(RunTrigger::Still(Some(Duration::from_secs(3))))),
-    ];
-    let job = Job {
+    ]
+}
+
+fn job() -> Job {
+    Job {
         run: RunSpec {
             machine: MachineSpec {
                 vcpus: 2,
@@ -166,17 +198,16 @@ fn seeds() -> Vec<Vec<u8>> {
             policy: wall::SyscallPolicy::Refuse,
             duration: Some(Duration::from_secs(1)),
             retries: 1,
-            waits: vec![wait],
+            waits: vec![trigger()],
             meta: vec![("image".to_owned(), "x".to_owned())],
         },
         has_initrd: true,
         devices: vec!["/dev/vda".into()],
-    };
-    let frames = |kind: u8, frames: Vec<Vec<u8>>| [vec![kind], frames.concat()].concat();
-    let from = from.iter().map(|message| encode(message).expect("it is short")).collect();
-    let to = to.iter().map(|message| encode(message).expect("it is short")).collect();
-    let found = found.iter().map(|message| encode(message).expect("it is short")).collect();
-    let answers = [
+    }
+}
+
+fn answers() -> Vec<Answer> {
+    vec![
         Answer::Boot(BootFacts {
             is_disk: true,
             has_initrd: true,
@@ -198,15 +229,5 @@ fn seeds() -> Vec<Vec<u8>> {
         }),
         Answer::Checked,
         Answer::Refused("x is empty".to_owned()),
-    ];
-    let answers =
-        answers.map(|answer| [vec![ANSWER], answer.to_bytes().expect("a short answer")].concat()).into_iter();
-    let job = [vec![JOB], serde_json::to_vec(&job).expect("a job")].concat();
-    // In parts of 5 bytes, of 3, and of 6.
-    let streams = [
-        frames(4 * KINDS + FROM_HOST, from),
-        frames(2 * KINDS + TO_HOST, to),
-        frames(5 * KINDS + FOUND_VM, found),
-    ];
-    answers.chain(streams).chain([job]).collect()
+    ]
 }

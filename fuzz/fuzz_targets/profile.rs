@@ -190,10 +190,10 @@ fuzz_target!(|input: (u8, ProfileChange)| {
     assert!(!is_other, "another schema was taken for a profile's");
     let mut filter = Filter::default();
     let request = match question % 8 {
-        0 => Request::By(By::Function),
-        1 => Request::By(By::Thread),
-        2 => Request::By(By::Module),
-        3 => Request::By(By::Irq),
+        0 => Request::By(vec![By::Function]),
+        1 => Request::By(vec![By::Thread]),
+        2 => Request::By(vec![By::Module]),
+        3 => Request::By(vec![By::Irq]),
         4 => {
             (filter.process, filter.symbol) =
                 (vec!["hog".to_owned(), "h*g".to_owned()], Some("a".to_owned()));

@@ -17,13 +17,15 @@ use text::message::{Reason, Shown};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use vmm::{Console, Disk, Extra, Machine, MachineEnd, Network, StartError, VmConfig, Vsock, WaitError};
+use vmm::{
+    Console, Disk, Extra, Machine, MachineEnd, Network, OutputPorts, StartError, VmConfig, Vsock, WaitError,
+};
 
 use crate::heap;
-use crate::link::{Link, Phase};
+use crate::link::{ConsoleWriter, Link, Phase};
 use crate::output;
 use crate::protocol::{Control, OutputStream};
-use crate::spec::{DiskSpec, GuestEnd, Outcome, RunSpec};
+use crate::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::{Ended, GuestCommand, Progress, Receiver};
 
@@ -129,33 +131,9 @@ pub async fn run(
     let by_serial = output[OutputStream::Output.index()].clone();
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, by_serial)).unzip();
     let console = Shared(Arc::new(Mutex::new(Tee(session.console(), Box::new(console)))));
-    let machine = &spec.machine;
-    let config = VmConfig {
-        kvm: Some(connected.kvm),
-        vcpus: machine.vcpus,
-        memory_bytes: machine.memory_bytes,
-        huge_pages: machine.huge_pages,
-        cpu: machine.cpu,
-        payload: vmm::Payload::Linux {
-            kernel: payload.kernel,
-            initrd: payload.initrd,
-            cmdline: machine.cmdline.clone(),
-        },
-        disks,
-        console: Console(Box::new(console.clone())),
-        second_console: receiver.map(|receiver| Console(Box::new(receiver))),
-        extra: Extra {
-            network: connected.network,
-            console: machine.virtio_console.then(|| Console(Box::new(console))),
-            vsock: connected.vsock,
-            ports: spec
-                .machine
-                .output_ports
-                .then(|| output::ports(output, read))
-                .transpose()
-                .map_err(GuestError::Ports)?,
-        },
-    };
+    let ports = spec.machine.output_ports.then(|| output::ports(output, read)).transpose();
+    let devices = GuestDevices { disks, console, receiver, ports: ports.map_err(GuestError::Ports)? };
+    let config = machine_config(&spec.machine, connected, payload, devices);
     let mut command =
         spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
     let mut observers = observers.into_iter();
@@ -196,6 +174,46 @@ pub async fn run(
     let written = spec.machine.disks.iter().zip(&contents).filter(|(disk, _)| disk.is_written());
     trouble.extend(unwritten(written.map(|(disk, contents)| (disk.path.as_path(), contents.flush()))));
     Ok(Outcome { end, totals, host_restarts: 0, trouble })
+}
+
+/// What the guest's devices are connected to.
+struct GuestDevices {
+    disks: Vec<Disk>,
+    console: Shared,
+    /// The other end of the second console, for a command.
+    receiver: Option<Receiver<ConsoleWriter>>,
+    /// Ports of a command's output.
+    ports: Option<OutputPorts>,
+}
+
+fn machine_config(
+    machine: &MachineSpec,
+    connected: Connected,
+    payload: BootPayload,
+    devices: GuestDevices,
+) -> VmConfig {
+    let GuestDevices { disks, console, receiver, ports } = devices;
+    VmConfig {
+        kvm: Some(connected.kvm),
+        vcpus: machine.vcpus,
+        memory_bytes: machine.memory_bytes,
+        huge_pages: machine.huge_pages,
+        cpu: machine.cpu,
+        payload: vmm::Payload::Linux {
+            kernel: payload.kernel,
+            initrd: payload.initrd,
+            cmdline: machine.cmdline.clone(),
+        },
+        disks,
+        console: Console(Box::new(console.clone())),
+        second_console: receiver.map(|receiver| Console(Box::new(receiver))),
+        extra: Extra {
+            network: connected.network,
+            console: machine.virtio_console.then(|| Console(Box::new(console))),
+            vsock: connected.vsock,
+            ports,
+        },
+    }
 }
 
 /// Prepares the session of a guest that boots: the end of its command, the conditions, and the programs of

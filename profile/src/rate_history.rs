@@ -46,6 +46,12 @@ impl RateHistory {
         spans.map(move |((start, _), end)| (start.max(from), end.min(to))).filter(|(start, end)| start < end)
     }
 
+    /// Returns the start of the first time in which a vCPU was sampled, ns since the run's start; `None` if it
+    /// never was.
+    pub fn sampled_from(&self, vcpu: u8) -> Option<u64> {
+        self.sampled(vcpu, (0, u64::MAX)).next().map(|(start, _)| start)
+    }
+
     /// Divides the time of a segment evenly among its sampled parts. Returns the end of each, and its time.
     pub fn divide(&self, vcpu: u8, (from, to): (u64, u64), ns: u64) -> impl Iterator<Item = (u64, u64)> {
         let length = to.saturating_sub(from);

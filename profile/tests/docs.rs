@@ -111,9 +111,9 @@ fn a_report_fits_its_schema() {
     let tree = |direction| {
         Request::Tree(TreeRequest { symbol: "user_function_50".into(), module: None, direction, depth: 3 })
     };
-    let requests = By::ALL.map(|(_, by)| Request::By(by)).into_iter().chain([
+    let requests = By::ALL.map(|(_, by)| Request::By(vec![by])).into_iter().chain([
         Request::Summary,
-        Request::Keys(vec![By::Process, By::Function]),
+        Request::By(vec![By::Process, By::Function]),
         tree(Direction::Callers),
         tree(Direction::Callees),
     ]);
@@ -522,6 +522,7 @@ fn a_boot_fits_its_schema() {
         host: "kvm".to_owned(),
         began_s: 0.1,
         reached_s: Some(2.0),
+        sampled_from_s: None,
         phases: PHASES.iter().map(phase).collect(),
         early: vec![call(None)],
         initcalls: vec![call(Some("virtio".to_owned()))],

@@ -100,7 +100,7 @@ impl ReportSource {
     /// The profile cannot be read, or has no such function.
     pub fn table(&self, place: &Place) -> Result<BrowseTable, Error> {
         let request = match &place.view {
-            View::By(by) => Request::By(*by),
+            View::By(by) => Request::By(vec![*by]),
             View::Calls(Call { symbol, module }, direction) => Request::Tree(TreeRequest {
                 symbol: symbol.clone(),
                 module: Some(module.clone()),

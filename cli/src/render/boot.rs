@@ -30,6 +30,10 @@ pub fn render(boot: &Boot, rows: usize, page: PageLayout) -> String {
         "  ",
         page.width,
     );
+    if let Some(from) = boot.sampled_from_s {
+        let note = format!("Sampling began after {}, so the phases are not known.", units::seconds(from));
+        wrapped(&mut text, &note, "  ", page.width);
+    }
     phases(&mut text, &boot.phases, page);
     systemd::render(&mut text, &boot.systemd, rows, page);
     let early = TableHeading { title: "Early kernel", note: ": functions that start_kernel called" };

@@ -113,7 +113,7 @@ impl GuestResults {
             return Ok(None);
         }
         let filter = Filter { process: vec![name.to_owned()], ..Filter::default() };
-        Ok(Some(Report::read_with(&self.profile, &filter, &Request::By(By::Function))?))
+        Ok(Some(Report::read_with(&self.profile, &filter, &Request::By(vec![By::Function]))?))
     }
 
     fn not_on_emulated(&self) -> Option<&'static str> {

@@ -58,6 +58,11 @@ impl BootClocks {
         Ok(Self::new(meta, ticks, Segment::read(connection)?, RateHistory::read(connection)?))
     }
 
+    /// Returns the start of sampling of the vCPU that boots, ns since the run's start.
+    pub fn sampled_from(&self) -> Option<u64> {
+        self.rates.sampled_from(0)
+    }
+
     /// Returns the ticks and times of a part of the run, ns since its start. The time in the guest is assumed
     /// to be evenly spread over a segment that an end of the part cuts.
     pub fn within(&self, (from, to): (u64, u64)) -> ClockedPart {

@@ -56,6 +56,8 @@ pub struct Boot {
     pub began_s: f64,
     /// Time at which the condition of `vprof boot --until` was met, s.
     pub reached_s: Option<f64>,
+    /// Start of sampling, s, if the guest had run before: the phases other than `total` are not known then.
+    pub sampled_from_s: Option<f64>,
     /// Phases that were reached, in the order of [`PHASES`].
     pub phases: Vec<Phase>,
     /// Functions that `start_kernel` called, in the order of time.

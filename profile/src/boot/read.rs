@@ -145,6 +145,12 @@ impl BootInput {
         time_ns.saturating_sub(self.began_ns) as f64 / 1e9
     }
 
+    /// Returns the start of sampling if the guest had run before; the run's end if it was never sampled.
+    fn sampled_later(&self) -> Option<u64> {
+        let from = self.clocks.sampled_from().unwrap_or(self.end_ns);
+        Some(from).filter(|from| *from > self.began_ns)
+    }
+
     fn boot(&self) -> Boot {
         let phases = self.phases();
         let programs = self.programs.iter().map(|(time_ns, text)| {
@@ -156,6 +162,7 @@ impl BootInput {
             host: self.host.clone(),
             began_s: self.began_ns as f64 / 1e9,
             reached_s: self.reached_ns.map(|ns| self.since(ns)),
+            sampled_from_s: self.sampled_later().map(|ns| self.since(ns)),
             init: programs.collect(),
             phases: phases.iter().map(|bounds| self.phase(bounds)).collect(),
             ..Boot::default()
@@ -178,13 +185,16 @@ impl BootInput {
         boot
     }
 
-    /// Returns start and end of each phase.
+    /// Returns start and end of each phase; of the total alone if the guest was not sampled from its first
+    /// instruction on.
     pub(super) fn phases(&self) -> Vec<PhaseBounds> {
         let place = |hit: &Hit| self.code.place(hit.stack);
         let is_init = |hit: &Hit| self.pid(hit) == Some(1);
         let kernel = self.first(|hit| hit.kernel_half, self.began_ns);
         let rest = self.first(|hit| place(hit).kernel_init || place(hit).initcall.is_some(), kernel.1);
-        let user = self.first(|hit| hit.mode == "user" && is_init(hit), rest.1);
+        // Without stacks no sample shows the calls of `kernel_init`.
+        let before = if rest.1 == u64::MAX { kernel.1 } else { rest.1 };
+        let user = self.first(|hit| hit.mode == "user" && is_init(hit), before);
         let on_initrd = |text: &str| text.rsplit(' ').next().is_some_and(|name| INITRD.contains(&name));
         // A kernel without an initrd starts its first program from the root file system: then there is no
         // phase of it.
@@ -201,6 +211,11 @@ impl BootInput {
         // A phase that was not reached is left out, and the one before it ends with the boot.
         let is = |at: (u64, u64)| at.1 != u64::MAX;
         let mut all = vec![PhaseBounds::new("total", begin, end, self.up)];
+        if self.sampled_later().is_some() {
+            return all;
+        }
+        // Without stacks nothing divides the kernel's phase.
+        let divided = is(rest) || self.hits.iter().any(|hit| hit.stack.is_some());
         let mut add = |name, from: (u64, u64), to: (u64, u64)| {
             if is(from) {
                 all.push(PhaseBounds::new(name, from, if is(to) { to } else { end }, is(to)));
@@ -208,7 +223,9 @@ impl BootInput {
         };
         add("decompression", begin, kernel);
         add("kernel", kernel, user);
-        add("early", kernel, if is(rest) { rest } else { user });
+        if divided {
+            add("early", kernel, if is(rest) { rest } else { user });
+        }
         add("initcalls", rest, user);
         if let Some(root) = root {
             add("initrd", user, root);

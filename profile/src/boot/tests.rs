@@ -5,8 +5,8 @@ use tempfile::tempdir;
 use super::*;
 use crate::rows::Microstates;
 use crate::rows::{
-    Batch, CgroupRow, ConsoleRow, EventRow, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, SampleRow,
-    Sink, StackRow, TaskScanRow, TaskScanStateRow, UnitEventRow, VcpuRow, VcpuState,
+    Batch, CgroupRow, ConsoleRow, EventRow, FrameKind, FrameRow, InstanceRow, MicrostateRow, Mode, RateRow,
+    SampleRow, Sink, StackRow, TaskScanRow, TaskScanStateRow, UnitEventRow, VcpuRow, VcpuState,
 };
 use crate::store::{Profile, ProfileWriter};
 
@@ -130,6 +130,29 @@ fn a_profile_without_its_guest_s_boot_has_none() {
     batch.frames.retain(|frame| frame.symbol.as_deref() != Some("kernel_init"));
     // An idle task of a guest that runs for long still has start_kernel on its stack.
     assert!(!is_boot(&batch));
+}
+
+#[test]
+fn a_boot_that_was_not_sampled_from_its_start_has_no_phases() {
+    let mut batch = batch();
+    batch.samples.retain(|sample| sample.time_ns >= 390 * MS);
+    batch.rates = [(0, 0.0), (390 * MS, 1_000.0)]
+        .map(|(time_ns, rate_hz)| RateRow { vcpu: 0, time_ns, rate_hz })
+        .to_vec();
+    let boot = read(&batch);
+    assert!(boot.sampled_from_s.is_some_and(|s| (s - 0.29).abs() < 1e-9), "{:?}", boot.sampled_from_s);
+    let told: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(told, ["total"]);
+}
+
+#[test]
+fn without_stacks_the_kernel_s_phase_is_not_divided() {
+    let mut batch = batch();
+    batch.samples.iter_mut().for_each(|sample| sample.stack = None);
+    let boot = read(&batch);
+    assert_eq!(boot.sampled_from_s, None);
+    let told: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(told, ["total", "decompression", "kernel", "initrd", "userspace"]);
 }
 
 #[test]

@@ -196,3 +196,22 @@ mod properties {
         }
     }
 }
+
+#[test]
+fn a_vcpu_without_a_tick_in_the_part_widens_a_share_of_all_by_what_it_may_have_been() {
+    let mut ticks = PartTicks::new(|| Ticks::new(ClockKind::Exponential, 1e6));
+    let mut tallies = PartTallies::default();
+    for n in 0..1_000 {
+        let tick = ticks.tick(0, n * 10_000_000, true, true);
+        tallies.add(&ticks, tick);
+    }
+    for n in 0..40 {
+        ticks.tick(1, n * 250_000_000, true, false);
+    }
+    ticks.close();
+    let found = ticks.estimate(&[(0, 10_000_000_000), (1, 10_000_000_000)], &tallies).share;
+    // With 3.7 of 40 ticks on average, one has none in 2.5 % of all runs.
+    let least = 10.0 / (10.0 + 10.0 * 3.7 / 40.0);
+    assert!((least - 0.04..least + 0.02).contains(&found.low), "{found:?}, {least}");
+    assert!(close(found.high, 1.0));
+}

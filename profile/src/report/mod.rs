@@ -61,11 +61,9 @@ pub enum Request {
     /// None.
     #[default]
     Summary,
-    /// Samples, grouped.
-    By(By),
-    /// Samples, grouped by several keys together, the first of which is that of [`Breakdown::by`]. Without a
-    /// key all are outside.
-    Keys(Vec<By>),
+    /// Samples, grouped by one key or several together, the first of which is that of [`Breakdown::by`].
+    /// Without a key all are outside.
+    By(Vec<By>),
     /// Callers or callees of a function.
     Tree(TreeRequest),
 }

@@ -67,8 +67,7 @@ impl Report {
         let view = loaded.view();
         let (by, tree) = match request {
             Request::Summary => (None, None),
-            Request::By(by) => (Some(Breakdown::new(&[*by], &view)), None),
-            Request::Keys(keys) => (Some(Breakdown::new(keys, &view)), None),
+            Request::By(keys) => (Some(Breakdown::new(keys, &view)), None),
             Request::Tree(request) => (None, Some(CallTree::new(request, &view)?)),
         };
         let mut report = summary(filter, &view);

@@ -373,7 +373,7 @@ fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError>
         to_ns: Some(to_ns),
         ..Filter::default()
     };
-    let report = match Report::read_with(profile, &filter, &Request::By(By::Irq)) {
+    let report = match Report::read_with(profile, &filter, &Request::By(vec![By::Irq])) {
         // The last part of a run that was killed may be missing.
         Err(ReportError::AfterEnd(_)) => return Ok(Vec::new()),
         report => report?,

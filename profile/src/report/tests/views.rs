@@ -151,7 +151,7 @@ pub(super) fn ask(run: &Run, filter: &Filter, request: &Request) -> Result<Repor
 
 /// Rows as name, own and total samples.
 pub(super) fn by(run: &Run, by: By, filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
-    let report = ask(run, filter, &Request::By(by)).expect("a report");
+    let report = ask(run, filter, &Request::By(vec![by])).expect("a report");
     let breakdown = report.by.expect("what was asked for");
     let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();
     assert_eq!(own + breakdown.outside.samples, report.chosen_samples, "{by:?}");
@@ -266,7 +266,7 @@ fn interrupts_and_system_calls() {
 
 /// Rows of several keys as their names, own and total samples, and the samples outside.
 fn by_keys(run: &Run, keys: &[By], filter: &Filter) -> (Vec<(String, u64, u64)>, u64) {
-    let report = ask(run, filter, &Request::Keys(keys.to_vec())).expect("a report");
+    let report = ask(run, filter, &Request::By(keys.to_vec())).expect("a report");
     let breakdown = report.by.expect("what was asked for");
     assert_eq!(breakdown.keys().collect::<Vec<_>>(), keys);
     let own: u64 = breakdown.rows.iter().map(|row| row.own.samples).sum();
@@ -337,7 +337,7 @@ fn a_row_of_several_keys_adds_up_over_the_keys_that_are_left_out() {
 fn relative_shares_are_of_the_chosen_samples() {
     let run = known();
     let filter = |relative| Filter { process: vec!["gzip".to_owned()], relative, ..Filter::default() };
-    let of = |relative| ask(&run, &filter(relative), &Request::By(By::Instance)).expect("a report");
+    let of = |relative| ask(&run, &filter(relative), &Request::By(vec![By::Instance])).expect("a report");
     let (whole, part) = (of(false), of(true));
     assert_eq!((part.busy_samples, part.chosen_samples), (100, 80));
     let row = |report: &Report| report.by.as_ref().expect("rows").rows[0].own;
@@ -493,7 +493,7 @@ fn a_helper_of_the_worker_is_no_work() {
     let report = Report::read_with(
         &Profile::open(&path).expect("a profile"),
         &Filter::default(),
-        &Request::By(By::Thread),
+        &Request::By(vec![By::Thread]),
     )
     .expect("a report");
     let rows = report.by.expect("rows").rows;

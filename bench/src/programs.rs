@@ -1,0 +1,63 @@
+//! Times of vprof's programs in the host's kernel, by the kernel's own measurement.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs;
+
+/// Switch of the kernel's measurement of its programs (Documentation/admin-guide/sysctl/kernel.rst).
+const PROGRAM_TIMES: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// Runs of a program in the host's kernel.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ProgramRuns {
+    pub count: u64,
+    /// Time in it, ns.
+    pub ns: u64,
+}
+
+impl ProgramRuns {
+    /// Returns the runs of this process' programs, by their descriptors.
+    pub fn read_all() -> anyhow::Result<HashMap<OsString, Self>> {
+        let mut all = HashMap::new();
+        for entry in fs::read_dir("/proc/self/fdinfo")? {
+            let entry = entry?;
+            // The descriptor of this list is closed by then.
+            let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+            let field = |name: &str| {
+                let value = text.lines().find_map(|line| line.strip_prefix(name))?;
+                value.trim_start_matches(':').trim().parse().ok()
+            };
+            if let (Some(count), Some(ns)) = (field("run_cnt"), field("run_time_ns")) {
+                all.insert(entry.file_name(), Self { count, ns });
+            }
+        }
+        Ok(all)
+    }
+
+    /// Returns the runs, since `before`, of the program that has run most often.
+    pub fn most_since(before: &HashMap<OsString, Self>) -> anyhow::Result<Self> {
+        let since = |(name, now): (OsString, Self)| {
+            let then = before.get(&name).copied().unwrap_or_default();
+            Self { count: now.count.saturating_sub(then.count), ns: now.ns.saturating_sub(then.ns) }
+        };
+        Ok(Self::read_all()?.into_iter().map(since).max_by_key(|runs| runs.count).unwrap_or_default())
+    }
+}
+
+/// The kernel's measurement of its programs, while this value lives.
+pub struct ProgramTimes(Vec<u8>);
+
+impl ProgramTimes {
+    pub fn start() -> anyhow::Result<Self> {
+        let before = fs::read(PROGRAM_TIMES)?;
+        fs::write(PROGRAM_TIMES, "1")?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for ProgramTimes {
+    fn drop(&mut self) {
+        // The same write has succeeded before.
+        let _ = fs::write(PROGRAM_TIMES, &self.0);
+    }
+}

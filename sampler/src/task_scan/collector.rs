@@ -230,7 +230,6 @@ mod tests {
         TaskStateCollector::new(ScanConfig {
             hz: 10.0,
             seed: 0,
-            vcpus: 1,
             readers: Arc::default(),
             zero_ns: 1_000,
         })

@@ -32,7 +32,7 @@ const DISCUSSION: &str = "\
 The effect in the paper's table is absent on current Linux: the scheduler and getrusage use exact run times, so the hog
 is charged. The victim takes longer by the hog's time, as under 4.4BSD, and not 80 times as long.
 
-The effect remains wherever ticks count: in `/proc/stat`, and in the kernel's `utime` and `stime`, which divide a
+The effect remains where ticks are counted: in `/proc/stat`, and in the kernel's `utime` and `stime`, which divide a
 process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some time of every
 process: when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
 

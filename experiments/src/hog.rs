@@ -36,9 +36,9 @@ The effect remains where ticks are counted: in `/proc/stat`, and in the kernel's
 process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some time of every
 process: when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
 
-The portable host serves ticks late, by up to milliseconds when it is busy. So the hog keeps 1.5 ms away from each of
-its 4 ms ticks. This leaves it little more than half of the CPU, and ticks still hit it sometimes. getrusage exceeds
-vprof's time by what the guest cannot see: the vCPU's waits for the host, and the time that vprof took.";
+The portable host serves ticks late, by up to milliseconds when it is busy. So the hog keeps 1.5 ms away from each 4 ms
+tick, which leaves it little more than half of the CPU; ticks still hit it sometimes. getrusage exceeds vprof's time by
+what the guest cannot see: the vCPU's waits for the host, and the time that vprof took.";
 
 /// Times of a process, s: real time if it ended, and until its CPU accounting was last read, getrusage,
 /// ticks, and vprof's time.

@@ -26,9 +26,8 @@ getrusage is exact on current Linux: its total is the scheduler's run time. `/pr
 every tool that shows how busy CPUs are.
 
 Ticks of 4 ms meet a period of 22.5 ms at eight points, 0.5 ms apart (the paper: four, 2.5 ms apart), too many for a
-large error with 2.25 ms of work. Where the table shows one, the likely cause is ticks that a busy emulated machine
-serves late or loses. At 24.02 ms the two are almost in step, and `/proc/stat` has the flat and steep regions of
-figure 4.
+large error with 2.25 ms of work. Large errors of those rows are likely due to ticks that a busy emulated machine serves
+late or loses. At 24.02 ms the two are almost in step, and `/proc/stat` has the flat and steep regions of figure 4.
 
 With a fixed clock (`--clock fixed`) in step with the program, vprof's error depends on the phase between the two, as
 the tick's. With random intervals, the default, only chance remains. The native table tests this separately, because
@@ -37,18 +36,16 @@ at any rate.
 
 The columns, in the guest:
 
-- \"exact\" is exact mode in the same run: each switch and each interrupt, with the program's start and end, which its own
-  clock leaves out. Like \"vprof\" it includes interrupts that hit the program, and excludes the time that vprof took:
-  events, and the switches between guest and host for them. It also includes the time that the VMM and the host took
-  from the program.
+- \"exact\" is exact mode in the same run, with the program's start and end, which its own clock leaves out. Like \"vprof\"
+  it includes interrupts that hit the program, and excludes vprof's time (events, and the switches between guest and
+  host for them). It also includes the time that the VMM and the host took from the program.
 - \"its own clock\" is not a reference for emulated ticks. The scheduler charges a task from when it is picked; ticks and
   exact mode, from when the switch is complete. That takes less than a microsecond natively; emulated, up to a
   millisecond has been observed, half of this program's work in a period.
 - \"at most\" counts for the program all samples that cannot be divided in an emulated guest. Those in the VMM and in
   waits of the host are the additional time of \"exact\", and belong in part to the idle task. Those at probes are the
-  switches between guest and host, and ticks due in the work before: the guest continues briefly when a tick is due. The
-  true value is between vprof's \"off by\" and \"at most\", and this experiment cannot decide about less than their
-  distance.";
+  switches between guest and host, and ticks due in the work before, since the guest continues briefly when one is due.
+  The true value is between vprof's \"off by\" and \"at most\"; this experiment cannot decide about less.";
 
 /// One case: the program's options, vprof's, and words for both.
 struct EmulatedCase {

@@ -51,13 +51,13 @@ stat -c 'File: %s' $2 $2-wal 2>/dev/null || true"#;
 const GUEST_KIB: f64 = 65_536.0;
 
 const ABOUT_ATTACHED: &str = "\
-A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz. The guest
-is a few bytes of code, which write to memory without an end. Memory is what all processes of vprof hold; the file is the
-profile with its write-ahead log, with `--max-size 256M`.";
+A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz: a few
+bytes of code that write to memory without an end. Memory is that of all processes of vprof; the file is the profile
+with its write-ahead log, with `--max-size 256M`.";
 const ABOUT_EXACT: &str = "\
-`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files, starts
-programs, sleeps and calculates without an end. Memory is what the processes of vprof hold beyond the guest's memory. As
-the emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
+`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files,
+starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the guest's. As the
+emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
 
 /// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]

@@ -285,7 +285,7 @@ fn completed(words: &[&str]) -> Vec<String> {
 #[test]
 fn a_shell_completes_commands_options_values_and_files() {
     assert_eq!(completed(&["vprof", "rep"]), ["report"]);
-    assert_eq!(completed(&["vprof", "report", "--cal"]), ["--callees", "--callers"]);
+    assert_eq!(completed(&["vprof", "report", "--cal"]), ["--callers", "--callees"]);
     assert_eq!(completed(&["vprof", "run", "--host", "po"]), ["portable"]);
     let profile = TestProfile::new();
     let path = profile.path();

@@ -318,6 +318,8 @@ fn samples(profile: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -356,7 +358,11 @@ mod tests {
     #[test]
     fn memory_is_that_of_a_process_and_of_what_it_has_started() {
         let own = resident_kib(std::process::id()).unwrap();
-        let child = OwnedChild(Command::new("sleep").arg("100").spawn().unwrap());
+        // Before its line the child may still be a copy of this process without memory of its own.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo; read x"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = OwnedChild(shell.spawn().unwrap());
+        child.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let both = resident_kib(std::process::id()).unwrap();
         let of_child = resident_kib(child.0.id()).unwrap();
         assert!(own > 1_000.0 && of_child > 100.0 && both > own, "{own} {of_child} {both}");

@@ -146,7 +146,7 @@ impl PartTicks {
             // one without a tick in the part may have been busy for is then the interval: 3.7 ticks, where
             // `variance` has 0.7 for a standard deviation.
             let by_weights = Z_95 / (3.0 * variance.sqrt()) - Z_95 * Z_95;
-            estimate.effective = (drawn * (1.0 - drawn) / variance).max(by_weights);
+            estimate.effective = (drawn * (1.0 - drawn) / variance).max(by_weights.min(n as f64));
             estimate.share = around(share, estimate.effective, k, n);
         }
     }

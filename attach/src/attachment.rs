@@ -183,12 +183,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
     }
 
     /// Starts the ticks of a vCPU that the host's kernel samples, and returns true, if it samples vCPUs.
-    fn sample(
-        &self,
-        index: usize,
-        id: ThreadId,
-        observer: impl FnOnce() -> O,
-    ) -> Result<bool, AttachError> {
+    fn sample(&self, index: usize, id: ThreadId, observer: impl FnOnce() -> O) -> Result<bool, AttachError> {
         let Engine::Sampled(vm, memory) = &self.engine else { return Ok(false) };
         let (vm, memory, shared) = (Arc::clone(vm), memory.clone(), Arc::clone(&self.shared));
         let ticker = SampledTicker::new(vm, index, id, observer(), memory, shared);
@@ -347,11 +342,7 @@ impl<O> Attachment<O> {
 }
 
 impl<O: Send + 'static> Attachment<O> {
-    fn spawn(
-        &self,
-        name: String,
-        run: impl FnOnce() -> Vec<O> + Send + 'static,
-    ) -> Result<(), AttachError> {
+    fn spawn(&self, name: String, run: impl FnOnce() -> Vec<O> + Send + 'static) -> Result<(), AttachError> {
         let behind_wall = move || {
             capabilities::drop_search();
             wall::enter_thread(ThreadKind::Ticker);

@@ -174,12 +174,7 @@ impl Watcher {
     }
 
     /// Adds vCPUs to watch, with the VMM's descriptors. vCPUs other than the known ones are reported.
-    pub(crate) fn with_vcpus(
-        self,
-        vcpus: Vec<WatchedVcpu>,
-        descriptors: Vec<i32>,
-        known: Vec<u32>,
-    ) -> Self {
+    pub(crate) fn with_vcpus(self, vcpus: Vec<WatchedVcpu>, descriptors: Vec<i32>, known: Vec<u32>) -> Self {
         Self { vcpus, descriptors, known, ..self }
     }
 
@@ -293,7 +288,8 @@ impl Watcher {
                 self.shared.report(AttachEvent::NotAdopted(number));
                 continue;
             };
-            let id = ThreadId { process: self.process.pid(), thread: i32::try_from(thread.tid).unwrap_or(-1) };
+            let id =
+                ThreadId { process: self.process.pid(), thread: i32::try_from(thread.tid).unwrap_or(-1) };
             // Without its descriptor, the others show whether the machine is closed.
             let open = self.process.vcpus().unwrap_or_default().into_iter();
             self.descriptors.extend(open.filter(|(own, _)| *own == number).map(|(_, fd)| fd));

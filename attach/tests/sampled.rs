@@ -9,10 +9,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use attach::{
-    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PluggedVcpu, StopMemory, Target, TargetChoice,
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PluggedVcpu, StopMemory, Target,
+    TargetChoice,
 };
+use roles::plug::NUMBER;
 use roles::{
-    MOST, NUMBER, Recorder, Role, SECOND, SOON, killed_profilers_leave_nothing, kvm, loops_are_seen, play, profile,
+    MOST, Recorder, Role, SECOND, SOON, killed_profilers_leave_nothing, kvm, loops_are_seen, play, profile,
     stopped_profilers_hold_nothing, thread_named,
 };
 use testkit::eventually;
@@ -258,7 +260,10 @@ fn a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on() {
     let now = || third.statistics.as_ref().and_then(|thread| thread.read()).unwrap();
     let (before, by_file, after) = (now(), times(&vm, thread), now());
     let within = |[before, file, after]: [f64; 3]| before <= file && file <= after;
-    assert!(within([before.run_ns as f64, by_file[0], after.run_ns as f64]), "{before:?} {by_file:?} {after:?}");
+    assert!(
+        within([before.run_ns as f64, by_file[0], after.run_ns as f64]),
+        "{before:?} {by_file:?} {after:?}"
+    );
     assert!(within([before.waited_ns as f64, by_file[1], after.waited_ns as f64]), "{by_file:?} {after:?}");
 }
 

@@ -40,13 +40,16 @@ pub fn print_script(shell: clap_complete::Shell) -> Result<(), Error> {
 /// like one.
 pub fn machines(typed: &OsStr) -> Vec<CompletionCandidate> {
     let machines = running_machines();
-    let named = |machine: &RunningMachine| {
-        format!("{}, {}", escaped(&machine.name), escaped(&machine.program))
-    };
+    let named =
+        |machine: &RunningMachine| format!("{}, {}", escaped(&machine.name), escaped(&machine.program));
     let by_pid = typed.as_encoded_bytes().first().is_some_and(u8::is_ascii_digit);
     let value = |machine: &RunningMachine| {
         let alone = machines.iter().filter(|other| other.name == machine.name).count() == 1;
-        if by_pid || !alone || !is_plain(&machine.name) { machine.pid.to_string() } else { machine.name.clone() }
+        if by_pid || !alone || !is_plain(&machine.name) {
+            machine.pid.to_string()
+        } else {
+            machine.name.clone()
+        }
     };
     let candidate = |machine| CompletionCandidate::new(value(machine)).help(Some(named(machine).into()));
     beginning(typed, machines.iter().map(candidate))

@@ -129,9 +129,7 @@ fn main() -> ExitCode {
         CliCommand::ImageReader { job } => run::image_reader(job),
         CliCommand::AttachHalf { job } => attach::half(job),
         CliCommand::AttachGuard { stops } => attach::guard(stops),
-        CliCommand::Completions { shell } => {
-            completion::print_script(shell).map(|()| errors::ExitCode::Done)
-        }
+        CliCommand::Completions { shell } => completion::print_script(shell).map(|()| errors::ExitCode::Done),
     };
     match result {
         Ok(code) => ExitCode::from(code.number()),

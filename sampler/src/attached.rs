@@ -200,7 +200,8 @@ mod tests {
         Observer::<FlatMemory<Vec<u8>>>::attached(&mut attached, Some(thread));
         let (regs, sregs, now_ns) = (kvm_regs::default(), kvm_sregs::default(), monotonic_ns());
         let memory = &guest.memory;
-        let context = TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
+        let context =
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
         attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested: false } });
         let record = ends.samples.pop().expect("a sample").record;
         assert_eq!(record.current.and_then(|current| current.task).map(|task| task.tid), Some(102));

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use attach::VcpuCounts;
+use serde::{Deserialize, Serialize};
 use vmm::monotonic_ns;
 
 use crate::conditions::{ConditionTimes, RunTrigger};

@@ -411,6 +411,7 @@ mod tests {
     use super::*;
     use profile::clock::ClockKind;
     use profile::rows::Microstates;
+    use vmm::ThreadId;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<SampleMessage>, Arc<VcpuStats>) {
         let (sampler, ends, counters) = VcpuSampler::new(
@@ -469,7 +470,8 @@ mod tests {
         // Likewise while an exit was served.
         assert_eq!(tick_in(false, &mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
         // Nothing is known of a thread of another process.
-        sampler.attached_to(Some(None));
+        let id = ThreadId { process: 1, thread: 1 };
+        sampler.attached_to(Some(&AttachedThread { id, cpu: 2, statistics: None }));
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
     }
 

@@ -242,7 +242,8 @@ mod tests {
             HOLE_START + 3 * HUGE_PAGE + PAGE,
         ];
         let is_aligned = |memory: &GuestMemoryMmap| {
-            let offset = |region: &GuestRegionMmap| (region.as_ptr() as u64).wrapping_sub(region.start_addr().0);
+            let offset =
+                |region: &GuestRegionMmap| (region.as_ptr() as u64).wrapping_sub(region.start_addr().0);
             memory.iter().all(|region| offset(region) % HUGE_PAGE == 0)
         };
         // Kept, so that the next one has another place. Tests next to this one map memory in between, and may

@@ -295,14 +295,9 @@ fn is_refused(name: &str, kind: Option<ThreadKind>, call: i64) {
 
 #[test]
 fn what_the_process_needs_it_may() {
-    for name in [
-        "process own",
-        "process temporary",
-        "process thread",
-        "vcpu own",
-        "sampler own",
-        "reader memory",
-    ] {
+    for name in
+        ["process own", "process temporary", "process thread", "vcpu own", "sampler own", "reader memory"]
+    {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
 }

@@ -173,9 +173,8 @@ impl<'a> ExitsView<'a> {
     fn exit(self, index: usize) -> Option<RawExit> {
         // SAFETY: the rows are in the mapping, aligned, and valid for all bit patterns; the index is within
         // them.
-        (index < EXITS).then(|| unsafe {
-            (&raw const (*self.exits).rows).cast::<RawExit>().add(index).read_volatile()
-        })
+        (index < EXITS)
+            .then(|| unsafe { (&raw const (*self.exits).rows).cast::<RawExit>().add(index).read_volatile() })
     }
 }
 

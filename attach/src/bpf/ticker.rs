@@ -93,7 +93,9 @@ impl TickMeaning {
             // The host has to get a page of the guest's memory first.
             ThreadFinding::Blocked if in_run => Self::Miss(MissReason::BlockedInVmm),
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
-            ThreadFinding::Blocked if state.exit_reason == KVM_EXIT_HLT => sample(Activity::Halted, true, false, false),
+            ThreadFinding::Blocked if state.exit_reason == KVM_EXIT_HLT => {
+                sample(Activity::Halted, true, false, false)
+            }
             ThreadFinding::Blocked if paused => Self::Miss(MissReason::Paused),
             ThreadFinding::Blocked => Self::Miss(MissReason::BlockedInVmm),
             ThreadFinding::Elsewhere => Self::Miss(MissReason::NotRun),

@@ -6,7 +6,7 @@
 // Each of the tests' binaries uses a part of it.
 #![allow(dead_code, reason = "see above")]
 
-mod plug;
+pub mod plug;
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
@@ -16,12 +16,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
-pub use plug::NUMBER;
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, ThreadStatistics, Tick, Unobserved, VmConfig,
-    kvm_check,
+    Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, ThreadStatistics, Tick, Unobserved,
+    VmConfig, kvm_check,
 };
 
 /// Time limit of what must happen.

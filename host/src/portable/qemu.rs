@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(arguments, ["-sandbox", SANDBOX]);
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
         assert!(started.get_envs().all(|(name, _)| name == "PATH" || name == "TMPDIR"));
-        let other = Qemu { has_sandbox: false, ..qemu };
+        let other = Qemu { has_sandbox: false, ..qemu.clone() };
         assert_eq!(start(&other).get_args().count(), 0);
     }
 

@@ -6,8 +6,8 @@ use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use testkit::eventually;
 use vm_memory::GuestAddress;
 use vmm::{
-    Activity, ActivitySource, AttachedThread, GuestMemoryMmap, Observer, ThreadId, ThreadStatistics, ThreadTimes, Tick,
-    TickContext,
+    Activity, ActivitySource, AttachedThread, GuestMemoryMmap, Observer, ThreadId, ThreadStatistics,
+    ThreadTimes, Tick, TickContext,
 };
 
 use super::*;
@@ -520,7 +520,11 @@ fn a_vcpu_that_is_added_counts_from_then_on() {
     let before_ns = u64::try_from(before.as_nanos()).expect("a short time");
     assert!(first.states.wall() >= second.states.wall() + before_ns, "{:?}", all.vcpus);
     assert!(second.states.wall() >= 50_000_000, "{second:?}");
-    assert_eq!((second.states.guest, second.states.waiting), (0, 0), "its thread's earlier times: {second:?}");
+    assert_eq!(
+        (second.states.guest, second.states.waiting),
+        (0, 0),
+        "its thread's earlier times: {second:?}"
+    );
     assert_eq!(third.states.wall(), 0);
     let batches = sink.batches.lock().expect("no panic");
     assert!(batches.iter().flat_map(|batch| &batch.rates).all(|row| row.vcpu != 1), "one rate all the time");

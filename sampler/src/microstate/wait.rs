@@ -323,9 +323,20 @@ mod tests {
         waited(&own_schedstat().expect("this host counts")).expect("alive")
     }
 
+    /// The calling thread, as if it were another process'.
+    #[derive(Debug)]
+    struct OwnStatistics(File);
+
+    impl ThreadStatistics for OwnStatistics {
+        fn read(&self) -> Option<ThreadTimes> {
+            times_as_of_update(&self.0)
+        }
+    }
+
     #[test]
     fn a_foreign_thread_waits_from_the_request_on() {
-        let mut detector = WaitDetector::foreign(own_schedstat());
+        let schedstat = own_schedstat().expect("this host counts");
+        let mut detector = WaitDetector::foreign(Some(Arc::new(OwnStatistics(schedstat))));
         assert_eq!(detector.waited_at(0, u64::MAX), None, "was not asked");
         detector.ask(monotonic_ns());
         assert_eq!(detector.waited_at(0, monotonic_ns()), None, "this thread runs");

@@ -35,7 +35,8 @@ pub fn ran() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     RUN.get_or_init(|| {
         let script = format!("{FIRST}\n{}{LAST}", output::script());
-        let command = ["bash", "-c", &script, "bash"].iter().chain(WORDS);
+        let words = ["bash", "-c", &script, "bash"];
+        let command = words.iter().chain(WORDS);
         Guest::debian()
             .next_to_others()
             .options(["-F", "200", "--task-rate", "1"])

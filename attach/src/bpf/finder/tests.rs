@@ -28,9 +28,8 @@ fn slots_that_follow_each_other_on_both_sides_are_one_piece() {
 #[test]
 fn vcpus_are_listed_in_the_order_in_which_they_were_made() {
     let (kernel, mut offsets) = (FakeKernel::default(), offsets(LISTED));
-    let list = |offsets: &HostOffsets, most| {
-        KernelReader { memory: &kernel, offsets }.vcpus_of(kvm_at(1), most)
-    };
+    let list =
+        |offsets: &HostOffsets, most| KernelReader { memory: &kernel, offsets }.vcpus_of(kvm_at(1), most);
     let (root, node) = (BASE + 900 * PAGE, BASE + 901 * PAGE);
     assert_eq!(list(&offsets, 64), Some(vec![]), "no vCPU");
     kernel.put_u64(kvm_at(1) + 48, vcpu_at(1, 0));
@@ -134,12 +133,7 @@ fn offsets(slots: SlotOffsets) -> HostOffsets {
         vcpu_list: Some(TREE),
         task_ran: 72,
     };
-    let options = RawOptions {
-        task_start: 80,
-        task_exit: 88,
-        task_delay: 104,
-        ..RawOptions::default()
-    };
+    let options = RawOptions { task_start: 80, task_exit: 88, task_delay: 104, ..RawOptions::default() };
     HostOffsets { options, finder }
 }
 

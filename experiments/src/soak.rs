@@ -358,7 +358,7 @@ mod tests {
     #[test]
     fn memory_is_that_of_a_process_and_of_what_it_has_started() {
         let own = resident_kib(std::process::id()).unwrap();
-        // Before its line the child may still be a copy of this process without memory of its own.
+        // Before its line the child may still be a copy of this process, with the same memory.
         let mut shell = Command::new("sh");
         shell.args(["-c", "echo; read x"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = OwnedChild(shell.spawn().unwrap());

@@ -177,7 +177,7 @@ pub async fn run(
     Ok(Outcome { end, totals, host_restarts: 0, trouble })
 }
 
-/// What the guest's devices are connected to.
+/// Other ends of the guest's devices.
 struct GuestDevices {
     disks: Vec<Disk>,
     console: Shared,

@@ -29,8 +29,8 @@ const KVM_SET_MP_STATE: libc::Ioctl = 0x4004_ae99;
 /// Registers of a vCPU in the guest.
 type Registers = (kvm_regs, kvm_sregs);
 
-/// Observer that notes the registers at its first tick.
-struct FirstRegisters(Arc<OnceLock<Registers>>);
+/// Observer of a vCPU; that of the first one notes the registers at its first tick.
+struct FirstRegisters(Option<Arc<OnceLock<Registers>>>);
 
 impl Observer for FirstRegisters {
     fn started(&mut self) -> Option<Duration> {
@@ -38,8 +38,10 @@ impl Observer for FirstRegisters {
     }
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
-        // The first tick counts.
-        let _ = self.0.set((*tick.regs, *tick.sregs));
+        if let Some(first) = &self.0 {
+            // A later tick changes nothing.
+            drop(first.set((*tick.regs, *tick.sregs)));
+        }
         None
     }
 }
@@ -53,8 +55,8 @@ struct CpuidTable {
 }
 
 /// Runs a guest with two vCPUs, of which the first one loops, and plugs in a third one after a second, which
-/// jumps to itself at [`SECOND`]. With `again` it takes that one out after another second, and gives it another
-/// thread a second later, as QEMU does. Ends when the process is killed.
+/// jumps to itself at [`SECOND`]. With `again` it takes that one out after another second, and gives it
+/// another thread a second later, as QEMU does. Ends when the process is killed.
 pub fn vmm(again: bool) -> ! {
     let mut code = LOOPS.to_vec();
     code.resize(SECOND, 0x90);
@@ -62,7 +64,8 @@ pub fn vmm(again: bool) -> ! {
     let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let first: Arc<OnceLock<Registers>> = Arc::default();
     // The other vCPU is not started.
-    let machine = Machine::start(config, |_| FirstRegisters(Arc::clone(&first))).unwrap();
+    let observer = |vcpu| FirstRegisters((vcpu == 0).then(|| Arc::clone(&first)));
+    let machine = Machine::start(config, observer).unwrap();
     println!("it runs");
     let second = || std::thread::sleep(Duration::from_secs(1));
     second();
@@ -93,7 +96,7 @@ extern "C" fn on_signal(_: libc::c_int) {}
 
 /// Runs a vCPU on a new thread, until a signal comes and [`END`] is set.
 fn run(vcpu: i32) -> JoinHandle<()> {
-    // SAFETY: the handler does nothing. Zeroes are a valid action; without SA_RESTART the signal ends KVM_RUN.
+    // SAFETY: the handler does nothing. Zeroes are a valid action; without SA_RESTART a signal ends KVM_RUN.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;

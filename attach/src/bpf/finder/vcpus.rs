@@ -19,8 +19,8 @@ const NODE: u64 = 2;
 const MOST_ENTRIES: u32 = 64;
 
 impl<M: KernelMemory> KernelReader<'_, M> {
-    /// Returns the addresses of the first `most` vCPUs of a machine, in the order in which they were made, and
-    /// one more if there are more. `None` if this kernel lists them in an unknown way.
+    /// Returns the addresses of the first `most` vCPUs of a machine, in the order in which they were made,
+    /// and one more if there are more. `None` if this kernel lists them in an unknown way.
     pub(crate) fn vcpus_of(&self, kvm: u64, most: usize) -> Option<Vec<u64>> {
         let mut found = Vec::new();
         match self.finder().vcpu_list? {

@@ -108,7 +108,6 @@ struct options {
 	u32 process;
 	u32 vendor;
 	u32 vcpu_notifier;
-	u32 vcpu_cpu;
 	u32 vcpu_regs;
 	u32 vcpu_rip;
 	u32 vcpu_cr0;
@@ -118,11 +117,9 @@ struct options {
 	u32 vcpu_efer;
 	u32 vcpu_mp_state;
 	u32 vcpu_nested;
-	u32 vcpu_exits;
 	u32 svm_vmcb;
 	u32 vmcb_nested_paging;
 	u32 vmcb_cs;
-	u32 vmcb_ss;
 	u32 vmcb_cpl;
 	u32 vmcb_cr0;
 	u32 vmcb_cr3;
@@ -140,6 +137,7 @@ struct options {
 	u32 task_pid;
 	u32 task_tgid;
 	u32 task_start;
+	u32 task_exit;
 	u32 task_notifiers;
 	u32 task_queued;
 	u32 task_arrived;
@@ -167,6 +165,8 @@ struct guest {
 	u32 five_level;
 	u64 kernel_root;
 	u64 identity;
+	// Address of the APIC id of a vCPU that was plugged in later; 0 for others.
+	u64 apic_id;
 	u64 preempt_count;
 	u64 current_task;
 	u64 irq_stack;
@@ -193,10 +193,7 @@ struct target {
 	u64 vcpu;
 	u64 task;
 	u64 start;
-	u32 pid;
-	u32 tgid;
-	u32 slots;
-	u32 unused;
+	u64 slots;
 	struct slot slot[SLOTS];
 	struct guest guest;
 };
@@ -233,7 +230,6 @@ enum outcome {
 
 struct record {
 	u64 time_ns;
-	u64 exits;
 	s32 cpu;
 	u32 mp_state;
 	u32 in_run;
@@ -244,6 +240,9 @@ struct record {
 	u32 code_64_bit;
 	// Number of reads of memory that the host does not have in its own: it was swapped out, or never used.
 	u32 missing;
+	// Reason for which KVM_RUN has returned to a VMM that is blocked now; 0 otherwise.
+	u32 exit_reason;
+	u32 unused;
 	u64 gpr[16];
 	u64 rip;
 	u64 rflags;
@@ -316,7 +315,11 @@ struct course {
 	// Time waited so far, by the scheduler.
 	u64 delay_ns;
 	struct taker takers[TAKERS + 1];
-	struct exit_row exit[EXITS + 1];
+};
+
+// Exits of a vCPU. Written like its course, and apart from it: many kernels count no exits.
+struct exits {
+	struct exit_row row[EXITS + 1];
 };
 
 // Activities of a thread without a CPU.
@@ -392,6 +395,14 @@ SEC("maps") struct bpf_map_def courses = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = sizeof(struct course),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+SEC("maps") struct bpf_map_def exits = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct exits),
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -598,6 +609,8 @@ GLOBAL u64 copy_task(u32 index)
 	FIND(0);
 	struct guest *guest = &target->guest;
 	guest_word(index, guest->preempt_count & ~7ull);
+	if (guest->apic_id)
+		guest_word(index, guest->apic_id & ~7ull);
 	u64 task = guest_word(index, guest->current_task);
 	if (!is_kernel(task))
 		return 0;
@@ -745,7 +758,24 @@ INLINE u64 vcpu_register(struct record *record, u64 vcpu, u32 offset)
 	return index < BLOCK ? record->block[index] : kernel_u64(vcpu + offset);
 }
 
-INLINE void copy_registers(struct target *target, struct record *record)
+// Beginning of struct vmcb_seg (arch/x86/include/asm/svm.h) and of struct kvm_segment
+// (arch/x86/include/uapi/asm/kvm.h).
+struct vmcb_segment {
+	u16 selector;
+	u16 attributes;
+	u32 limit;
+	u64 base;
+};
+
+struct kvm_segment {
+	u64 base;
+	u32 limit;
+	u16 selector;
+	u8 type, present, dpl, db, s, l, g, avl;
+};
+
+// A vCPU whose thread has just been taken out of the guest is not halted.
+INLINE void copy_registers(struct target *target, struct record *record, u32 in_guest)
 {
 	u64 vcpu = target->vcpu;
 	// Each read costs a good part of a microsecond on some processors, whatever its size.
@@ -757,15 +787,14 @@ INLINE void copy_registers(struct target *target, struct record *record)
 	record->cr3 = vcpu_register(record, vcpu, options.vcpu_cr3);
 	record->cr4 = vcpu_register(record, vcpu, options.vcpu_cr4);
 	record->efer = vcpu_register(record, vcpu, options.vcpu_efer);
-	record->mp_state = kernel_u32(vcpu + options.vcpu_mp_state);
-	record->exits = kernel_u64(vcpu + options.vcpu_exits);
+	record->mp_state = in_guest ? 0 : kernel_u32(vcpu + options.vcpu_mp_state);
 	record->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
 	if (options.vendor == VENDOR_SVM) {
 		u64 vmcb = kernel_u64(vcpu + options.svm_vmcb);
-		// struct vmcb_seg: selector, attributes, limit, base (arch/x86/include/asm/svm.h).
-		u32 code = kernel_u32(vmcb + options.vmcb_cs) >> 16;
-		record->code_64_bit = code >> 9 & 1;
-		record->code_base = kernel_u64(vmcb + options.vmcb_cs + 8);
+		struct vmcb_segment code = {};
+		probe_read_kernel(&code, sizeof(code), vmcb + options.vmcb_cs);
+		record->code_64_bit = code.attributes >> 9 & 1;
+		record->code_base = code.base;
 		record->cpl = kernel_u8(vmcb + options.vmcb_cpl);
 		record->rflags = kernel_u64(vmcb + options.vmcb_rflags);
 		// With nested paging, KVM copies these two later.
@@ -776,10 +805,11 @@ INLINE void copy_registers(struct target *target, struct record *record)
 			record->cr3 = kernel_u64(vmcb + options.vmcb_cr3);
 		}
 	} else {
-		// struct kvm_segment of CS, the second (arch/x86/include/uapi/asm/kvm.h).
-		u64 code = vcpu + options.pvm_segments + 24;
-		record->code_64_bit = kernel_u8(code + 19);
-		record->code_base = kernel_u64(code);
+		// CS is the second segment.
+		struct kvm_segment code = {};
+		probe_read_kernel(&code, sizeof(code), vcpu + options.pvm_segments + 24);
+		record->code_64_bit = code.l;
+		record->code_base = code.base;
 		record->cpl = kernel_u32(vcpu + options.pvm_cpl);
 		record->rflags = kernel_u64(vcpu + options.pvm_rflags);
 	}
@@ -808,27 +838,33 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 	record->cached_table = 0;
 	record->preempted = 0;
 	record->in_run = 0;
-	// A task that has ended, or whose memory is another's by now, has another identity.
-	if (kernel_u32(task + options.task_pid) != target->pid || kernel_u32(task + options.task_tgid) != target->tgid ||
-	    kernel_u64(task + options.task_start) != target->start)
+	record->exit_reason = 0;
+	// Another thread may have the memory by now. Its start is another one.
+	if (kernel_u64(task + options.task_start) != target->start)
 		return GONE;
 	// A thread is in an ioctl of a vCPU while the vCPU waits for the thread's preemptions. That proves the vCPU, too.
 	u32 in_run = kernel_u64(task + options.task_notifiers) == target->vcpu + options.vcpu_notifier;
 	record->in_run = in_run;
 	if (current_task != task) {
+		// The memory of a task that has ended stays as it was for some time.
+		if (kernel_u32(task + options.task_exit))
+			return GONE;
 		record->cpu = kernel_u32(task + options.task_cpu);
 		u64 arrived = kernel_u64(task + options.task_arrived);
 		if (kernel_u8(task + options.task_on_cpu))
 			return ELSEWHERE;
 		u32 blocked = kernel_u32(task + options.task_state);
-		copy_registers(target, record);
+		copy_registers(target, record, 0);
 		// It has got a CPU meanwhile: the registers may be those of two exits.
 		if (kernel_u64(task + options.task_arrived) != arrived) {
 			record->cpu = kernel_u32(task + options.task_cpu);
 			return ELSEWHERE;
 		}
-		if (blocked)
+		if (blocked) {
+			if (!in_run)
+				record->exit_reason = kernel_u32(kernel_u64(target->vcpu + options.vcpu_run) + RUN_EXIT_REASON);
 			return BLOCKED;
+		}
 		u64 queued = kernel_u64(task + options.task_queued);
 		record->preempted = queued && queued == kernel_u64(current_task + options.task_arrived) &&
 				    kernel_u32(current_task + options.task_tgid) == options.asker;
@@ -837,9 +873,10 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 	record->cpu = get_smp_processor_id();
 	if (!in_run)
 		return VMM;
-	copy_registers(target, record);
+	u32 in_guest = kernel_u32(task + options.task_flags) & IN_GUEST;
+	copy_registers(target, record, in_guest);
 	copy_memory(index);
-	return kernel_u32(task + options.task_flags) & IN_GUEST ? GUEST : KVM;
+	return in_guest ? GUEST : KVM;
 }
 
 SEC("raw_tp") int peek(struct arguments *arguments)
@@ -920,8 +957,8 @@ INLINE u32 bucket(u64 ns)
 // Counts an exit that took `ns`.
 GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 {
-	struct course *course = map_lookup(&courses, &index);
-	if (!course)
+	struct exits *counted = map_lookup(&exits, &index);
+	if (!counted)
 		return 0;
 	u64 first = key * 0x9e3779b97f4a7c15ull >> 40;
 	u64 row = EXITS;
@@ -930,9 +967,9 @@ GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 		u64 at = (first + i) & (EXITS - 1);
 		HIDE(at);
 		at &= EXITS - 1;
-		u64 known = course->exit[at].key;
+		u64 known = counted->row[at].key;
 		if (known == 0 || known == key) {
-			course->exit[at].key = key;
+			counted->row[at].key = key;
 			row = at;
 			break;
 		}
@@ -941,12 +978,12 @@ GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 	if (row > EXITS)
 		return 0;
 	if (row == EXITS)
-		course->exit[row].key = KEY(KEY_OTHER, ~0ull);
+		counted->row[row].key = KEY(KEY_OTHER, ~0ull);
 	u64 part = bucket(ns);
 	HIDE(part);
 	if (part >= BUCKETS)
 		return 0;
-	struct exit_row *exit = &course->exit[row];
+	struct exit_row *exit = &counted->row[row];
 	exit->times[part]++;
 	exit->total_ns += ns;
 	if (ns > exit->max_ns)

@@ -5,14 +5,13 @@
 //! counts; ten stops a second measure its speed. Variants take turns, and medians of their ratios are
 //! printed.
 
-use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use attach::{Attachment, EngineChoice, StopMemory, Target};
-use vmm::{AttachedThread, Machine, MissReason, Observer, Tick, VmConfig};
+use vmm::{AttachedThread, Machine, MissReason, Observer, ThreadStatistics, Tick, VmConfig};
 
 /// `again: inc %rax; jmp again`
 const COUNT: &[u8] = &[0x48, 0xff, 0xc0, 0xeb, 0xfb];
@@ -60,7 +59,7 @@ struct Outside {
     last: (u64, u64),
     suspended_ns: Vec<u64>,
     /// Scheduler statistics of the thread, and its time waited at the first and at the last tick, ns.
-    schedstat: Option<File>,
+    statistics: Option<Arc<dyn ThreadStatistics>>,
     waited_ns: (u64, u64),
 }
 
@@ -71,24 +70,21 @@ impl Outside {
             first: None,
             last: (0, 0),
             suspended_ns: Vec::new(),
-            schedstat: None,
+            statistics: None,
             waited_ns: (0, 0),
         }
     }
 
     /// Returns the time that the thread has waited for a CPU, which is not the ticks' doing.
     fn waited(&self) -> u64 {
-        let mut text = [0; 96];
-        let file = self.schedstat.as_ref().expect("a thread");
-        let length = file.read_at(&mut text, 0).expect("statistics");
-        let text = String::from_utf8_lossy(&text[..length]).into_owned();
-        text.split_ascii_whitespace().nth(1).expect("the time waited").parse().expect("a number")
+        let statistics = self.statistics.as_ref().expect("a thread with statistics");
+        statistics.read().expect("the time waited").waited_ns
     }
 }
 
 impl Observer<StopMemory> for Outside {
     fn attached(&mut self, thread: Option<AttachedThread>) {
-        self.schedstat = thread.expect("a thread").schedstat;
+        self.statistics = thread.expect("a thread").statistics;
     }
     fn started(&mut self) -> Option<Duration> {
         Some(self.intervals.next())

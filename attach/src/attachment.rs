@@ -12,23 +12,23 @@
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::thread::JoinHandleExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::Observer;
+use vmm::{Observer, ThreadId};
 use wall::ThreadKind;
 
-use crate::bpf::SampledTicker;
+use crate::bpf::{SampledTicker, SampledVm, VcpuCourse};
 use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
 use crate::guard::{GuardProcess, StopSlot};
 use crate::lock::ProcessLock;
-use crate::memory::{AttachedMemory, StopMemory, StopSource};
-use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
-use crate::target::Target;
+use crate::memory::{AttachedMemory, ForeignMemory, StopMemory, StopSource};
+use crate::shared::{AttachEvent, AttachmentEnd, PluggedVcpu, SharedState};
+use crate::target::{Target, VcpuCounts};
 use crate::ticker::VcpuTicker;
 use crate::watch::{WatchedVcpu, Watcher};
 
@@ -46,7 +46,7 @@ const WAKE_INTERVAL: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 pub struct Attachment<O> {
     /// Each returns the observers that it has called, in the order of vCPUs.
-    tickers: Vec<JoinHandle<Vec<O>>>,
+    tickers: Mutex<Vec<JoinHandle<Vec<O>>>>,
     watcher: Option<JoinHandle<()>>,
     shared: Arc<SharedState>,
     engine: Engine,
@@ -85,8 +85,8 @@ impl RateLimit {
 #[derive(Debug)]
 enum Engine {
     Ptrace(RateLimit),
-    /// The host's kernel samples them, without stops.
-    Sampled,
+    /// The host's kernel samples them, without stops; it copies this memory.
+    Sampled(Arc<SampledVm>, ForeignMemory),
     Stub {
         /// Ends waits for the stub.
         hurry: Arc<AtomicBool>,
@@ -125,6 +125,11 @@ fn install_handler() -> io::Result<()> {
     }
 }
 
+/// Returns the name of the thread that ticks the vCPU with this index.
+fn ticker_name(index: usize) -> String {
+    format!("attached {index}")
+}
+
 /// Makes the error of a step that normally succeeds.
 fn host_error(action: &'static str) -> impl Fn(io::Error) -> AttachError {
     move |source| AttachError::Host { action, source }
@@ -140,7 +145,8 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         install_handler().map_err(host_error("install a signal handler"))?;
         let Target { process, mut vcpus, known, lock, memory, heartbeat, guard, sampled, .. } = target;
         let search = SearchRight::raise();
-        let watched: Vec<_> = vcpus.iter_mut().filter_map(WatchedVcpu::take).collect();
+        let take = |(index, vcpu)| WatchedVcpu::take(index, vcpu, sampled.as_ref());
+        let watched: Vec<_> = vcpus.iter_mut().enumerate().filter_map(take).collect();
         let descriptors: Vec<_> = vcpus.iter().map(|vcpu| vcpu.fd).collect();
         if !process.holds_vcpu(&descriptors) {
             return Err(if process.ended_within(0) || process.is_ending() {
@@ -151,32 +157,56 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         }
         let source = AttachedMemory::Process(memory.clone());
         let engine = match &sampled {
-            Some(_) => Engine::Sampled,
+            Some(vm) => Engine::Sampled(Arc::clone(vm), memory.clone()),
             None => Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
         };
-        let mut attachment = Self::new(vcpus.len(), engine, source, Some(lock), guard)?;
+        let attachment = Self::new(vcpus.len(), engine, source, Some(lock), guard)?;
         for (index, vcpu) in vcpus.into_iter().enumerate() {
             let shared = Arc::clone(&attachment.shared);
-            let name = format!("attached {index}");
-            if let Some(vm) = &sampled {
-                let (vm, memory) = (Arc::clone(vm), memory.clone());
-                let ticker = SampledTicker::new(vm, index, vcpu, make(index), memory, shared);
-                attachment.spawn(name, move || vec![ticker.run()])?;
+            if attachment.sample(index, vcpu.id, || make(index))? {
                 continue;
             }
+            let name = ticker_name(index);
             let memory = StopMemory::new(StopSource::process(memory.clone()));
             let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
             let ticker = VcpuTicker::new(vcpu, slot, index == 0, make(index), memory, shared);
             attachment.spawn(name, move || vec![ticker.run()])?;
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
-            .with_vcpus(watched, known)
+            .with_vcpus(watched, descriptors, known)
             .with_samples(sampled);
         // Its thread lists the descriptors of the VMM, and so keeps that right.
-        attachment.watch(watcher)?;
+        let attachment = attachment.watch(watcher)?;
         drop(search);
         capabilities::drop_search();
         Ok(attachment)
+    }
+
+    /// Starts the ticks of a vCPU that the host's kernel samples, and returns true, if it samples vCPUs.
+    fn sample(&self, index: usize, id: ThreadId, observer: impl FnOnce() -> O) -> Result<bool, AttachError> {
+        let Engine::Sampled(vm, memory) = &self.engine else { return Ok(false) };
+        let (vm, memory, shared) = (Arc::clone(vm), memory.clone(), Arc::clone(&self.shared));
+        let ticker = SampledTicker::new(vm, index, id, observer(), memory, shared);
+        self.spawn(ticker_name(index), move || vec![ticker.run()])?;
+        Ok(true)
+    }
+
+    /// Starts ticking a vCPU that was plugged in ([`AttachEvent::Plugged`]). Call this once for each, in the
+    /// order of the events, before the next events are taken.
+    ///
+    /// # Errors
+    /// A thread could not be made, or the kernel does not count what it could of the vCPU.
+    pub fn adopt(&self, plugged: PluggedVcpu, observer: O) -> Result<(), AttachError> {
+        if let Engine::Sampled(vm, _) = &self.engine {
+            let refused = |refusal| AttachError::Bpf { pid: plugged.id.process, refusal };
+            vm.follow(plugged.index).map_err(refused)?;
+        }
+        self.shared.vcpu_added();
+        let started = self.sample(plugged.index, plugged.id, || observer);
+        if !matches!(started, Ok(true)) {
+            self.shared.vcpu_ended();
+        }
+        started.map(drop)
     }
 
     /// Starts ticking through a GDB stub. `make` is called once per vCPU, in the order of the stub's threads.
@@ -191,7 +221,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         let mut attachment = Self::new(1, engine, target.memory.clone(), lock, None)?;
         if let (AttachedMemory::Process(memory), Some(process)) = (&target.memory, &target.process) {
             let shared = Arc::clone(&attachment.shared);
-            attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
+            attachment = attachment.watch(Watcher::new(Arc::clone(process), memory.clone(), shared))?;
         }
         capabilities::drop_search();
         let observers = (0..target.vcpus()).map(make).collect();
@@ -210,12 +240,22 @@ impl<O> Attachment<O> {
         guard: Option<GuardProcess>,
     ) -> Result<Self, AttachError> {
         let shared = Arc::new(SharedState::new(vcpus).map_err(host_error("make an event descriptor"))?);
-        Ok(Self { tickers: Vec::new(), watcher: None, shared, engine, memory, _lock: lock, _guard: guard })
+        let tickers = Mutex::new(Vec::new());
+        Ok(Self { tickers, watcher: None, shared, engine, memory, _lock: lock, _guard: guard })
     }
 
-    fn watch(&mut self, watcher: Watcher) -> Result<(), AttachError> {
+    fn watch(mut self, watcher: Watcher) -> Result<Self, AttachError> {
         self.watcher = Some(watcher.start().map_err(host_error("start a thread"))?);
-        Ok(())
+        Ok(self)
+    }
+
+    /// Returns what is counted of a vCPU that was plugged in.
+    pub fn counts(&self, plugged: PluggedVcpu) -> VcpuCounts {
+        let course = match &self.engine {
+            Engine::Sampled(vm, _) => Some(VcpuCourse::new(Arc::clone(vm), plugged.index)),
+            Engine::Ptrace(_) | Engine::Stub { .. } => None,
+        };
+        VcpuCounts { opened: None, course }
     }
 
     /// Returns the guest's memory. Memory in the VMM's process cannot be read before its layout is proven.
@@ -227,7 +267,7 @@ impl<O> Attachment<O> {
     pub fn rate_limit(&self) -> Option<RateLimit> {
         match &self.engine {
             Engine::Ptrace(limit) => Some(*limit),
-            Engine::Sampled => None,
+            Engine::Sampled(..) => None,
             Engine::Stub { rate, .. } => rate.hz().map(RateLimit::Stub),
         }
     }
@@ -272,12 +312,13 @@ impl<O> Attachment<O> {
 
     fn join(&mut self) -> Result<Vec<O>, AttachError> {
         let (limit, action) = match &self.engine {
-            Engine::Ptrace(_) | Engine::Sampled => (PTRACE_LIMIT, "detach from a vCPU"),
+            Engine::Ptrace(_) | Engine::Sampled(..) => (PTRACE_LIMIT, "detach from a vCPU"),
             Engine::Stub { .. } => (STUB_LIMIT, "detach from the virtual machine"),
         };
         let deadline = Instant::now() + limit;
         let mut observers = Vec::new();
-        for thread in self.tickers.drain(..) {
+        let tickers = std::mem::take(self.tickers.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for thread in tickers {
             while !thread.is_finished() {
                 if Instant::now() > deadline {
                     return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
@@ -301,18 +342,15 @@ impl<O> Attachment<O> {
 }
 
 impl<O: Send + 'static> Attachment<O> {
-    fn spawn(
-        &mut self,
-        name: String,
-        run: impl FnOnce() -> Vec<O> + Send + 'static,
-    ) -> Result<(), AttachError> {
+    fn spawn(&self, name: String, run: impl FnOnce() -> Vec<O> + Send + 'static) -> Result<(), AttachError> {
         let behind_wall = move || {
             capabilities::drop_search();
             wall::enter_thread(ThreadKind::Ticker);
             run()
         };
         let spawned = thread::Builder::new().name(name).spawn(behind_wall);
-        self.tickers.push(spawned.map_err(host_error("start a thread"))?);
+        let thread = spawned.map_err(host_error("start a thread"))?;
+        self.tickers.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(())
     }
 }

@@ -73,5 +73,5 @@ pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
 };
 pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
-pub use shared::{AttachEvent, AttachmentEnd, PauseCause};
+pub use shared::{AttachEvent, AttachmentEnd, PauseCause, PluggedVcpu};
 pub use target::{EngineChoice, Target, TargetChoice, VcpuCounts};

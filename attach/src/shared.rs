@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
+use vmm::ThreadId;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::memory::LastTables;
@@ -35,16 +36,28 @@ pub enum AttachEvent {
     MemoryProven(String),
     /// The VMM has changed the memory, which the text describes.
     MemoryChanged(String),
-    /// The layout is not proven after some time; the search continues. The text says so.
-    MemoryUnproven(String),
+    /// The profile lacks what the text says.
+    Missing(String),
     /// The machine is paused.
     Paused(PauseCause),
     /// The machine runs again.
     Resumed,
-    /// A vCPU with this KVM number was plugged in; it is not profiled.
-    Plugged(u32),
+    /// A vCPU was plugged in that can be profiled ([`crate::Attachment::adopt`]).
+    Plugged(PluggedVcpu),
+    /// A vCPU with this KVM number was plugged in, and cannot be profiled.
+    NotAdopted(u32),
     /// The thread of the vCPU with this KVM number has ended, and the machine has not.
     Unplugged(u32),
+}
+
+/// vCPU that was plugged in during an attachment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PluggedVcpu {
+    /// KVM's number.
+    pub number: u32,
+    /// Its place among the vCPUs of the attachment.
+    pub(crate) index: usize,
+    pub(crate) id: ThreadId,
 }
 
 /// Cause of a pause of the machine.
@@ -156,6 +169,11 @@ impl SharedState {
     pub(crate) fn ended_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open as long as `self`, which the result borrows.
         unsafe { BorrowedFd::borrow_raw(self.ended.as_raw_fd()) }
+    }
+
+    /// Records that there is one more thread of a vCPU.
+    pub(crate) fn vcpu_added(&self) {
+        self.left.fetch_add(1, Ordering::AcqRel);
     }
 
     /// Records that the thread of a vCPU has ended. The watcher finds out whether its process has ended as

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use vmm::{AttachedThread, ThreadId};
+use vmm::{AttachedThread, ThreadId, ThreadStatistics, ThreadTimes};
 
 use crate::process::thread_file;
 
@@ -50,7 +51,7 @@ pub(crate) fn run_descriptor(number: u64, arguments: [u64; 2]) -> Option<i32> {
 #[derive(Debug)]
 pub(crate) struct ThreadFiles {
     syscall: File,
-    schedstat: File,
+    schedstat: ScheduleFile,
     /// Not in every kernel.
     wchan: Option<File>,
 }
@@ -58,12 +59,14 @@ pub(crate) struct ThreadFiles {
 impl ThreadFiles {
     pub(crate) fn open(id: ThreadId) -> io::Result<Self> {
         let open = |name| File::open(thread_file(id.process, id.thread, name));
-        Ok(Self { syscall: open("syscall")?, schedstat: open("schedstat")?, wchan: open("wchan").ok() })
+        let schedstat = ScheduleFile(Arc::new(open("schedstat")?));
+        Ok(Self { syscall: open("syscall")?, schedstat, wchan: open("wchan").ok() })
     }
 
-    /// Returns the thread for an observer.
-    pub(crate) fn attached(&self, id: ThreadId) -> AttachedThread {
-        AttachedThread { id, schedstat: self.schedstat.try_clone().ok() }
+    /// Returns the thread for an observer of the vCPU with this KVM number.
+    pub(crate) fn attached(&self, id: ThreadId, number: u32) -> AttachedThread {
+        let cpu = usize::try_from(number).unwrap_or(usize::MAX);
+        AttachedThread { id, cpu, statistics: Some(Arc::new(self.schedstat.clone())) }
     }
 
     /// Returns the thread's present activity.
@@ -87,9 +90,21 @@ impl ThreadFiles {
 
     /// Returns the thread's CPU time so far, ns. It is exact while the thread does not run.
     pub(crate) fn run_ns(&self) -> Option<u64> {
+        self.schedstat.read().map(|times| times.run_ns)
+    }
+}
+
+/// File `schedstat` of a thread, whose first two numbers are the times on a CPU and on a run queue, ns
+/// (Documentation/scheduler/sched-stats.rst).
+#[derive(Debug, Clone)]
+struct ScheduleFile(Arc<File>);
+
+impl ThreadStatistics for ScheduleFile {
+    fn read(&self) -> Option<ThreadTimes> {
         let mut text = [0; 96];
-        let length = self.schedstat.read_at(&mut text, 0).ok()?;
-        str::from_utf8(text.get(..length)?).ok()?.split_ascii_whitespace().next()?.parse().ok()
+        let length = self.0.read_at(&mut text, 0).ok()?;
+        let mut words = str::from_utf8(text.get(..length)?).ok()?.split_ascii_whitespace().map(str::parse);
+        Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
     }
 }
 

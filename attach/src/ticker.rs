@@ -115,7 +115,8 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        let thread = self.vcpu.files.attached(self.vcpu.id, self.vcpu.number);
+        let shared = Arc::clone(&self.shared);
         run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }

@@ -8,10 +8,14 @@ use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use attach::{AttachError, Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, TargetChoice};
+use attach::{
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PluggedVcpu, StopMemory, Target,
+    TargetChoice,
+};
+use roles::plug::NUMBER;
 use roles::{
     MOST, Recorder, Role, SECOND, SOON, killed_profilers_leave_nothing, kvm, loops_are_seen, play, profile,
-    stopped_profilers_hold_nothing,
+    stopped_profilers_hold_nothing, thread_named,
 };
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
@@ -214,6 +218,90 @@ fn one_of_several_machines_of_a_process_is_sampled_alone() {
     }
     places.sort_unstable();
     assert!(matches!(places[..], [(1, true, 1), (2, false, 2..)]), "{places:?}");
+}
+
+/// Returns the vCPU that was plugged in, or KVM's number of one that cannot be profiled.
+fn plugged<O: Observer<StopMemory>>(attached: &Attachment<O>) -> Result<PluggedVcpu, u32> {
+    eventually("a vCPU that is plugged in", SOON, || {
+        attached.take_events().into_iter().find_map(|event| match event {
+            AttachEvent::Plugged(plugged) => Some(Ok(plugged)),
+            AttachEvent::NotAdopted(number) => Some(Err(number)),
+            _ => None,
+        })
+    })
+}
+
+#[test]
+fn a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vcpu_that_is_plugged_in_is_sampled_from_its_first_entry_on", "vmm plug");
+    let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+    assert_eq!((target.vcpus(), target.unseen(), target.counts().len()), (2, 0, 2));
+    let recorder = || Recorder::new(Duration::from_millis(1));
+    let attached = Attachment::start(target, |_| recorder()).unwrap();
+    let third = plugged(&attached).unwrap();
+    assert_eq!(third.number, NUMBER);
+    let course = attached.counts(third).course.unwrap();
+    attached.adopt(third, recorder()).unwrap();
+    let mut values = Vec::new();
+    course.read_counters(&mut values);
+    assert!(values.iter().any(|value| *value > 0), "KVM's counters: {values:?}");
+    std::thread::sleep(Duration::from_secs(1));
+    let ended = attached.wait().unwrap();
+    assert_eq!((ended.end, ended.observers.len()), (AttachmentEnd::Detached, 3));
+    let third = &ended.observers[2];
+    assert!(third.ticks() > 100 && third.stopped == 1, "{third:?}");
+    assert!(third.rips.keys().all(|rip| *rip == FLAT_ENTRY + SECOND as u64), "{third:x?}");
+    assert!(ended.observers[0].ticks() > third.ticks(), "it is there from the start: {ended:?}");
+    // Its times are those of its thread.
+    let thread = thread_named(vm.pid(), "vcpu 2");
+    assert_eq!(third.thread.map(|id| (id.process, id.thread)), Some((vm.pid(), thread)));
+    let now = || third.statistics.as_ref().and_then(|thread| thread.read()).unwrap();
+    let (before, by_file, after) = (now(), times(&vm, thread), now());
+    let within = |[before, file, after]: [f64; 3]| before <= file && file <= after;
+    assert!(
+        within([before.run_ns as f64, by_file[0], after.run_ns as f64]),
+        "{before:?} {by_file:?} {after:?}"
+    );
+    assert!(within([before.waited_ns as f64, by_file[1], after.waited_ns as f64]), "{by_file:?} {after:?}");
+}
+
+#[test]
+fn a_vcpu_that_is_plugged_in_again_is_another_one() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("a_vcpu_that_is_plugged_in_again_is_another_one", "vmm plug again");
+    let target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+    let recorder = || Recorder::new(Duration::from_millis(1));
+    let attached = Attachment::start(target, |_| recorder()).unwrap();
+    for _ in 0..2 {
+        let next = plugged(&attached).unwrap();
+        assert_eq!(next.number, NUMBER);
+        attached.adopt(next, recorder()).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let seen = attached.wait().unwrap().observers;
+    let [_, _, third, fourth] = &seen[..] else { panic!("{} vCPUs", seen.len()) };
+    for vcpu in [third, fourth] {
+        assert!(vcpu.ticks() > 100 && vcpu.stopped == 1, "{vcpu:?}");
+        assert!(vcpu.rips.keys().all(|rip| *rip == FLAT_ENTRY + SECOND as u64), "{vcpu:x?}");
+    }
+    assert_ne!(third.thread, fourth.thread);
+}
+
+#[test]
+fn a_vcpu_for_which_there_is_no_room_is_reported() {
+    play();
+    let Some(_one) = kvm() else { return };
+    for (engine, most) in [(EngineChoice::Bpf, 2), (EngineChoice::Ptrace, MOST)] {
+        let vm = Role::start("a_vcpu_for_which_there_is_no_room_is_reported", "vmm plug");
+        let target = Target::find_by(engine, vm.pid(), most, None).unwrap();
+        assert_eq!(target.vcpus(), 2);
+        let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+        assert_eq!(plugged(&attached), Err(NUMBER));
+        assert_eq!(attached.wait().unwrap().observers.len(), 2);
+    }
 }
 
 /// Process that takes a CPU from others; killed at the end.

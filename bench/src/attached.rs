@@ -6,9 +6,8 @@
 //! task of that kernel, and copies 40 KiB of user stack.
 
 use std::ffi::OsStr;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -23,7 +22,9 @@ use sampler::bench::StoppedGuest;
 use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
 use vm_memory::{Bytes, GuestAddress};
 use vmm::config::FLAT_ENTRY;
-use vmm::{AttachedThread, Exit, Machine, MissReason, Observer, Tick, TickContext, VmConfig};
+use vmm::{
+    AttachedThread, Exit, Machine, MissReason, Observer, ThreadStatistics, Tick, TickContext, VmConfig,
+};
 
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::programs::{ProgramRuns, ProgramTimes};
@@ -211,7 +212,7 @@ impl Drop for CountingGuest {
 pub struct CountReader<O> {
     inner: O,
     measuring: Arc<AtomicBool>,
-    schedstat: Option<File>,
+    statistics: Option<Arc<dyn ThreadStatistics>>,
     /// Time, count and time waited for a CPU, at the first tick and at the last one.
     span: Option<[(u64, u64, u64); 2]>,
 }
@@ -219,14 +220,11 @@ pub struct CountReader<O> {
 impl<O> CountReader<O> {
     /// Reads the count around `inner`.
     pub fn new(inner: O, measuring: Arc<AtomicBool>) -> Self {
-        Self { inner, measuring, schedstat: None, span: None }
+        Self { inner, measuring, statistics: None, span: None }
     }
 
     fn waited_ns(&self) -> u64 {
-        let mut text = [0; 96];
-        let length = self.schedstat.as_ref().and_then(|file| file.read_at(&mut text, 0).ok()).unwrap_or(0);
-        let text = String::from_utf8_lossy(&text[..length]).into_owned();
-        text.split_ascii_whitespace().nth(1).and_then(|word| word.parse().ok()).unwrap_or(0)
+        self.statistics.as_ref().and_then(|thread| thread.read()).map_or(0, |times| times.waited_ns)
     }
 
     /// Returns the counts per nanosecond that the thread did not wait for a CPU.
@@ -243,8 +241,7 @@ impl<O> CountReader<O> {
 
 impl<O: Observer<StopMemory>> Observer<StopMemory> for CountReader<O> {
     fn attached(&mut self, thread: Option<AttachedThread>) {
-        let schedstat = thread.as_ref().and_then(|thread| thread.schedstat.as_ref());
-        self.schedstat = schedstat.and_then(|file| file.try_clone().ok());
+        self.statistics = thread.as_ref().and_then(|thread| thread.statistics.clone());
         self.inner.attached(thread);
     }
     fn started(&mut self) -> Option<Duration> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use host::{
     AttachedError, ControlError, GuestError, HalfError, HostError, NetworkError, PortableError, ReaderError,
-    Stage, TcgError, VsockError,
+    Stage, VsockError,
 };
 use images::ImageError;
 use profile::report::ReportError;
@@ -71,9 +71,6 @@ pub enum Error {
     /// The portable host failed.
     #[error(transparent)]
     Portable(#[from] PortableError),
-    /// A guest can't be run in QEMU.
-    #[error(transparent)]
-    Tcg(#[from] TcgError),
     /// The profile can't be read.
     #[error(transparent)]
     Profile(#[from] ProfileError),
@@ -371,7 +368,6 @@ impl Error {
         match self {
             Self::Host(error) => error.stage(),
             Self::Portable(error) => error.stage(),
-            Self::Tcg(error) => error.stage(),
             Self::Run(error) => error.stage(),
             Self::Half(error) => error.stage(),
             Self::Attached(_) | Self::Image(_) | Self::Reader(_) | Self::Vsock(_) | Self::File { .. } => {

@@ -12,6 +12,7 @@ mod attach;
 mod boot;
 mod browse;
 mod cmdline;
+mod completion;
 mod config;
 mod ctl;
 mod diff;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     if selftest::guest::is_guest() {
         selftest::guest::main();
     }
+    completion::answer(|| args::with_short_help(Cli::command()));
     // A write beyond the limit on file sizes should be an error of write(2), which is reported, and not a
     // signal, which kills.
     // SAFETY: no other thread runs yet, and ignoring a signal installs no handler.
@@ -127,13 +129,7 @@ fn main() -> ExitCode {
         CliCommand::ImageReader { job } => run::image_reader(job),
         CliCommand::AttachHalf { job } => attach::half(job),
         CliCommand::AttachGuard { stops } => attach::guard(stops),
-        CliCommand::Completions { shell } => {
-            let mut script = Vec::new();
-            let mut program = args::with_short_help(Cli::command());
-            clap_complete::generate(shell, &mut program, "vprof", &mut script);
-            let written = std::io::Write::write_all(&mut std::io::stdout(), &script);
-            written.map(|()| errors::ExitCode::Done).map_err(output::stdout_error)
-        }
+        CliCommand::Completions { shell } => completion::print_script(shell).map(|()| errors::ExitCode::Done),
     };
     match result {
         Ok(code) => ExitCode::from(code.number()),

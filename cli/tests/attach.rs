@@ -7,11 +7,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde_json::Value;
-use support::{on_an_old_kernel, refused, run, stderr, stdout, vprof};
+use support::{
+    child_of, make_call, meta_of, on_an_old_kernel, refused, run, stderr, stdout, thread_of, vprof,
+};
 use testkit::{Terminal, eventually};
 use vmm::config::FLAT_ENTRY;
 use vmm::{Machine, Unobserved, VmConfig, kvm_check};
@@ -27,24 +28,27 @@ struct TestVm(Child);
 
 impl TestVm {
     /// Starts this binary again for the test `test`. Returns `None` if there is no KVM and none is required.
-    fn start(test: &str) -> Option<(Self, MutexGuard<'static, ()>)> {
-        static ONE: Mutex<()> = Mutex::new(());
+    fn start(test: &str) -> Option<Self> {
         if let Err(error) = kvm_check::open() {
             testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }
-        let one = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(VMM, "1");
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(lines.any(|line| line.unwrap().contains("it runs")));
-        Some((Self(child), one))
+        Some(Self(child))
     }
 
     fn pid(&self) -> String {
         self.0.id().to_string()
+    }
+
+    /// Returns true if a tracer holds a vCPU.
+    fn is_held(&self) -> bool {
+        thread_states(self.0.id()).contains(&'t')
     }
 }
 
@@ -111,7 +115,7 @@ fn json(output: &Output) -> Value {
 #[test]
 fn a_profile_of_a_vm_that_runs_already() {
     run_as_vmm();
-    let Some((vm, _one)) = TestVm::start("a_profile_of_a_vm_that_runs_already") else { return };
+    let Some(vm) = TestVm::start("a_profile_of_a_vm_that_runs_already") else { return };
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("a.vprof");
     let mut attach = vprof(["attach", &vm.pid(), "-F", "500", "-d", "2s", "--json", "-o"]);
@@ -150,7 +154,7 @@ fn a_profile_of_a_vm_that_runs_already() {
 fn the_profile_of_the_run_before_is_kept_under_the_default_name_only() {
     run_as_vmm();
     let test = "the_profile_of_the_run_before_is_kept_under_the_default_name_only";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     let attach = |more: &[&str]| {
         let mut command = vprof(["attach", &vm.pid(), "-d", "300ms"]);
@@ -180,18 +184,6 @@ fn the_profile_of_the_run_before_is_kept_under_the_default_name_only() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2);
 }
 
-/// Returns the only child of a process.
-fn child_of(process: u32) -> u32 {
-    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
-    children.trim().parse().unwrap()
-}
-
-/// Returns a row of a profile's table `meta`, after its header.
-fn meta_of(profile: &Path, key: &str) -> String {
-    let sql = format!("SELECT value FROM meta WHERE key = '{key}'");
-    stdout(&vprof(["query"]).arg(profile).args([&sql, "--csv"]).output().unwrap())
-}
-
 /// Returns the parts of the wall that a profile records.
 fn wall_of(profile: &Path) -> String {
     meta_of(profile, "wall")
@@ -201,7 +193,7 @@ fn wall_of(profile: &Path) -> String {
 fn the_half_has_the_right_to_trace_and_nothing_else_of_the_user() {
     run_as_vmm();
     let test = "the_half_has_the_right_to_trace_and_nothing_else_of_the_user";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     let attached = AttachedVprof::start(&vm, directory.path());
     let half = child_of(attached.vprof.id());
@@ -241,7 +233,7 @@ fn the_half_has_the_right_to_trace_and_nothing_else_of_the_user() {
 fn a_half_without_filters_is_a_wish_that_the_profile_records() {
     run_as_vmm();
     let test = "a_half_without_filters_is_a_wish_that_the_profile_records";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     for (policy, filters) in [("off", false), ("log", true)] {
         let profile = directory.path().join(policy);
@@ -258,7 +250,7 @@ fn a_half_without_filters_is_a_wish_that_the_profile_records() {
 fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     run_as_vmm();
     let test = "a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     let profile = directory.path().join("a.vprof");
     let mut attach = vprof(["attach", &vm.pid(), "-q", "--control", "none", "-o"]);
@@ -281,17 +273,23 @@ fn a_half_that_is_killed_leaves_a_profile_a_sentence_and_the_vm() {
     assert!(again.status.success(), "{}", stderr(&again));
 }
 
-/// Returns the state of a process, by its status; `None` once it has ended.
-fn state_of(process: u32) -> Option<char> {
-    let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-    status.split_once("State:\t")?.1.chars().next()
+/// Returns the states of a process's threads (proc_pid_status(5)): none once it has ended.
+fn thread_states(process: u32) -> Vec<char> {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let status = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("status")).ok());
+    status.filter_map(|status| status.split_once("State:\t")?.1.chars().next()).collect()
+}
+
+/// Returns true once no thread of a process runs: it was stopped by a signal, or has ended.
+fn has_stopped(process: u32) -> bool {
+    thread_states(process).iter().all(|state| ['T', 'Z', 'X'].contains(state))
 }
 
 #[test]
 fn the_first_signal_ends_a_run_whose_half_is_stopped() {
     run_as_vmm();
     let test = "the_first_signal_ends_a_run_whose_half_is_stopped";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     let signal = |process: u32, signal| {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(process.cast_signed()), signal).unwrap();
@@ -301,8 +299,9 @@ fn the_first_signal_ends_a_run_whose_half_is_stopped() {
     signal(half, nix::sys::signal::Signal::SIGSTOP);
     // The guard ends a half that is stopped by chance while it holds a vCPU.
     std::thread::sleep(Duration::from_millis(500));
-    let stopped = state_of(half) == Some('T');
-    assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{:?}", state_of(half));
+    let states = thread_states(half);
+    let stopped = states.contains(&'T');
+    assert!(stopped || meta_of(&attached.profile, "engine").contains("ptrace"), "{states:?}");
     signal(attached.vprof.id(), nix::sys::signal::Signal::SIGINT);
     let status = eventually("its end", SOON, || attached.vprof.try_wait().unwrap());
     assert_eq!(status.success(), stopped, "{status}");
@@ -312,7 +311,7 @@ fn the_first_signal_ends_a_run_whose_half_is_stopped() {
 fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
     run_as_vmm();
     let test = "a_lowered_rate_is_printed_unless_the_run_is_quiet";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     for (name, quiet) in [("loud", &[][..]), ("quiet", &["-q"])] {
         let profile = directory.path().join(name);
@@ -327,58 +326,11 @@ fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
     }
 }
 
-/// Returns the thread of a process with this name.
-fn thread_of(process: i32, name: &str) -> i32 {
-    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
-    let named =
-        |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
-    let found = threads.map(|entry| entry.path()).find(|path| named(path));
-    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
-}
-
-/// Lets a thread that waits in a system call make the call `number` instead, as one does whose code a guest
-/// has taken over.
-fn make_call(thread: i32, number: i64) {
-    let done = |result: i64, what: &str| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
-    // SAFETY: numbers alone.
-    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) };
-    done(seized, "seize");
-    for _ in 0..1_000 {
-        // SAFETY: numbers, and a place for the status that outlives the call.
-        let stopped = unsafe {
-            libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
-            libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL)
-        };
-        done(stopped.into(), "wait");
-        // SAFETY: registers are numbers.
-        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
-        // SAFETY: the place of the registers outlives the call.
-        let read = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
-        done(read, "registers");
-        let in_call = registers.orig_rax.cast_signed() >= 0;
-        if in_call {
-            // The instruction before is `syscall`, two bytes. -1: the call that was interrupted is not
-            // made again (`arch_do_signal_or_restart`, arch/x86/kernel/signal.c).
-            (registers.rip, registers.rax, registers.orig_rax) =
-                (registers.rip - 2, number.cast_unsigned(), u64::MAX);
-            // SAFETY: as above.
-            done(unsafe { libc::ptrace(libc::PTRACE_SETREGS, thread, 0, &raw const registers) }, "registers");
-            // SAFETY: numbers alone.
-            done(unsafe { libc::ptrace(libc::PTRACE_DETACH, thread, 0, 0) }, "detach");
-            return;
-        }
-        // SAFETY: numbers alone.
-        done(unsafe { libc::ptrace(libc::PTRACE_CONT, thread, 0, 0) }, "continue");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    panic!("the thread makes no system call");
-}
-
 #[test]
 fn a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays() {
     run_as_vmm();
     let test = "a_call_outside_of_a_filter_ends_the_recording_and_what_was_recorded_stays";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     // SAFETY: has no preconditions.
     if unsafe { libc::geteuid() } != 0 {
         return testkit::missing("root, which may trace the half");
@@ -432,7 +384,7 @@ fn a_stub_is_asked_behind_the_wall() {
 #[test]
 fn a_half_ends_with_its_vprof() {
     run_as_vmm();
-    let Some((vm, _one)) = TestVm::start("a_half_ends_with_its_vprof") else { return };
+    let Some(vm) = TestVm::start("a_half_ends_with_its_vprof") else { return };
     let directory = tempfile::tempdir().unwrap();
     let mut attached = AttachedVprof::start(&vm, directory.path());
     let half = child_of(attached.vprof.id());
@@ -445,7 +397,7 @@ fn a_half_ends_with_its_vprof() {
 fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
     run_as_vmm();
     let test = "a_disk_whose_tables_are_wrong_is_refused_behind_the_wall";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     let (profile, disk) = (directory.path().join("a.vprof"), directory.path().join("web.qcow2"));
     std::fs::write(&disk, [&b"QFI\xfb"[..], &[0xff; 4096]].concat()).unwrap();
@@ -464,7 +416,7 @@ fn a_disk_whose_tables_are_wrong_is_refused_behind_the_wall() {
 #[test]
 fn one_vprof_at_a_time_until_the_vm_ends() {
     run_as_vmm();
-    let Some((vm, _one)) = TestVm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
+    let Some(vm) = TestVm::start("one_vprof_at_a_time_until_the_vm_ends") else { return };
     let directory = tempfile::tempdir().unwrap();
     let second = directory.path().join("b.vprof");
     let attached = AttachedVprof::start(&vm, directory.path());
@@ -482,7 +434,7 @@ fn one_vprof_at_a_time_until_the_vm_ends() {
 #[test]
 fn a_vmm_that_runs_another_program_is_released() {
     run_as_vmm();
-    let Some((mut vm, _one)) = TestVm::start("a_vmm_that_runs_another_program_is_released") else { return };
+    let Some(mut vm) = TestVm::start("a_vmm_that_runs_another_program_is_released") else { return };
     let directory = tempfile::tempdir().unwrap();
     let attached = AttachedVprof::start(&vm, directory.path());
     vm.0.stdin.take().unwrap().write_all(b"go\n").unwrap();
@@ -526,7 +478,7 @@ fn a_process_without_a_vm_is_refused() {
 fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
     run_as_vmm();
     let test = "a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was";
-    let Some((vm, _one)) = TestVm::start(test) else { return };
+    let Some(vm) = TestVm::start(test) else { return };
     let directory = tempfile::tempdir().unwrap();
     // A shell that is not interactive leaves modes alone.
     let mut shell = Command::new("sh");
@@ -551,15 +503,16 @@ fn a_live_view_that_the_guard_ends_leaves_the_terminal_as_it_was() {
     terminal.until("a view", |text| text.contains("KVM") || text.contains("guest"));
     assert!(terminal.is_raw());
     let vprof = child_of(terminal.pid());
-    let half = nix::unistd::Pid::from_raw(child_of(vprof).cast_signed());
-    let signal = |signal| nix::sys::signal::kill(half, signal).is_ok();
+    let half = child_of(vprof);
+    let process = nix::unistd::Pid::from_raw(half.cast_signed());
+    let signal = |signal| nix::sys::signal::kill(process, signal).is_ok();
     // Most stops of the half meet it while it holds no vCPU, and have no consequence.
-    for _ in 0..200 {
+    for _ in 0..1_000 {
         if !signal(nix::sys::signal::Signal::SIGSTOP) {
             break;
         }
-        std::thread::sleep(Duration::from_millis(400));
-        if !signal(nix::sys::signal::Signal::SIGCONT) || terminal.transcript().contains("ended: ") {
+        eventually("its stop", SOON, || has_stopped(half).then_some(()));
+        if vm.is_held() || !signal(nix::sys::signal::Signal::SIGCONT) {
             break;
         }
         std::thread::sleep(Duration::from_millis(7));

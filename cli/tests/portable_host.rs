@@ -3,6 +3,8 @@
 mod support;
 
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
@@ -15,9 +17,11 @@ use sampler::SessionTotals;
 use support::{fake_host, stderr, vprof};
 use vmm::MachineEnd;
 
-/// Finds the port: the only socket that is inherited.
+/// Finds the port: the only socket that is inherited. The script may not list the directory.
 const PORT: &str =
-    "for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n";
+    "for fd in {3..30}; do case $(readlink /proc/$$/fd/$fd) in socket*) port=$fd;; esac; done\n";
+/// Descriptor through which the script writes its process id. It may open no file for writing.
+const PIDS: i32 = 99;
 
 /// A portable host whose QEMU is a script.
 struct FakeHost {
@@ -29,8 +33,7 @@ struct FakeHost {
 impl FakeHost {
     fn new(script: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let log = format!("echo $$ >> '{}'\n{script}", directory.path().join("pids").display());
-        let (bundle, bin) = fake_host(directory.path(), &log);
+        let (bundle, bin) = fake_host(directory.path(), &format!("echo $$ >&{PIDS}\n{script}"));
         fs::write(directory.path().join("kernel"), testkit::bz_image(5000)).unwrap();
         let path = format!("{}:{}", bin.display(), std::env::var("PATH").unwrap());
         Self { directory, bundle, path }
@@ -39,8 +42,8 @@ impl FakeHost {
     /// A host that sends these messages only.
     fn saying(messages: &[FromHost]) -> Self {
         let words: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
-        let fake = Self::new(&format!("{PORT}cat \"${{0%/*}}/../words\" >&$port; exec sleep 1000"));
-        fs::write(fake.directory.path().join("words"), words).unwrap();
+        let fake = Self::new(&format!("{PORT}cat \"${{0%/*}}/words\" >&$port; exec sleep 1000"));
+        fs::write(fake.directory.path().join("bin/words"), words).unwrap();
         fake
     }
 
@@ -70,18 +73,29 @@ impl FakeHost {
         let mut command = vprof(["run", "--host", "portable", "--portable-host"]);
         command.arg(&self.bundle).arg(file("kernel")).arg("-o").arg(file("out.vprof"));
         command.args(more).env("PATH", &self.path);
+        let pids = fs::File::options().create(true).append(true).open(self.pids_file()).unwrap();
+        // SAFETY: between fork and exec one system call is made, on a descriptor that the closure owns.
+        unsafe {
+            command.pre_exec(move || match libc::dup2(pids.as_raw_fd(), PIDS) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            })
+        };
         command
+    }
+
+    /// File with a line for each start of QEMU, next to QEMU, where the script can read it.
+    fn pids_file(&self) -> PathBuf {
+        self.directory.path().join("bin/pids")
     }
 
     /// A host that sends these messages at its first start, at its second, and so on, and is silent then.
     fn sending(starts: &[Vec<FromHost>]) -> Self {
-        let script = "n=$(wc -l < \"${0%/*}/../pids\")\n\
-                      for fd in /proc/$$/fd/*; do case $(readlink $fd) in socket*) port=${fd##*/};; esac; done\n\
-                      cat \"${0%/*}/../sent.$n\" >&$port; exec sleep 1000";
-        let fake = Self::new(script);
+        let send = "n=$(wc -l < \"${0%/*}/pids\")\ncat \"${0%/*}/sent.$n\" >&$port; exec sleep 1000";
+        let fake = Self::new(&format!("{PORT}{send}"));
         for (n, messages) in (1..).zip(starts) {
             let bytes: Vec<u8> = messages.iter().flat_map(|message| encode(message).unwrap()).collect();
-            fs::write(fake.directory.path().join(format!("sent.{n}")), bytes).unwrap();
+            fs::write(fake.directory.path().join(format!("bin/sent.{n}")), bytes).unwrap();
         }
         fake
     }
@@ -95,7 +109,7 @@ impl FakeHost {
 
     /// Process ids of all starts of QEMU.
     fn pids(&self) -> Vec<u32> {
-        let text = fs::read_to_string(self.directory.path().join("pids")).unwrap_or_default();
+        let text = fs::read_to_string(self.pids_file()).unwrap_or_default();
         text.lines().map(|line| line.parse().unwrap()).collect()
     }
 

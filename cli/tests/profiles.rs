@@ -3,6 +3,8 @@
 mod support;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, write_profile};
@@ -267,7 +269,30 @@ fn help_opens_with_examples_and_there_is_a_version() {
     assert!(stdout(&run(["--help"])).contains("4  no usable hypervisor"));
     let version = stdout(&run(["--version"]));
     assert!(version.starts_with(concat!("vprof ", env!("CARGO_PKG_VERSION"))), "{version}");
-    assert!(stdout(&run(["completions", "bash"])).contains("_vprof"));
+}
+
+/// Returns what bash completes the last of these words to.
+fn completed(words: &[&str]) -> Vec<String> {
+    let program = Path::new(env!("CARGO_BIN_EXE_vprof"));
+    let script = "source <(vprof completions bash); COMP_WORDS=(\"$@\"); COMP_CWORD=$(($# - 1)); COMP_TYPE=9; \
+                  _clap_complete_vprof vprof \"${!#}\"; printf '%s\\n' \"${COMPREPLY[@]}\"";
+    let directory = program.parent().expect("a directory").display();
+    let path = format!("{directory}:{}", std::env::var("PATH").expect("a path"));
+    let output = Command::new("bash").args(["-c", script, "bash"]).args(words).env("PATH", path).output();
+    stdout(&output.expect("bash")).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn a_shell_completes_commands_options_values_and_files() {
+    assert_eq!(completed(&["vprof", "rep"]), ["report"]);
+    assert_eq!(completed(&["vprof", "report", "--cal"]), ["--callers", "--callees"]);
+    assert_eq!(completed(&["vprof", "run", "--host", "po"]), ["portable"]);
+    let profile = TestProfile::new();
+    let path = profile.path();
+    assert_eq!(completed(&["vprof", "report", &path[..path.len() - 3]]), [path]);
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        assert!(stdout(&run(["completions", shell])).contains("VPROF_COMPLETE"), "{shell}");
+    }
 }
 
 #[test]

@@ -13,18 +13,17 @@ const WORKING: usize = 2;
 
 const ABOUT: &str = "\
 S. Liang, *Thread-Aware CPU Time Sampling* (1998), made a profiler for programs \"in which most threads are blocked most
-of the time\". It suspends all threads at every tick and charges only those whose registers have changed since the last
-one. `blocked` has 16 threads that wait, half of them in one call, half waking four times a second, and 2 that work, on
-one CPU.";
+of the time\". At every tick it suspends all threads and charges those whose registers have changed since the last.
+`blocked` has 16 threads that wait, half of them in one call, half waking four times a second, and 2 that work, on one
+CPU.";
 
 const DISCUSSION: &str = "\
-The paper gives no table for this; its figure is the overhead of \"less than 20%\" at a tick every millisecond. A profiler
-that samples all threads at every tick, without checking whether they ran, charges each of them the full time. The
-column \"charging all\" shows this.
+The paper has no table of this; its figure is an overhead of \"less than 20%\" at a tick every millisecond. \"Charging all\"
+is a profiler that samples all threads at every tick without checking whether they ran: each is charged the full time.
 
-vprof needs neither suspending nor comparing: a tick samples the thread that the CPU runs, so a waiting thread cannot be
-hit. A loop of one instruction is not lost either, the case in which the paper's registers stay the same. The waiting
-threads are charged the time that they used to start, to wake up, and to end.";
+vprof neither suspends nor compares: a tick samples the thread that the CPU runs, so a waiting thread cannot be hit, and
+a loop of one instruction, in which the paper's registers stay the same, is not lost. The waiting threads are charged
+what they used to start, to wake up, and to end.";
 
 /// Makes the section.
 pub fn run(_: usize) -> Result<DocumentSection> {
@@ -69,7 +68,7 @@ pub fn run(_: usize) -> Result<DocumentSection> {
     let text = format!(
         "## A mostly blocked program\n\n{ABOUT}\n\n{}\n{}\n{hit} of the {WAITING} waiting threads were hit by a sample.\n\n{DISCUSSION}",
         table.markdown(),
-        setting(&rusage, 1)
+        setting(&rusage, "one run")
     );
     Ok(DocumentSection { text, plots: Vec::new() })
 }

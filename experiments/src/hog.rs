@@ -7,7 +7,7 @@ use vprof_tests::Run;
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, growth, lines, process, rusage, setting, ticked, value, value_at};
-use crate::table::{MarkdownTable, median};
+use crate::table::{MarkdownTable, count_of_runs, median};
 
 /// The victim alone, then next to the hog, which outlives it.
 const SCRIPT: &str = "victim --rounds 400000000 --name alone --cpu 0; hog --guard-micros 1500 --seconds 60 & sleep 1; \
@@ -18,8 +18,8 @@ const PROCESSES: [(&str, &str); 3] =
     [("alone", "victim, alone"), ("paired", "victim, with hog"), ("hog", "hog")];
 
 const ABOUT: &str = "\
-`hog` detects when the ticks come, works in between and sleeps across them, so that no tick ever finds it. `victim` does
-a fixed amount of work. The paper's figures:
+`hog` detects when the ticks come, works in between and sleeps across them, so that no tick finds it. `victim` does a
+fixed amount of work. The paper's figures:
 
 | | | real | cpu | %cpu |
 |---|---|---|---|---|
@@ -29,19 +29,16 @@ a fixed amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-The effect in the paper's table is absent on current Linux. The victim takes longer by the time that the hog takes, as
-under 4.4BSD, and not 80 times as long. The reason is that the scheduler uses exact run times. getrusage uses them too,
-so the hog is charged.
+The effect in the paper's table is absent on current Linux: the scheduler and getrusage use exact run times, so the hog
+is charged. The victim takes longer by the hog's time, as under 4.4BSD, and not 80 times as long.
 
-The effect remains in everything that still counts ticks: `utime` and `stime` in the kernel, which divide a process'
-time into user and system, and `/proc/stat`. Ticks miss most of the hog's time and charge it to the victim, which runs
-when they come. They also miss some time of every process. When the host takes the CPU away for more than a tick, the
-guest corrects its clock, but charges no process for the ticks that did not come.
+The effect remains where ticks are counted: in `/proc/stat`, and in the kernel's `utime` and `stime`, which divide a
+process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some time of every
+process: when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
 
-The emulated machine of the portable host serves ticks late, by up to milliseconds on a busy host. So the hog here keeps
-1.5 ms away from each of its 4 ms ticks. This leaves it little more than half of the CPU, and ticks still hit it
-sometimes. The guest cannot see the time that the vCPU waited for the host and the time that vprof itself took.
-getrusage exceeds vprof's time by these.";
+The portable host serves ticks late, by up to milliseconds when it is busy. So the hog keeps 1.5 ms away from each 4 ms
+tick, which leaves it little more than half of the CPU; ticks still hit it sometimes. getrusage exceeds vprof's time by
+what the guest cannot see: the vCPU's waits for the host, and the time that vprof took.";
 
 /// Times of a process, s: real time if it ended, and until its CPU accounting was last read, getrusage,
 /// ticks, and vprof's time.
@@ -75,7 +72,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
             };
             all.entry(comm).or_default().push(times(&run, comm, real)?);
         }
-        measured = setting(&rusage(&run)?, runs);
+        measured = setting(&rusage(&run)?, &count_of_runs(runs));
     }
     let mut table =
         MarkdownTable::new(&["", "real", "getrusage", "ticks (`utime` + `stime`)", "vprof", "ticks / vprof"]);

@@ -13,23 +13,19 @@ const THIRD: f64 = 3.0;
 
 const ABOUT: &str = "\
 A program loops forever and records four times a second the CPU time that the system reports for it. For some time its
-machine serves interrupts that do not concern the program. The paper's came from a network in promiscuous mode. Here a
-program on another CPU floods the loopback device, and the kernel is configured to receive the packets on the loop's CPU
-(`interfered`).";
+machine serves interrupts that do not concern it: in the paper from a network in promiscuous mode; here from a program
+on another CPU that floods the loopback device, whose packets the kernel receives on the loop's CPU (`interfered`).";
 
 const DISCUSSION: &str = "\
 The paper's figure has no numbers in its text. Under SunOS the loop was charged \"a significant amount of system CPU
 time\" during the packet storm, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds
-it, still behaves like SunOS, in two ways:
+it, still behaves like SunOS:
 
-- The total of getrusage is the scheduler's run time, which includes the time in which interrupts are served. All of
-  that time is charged to the loop.
-- Ticks determine how that total divides into user and system time. A tick that finds a soft interrupt being served
-  counts as system time of the interrupted task. A tick cannot find a hard interrupt being served, because interrupts
-  are off there: that time counts as user time.
+- The total of getrusage is the scheduler's run time, with the time of interrupts: all of it is charged to the loop.
+- Ticks divide the total. A tick that finds a soft interrupt counts as system time of the interrupted task. A tick
+  cannot find a hard interrupt, in which interrupts are off: that time counts as user time.
 
-vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit. The guest's CPU
-accounting also includes the time that the host takes away, because the guest cannot see it.";
+vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit.";
 
 /// Parses the loop's output: (s, user s, system s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
@@ -86,10 +82,10 @@ pub fn run(_: usize) -> Result<DocumentSection> {
     let text = format!(
         "## Interrupts: the processes charged for them\n\nThis repeats section 5.1 and figure 2 of McCanne and Torek.\n{ABOUT}\n\n\
          ![System time of a loop that interrupts hit](experiments/interference.svg)\n\n{}\n{}\n{sent:.0} datagrams were sent. \
-         Time taken by the host (the vCPU's waits, and vprof's own work) is in the first\ntwo rows and not in the \
-         others.\n\n{DISCUSSION}",
+         Time taken by the host (the vCPU's waits and vprof's own work), which the guest\ncannot see, is in the \
+         first two rows and not in the others.\n\n{DISCUSSION}",
         table.markdown(),
-        setting(&rusage(&run)?, 1),
+        setting(&rusage(&run)?, "one run"),
     );
     Ok(DocumentSection { text, plots: vec![("interference", plot.svg())] })
 }

@@ -14,44 +14,38 @@ use crate::table::{MarkdownTable, median, more};
 const LENGTH: f64 = 10.0;
 
 const ABOUT: &str = "\
-The audio tool *vat* processed a frame every 22.5 ms. Sampled by a clock of 10 ms, it appeared at only four points of
-its period. Its CPU time, which should have grown in a straight line, had flat and steep regions of about 30 s each.
+The audio tool *vat* processed a frame every 22.5 ms. A clock of 10 ms met only four points of its period, so its CPU
+time had flat and steep regions of about 30 s each instead of a straight line.
 
-`isochronous` does a piece of work of 2.25 ms at the start of every 22.5 ms, or of 2 ms every 24.02 ms. The latter is
-nearly six ticks of a kernel with `CONFIG_HZ=250`: six ticks and the 20 us by which such programs drift. The paper's
-other clock, of 10 ms, is not available: Debian's kernels for amd64, 5.10 to 6.12, are built with `CONFIG_HZ=250`.";
+`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of a kernel with
+`CONFIG_HZ=250` and the 20 us by which such programs drift. The paper's 10 ms clock is not available: Debian's kernels
+for amd64, 5.10 to 6.12, have `CONFIG_HZ=250`.";
 
 const DISCUSSION: &str = "\
-The value that programs request, getrusage, is correct on current Linux: the total is the scheduler's run time, which is
-exact. `/proc/stat` still counts ticks, and so does every tool that shows how busy CPUs are.
+getrusage is exact on current Linux: its total is the scheduler's run time. `/proc/stat` still counts ticks, and so does
+every tool that shows how busy CPUs are.
 
-22.5 ms against ticks of 4 ms leave eight points of the period, half a millisecond apart, where the paper had four,
-2.5 ms apart. Eight points are too many for a large error with 2.25 ms of work. Where the table shows one, the likely
-cause is ticks that an emulated machine on a busy host serves late or loses. At 24.02 ms the two are almost in step, and
-`/proc/stat` has the flat and the steep regions of figure 4.
+Ticks of 4 ms meet a period of 22.5 ms at eight points, 0.5 ms apart (the paper: four, 2.5 ms apart), too many for a
+large error with 2.25 ms of work. Large errors of those rows are likely due to ticks that a busy emulated machine serves
+late or loses. At 24.02 ms the two are almost in step, and `/proc/stat` has the flat and steep regions of figure 4.
 
-vprof behaves like the tick if it uses a fixed clock (`--clock fixed`) at the program's own rate: its error depends on
-the phase between the two. With random intervals, the default, no phase is preferred, and only chance remains.
+With a fixed clock (`--clock fixed`) in step with the program, vprof's error depends on the phase between the two, as
+the tick's. With random intervals, the default, only chance remains. The native table tests this separately, because
+there the tick's interrupt stops the guest within microseconds: with random intervals the error does not exceed chance,
+at any rate.
 
-The reference for vprof in the guest is exact mode, which stamps each switch and each interrupt. It is from the same run
-and covers the program's complete lifetime, including its start and its end, which the program's own clock leaves out.
-Both columns include the interrupts that hit the program. Both exclude the time that vprof took: events, and the
-switches between guest and host for them. Exact mode's column also includes the time that the VMM and the host took from
-the program.
+The columns, in the guest:
 
-The program's own clock is not a reference for ticks of an emulated machine. The scheduler charges a task from the time
-at which it is picked; for a tick and for exact mode, it is the current task when the switch is complete. Natively that
-takes less than a microsecond. Emulated, up to a millisecond has been observed, half of this program's work in a period.
-
-In an emulated guest two kinds of samples can not be divided. Those in the VMM and in waits of the host are the time
-that exact mode's column has in addition, and belong in part to the idle task. Those at probes are the switches between
-guest and host, and ticks that were due in the work before: the guest continues briefly when a tick is due. The column
-\"at most\" counts all of them for the program. The true value is between the two columns: in the emulated guest this
-experiment can not decide about less than the distance between them.
-
-Natively the interrupt of the tick stops the guest within microseconds, so the paper's claim can be tested separately.
-With random intervals the error of the estimate does not exceed chance, at any rate. With a fixed clock in step with the
-program, the error depends on the phase between the two.";
+- \"exact\" is exact mode in the same run, with the program's start and end, which its own clock leaves out. Like \"vprof\"
+  it includes interrupts that hit the program, and excludes vprof's time (events, and the switches between guest and
+  host for them). It also includes the time that the VMM and the host took from the program.
+- \"its own clock\" is not a reference for emulated ticks. The scheduler charges a task from when it is picked; ticks and
+  exact mode, from when the switch is complete. That takes less than a microsecond natively; emulated, up to a
+  millisecond has been observed, half of this program's work in a period.
+- \"at most\" counts for the program all samples that cannot be divided in an emulated guest. Those in the VMM and in
+  waits of the host are the additional time of \"exact\", and belong in part to the idle task. Those at probes are the
+  switches between guest and host, and ticks due in the work before, since the guest continues briefly when one is due.
+  The true value is between vprof's \"off by\" and \"at most\"; this experiment cannot decide about less.";
 
 /// One case: the program's options, vprof's, and words for both.
 struct EmulatedCase {
@@ -221,7 +215,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
                 "SELECT count(*) FROM v_samples v JOIN sample s ON s.id = v.id WHERE {met}"
             ));
             sum.all += run.number("SELECT count(*) FROM sample WHERE vcpu_state = 'guest'");
-            measured = setting(&rusage(&run)?, 1);
+            measured = setting(&rusage(&run)?, &format!("sums of {runs} runs"));
             late.push(lateness(&run)?);
             if let (0, Some((file, title))) = (number, case.plot) {
                 let line = |name: &str, points| PlotLine { name: name.to_owned(), points };
@@ -240,8 +234,8 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
     let text = format!(
         "## A program in step with the clock\n\n\
          This repeats section 5.3 and figures 3 and 4 of McCanne and Torek.\n{ABOUT}\n\n{images}{}\n{measured}\n\
-         Times are sums of {runs} runs, the pictures are of the first. vprof's ticks were served {:.0} us late (median).\n\
-         \"chance\" is the largest distance from the measured time of 95 of 100 such counts of ticks.\n\n{}\n{DISCUSSION}",
+         Pictures are of the first run. vprof's ticks were served {:.0} us late (median).\n\
+         Of 100 such counts of ticks, 95 are within \"chance\" of the measured time.\n\n{}\n{DISCUSSION}",
         table.markdown(),
         median(&late).unwrap_or_default(),
         natively(runs)?
@@ -284,10 +278,9 @@ fn natively(runs: usize) -> Result<String> {
         ]);
     }
     Ok(format!(
-        "The native experiment runs on this machine's KVM. It is a program of 116 bytes at privilege level 3 that works in the\n\
-         first part of each period and otherwise waits in a loop. It runs {runs} times {} s for each clock. \"Worked\" is the part of\n\
-         its time by its own measurement, the time-stamp counter. It leaves out the time in which the program did not run (the\n\
-         host's other work and vprof's).\n\n{}",
+        "Natively, on this machine's KVM, a program of 116 bytes at privilege level 3 works in the first part of each period and\n\
+         otherwise waits in a loop, {runs} times {} s for each clock. \"Worked\" is by the time-stamp counter, without the time in which\n\
+         the program did not run (the host's other work and vprof's).\n\n{}",
         native::LENGTH,
         table.markdown()
     ))

@@ -5,7 +5,7 @@ use profile::rusage::{ProcessRusage, Rusage};
 use profile::store::Profile;
 use vprof_tests::{Guest, Run};
 
-use crate::table::{count_of_runs, median};
+use crate::table::median;
 
 /// Runs a script in a guest under `vprof run` with these options. It has the console, so that the profile has
 /// the times of its output.
@@ -138,24 +138,23 @@ pub fn lateness(run: &Run) -> Result<f64> {
     median(&late).context("no tick fell into the guest")
 }
 
-/// Describes the host, the machine and the number of runs, as a sentence.
-pub fn setting(rusage: &Rusage, runs: usize) -> String {
+/// Describes the host, the guest's kernel and the machine's load, as a sentence; `runs` are those of the
+/// figures: "medians of 5 runs".
+pub fn setting(rusage: &Rusage, runs: &str) -> String {
     let host = match rusage.host.as_str() {
-        "portable" => "on the portable host, an emulated machine whose times are not those of a real one",
-        _ => "on this machine's own KVM",
+        "portable" => "the portable host",
+        _ => "this machine's own KVM",
     };
     let kernel = rusage.kernel.as_deref().unwrap_or("of unknown release");
-    format!("Measured {host}.\nLinux {kernel} in the guest; {}.{}", count_of_runs(runs), load())
+    format!("Measured on {host}, {runs}: Linux {kernel}{}.", load())
 }
 
-/// Describes the machine's load by this and by other things, if the machine counts it.
+/// Describes the machine's load, as the end of a sentence; empty if the machine does not count it.
 fn load() -> String {
     let average = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let cpus = std::thread::available_parallelism();
     match (average.split_whitespace().next(), cpus) {
-        (Some(average), Ok(cpus)) => {
-            format!("\nLoad average of the machine's {cpus} CPUs at the end, guests included: {average}.")
-        }
+        (Some(average), Ok(cpus)) => format!(", load average {average} on {cpus} CPUs"),
         _ => String::new(),
     }
 }

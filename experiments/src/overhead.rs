@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, rusage, setting, value};
-use crate::table::{MarkdownTable, median, more, scatter};
+use crate::table::{MarkdownTable, count_of_runs, median, more, scatter};
 
 /// Programs with fixed work: name, command, and the paper's three times in s.
 const PROGRAMS: [(&str, &str, [f64; 3]); 3] = [
@@ -24,17 +24,15 @@ const SETTINGS: [(&str, &[&str]); 3] = [
 
 const ABOUT: &str = "\
 Figure 9 of SLEEPY compares the times of `loop`, `call` and `btree` without sampling, with it, and with the samples
-written to a file, as medians of three runs.";
+written to a file (medians of three runs).";
 
 const DISCUSSION: &str = "\
-The steps are not quite the same. vprof always writes its profile, but on a separate thread: this costs the guest a
-share of the host's CPUs and no time of the vCPU. The steps here leave out sampling altogether (a tick every 10 s) and
-then stacks.
+The steps differ: vprof always writes its profile, on a separate thread, which costs the guest a share of the host's
+CPUs and no time of the vCPU. Here the control has a tick every 10 s, and the second step has no stacks.
 
-SLEEPY sampled at the guest's own ticks, which come in any case. Each sample of vprof is an exit from the guest, and
-under emulation exits are expensive: the cost here is that of the portable host. [Performance](performance.md) has the
-cost of a sample on KVM. Times are the programs' own CPU times. They continue while vprof reads a sample, because the
-guest cannot see this.";
+SLEEPY sampled at the guest's own ticks, which come in any case. A sample of vprof is an exit from the guest, which is
+expensive under emulation; [Performance](performance.md) has its cost on KVM. Times are the programs' own CPU times,
+which continue while vprof reads a sample, because the guest cannot see this.";
 
 /// Makes the section.
 pub fn run(runs: usize) -> Result<DocumentSection> {
@@ -50,7 +48,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
             for ((name, ..), used) in PROGRAMS.iter().zip(used) {
                 times.entry((*name, setting_name)).or_default().push(used);
             }
-            measured = setting(&rusage(&run)?, runs);
+            measured = setting(&rusage(&run)?, &count_of_runs(runs));
         }
     }
     let mut table = MarkdownTable::new(&["program", "", "control", "samples", "", "samples and stacks", ""]);
@@ -73,7 +71,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
         table.row(row("vprof", control?, samples?, written?));
     }
     let text = format!(
-        "## The cost of profiling\n\n{ABOUT}\nIn each pair of rows the second is of a guest under vprof, with a requested rate of 1000 Hz.\n\n\
+        "## The cost of profiling\n\n{ABOUT}\nThe second row of each pair is of a guest under vprof, at a requested 1000 Hz.\n\n\
          {}\n{measured}\n{}\n\n{DISCUSSION}",
         table.markdown(),
         scatter(times.values())

@@ -51,13 +51,13 @@ stat -c 'File: %s' $2 $2-wal 2>/dev/null || true"#;
 const GUEST_KIB: f64 = 65_536.0;
 
 const ABOUT_ATTACHED: &str = "\
-A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz. The guest
-is a few bytes of code, which write to memory without an end. Memory is what all processes of vprof hold; the file is the
-profile with its write-ahead log, with `--max-size 256M`.";
+A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz: a few
+bytes of code that write to memory without an end. Memory is that of all processes of vprof; the file is the profile
+with its write-ahead log, with `--max-size 256M`.";
 const ABOUT_EXACT: &str = "\
-`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files, starts
-programs, sleeps and calculates without an end. Memory is what the processes of vprof hold beyond the guest's memory. As
-the emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
+`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files,
+starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the guest's. As the
+emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
 
 /// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]
@@ -318,6 +318,8 @@ fn samples(profile: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -356,7 +358,11 @@ mod tests {
     #[test]
     fn memory_is_that_of_a_process_and_of_what_it_has_started() {
         let own = resident_kib(std::process::id()).unwrap();
-        let child = OwnedChild(Command::new("sleep").arg("100").spawn().unwrap());
+        // Before its line the child may still be a copy of this process, with the same memory.
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "echo; read x"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = OwnedChild(shell.spawn().unwrap());
+        child.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         let both = resident_kib(std::process::id()).unwrap();
         let of_child = resident_kib(child.0.id()).unwrap();
         assert!(own > 1_000.0 && of_child > 100.0 && both > own, "{own} {of_child} {both}");

@@ -16,6 +16,7 @@ use crate::guest::GuestError;
 use crate::link::{BytesRead, Phase};
 use crate::protocol::{BatchMessage, Control, Decoder, FromHost, ToHost, encode};
 use crate::stage::Stage;
+use crate::tcg::TcgError;
 
 /// Signals of the terminal, and those that end a run: they are for the parent, which decides.
 const FOR_THE_PARENT: [libc::c_int; 4] = [libc::SIGINT, libc::SIGQUIT, libc::SIGHUP, libc::SIGTERM];
@@ -41,6 +42,9 @@ pub(crate) enum ChildError {
     /// The guest could not be run or profiled to its end.
     #[error(transparent)]
     Guest(#[from] GuestError),
+    /// The guest could not be run in QEMU.
+    #[error(transparent)]
+    Tcg(#[from] TcgError),
     /// A disk is not written to its end.
     #[error("cannot finish writing a disk: {0}")]
     WriteBack(io::Error),
@@ -54,6 +58,7 @@ impl ChildError {
                 Stage::BeforeGuest
             }
             Self::Guest(error) => error.stage(),
+            Self::Tcg(error) => error.stage(),
             Self::WriteBack(_) => Stage::Guest,
         };
         FromHost::Error { stage, sentence: self.to_string() }

@@ -126,7 +126,8 @@ pub async fn run(
         sink,
         images::files::open(contents.clone()),
     );
-    prepare(&mut session, spec, payload.initrd.as_deref());
+    // Without room for it names come from the guest's memory alone.
+    prepare(&mut session, spec, payload.initrd.as_deref().and_then(|initrd| Initrd::keep(initrd).ok()));
     // A guest that does not use the ports has the serial port.
     let by_serial = output[OutputStream::Output.index()].clone();
     let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, by_serial)).unzip();
@@ -176,7 +177,7 @@ pub async fn run(
     Ok(Outcome { end, totals, host_restarts: 0, trouble })
 }
 
-/// What the guest's devices are connected to.
+/// Other ends of the guest's devices.
 struct GuestDevices {
     disks: Vec<Disk>,
     console: Shared,
@@ -218,14 +219,13 @@ fn machine_config(
 
 /// Prepares the session of a guest that boots: the end of its command, the conditions, and the programs of
 /// its initrd.
-pub(crate) fn prepare(session: &mut Session, spec: &RunSpec, initrd: Option<&[u8]>) {
+pub(crate) fn prepare(session: &mut Session, spec: &RunSpec, initrd: Option<Initrd>) {
     if spec.meta.iter().any(|(key, _)| key == "command") {
         session.ends_with_kernel();
     }
     session.boots();
     spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
-    // Without room for it names come from the guest's memory alone.
-    if let Some(Ok(initrd)) = initrd.map(Initrd::keep) {
+    if let Some(initrd) = initrd {
         session.booted_with(initrd);
     }
 }

@@ -33,7 +33,7 @@ mod socket;
 pub mod spec;
 mod stage;
 pub mod systemd;
-pub mod tcg;
+mod tcg;
 pub mod vsock;
 
 pub use attached::AttachedError;
@@ -45,5 +45,4 @@ pub use network::NetworkError;
 pub use portable::PortableError;
 pub use reader::ReaderError;
 pub use stage::Stage;
-pub use tcg::TcgError;
 pub use vsock::VsockError;

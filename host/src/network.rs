@@ -131,6 +131,19 @@ impl Cable {
     }
 }
 
+impl TryFrom<Cable> for CardEnd {
+    type Error = io::Error;
+
+    /// Takes the end for this process.
+    fn try_from(cable: Cable) -> io::Result<Self> {
+        Ok(match cable {
+            Cable::Tap(fd) => Self::Tap(Tap::from(fd)),
+            Cable::Stream(fd) => Self::Stream(Stream::new(fd.into())?),
+            Cable::Interface(fd) => Self::Interface(Interface::from(fd)),
+        })
+    }
+}
+
 impl AsRawFd for Cable {
     fn as_raw_fd(&self) -> RawFd {
         let (Self::Tap(fd) | Self::Stream(fd) | Self::Interface(fd)) = self;

@@ -44,6 +44,16 @@ pub(crate) fn memory_file(name: &CStr, bytes: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
+/// Returns the bytes of a file, from its place on.
+///
+/// # Errors
+/// The file cannot be read.
+pub(crate) fn read_all(mut file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Returns this program as a process inside a wall: the hidden `command`, whose argument is the number of a
 /// descriptor with `job`. It inherits these descriptors, and its environment is empty. The returned
 /// descriptor is that of the job, and is closed after the start.

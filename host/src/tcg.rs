@@ -2,7 +2,7 @@
 //! GDB stub.
 //!
 //! ```text
-//!   vprof run                                      QEMU, TCG
+//!   vprof guest-half                               QEMU, TCG
 //!   +--------------------------+  pairs of sockets  +------------------+
 //!   | session, samples         | <----------------> | GDB stub         |
 //!   | console, command         | <----------------> | COM1, COM2       |
@@ -10,33 +10,41 @@
 //!   +--------------------------+                    +------------------+
 //! ```
 //!
-//! QEMU has its ends from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped;
-//! the first command of the stub's client lets them run.
+//! The guest half starts QEMU, opens what it reads of QEMU's process, and raises its wall. QEMU has its ends
+//! of the sockets from its start on, so nobody else reaches the stub. It starts with its vCPUs stopped; the
+//! first command of the stub's client, inside the wall, lets them run.
 
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::process::ExitStatus;
+use std::path::Path;
+use std::process::{Child, ExitStatus};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use attach::gdb::ConnectedStub;
 use attach::{AttachError, Attachment};
 use images::ImageError;
 use profile::Sink;
 use profile::estimate::ONE_CLOCK;
-use sampler::{AttachedSampler, Session, SessionConfig};
+use sampler::{AttachedSampler, Initrd, Session, SessionConfig};
+use symbols::names::OpenFiles;
 use text::message::Reason;
+use tokio::net::unix::pipe;
+use tokio::time::{Instant, sleep, timeout};
 use vmm::{EXIT_PORT, MachineEnd};
+use wall::{Reach, ThreadKind, WallError};
 
 use crate::guest::{Command, GuestError, Inputs, ProfiledVm, command_rows, prepare, watch};
 use crate::heap;
-use crate::link::{ConsoleWriter, Link, Phase};
-use crate::network::{Passt, Plugged};
+use crate::link::{ConsoleWriter, Link};
+use crate::network::Cable;
 use crate::portable::log::Log;
-use crate::portable::qemu::{self, Card, Qemu};
-use crate::reader::BootMemory;
+use crate::portable::qemu::{self, Card, PassedDisk, Qemu};
+use crate::process::read_all;
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
 use crate::systemd::Receiver;
@@ -46,9 +54,16 @@ const NOT_HAD: &str = "the guest runs in QEMU without KVM, and a GDB stub stops 
                        into guest, halted and vmm is estimated by samples; exits, KVM's counters and interrupts that \
                        devices raise are not known";
 
+/// Time in which a QEMU ends that has closed its stub.
+const END_LIMIT: Duration = Duration::from_secs(10);
+/// The same for a QEMU whose stub cannot be used; it may still run.
+const UNSTARTED_LIMIT: Duration = Duration::from_secs(1);
+/// Interval of checks for QEMU's end.
+const END_CHECK: Duration = Duration::from_millis(2);
+
 /// Why a guest can't be run in QEMU.
 #[derive(Debug, thiserror::Error)]
-pub enum TcgError {
+pub(crate) enum TcgError {
     /// QEMU could not be started.
     #[error("QEMU can't be started: can't {action}: {}", Reason(.source))]
     Start {
@@ -57,6 +72,9 @@ pub enum TcgError {
         /// Why.
         source: io::Error,
     },
+    /// QEMU's rights can't be limited.
+    #[error("QEMU can't be started: {0}")]
+    Wall(#[from] WallError),
     /// QEMU has ended before its guest ran.
     #[error("QEMU ended before the guest ran ({status}): {log}")]
     Ended {
@@ -78,9 +96,9 @@ pub enum TcgError {
 
 impl TcgError {
     /// The stage of the run in which it failed.
-    pub fn stage(&self) -> Stage {
+    pub(crate) fn stage(&self) -> Stage {
         match self {
-            Self::Start { .. } | Self::Ended { .. } => Stage::Hypervisor,
+            Self::Start { .. } | Self::Wall(_) | Self::Ended { .. } => Stage::Hypervisor,
             Self::Attach(_) | Self::Image(_) => Stage::BeforeGuest,
             Self::Guest(error) => error.stage(),
         }
@@ -105,20 +123,44 @@ impl Wire {
     }
 }
 
+/// Open files of a guest in QEMU.
+#[derive(Debug)]
+pub(crate) struct EmulatedFiles {
+    /// Its kernel.
+    pub(crate) kernel: File,
+    /// Its initrd.
+    pub(crate) initrd: Option<File>,
+    /// The disks of the run, in order.
+    pub(crate) disks: Vec<File>,
+    /// The cable of its card.
+    pub(crate) cable: Option<Cable>,
+}
+
 /// Everything that QEMU is started with.
 #[derive(Debug)]
 struct Machine<'a> {
     spec: &'a RunSpec,
-    kernel: OwnedFd,
-    initrd: Option<OwnedFd>,
+    files: &'a EmulatedFiles,
+    /// Second openings of the disks, for reading.
+    readable: &'a [File],
     stub: Wire,
     monitor: Wire,
     console: Wire,
     command: Option<Wire>,
-    card: Option<Card<'a>>,
 }
 
 impl Machine<'_> {
+    fn card(&self) -> Option<Card<'_>> {
+        let (cable, network) = self.files.cable.as_ref().zip(self.spec.machine.network.as_ref())?;
+        Some(Card { cable, mac: network.mac })
+    }
+
+    fn disks(&self) -> Vec<PassedDisk<'_>> {
+        let files = self.files.disks.iter().zip(self.readable);
+        let disk = |(spec, (file, readable))| PassedDisk::new(spec, file, readable);
+        self.spec.machine.disks.iter().zip(files).map(disk).collect()
+    }
+
     fn arguments(&self) -> Vec<OsString> {
         let machine = &self.spec.machine;
         let mut arguments: Vec<OsString> = Vec::new();
@@ -128,9 +170,9 @@ impl Machine<'_> {
         add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
         add(&["-smp", &machine.vcpus.to_string()]);
         add(&["-m", &format!("{}M", machine.memory_bytes.div_ceil(1 << 20))]);
-        add(&["-kernel", &format!("/proc/self/fd/{}", self.kernel.as_raw_fd())]);
+        add(&["-kernel", &format!("/proc/self/fd/{}", self.files.kernel.as_raw_fd())]);
         add(&["-append", &machine.cmdline]);
-        if let Some(initrd) = &self.initrd {
+        if let Some(initrd) = &self.files.initrd {
             add(&["-initrd", &format!("/proc/self/fd/{}", initrd.as_raw_fd())]);
         }
         let wires =
@@ -146,139 +188,211 @@ impl Machine<'_> {
         }
         add(&["-device", "virtio-rng-pci"]);
         add(&["-device", &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4")]);
-        arguments.extend(qemu::disk_arguments(&machine.disks));
-        arguments.extend(self.card.iter().flat_map(Card::arguments));
+        arguments.extend(qemu::disk_arguments(&self.disks()));
+        arguments.extend(self.card().iter().flat_map(Card::arguments));
         arguments
     }
 
-    fn start(&self, qemu: &Qemu) -> Result<tokio::process::Child, TcgError> {
+    fn inherited(&self) -> Vec<RawFd> {
         let wires = [Some(&self.stub), Some(&self.monitor), Some(&self.console), self.command.as_ref()];
         let wires = wires.into_iter().flatten().map(|wire| wire.theirs.as_raw_fd());
-        let files = [Some(&self.kernel), self.initrd.as_ref()].into_iter().flatten().map(AsRawFd::as_raw_fd);
-        let cable = self.card.map(|card| card.cable.as_raw_fd());
-        let inherited = wires.chain(files).chain(cable).collect();
-        tokio::process::Command::from(qemu::command(qemu, self.arguments(), inherited, None))
-            .kill_on_drop(true)
-            .spawn()
-            .map_err(start_error("start it"))
+        let boot = [Some(&self.files.kernel), self.files.initrd.as_ref()];
+        let boot = boot.into_iter().flatten().map(AsRawFd::as_raw_fd);
+        let disks = self.disks().into_iter().flat_map(PassedDisk::into_numbers);
+        wires.chain(boot).chain(disks).chain(self.files.cable.as_ref().map(AsRawFd::as_raw_fd)).collect()
+    }
+
+    fn start(&self, qemu: &Qemu, directory: &Path) -> Result<Child, TcgError> {
+        let mut command = qemu::command(qemu, self.arguments(), self.inherited(), directory, None)?;
+        command.spawn().map_err(start_error("start it"))
     }
 }
 
-/// Boots the guest in QEMU, samples it into `sink`, and returns when it has ended.
+/// QEMU whose vCPUs are stopped. No byte of its stub, its devices and its memory has been read.
 ///
-/// # Errors
-/// QEMU does not start, or its profile can't be written.
-pub async fn run(
-    qemu: &Qemu,
-    spec: &RunSpec,
-    network: Option<Plugged>,
-    payload: BootMemory,
-    sink: Box<dyn Sink>,
-    link: Link,
-) -> Result<Outcome, TcgError> {
-    let Link { mut stop, mut input, mut control, console, output, read: _, phase, notes: _ } = link;
-    let [output, _] = output;
-    let initrd = payload.initrd_bytes().map_err(start_error("read the initrd"))?;
-    phase.send_replace(Phase::Preparing(format!("starting the guest (QEMU {})", qemu.version)));
-    let cable =
-        network.as_ref().map(Plugged::cable).transpose().map_err(start_error("pass its network on"))?;
-    let card = cable.as_ref().zip(spec.machine.network.as_ref());
-    let machine = Machine {
-        spec,
-        kernel: payload.kernel.into(),
-        initrd: payload.initrd.map(Into::into),
-        stub: Wire::new()?,
-        monitor: Wire::new()?,
-        console: Wire::new()?,
-        command: spec.command.as_ref().map(|_| Wire::new()).transpose()?,
-        card: card.map(|(cable, network)| Card { cable, mac: network.mac }),
-    };
-    let files = spec.machine.disks.iter().map(|disk| disk.contents(disk.open()?, false));
-    let files = images::files::open(files.collect::<Result<_, ImageError>>()?);
-    let vcpus = spec.machine.vcpus;
-    let own = [("not_had", NOT_HAD), (ONE_CLOCK, "1"), ("qemu", qemu.version.as_str())];
-    let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    let meta = spec.meta.iter().cloned().chain(own).collect();
-    heap::give_back_at_once();
-    let config = SessionConfig { vcpus, recording: spec.recording.clone(), meta };
-    let (mut session, samplers) = Session::new(config, sink, files);
-    prepare(&mut session, spec, initrd.as_deref());
-    drop(initrd);
-    let mut child = machine.start(qemu)?;
-    let log = Log::keep(&mut child);
-    let Machine { stub, monitor, console: com1, command: com2, .. } = machine;
-    // QEMU has its own; ours would keep the readers from seeing their end.
-    let [stub, monitor, com1] = [stub, monitor, com1].map(|wire| wire.ours);
-    let com2 = com2.map(|wire| wire.ours);
-    let reason = Arc::new(Mutex::new(None));
-    let mut readers = vec![follow_monitor(monitor, Arc::clone(&reason))?];
-    readers.push(pump(&com1, Tee(session.console(), console))?);
-    let (receiver, progress) = spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
-    if let Some((com2, receiver)) = com2.as_ref().zip(receiver) {
-        readers.push(pump(com2, receiver)?);
+/// QEMU ends with the thread that has started it.
+#[derive(Debug)]
+pub(crate) struct StartedQemu {
+    version: String,
+    process: QemuProcess,
+    stub: ConnectedStub,
+    monitor: UnixStream,
+    com1: UnixStream,
+    com2: Option<UnixStream>,
+    /// The disks, for reading.
+    disks: Vec<File>,
+    initrd: Option<Initrd>,
+}
+
+impl StartedQemu {
+    /// Starts QEMU with the run's machine, and opens all that is read of its process and of its guest's files
+    /// later. QEMU has its temporary files in `directory`.
+    ///
+    /// # Errors
+    /// QEMU does not start.
+    pub(crate) async fn start(
+        qemu: &Qemu,
+        spec: &RunSpec,
+        files: EmulatedFiles,
+        directory: &Path,
+    ) -> Result<Self, TcgError> {
+        let disks = spec.machine.disks.iter().zip(&files.disks);
+        let readable = disks.map(|(disk, file)| disk.read_only(file)).collect::<Result<Vec<_>, _>>()?;
+        let machine = Machine {
+            spec,
+            files: &files,
+            readable: &readable,
+            stub: Wire::new()?,
+            monitor: Wire::new()?,
+            console: Wire::new()?,
+            command: spec.command.as_ref().map(|_| Wire::new()).transpose()?,
+        };
+        let mut process = QemuProcess::new(machine.start(qemu, directory)?)?;
+        // QEMU has its own ends; ours would keep the readers from seeing their end.
+        let Machine { stub, monitor, console, command, .. } = machine;
+        let [stub, monitor, com1] = [stub, monitor, console].map(|wire| wire.ours);
+        let com2 = command.map(|wire| wire.ours);
+        let stub = match ConnectedStub::from_pair(stub, process.child.id().cast_signed()) {
+            Ok(stub) => stub,
+            Err(error) => return Err(process.explain(error).await),
+        };
+        // Without room for it names come from the guest's memory alone.
+        let initrd = files.initrd.and_then(|file| Initrd::keep(&read_all(file).ok()?).ok());
+        let version = qemu.version.clone();
+        Ok(Self { version, process, stub, monitor, com1, com2, disks: readable, initrd })
     }
-    let mut command =
-        spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok()).unwrap_or(0);
-    // It waits for QEMU, which may take long to start.
-    let describe = move || ConnectedStub::from_pair(stub, pid)?.describe(usize::from(vcpus));
-    let target = tokio::task::spawn_blocking(describe);
-    let target = match target.await.map_err(|error| start_error("wait for it")(io::Error::other(error)))? {
-        Ok(target) => target,
-        Err(error) => return Err(unstarted(child, log, error).await),
-    };
-    let mut samplers = samplers.into_iter();
-    let attachment = Attachment::start_by_gdb(target, |_| -> AttachedSampler {
-        samplers.next().expect("the session has one observer per vCPU").into()
-    })?;
-    session.start(attachment.memory().clone()).map_err(GuestError::Sink)?;
-    let machine = EmulatedVm { attachment, com1, com2 };
-    let inputs = Inputs::new(&mut stop, &mut input, &mut control);
-    watch(&machine, &session, spec.duration, inputs, command.as_mut(), &phase).await?;
-    let EmulatedVm { attachment, com1, com2 } = machine;
-    let ended = attachment.wait()?;
-    // The observers hold the writing ends of the rings that the collector empties.
-    drop(ended.observers);
-    // A guest that was stopped runs until its lists have been read once more.
-    let stopped = ended.end == attach::AttachmentEnd::Detached;
-    let mut end = MachineEnd::Stopped;
-    if !stopped {
-        let status = child.wait().await.map_err(start_error("wait for it"))?;
-        readers.drain(..).for_each(join);
-        let reason = reason.lock().unwrap_or_else(PoisonError::into_inner).take();
-        end = ended_by(status, reason.as_deref(), &log.last_words().await);
+
+    /// Returns what this process reaches of QEMU from here on.
+    pub(crate) fn reach(&self) -> Reach {
+        self.stub.reach()
     }
-    let command = command.and_then(|command| command.ended());
-    let meta = command_rows(command, None).collect();
-    if let Some(command) = command {
-        end = MachineEnd::Exited(command.status.into());
+
+    /// Boots the guest, samples it into `sink`, and returns when it has ended.
+    ///
+    /// # Errors
+    /// The guest does not start, or its profile can't be written.
+    pub(crate) async fn run(
+        self,
+        spec: &RunSpec,
+        sink: Box<dyn Sink>,
+        link: Link,
+    ) -> Result<Outcome, TcgError> {
+        let Self { version, mut process, stub, monitor, com1, com2, disks, initrd } = self;
+        let Link { mut stop, mut input, mut control, console, output, read: _, phase, notes: _ } = link;
+        let [output, _] = output;
+        let vcpus = spec.machine.vcpus;
+        let own = [("not_had", NOT_HAD), (ONE_CLOCK, "1"), ("qemu", version.as_str())];
+        let own = own.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let meta = spec.meta.iter().cloned().chain(own).collect();
+        heap::give_back_at_once();
+        let config = SessionConfig { vcpus, recording: spec.recording.clone(), meta };
+        let (mut session, samplers) = Session::new(config, sink, open_disks(spec, disks)?);
+        prepare(&mut session, spec, initrd);
+        let reason = Arc::new(Mutex::new(None));
+        let mut readers = vec![follow_monitor(monitor, Arc::clone(&reason))?];
+        readers.push(pump(&com1, Tee(session.console(), console))?);
+        let (receiver, progress) =
+            spec.command.as_ref().map(|command| Receiver::new(command, output)).unzip();
+        if let Some((com2, receiver)) = com2.as_ref().zip(receiver) {
+            readers.push(pump(com2, receiver)?);
+        }
+        let mut command =
+            spec.command.as_ref().zip(progress).map(|(command, progress)| Command::new(command, progress));
+        // QEMU may take long to answer.
+        let described = tokio::task::spawn_blocking(move || stub.describe(usize::from(vcpus))).await;
+        let target = match described.map_err(|error| start_error("wait for it")(io::Error::other(error)))? {
+            Ok(target) => target,
+            Err(error) => return Err(process.explain(error).await),
+        };
+        let mut samplers = samplers.into_iter();
+        let attachment = Attachment::start_by_gdb(target, |_| -> AttachedSampler {
+            samplers.next().expect("the session has one observer per vCPU").into()
+        })?;
+        session.start(attachment.memory().clone()).map_err(GuestError::Sink)?;
+        let machine = EmulatedVm { attachment, com1, com2 };
+        let inputs = Inputs::new(&mut stop, &mut input, &mut control);
+        watch(&machine, &session, spec.duration, inputs, command.as_mut(), &phase).await?;
+        let EmulatedVm { attachment, com1, com2 } = machine;
+        let ended = attachment.wait()?;
+        // The observers hold the writing ends of the rings that the collector empties.
+        drop(ended.observers);
+        // A guest that was stopped runs until its lists have been read once more.
+        let stopped = ended.end == attach::AttachmentEnd::Detached;
+        let mut end = MachineEnd::Stopped;
+        if !stopped {
+            let status = process.end_within(END_LIMIT).await?;
+            readers.drain(..).for_each(join);
+            let reason = reason.lock().unwrap_or_else(PoisonError::into_inner).take();
+            end = ended_by(status, reason.as_deref(), &process.log.last_words().await);
+        }
+        let command = command.and_then(|command| command.ended());
+        let meta = command_rows(command, None).collect();
+        if let Some(command) = command {
+            end = MachineEnd::Exited(command.status.into());
+        }
+        let end = GuestEnd::Ran(end);
+        session.event("end", &end.sentence());
+        let totals = session.finish(meta);
+        process.end_within(Duration::ZERO).await?;
+        drop((com1, com2));
+        readers.into_iter().for_each(join);
+        Ok(Outcome { end, totals, host_restarts: 0, trouble: Vec::new() })
     }
-    if let Some(sentence) = network.and_then(Plugged::into_passt).and_then(Passt::failure) {
-        session.event("network", &sentence);
+}
+
+/// A QEMU that was started, and its output.
+#[derive(Debug)]
+struct QemuProcess {
+    child: Child,
+    log: Log,
+}
+
+impl QemuProcess {
+    /// Reads the output of a QEMU from now on.
+    fn new(mut child: Child) -> Result<Self, TcgError> {
+        let streams = [child.stdout.take().map(OwnedFd::from), child.stderr.take().map(OwnedFd::from)];
+        let streams = streams.into_iter().flatten().map(pipe::Receiver::from_owned_fd);
+        let streams = streams.collect::<io::Result<Vec<_>>>().map_err(start_error("read its messages"))?;
+        Ok(Self { child, log: Log::follow(streams) })
     }
-    let end = GuestEnd::Ran(end);
-    session.event("end", &end.sentence());
-    let totals = session.finish(meta);
-    // Fails only if it has ended already.
-    let _ = child.start_kill();
-    child.wait().await.map_err(start_error("wait for it"))?;
-    drop((com1, com2));
-    readers.into_iter().for_each(join);
-    Ok(Outcome { end, totals, host_restarts: 0, trouble: Vec::new() })
+
+    /// Returns the error of a QEMU whose stub can't be used: its own words, if it has ended.
+    async fn explain(&mut self, error: AttachError) -> TcgError {
+        // A QEMU that has not ended by then ends with this process.
+        match timeout(UNSTARTED_LIMIT, self.end_within(2 * UNSTARTED_LIMIT)).await {
+            Ok(Ok(status)) => {
+                TcgError::Ended { status: status.to_string(), log: self.log.last_words().await }
+            }
+            _ => error.into(),
+        }
+    }
+
+    /// Waits for the end of QEMU, and ends it after this time.
+    async fn end_within(&mut self, limit: Duration) -> Result<ExitStatus, TcgError> {
+        let failed = start_error("wait for it");
+        let deadline = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.child.try_wait().map_err(&failed)? {
+                return Ok(status);
+            }
+            if Instant::now() >= deadline {
+                self.child.kill().map_err(&failed)?;
+            }
+            sleep(END_CHECK).await;
+        }
+    }
+}
+
+/// Returns the files on the guest's disks.
+fn open_disks(spec: &RunSpec, disks: Vec<File>) -> Result<OpenFiles, ImageError> {
+    let contents = spec.machine.disks.iter().zip(disks).map(|(disk, file)| disk.contents(file, false));
+    Ok(images::files::open(contents.collect::<Result<_, _>>()?))
 }
 
 /// Waits for a thread that reads from a QEMU that has ended.
 fn join(reader: JoinHandle<()>) {
     // A panic in it was printed when it happened.
     let _ = reader.join();
-}
-
-/// Returns the error of a QEMU whose stub can't be used: its own words, if it has ended.
-async fn unstarted(mut child: tokio::process::Child, log: Log, error: AttachError) -> TcgError {
-    match tokio::time::timeout(std::time::Duration::from_secs(1), child.wait()).await {
-        Ok(Ok(status)) => TcgError::Ended { status: status.to_string(), log: log.last_words().await },
-        _ => error.into(),
-    }
 }
 
 /// Returns the end of a guest whose QEMU ended by itself. `reason` is that of QMP's event SHUTDOWN
@@ -334,6 +448,10 @@ fn pump(port: &UnixStream, mut to: impl Write + Send + 'static) -> Result<JoinHa
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, TcgError> {
+    let run = move || {
+        wall::enter_thread(ThreadKind::Device);
+        run();
+    };
     std::thread::Builder::new().name(name.to_owned()).spawn(run).map_err(start_error("start a thread"))
 }
 

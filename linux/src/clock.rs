@@ -8,10 +8,10 @@
 //! Source: kernel/time/timekeeping.c, `struct tk_fast`, and include/linux/timekeeper_internal.h, `struct
 //! tk_read_base`, of Linux 5.10 to 6.12.
 
-use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::per_cpu::PerCpuAreas;
 
 /// Attempts until both copies are left alone meanwhile.
 const ATTEMPTS: usize = 8;

@@ -9,19 +9,16 @@
 //! Everything that stays the same is resolved beforehand, so that a sample costs a handful of small
 //! reads of physical memory. GS is not used: in entry code its base is still the user's.
 
-use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{COMM, Layouts, TaskField, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::per_cpu::{CpuTable, PerCpuAreas};
 use crate::preempt::{IrqContext, PreemptBits};
 use crate::sample_reads::StructurePart;
 use crate::task::{TaskMemory, TaskSnapshot};
 use crate::view::View;
 use symbols::{PhysAddr, VirtAddr};
-
-/// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
-const MAX_CPUS: u32 = 8192;
 
 /// Activity of a CPU, read at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -38,8 +35,7 @@ pub struct CurrentContext {
 /// Reads the current task of each CPU without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct CurrentReader {
-    /// By APIC id, which is what a VMM numbers its vCPUs by.
-    cpus: Vec<Option<PerCpu>>,
+    cpus: CpuTable<PerCpu>,
     tasks: TaskReader,
     bits: Result<PreemptBits, Missing>,
 }
@@ -119,7 +115,7 @@ impl CurrentReader {
     /// kernel has no such CPU.
     #[inline]
     pub fn read(&self, memory: &impl PhysicalMemory, cpu: usize) -> Option<CurrentContext> {
-        let per_cpu = (*self.cpus.get(cpu)?)?;
+        let per_cpu = self.cpus.get(memory, cpu)?;
         let preempt_count = memory.read_u32(per_cpu.preempt_count)?;
         let task = memory.read_u64(per_cpu.task)?;
         let serving = self.bits.as_ref().copied().unwrap_or_default().serving(preempt_count);
@@ -141,9 +137,19 @@ impl CurrentReader {
     }
 
     /// Returns the addresses of a CPU's preempt count and of the pointer to its current task.
-    pub(crate) fn addresses_of(&self, cpu: usize) -> Option<(PhysAddr, PhysAddr)> {
-        let per_cpu = (*self.cpus.get(cpu)?)?;
+    pub(crate) fn addresses_of(
+        &self,
+        memory: &impl PhysicalMemory,
+        cpu: usize,
+    ) -> Option<(PhysAddr, PhysAddr)> {
+        let per_cpu = self.cpus.get(memory, cpu)?;
         Some((per_cpu.preempt_count, per_cpu.task))
+    }
+
+    /// Returns the address at which the kernel has a CPU's APIC id: [`Self::read`] reads it of CPUs that had
+    /// none when this reader was made.
+    pub(crate) fn apic_id_of(&self, cpu: usize) -> Option<PhysAddr> {
+        self.cpus.id_of(cpu)
     }
 
     /// Returns the virtual address of physical address 0, and both addresses of the task that is not in the
@@ -167,13 +173,14 @@ impl CurrentReader {
 
     /// Returns true if every CPU that `before` knows has its variables where `before` has them.
     pub(crate) fn has_same_addresses(&self, before: &Self) -> bool {
-        let known = (0..).zip(&before.cpus).filter(|(_, cpu)| cpu.is_some());
-        known.into_iter().all(|(id, cpu)| self.cpus.get::<usize>(id) == Some(cpu))
+        let now: Vec<_> = self.cpus.known().collect();
+        before.cpus.known().all(|cpu| now.contains(&cpu))
     }
 
-    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending.
+    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for: ascending, and then those that
+    /// were plugged in and read meanwhile.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
-        (0..).zip(&self.cpus).filter_map(|(id, cpu)| cpu.map(|_| id))
+        self.cpus.known().map(|(id, _)| id)
     }
 
     /// Resolves the addresses; [`Missing::PerCpuNotReady`] and [`Missing::NoDirectMap`] while the
@@ -193,99 +200,13 @@ impl CurrentReader {
         };
         let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, task)?;
         let places = TaskAddresses::new(view, symbols, areas.first(task)?)?;
-        let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
+        let cpus = areas.table(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { task: at(task)?, preempt_count: at(preempt_count)? })
         });
         let bits = PreemptBits::find(view, symbols, preempt_count);
         Ok(Self { cpus, tasks: TaskReader { layout, places }, bits })
     }
-}
-
-/// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
-pub(crate) struct PerCpuAreas {
-    offsets: Vec<Option<u64>>,
-}
-
-impl PerCpuAreas {
-    /// Reads the array. Until `setup_per_cpu_areas` (arch/x86/kernel/setup_percpu.c) has filled it, each
-    /// CPU's offset leads to the initial copy, which is in the image. That function fills the array in
-    /// ascending order, so the last possible CPU shows that all are done.
-    pub(crate) fn new<M: PhysicalMemory>(
-        view: &View<'_, M>,
-        symbols: &SymbolTable,
-        array: u64,
-        variable: u64,
-    ) -> Result<Self, Missing> {
-        let count =
-            symbols.address_of("nr_cpu_ids").and_then(|at| view.u32(at, 0)).unwrap_or(1).clamp(1, MAX_CPUS);
-        let ready = |offset: &u64| !Self::is_initial(view.image, offset.wrapping_add(variable));
-        let offsets: Vec<Option<u64>> =
-            (0..count as usize).map(|cpu| view.u64(array, cpu * 8).filter(ready)).collect();
-        match offsets.last() {
-            Some(Some(_)) => Ok(Self { offsets }),
-            _ => Err(Missing::PerCpuNotReady),
-        }
-    }
-
-    fn is_initial(image: &KernelImage, address: u64) -> bool {
-        image.contains(address)
-    }
-
-    /// Returns the address of the first CPU's copy.
-    pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
-        let offset = self.offsets.iter().flatten().next();
-        offset.map(|offset| offset.wrapping_add(variable)).ok_or(Missing::PerCpuNotReady)
-    }
-
-    /// Returns the result of `resolve` for each CPU's offset, by APIC id.
-    pub(crate) fn by_apic_id<M: PhysicalMemory, T: Clone>(
-        &self,
-        view: &View<'_, M>,
-        symbols: &SymbolTable,
-        layouts: &Layouts,
-        resolve: impl Fn(u64) -> Option<T>,
-    ) -> Vec<Option<T>> {
-        let apic_ids = symbols.address_of("x86_cpu_to_apicid").zip(layouts.apic_id_size);
-        let resolved: Vec<(u32, Option<u32>, T)> = (0u32..)
-            .zip(&self.offsets)
-            .filter_map(|(cpu, &base)| {
-                let base = base?;
-                let id = apic_ids.and_then(|(map, size)| apic_id(view, base.wrapping_add(map), size));
-                Some((cpu, id, resolve(base)?))
-            })
-            .collect();
-        by_apic_id(resolved)
-    }
-}
-
-/// Orders CPUs by APIC id. A CPU without an id is absent (it may be plugged in later). If no CPU has an id,
-/// the kernel does not show them, and its own numbers are used.
-fn by_apic_id<T: Clone>(resolved: Vec<(u32, Option<u32>, T)>) -> Vec<Option<T>> {
-    let known = resolved.iter().any(|(_, id, _)| id.is_some());
-    let mut cpus = Vec::new();
-    for (cpu, id, per_cpu) in resolved {
-        let Some(id) = (if known { id } else { Some(cpu) }) else {
-            continue;
-        };
-        let id = id as usize;
-        if cpus.len() <= id {
-            cpus.resize(id + 1, None);
-        }
-        cpus[id] = Some(per_cpu);
-    }
-    cpus
-}
-
-/// Returns a CPU's APIC id, if it has a valid one: all ones mark one that is not there.
-fn apic_id<M: PhysicalMemory>(view: &View<'_, M>, at: u64, size: usize) -> Option<u32> {
-    let raw = view.u32(at, 0)?;
-    let id = match size {
-        2 => raw & 0xffff,
-        4 => raw,
-        _ => return None,
-    };
-    (id < MAX_CPUS).then_some(id)
 }
 
 /// Returns the virtual address of physical address 0. `page_offset_base` (arch/x86/kernel/head64.c) holds it,

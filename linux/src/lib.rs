@@ -41,6 +41,7 @@ mod missing;
 mod module;
 mod pagecache;
 pub mod paging;
+mod per_cpu;
 mod preempt;
 mod probe;
 mod process;

@@ -26,6 +26,8 @@ pub struct SampleReads {
     pub five_level: bool,
     /// Address that the page tables of a vCPU in kernel code map: that of the kernel's banner.
     pub identity: Option<VirtAddr>,
+    /// The vCPU's APIC id, which is read of a vCPU that was plugged in after the reader was made.
+    pub apic_id: Option<PhysAddr>,
     /// The vCPU's preempt count.
     pub preempt_count: PhysAddr,
     /// Pointer to the vCPU's current task.
@@ -57,24 +59,30 @@ pub struct SampleReads {
 }
 
 impl Kernel {
-    /// Returns the places that a sample reads of each of the first vCPUs, by APIC id, once the per-CPU areas
-    /// are set up; `None` for one that the kernel has not.
+    /// Returns the places that a sample reads of each of these vCPUs, by APIC id, once the per-CPU areas are
+    /// set up; `None` for one that the kernel has not.
     ///
     /// # Errors
     /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn sample_reads(
         &self,
         memory: &impl PhysicalMemory,
-        cpus: usize,
+        cpus: &[usize],
     ) -> Result<Vec<Option<SampleReads>>, Missing> {
         let current = self.current_reader(memory)?;
         let stacks = self.stack_reader(memory)?;
-        Ok((0..cpus).map(|cpu| self.reads_of(&current, &stacks, cpu)).collect())
+        Ok(cpus.iter().map(|cpu| self.reads_of(memory, &current, &stacks, *cpu)).collect())
     }
 
-    fn reads_of(&self, current: &CurrentReader, stacks: &StackReader, cpu: usize) -> Option<SampleReads> {
-        let (preempt_count, current_task) = current.addresses_of(cpu)?;
-        let (irq_stack, tss) = stacks.addresses_of(cpu);
+    fn reads_of(
+        &self,
+        memory: &impl PhysicalMemory,
+        current: &CurrentReader,
+        stacks: &StackReader,
+        cpu: usize,
+    ) -> Option<SampleReads> {
+        let (preempt_count, current_task) = current.addresses_of(memory, cpu)?;
+        let (irq_stack, tss) = stacks.addresses_of(memory, cpu);
         let (direct_map, init_task) = current.task_addresses();
         let (task, task_leader, leader) = current.task_parts();
         let layout = stacks.layout();
@@ -83,6 +91,7 @@ impl Kernel {
             kernel_root: space.root(),
             five_level: space.five_level(),
             identity: self.identity().map(|identity| identity.address()),
+            apic_id: current.apic_id_of(cpu),
             preempt_count,
             current_task,
             irq_stack,
@@ -126,10 +135,9 @@ mod tests {
             let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).unwrap();
             let reader = kernel.current_reader(&guest.memory).unwrap();
             let cpus: Vec<_> = reader.cpus().collect();
-            let count = cpus.last().unwrap() + 1;
-            let Ok(all) = kernel.sample_reads(&guest.memory, count) else { continue };
-            for cpu in cpus {
-                let reads = all[cpu].as_ref().unwrap();
+            let Ok(all) = kernel.sample_reads(&guest.memory, &cpus) else { continue };
+            for (cpu, reads) in cpus.into_iter().zip(&all) {
+                let reads = reads.as_ref().unwrap();
                 let memory = NotingMemory(&guest.memory, RefCell::default());
                 reader.read(&memory, cpu).unwrap();
                 let word = |at: PhysAddr| guest.memory.read_u64(at).unwrap();

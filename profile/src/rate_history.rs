@@ -46,8 +46,8 @@ impl RateHistory {
         spans.map(move |((start, _), end)| (start.max(from), end.min(to))).filter(|(start, end)| start < end)
     }
 
-    /// Returns the start of the first time in which a vCPU was sampled, ns since the run's start; `None` if it
-    /// never was.
+    /// Returns the start of the first time in which a vCPU was sampled, ns since the run's start; `None` if
+    /// it never was.
     pub fn sampled_from(&self, vcpu: u8) -> Option<u64> {
         self.sampled(vcpu, (0, u64::MAX)).next().map(|(start, _)| start)
     }

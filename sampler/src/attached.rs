@@ -30,9 +30,9 @@ impl From<VcpuSampler> for AttachedSampler {
 impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     fn attached(&mut self, thread: Option<AttachedThread>) {
         let now_ns = monotonic_ns();
-        let (id, schedstat) = thread.map_or((NOBODY, None), |thread| (thread.id, thread.schedstat));
-        let reader = schedstat.as_ref().and_then(|file| file.try_clone().ok()).map(ThreadReader::of);
-        self.0.attached_to((id != NOBODY).then_some(schedstat));
+        self.0.attached_to(thread.as_ref());
+        let (id, statistics) = thread.map_or((NOBODY, None), |thread| (thread.id, thread.statistics));
+        let reader = statistics.map(ThreadReader::Foreign);
         let clock = &self.0.published().clock;
         clock.start_of(id, reader, now_ns);
         clock.change(ThreadState::Run, now_ns);
@@ -97,6 +97,8 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
 #[cfg(test)]
 mod tests {
     use kvm_bindings::{kvm_regs, kvm_sregs};
+    use linux::fixture::{Config, Style};
+    use linux::{FlatMemory, Kernel};
     use profile::clock::{ClockKind, Intervals};
     use profile::rows::VcpuState;
     use vm_memory::{GuestAddress, GuestMemoryMmap};
@@ -104,6 +106,7 @@ mod tests {
 
     use super::*;
     use crate::capacity::QueueCapacity;
+    use crate::record::{GuestCells, GuestReaders};
 
     /// A vCPU that executes the guest, or a guest of the guest.
     #[derive(Debug)]
@@ -176,5 +179,31 @@ mod tests {
             assert_eq!((sample.record.rip.0, sample.record.rsp, sample.record.cr3), wanted);
             assert!(!nested || sample.stack.is_none());
         }
+    }
+
+    #[test]
+    fn a_vcpu_is_the_cpu_with_its_apic_id() {
+        let mut config = Config::new(Style::V6_12);
+        (config.apic_ids, config.running) = (vec![0, 4], vec![1, 102]);
+        let guest = config.build();
+        let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+        let current = kernel.current_reader(&guest.memory).expect("a reader");
+        let cells = GuestCells::default();
+        drop(cells.readers.set(GuestReaders { current, stacks: None }));
+        let capacity = QueueCapacity { ring: 3, pool: 1, reserve: 0 };
+        let intervals = Intervals::new(ClockKind::Fixed, 0.1, 1, 1);
+        // The second vCPU of the machine.
+        let (sampler, mut ends, _) = VcpuSampler::new(1, intervals, capacity, cells);
+        let mut attached = AttachedSampler::from(sampler);
+        let id = ThreadId { process: 1, thread: 1 };
+        let thread = AttachedThread { id, cpu: 4, statistics: None };
+        Observer::<FlatMemory<Vec<u8>>>::attached(&mut attached, Some(thread));
+        let (regs, sregs, now_ns) = (kvm_regs::default(), kvm_sregs::default(), monotonic_ns());
+        let memory = &guest.memory;
+        let context =
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
+        attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested: false } });
+        let record = ends.samples.pop().expect("a sample").record;
+        assert_eq!(record.current.and_then(|current| current.task).map(|task| task.tid), Some(102));
     }
 }

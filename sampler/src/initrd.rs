@@ -5,7 +5,8 @@
 //! first wanted: a thread unpacks ──▶ temporary file of programs, their paths and places in memory
 //! ```
 //!
-//! Both files have no name and go with the process. The thread that walks stacks must not stop for long, so
+//! Both files are made at first, since a process inside a wall may open none later. They have no name and go
+//! with the process. The thread that walks stacks must not stop for long, so
 //! it waits for a file for a limited time and then continues without it.
 
 use std::fs::File;
@@ -34,11 +35,18 @@ struct SharedInitrd {
 /// Progress of the unpacking.
 #[derive(Debug)]
 enum UnpackState {
-    Packed(File),
+    Packed(PackedInitrd),
     Unpacking,
     Unpacked(Arc<ProgramIndex>),
     /// The initrd has no programs that can be read.
     Nothing,
+}
+
+#[derive(Debug)]
+struct PackedInitrd {
+    packed: File,
+    /// Still empty.
+    programs: File,
 }
 
 #[derive(Debug)]
@@ -48,16 +56,18 @@ struct ProgramIndex {
 }
 
 impl Initrd {
-    /// Keeps an initrd, as the guest's loader puts it into memory, in a temporary file.
+    /// Keeps an initrd, as the guest's loader puts it into memory, in a temporary file, and makes the one for
+    /// its programs.
     ///
     /// # Errors
-    /// Returns an error if there is no room for the file.
+    /// Returns an error if there is no room for the files.
     pub fn keep(packed: &[u8]) -> io::Result<Self> {
         let mut file = tempfile::tempfile()?;
         file.write_all(packed)?;
         file.rewind()?;
+        let packed = PackedInitrd { packed: file, programs: tempfile::tempfile()? };
         Ok(Self(Arc::new(SharedInitrd {
-            state: Mutex::new(UnpackState::Packed(file)),
+            state: Mutex::new(UnpackState::Packed(packed)),
             unpacked: Condvar::new(),
         })))
     }
@@ -115,8 +125,8 @@ impl Initrd {
 }
 
 /// Unpacks all programs; `None` if there is no room or no program.
-fn unpack(packed: File) -> Option<ProgramIndex> {
-    let mut writer = BufWriter::with_capacity(BLOCK, tempfile::tempfile().ok()?);
+fn unpack(PackedInitrd { packed, programs }: PackedInitrd) -> Option<ProgramIndex> {
+    let mut writer = BufWriter::with_capacity(BLOCK, programs);
     let index = initrd::Initrd::read(BufReader::new(packed), &mut writer);
     let file = writer.into_inner().ok()?;
     let any = index.paths().next().is_some();

@@ -19,6 +19,11 @@ impl SamplingRate {
         self.in_force.store(rate_hz.to_bits(), Ordering::Relaxed);
     }
 
+    /// Returns the requested rate.
+    pub(crate) fn wanted(&self) -> f64 {
+        f64::from_bits(self.wanted.load(Ordering::Relaxed))
+    }
+
     /// Requests another rate.
     pub(crate) fn want(&self, rate_hz: f64) {
         self.wanted.store(rate_hz.to_bits(), Ordering::Relaxed);

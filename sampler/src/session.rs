@@ -21,6 +21,7 @@ use attach::VcpuCounts;
 use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
+use vmm::config::MAX_VCPUS;
 use vmm::{Machine, Observer, monotonic_ns};
 use wall::ThreadKind;
 
@@ -33,7 +34,7 @@ use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::record::GuestCells;
-use crate::shared::{GateCommand, SessionEnding, SharedState};
+use crate::shared::{AddedVcpu, GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
 use profile::clock::{ClockKind, Intervals};
 use profile::estimate::ONE_CLOCK;
@@ -119,7 +120,7 @@ impl Drop for FailOnPanic {
 pub struct Session {
     shared: Arc<SharedState>,
     cells: GuestCells,
-    stack_depth: usize,
+    recording: RecordingConfig,
     files: OpenFiles,
     initrd: Option<Initrd>,
     boots: bool,
@@ -162,7 +163,6 @@ impl Session {
                 wanted,
                 recording.clock,
                 recording.rate_hz,
-                config.vcpus,
                 one_clock,
             ));
         }
@@ -178,17 +178,28 @@ impl Session {
             collector.set_task_states(TaskStateCollector::new(ScanConfig {
                 hz: recording.task_scan_hz,
                 seed: recording.seed,
-                vcpus: config.vcpus,
                 readers,
                 zero_ns,
             }));
         }
-        let stack_depth = recording.stack_depth;
-        let idle = Some(collector);
+        let (recording, idle) = (config.recording, Some(collector));
         (
-            Session { shared, cells, stack_depth, files, initrd: None, boots: false, idle, running: None },
+            Session { shared, cells, recording, files, initrd: None, boots: false, idle, running: None },
             samplers,
         )
+    }
+
+    /// Adds a vCPU of another process to a session that was started: the next one. Returns its observer;
+    /// `None` if there are as many as one machine may have. Samples and times of the vCPU begin when the
+    /// observer is attached.
+    pub fn add_vcpu(&self, counts: VcpuCounts) -> Option<VcpuSampler> {
+        let id = u8::try_from(self.shared.stats().len()).ok().filter(|id| *id < MAX_VCPUS)?;
+        let RecordingConfig { rate_hz, clock, seed, stack_depth, .. } = self.recording;
+        let intervals = Intervals::new(clock, rate_hz, seed, id);
+        let capacity = QueueCapacity::new(rate_hz, id.saturating_add(1), stack_depth);
+        let (sampler, ends, stats) = VcpuSampler::new(id, intervals, capacity, self.cells.clone());
+        self.shared.add_vcpu(AddedVcpu { stats, ends, counts });
+        Some(sampler)
     }
 
     /// Sets the initrd that the guest was booted with. Programs that are not on the guest's disks are read
@@ -247,12 +258,12 @@ impl Session {
         let vcpus = u8::try_from(self.shared.stats().len()).unwrap_or(u8::MAX);
         let wanted = Arc::new(FinderRequests::default());
         let (sender, events) = mpsc::channel();
-        let user_bytes = if self.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
+        let user_bytes = if self.recording.stack_depth == 0 { None } else { Some(StackReader::USER_BYTES) };
         let guest = LinuxGuest::new(memory.clone(), self.cells.clone(), vcpus, user_bytes);
         let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
         collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
-        collector.set_guest(memory, Arc::clone(&self.files), self.initrd.clone(), self.stack_depth);
+        collector.set_guest(memory, Arc::clone(&self.files), self.initrd.clone(), self.recording.stack_depth);
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;
@@ -341,7 +352,7 @@ impl Session {
     pub fn status(&self) -> SessionStatus {
         let mut status = self.shared.status().clone();
         status.elapsed = Duration::from_nanos(monotonic_ns().saturating_sub(self.shared.zero_ns));
-        for stats in self.shared.stats() {
+        for stats in self.shared.stats().iter() {
             let (samples, lost) = stats.samples();
             status.samples += samples;
             status.lost += lost;

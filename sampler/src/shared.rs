@@ -1,15 +1,17 @@
 //! State that a session and its collector share, and the data that they exchange.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
+use attach::VcpuCounts;
 use serde::{Deserialize, Serialize};
 use vmm::monotonic_ns;
 
 use crate::conditions::{ConditionTimes, RunTrigger};
 use crate::console::ConsoleQueue;
 use crate::microstate::stats::VcpuStats;
+use crate::vcpu::RingEnds;
 use profile::estimate::Share;
 use profile::rows::EventRow;
 
@@ -90,6 +92,14 @@ pub(crate) enum GateCommand {
     Open,
 }
 
+/// vCPU that is added to a session.
+#[derive(Debug)]
+pub(crate) struct AddedVcpu {
+    pub stats: Arc<VcpuStats>,
+    pub ends: RingEnds,
+    pub counts: VcpuCounts,
+}
+
 /// State that the session and its collector share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
@@ -105,7 +115,9 @@ pub(crate) struct SharedState {
     /// Samples that were taken, but dropped.
     pub passed_over: AtomicU64,
     commands: Mutex<Vec<GateCommand>>,
-    stats: Vec<Arc<VcpuStats>>,
+    stats: RwLock<Vec<Arc<VcpuStats>>>,
+    /// vCPUs that the collector does not know yet.
+    added: Mutex<Vec<AddedVcpu>>,
     events: Mutex<Vec<EventRow>>,
     status: Mutex<SessionStatus>,
     ending: Mutex<SessionEnding>,
@@ -127,7 +139,8 @@ impl SharedState {
             reached: AtomicBool::new(false),
             passed_over: AtomicU64::new(0),
             commands: Mutex::default(),
-            stats,
+            stats: RwLock::new(stats),
+            added: Mutex::default(),
             events: Mutex::default(),
             status: Mutex::new(SessionStatus {
                 sampling: true,
@@ -139,8 +152,24 @@ impl SharedState {
     }
 
     /// Returns the statistics of each vCPU.
-    pub(crate) fn stats(&self) -> &[Arc<VcpuStats>] {
-        &self.stats
+    pub(crate) fn stats(&self) -> RwLockReadGuard<'_, Vec<Arc<VcpuStats>>> {
+        self.stats.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a vCPU, the next one. It gets the rate that is requested of the others.
+    pub(crate) fn add_vcpu(&self, added: AddedVcpu) {
+        // A change of the rate waits for this.
+        let mut all = self.stats.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = all.first() {
+            added.stats.pace.want(first.pace.wanted());
+        }
+        all.push(Arc::clone(&added.stats));
+        lock(&self.added).push(added);
+    }
+
+    /// Takes the vCPUs that were added since the last call.
+    pub(crate) fn added(&self) -> Vec<AddedVcpu> {
+        std::mem::take(&mut lock(&self.added))
     }
 
     /// Sends a command to the collector.
@@ -178,7 +207,7 @@ impl SharedState {
 
     /// Requests this rate of all vCPUs.
     pub(crate) fn set_rate(&self, rate_hz: f64) {
-        self.stats.iter().for_each(|stats| stats.pace.want(rate_hz));
+        self.stats().iter().for_each(|stats| stats.pace.want(rate_hz));
     }
 
     /// Takes the way in which the session ends.

@@ -8,14 +8,15 @@
 //! ```
 
 use std::fmt;
-use std::fs::File;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
 use linux::{PhysicalMemory, ProbeEvent, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
-use vmm::{Activity, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns};
+use vmm::{
+    Activity, AttachedThread, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns,
+};
 
 use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
 use crate::capacity::QueueCapacity;
@@ -95,6 +96,8 @@ pub struct VcpuSampler {
     readers: Arc<OnceLock<GuestReaders>>,
     kernel_check: KernelCheck,
     vcpu: usize,
+    /// Its APIC id, by which the guest's kernel knows it.
+    cpu: usize,
     published: Arc<VcpuStats>,
     /// Beginning of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
@@ -143,6 +146,7 @@ impl VcpuSampler {
             readers: cells.readers,
             kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
+            cpu: usize::from(vcpu),
             published: Arc::clone(&published),
             entered_ns: 0,
             exited_ns: 0,
@@ -174,10 +178,10 @@ impl VcpuSampler {
         if !context.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&context.due_ns)) {
             return self.next_after(context.due_ns, TickHold::since(context.now_ns));
         }
-        let vcpu = self.vcpu;
+        let cpu = self.cpu;
         let readers = self.readers.get();
         let nested = self.nested;
-        let current = |memory: &M| readers?.current.read(memory, vcpu);
+        let current = |memory: &M| readers?.current.read(memory, cpu);
         let mut record = if nested {
             record::read_nested(context, current)
         } else {
@@ -212,7 +216,7 @@ impl VcpuSampler {
         {
             sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
-                Some(stack) => record::copy_stacks((reader, *user_bytes), vcpu, context, &record, stack),
+                Some(stack) => record::copy_stacks((reader, *user_bytes), cpu, context, &record, stack),
                 None => sampled.stack_missed = true,
             }
         }
@@ -285,10 +289,11 @@ impl VcpuSampler {
         &self.published
     }
 
-    /// Attaches to a vCPU whose thread, if it has one, is another process', with these scheduler statistics.
-    pub(crate) fn attached_to(&mut self, schedstat: Option<Option<File>>) {
-        self.threadless = schedstat.is_none();
-        self.wait = WaitDetector::foreign(schedstat.flatten());
+    /// Attaches to a vCPU whose thread, if it has one, is another process'.
+    pub(crate) fn attached_to(&mut self, thread: Option<&AttachedThread>) {
+        self.threadless = thread.is_none();
+        self.cpu = thread.map_or(self.vcpu, |thread| thread.cpu);
+        self.wait = WaitDetector::foreign(thread.and_then(|thread| thread.statistics.clone()));
     }
 
     /// Notes that a tick of another process' thread begins, for which the thread may not be stopped.
@@ -406,6 +411,7 @@ mod tests {
     use super::*;
     use profile::clock::ClockKind;
     use profile::rows::Microstates;
+    use vmm::ThreadId;
 
     fn sampler(slots: usize, kind: ClockKind) -> (VcpuSampler, Consumer<SampleMessage>, Arc<VcpuStats>) {
         let (sampler, ends, counters) = VcpuSampler::new(
@@ -464,7 +470,8 @@ mod tests {
         // Likewise while an exit was served.
         assert_eq!(tick_in(false, &mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
         // Nothing is known of a thread of another process.
-        sampler.attached_to(Some(None));
+        let id = ThreadId { process: 1, thread: 1 };
+        sampler.attached_to(Some(&AttachedThread { id, cpu: 2, statistics: None }));
         assert_eq!(tick(&mut sampler, now - 400_000_000, now), Some(Duration::from_millis(9_600)));
     }
 

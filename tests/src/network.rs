@@ -37,7 +37,10 @@ impl GuestNetwork {
             serve_echo();
             Some(test(&network))
         };
-        std::thread::scope(|scope| scope.spawn(apart).join())
+        // Failures and times of its guests are the test's, by the thread's name.
+        let name = std::thread::current().name().unwrap_or("a test").to_owned();
+        let thread = std::thread::Builder::new().name(name);
+        std::thread::scope(|scope| thread.spawn_scoped(scope, apart).expect("a thread").join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 

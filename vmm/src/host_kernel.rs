@@ -31,7 +31,7 @@ pub const IMMEDIATE_EXIT: &KernelFeature = &FEATURES[3];
 
 /// Everything that is younger than Linux 3.10.
 pub const FEATURES: [KernelFeature; 13] = [
-    feature("pidfd_open", "5.3", "`vprof attach PID` is refused; `--gdb` works"),
+    feature("pidfd_open", "5.3", "`vprof attach PID` and `--host tcg` are refused; `--gdb` works"),
     feature("pidfd_getfd", "5.6", "`vprof attach PID` is refused; `--gdb` works"),
     feature("memfd_create", "3.17", "guests are refused"),
     feature("KVM_CAP_IMMEDIATE_EXIT", "4.12", "KVM is not used"),

@@ -60,7 +60,7 @@ pub use injected::{InjectionCount, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};
 pub use observer::{
     Activity, ActivitySource, AttachedThread, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId,
-    Tick, TickContext, Unobserved, is_at_reset,
+    ThreadStatistics, ThreadTimes, Tick, TickContext, Unobserved, is_at_reset,
 };
 pub use probe::{
     MAX_PROBES, PROBE_KINDS, PROBE_NOP, PROBE_PORT, PROBE_PORTS, ProbeError, ProbePoint, ProbeSet,

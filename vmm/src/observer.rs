@@ -8,8 +8,8 @@
 //!   methods for this setting alone; their defaults do nothing.
 
 use std::fmt;
-use std::fs::File;
 use std::ops::Deref;
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
@@ -78,9 +78,26 @@ pub struct ThreadId {
 pub struct AttachedThread {
     /// Its ids.
     pub id: ThreadId,
-    /// Its scheduler statistics (`/proc/PID/task/TID/schedstat`), if the host has them: the observer's
-    /// process may be unable to open files.
-    pub schedstat: Option<File>,
+    /// KVM's number of the vCPU, which is its APIC id (Documentation/virt/kvm/api.rst, 4.7).
+    pub cpu: usize,
+    /// Its scheduler statistics, if the host has them: the observer's process may be unable to open files.
+    pub statistics: Option<Arc<dyn ThreadStatistics>>,
+}
+
+/// Times of a thread since its start, ns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ThreadTimes {
+    /// On a CPU.
+    pub run_ns: u64,
+    /// Ready to run, without a CPU.
+    pub waited_ns: u64,
+}
+
+/// Scheduler statistics of a thread of another process.
+pub trait ThreadStatistics: fmt::Debug + Send + Sync {
+    /// Reads the times, as of the last tick of the host's scheduler or the last time that the thread left a
+    /// CPU; `None` if the thread has ended and they are lost.
+    fn read(&self) -> Option<ThreadTimes>;
 }
 
 /// Context of one tick: its times, the vCPU's registers and the guest's memory.

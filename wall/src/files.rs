@@ -4,7 +4,7 @@ use std::path::Path;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, Ruleset, RulesetAttr,
-    RulesetCreatedAttr, RulesetStatus, Scope,
+    RulesetCreated, RulesetCreatedAttr, RulesetStatus, Scope,
 };
 
 use crate::WallError;
@@ -12,22 +12,31 @@ use crate::WallError;
 /// Rights that are known: those of Linux 6.12. A kernel that knows fewer denies fewer.
 const KNOWN: ABI = ABI::V6;
 
-/// Denies all files but the process's own in /proc, for reading, and those in `directory`; without a
-/// directory all files. Also denies TCP, and signals and abstract sockets to processes outside. Returns false
-/// on a kernel without Landlock.
-pub(crate) fn restrict(directory: Option<&Path>) -> Result<bool, WallError> {
+/// Denies all files but those below `readable`, for reading and execution, and those in `directory`; paths
+/// that do not exist are left out. Also denies TCP, and signals and abstract sockets to processes outside.
+/// There is no descriptor in the result on a kernel without Landlock.
+pub(crate) fn rules(readable: &[&Path], directory: Option<&Path>) -> Result<RulesetCreated, WallError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(AccessFs::from_all(KNOWN))?
         .handle_access(AccessNet::from_all(KNOWN))?
         .scope(Scope::from_all(KNOWN))?
         .create()?;
-    if let Some(directory) = directory {
-        rules = rules
-            // The link leads to the directory of this process: that is what stays open.
-            .add_rule(PathBeneath::new(PathFd::new("/proc/self")?, AccessFs::from_read(KNOWN)))?
-            .add_rule(PathBeneath::new(PathFd::new(directory)?, AccessFs::from_all(KNOWN)))?;
+    for path in readable.iter().filter(|path| path.exists()) {
+        let allowed = if path.is_dir() { AccessFs::from_read(KNOWN) } else { AccessFs::ReadFile.into() };
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(path)?, allowed))?;
     }
-    let status = rules.restrict_self()?;
+    if let Some(directory) = directory {
+        rules = rules.add_rule(PathBeneath::new(PathFd::new(directory)?, AccessFs::from_all(KNOWN)))?;
+    }
+    Ok(rules)
+}
+
+/// Restricts the calling thread to the process's own files in /proc, for reading, and to those in
+/// `directory`; without a directory to no file at all. Returns false on a kernel without Landlock.
+pub(crate) fn restrict(directory: Option<&Path>) -> Result<bool, WallError> {
+    // The link leads to the directory of this process: that is what stays open.
+    let own: &[&Path] = if directory.is_some() { &[Path::new("/proc/self")] } else { &[] };
+    let status = rules(own, directory)?.restrict_self()?;
     Ok(status.ruleset != RulesetStatus::NotEnforced)
 }

@@ -29,7 +29,8 @@ pub enum ThreadKind {
     Vcpu,
     /// Serves a disk.
     Disk,
-    /// Serves another device: network card, console, random numbers, sockets.
+    /// Serves another device: network card, console, random numbers, sockets. In a process that has started
+    /// its VMM: reads what a serial port or the monitor sends.
     Device,
     /// Reads the guest for the profile: collector, finder, namer, task scanner.
     Sampler,
@@ -47,8 +48,8 @@ impl ThreadKind {
         [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler, Self::Reader, Self::Ticker, Self::Watcher];
     /// Kinds of the process that runs a guest.
     const OF_GUEST: [Self; 4] = [Self::Vcpu, Self::Disk, Self::Device, Self::Sampler];
-    /// Kinds of the process that is attached to another VMM.
-    const OF_ATTACHED: [Self; 3] = [Self::Ticker, Self::Watcher, Self::Sampler];
+    /// Kinds of the process that is attached to another VMM, or has started one.
+    const OF_ATTACHED: [Self; 4] = [Self::Ticker, Self::Watcher, Self::Sampler, Self::Device];
 
     pub(crate) fn number(self) -> u32 {
         self as u32 + 1
@@ -303,10 +304,10 @@ fn allow_files(rules: &mut Rules) -> Result<(), WallError> {
     allow_if(rules, libc::SYS_openat, vec![masked(2, written, 0), masked(2, temporary, temporary)])
 }
 
-/// Adds access to the machine of another VMM, for threads of this kind.
+/// Adds access to the machine of another VMM, for threads of this kind; without a kind, for the first thread.
 fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Result<(), WallError> {
     let process = match reach {
-        Reach::Stops { process, .. } | Reach::Kernel { process } => Some(*process),
+        Reach::Stops { process, .. } | Reach::Kernel { process } | Reach::Child { process } => Some(*process),
         Reach::Stub { process } => *process,
     };
     if let Some(process) = process {
@@ -334,6 +335,14 @@ fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Re
         }
         // Through the stub any thread reads memory.
         Reach::Stub { .. } => allow(rules, &[libc::SYS_recvfrom, libc::SYS_sendto]),
+        Reach::Child { process } => {
+            allow(rules, &[libc::SYS_recvfrom, libc::SYS_sendto]);
+            if kind.is_none() {
+                let kill = equals(1, u64::from(libc::SIGKILL.cast_unsigned()))?;
+                let end = SeccompRule::new(vec![equals(0, number(*process))?, kill])?;
+                rules.entry(libc::SYS_kill).or_default().push(end);
+            }
+        }
         Reach::Stops { .. } => {}
     }
     Ok(())
@@ -387,6 +396,8 @@ fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError>
             allow(&mut rules, DISK);
             allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, KVM_SIGNAL_MSI)])?;
         }
+        // It reads a socket of the VMM, as its reach allows.
+        ThreadKind::Device if reach.is_some() => {}
         ThreadKind::Device => {
             allow(&mut rules, DEVICE);
             allow_if(&mut rules, libc::SYS_ioctl, vec![equals(1, KVM_SIGNAL_MSI), equals(1, FIONBIO)])?;
@@ -394,7 +405,7 @@ fn rules_of(kind: ThreadKind, reach: Option<&Reach>) -> Result<Rules, WallError>
         ThreadKind::Sampler => {
             allow(&mut rules, SAMPLER);
             allow_threads(&mut rules)?;
-            allow_files(&mut rules)?;
+            allow_if(&mut rules, libc::SYS_openat, vec![masked(2, reading(), 0)])?;
         }
         ThreadKind::Reader => {
             allow(&mut rules, READER);
@@ -515,12 +526,13 @@ fn compile_all(
 mod tests {
     use super::*;
 
-    fn reaches() -> [Reach; 4] {
+    fn reaches() -> [Reach; 5] {
         [
             Reach::Stops { process: 2, threads: vec![3, 4] },
             Reach::Kernel { process: 2 },
             Reach::Stub { process: Some(2) },
             Reach::Stub { process: None },
+            Reach::Child { process: 2 },
         ]
     }
 

@@ -11,15 +11,17 @@
 //!
 //! [`enter`] raises the wall around the calling thread and all that it starts. A thread of one kind gives up
 //! more with [`enter_thread`]. [`enter_reader`] raises the wall of a process that only reads,
-//! [`enter_attached`] that of a process which is attached to another VMM. The kernel evaluates the filters at
-//! each system call.
+//! [`enter_attached`] that of a process which is attached to another VMM, or has started one. A VMM that is
+//! started has a [`ProgramWall`], without a filter. The kernel evaluates the filters at each system call.
 
 mod files;
 mod filter;
+mod program;
 mod report;
 mod rights;
 
 pub use filter::{SyscallPolicy, ThreadKind};
+pub use program::ProgramWall;
 pub use report::{REPORT_BYTES, RefusedCall};
 
 use std::os::fd::OwnedFd;
@@ -57,6 +59,11 @@ pub enum Reach {
         /// The VMM, if its memory is read.
         process: Option<i32>,
     },
+    /// A VMM that this process has started: its stub and its devices on open sockets, its memory, its end.
+    Child {
+        /// The VMM.
+        process: i32,
+    },
 }
 
 /// Possessions that an attached process keeps.
@@ -83,11 +90,11 @@ pub struct ResourceLimits {
     pub cpu_seconds: u64,
 }
 
-/// Resources of a process that is attached to another VMM: it writes no file. Its largest part of address
-/// space is what the C library reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c),
-/// and 64 vCPUs have 70 threads.
-const OF_ATTACHED: ResourceLimits =
-    ResourceLimits { memory_bytes: 32 << 30, file_bytes: 0, cpu_seconds: u64::MAX };
+/// Address space of a process that is attached to another VMM, bytes. Its largest part is what the C library
+/// reserves for threads, 128 MiB each (glibc's HEAP_MAX_SIZE, malloc/arena.c), and 64 vCPUs have 70 threads.
+const ATTACHED_MEMORY: u64 = 32 << 30;
+/// Size of the file of an initrd's programs, bytes: unpacked, an initrd has at most 2 GiB.
+const INITRD_PROGRAMS: u64 = 2 << 30;
 
 /// Parts of the wall that were raised.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,13 +154,17 @@ static FILTERS: OnceLock<filter::Filters> = OnceLock::new();
 pub fn enter(config: WallConfig) -> Result<StandingWall, WallError> {
     let WallConfig { policy, directory, report } = config;
     let namespaces = rights::enter_namespaces();
-    rights::give_up(0)?;
+    give_up(0)?;
     let files = files::restrict(Some(&directory))?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {
         install(filter::Filters::of_guest(policy)?, report)?;
     }
     Ok(StandingWall { files, namespaces, syscalls })
+}
+
+fn give_up(kept: u64) -> Result<(), WallError> {
+    rights::give_up(kept).map_err(|(action, source)| WallError::Rights { action, source })
 }
 
 fn limit_resources(limits: ResourceLimits) -> Result<(), WallError> {
@@ -181,8 +192,11 @@ fn install(filters: filter::Filters, report: OwnedFd) -> Result<(), WallError> {
 pub fn enter_attached(config: AttachedWall) -> Result<StandingWall, WallError> {
     let AttachedWall { policy, reach, capabilities, report } = config;
     let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
-    rights::give_up(capabilities)?;
-    limit_resources(OF_ATTACHED)?;
+    give_up(capabilities)?;
+    // Of a guest that it boots, it keeps the programs of the initrd; else it writes no file.
+    let file_bytes = if matches!(reach, Reach::Child { .. }) { INITRD_PROGRAMS } else { 0 };
+    let memory_bytes = ATTACHED_MEMORY;
+    limit_resources(ResourceLimits { memory_bytes, file_bytes, cpu_seconds: u64::MAX })?;
     let syscalls = policy != SyscallPolicy::Off;
     if syscalls {
         install(filter::Filters::of_attached(&reach, policy)?, report)?;
@@ -205,7 +219,7 @@ pub fn enter_reader(
     report: OwnedFd,
 ) -> Result<StandingWall, WallError> {
     let namespaces = policy != SyscallPolicy::Refuse && rights::enter_namespaces();
-    rights::give_up(0)?;
+    give_up(0)?;
     limit_resources(limits)?;
     let files = files::restrict(None)?;
     let syscalls = policy != SyscallPolicy::Off;

@@ -3,7 +3,7 @@
 use nix::errno::Errno;
 use nix::sched::{CloneFlags, unshare};
 
-use crate::{ResourceLimits, WallError};
+use crate::ResourceLimits;
 
 /// Version of `capset`'s structures (`_LINUX_CAPABILITY_VERSION_3` of linux/capability.h, Linux 2.6.26).
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
@@ -23,9 +23,12 @@ pub(crate) fn enter_namespaces() -> bool {
 }
 
 /// Gives up all that a process with open descriptors does not need, except the capabilities of the set
-/// `kept`.
-pub(crate) fn give_up(kept: u64) -> Result<(), WallError> {
-    let rights = |action| move |source| WallError::Rights { action, source };
+/// `kept`. Allocates nothing.
+///
+/// # Errors
+/// The action that fails, like "set no_new_privs", and the error of the kernel.
+pub(crate) fn give_up(kept: u64) -> Result<(), (&'static str, Errno)> {
+    let rights = |action| move |errno| (action, errno);
     // By a program that it executes, it gains nothing.
     prctl(libc::PR_SET_NO_NEW_PRIVS, 1).map_err(rights("set no_new_privs"))?;
     // No core dump with the guest's memory; other processes of its user cannot trace it.

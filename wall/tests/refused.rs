@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -46,6 +47,7 @@ fn trials() -> Vec<Trial> {
         }),
         ("process connect", None, || TcpStream::connect("127.0.0.1:9").map(drop)),
         ("vcpu own", Some(ThreadKind::Vcpu), own),
+        ("sampler own", Some(ThreadKind::Sampler), own),
         ("sampler temporary", Some(ThreadKind::Sampler), || tempfile::tempfile().map(drop)),
         ("vcpu socket", Some(ThreadKind::Vcpu), socket),
         ("disk socket", Some(ThreadKind::Disk), socket),
@@ -66,7 +68,7 @@ fn trials() -> Vec<Trial> {
 
 /// Trials in an attached process, which reaches its own memory and traces a thread that does not exist.
 fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> {
-    use ThreadKind::{Sampler, Ticker, Watcher};
+    use ThreadKind::{Device, Sampler, Ticker, Watcher};
     fn passwd() -> std::io::Result<()> {
         File::open("/etc/passwd").map(drop)
     }
@@ -130,10 +132,20 @@ fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> 
         ("attached socket", Means::Stub, None, || TcpListener::bind("127.0.0.1:0").map(drop)),
         ("attached ticker link", Means::Stops, Some(Ticker), || std::fs::read_link("/proc/1/no").map(drop)),
         ("attached program", Means::Stops, None, || Command::new("/bin/true").status().map(drop)),
+        ("child memory", Means::Child, Some(Sampler), own),
+        ("child end", Means::EndedChild, None, || kill(TRACED, libc::SIGKILL)),
+        ("child passwd", Means::Child, None, passwd),
+        ("child other end", Means::EndedChild, None, || kill(1, 0)),
+        ("child other signal", Means::EndedChild, None, || kill(TRACED, 0)),
+        ("child end by a device", Means::EndedChild, Some(Device), || kill(TRACED, libc::SIGKILL)),
+        ("child socket", Means::Child, None, || TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("child device socket", Means::Child, Some(Device), || TcpListener::bind("127.0.0.1:0").map(drop)),
+        ("child seize", Means::Child, Some(Ticker), seize),
+        ("stub end", Means::Stub, None, || kill(TRACED, libc::SIGKILL)),
     ]
 }
 
-/// A thread id that no thread has (PID_MAX_LIMIT, linux/threads.h).
+/// A process and thread id that none has (PID_MAX_LIMIT, linux/threads.h).
 const TRACED: i32 = 1 << 30;
 
 /// Means by which an attached process samples.
@@ -142,6 +154,9 @@ enum Means {
     Stops,
     Kernel,
     Stub,
+    Child,
+    /// A child that has ended.
+    EndedChild,
 }
 
 impl Means {
@@ -151,6 +166,8 @@ impl Means {
             Self::Stops => Reach::Stops { process, threads: vec![TRACED - 1, TRACED] },
             Self::Kernel => Reach::Kernel { process },
             Self::Stub => Reach::Stub { process: None },
+            Self::Child => Reach::Child { process },
+            Self::EndedChild => Reach::Child { process: TRACED },
         }
     }
 }
@@ -180,6 +197,11 @@ fn ptrace(request: libc::c_uint, thread: i32, data: usize) -> std::io::Result<()
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         other => other,
     }
+}
+
+fn kill(process: i32, signal: libc::c_int) -> std::io::Result<()> {
+    // SAFETY: takes numbers alone.
+    check(unsafe { libc::kill(process, signal) })
 }
 
 fn bpf(command: libc::c_int) -> std::io::Result<()> {
@@ -220,6 +242,37 @@ fn trial() {
     std::process::exit(if run().is_err() { DENIED } else { DONE });
 }
 
+/// Returns the exit status of a shell command inside the wall of a program that keeps `directory`.
+fn in_program_wall(directory: &std::path::Path, command: &str) -> Option<i32> {
+    let system = ["/usr", "/lib", "/lib64", "/bin"].map(std::path::Path::new);
+    let wall = wall::ProgramWall::new(&system, directory).expect("a wall");
+    let mut shell = Command::new("/bin/sh");
+    shell.args(["-c", command]).current_dir(directory).stderr(Stdio::null());
+    // SAFETY: between fork and exec system calls are made that are async-signal-safe; nothing is allocated.
+    unsafe { shell.pre_exec(move || wall.enter()) };
+    shell.status().expect("a shell").code()
+}
+
+#[test]
+fn a_program_has_no_rights_and_the_files_that_it_was_given() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let run = |command: &str| in_program_wall(directory.path(), command);
+    assert_eq!(run("echo 7 > own && read own < own && test $own = 7"), Some(0));
+    for denied in ["cat /etc/passwd", "touch /tmp/wall-was-climbed"] {
+        assert_eq!(run(denied), Some(1), "{denied}");
+    }
+    for (key, value) in [("NoNewPrivs", "1"), ("CapPrm", "0000000000000000"), ("CapEff", "0000000000000000")]
+    {
+        let mut status = Command::new("/bin/cat");
+        let wall = wall::ProgramWall::new(&[std::path::Path::new("/")], directory.path()).expect("a wall");
+        // SAFETY: as above.
+        unsafe { status.arg("/proc/self/status").pre_exec(move || wall.enter()) };
+        let status = String::from_utf8(status.output().expect("cat").stdout).expect("text");
+        assert!(status.contains(&format!("{key}:\t{value}\n")), "{status}");
+    }
+    assert!(!std::path::Path::new("/tmp/wall-was-climbed").exists());
+}
+
 /// Runs a trial; returns its exit status, and the call that a filter has refused.
 fn outcome(name: &str) -> (Option<i32>, Option<RefusedCall>) {
     let directory = tempfile::tempdir().expect("a directory");
@@ -242,14 +295,9 @@ fn is_refused(name: &str, kind: Option<ThreadKind>, call: i64) {
 
 #[test]
 fn what_the_process_needs_it_may() {
-    for name in [
-        "process own",
-        "process temporary",
-        "process thread",
-        "vcpu own",
-        "sampler temporary",
-        "reader memory",
-    ] {
+    for name in
+        ["process own", "process temporary", "process thread", "vcpu own", "sampler own", "reader memory"]
+    {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
 }
@@ -280,6 +328,8 @@ fn each_kind_of_thread_is_held_to_its_own_calls() {
     }
     is_refused("disk file", Some(ThreadKind::Disk), libc::SYS_openat);
     is_refused("device file", Some(ThreadKind::Device), libc::SYS_openat);
+    // Made before the sampler starts.
+    is_refused("sampler temporary", Some(ThreadKind::Sampler), libc::SYS_openat);
     assert_eq!(outcome("vcpu thread"), KILLED);
     is_refused("reader socket", Some(ThreadKind::Reader), libc::SYS_socket);
     is_refused("reader file", Some(ThreadKind::Reader), libc::SYS_openat);
@@ -296,11 +346,12 @@ fn an_attached_process_reaches_its_machine() {
         "attached thread",
         "attached seize",
         "attached seize of main",
+        "child memory",
     ] {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
-    // There is no such link and no such program, and the call is made.
-    for name in ["attached link", "kernel counters"] {
+    // There is no such link, program or process, and the call is made.
+    for name in ["attached link", "kernel counters", "child end"] {
         assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
     }
 }
@@ -318,6 +369,7 @@ fn an_attached_process_opens_no_file() {
         "attached process",
         "attached passwd by kernel",
         "attached passwd by stub",
+        "child passwd",
     ] {
         assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
     }
@@ -326,8 +378,8 @@ fn an_attached_process_opens_no_file() {
 
 #[test]
 fn an_attached_process_reaches_no_other_process_and_changes_nothing() {
-    let (ticker, watcher, sampler) =
-        (Some(ThreadKind::Ticker), Some(ThreadKind::Watcher), Some(ThreadKind::Sampler));
+    let [ticker, watcher, sampler, device] =
+        [ThreadKind::Ticker, ThreadKind::Watcher, ThreadKind::Sampler, ThreadKind::Device].map(Some);
     for (name, kind, call) in [
         ("attached other memory", None, libc::SYS_process_vm_readv),
         ("attached written memory", None, libc::SYS_process_vm_writev),
@@ -348,6 +400,13 @@ fn an_attached_process_reaches_no_other_process_and_changes_nothing() {
         ("attached signal", ticker, libc::SYS_tgkill),
         ("attached socket", None, libc::SYS_socket),
         ("attached ticker link", ticker, libc::SYS_readlink),
+        ("child other end", None, libc::SYS_kill),
+        ("child other signal", None, libc::SYS_kill),
+        ("child end by a device", device, libc::SYS_kill),
+        ("child socket", None, libc::SYS_socket),
+        ("child device socket", device, libc::SYS_socket),
+        ("child seize", ticker, libc::SYS_ptrace),
+        ("stub end", None, libc::SYS_kill),
     ] {
         is_refused(name, kind, call);
     }

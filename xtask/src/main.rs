@@ -90,12 +90,19 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             // One line: what was tried, then why it failed, down to the cause.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Returns true if the reader of standard output, like `head`, has closed it: this needs no message.
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    let source = error.downcast_ref::<std::io::Error>();
+    source.is_some_and(|source| source.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 #[cfg(test)]

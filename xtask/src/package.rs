@@ -261,8 +261,8 @@ mod tests {
         let sources =
             Sources { root: workspace::root().unwrap(), vprof, bundle: portable_host(&line).unwrap() };
         let [_, deb] = sources.pack(directory.path()).unwrap();
-        let script =
-            "vprof --version; vprof doctor; echo \"exit $?\"; zcat /usr/share/man/man1/vprof.1.gz | head -1";
+        // The variable would name the portable host of this checkout.
+        let script = "unset VPROF_PORTABLE_HOST; vprof --version; vprof doctor; echo \"exit $?\"; zcat /usr/share/man/man1/vprof.1.gz | head -1";
         let said = in_clean_debian(&deb, script).unwrap();
         assert!(said.contains(&format!("vprof {VERSION}")), "{said}");
         // There is no KVM in it, and no QEMU for the portable host, which it finds.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::area::ArrayMapping;
-use super::shared::{EXITS, RawCourse, RawExit, RawTaker, RawTurns, TAKERS};
+use super::shared::{EXITS, RawCourse, RawExit, RawExits, RawTaker, RawTurns, TAKERS};
 use super::vm::SampledVm;
 
 /// KVM's counter of a vCPU in the kernel's memory.
@@ -90,7 +90,7 @@ impl VcpuCourse {
 
     /// Returns the exits by reason; `None` if the kernel does not count them.
     pub fn exits(&self) -> Option<Vec<CourseExit>> {
-        let view = self.vm.course(self.index)?;
+        let view = self.vm.exits(self.index)?;
         let rows = (0..EXITS).filter_map(|row| view.exit(row)).filter(|row| row.key != 0 && row.count > 0);
         let exit = |row: RawExit| {
             let times = row.times.iter().copied().enumerate();
@@ -98,7 +98,7 @@ impl VcpuCourse {
             let RawExit { key, count, total_ns, max_ns, .. } = row;
             CourseExit { key, count, total_ns, max_ns, buckets }
         };
-        self.vm.counts_exits().then(|| rows.map(exit).collect())
+        Some(rows.map(exit).collect())
     }
 
     /// Returns the waits for CPUs by the process that had the CPU.
@@ -156,12 +156,25 @@ impl<'a> CourseView<'a> {
             (&raw const (*self.course).takers).cast::<RawTaker>().add(index).read_volatile()
         })
     }
+}
+
+/// Exits of a vCPU in the array of exits. The kernel writes them at any time, each word at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ExitsView<'a> {
+    exits: *const RawExits,
+    _area: &'a ArrayMapping<RawExits>,
+}
+
+impl<'a> ExitsView<'a> {
+    pub(super) fn new(area: &'a ArrayMapping<RawExits>, index: usize) -> Option<Self> {
+        Some(Self { exits: area.element(index)?, _area: area })
+    }
 
     fn exit(self, index: usize) -> Option<RawExit> {
-        // SAFETY: as above.
-        (index < EXITS).then(|| unsafe {
-            (&raw const (*self.course).exits).cast::<RawExit>().add(index).read_volatile()
-        })
+        // SAFETY: the rows are in the mapping, aligned, and valid for all bit patterns; the index is within
+        // them.
+        (index < EXITS)
+            .then(|| unsafe { (&raw const (*self.exits).rows).cast::<RawExit>().add(index).read_volatile() })
     }
 }
 

@@ -37,6 +37,19 @@ pub(crate) struct FinderOffsets {
     pub slot_gfn: u32,
     pub slot_pages: u32,
     pub slot_host: u32,
+    /// List of a machine's vCPUs; `None` if this kernel has another one.
+    pub vcpu_list: Option<VcpuListOffsets>,
+    /// Time that a task has run, ns.
+    pub task_ran: u32,
+}
+
+/// Layout of the list of a machine's vCPUs, in the order in which they were made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum VcpuListOffsets {
+    /// A tree (`struct xarray`, since 5.17): its head; shift and slots of a node, and their number.
+    Tree { head: u32, shift: u32, slots: u32, count: u32 },
+    /// An array, and the number of its elements.
+    Array { vcpus: u32, count: u32 },
 }
 
 /// Layout of the list of memory slots.
@@ -142,9 +155,20 @@ impl HostOffsets {
             slot_gfn: of.get("kvm_memory_slot.base_gfn")?,
             slot_pages: of.get("kvm_memory_slot.npages")?,
             slot_host: of.get("kvm_memory_slot.userspace_addr")?,
+            vcpu_list: vcpu_list(layouts),
+            task_ran: of.get("task_struct.se.sum_exec_runtime")?,
         };
         Ok(Self { options: options(&of, vendor, process)?, finder })
     }
+}
+
+fn vcpu_list(layouts: &HostLayouts<'_>) -> Option<VcpuListOffsets> {
+    if let Some(head) = layouts.offset("kvm.vcpu_array.xa_head") {
+        let (shift, slots) = (layouts.offset("xa_node.shift")?, layouts.offset("xa_node.slots")?);
+        return Some(VcpuListOffsets::Tree { head, shift, slots, count: layouts.elements("xa_node.slots")? });
+    }
+    let vcpus = layouts.offset("kvm.vcpus")?;
+    Some(VcpuListOffsets::Array { vcpus, count: layouts.elements("kvm.vcpus")? })
 }
 
 fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, BpfRefusal> {
@@ -153,7 +177,6 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
         process: process.cast_unsigned(),
         asker: std::process::id(),
         vcpu_notifier: of.get("kvm_vcpu.preempt_notifier.link")?,
-        vcpu_cpu: of.get("kvm_vcpu.cpu")?,
         vcpu_regs: regs,
         // The 17th register, in kernels that have it there (VCPU_REGS_RIP, arch/x86/include/asm/kvm_host.h).
         vcpu_rip: of.0.offset("kvm_vcpu.arch.rip").unwrap_or(regs + 16 * 8),
@@ -164,7 +187,6 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
         vcpu_efer: of.get("kvm_vcpu.arch.efer")?,
         vcpu_mp_state: of.get("kvm_vcpu.arch.mp_state")?,
         vcpu_nested: of.0.offset("kvm_vcpu.stat.guest_mode").unwrap_or(ABSENT),
-        vcpu_exits: of.get("kvm_vcpu.stat.exits")?,
         task_flags: of.get("task_struct.flags")?,
         task_state: of.either("task_struct.__state", "task_struct.state")?,
         task_on_cpu: of.get("task_struct.on_cpu")?,
@@ -172,6 +194,7 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
         task_pid: of.get("task_struct.pid")?,
         task_tgid: of.get("task_struct.tgid")?,
         task_start: of.either("task_struct.start_boottime", "task_struct.start_time")?,
+        task_exit: of.get("task_struct.exit_state")?,
         task_notifiers: of.get("task_struct.preempt_notifiers")?,
         task_queued: of.get("task_struct.sched_info.last_queued")?,
         task_arrived: of.get("task_struct.sched_info.last_arrival")?,
@@ -188,7 +211,6 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
             let nested = of.either("vmcb_control_area.nested_ctl", "vmcb_control_area.misc_ctl")?;
             options.vmcb_nested_paging = control + nested;
             options.vmcb_cs = save + of.get("vmcb_save_area.cs")?;
-            options.vmcb_ss = save + of.get("vmcb_save_area.ss")?;
             options.vmcb_cpl = save + of.get("vmcb_save_area.cpl")?;
             options.vmcb_cr0 = save + of.get("vmcb_save_area.cr0")?;
             options.vmcb_cr3 = save + of.get("vmcb_save_area.cr3")?;

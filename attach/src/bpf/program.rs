@@ -9,10 +9,10 @@ use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestR
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
-use super::course::CourseView;
+use super::course::{CourseView, ExitsView};
 use super::finder::KernelMemory;
 use super::refusal::{BpfRefusal, host_refusal};
-use super::shared::{PAGE, RawCourse, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
+use super::shared::{PAGE, RawCourse, RawExits, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
 static OBJECT: &Aligned<[u8; include_bytes!("../../bpf/record.o").len()]> =
@@ -43,9 +43,19 @@ pub(crate) struct KernelPrograms {
     records: ArrayMapping<RawRecord>,
     peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
     courses: ArrayMapping<RawCourse>,
-    /// Stays open: programs that use it are loaded later.
-    _courses_map: Map,
-    followed: HashMap<MapData, u64, u32>,
+    exits: ArrayMapping<RawExits>,
+    /// Stay open: programs that use them are loaded later.
+    _maps: [Map; 2],
+    followed: Mutex<HashMap<MapData, u64, u32>>,
+}
+
+/// Number of vCPUs that the programs have room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ProgramRoom {
+    /// Those that can be sampled.
+    pub vcpus: usize,
+    /// Those whose exits can be counted.
+    pub exits: usize,
 }
 
 impl fmt::Debug for KernelPrograms {
@@ -65,19 +75,22 @@ where
 }
 
 impl KernelPrograms {
-    /// Loads the programs for `count` vCPUs.
-    pub(crate) fn load(options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
-        Self::load_object(&OBJECT.0, options, count)
+    /// Loads the programs. The kernel takes the memory for all that they have room for.
+    pub(crate) fn load(options: &RawOptions, room: ProgramRoom) -> Result<Self, BpfRefusal> {
+        Self::load_object(&OBJECT.0, options, room)
     }
 
-    fn load_object(object: &[u8], options: &RawOptions, count: usize) -> Result<Self, BpfRefusal> {
-        let elements = u32::try_from(count).unwrap_or(u32::MAX);
+    fn load_object(object: &[u8], options: &RawOptions, room: ProgramRoom) -> Result<Self, BpfRefusal> {
+        let elements = u32::try_from(room.vcpus).unwrap_or(u32::MAX);
+        // An array has one element at least.
+        let exit_elements = u32::try_from(room.exits.max(1)).unwrap_or(u32::MAX);
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
             .map_max_entries("courses", elements)
+            .map_max_entries("exits", exit_elements)
             .map_max_entries("followed", elements)
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
@@ -87,20 +100,19 @@ impl KernelPrograms {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")));
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
-        let records = ArrayMapping::new(&map("records")?, count)?;
+        let records = ArrayMapping::new(&map("records")?, room.vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
-        let courses_map = map("courses")?;
-        let courses = ArrayMapping::new(&courses_map, count)?;
-        let followed = HashMap::try_from(map("followed")?)?;
-        Ok(Self { ebpf, targets, records, peeked, courses, _courses_map: courses_map, followed })
+        let maps = [map("courses")?, map("exits")?];
+        let [courses, exits] = &maps;
+        let courses = ArrayMapping::new(courses, room.vcpus)?;
+        let exits = ArrayMapping::new(exits, room.exits.max(1))?;
+        let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
+        Ok(Self { ebpf, targets, records, peeked, courses, exits, _maps: maps, followed })
     }
 
-    /// Starts to count the waits of these threads (addresses of their tasks, in the order of the vCPUs), and
-    /// with `exits` also the exits from the guest and to the VMM.
-    pub(crate) fn count(&mut self, threads: &[u64], exits: bool) -> Result<(), BpfRefusal> {
-        for (index, task) in (0_u32..).zip(threads) {
-            self.followed.insert(task, index, 0)?;
-        }
+    /// Starts to count the waits of the followed threads, and with `exits` also the exits from the guest and
+    /// to the VMM.
+    pub(crate) fn count(&mut self, exits: bool) -> Result<(), BpfRefusal> {
         let most = if exits { COUNTING.len() } else { COUNTING_WAITS };
         for (name, point) in COUNTING.into_iter().take(most) {
             let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
@@ -110,9 +122,21 @@ impl KernelPrograms {
         Ok(())
     }
 
+    /// Lets what is counted of a thread, by the address of its task, be that of the vCPU with this index;
+    /// with [`ABSENT`](super::shared::ABSENT) it is nobody's.
+    pub(crate) fn follow(&self, task: u64, index: u32) -> Result<(), BpfRefusal> {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(followed.insert(task, index, 0)?)
+    }
+
     /// Returns the course of a vCPU.
     pub(crate) fn course(&self, index: usize) -> Option<CourseView<'_>> {
         CourseView::new(&self.courses, index)
+    }
+
+    /// Returns the exits of a vCPU.
+    pub(crate) fn exits(&self, index: usize) -> Option<ExitsView<'_>> {
+        ExitsView::new(&self.exits, index)
     }
 
     /// Sets the vCPU with this index. Must not be called while it is being sampled.
@@ -202,13 +226,14 @@ mod tests {
     /// and `r0 = *(u64 *)(r9 + 0)`, whose r9 has no value.
     const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
     const BAD_READ: [u8; 8] = [0x79, 0x90, 0, 0, 0, 0, 0, 0];
+    const ROOM: ProgramRoom = ProgramRoom { vcpus: 1, exits: 0 };
 
     #[test]
     fn a_program_that_the_verifier_refuses_is_one_sentence_with_its_verdict() {
         let mut object = Box::new(Aligned(OBJECT.0));
         let exit = object.0.chunks_exact_mut(8).find(|code| **code == EXIT).unwrap();
         exit.copy_from_slice(&BAD_READ);
-        let refusal = KernelPrograms::load_object(&object.0, &RawOptions::default(), 1).unwrap_err();
+        let refusal = KernelPrograms::load_object(&object.0, &RawOptions::default(), ROOM).unwrap_err();
         if matches!(refusal, BpfRefusal::Permission) {
             return testkit::missing("root, to load programs into the kernel");
         }
@@ -217,6 +242,6 @@ mod tests {
         let sentence = refusal.to_string();
         assert!(sentence.starts_with("the host's kernel refuses vprof's program: "), "{sentence}");
         assert_eq!(sentence.lines().count(), 1, "{sentence}");
-        KernelPrograms::load(&RawOptions::default(), 1).unwrap();
+        KernelPrograms::load(&RawOptions::default(), ROOM).unwrap();
     }
 }

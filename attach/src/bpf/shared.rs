@@ -36,7 +36,6 @@ pub(crate) struct RawOptions {
     pub process: u32,
     pub vendor: u32,
     pub vcpu_notifier: u32,
-    pub vcpu_cpu: u32,
     pub vcpu_regs: u32,
     pub vcpu_rip: u32,
     pub vcpu_cr0: u32,
@@ -46,11 +45,9 @@ pub(crate) struct RawOptions {
     pub vcpu_efer: u32,
     pub vcpu_mp_state: u32,
     pub vcpu_nested: u32,
-    pub vcpu_exits: u32,
     pub svm_vmcb: u32,
     pub vmcb_nested_paging: u32,
     pub vmcb_cs: u32,
-    pub vmcb_ss: u32,
     pub vmcb_cpl: u32,
     pub vmcb_cr0: u32,
     pub vmcb_cr3: u32,
@@ -68,6 +65,7 @@ pub(crate) struct RawOptions {
     pub task_pid: u32,
     pub task_tgid: u32,
     pub task_start: u32,
+    pub task_exit: u32,
     pub task_notifiers: u32,
     pub task_queued: u32,
     pub task_arrived: u32,
@@ -102,6 +100,8 @@ pub(crate) struct RawGuest {
     pub five_level: u32,
     pub kernel_root: u64,
     pub identity: u64,
+    /// Of a vCPU that was plugged in later; 0 for others.
+    pub apic_id: u64,
     pub preempt_count: u64,
     pub current_task: u64,
     pub irq_stack: u64,
@@ -130,10 +130,7 @@ pub(crate) struct RawTarget {
     pub vcpu: u64,
     pub task: u64,
     pub start: u64,
-    pub pid: u32,
-    pub tgid: u32,
-    pub slots: u32,
-    pub unused: u32,
+    pub slots: u64,
     pub slot: [RawSlot; SLOTS],
     pub guest: RawGuest,
 }
@@ -166,7 +163,6 @@ pub(crate) struct RawPiece {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RawState {
     pub time_ns: u64,
-    pub exits: u64,
     pub cpu: i32,
     pub mp_state: u32,
     pub in_run: u32,
@@ -175,6 +171,9 @@ pub(crate) struct RawState {
     pub cpl: u32,
     pub code_64_bit: u32,
     pub missing: u32,
+    /// `KVM_EXIT_*` of the last return of KVM_RUN, if the VMM is blocked; else 0.
+    pub exit_reason: u32,
+    pub unused: u32,
     /// In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     pub gpr: [u64; 16],
     pub rip: u64,
@@ -247,12 +246,17 @@ pub(crate) struct RawTurns {
     pub delay_ns: u64,
 }
 
-/// `struct course`: exits and waits of a vCPU.
+/// `struct course`: turns and waits of a vCPU.
 #[repr(C)]
 pub(crate) struct RawCourse {
     pub turns: RawTurns,
     pub takers: [RawTaker; TAKERS],
-    pub exits: [RawExit; EXITS],
+}
+
+/// `struct exits`: exits of a vCPU by reason.
+#[repr(C)]
+pub(crate) struct RawExits {
+    pub rows: [RawExit; EXITS],
 }
 
 /// `struct file_row`: open file of the process.
@@ -306,13 +310,14 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 41 * 4);
-        assert_eq!(size_of::<RawGuest>(), 8 + 9 * 8 + 10 * 4 + 2 * SPANS * 8);
-        assert_eq!(size_of::<RawTarget>(), 3 * 8 + 4 * 4 + SLOTS * 24 + size_of::<RawGuest>());
-        assert_eq!(size_of::<RawState>(), 2 * 8 + 8 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
+        assert_eq!(size_of::<RawOptions>(), 39 * 4);
+        assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
+        assert_eq!(size_of::<RawTarget>(), 4 * 8 + SLOTS * 24 + size_of::<RawGuest>());
+        assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
         assert_eq!(size_of::<RawExit>(), 4 * 8 + BUCKETS * 8);
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
-        assert_eq!(size_of::<RawCourse>(), 13 * 8 + takers + EXITS * size_of::<RawExit>());
+        assert_eq!(size_of::<RawCourse>(), 13 * 8 + takers);
+        assert_eq!(size_of::<RawExits>(), EXITS * size_of::<RawExit>());
         let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }

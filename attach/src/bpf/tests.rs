@@ -75,7 +75,7 @@ impl TestGuest {
         let free = guest.memory.0.len() as u64;
         guest.memory.0.resize(usize::try_from(free + MORE).unwrap(), 0);
         let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).unwrap();
-        let reads = kernel.sample_reads(&guest.memory, 2).unwrap().remove(0).unwrap();
+        let reads = kernel.sample_reads(&guest.memory, &[0]).unwrap().remove(0).unwrap();
         let mut guest = Self { guest, kernel, reads, user_root: 0, free };
         let (mm_at, pgd_at) = guest.reads.page_tables.unwrap();
         let task = guest.direct(guest.word(guest.reads.current_task.0));

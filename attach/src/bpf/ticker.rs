@@ -9,21 +9,23 @@ use kvm_bindings::{
 };
 use linux::PhysAddr;
 use vmm::x86::EFER_LMA;
-use vmm::{Activity, ActivitySource, MissReason, Observer, Tick, TickContext, is_at_reset, monotonic_ns};
+use vmm::{
+    Activity, ActivitySource, AttachedThread, MissReason, Observer, ThreadId, Tick, TickContext, is_at_reset,
+    monotonic_ns,
+};
 
 use super::registers;
 use super::shared::{RawState, ThreadFinding};
-use super::vm::{SampleOutcome, SampledVm};
+use super::vm::{KernelStatistics, SampleOutcome, SampledVm};
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
-use crate::shared::{AttachmentEnd, SharedState};
-use crate::target::TargetVcpu;
+use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
 use crate::ticker::{NextTick, before_tick, run_vcpu};
 
 /// Everything that the thread owns.
 pub(crate) struct SampledTicker<O> {
     vm: Arc<SampledVm>,
     index: usize,
-    vcpu: TargetVcpu,
+    id: ThreadId,
     observer: O,
     memory: StopMemory,
     shared: Arc<SharedState>,
@@ -70,9 +72,8 @@ enum TickMeaning {
 }
 
 impl TickMeaning {
-    /// `halt_exit` is true if the last exit of the guest to the VMM was a HLT, `paused` if the machine is
-    /// paused.
-    fn new(finding: ThreadFinding, state: &RawState, halt_exit: bool, paused: bool) -> Self {
+    /// `paused` is true if the machine is paused.
+    fn new(finding: ThreadFinding, state: &RawState, paused: bool) -> Self {
         let activity = match state.mp_state {
             KVM_MP_STATE_HALTED => Activity::Halted,
             KVM_MP_STATE_UNINITIALIZED | KVM_MP_STATE_INIT_RECEIVED => Activity::NotStarted,
@@ -92,7 +93,9 @@ impl TickMeaning {
             // The host has to get a page of the guest's memory first.
             ThreadFinding::Blocked if in_run => Self::Miss(MissReason::BlockedInVmm),
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
-            ThreadFinding::Blocked if halt_exit => sample(Activity::Halted, true, false, false),
+            ThreadFinding::Blocked if state.exit_reason == KVM_EXIT_HLT => {
+                sample(Activity::Halted, true, false, false)
+            }
             ThreadFinding::Blocked if paused => Self::Miss(MissReason::Paused),
             ThreadFinding::Blocked => Self::Miss(MissReason::BlockedInVmm),
             ThreadFinding::Elsewhere => Self::Miss(MissReason::NotRun),
@@ -105,19 +108,22 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
     pub(crate) fn new(
         vm: Arc<SampledVm>,
         index: usize,
-        vcpu: TargetVcpu,
+        id: ThreadId,
         observer: O,
         memory: ForeignMemory,
         shared: Arc<SharedState>,
     ) -> Self {
         let copied = SampleCopy { vm: Arc::clone(&vm), index };
         let memory = StopMemory::new(StopSource::sampled(memory, Box::new(copied)));
-        Self { vm, index, vcpu, observer, memory, shared }
+        Self { vm, index, id, observer, memory, shared }
     }
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        let (thread, shared) = (self.vcpu.files.attached(self.vcpu.id), Arc::clone(&self.shared));
+        let statistics = KernelStatistics { vm: Arc::clone(&self.vm), index: self.index };
+        let cpu = self.vm.apic_id(self.index);
+        let thread = AttachedThread { id: self.id, cpu, statistics: Some(Arc::new(statistics)) };
+        let shared = Arc::clone(&self.shared);
         run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
@@ -136,8 +142,7 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
             self.shared.found_in_run();
         }
         let now_ns = state.time_ns.max(due_ns);
-        let halt_exit = self.vcpu.page.exit_reason() == KVM_EXIT_HLT;
-        match TickMeaning::new(finding, &state, halt_exit, pause.is_some()) {
+        match TickMeaning::new(finding, &state, pause.is_some()) {
             TickMeaning::Sample { activity, blocked, waiting, runs } => {
                 self.memory.source().set_copied(runs);
                 if runs && state.missing > 0 {
@@ -148,6 +153,10 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
             }
             TickMeaning::Miss(reason) => (self.observer.missed(reason, due_ns, now_ns), now_ns),
             TickMeaning::Gone => {
+                if let Err(refusal) = self.vm.unfollow(self.index) {
+                    let text = "waits of a later thread may count for a vCPU that was taken out";
+                    self.shared.report(AttachEvent::Missing(format!("{text}: {refusal}")));
+                }
                 self.shared.vcpu_ended();
                 (None, now_ns)
             }
@@ -199,7 +208,7 @@ mod tests {
 
     fn meaning(finding: ThreadFinding, in_run: bool, mp_state: u32) -> TickMeaning {
         let state = RawState { in_run: u32::from(in_run), mp_state, ..RawState::default() };
-        TickMeaning::new(finding, &state, false, false)
+        TickMeaning::new(finding, &state, false)
     }
 
     #[test]
@@ -226,12 +235,13 @@ mod tests {
     #[test]
     fn a_vcpu_whose_cpu_vprof_has_taken_was_in_the_guest() {
         let state = RawState { in_run: 1, preempted: 1, ..RawState::default() };
-        let meaning = TickMeaning::new(ThreadFinding::Queued, &state, false, false);
+        let meaning = TickMeaning::new(ThreadFinding::Queued, &state, false);
         assert!(matches!(meaning, TickMeaning::Sample { waiting: false, runs: false, .. }), "{meaning:?}");
         let in_vmm = RawState::default();
-        let halt = TickMeaning::new(ThreadFinding::Blocked, &in_vmm, true, false);
+        let after_halt = RawState { exit_reason: KVM_EXIT_HLT, ..in_vmm };
+        let halt = TickMeaning::new(ThreadFinding::Blocked, &after_halt, false);
         assert!(matches!(halt, TickMeaning::Sample { activity: Activity::Halted, blocked: true, .. }));
-        let paused = TickMeaning::new(ThreadFinding::Blocked, &in_vmm, false, true);
+        let paused = TickMeaning::new(ThreadFinding::Blocked, &in_vmm, true);
         assert_eq!(paused, TickMeaning::Miss(MissReason::Paused));
     }
 }

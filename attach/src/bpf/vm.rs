@@ -2,16 +2,17 @@
 
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, PhysAddr, PhysicalMemory, SampleReads, StackReader, StructurePart};
+use vmm::{ThreadStatistics, ThreadTimes};
 
 use super::area::{difference, registers};
-use super::course::{CourseView, KernelCounter};
+use super::course::{CourseView, ExitsView, KernelCounter};
 use super::finder::{KernelMemory, KernelReader, KernelThread, KernelVcpu};
 use super::offsets::{self, HostOffsets, Vendor};
-use super::program::KernelPrograms;
+use super::program::{KernelPrograms, ProgramRoom};
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
     ABSENT, RawGuest, RawSlot, RawSpan, RawState, RawTarget, SLOTS, SMALL, SPANS, ThreadFinding,
@@ -30,15 +31,18 @@ const MOST_CPUS: usize = 4;
 pub(crate) struct SampledVm {
     programs: KernelPrograms,
     offsets: HostOffsets,
-    vcpus: Vec<SampledVcpu>,
+    /// The vCPUs, as far as there are any yet, and room for those that come later.
+    vcpus: Box<[OnceLock<SampledVcpu>]>,
     /// Address of the kernel's data of the machine.
     kvm: u64,
     /// Number of the last change of the memory that is known.
     generation: AtomicU64,
-    /// The addresses in the guest's kernel are set.
+    /// The addresses in the guest's kernel are known.
     planned: AtomicBool,
     counters: Vec<KernelCounter>,
     vendor: Vendor,
+    /// The kernel counts waits.
+    counts_waits: bool,
     /// The kernel counts exits.
     counts_exits: bool,
 }
@@ -48,6 +52,13 @@ pub(crate) struct SampledVm {
 struct SampledVcpu {
     /// Address of its kvm_vcpu.
     address: u64,
+    /// KVM's number, which is its APIC id.
+    number: u32,
+    thread: KernelThread,
+    /// It was plugged in later.
+    late: bool,
+    /// The target has the addresses in the guest's kernel, or the kernel does not use this vCPU.
+    planned: AtomicBool,
     target: Mutex<RawTarget>,
     /// The programs do not have that target yet.
     changed: AtomicBool,
@@ -115,7 +126,8 @@ impl SampledVm {
 
     fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
         let VmSearch { descriptors, number, most, .. } = search;
-        let mut programs = KernelPrograms::load(&offsets.options, descriptors.len().min(most))?;
+        let exits = if vendor == Vendor::Svm { most } else { 0 };
+        let mut programs = KernelPrograms::load(&offsets.options, ProgramRoom { vcpus: most, exits })?;
         let files = programs.files()?;
         let reader = KernelReader { memory: &programs, offsets: &offsets };
         let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
@@ -131,7 +143,13 @@ impl SampledVm {
         if vcpus.is_empty() {
             return Err(BpfRefusal::NoThreads);
         }
-        let sampled = vcpus.iter().map(|(vcpu, thread)| SampledVcpu::new(vcpu, *thread, &layout)).collect();
+        let sampled: Box<[_]> = (0..most).map(|_| OnceLock::new()).collect();
+        for (place, (vcpu, thread)) in sampled.iter().zip(&vcpus) {
+            let target = RawTarget { vcpu: vcpu.vcpu, ..RawTarget::default() };
+            let mut vcpu = SampledVcpu::new(vcpu.number, *thread, target, false);
+            set_slots(vcpu.target.get_mut().unwrap_or_else(PoisonError::into_inner), &layout);
+            place.set(vcpu).map_err(|_| BpfRefusal::NoThreads)?;
+        }
         let vm = Self {
             programs,
             offsets,
@@ -141,6 +159,7 @@ impl SampledVm {
             planned: AtomicBool::new(false),
             counters: Vec::new(),
             vendor,
+            counts_waits: false,
             counts_exits: false,
         };
         // Here, so that a kernel that is too old is known before the first tick.
@@ -149,10 +168,23 @@ impl SampledVm {
         Ok(FoundVm { vm, layout, vcpus, known })
     }
 
+    fn vcpu(&self, index: usize) -> Option<&SampledVcpu> {
+        self.vcpus.get(index)?.get()
+    }
+
+    /// Returns the vCPUs that are known, with their indices.
+    fn known(&self) -> impl Iterator<Item = (usize, &SampledVcpu)> {
+        self.vcpus.iter().enumerate().filter_map(|(index, place)| Some((index, place.get()?)))
+    }
+
+    fn reader(&self) -> KernelReader<'_, KernelPrograms> {
+        KernelReader { memory: &self.programs, offsets: &self.offsets }
+    }
+
     /// Takes a sample of a vCPU, by its index. `None` if it changes its CPU all the time, or the program
     /// cannot be run.
     pub(crate) fn sample(&self, index: usize) -> Option<SampleOutcome> {
-        let vcpu = self.vcpus.get(index)?;
+        let vcpu = self.vcpu(index)?;
         vcpu.publish(index, &self.programs)?;
         let first = u32::try_from(vcpu.cpu.load(Ordering::Relaxed)).ok();
         let outcome = ask_cpus(first, |cpu| {
@@ -182,14 +214,14 @@ impl SampledVm {
 
     /// Updates the ranges of the guest's memory if the kernel has changed them, and returns the layout then.
     pub(crate) fn refresh(&self) -> Option<MemoryLayout> {
-        let reader = KernelReader { memory: &self.programs, offsets: &self.offsets };
+        let reader = self.reader();
         if reader.generation(self.kvm) == Some(self.generation.load(Ordering::Relaxed)) {
             return None;
         }
         // While the machine ends nothing is found.
         let slots = reader.slots(self.kvm)?;
         let layout = slots.layout?;
-        for vcpu in &self.vcpus {
+        for (_, vcpu) in self.known() {
             vcpu.change(|target| set_slots(target, &layout));
         }
         self.generation.store(slots.generation, Ordering::Relaxed);
@@ -198,12 +230,91 @@ impl SampledVm {
 
     /// Lets the kernel count waits from here on, and exits where KVM has trace points for them.
     pub(crate) fn count(&mut self) -> Result<(), BpfRefusal> {
-        let task = |vcpu: &SampledVcpu| vcpu.target.lock().unwrap_or_else(PoisonError::into_inner).task;
-        let threads: Vec<_> = self.vcpus.iter().map(task).collect();
         let has_exits = self.vendor == Vendor::Svm;
-        self.programs.count(&threads, has_exits)?;
-        self.counts_exits = has_exits;
+        for (index, vcpu) in self.known() {
+            self.programs.follow(vcpu.thread.task, u32::try_from(index).unwrap_or(ABSENT))?;
+        }
+        self.programs.count(has_exits)?;
+        (self.counts_waits, self.counts_exits) = (true, has_exits);
         Ok(())
+    }
+
+    /// Returns the vCPUs that are not known yet, by KVM's number and thread, each once a thread has entered
+    /// it: no two threads may call this at once. Those for which there is no room have no index. `gone` are
+    /// the indices of vCPUs whose threads have ended: another thread may enter such a vCPU, as a new one.
+    /// `passed` are the addresses of vCPUs that were returned without an index; this adds to them.
+    pub(crate) fn take_new(
+        &self,
+        gone: &[usize],
+        passed: &mut Vec<u64>,
+    ) -> Vec<(u32, KernelThread, Option<usize>)> {
+        let reader = self.reader();
+        let most = self.vcpus.len();
+        let mut new = Vec::new();
+        for address in reader.vcpus_of(self.kvm, most).unwrap_or_default() {
+            let runs =
+                |(index, vcpu): (usize, &SampledVcpu)| vcpu.address == address && !gone.contains(&index);
+            let is_known = passed.contains(&address) || self.known().any(runs);
+            let Some((number, thread)) = (!is_known).then(|| reader.entered(self.kvm, address)).flatten()
+            else {
+                continue;
+            };
+            let index = self.add(address, number, thread);
+            if index.is_none() {
+                passed.push(address);
+            }
+            new.push((number, thread, index));
+        }
+        new
+    }
+
+    /// Returns true if [`Self::take_new`] finds vCPUs on this kernel.
+    pub(crate) fn lists_vcpus(&self) -> bool {
+        self.offsets.finder.vcpu_list.is_some()
+    }
+
+    /// Adds a vCPU; returns its index, `None` if there is no room.
+    fn add(&self, address: u64, number: u32, thread: KernelThread) -> Option<usize> {
+        let index = self.known().count();
+        let place = self.vcpus.get(index)?;
+        // All vCPUs have the same memory.
+        let first = *self.vcpu(0)?.target.lock().unwrap_or_else(PoisonError::into_inner);
+        let target = RawTarget { vcpu: address, guest: RawGuest::default(), ..first };
+        place.set(SampledVcpu::new(number, thread, target, true)).ok()?;
+        Some(index)
+    }
+
+    /// Returns the APIC id of a vCPU.
+    pub(crate) fn apic_id(&self, index: usize) -> usize {
+        self.vcpu(index).map_or(index, SampledVcpu::apic_id)
+    }
+
+    /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`].
+    pub(crate) fn follow(&self, index: usize) -> Result<(), BpfRefusal> {
+        match self.vcpu(index).filter(|_| self.counts_waits) {
+            Some(vcpu) => self.programs.follow(vcpu.thread.task, u32::try_from(index).unwrap_or(ABSENT)),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends what [`Self::follow`] has begun: another thread may have the address of a thread that has ended.
+    pub(crate) fn unfollow(&self, index: usize) -> Result<(), BpfRefusal> {
+        match self.vcpu(index).filter(|_| self.counts_waits) {
+            Some(vcpu) => self.programs.follow(vcpu.thread.task, ABSENT),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns true if the VMM keeps a vCPU out of the guest, and not because the vCPU has halted; `None` if
+    /// the vCPU's thread has ended.
+    pub(crate) fn is_kept_out(&self, index: usize) -> Option<bool> {
+        let vcpu = self.vcpu(index)?;
+        self.reader().is_kept_out(vcpu.address, vcpu.thread)
+    }
+
+    /// Returns true if the thread of a vCPU has ended.
+    pub(crate) fn has_ended(&self, index: usize) -> bool {
+        self.vcpu(index).is_none_or(|vcpu| !self.reader().is_alive(vcpu.thread))
     }
 
     /// Returns KVM's counters.
@@ -216,7 +327,7 @@ impl SampledVm {
         let first = self.counters.iter().map(|counter| counter.offset).min()?;
         let end = self.counters.iter().map(|counter| counter.offset).max()?.checked_add(8)?;
         let mut bytes = vec![0; usize::try_from(end - first).ok()?.min(MOST_COUNTERS)];
-        self.programs.peek(self.vcpus.get(index)?.address.checked_add(u64::from(first))?, &mut bytes)?;
+        self.programs.peek(self.vcpu(index)?.address.checked_add(u64::from(first))?, &mut bytes)?;
         let value = |counter: &KernelCounter| {
             let at = usize::try_from(counter.offset - first).ok()?;
             bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
@@ -234,20 +345,51 @@ impl SampledVm {
         self.programs.course(index)
     }
 
-    /// Returns true once the addresses in the guest's kernel are set.
+    /// Returns the exits that the kernel counts of a vCPU; `None` if it counts none.
+    pub(crate) fn exits(&self, index: usize) -> Option<ExitsView<'_>> {
+        self.programs.exits(index).filter(|_| self.counts_exits)
+    }
+
+    /// Returns true once the addresses in the guest's kernel are known.
     pub(crate) fn is_planned(&self) -> bool {
         self.planned.load(Ordering::Acquire)
     }
 
+    /// Returns true if the addresses are to be set of a vCPU that was plugged in after they were known.
+    pub(crate) fn lacks_plan(&self) -> bool {
+        self.is_planned() && self.known().any(|(_, vcpu)| !vcpu.planned.load(Ordering::Acquire))
+    }
+
     /// Sets the addresses that samples read in the guest's kernel, as soon as that has its per-CPU areas.
     pub(crate) fn plan(&self, kernel: &Kernel, memory: &impl PhysicalMemory) {
-        let Ok(reads) = kernel.sample_reads(memory, self.vcpus.len()) else { return };
-        for (vcpu, reads) in self.vcpus.iter().zip(&reads) {
+        let open = self.known().map(|(_, vcpu)| vcpu).filter(|vcpu| !vcpu.planned.load(Ordering::Acquire));
+        let vcpus: Vec<_> = open.collect();
+        let ids: Vec<_> = vcpus.iter().map(|vcpu| vcpu.apic_id()).collect();
+        let Ok(reads) = kernel.sample_reads(memory, &ids) else { return };
+        for (vcpu, reads) in vcpus.into_iter().zip(&reads) {
             if let Some(reads) = reads {
-                vcpu.change(|target| target.guest = guest(reads));
+                // The reader of a sample has read the APIC ids of the others.
+                let apic_id = reads.apic_id.filter(|_| vcpu.late).map_or(0, |at| at.0);
+                vcpu.change(|target| target.guest = RawGuest { apic_id, ..guest(reads) });
             }
+            // A kernel takes a vCPU into use some time after it was plugged in.
+            vcpu.planned.store(reads.is_some() || !vcpu.late, Ordering::Release);
         }
         self.planned.store(true, Ordering::Release);
+    }
+}
+
+/// Scheduler statistics of a vCPU's thread, in the kernel's memory.
+#[derive(Debug)]
+pub(crate) struct KernelStatistics {
+    pub vm: Arc<SampledVm>,
+    pub index: usize,
+}
+
+impl ThreadStatistics for KernelStatistics {
+    fn read(&self) -> Option<ThreadTimes> {
+        let vcpu = self.vm.vcpu(self.index)?;
+        self.vm.reader().times(vcpu.thread)
     }
 }
 
@@ -289,18 +431,23 @@ fn first_cpu(finding: ThreadFinding, state: &RawState) -> Option<u32> {
 }
 
 impl SampledVcpu {
-    fn new(found: &KernelVcpu, thread: KernelThread, layout: &MemoryLayout) -> Self {
-        let KernelThread { task, start, tid, pid } = thread;
-        let mut target =
-            RawTarget { vcpu: found.vcpu, task, start, pid: tid, tgid: pid, ..RawTarget::default() };
-        set_slots(&mut target, layout);
-        let address = found.vcpu;
+    /// Makes a vCPU; `target` has its address, and `thread` is its thread.
+    fn new(number: u32, thread: KernelThread, target: RawTarget, late: bool) -> Self {
+        let target = RawTarget { task: thread.task, start: thread.start, ..target };
         Self {
-            address,
+            address: target.vcpu,
+            number,
+            thread,
+            late,
+            planned: AtomicBool::new(false),
             target: Mutex::new(target),
             changed: AtomicBool::new(true),
             cpu: AtomicU64::new(NO_CPU),
         }
+    }
+
+    fn apic_id(&self) -> usize {
+        usize::try_from(self.number).unwrap_or(usize::MAX)
     }
 
     /// Changes the target; the programs get it before the next sample.
@@ -329,7 +476,7 @@ fn set_slots(target: &mut RawTarget, layout: &MemoryLayout) {
     for (slot, piece) in slots {
         *slot = RawSlot { guest: piece.guest.0, bytes: piece.bytes, host: piece.host.0 };
     }
-    target.slots = u32::try_from(pieces.len().min(SLOTS)).unwrap_or(0);
+    target.slots = u64::try_from(pieces.len().min(SLOTS)).unwrap_or(0);
 }
 
 pub(super) fn guest(reads: &SampleReads) -> RawGuest {
@@ -350,6 +497,7 @@ pub(super) fn guest(reads: &SampleReads) -> RawGuest {
         five_level: u32::from(reads.five_level),
         kernel_root: reads.kernel_root.0,
         identity: reads.identity.map_or(0, |at| at.0),
+        apic_id: 0,
         preempt_count: reads.preempt_count.0,
         current_task: reads.current_task.0,
         irq_stack: reads.irq_stack.map_or(0, |at| at.0),

@@ -20,7 +20,7 @@ use crate::error::GdbError;
 use crate::guard::{GuardProcess, GuardedMeans, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
-use crate::memory::{AttachedMemory, ForeignMemory, LastTables, LayoutProver};
+use crate::memory::{AttachedMemory, FirstSearch, ForeignMemory, LastTables};
 use crate::process::{Process, step_error};
 use crate::rsp::client::{self, ConnectionError, StubClient};
 use crate::rsp::memory::{ClientHandle, StubMemory, lock_client};
@@ -121,7 +121,10 @@ impl ConnectedStub {
 
     /// Returns what this process reaches of the VMM from here on.
     pub fn reach(&self) -> Reach {
-        Reach::Stub { process: self.process.as_deref().map(Process::pid) }
+        match self.process.as_deref().map(Process::pid) {
+            Some(process) if self.is_new => Reach::Child { process },
+            process => Reach::Stub { process },
+        }
     }
 
     /// Asks the stub for all that samples need. The machine of at most `most` vCPUs runs when this returns.
@@ -199,16 +202,17 @@ impl GdbTarget {
     }
 
     /// Measures the duration of a stop, and searches for the layout of the guest's memory in the process, for
-    /// at most `limit`. If it is not found, the search continues while the machine is profiled.
+    /// at most `limit`. If it is not found, or page tables show no Linux, the search continues while the
+    /// machine is profiled.
     pub fn prove(&mut self, limit: Duration) {
         let begin = Instant::now();
         let tables = LastTables::default();
-        let prover = match &self.memory {
-            AttachedMemory::Process(memory) => Some(LayoutProver::new(memory.clone())),
+        let mut search = match &self.memory {
+            AttachedMemory::Process(memory) => Some(FirstSearch::new(memory.clone())),
             AttachedMemory::Stub(_) => None,
         };
-        let (mut proven, mut trials, mut spent) = (prover.is_none(), 0, Duration::ZERO);
-        while begin.elapsed() < limit && (trials < TRIALS || !proven) {
+        let (mut trials, mut spent) = (0, Duration::ZERO);
+        while begin.elapsed() < limit && (trials < TRIALS || search.is_some()) {
             let from = Instant::now();
             let Ok(Some(answers)) = self.try_stop() else { break };
             if trials < TRIALS {
@@ -216,8 +220,10 @@ impl GdbTarget {
                 trials += 1;
             }
             self.stub.parse(&answers).iter().flatten().for_each(|vcpu| tables.record(&vcpu.sregs));
-            if let (Some(prover), Some(last), false) = (&prover, tables.last(), proven) {
-                proven = prover.attempt(last).unwrap_or(false);
+            if let (Some(running), Some(last)) = (&mut search, tables.last())
+                && running.attempt(last)
+            {
+                search = None;
             }
             std::thread::sleep(PAUSE);
         }

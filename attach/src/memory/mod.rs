@@ -23,7 +23,7 @@ use cache::StopReader;
 pub use cache::StopMemory;
 pub use layout::{HostAddr, MemoryLayout, MemoryPiece};
 pub(crate) use maps::read as mappings;
-pub(crate) use proof::{LastTables, LayoutProver};
+pub(crate) use proof::{FirstSearch, LastTables, LayoutProver, ProofAttempt};
 
 /// Memory of a guest in another process. It cannot be read before its layout is proven. Cheap to clone.
 #[derive(Clone)]

@@ -21,6 +21,9 @@ use super::{AssumedMemory, ForeignMemory, LayoutSource, mappings};
 /// Maximum size of the memory below 4 GiB that firmware reserves, bytes. Holes of different machines are at
 /// least 256 MiB apart.
 const FIRMWARE: u64 = 128 << 20;
+/// Number of attempts in a row without a kernel's image after which a guest counts as one without Linux. In
+/// fewer, firmware may have interrupted Linux, or a guest of the guest may have run.
+const WITHOUT_IMAGE: u32 = 5;
 
 /// Page tables that a vCPU used last: CR3, with CR4.LA57 in bit 0.
 #[derive(Debug, Default)]
@@ -49,46 +52,87 @@ pub(crate) struct LayoutProver {
     memory: ForeignMemory,
 }
 
+/// Result of an attempt to prove a layout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ProofAttempt {
+    /// A layout is proven.
+    Proven,
+    /// A kernel's image is mapped, of which not enough can be read.
+    Unproven,
+    /// The page tables map no kernel's image, under any layout.
+    WithoutImage,
+}
+
+/// Search for the layout before the first sample. It ends early in a guest without Linux.
+#[derive(Debug)]
+pub(crate) struct FirstSearch {
+    prover: LayoutProver,
+    /// Number of attempts in a row without a kernel's image.
+    without_image: u32,
+}
+
+impl FirstSearch {
+    pub(crate) fn new(memory: ForeignMemory) -> Self {
+        Self { prover: LayoutProver::new(memory), without_image: 0 }
+    }
+
+    /// Tries the page tables of a vCPU. Returns true if the search is over: a layout is proven, or
+    /// [`WITHOUT_IMAGE`] attempts in a row found no kernel's image.
+    pub(crate) fn attempt(&mut self, tables: (u64, bool)) -> bool {
+        match self.prover.attempt(tables) {
+            Ok(ProofAttempt::Proven) => return true,
+            Ok(ProofAttempt::WithoutImage) => self.without_image += 1,
+            Ok(ProofAttempt::Unproven) | Err(_) => self.without_image = 0,
+        }
+        self.without_image >= WITHOUT_IMAGE
+    }
+}
+
 impl LayoutProver {
     pub(crate) fn new(memory: ForeignMemory) -> Self {
         Self { memory }
     }
 
-    /// Tries every layout with the page tables of a vCPU. Returns true once one is proven.
+    /// Tries every layout with the page tables of a vCPU.
     ///
     /// # Errors
     /// The process's mappings cannot be read.
-    pub(crate) fn attempt(&self, (cr3, five_level): (u64, bool)) -> io::Result<bool> {
+    pub(crate) fn attempt(&self, (cr3, five_level): (u64, bool)) -> io::Result<ProofAttempt> {
         let pid = self.memory.pid;
         let maps = match &self.memory.layouts {
             LayoutSource::Mappings(maps) => maps,
             LayoutSource::Kernel(layout) => {
                 let layout = Arc::clone(&layout.read().unwrap_or_else(PoisonError::into_inner));
                 let memory = AssumedMemory { pid, layout: &layout };
-                let kernel = Kernel::find(&memory, cr3, five_level).ok().filter(|kernel| {
-                    kernel.symbol_count() > 0 && kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty())
-                });
-                let Some(kernel) = kernel else { return Ok(false) };
+                let Ok(kernel) = Kernel::find(&memory, cr3, five_level) else {
+                    return Ok(ProofAttempt::WithoutImage);
+                };
+                let has_tasks = || kernel.tasks(&memory).is_ok_and(|tasks| !tasks.is_empty());
+                if kernel.symbol_count() == 0 || !has_tasks() {
+                    return Ok(ProofAttempt::Unproven);
+                }
                 self.memory.prove(MemoryLayout::clone(&layout), kernel);
-                return Ok(true);
+                return Ok(ProofAttempt::Proven);
             }
         };
         let layouts = layout::all(&mappings(maps)?);
+        let mut unproven = ProofAttempt::WithoutImage;
         // Any layout that is right below the hole finds the kernel.
         let found = layouts.iter().find_map(|layout| {
             let kernel = Kernel::find(&AssumedMemory { pid, layout }, cr3, five_level).ok()?;
+            unproven = ProofAttempt::Unproven;
             (kernel.symbol_count() > 0).then_some(kernel)
         });
-        let Some(kernel) = found else { return Ok(false) };
+        let Some(kernel) = found else { return Ok(unproven) };
         let best = layouts
             .into_iter()
             .filter_map(|layout| Some((tasks(&kernel, &AssumedMemory { pid, layout: &layout })?, layout)))
             // `max_by_key` returns the last of equals: with `rev` the most common layout.
             .rev()
             .max_by_key(|(tasks, _)| *tasks);
-        let Some((_, layout)) = best else { return Ok(false) };
+        let Some((_, layout)) = best else { return Ok(ProofAttempt::Unproven) };
         self.memory.prove(layout, kernel);
-        Ok(true)
+        Ok(ProofAttempt::Proven)
     }
 }
 
@@ -133,7 +177,7 @@ fn is_covered(layout: &MemoryLayout, first: u64, last: u64) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use linux::fixture::{Config, Style};
+    use linux::fixture::{Config, Guest, Style};
     use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 
     use super::*;
@@ -168,6 +212,10 @@ mod tests {
         }
     }
 
+    fn own_pid() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
+    }
+
     /// Uses this process as the VMM: a made-up guest in a separate mapping.
     #[test]
     fn a_kernel_in_memory_proves_its_layout() {
@@ -175,15 +223,46 @@ mod tests {
         let ram = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), guest.memory.0.len())]).unwrap();
         ram.write_slice(&guest.memory.0, GuestAddress(0)).unwrap();
         let host = ram.get_host_address(GuestAddress(0)).unwrap() as u64;
-        let memory = ForeignMemory::new(i32::try_from(std::process::id()).unwrap()).unwrap();
+        let memory = ForeignMemory::new(own_pid()).unwrap();
         let prover = LayoutProver::new(memory.clone());
-        assert!(!prover.attempt((0x5000, false)).unwrap(), "tables that lead nowhere prove nothing");
+        let nowhere = prover.attempt((0x5000, false)).unwrap();
+        assert_eq!(nowhere, ProofAttempt::WithoutImage, "tables that lead nowhere prove nothing");
         assert!(!memory.is_proven());
-        assert!(prover.attempt((guest.cr3, guest.five_level)).unwrap());
+        assert_eq!(prover.attempt((guest.cr3, guest.five_level)).unwrap(), ProofAttempt::Proven);
         assert!(memory.kernel().is_some_and(|kernel| kernel.symbol_count() > 1_000));
         let first = memory.layout().unwrap().pieces()[0];
         assert_eq!((first.guest.0, first.host.0), (0, host));
         assert!(first.bytes >= guest.memory.0.len() as u64);
+    }
+
+    /// Returns the search in a guest of this process whose layout is known. The guest is not at the start of
+    /// a mapping, where the search of another test would find it.
+    fn first_search(guest: &Guest) -> FirstSearch {
+        let bytes = &guest.memory.0;
+        let piece = MemoryPiece::new(0, bytes.as_ptr() as u64, bytes.len() as u64);
+        FirstSearch::new(ForeignMemory::with_layout(own_pid(), MemoryLayout::new(vec![piece]).unwrap()))
+    }
+
+    #[test]
+    fn the_first_search_ends_with_a_kernel_or_after_tables_without_one() {
+        let guest = Config::new(Style::V6_12).build();
+        let (linux, foreign) = ((guest.cr3, guest.five_level), (0x5000, false));
+        let mut search = first_search(&guest);
+        assert!((1..WITHOUT_IMAGE).all(|_| !search.attempt(foreign)));
+        assert!(search.attempt(foreign) && !search.prover.memory.is_proven());
+        // Firmware had interrupted Linux.
+        let mut search = first_search(&guest);
+        assert!(!search.attempt(foreign) && search.attempt(linux) && search.prover.memory.is_proven());
+    }
+
+    #[test]
+    fn an_image_that_proves_nothing_yet_does_not_end_the_first_search() {
+        let guest = Config { kallsyms: None, ..Config::new(Style::V6_12) }.build();
+        let (linux, foreign) = ((guest.cr3, guest.five_level), (0x5000, false));
+        let mut search = first_search(&guest);
+        assert!((0..3 * WITHOUT_IMAGE).all(|_| !search.attempt(linux)));
+        assert!((1..WITHOUT_IMAGE).all(|_| !search.attempt(foreign)) && !search.attempt(linux), "in a row");
+        assert!((1..WITHOUT_IMAGE).all(|_| !search.attempt(foreign)));
     }
 
     #[test]

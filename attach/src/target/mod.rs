@@ -27,7 +27,7 @@ use crate::error::AttachError;
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
-use crate::memory::{ForeignMemory, LastTables, LayoutProver};
+use crate::memory::{FirstSearch, ForeignMemory, LastTables};
 use crate::process::{Process, step_error};
 use crate::run_page::RunPage;
 use crate::stop::ThreadStop;
@@ -236,11 +236,11 @@ impl Target {
 
     /// Searches for the layout of the guest's memory for at most `limit`, so that the first sample already
     /// has a name. Each attempt stops one vCPU, unless the host's kernel takes the samples. If it is not
-    /// found, the search continues while the machine is profiled.
+    /// found, or page tables show no Linux, the search continues while the machine is profiled.
     pub fn prove(&self, limit: Duration) {
         let begin = Instant::now();
         let slot = StopSlot::new(&self.heartbeat, SEARCH_SLOT);
-        let (prover, tables) = (LayoutProver::new(self.memory.clone()), LastTables::default());
+        let (mut search, tables) = (FirstSearch::new(self.memory.clone()), LastTables::default());
         for (index, vcpu) in self.vcpus.iter().enumerate().cycle() {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
                 return;
@@ -249,9 +249,12 @@ impl Target {
                 if let Some(sampled) = vm.sample(index) {
                     tables.record(&registers(&sampled.state).1);
                 }
-                let found = tables.last().is_some_and(|last| prover.attempt(last).unwrap_or(false));
-                if let Some(kernel) = self.memory.kernel().filter(|_| found) {
-                    return vm.plan(kernel, &self.memory);
+                let is_over = tables.last().is_some_and(|last| search.attempt(last));
+                if let Some(kernel) = self.memory.kernel() {
+                    vm.plan(kernel, &self.memory);
+                }
+                if is_over {
+                    return;
                 }
                 continue;
             }
@@ -264,7 +267,7 @@ impl Target {
                 tables.record(&sregs);
             }
             let Some(last) = tables.last() else { continue };
-            if prover.attempt(last).unwrap_or(false) {
+            if search.attempt(last) {
                 return;
             }
         }

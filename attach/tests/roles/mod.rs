@@ -6,18 +6,21 @@
 // Each of the tests' binaries uses a part of it.
 #![allow(dead_code, reason = "see above")]
 
+pub mod plug;
+
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use attach::{Attachment, AttachmentEnd, EngineChoice, StopMemory, Target, keep_guard};
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
 use vmm::{
-    Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, Tick, Unobserved, VmConfig, kvm_check,
+    Activity, AttachedThread, Machine, MissReason, Observer, ThreadId, ThreadStatistics, Tick, Unobserved,
+    VmConfig, kvm_check,
 };
 
 /// Time limit of what must happen.
@@ -76,8 +79,11 @@ pub fn checksum(iterations: u64) -> u32 {
 }
 
 /// Runs the child: a VMM that prints the end of its guest. In one role it executes another program after a
-/// second.
+/// second, in another one it plugs in a vCPU then.
 pub fn vmm(role: &str) -> ! {
+    if let "plug" | "plug again" = role {
+        plug::vmm(role == "plug again")
+    }
     let code = match role {
         "checksum" | "page" => checksum_code(ITERATIONS),
         "long checksum" => checksum_code(MORE_ITERATIONS),
@@ -306,6 +312,7 @@ pub struct Recorder {
     pub missed: HashMap<&'static str, u32>,
     pub suspended_ns: Vec<u64>,
     pub thread: Option<ThreadId>,
+    pub statistics: Option<Arc<dyn ThreadStatistics>>,
     pub stopped: u32,
 }
 
@@ -319,6 +326,7 @@ impl Recorder {
             missed: HashMap::new(),
             suspended_ns: Vec::new(),
             thread: None,
+            statistics: None,
             stopped: 0,
         }
     }
@@ -330,7 +338,8 @@ impl Recorder {
 
 impl Observer<StopMemory> for Recorder {
     fn attached(&mut self, thread: Option<AttachedThread>) {
-        self.thread = thread.map(|thread| thread.id);
+        self.thread = thread.as_ref().map(|thread| thread.id);
+        self.statistics = thread.and_then(|thread| thread.statistics);
     }
 
     fn started(&mut self) -> Option<Duration> {

@@ -4,10 +4,12 @@ use std::path::PathBuf;
 
 use attach::EngineChoice;
 use clap::{Args, ValueEnum};
+use clap_complete::engine::ArgValueCompleter;
 use wall::SyscallPolicy;
 
 use super::parse::{ValueError, policy_parser};
 use super::{RecordingArgs, TEMPLATE};
+use crate::completion;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -85,11 +87,21 @@ impl VmChoice {
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct AttachArgs {
     /// Process id or name of the virtual machine [default: the only one; vprof lists several]
-    #[arg(value_name = "PID|NAME", conflicts_with = "name", value_parser = VmChoice::parse)]
+    #[arg(
+        value_name = "PID|NAME",
+        conflicts_with = "name",
+        value_parser = VmChoice::parse,
+        add = ArgValueCompleter::new(completion::machines)
+    )]
     pub vm: Option<VmChoice>,
 
     /// The virtual machine with this name, which may be a number
-    #[arg(long, value_name = "NAME", help_heading = "Guest")]
+    #[arg(
+        long,
+        value_name = "NAME",
+        help_heading = "Guest",
+        add = ArgValueCompleter::new(completion::machine_names)
+    )]
     pub name: Option<String>,
 
     /// The virtual machine behind the GDB stub at this address: QEMU's with KVM or without

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCompleter;
 use host::protocol::Then;
 use sampler::conditions::Condition;
 use text::parse::positive_time;
 
 use super::TEMPLATE;
 use super::parse::{parse_rate, then_parser};
+use crate::completion;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -32,7 +34,12 @@ Exit codes: 0 done; 1 there is no such run, or it refused; 2 the command line is
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct CtlArgs {
     /// The run, by process id or socket [default: the only one]
-    #[arg(long, value_name = "PID|SOCKET", global = true)]
+    #[arg(
+        long,
+        value_name = "PID|SOCKET",
+        global = true,
+        add = ArgValueCompleter::new(completion::runs)
+    )]
     pub run: Option<String>,
 
     /// Print answers as JSON (docs/control.md)

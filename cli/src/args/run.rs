@@ -130,7 +130,13 @@ pub struct RunArgs {
     /// and writes
     /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The
     /// guest's own context id is 3; `,cid=N` sets it
-    #[arg(long, value_name = "PATH", value_parser = parse_vsock, help_heading = "Guest")]
+    #[arg(
+        long,
+        value_name = "PATH",
+        value_parser = parse_vsock,
+        value_hint = clap::ValueHint::FilePath,
+        help_heading = "Guest"
+    )]
     pub vsock: Option<VsockChoice>,
 
     /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.

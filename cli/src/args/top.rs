@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use clap::Args;
+use clap_complete::engine::ArgValueCompleter;
 use host::protocol::control::SHORTEST_MS;
 use text::parse::positive_time;
 
 use super::TEMPLATE;
 use super::parse::ValueError;
+use crate::completion;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -30,7 +32,7 @@ terminal.";
 #[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
 pub struct TopArgs {
     /// The run, by process id or socket [default: the only one]
-    #[arg(value_name = "PID|SOCKET")]
+    #[arg(value_name = "PID|SOCKET", add = ArgValueCompleter::new(completion::runs))]
     pub run: Option<String>,
 
     /// Time between two refreshes, at least 100ms

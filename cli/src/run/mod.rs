@@ -14,12 +14,11 @@ use std::path::{Path, PathBuf};
 use host::choice::{self, Chosen, Host};
 use host::half;
 use host::link::Link;
-use host::network::{NetworkSpec, Plugged};
+use host::network::NetworkSpec;
 use host::portable::{memory, outer};
 use host::reader::{self, BootFiles, BootMemory, LoadedBoot};
 use host::spec::{self, DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
 use host::systemd::{self, GuestCommand};
-use host::tcg;
 use host::vsock::Listening;
 use images::contents::ImageFormat;
 use images::{self, ImageError, NamedFile};
@@ -401,27 +400,15 @@ async fn start(
         let writer = args.recording.create(force)?;
         Ok(Box::new(live::LiveSink::new(Box::new(writer), tables.clone())))
     };
+    let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
     match &chosen.host {
-        Host::Kvm => {
-            let wishes = half::Wishes { disks, payload, vsock: vsock.as_ref() };
-            half::run(&spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
-        }
-        Host::Tcg(qemu) => {
-            let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
-            let sink = create(args.recording.force)?;
-            let outcome = tcg::run(qemu, &spec, network, payload, sink, link).await;
-            // Only now may another vprof have the disks.
-            drop(disks);
-            Ok(outcome?)
-        }
         Host::Portable(setup) => {
-            let outcome = outer::run(setup, &spec, payload, link, vsock.as_ref(), |restarts| {
-                create(args.recording.force || restarts > 0)
-            })
-            .await;
-            // Another vprof may open the disks only after the run.
-            drop(disks);
-            Ok(outcome?)
+            let open_sink = |restarts| create(args.recording.force || restarts > 0);
+            Ok(outer::run(setup, &spec, wishes, link, open_sink).await?)
+        }
+        Host::Kvm | Host::Tcg(_) => {
+            let qemu = if let Host::Tcg(qemu) = &chosen.host { Some(qemu) } else { None };
+            half::run(qemu, &spec, wishes, link, || Ok::<_, Error>(create(args.recording.force)?)).await
         }
     }
 }

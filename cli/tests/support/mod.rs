@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use profile::rows::Microstates;
 use profile::rows::{
@@ -84,6 +85,65 @@ pub fn refused(output: &Output, code: i32, words: &[&str]) {
     for dump in ["panicked", "os error", "Error {", "Error(", "Some(", "None", "RUST_BACKTRACE"] {
         assert!(!error.contains(dump), "{dump:?} in: {error}");
     }
+}
+
+/// Returns the only child of a process.
+pub fn child_of(process: u32) -> u32 {
+    let children = std::fs::read_to_string(format!("/proc/{process}/task/{process}/children")).unwrap();
+    children.trim().parse().unwrap()
+}
+
+/// Returns a row of a profile's table `meta`, after its header.
+pub fn meta_of(profile: &Path, key: &str) -> String {
+    let sql = format!("SELECT value FROM meta WHERE key = '{key}'");
+    stdout(&vprof(["query"]).arg(profile).args([&sql, "--csv"]).output().unwrap())
+}
+
+/// Returns the thread of a process with this name.
+pub fn thread_of(process: i32, name: &str) -> i32 {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task")).unwrap().flatten();
+    let named =
+        |path: &Path| std::fs::read_to_string(path.join("comm")).is_ok_and(|comm| comm.trim_end() == name);
+    let found = threads.map(|entry| entry.path()).find(|path| named(path));
+    found.unwrap().file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Lets a thread that waits in a system call make the call `number` instead, as one does whose code a guest
+/// has taken over.
+pub fn make_call(thread: i32, number: i64) {
+    let done = |result: i64, what: &str| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
+    // SAFETY: numbers alone.
+    let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, 0, 0) };
+    done(seized, "seize");
+    for _ in 0..1_000 {
+        // SAFETY: numbers, and a place for the status that outlives the call.
+        let stopped = unsafe {
+            libc::ptrace(libc::PTRACE_INTERRUPT, thread, 0, 0);
+            libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL)
+        };
+        done(stopped.into(), "wait");
+        // SAFETY: registers are numbers.
+        let mut registers: libc::user_regs_struct = unsafe { std::mem::zeroed() };
+        // SAFETY: the place of the registers outlives the call.
+        let read = unsafe { libc::ptrace(libc::PTRACE_GETREGS, thread, 0, &raw mut registers) };
+        done(read, "registers");
+        let in_call = registers.orig_rax.cast_signed() >= 0;
+        if in_call {
+            // The instruction before is `syscall`, two bytes. -1: the call that was interrupted is not
+            // made again (`arch_do_signal_or_restart`, arch/x86/kernel/signal.c).
+            (registers.rip, registers.rax, registers.orig_rax) =
+                (registers.rip - 2, number.cast_unsigned(), u64::MAX);
+            // SAFETY: as above.
+            done(unsafe { libc::ptrace(libc::PTRACE_SETREGS, thread, 0, &raw const registers) }, "registers");
+            // SAFETY: numbers alone.
+            done(unsafe { libc::ptrace(libc::PTRACE_DETACH, thread, 0, 0) }, "detach");
+            return;
+        }
+        // SAFETY: numbers alone.
+        done(unsafe { libc::ptrace(libc::PTRACE_CONT, thread, 0, 0) }, "continue");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    panic!("the thread makes no system call");
 }
 
 /// Makes a cpio archive with one file.

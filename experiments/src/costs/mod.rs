@@ -10,7 +10,7 @@ use vprof_tests::Run;
 
 use crate::document::DocumentSection;
 use crate::measured::{boot, rusage, setting};
-use crate::table::{MarkdownTable, deviation, median, more};
+use crate::table::{MarkdownTable, count_of_runs, deviation, median, more};
 use paper::{PaperTable, TABLES, TableUnit};
 
 /// Settings: off as far as the options allow, sampling, and exact.
@@ -24,32 +24,33 @@ const SETTINGS: [(&str, &[&str]); 3] = [
 const SCRIPT: &str = "latency --seconds 0.1";
 
 const ABOUT: &str = "\
-P. Chubb, *Micro-State Accounting for Linux*, uses lmbench to measure the cost of his accounting: each system call and
-each switch reads a clock and accounts for the elapsed time. His figures are of an IA64 machine at 900 MHz with a kernel
-for two processors (2.5.72 and 2.5.72msa, means of five runs). `latency` has programs of the same design. Each
-measurement has ten parts, of which the smallest mean counts. In a ring of processes a token is passed on, and the cost
-of pipes without a switch is subtracted. Each process sums an array of the given size when it has the token.";
+P. Chubb, *Micro-State Accounting for Linux*, measures with lmbench the cost of his accounting, which reads a clock at
+each system call and each switch. His figures are of an IA64 machine at 900 MHz with a kernel for two processors (2.5.72
+and 2.5.72msa, means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the
+smallest mean counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the
+cost of pipes without a switch is subtracted.";
 
 const LEFT_OUT: &str = "\
 Not measured:
 
-- memory latencies and the bandwidths of copies in memory, because an emulated processor has no caches to miss, and
-  neither touches the kernel;
-- RPC and HTTP, whose servers this image does not have and which add a library to the rows of UDP and TCP.
+- memory latencies and bandwidths of copies in memory: an emulated processor has no caches to miss, and neither touches
+  the kernel;
+- RPC and HTTP: this image has no servers of them, and they add a library to the rows of UDP and TCP.
 
-For the same reason the rows of 4 to 64 KiB differ from those on a processor: an array costs the pages that are looked
-up again after a switch, and no cache lines. lmbench subtracts the signal from the protection fault; here the paper's
-two are added. The size of its mapped file is not in the paper: here it is 4 MiB, a tenth of which is touched. Files are
-on ext4 here. The scheduler decides which of the paper's processors a process runs on; here all are on one.";
+Other differences from the paper:
+
+- An array (4 to 64 KiB) costs the pages that are looked up again after a switch, and no cache lines.
+- lmbench subtracts the signal from the protection fault; here the paper's two are added.
+- The mapped file has 4 MiB, a tenth of which is touched; the paper does not give its size. Files are on ext4.
+- All processes are on one processor; in the paper the scheduler chooses.";
 
 const DISCUSSION: &str = "\
-Chubb's accounting has a small cost at every event. vprof's sampling has a cost at every tick, independent of the
-guest's work, and none at events: a call or a switch costs more only by the ticks' share of the time.
+Chubb's accounting has a small cost at every event. vprof's sampling has one at every tick, independent of the guest's
+work: a call or a switch costs more only by the ticks' share of the time.
 
-In exact mode each switch and each wake-up leaves the guest once, and each hard interrupt twice (probes). This is the
-price of changing nothing in the guest's kernel, and it is high where exits are emulated. A signal is such a wake-up,
-too, of a task that runs. Other system calls, `select`, faults and cached files do not pass a probe, and a difference
-within the scatter is not significant.";
+In exact mode each switch and each wake-up (a signal to a running task is one) leaves the guest once, and each hard
+interrupt twice (probes). This is the price of an unchanged guest kernel, and high where exits are emulated. Other
+system calls, `select`, faults and cached files pass no probe; a difference within the scatter is not significant.";
 
 /// Output of one run, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
@@ -130,9 +131,8 @@ fn repeatability(values: &Values) -> String {
     parts.sort_by(f64::total_cmp);
     match (median(&parts), parts.last()) {
         (Some(middle), Some(most)) => format!(
-            "The standard deviation of the runs of a measurement under one setting is {:.0} % of their mean at the median, {:.0} % at\n\
-             most. The column \"s.d.\" has that of the runs with vprof off. A difference of less than twice its row's standard\n\
-             deviation is not significant.",
+            "The standard deviation of a measurement's runs under one setting is {:.0} % of their mean at the median, {:.0} % at\n\
+             most; \"s.d.\" is that with vprof off. A difference of less than twice its row's \"s.d.\" is not significant.",
             middle * 100.0,
             most * 100.0
         ),
@@ -157,7 +157,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
             for (what, value) in read(&run)? {
                 values.entry((what, name)).or_default().push(value);
             }
-            measured = setting(&rusage(&run)?, runs);
+            measured = setting(&rusage(&run)?, &count_of_runs(runs));
         }
     }
     let tables = TABLES.iter().map(|paper| table(paper, &values)).collect::<Result<Vec<_>>>()?;

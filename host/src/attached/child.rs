@@ -184,7 +184,7 @@ impl FoundMachine {
         let mut notes = vec![("engine", target.engine_sentence())];
         let mut vcpus = counted(target.vcpus());
         if target.unseen() > 0 {
-            let left_out = left_out(target.unseen());
+            let left_out = left_out(target.unseen(), target.is_sampled());
             vcpus = format!("{vcpus} ({left_out})");
             notes.push(("missing", left_out));
         }
@@ -377,10 +377,11 @@ fn counted(vcpus: usize) -> String {
     units::counted(u64::try_from(vcpus).unwrap_or(u64::MAX), "vCPU")
 }
 
-/// Returns the sentence on vCPUs whose threads were not found.
-fn left_out(unseen: usize) -> String {
+/// Returns the sentence on vCPUs whose threads were not found. The host's kernel shows them later.
+fn left_out(unseen: usize, sampled: bool) -> String {
     let (were, are) = if unseen == 1 { ("was", "is") } else { ("were", "are") };
-    format!("{} more {were} not seen in the guest and {are} left out", counted(unseen))
+    let until = if sampled { " until then" } else { "" };
+    format!("{} more {were} not seen in the guest and {are} left out{until}", counted(unseen))
 }
 
 /// The program of the process.

@@ -152,7 +152,7 @@ impl AttachHalf {
         connection.set_nonblocking(true).map_err(&failed)?;
         let connection = tokio::net::UnixStream::from_std(connection).map_err(&failed)?;
         let stderr = self.child.stderr.take().map(|stderr| pipe::Receiver::from_owned_fd(stderr.into()));
-        let log = stderr.transpose().map_err(&failed)?.map(Log::follow);
+        let log = stderr.transpose().map_err(&failed)?.map(|stderr| Log::follow([stderr]));
         let mut relay = Relay::new(sink, Batch::default(), None);
         let (process, stop) = (Some(self.child.id()), link.stop.clone());
         let result = continued(process, stop, relay.talk(connection, &mut link)).await;
@@ -160,7 +160,7 @@ impl AttachHalf {
         self.connection.shutdown(std::net::Shutdown::Both).map_err(&failed)?;
         let status = self.end().await.map_err(start("wait for the process that samples the VM"))?;
         let words = match log {
-            Some(log) if !status.success() => log.last_words().await,
+            Some(mut log) if !status.success() => log.last_words().await,
             _ => String::new(),
         };
         let sink_error = relay.finish();

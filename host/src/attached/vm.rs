@@ -2,8 +2,8 @@
 
 use std::os::fd::BorrowedFd;
 
-use attach::{AttachEvent, Attachment, PauseCause, RateLimit};
-use sampler::Session;
+use attach::{AttachEvent, Attachment, PauseCause, PluggedVcpu, RateLimit};
+use sampler::{AttachedSampler, Session};
 
 use crate::guest::ProfiledVm;
 
@@ -14,15 +14,15 @@ const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 /// Excess of a rate over the sustainable one that is tolerated, as a factor.
 const TOLERANCE: f64 = 1.1;
 
-/// Writes what is new of the machine into the profile.
-fn tell(session: &Session, events: Vec<AttachEvent>) {
-    for event in events {
+/// Writes what is new of the machine into the profile, and profiles the vCPUs that are new.
+fn tell(session: &Session, attachment: &Attachment<AttachedSampler>) {
+    for event in attachment.take_events() {
         match event {
             AttachEvent::MemoryProven(text) => session.event("memory", &text),
             AttachEvent::MemoryChanged(text) => {
                 session.event("memory", &format!("the VMM has changed the guest's memory: {text}"));
             }
-            AttachEvent::MemoryUnproven(text) => session.event("missing", &text),
+            AttachEvent::Missing(text) => session.event("missing", &text),
             AttachEvent::Paused(cause) => {
                 let why = match cause {
                     PauseCause::Vmm => PAUSED,
@@ -35,10 +35,8 @@ fn tell(session: &Session, events: Vec<AttachEvent>) {
                 session.event("paused", "the virtual machine runs on");
                 session.set_stopped(None);
             }
-            AttachEvent::Plugged(number) => session.event(
-                "missing",
-                &format!("vCPU {number} was plugged in later, and is not in this profile: attach again"),
-            ),
+            AttachEvent::Plugged(plugged) => adopt(session, attachment, plugged),
+            AttachEvent::NotAdopted(number) => session.event("missing", &not_adopted(number)),
             AttachEvent::Unplugged(number) => {
                 session.event(
                     "missing",
@@ -49,7 +47,27 @@ fn tell(session: &Session, events: Vec<AttachEvent>) {
     }
 }
 
-impl<O> ProfiledVm for Attachment<O> {
+/// Profiles a vCPU that was plugged in.
+fn adopt(session: &Session, attachment: &Attachment<AttachedSampler>, plugged: PluggedVcpu) {
+    let number = plugged.number;
+    let Some(sampler) = session.add_vcpu(attachment.counts(plugged)) else {
+        return session.event("missing", &not_adopted(number));
+    };
+    match attachment.adopt(plugged, AttachedSampler::from(sampler)) {
+        Ok(()) => {
+            let text = format!("vCPU {number} was plugged in: it is in this profile from now on");
+            session.event("plugged", &text);
+        }
+        Err(error) => session.event("missing", &format!("{}: {error}", not_adopted(number))),
+    }
+}
+
+/// Returns the sentence on a vCPU that was plugged in and is not profiled.
+fn not_adopted(number: u32) -> String {
+    format!("vCPU {number} was plugged in later, and is not in this profile")
+}
+
+impl ProfiledVm for Attachment<AttachedSampler> {
     fn ended_fd(&self) -> BorrowedFd<'_> {
         Attachment::ended_fd(self)
     }
@@ -68,7 +86,7 @@ impl<O> ProfiledVm for Attachment<O> {
     }
 
     fn look(&self, session: &Session) {
-        tell(session, self.take_events());
+        tell(session, self);
         let wanted = session.status().wanted_hz;
         if let Some(lowered) = LoweredRate::new(wanted, self.rate_limit()) {
             session.event("rate", &lowered.sentence());

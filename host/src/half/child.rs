@@ -2,25 +2,29 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::path::PathBuf;
+use std::os::fd::{OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use images::BootPayload;
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use profile::Sink;
 use vmm::Vsock;
-use vmm::net::{Interface, Stream, Tap};
 use vmm::vsock::Relay;
-use wall::WallConfig;
+use wall::{AttachedWall, WallConfig};
 
-use super::{CableFd, Descriptors, HalfJob};
+use super::{CableFd, Descriptors, HalfJob, Hypervisor};
 use crate::connection::{
     ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
 };
 use crate::guest::{self, Connected};
-use crate::link::{Watcher, link};
-use crate::network::CardEnd;
+use crate::link::{Link, Watcher, link};
+use crate::network::{Cable, CardEnd};
+use crate::portable::qemu::Qemu;
+use crate::process::read_all;
 use crate::protocol::{FromHost, OutputStream};
-use crate::spec::Outcome;
+use crate::spec::{Outcome, RunSpec};
+use crate::tcg::{EmulatedFiles, StartedQemu};
 
 /// Interval of messages during work that takes long.
 const ALIVE_EVERY: Duration = Duration::from_millis(500);
@@ -46,21 +50,23 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     let mut text = Vec::new();
     // SAFETY: the descriptors of the job are this process's own.
     unsafe { inherited(job) }.read_to_end(&mut text)?;
-    let HalfJob { mut run, descriptors, sync_disks } = serde_json::from_slice(&text)?;
-    let taken = Taken::new(&descriptors)?;
+    let HalfJob { mut run, hypervisor, descriptors, sync_disks } = serde_json::from_slice(&text)?;
+    let files = InheritedFiles::take(&descriptors)?;
+    let written: &[File] = if sync_disks { &files.disks } else { &[] };
+    let written = written.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
     let directory = std::env::var_os("TMPDIR").map(PathBuf::from).unwrap_or_default();
-    let standing = wall::enter(WallConfig { policy: run.policy, directory, report: taken.report })?;
-    run.meta.push(("wall".to_owned(), standing.words()));
-
-    let payload =
-        BootPayload { kernel: read_all(taken.kernel)?, initrd: taken.initrd.map(read_all).transpose()? };
-    let network = run.machine.network.as_ref().zip(taken.cable).map(|(spec, end)| spec.card(end));
-    let vsock = match (run.machine.vsock_cid, taken.vsock) {
-        (Some(cid), Some(stream)) => Some(Vsock { cid, backend: Box::new(Relay::new(stream)?) }),
-        _ => None,
+    // Made before the wall: it takes descriptors that are not available inside of each.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let guest = match hypervisor {
+        Hypervisor::Kvm(kvm) => {
+            // SAFETY: as above.
+            let kvm = unsafe { inherited(kvm) }.into();
+            WalledGuest::on_kvm(kvm, files, &mut run, directory)?
+        }
+        Hypervisor::Qemu(qemu) => {
+            runtime.block_on(WalledGuest::in_qemu(&qemu, files, &mut run, &directory))?
+        }
     };
-    let connected = Connected { kvm: taken.kvm, network, vsock };
-    let written = taken.disks.iter().map(File::try_clone).collect::<Result<Vec<_>, _>>()?;
     connection.send(&FromHost::Preparing("starting the guest".to_owned()))?;
 
     let (guest_side, watcher) = link();
@@ -82,10 +88,8 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
         .name("vprof-port".to_owned())
         .spawn(move || obey(reader, &stop, &input, &control, &read))?;
 
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let sink = Box::new(ConnectionSink(connection.clone()));
-    let run = guest::run(&run, taken.disks, connected, payload, sink, guest_side);
-    let outcome = runtime.block_on(forward(run, phase, connection));
+    let outcome = runtime.block_on(forward(guest.run(&run, sink, guest_side), phase, connection));
     let lost: u64 = pumps.into_iter().map(|pump| pump.finish(FLUSH_LIMIT)).sum();
     let written = if sync_disks { write_back(connection, &written) } else { Ok(()) };
     let mut outcome = outcome?;
@@ -98,46 +102,95 @@ fn serve(connection: &Connection, job: RawFd) -> Result<Outcome, ChildError> {
     Ok(outcome)
 }
 
-/// The descriptors of a job, owned.
-struct Taken {
-    kvm: OwnedFd,
-    kernel: File,
-    initrd: Option<File>,
-    disks: Vec<File>,
-    cable: Option<CardEnd>,
-    vsock: Option<File>,
-    report: OwnedFd,
+/// Guest that does not run yet, in a process inside its wall.
+enum WalledGuest {
+    Kvm { disks: Vec<File>, connected: Connected, payload: BootPayload },
+    Qemu(Box<StartedQemu>),
 }
 
-impl Taken {
-    fn new(numbers: &Descriptors) -> io::Result<Self> {
-        // SAFETY: each number is that of a descriptor that the parent has passed on for this process alone,
-        // and occurs once in the job.
-        let own = |number: RawFd| unsafe { OwnedFd::from_raw_fd(number) };
-        let file = |number| File::from(own(number));
-        let cable = |cable| {
-            Ok::<_, io::Error>(match cable {
-                CableFd::Tap(fd) => CardEnd::Tap(Tap::from(own(fd))),
-                CableFd::Stream(fd) => CardEnd::Stream(Stream::new(own(fd).into())?),
-                CableFd::Interface(fd) => CardEnd::Interface(Interface::from(own(fd))),
-            })
+impl WalledGuest {
+    /// Raises the wall of a process that runs a guest on KVM.
+    fn on_kvm(
+        kvm: OwnedFd,
+        files: InheritedFiles,
+        run: &mut RunSpec,
+        directory: PathBuf,
+    ) -> Result<Self, ChildError> {
+        let InheritedFiles { kernel, initrd, disks, cable, vsock, report } = files;
+        let standing = wall::enter(WallConfig { policy: run.policy, directory, report })?;
+        run.meta.push(("wall".to_owned(), standing.words()));
+        let payload = BootPayload { kernel: read_all(kernel)?, initrd: initrd.map(read_all).transpose()? };
+        let end = cable.map(CardEnd::try_from).transpose()?;
+        let network = run.machine.network.as_ref().zip(end).map(|(spec, end)| spec.card(end));
+        let vsock = match (run.machine.vsock_cid, vsock) {
+            (Some(cid), Some(stream)) => Some(Vsock { cid, backend: Box::new(Relay::new(stream)?) }),
+            _ => None,
         };
-        Ok(Self {
-            kvm: own(numbers.kvm),
-            kernel: file(numbers.kernel),
-            initrd: numbers.initrd.map(file),
-            disks: numbers.disks.iter().map(|number| file(*number)).collect(),
-            cable: numbers.cable.map(cable).transpose()?,
-            vsock: numbers.vsock.map(file),
-            report: own(numbers.report),
+        Ok(Self::Kvm { disks, connected: Connected { kvm, network, vsock }, payload })
+    }
+
+    /// Starts QEMU, and raises the wall of a process that reads it.
+    async fn in_qemu(
+        qemu: &Qemu,
+        files: InheritedFiles,
+        run: &mut RunSpec,
+        directory: &Path,
+    ) -> Result<Self, ChildError> {
+        let InheritedFiles { kernel, initrd, disks, cable, vsock: _, report } = files;
+        let started =
+            StartedQemu::start(qemu, run, EmulatedFiles { kernel, initrd, disks, cable }, directory).await?;
+        let (policy, reach) = (run.policy, started.reach());
+        let standing = wall::enter_attached(AttachedWall { policy, reach, capabilities: 0, report })?;
+        run.meta.push(("wall".to_owned(), standing.words()));
+        Ok(Self::Qemu(Box::new(started)))
+    }
+
+    async fn run(self, run: &RunSpec, sink: Box<dyn Sink>, link: Link) -> Result<Outcome, ChildError> {
+        Ok(match self {
+            Self::Kvm { disks, connected, payload } => {
+                guest::run(run, disks, connected, payload, sink, link).await?
+            }
+            Self::Qemu(started) => started.run(run, sink, link).await?,
         })
     }
 }
 
-fn read_all(mut file: File) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// Descriptors of a job, owned.
+struct InheritedFiles {
+    kernel: File,
+    initrd: Option<File>,
+    disks: Vec<File>,
+    cable: Option<Cable>,
+    vsock: Option<File>,
+    report: OwnedFd,
+}
+
+impl InheritedFiles {
+    /// Takes the descriptors. A program that this process starts does not get them.
+    fn take(numbers: &Descriptors) -> io::Result<Self> {
+        let own = |number: RawFd| {
+            // SAFETY: each number is that of a descriptor that the parent has passed on for this process
+            // alone, and occurs once in the job.
+            let file = unsafe { inherited(number) };
+            fcntl(&file, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+            Ok::<_, io::Error>(file)
+        };
+        let cable = |cable| {
+            Ok::<_, io::Error>(match cable {
+                CableFd::Tap(fd) => Cable::Tap(own(fd)?.into()),
+                CableFd::Stream(fd) => Cable::Stream(own(fd)?.into()),
+                CableFd::Interface(fd) => Cable::Interface(own(fd)?.into()),
+            })
+        };
+        Ok(Self {
+            kernel: own(numbers.kernel)?,
+            initrd: numbers.initrd.map(own).transpose()?,
+            disks: numbers.disks.iter().map(|number| own(*number)).collect::<Result<_, _>>()?,
+            cable: numbers.cable.map(cable).transpose()?,
+            vsock: numbers.vsock.map(own).transpose()?,
+            report: own(numbers.report)?.into(),
+        })
+    }
 }
 
 /// Waits until all that the guest has written is on its disks. Sends a message from time to time: this can

@@ -1,4 +1,4 @@
-//! The guest half of a run: the process in which the guest runs, inside a wall.
+//! The guest half of a run: the process that runs and reads the guest, inside a wall.
 //!
 //! ```text
 //!  vprof run                                        vprof guest-half
@@ -9,7 +9,8 @@
 //! The guest half gets open descriptors: `/dev/kvm`, disks, its card's cable, kernel and initrd. It raises
 //! the wall (crate `wall`) before it reads a byte of a disk or executes an instruction of the guest. A guest
 //! that takes it over has its own disks and its profile's rows. The portable host starts the same process
-//! from its init, with a virtio-serial port in place of the socket.
+//! from its init, with a virtio-serial port in place of the socket. Without KVM the half starts a QEMU that
+//! runs the guest (`tcg.rs`), and is attached to it.
 
 mod child;
 mod process;
@@ -23,6 +24,7 @@ use std::os::fd::RawFd;
 
 use serde::{Deserialize, Serialize};
 
+use crate::portable::qemu::Qemu;
 use crate::spec::RunSpec;
 
 /// Name of the hidden command that starts a guest half. Its argument is the number of a descriptor with a
@@ -34,17 +36,26 @@ pub const COMMAND: &str = "guest-half";
 pub struct HalfJob {
     /// The run.
     pub run: RunSpec,
+    /// The hypervisor.
+    pub hypervisor: Hypervisor,
     /// Its descriptors.
     pub descriptors: Descriptors,
     /// True if all that the guest has written must be on its disks before the outcome is sent.
     pub sync_disks: bool,
 }
 
+/// Hypervisor of a guest half.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Hypervisor {
+    /// KVM, by the descriptor of `/dev/kvm`.
+    Kvm(RawFd),
+    /// QEMU's software emulation.
+    Qemu(Qemu),
+}
+
 /// Descriptors that a guest half inherits, by number. Its standard input is the connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Descriptors {
-    /// `/dev/kvm`.
-    pub kvm: RawFd,
     /// The guest's kernel.
     pub kernel: RawFd,
     /// The guest's initrd.
@@ -70,18 +81,18 @@ pub enum CableFd {
     Interface(RawFd),
 }
 
-impl Descriptors {
-    /// Returns all numbers.
-    pub(crate) fn all(&self) -> Vec<RawFd> {
-        let cable = self.cable.map(|cable| match cable {
+impl HalfJob {
+    /// Returns the numbers of all descriptors.
+    fn inherited(&self) -> Vec<RawFd> {
+        let Descriptors { kernel, initrd, disks, cable, vsock, report } = &self.descriptors;
+        let cable = cable.map(|cable| match cable {
             CableFd::Tap(fd) | CableFd::Stream(fd) | CableFd::Interface(fd) => fd,
         });
-        [self.kvm, self.kernel, self.report]
-            .into_iter()
-            .chain(self.initrd)
-            .chain(self.disks.iter().copied())
-            .chain(cable)
-            .chain(self.vsock)
-            .collect()
+        let kvm = match self.hypervisor {
+            Hypervisor::Kvm(kvm) => Some(kvm),
+            Hypervisor::Qemu(_) => None,
+        };
+        let optional = [kvm, *initrd, cable, *vsock].into_iter().flatten();
+        [*kernel, *report].into_iter().chain(optional).chain(disks.iter().copied()).collect()
     }
 }

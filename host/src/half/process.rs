@@ -34,7 +34,7 @@ impl HalfProcess {
     /// # Errors
     /// The job cannot be written to memory.
     pub fn command(&self, job: &HalfJob, connection: OwnedFd) -> io::Result<(Command, OwnedFd)> {
-        let (mut command, job_file) = walled_command(COMMAND, job, job.descriptors.all())?;
+        let (mut command, job_file) = walled_command(COMMAND, job, job.inherited())?;
         command.env("TMPDIR", self.directory.path());
         command.stdin(Stdio::from(connection)).stdout(Stdio::null());
         Ok((command, job_file))

@@ -1,4 +1,4 @@
-//! A run on this machine's KVM, in a guest half.
+//! A run on this machine's KVM or in QEMU, in a guest half.
 
 use std::fs::File;
 use std::io;
@@ -11,9 +11,10 @@ use tokio::net::UnixStream;
 use vmm::KvmError;
 
 use super::process::HalfProcess;
-use super::{Descriptors, HalfJob};
+use super::{Descriptors, HalfJob, Hypervisor};
 use crate::link::{Link, Phase};
 use crate::network::{Cable, NetworkError, Passt, Plugged};
+use crate::portable::qemu::Qemu;
 use crate::process::{Foreign, continued};
 use crate::protocol::FrameError;
 use crate::reader::BootMemory;
@@ -94,27 +95,37 @@ pub struct Wishes<'a> {
     pub vsock: Option<&'a Listening>,
 }
 
-/// Runs the guest in a separate process, and writes its rows to what `open_sink` returns.
+/// Runs the guest in a separate process, and writes its rows to what `open_sink` returns. With `qemu` its
+/// software emulation runs the guest, and else KVM.
 ///
 /// # Errors
 /// KVM cannot be used, the process cannot be started, or it ends without an outcome.
 pub async fn run<E: From<HalfError>>(
+    qemu: Option<&Qemu>,
     spec: &RunSpec,
     wishes: Wishes<'_>,
     mut link: Link,
     open_sink: impl FnOnce() -> Result<Box<dyn Sink>, E>,
 ) -> Result<Outcome, E> {
     let Wishes { disks, payload, vsock } = wishes;
-    let kvm = vmm::kvm_check::open_descriptor().map_err(HalfError::from)?;
+    let hypervisor = match qemu {
+        Some(qemu) => OpenHypervisor::Qemu(qemu.clone()),
+        None => OpenHypervisor::Kvm(vmm::kvm_check::open_descriptor().map_err(HalfError::from)?),
+    };
     let network = spec.machine.network.as_ref().map(Plugged::open).transpose().map_err(HalfError::from)?;
     let sink = open_sink()?;
     link.phase.send_replace(Phase::Preparing("starting the guest's process".to_owned()));
-    let parts = Parts { kvm, network, payload, disks, vsock };
+    let parts = Parts { hypervisor, network, payload, disks, vsock };
     Ok(talk(spec, parts, &mut link, sink).await?)
 }
 
+enum OpenHypervisor {
+    Kvm(OwnedFd),
+    Qemu(Qemu),
+}
+
 struct Parts<'a> {
-    kvm: OwnedFd,
+    hypervisor: OpenHypervisor,
     network: Option<Plugged>,
     payload: BootMemory,
     disks: Vec<File>,
@@ -127,7 +138,7 @@ async fn talk(
     link: &mut Link,
     sink: Box<dyn Sink>,
 ) -> Result<Outcome, HalfError> {
-    let Parts { kvm, network, payload, disks, vsock } = parts;
+    let Parts { hypervisor, network, payload, disks, vsock } = parts;
     let failed = start("start the guest's process");
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(&failed)?;
     ours.set_nonblocking(true).map_err(&failed)?;
@@ -142,8 +153,11 @@ async fn talk(
     }
     let job = HalfJob {
         run: spec.clone(),
+        hypervisor: match &hypervisor {
+            OpenHypervisor::Kvm(kvm) => Hypervisor::Kvm(kvm.as_raw_fd()),
+            OpenHypervisor::Qemu(qemu) => Hypervisor::Qemu(qemu.clone()),
+        },
         descriptors: Descriptors {
-            kvm: kvm.as_raw_fd(),
             kernel: kernel.as_raw_fd(),
             initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),
@@ -157,7 +171,7 @@ async fn talk(
     let mut command = tokio::process::Command::from(command);
     let mut child = command.kill_on_drop(true).spawn().map_err(&failed)?;
     // The process has its own copies. Its end is noticed by the closed connection and pipe.
-    drop((command, job_file, report, kvm, kernel, initrd, cable, stream));
+    drop((command, job_file, report, hypervisor, kernel, initrd, cable, stream));
     let mut relay = Relay::new(sink, Batch::default(), None);
     let (process, stop) = (child.id(), link.stop.clone());
     let result = continued(process, stop, relay.talk(connection, link)).await;

@@ -18,7 +18,7 @@ use nix::kmod::{ModuleInitFlags, finit_module};
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot};
 
-use crate::half::{Descriptors, HalfJob, HalfProcess};
+use crate::half::{Descriptors, HalfJob, HalfProcess, Hypervisor};
 use crate::network::{Cable, NetworkError, NetworkKind, NetworkSpec, Plugged};
 use crate::protocol::portable::{INITRD_FILE, JOB_FILE, KERNEL_FILE, MODULE_ORDER, PORT, VSOCK_PORT};
 use crate::protocol::{FromHost, Job, encode};
@@ -146,8 +146,8 @@ fn job(port: &Port, modules: Vec<PathBuf>) -> Result<(), InnerError> {
     let disks = machine.disks.iter().map(|disk| disk.open()).collect::<Result<Vec<_>, _>>()?;
     let (half, report) = HalfProcess::new()?;
     let job = HalfJob {
+        hypervisor: Hypervisor::Kvm(kvm.as_raw_fd()),
         descriptors: Descriptors {
-            kvm: kvm.as_raw_fd(),
             kernel: kernel.as_raw_fd(),
             initrd: initrd.as_ref().map(AsRawFd::as_raw_fd),
             disks: disks.iter().map(AsRawFd::as_raw_fd).collect(),

@@ -34,15 +34,17 @@ impl Log {
         log
     }
 
-    /// Reads one stream of a process from now on.
-    pub(crate) fn follow(stream: impl AsyncRead + Unpin + Send + 'static) -> Self {
+    /// Reads streams of a process from now on.
+    pub(crate) fn follow(streams: impl IntoIterator<Item = impl AsyncRead + Unpin + Send + 'static>) -> Self {
         let mut log = Self { tail: Arc::default(), readers: JoinSet::new() };
-        log.readers.spawn(read(stream, Arc::clone(&log.tail)));
+        for stream in streams {
+            log.readers.spawn(read(stream, Arc::clone(&log.tail)));
+        }
         log
     }
 
     /// The last lines of a QEMU that has ended.
-    pub async fn last_words(mut self) -> String {
+    pub async fn last_words(&mut self) -> String {
         // Another process may hold the pipes open.
         let all = async { while self.readers.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(LIMIT, all).await;

@@ -26,9 +26,11 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use images::ImageError;
 use profile::store::CreateError;
 use text::message::{Reason, Shown};
 use text::units;
+use wall::WallError;
 
 use crate::network::NetworkError;
 use crate::protocol::FrameError;
@@ -46,6 +48,9 @@ pub enum PortableError {
         /// Why.
         source: io::Error,
     },
+    /// QEMU's rights can't be limited.
+    #[error("the portable host can't be started: {0}")]
+    Wall(#[from] WallError),
     /// This program can't be its init.
     #[error("this vprof can't run inside the portable host: {0}")]
     Program(#[from] ProgramError),
@@ -60,6 +65,9 @@ pub enum PortableError {
     /// The guest's network can't be used.
     #[error(transparent)]
     Network(#[from] NetworkError),
+    /// A disk can't be opened again.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The guest's sockets can't be made.
     #[error(transparent)]
     Vsock(#[from] VsockError),
@@ -181,10 +189,11 @@ impl PortableError {
     pub fn stage(&self) -> Stage {
         match self {
             Self::Start { .. }
+            | Self::Wall(_)
             | Self::Program(_)
             | Self::Frozen { before_guest: true, .. }
             | Self::Died { before_guest: true, .. } => Stage::Hypervisor,
-            Self::Bundle { .. } | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
+            Self::Bundle { .. } | Self::Image(_) | Self::Vsock(_) | Self::Stopped => Stage::BeforeGuest,
             Self::Inside { stage, .. } => *stage,
             // With these there may be another run's profile instead of this one's.
             Self::Network(_) | Self::Create(_) | Self::Memory { .. } => Stage::Guest,

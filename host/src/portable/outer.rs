@@ -1,12 +1,15 @@
 //! The outer half: starts the portable host, writes what it sends, and ends it.
 
+use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::process::ExitStatus;
 use std::time::Duration;
 
+use images::BootPayload;
 use profile::rows::EventRow;
 use profile::store::CreateError;
 use profile::{Batch, Sink};
+use tempfile::TempDir;
 use text::units;
 use tokio::net::UnixStream;
 use tokio::process::Child;
@@ -16,11 +19,12 @@ use vmm::{MachineEnd, TRIPLE_FAULT};
 use super::bundle::Bundle;
 use super::initrd::{self, Initrd};
 use super::log::Log;
-use super::qemu::{Card, Machine, Qemu};
+use super::qemu::{Card, Machine, PassedDisk, Qemu};
 use super::{KNOWN, PortableError, ProtocolError, start_error};
+use crate::half::Wishes;
 use crate::link::{Link, Phase};
 use crate::network::{Passt, Plugged};
-use crate::reader::BootMemory;
+use crate::process::memory_file;
 use crate::relay::{Relay, RelayEnd, RunFacts, RunStage, SilenceLimits};
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::vsock::{Listening, Serving};
@@ -105,20 +109,20 @@ struct Fault {
 pub async fn run(
     setup: &Setup,
     spec: &RunSpec,
-    payload: BootMemory,
+    wishes: Wishes<'_>,
     mut link: Link,
-    vsock: Option<&Listening>,
     mut open_sink: impl FnMut(u32) -> Result<Box<dyn Sink>, CreateError>,
 ) -> Result<Outcome, PortableError> {
+    let Wishes { disks, payload, vsock } = wishes;
     let payload = payload.into_bytes().map_err(start_error("read the guest's kernel"))?;
-    let initrd = initrd::make(&setup.bundle, spec, &payload)?;
+    let parts = HostParts::new(setup, spec, disks, &payload)?;
     let payload_bytes = (payload.kernel.len() + payload.initrd.as_ref().map_or(0, Vec::len)) as u64;
     // The rest of the run needs neither.
     drop(payload);
     let mut restarts = Restarts::default();
     loop {
         let attempt =
-            Attempt { setup, spec, initrd: &initrd, payload_bytes, vsock, restarts: restarts.clone() };
+            Attempt { setup, spec, parts: &parts, payload_bytes, vsock, restarts: restarts.clone() };
         // A network that can't be used leaves no profile.
         let network = spec.machine.network.as_ref().map(Plugged::open).transpose()?;
         let fault = match attempt.run(&mut link, network, open_sink(restarts.count())?).await? {
@@ -141,10 +145,43 @@ pub async fn run(
 struct Attempt<'a> {
     setup: &'a Setup,
     spec: &'a RunSpec,
-    initrd: &'a Initrd,
+    parts: &'a HostParts,
     payload_bytes: u64,
     vsock: Option<&'a Listening>,
     restarts: Restarts,
+}
+
+/// Files of the host, for each of its starts.
+#[derive(Debug)]
+struct HostParts {
+    kernel: OwnedFd,
+    initrd: Initrd,
+    /// The guest's disks, in order.
+    disks: Vec<File>,
+    /// A second opening of each disk, for reading.
+    readable: Vec<File>,
+    /// Directory of QEMU's temporary files.
+    directory: TempDir,
+}
+
+impl HostParts {
+    fn new(
+        setup: &Setup,
+        spec: &RunSpec,
+        disks: Vec<File>,
+        payload: &BootPayload,
+    ) -> Result<Self, PortableError> {
+        let Bundle { kernel, .. } = &setup.bundle;
+        let kernel =
+            std::fs::read(kernel).map_err(|source| PortableError::Bundle { path: kernel.clone(), source })?;
+        let kernel = memory_file(c"vprof-kernel", &kernel).map_err(start_error("keep its kernel"))?;
+        let initrd = initrd::make(&setup.bundle, spec, payload)?;
+        let readable = spec.machine.disks.iter().zip(&disks).map(|(disk, file)| disk.read_only(file));
+        let readable = readable.collect::<Result<_, _>>()?;
+        let directory = tempfile::Builder::new().prefix("vprof-").tempdir();
+        let directory = directory.map_err(start_error("make a directory for temporary files"))?;
+        Ok(Self { kernel, initrd, disks, readable, directory })
+    }
 }
 
 /// Words for the stage in which the host failed.
@@ -176,7 +213,7 @@ impl Attempt<'_> {
         let port = UnixStream::from_std(ours).map_err(start_error("make its port"))?;
         let (vsock, vsock_port) = self.vsock.map(Listening::serve).transpose()?.unzip();
         let mut child = self.spawn(theirs.into(), vsock_port, network.as_ref())?;
-        let log = Log::keep(&mut child);
+        let mut log = Log::keep(&mut child);
         let silence = self.setup.silence;
         let limits = SilenceLimits {
             // A whole kernel boots before the first message.
@@ -253,7 +290,7 @@ impl Attempt<'_> {
         let memory_bytes = OVERHEAD
             .saturating_add(self.spec.machine.memory_bytes)
             .saturating_add(self.spec.machine.memory_bytes / 32)
-            .saturating_add(2 * self.initrd.bytes)
+            .saturating_add(2 * self.parts.initrd.bytes)
             .saturating_add(5 * self.payload_bytes);
         let card = match (network, &self.spec.machine.network) {
             (Some(network), Some(spec)) => {
@@ -262,19 +299,24 @@ impl Attempt<'_> {
             _ => None,
         };
         let card = card.as_ref().map(|(cable, mac)| Card { cable, mac: *mac });
+        let HostParts { kernel, initrd, disks, readable, directory } = self.parts;
+        let disks = self.spec.machine.disks.iter().zip(disks.iter().zip(readable));
+        let disks: Vec<_> =
+            disks.map(|(spec, (file, readable))| PassedDisk::new(spec, file, readable)).collect();
         let machine = Machine {
             qemu: &self.setup.qemu,
-            kernel: &self.setup.bundle.kernel,
-            initrd: &self.initrd.fd,
+            kernel,
+            initrd: &initrd.fd,
             port: &port,
             vsock: vsock.as_ref(),
-            disks: &self.spec.machine.disks,
+            disks: &disks,
             card,
             memory_bytes,
             cpus,
             cpu_limit,
+            directory: directory.path(),
         };
-        tokio::process::Command::from(machine.command())
+        tokio::process::Command::from(machine.command()?)
             .kill_on_drop(true)
             .spawn()
             .map_err(start_error("start QEMU"))

@@ -1,17 +1,18 @@
 //! QEMU as the machine under the portable host.
 
-use std::ffi::{OsStr, OsString};
-use std::fs;
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use images::contents::ImageFormat;
+use serde::{Deserialize, Serialize};
 use vmm::DiskMode;
+use wall::{ProgramWall, WallError};
 
 use crate::network::{Cable, mac_text};
 use crate::process::{checked, prepare_child};
@@ -22,7 +23,7 @@ use crate::spec::{DiskSpec, is_block_device};
 pub const PROGRAM: &str = "qemu-system-x86_64";
 
 /// A QEMU that is there.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Qemu {
     /// Its path.
     pub path: PathBuf,
@@ -32,16 +33,25 @@ pub struct Qemu {
     pub has_sandbox: bool,
 }
 
+/// Directories of installed programs and their libraries: of Linux in general, of Nix and of Guix.
+const INSTALLED: [&str; 6] = ["/usr", "/lib", "/lib64", "/opt", "/nix/store", "/gnu/store"];
+/// Other files that QEMU and its libraries read at their start: libraries' places, CPUs and nodes, time zone,
+/// random numbers.
+const READ_AT_START: [&str; 4] =
+    ["/etc/ld.so.cache", "/sys/devices/system", "/etc/localtime", "/dev/urandom"];
+/// Directories next to that of QEMU's program, of an installation in another prefix.
+const OF_PREFIX: [&str; 5] = [".", "../share", "../lib", "../lib64", "../libexec"];
+
 /// QEMU's filter of system calls: no other programs, no more rights, no other priorities (qemu(1)).
 const SANDBOX: &str = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-/// Environment variables that QEMU keeps: the directory of temporary files, which disks with snapshots need.
-const KEPT: [&str; 2] = ["TMPDIR", "PATH"];
 
 /// Searches QEMU in PATH and reads its version from its help.
 pub fn find() -> Option<Qemu> {
     let path = std::env::split_paths(&std::env::var_os("PATH")?)
         .map(|directory| directory.join(PROGRAM))
         .find(|path| nix::unistd::access(path, nix::unistd::AccessFlags::X_OK).is_ok() && path.is_file())?;
+    // It is started in another directory.
+    let path = std::path::absolute(path).ok()?;
     let output = Command::new(&path).arg("-help").stdin(Stdio::null()).output().ok()?;
     // "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18)"
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -65,7 +75,7 @@ pub struct Machine<'a> {
     /// QEMU.
     pub qemu: &'a Qemu,
     /// Kernel of the inner host.
-    pub kernel: &'a Path,
+    pub kernel: &'a OwnedFd,
     /// Its initial file system.
     pub initrd: &'a OwnedFd,
     /// One end of a socket pair: the port.
@@ -73,7 +83,7 @@ pub struct Machine<'a> {
     /// One end of another: the port of the guest's virtio-vsock device.
     pub vsock: Option<&'a OwnedFd>,
     /// The guest's disks.
-    pub disks: &'a [DiskSpec],
+    pub disks: &'a [PassedDisk<'a>],
     /// The guest's network card, seen from outside.
     pub card: Option<Card<'a>>,
     /// Memory of the inner host, bytes.
@@ -82,6 +92,8 @@ pub struct Machine<'a> {
     pub cpus: usize,
     /// CPU time after which the kernel kills QEMU.
     pub cpu_limit: Option<Duration>,
+    /// Directory of QEMU's temporary files.
+    pub directory: &'a Path,
 }
 
 /// Command line of the inner host's kernel. Its work is to start quickly: no console but for trouble, no
@@ -103,6 +115,7 @@ impl Machine<'_> {
         add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
         add(&["-smp", &self.cpus.to_string()]);
         add(&["-m", &format!("{}M", self.memory_bytes.div_ceil(1 << 20))]);
+        add(&["-kernel", &format!("/proc/self/fd/{}", self.kernel.as_raw_fd())]);
         add(&["-append", CMDLINE]);
         add(&["-initrd", &format!("/proc/self/fd/{}", self.initrd.as_raw_fd())]);
         // The inner host's own messages, kept for errors.
@@ -115,36 +128,46 @@ impl Machine<'_> {
             add(&["-chardev", &format!("socket,id=vsock,fd={}", vsock.as_raw_fd())]);
             add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
         }
-        arguments.extend(["-kernel".into(), self.kernel.as_os_str().to_owned()]);
         arguments.extend(disk_arguments(self.disks));
         arguments.extend(self.card.iter().flat_map(Card::arguments));
         arguments
     }
 
     /// The command that starts it.
-    pub fn command(&self) -> Command {
+    ///
+    /// # Errors
+    /// Landlock refuses.
+    pub fn command(&self) -> Result<Command, WallError> {
         let cable = self.card.map(|card| card.cable.as_raw_fd());
-        let inherited = [self.initrd.as_raw_fd(), self.port.as_raw_fd()].into_iter();
-        let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(cable);
-        command(self.qemu, self.arguments(), inherited.collect(), self.cpu_limit)
+        let inherited = [self.kernel, self.initrd, self.port].map(AsRawFd::as_raw_fd).into_iter();
+        let disks = self.disks.iter().cloned().flat_map(PassedDisk::into_numbers);
+        let inherited = inherited.chain(self.vsock.map(AsRawFd::as_raw_fd)).chain(disks).chain(cable);
+        command(self.qemu, self.arguments(), inherited.collect(), self.directory, self.cpu_limit)
     }
 }
 
-/// The command that starts QEMU with these descriptors. QEMU dies with the thread that starts it, and gets
-/// neither this process's signals from the terminal nor more CPU time than its limit.
+/// The command that starts QEMU with these descriptors, inside a wall, with its temporary files in
+/// `directory`. QEMU dies with the thread that starts it, and gets neither this process's signals from the
+/// terminal nor more CPU time than its limit.
+///
+/// # Errors
+/// Landlock refuses.
 pub fn command(
     qemu: &Qemu,
     arguments: Vec<OsString>,
     inherited: Vec<RawFd>,
+    directory: &Path,
     cpu_limit: Option<Duration>,
-) -> Command {
+) -> Result<Command, WallError> {
+    let wall = wall_around(qemu, directory)?;
     let mut command = Command::new(&qemu.path);
     command.args(arguments);
     if qemu.has_sandbox {
         command.args(["-sandbox", SANDBOX]);
     }
-    command.env_clear();
-    command.envs(KEPT.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+    // QEMU searches firmware in its current directory first.
+    command.current_dir(directory).env_clear().env("TMPDIR", directory);
+    command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0);
     let parent = std::process::id();
@@ -154,10 +177,23 @@ pub fn command(
     unsafe {
         command.pre_exec(move || {
             prepare_child(parent, &inherited)?;
-            cpu_seconds.map_or(Ok(()), limit_cpu)
+            cpu_seconds.map_or(Ok(()), limit_cpu)?;
+            wall.enter()
         });
     }
-    command
+    Ok(command)
+}
+
+/// Returns the wall around QEMU: no capabilities, and no files but its own program's, those in `directory`,
+/// which are temporary, and the descriptors that it inherits.
+fn wall_around(qemu: &Qemu, directory: &Path) -> Result<ProgramWall, WallError> {
+    // Its links lead there, and QEMU searches its firmware from there.
+    let program = fs::canonicalize(&qemu.path).unwrap_or_else(|_| qemu.path.clone());
+    let prefix = program.parent().unwrap_or(Path::new("/"));
+    let of_prefix: Vec<PathBuf> = OF_PREFIX.iter().map(|place| prefix.join(place)).collect();
+    let installed = INSTALLED.iter().chain(&READ_AT_START).map(Path::new);
+    let readable: Vec<&Path> = installed.chain(of_prefix.iter().map(PathBuf::as_path)).collect();
+    ProgramWall::new(&readable, directory)
 }
 
 /// Limits the CPU time of the calling process, between fork and exec.
@@ -167,25 +203,48 @@ fn limit_cpu(seconds: u64) -> io::Result<()> {
     checked(unsafe { libc::setrlimit(libc::RLIMIT_CPU, &raw const limit) })
 }
 
-/// The guest's disks, in its order.
-pub fn disk_arguments(disks: &[DiskSpec]) -> Vec<OsString> {
+/// Disk of the guest, with the descriptors by which QEMU opens its file.
+#[derive(Debug, Clone)]
+pub struct PassedDisk<'a> {
+    spec: &'a DiskSpec,
+    file: &'a File,
+    /// QEMU opens a file for reading before it writes it.
+    readable: Option<&'a File>,
+}
+
+impl<'a> PassedDisk<'a> {
+    /// Passes a disk on: its file, as its mode needs it, and a second opening for reading.
+    pub fn new(spec: &'a DiskSpec, file: &'a File, readable: &'a File) -> Self {
+        Self { spec, file, readable: spec.is_written().then_some(readable) }
+    }
+
+    /// Returns the numbers of the descriptors, which QEMU inherits.
+    pub fn into_numbers(self) -> impl Iterator<Item = RawFd> {
+        std::iter::once(self.file).chain(self.readable).map(AsRawFd::as_raw_fd)
+    }
+}
+
+/// The guest's disks, in its order. vprof holds QEMU's locks on each file (`images::lock`), which last until
+/// QEMU has closed it, too.
+pub fn disk_arguments(disks: &[PassedDisk<'_>]) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = Vec::new();
+    let mut add = |option: &str, value: String| arguments.extend([option.into(), value.into()]);
     for (i, disk) in disks.iter().enumerate() {
-        let mut drive = OsString::from(format!("if=none,id=disk{i},format={},", format_name(disk.format)));
-        drive.push(match disk.mode {
-            DiskMode::ReadWrite => "snapshot=off,",
-            DiskMode::Snapshot => "snapshot=on,",
-            DiskMode::ReadOnly => "snapshot=off,readonly=on,",
-        });
-        drive.push("file.driver=");
-        drive.push(if is_block_device(fs::metadata(&disk.path)) { "host_device" } else { "file" });
-        // vprof itself holds QEMU's locks on the disk (`images::lock`), for the whole run.
-        drive.push(",file.locking=off,file.filename=");
-        drive.push(quoted(disk.path.as_os_str()));
-        arguments.extend(["-drive".into(), drive]);
+        let PassedDisk { spec, file, .. } = disk;
+        for number in disk.clone().into_numbers() {
+            add("-add-fd", format!("fd={number},set={i}"));
+        }
+        let format = format_name(spec.format);
+        let mode = match spec.mode {
+            DiskMode::ReadWrite => "snapshot=off",
+            DiskMode::Snapshot => "snapshot=on",
+            DiskMode::ReadOnly => "snapshot=off,readonly=on",
+        };
+        let driver = if is_block_device(file.metadata()) { "host_device" } else { "file" };
+        let file = format!("file.driver={driver},file.locking=off,file.filename=/dev/fdset/{i}");
+        add("-drive", format!("if=none,id=disk{i},format={format},{mode},{file}"));
         // A full disk under a snapshot is an I/O error for the guest; by default QEMU would stop the guest.
-        let device = format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report");
-        arguments.extend(["-device".into(), device.into()]);
+        add("-device", format!("virtio-blk-pci,drive=disk{i},werror=report,rerror=report"));
     }
     arguments
 }
@@ -213,18 +272,6 @@ fn format_name(format: ImageFormat) -> &'static str {
     }
 }
 
-/// A value of QEMU's option syntax, in which a comma is written twice.
-fn quoted(value: &OsStr) -> OsString {
-    let mut bytes = Vec::with_capacity(value.len());
-    for byte in value.as_bytes() {
-        bytes.push(*byte);
-        if *byte == b',' {
-            bytes.push(b',');
-        }
-    }
-    OsStr::from_bytes(&bytes).to_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,31 +279,30 @@ mod tests {
     #[test]
     fn qemu_filters_its_system_calls_and_sees_no_environment() {
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
-        let started = command(&qemu, Vec::new(), Vec::new(), None);
+        let directory = tempfile::tempdir().unwrap();
+        let start = |qemu| command(qemu, Vec::new(), Vec::new(), directory.path(), None).unwrap();
+        let started = start(&qemu);
         let arguments: Vec<_> = started.get_args().collect();
         assert_eq!(arguments, ["-sandbox", SANDBOX]);
         assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
-        assert!(started.get_envs().all(|(name, _)| KEPT.iter().any(|kept| name == *kept)));
-        let other = Qemu { has_sandbox: false, ..qemu };
-        assert_eq!(command(&other, Vec::new(), Vec::new(), None).get_args().count(), 0);
-    }
-
-    #[test]
-    fn commas_in_names_are_doubled() {
-        assert_eq!(quoted(OsStr::new("/a,b/c,,d")), "/a,,b/c,,,,d");
+        assert!(started.get_envs().all(|(name, _)| name == "PATH" || name == "TMPDIR"));
+        let other = Qemu { has_sandbox: false, ..qemu.clone() };
+        assert_eq!(start(&other).get_args().count(), 0);
     }
 
     #[test]
     fn disks_and_limits_are_on_the_command_line() {
         let (a, b) = nix::unistd::pipe().unwrap();
         let qemu = Qemu { path: "/usr/bin/qemu".into(), version: "1".to_owned(), has_sandbox: true };
-        let disks = [
+        let file = tempfile::tempfile().unwrap();
+        let specs = [
             DiskSpec { path: "/x,y.img".into(), format: ImageFormat::Raw, mode: DiskMode::Snapshot },
             DiskSpec { path: "/z.img".into(), format: ImageFormat::Qcow2, mode: DiskMode::ReadWrite },
         ];
+        let disks = specs.each_ref().map(|spec| PassedDisk::new(spec, &file, &file));
         let machine = Machine {
             qemu: &qemu,
-            kernel: Path::new("/k"),
+            kernel: &b,
             initrd: &a,
             port: &b,
             vsock: Some(&a),
@@ -265,12 +311,18 @@ mod tests {
             memory_bytes: (1 << 30) + 1,
             cpus: 2,
             cpu_limit: None,
+            directory: Path::new("/t"),
         };
         let words: Vec<_> = machine.arguments().iter().map(|w| w.to_string_lossy().into_owned()).collect();
         assert!(words.contains(&"1025M".to_owned()));
         assert!(words.contains(&"virtserialport,chardev=vsock,name=vprof.vsock".to_owned()), "{words:?}");
-        assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/x,,y.img")), "{words:?}");
-        assert!(words.iter().any(|w| w.contains("format=qcow2,snapshot=off") && w.ends_with("/z.img")));
+        assert!(words.iter().any(|w| w.contains("snapshot=on") && w.ends_with("/dev/fdset/0")), "{words:?}");
+        let written = "format=qcow2,snapshot=off";
+        assert!(words.iter().any(|w| w.contains(written) && w.ends_with("/dev/fdset/1")), "{words:?}");
         assert_eq!(words.iter().filter(|w| w.contains("file.locking=off")).count(), 2, "{words:?}");
+        let passed = |set: &str| words.iter().filter(|w| w.starts_with("fd=") && w.ends_with(set)).count();
+        assert_eq!((passed("set=0"), passed("set=1")), (1, 2), "{words:?}");
+        // No path of a disk: QEMU may not open it.
+        assert!(!words.iter().any(|w| w.contains(".img")), "{words:?}");
     }
 }

@@ -5,11 +5,11 @@ mod exit;
 
 use serde::{Deserialize, Serialize};
 
-use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::layout::{EndedTimesLayout, TaskTimesLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::per_cpu::PerCpuAreas;
 use crate::task::{self, MAX_TASKS, TaskSnapshot};
 use crate::view::View;
 pub use exit::{ExitAccounting, ExitAccountingReader};

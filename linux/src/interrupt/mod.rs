@@ -4,11 +4,11 @@ mod syscall;
 
 use std::ops::ControlFlow;
 
-use crate::current::PerCpuAreas;
 use crate::kernel::Kernel;
 use crate::layout::{DescLayout, LineTreeLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
+use crate::per_cpu::PerCpuAreas;
 use crate::tree::{MapleTree, XArray};
 use crate::view::View;
 use symbols::VirtAddr;

@@ -1,11 +1,12 @@
 //! The scheduler's state of a task, read at the moment of an event.
 
-use crate::current::{PerCpuAreas, TaskAddresses};
+use crate::current::TaskAddresses;
 use crate::kernel::Kernel;
 use crate::layout::{StateLayout, TaskLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
+use crate::per_cpu::PerCpuAreas;
 use crate::task::{TaskMemory, TaskSnapshot};
 use symbols::{PhysAddr, VirtAddr};
 

@@ -1,12 +1,13 @@
 //! Copies stacks at a sample.
 
 use super::StackCopy;
-use crate::current::{PerCpuAreas, TaskAddresses};
+use crate::current::TaskAddresses;
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{Layouts, StackLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
 use crate::paging::AddressSpace;
+use crate::per_cpu::{CpuTable, PerCpuAreas};
 use crate::pt_regs::{self, SavedMode};
 use crate::task::TaskSnapshot;
 use crate::view::View;
@@ -85,8 +86,7 @@ impl TaskSnapshot {
 /// Copies the stacks of a sample without allocating: addresses are resolved beforehand.
 #[derive(Debug, Clone)]
 pub struct StackReader {
-    /// By APIC id, which is what a VMM numbers its vCPUs by.
-    pub(super) cpus: Vec<Option<PerCpu>>,
+    pub(super) cpus: CpuTable<PerCpu>,
     pub(super) layout: StackLayout,
     pub(super) tasks: TaskAddresses,
     pub(super) kernel: AddressSpace,
@@ -187,8 +187,12 @@ impl StackReader {
     }
 
     /// Returns the addresses of the pointer to a CPU's interrupt stack, and of its TSS.
-    pub(crate) fn addresses_of(&self, cpu: usize) -> (Option<PhysAddr>, Option<PhysAddr>) {
-        let per_cpu = self.cpus.get(cpu).copied().flatten();
+    pub(crate) fn addresses_of(
+        &self,
+        memory: &impl PhysicalMemory,
+        cpu: usize,
+    ) -> (Option<PhysAddr>, Option<PhysAddr>) {
+        let per_cpu = self.cpus.get(memory, cpu);
         per_cpu.map_or((None, None), |per_cpu| (per_cpu.irq_stack, per_cpu.tss))
     }
 
@@ -288,7 +292,7 @@ impl StackReader {
         KernelStart { task, rsp, below }: KernelStart,
         into: &mut StackCopy,
     ) -> StackExit {
-        let per_cpu = self.cpus.get(vcpu).copied().flatten();
+        let per_cpu = self.cpus.get(memory, vcpu);
         let mut at = rsp;
         for _ in 0..MAX_STACKS {
             if !is_kernel(at) {
@@ -381,7 +385,7 @@ impl StackReader {
             Some(symbols.address_of("pcpu_hot")?.wrapping_add(offset as u64))
         });
         let areas = PerCpuAreas::new(view, symbols, symbol("__per_cpu_offset")?, tss)?;
-        let cpus = areas.by_apic_id(view, symbols, layouts, |base| {
+        let cpus = areas.table(view, symbols, layouts, |base| {
             let at = |variable: u64| view.translate(base.wrapping_add(variable));
             Some(PerCpu { irq_stack: irq_stack.and_then(at), tss: at(tss) })
         });

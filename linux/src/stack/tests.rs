@@ -8,6 +8,7 @@ use crate::current::TaskAddresses;
 use crate::layout::{MmLayout, StackLayout};
 use crate::memory::FlatMemory;
 use crate::paging::AddressSpace;
+use crate::per_cpu::CpuTable;
 use crate::pt_regs;
 use symbols::AddressKind;
 use symbols::{PhysAddr, VirtAddr};
@@ -55,7 +56,7 @@ impl Guest {
         };
         let per_cpu = PerCpu { irq_stack: Some(PhysAddr(IRQ_POINTER)), tss: Some(PhysAddr(TSS)) };
         let reader = StackReader {
-            cpus: vec![None, Some(per_cpu)],
+            cpus: CpuTable::from_known(vec![None, Some(per_cpu)]),
             layout,
             tasks,
             kernel: AddressSpace::new(KERNEL, false),

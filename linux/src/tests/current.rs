@@ -1,7 +1,7 @@
 //! Current tasks.
 
 use super::{STYLES, booted, comm, find, styled};
-use crate::fixture::{Config, Style, phys_to_virt};
+use crate::fixture::{Config, Guest, Style, phys_to_virt};
 use crate::{IrqContext, Missing, PhysAddr, PhysicalMemory};
 
 #[test]
@@ -93,6 +93,31 @@ fn cpus_that_are_not_there_take_no_other_ones_place() {
         let reader = kernel.current_reader(&guest.memory).unwrap();
         let tids = [0, 1].map(|cpu| Some(reader.read(&guest.memory, cpu)?.task?.tid));
         assert_eq!(tids, [Some(1), Some(102)]);
+    }
+}
+
+#[test]
+fn a_cpu_that_is_plugged_in_is_read_from_then_on() {
+    for (style, bad) in [(Style::V6_1, 0xffff), (Style::V6_12, u32::MAX)] {
+        let with_third = |id| {
+            styled(style, |c| {
+                c.apic_ids = vec![2, 1, id];
+                c.running = vec![1, 102, 2];
+            })
+        };
+        let ((before, kernel), (later, _)) = (with_third(bad), with_third(7));
+        let reader = kernel.current_reader(&before.memory).unwrap();
+        let tid = |guest: &Guest, cpu| Some(reader.read(&guest.memory, cpu)?.task?.tid);
+        assert_eq!((tid(&before, 7), reader.cpus().count()), (None, 2));
+        assert_eq!(tid(&later, 7), Some(2));
+        assert_eq!((tid(&later, 0), tid(&later, 1)), (None, Some(102)));
+        assert_eq!(reader.cpus().collect::<Vec<_>>(), [1, 2, 7]);
+        // It keeps its APIC id.
+        assert_eq!(tid(&before, 7), Some(2));
+        if let Ok(reads) = kernel.sample_reads(&later.memory, &[7]) {
+            let at = reads[0].as_ref().unwrap().apic_id.unwrap();
+            assert_eq!(later.memory.read_u32(at).unwrap() & 0xffff, 7);
+        }
     }
 }
 

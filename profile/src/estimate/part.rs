@@ -142,11 +142,11 @@ impl PartTicks {
         let errors = strata.iter().map(|s| s.ns * s.variance((share, drawn, common), self).sqrt() / part_ns);
         let variance = self.part.variance_of_sum(errors);
         if variance > 0.0 {
-            // Near 0 and 1 a share of one vCPU varies little, but the weights of the vCPUs may vary much. What
-            // one without a tick in the part may have been busy for is then the interval: 3.7 ticks, where
-            // `variance` has 0.7 for a standard deviation.
+            // Near 0 and 1 a share of one vCPU varies little, but the weights of the vCPUs may vary much.
+            // What one without a tick in the part may have been busy for is then the interval: 3.7 ticks,
+            // where `variance` has 0.7 for a standard deviation.
             let by_weights = Z_95 / (3.0 * variance.sqrt()) - Z_95 * Z_95;
-            estimate.effective = (drawn * (1.0 - drawn) / variance).max(by_weights);
+            estimate.effective = (drawn * (1.0 - drawn) / variance).max(by_weights.min(n as f64));
             estimate.share = around(share, estimate.effective, k, n);
         }
     }

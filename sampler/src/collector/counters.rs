@@ -39,6 +39,16 @@ impl VcpuCounters {
         }
     }
 
+    /// Adds a vCPU that is another process', the next one.
+    pub(super) fn add(&mut self, stats: Arc<VcpuStats>, counts: VcpuCounts) {
+        let id = u8::try_from(self.meters.len()).unwrap_or(u8::MAX);
+        let mut meter = VcpuMeter::new(id, stats);
+        meter.set_kvm_counters(counts.opened);
+        meter.set_course(counts.course);
+        self.meters.push(meter);
+        self.passed_over.push(0);
+    }
+
     /// Takes the counters and the devices of the machine whose vCPUs these are.
     pub(super) fn bind<O: Observer>(&mut self, machine: &mut Machine<O>) {
         self.regions = machine.regions().to_vec();

@@ -31,14 +31,14 @@ use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::record::{GuestReaders, SampleMessage};
 use crate::resolve::resolver::SampleResolver;
-use crate::shared::{SessionTotals, SharedState};
+use crate::shared::{AddedVcpu, SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
 use crate::vcpu::RingEnds;
 use counters::VcpuCounters;
 use finder::{FinderEvent, FinderRequests};
 use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
-use profile::rows::{Batch, EventRow, HARDIRQ_BITS, Sink};
+use profile::rows::{Batch, EventRow, HARDIRQ_BITS, RateRow, Sink};
 use stall::{STALL, StallReports};
 use standstill::{DueTicks, GuestTimer, STANDSTILL, StandstillDetector};
 use steps::{RoundStep, StepTimes};
@@ -141,7 +141,7 @@ impl Collector {
     ) -> Self {
         let resolver = SampleResolver::new(shared.zero_ns);
         let now = Instant::now();
-        let counters = VcpuCounters::new(shared.stats());
+        let counters = VcpuCounters::new(&shared.stats());
         Self {
             shared,
             rings,
@@ -280,6 +280,7 @@ impl Collector {
     /// Drains the rings and takes what has arrived from elsewhere.
     pub(crate) fn collect(&mut self) {
         self.take_waits(None);
+        self.take_added();
         // While samples are dropped, the profile shows a rate of 0.
         let changed = self.counters.changed_rates(self.shared.zero_ns);
         self.batch.rates.extend(changed.filter(|_| !self.gate.is_closed()));
@@ -349,6 +350,20 @@ impl Collector {
         self.batch.events.append(&mut self.shared.events());
         self.wait();
         self.roll_window();
+    }
+
+    /// Takes the vCPUs that were added. Their times begin with their clocks.
+    fn take_added(&mut self) {
+        for AddedVcpu { stats, ends, counts } in self.shared.added() {
+            let vcpu = u8::try_from(self.rings.len()).unwrap_or(u8::MAX);
+            self.rings.push(ends);
+            self.counters.add(stats, counts);
+            if self.gate.is_closed() {
+                let time_ns = monotonic_ns().saturating_sub(self.shared.zero_ns);
+                self.batch.rates.push(RateRow { vcpu, time_ns, rate_hz: 0.0 });
+            }
+            self.batch.meta.push(("vcpus".to_owned(), self.rings.len().to_string()));
+        }
     }
 
     fn event(&mut self, kind: &str, text: String) {

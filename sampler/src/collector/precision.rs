@@ -49,7 +49,7 @@ struct VcpuTicks {
 
 impl PrecisionTarget {
     /// Creates a target: half an interval of at most `wanted` (0.01 for one per cent of the whole).
-    pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, vcpus: u8, one_clock: bool) -> Self {
+    pub(crate) fn new(wanted: f64, clock: ClockKind, rate_hz: f64, one_clock: bool) -> Self {
         let ticks = || {
             let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
             if one_clock {
@@ -61,7 +61,7 @@ impl PrecisionTarget {
             wanted,
             ticks: PartTicks::new(ticks),
             charged: HashMap::new(),
-            vcpus: vec![VcpuTicks::default(); usize::from(vcpus)],
+            vcpus: Vec::new(),
             paces: RateHistory::default(),
         }
     }
@@ -75,7 +75,7 @@ impl PrecisionTarget {
             let charge = self.charged.entry(charged).or_default();
             (charge.comm, charge.kernel_thread) = (comm, kernel_thread);
         }
-        let Some(vcpu) = self.vcpus.get_mut(usize::from(sample.vcpu)) else { return };
+        let vcpu = self.vcpu(sample.vcpu);
         vcpu.pending.push_back(PendingTick { time_ns: sample.time_ns, guest, charged });
         if vcpu.pending.len() > MOST_PENDING {
             self.count(sample.vcpu, u64::MAX);
@@ -93,9 +93,8 @@ impl PrecisionTarget {
             let begin_ns = row.time_ns.saturating_sub(row.states.wall());
             let parts: Vec<_> =
                 self.paces.divide(row.vcpu, (begin_ns, row.time_ns), row.states.guest).collect();
-            if let Some(vcpu) = self.vcpus.get_mut(usize::from(row.vcpu)) {
-                vcpu.guest_ns = parts.iter().fold(vcpu.guest_ns, |sum, (_, ns)| sum.saturating_add(*ns));
-            }
+            let vcpu = self.vcpu(row.vcpu);
+            vcpu.guest_ns = parts.iter().fold(vcpu.guest_ns, |sum, (_, ns)| sum.saturating_add(*ns));
             self.ticks.divide(row.vcpu, parts);
             self.count(row.vcpu, row.time_ns);
         }
@@ -104,6 +103,14 @@ impl PrecisionTarget {
                 self.count(row.id, u64::MAX);
             }
         }
+    }
+
+    fn vcpu(&mut self, id: u8) -> &mut VcpuTicks {
+        let index = usize::from(id);
+        if self.vcpus.len() <= index {
+            self.vcpus.resize(index + 1, VcpuTicks::default());
+        }
+        &mut self.vcpus[index]
     }
 
     /// Counts the ticks up to this time.
@@ -159,7 +166,7 @@ mod tests {
     /// Returns the target after a thousand ticks a second on one vCPU: every fourth hits instance 2, the
     /// others instance 1.
     fn target(samples: u64, vcpu_state: VcpuState) -> PrecisionTarget {
-        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, false);
         for n in 0..samples {
             let instance = Some(if n % 4 == 0 { 2 } else { 1 });
             let comm = if n % 4 == 0 { b"calm" } else { b"busy" };
@@ -211,7 +218,7 @@ mod tests {
     #[test]
     fn a_phase_that_lost_ticks_counts_for_its_time() {
         const SECOND: u64 = 1_000_000_000;
-        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, 1, false);
+        let mut target = PrecisionTarget::new(0.03, ClockKind::Exponential, 1_000.0, false);
         // Two seconds of instance 1 with all ticks, then two of instance 2 with a quarter of them.
         for n in 0..4_000_u64 {
             let instance = Some(if n < 2_000 { 1 } else { 2 });
@@ -239,7 +246,7 @@ mod tests {
     /// Two vCPUs, each busy with its own process for half of the time that it is in the guest.
     #[test]
     fn what_a_vcpu_is_busy_for_is_an_estimate() {
-        let mut target = PrecisionTarget::new(0.01, ClockKind::Exponential, 1_000.0, 2, false);
+        let mut target = PrecisionTarget::new(0.01, ClockKind::Exponential, 1_000.0, false);
         for n in 0..10_000_u64 {
             for vcpu in 0..2_u8 {
                 // Out of step, as random ticks are.

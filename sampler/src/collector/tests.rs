@@ -5,9 +5,13 @@ use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{CurrentContext, IrqContext, TaskSnapshot, VirtAddr};
 use testkit::eventually;
 use vm_memory::GuestAddress;
-use vmm::{GuestMemoryMmap, Observer, TickContext};
+use vmm::{
+    Activity, ActivitySource, AttachedThread, GuestMemoryMmap, Observer, ThreadId, ThreadStatistics,
+    ThreadTimes, Tick, TickContext,
+};
 
 use super::*;
+use crate::AttachedSampler;
 use crate::record::SampleRecord;
 use crate::resolve::frames;
 use crate::resolve::frames::tests::FakeNames;
@@ -452,4 +456,76 @@ fn a_console_flood_takes_a_bounded_part_of_the_profile_and_no_sample() {
     let dropped: u64 = value(&all, "console_dropped_bytes").expect("counted").parse().expect("a number");
     let kept: u64 = all.console.iter().map(|row| row.bytes.len() as u64).sum();
     assert_eq!(dropped + kept, (120 << 20) + 8);
+}
+
+/// Times of a thread that has run long before, and does not run.
+#[derive(Debug)]
+struct EarlierTimes;
+
+impl ThreadStatistics for EarlierTimes {
+    fn read(&self) -> Option<ThreadTimes> {
+        Some(ThreadTimes { run_ns: 5_000_000_000_000, waited_ns: 7_000_000_000 })
+    }
+}
+
+/// A vCPU in the guest.
+#[derive(Debug)]
+struct InGuest;
+
+impl ActivitySource for InGuest {
+    fn activity(&self) -> Option<Activity> {
+        Some(Activity::Running)
+    }
+}
+
+#[test]
+fn a_vcpu_that_is_added_counts_from_then_on() {
+    let sink = MemorySink::new(usize::MAX);
+    let (mut session, mut samplers) = session(&sink, 1);
+    session.start(guest()).expect("starts");
+    samplers[0].started();
+    ticks(&mut samplers[0], 10);
+    let before = Duration::from_millis(300);
+    thread::sleep(before);
+    let none = || VcpuCounts { opened: None, course: None };
+    let mut added = AttachedSampler::from(session.add_vcpu(none()).expect("room"));
+    let id = ThreadId { process: 1, thread: 1 };
+    let attached = AttachedThread { id, cpu: 1, statistics: Some(Arc::new(EarlierTimes)) };
+    Observer::<GuestMemoryMmap>::attached(&mut added, Some(attached));
+    let (memory, regs, sregs) = (guest(), kvm_regs::default(), kvm_sregs::default());
+    for _ in 0..5 {
+        let now_ns = monotonic_ns();
+        let context =
+            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &memory };
+        assert!(added.ticked(&Tick { context, blocked: false, source: &InGuest }).is_some());
+    }
+    thread::sleep(Duration::from_millis(50));
+    Observer::<GuestMemoryMmap>::stopped(&mut added);
+    samplers[0].stopped();
+    // It has the rate that is requested of the others.
+    session.set_sampling(false);
+    let mut off = AttachedSampler::from(session.add_vcpu(none()).expect("room"));
+    let mut passes = || Observer::<GuestMemoryMmap>::pass(&mut off, monotonic_ns()).is_some();
+    assert_eq!((passes(), passes()), (false, true), "off from its first tick on");
+    assert_eq!(session.status().samples, 15);
+    let further = (0..100).take_while(|_| session.add_vcpu(none()).is_some()).count();
+    assert_eq!(further, 61, "64 at most");
+    session.finish(Vec::new());
+    let all = sink.all();
+    let rows: Vec<_> = all.vcpus.iter().map(|row| (row.id, row.samples)).take(3).collect();
+    assert_eq!(rows, [(0, 10), (1, 5), (2, 0)]);
+    assert_eq!(value(&all, "vcpus"), Some("64"));
+    assert_eq!(all.samples.iter().filter(|sample| sample.vcpu == 1).count(), 5);
+    let [first, second, third, ..] = &all.vcpus[..] else { panic!("three vCPUs") };
+    let before_ns = u64::try_from(before.as_nanos()).expect("a short time");
+    assert!(first.states.wall() >= second.states.wall() + before_ns, "{:?}", all.vcpus);
+    assert!(second.states.wall() >= 50_000_000, "{second:?}");
+    assert_eq!(
+        (second.states.guest, second.states.waiting),
+        (0, 0),
+        "its thread's earlier times: {second:?}"
+    );
+    assert_eq!(third.states.wall(), 0);
+    let batches = sink.batches.lock().expect("no panic");
+    assert!(batches.iter().flat_map(|batch| &batch.rates).all(|row| row.vcpu != 1), "one rate all the time");
 }

@@ -6,8 +6,8 @@
 //!       │          wait_ns           │      delay_ns       │ running, interrupted, sampler
 //! ```
 //!
-//! A run is a row of its own; waits for a CPU are counted by their length, so that the profile has the longest
-//! ones of every task however many runs it leaves out.
+//! Each run is a row; waits for a CPU are counted by their length, so that the profile has the longest ones
+//! of every task however many runs it leaves out.
 
 use std::collections::HashMap;
 

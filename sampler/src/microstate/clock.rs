@@ -6,9 +6,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering, fence};
 
-use vmm::ThreadId;
+use vmm::{ThreadId, ThreadTimes};
 
-use super::host::{ThreadReader, ThreadTimes};
+use super::host::ThreadReader;
 
 /// Activity of a vCPU's thread, as the thread itself knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,7 +159,7 @@ impl StateClock {
         let thread = Some(self.thread.load(Ordering::Relaxed)).filter(|thread| *thread != 0)?;
         match self.process.load(Ordering::Relaxed) {
             0 => ThreadReader::new(thread),
-            _ => self.foreign.get()?.duplicate(),
+            _ => self.foreign.get().cloned(),
         }
     }
 

@@ -15,9 +15,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use attach::VmmTimes;
+use vmm::ThreadTimes;
 
 use super::clock::StateTimes;
-use super::host::ThreadTimes;
 use profile::rows::Microstates;
 
 /// Findings of a tick about an attached vCPU's thread.

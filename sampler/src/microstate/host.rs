@@ -2,22 +2,17 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-/// Times of a thread since its start, ns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ThreadTimes {
-    /// On a CPU.
-    pub run_ns: u64,
-    /// Ready to run, without a CPU.
-    pub waited_ns: u64,
-}
+use vmm::{ThreadStatistics, ThreadTimes};
 
 /// Reader of the times of one thread, for repeated use.
-#[derive(Debug)]
-pub(crate) struct ThreadReader {
-    /// CPU clock of the thread; `None` for a thread of another process.
-    clock: Option<libc::clockid_t>,
-    schedstat: File,
+#[derive(Debug, Clone)]
+pub(crate) enum ThreadReader {
+    /// A thread of this process: its CPU clock and its scheduler statistics.
+    Own(libc::clockid_t, Arc<File>),
+    /// A thread of another process.
+    Foreign(Arc<dyn ThreadStatistics>),
 }
 
 impl ThreadReader {
@@ -26,26 +21,19 @@ impl ThreadReader {
         let schedstat = File::open(format!("/proc/self/task/{thread}/schedstat")).ok()?;
         // MAKE_THREAD_CPUCLOCK(tid, CPUCLOCK_SCHED) of include/linux/posix-timers_types.h (Linux 6.12):
         // unlike the first number of schedstat, the clock is up to date while the thread runs.
-        Some(Self { clock: Some((!thread << 3) | 6), schedstat })
-    }
-
-    /// Makes the reader of a thread of another process, by its open scheduler statistics. Its CPU time is as
-    /// of the last tick of the host's scheduler, or of the last time that the thread left a CPU.
-    pub(crate) fn of(schedstat: File) -> Self {
-        Self { clock: None, schedstat }
-    }
-
-    /// Returns another reader of the same thread; `None` if no descriptor is left.
-    pub(crate) fn duplicate(&self) -> Option<Self> {
-        Some(Self { clock: self.clock, schedstat: self.schedstat.try_clone().ok()? })
+        Some(Self::Own((!thread << 3) | 6, Arc::new(schedstat)))
     }
 
     /// Reads the times; `None` once the thread is gone.
     pub(crate) fn read(&self) -> Option<ThreadTimes> {
-        // The time waited first: what runs between the two readings then counts at least as run.
-        let ThreadTimes { run_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
-        let run_ns = self.clock.map_or(Some(run_ns), cpu_time)?;
-        Some(ThreadTimes { run_ns, waited_ns })
+        match self {
+            // The time waited first: what runs between the two readings then counts at least as run.
+            Self::Own(clock, schedstat) => {
+                let waited_ns = waited(schedstat)?;
+                Some(ThreadTimes { run_ns: cpu_time(*clock)?, waited_ns })
+            }
+            Self::Foreign(statistics) => statistics.read(),
+        }
     }
 }
 

@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use attach::{CpuTaker, VcpuCourse};
-use vmm::{Counters as KvmCounters, Region, counters::Kind, monotonic_ns};
+use vmm::{Counters as KvmCounters, Region, ThreadTimes, counters::Kind, monotonic_ns};
 
 use super::clock::StateTimes;
 use super::exits::{ExitCount, ExitKey};
 use super::foreign;
-use super::host::{ThreadReader, ThreadTimes};
+use super::host::ThreadReader;
 use super::stats::VcpuStats;
 use profile::histogram::quantile;
 use profile::rows::Microstates;

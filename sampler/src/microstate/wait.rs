@@ -30,12 +30,11 @@
 //! ```
 
 use std::fs::File;
+use std::sync::Arc;
 
-use super::host::{
-    ThreadCounts, ThreadTimes, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited,
-};
+use super::host::{ThreadCounts, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited};
 use profile::clock::{TickHold, fell_into_wait};
-use vmm::monotonic_ns;
+use vmm::{ThreadStatistics, ThreadTimes, monotonic_ns};
 
 /// Detector of ticks that were due in a wait.
 #[derive(Debug, Default)]
@@ -66,7 +65,7 @@ pub(crate) struct OwnThread {
 /// A thread of another process.
 #[derive(Debug)]
 pub(crate) struct ForeignThread {
-    schedstat: File,
+    statistics: Arc<dyn ThreadStatistics>,
     /// Time waited when the thread was asked to stop, and the time of the request, ns.
     asked: Option<(u64, u64)>,
     /// The thread waits at the present tick, if that is known without the above.
@@ -90,9 +89,9 @@ impl WaitDetector {
     }
 
     /// Creates a detector for the thread with these scheduler statistics, if any.
-    pub(crate) fn foreign(schedstat: Option<File>) -> Self {
-        schedstat.map_or(Self::Unknown, |schedstat| {
-            Self::Foreign(ForeignThread { schedstat, asked: None, known: None })
+    pub(crate) fn foreign(statistics: Option<Arc<dyn ThreadStatistics>>) -> Self {
+        statistics.map_or(Self::Unknown, |statistics| {
+            Self::Foreign(ForeignThread { statistics, asked: None, known: None })
         })
     }
 
@@ -100,7 +99,7 @@ impl WaitDetector {
     /// belong to the tick.
     pub(crate) fn ask(&mut self, now_ns: u64) {
         if let Self::Foreign(thread) = self {
-            thread.asked = waited(&thread.schedstat).map(|waited_ns| (waited_ns, now_ns));
+            thread.asked = thread.statistics.read().map(|times| (times.waited_ns, now_ns));
         }
     }
 
@@ -188,7 +187,7 @@ impl ForeignThread {
             return waits.then(|| TickHold::since(stopped_ns));
         }
         let (before_ns, asked_ns) = asked?;
-        let waited_ns = waited(&self.schedstat)?.saturating_sub(before_ns);
+        let waited_ns = self.statistics.read()?.waited_ns.saturating_sub(before_ns);
         // A tick due now would be requested with the same delay as this one, when the thread runs again.
         let passed_ns = stopped_ns.saturating_sub(asked_ns.saturating_sub(due_ns));
         let held = TickHold { passed_ns, stood_ns: stopped_ns };
@@ -324,9 +323,20 @@ mod tests {
         waited(&own_schedstat().expect("this host counts")).expect("alive")
     }
 
+    /// The calling thread, as if it were another process'.
+    #[derive(Debug)]
+    struct OwnStatistics(File);
+
+    impl ThreadStatistics for OwnStatistics {
+        fn read(&self) -> Option<ThreadTimes> {
+            times_as_of_update(&self.0)
+        }
+    }
+
     #[test]
     fn a_foreign_thread_waits_from_the_request_on() {
-        let mut detector = WaitDetector::foreign(own_schedstat());
+        let schedstat = own_schedstat().expect("this host counts");
+        let mut detector = WaitDetector::foreign(Some(Arc::new(OwnStatistics(schedstat))));
         assert_eq!(detector.waited_at(0, u64::MAX), None, "was not asked");
         detector.ask(monotonic_ns());
         assert_eq!(detector.waited_at(0, monotonic_ns()), None, "this thread runs");

@@ -227,13 +227,7 @@ mod tests {
     use profile::rows::TaskState;
 
     fn collector() -> TaskStateCollector {
-        TaskStateCollector::new(ScanConfig {
-            hz: 10.0,
-            seed: 0,
-            vcpus: 1,
-            readers: Arc::default(),
-            zero_ns: 1_000,
-        })
+        TaskStateCollector::new(ScanConfig { hz: 10.0, seed: 0, readers: Arc::default(), zero_ns: 1_000 })
     }
 
     fn change(tid: i32, state: Option<TaskState>, same_sleep: bool) -> TaskChange {

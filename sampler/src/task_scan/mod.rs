@@ -32,8 +32,6 @@ pub(crate) struct ScanConfig {
     pub hz: f64,
     /// Seed of the scan times.
     pub seed: u64,
-    /// Number of vCPUs.
-    pub vcpus: u8,
     /// Copiers of stacks, once they are available.
     pub readers: Arc<OnceLock<GuestReaders>>,
     /// CLOCK_MONOTONIC ns at the start of the run.

@@ -220,9 +220,9 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     /// stays set until its CPU has left its stack (`finish_task`, kernel/sched/core.c).
     fn runs(&self, observation: &TaskObservation) -> bool {
         let Some(readers) = self.plan.readers.get().filter(|_| observation.on_cpu) else { return false };
-        let current = |cpu| readers.current.read(&self.memory, usize::from(cpu))?.task;
-        (0..self.plan.vcpus)
-            .any(|cpu| current(cpu).is_some_and(|task| task.task == observation.state.task.task))
+        let current = |cpu| readers.current.read(&self.memory, cpu)?.task;
+        let mut cpus = readers.current.cpus();
+        cpus.any(|cpu| current(cpu).is_some_and(|task| task.task == observation.state.task.task))
     }
 
     /// Remembers the tasks of a walk, and returns the differences from the last scan.

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 use serde_json::Value;
 use vprof_tests::{Ext4Image, Guest, Run, images, kernel_of, vprof};
 
+use crate::output;
+
 /// Words that a shell, systemd, the kernel's command line or a terminal would each change in their own way.
 const WORDS: &[&str] = &[
     "two words",
@@ -22,29 +24,40 @@ const WORDS: &[&str] = &[
     "root=/dev/null",
 ];
 
-/// Prints its words, each ended by a NUL, and the system's state, is busy for a while, and fails.
-const SCRIPT: &str = "printf '%s\\0' \"$@\"; systemctl is-active multi-user.target; pwd; \
-    echo error >&2; read line || echo no input; \
-    n=0; while [ $n -lt 30000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
+/// Prints its words, each ended by a NUL, and the system's state.
+const FIRST: &str = "printf '%s\\0' \"$@\"; systemctl is-active multi-user.target; pwd; \
+    echo a complaint >&2; read line || echo no input";
+/// Is busy for a while, and fails.
+const LAST: &str = "n=0; while [ $n -lt 30000 ]; do n=$((n+1)); case x$n in *7) :;; esac; done; exit 42";
 
-fn ran() -> &'static Run {
+/// Returns the run of a command that prints what [`FIRST`] and `output.rs` print.
+pub fn ran() -> &'static Run {
     static RUN: OnceLock<Run> = OnceLock::new();
     RUN.get_or_init(|| {
-        let command = ["bash", "-c", SCRIPT, "bash"].iter().chain(WORDS);
+        let script = format!("{FIRST}\n{}{LAST}", output::script());
+        let words = ["bash", "-c", &script, "bash"];
+        let command = words.iter().chain(WORDS);
         Guest::debian()
             .next_to_others()
-            .options(["-F", "400", "--task-rate", "1"])
+            .options(["-F", "200", "--task-rate", "1"])
             .command(command)
             .run()
             .exited(42)
     })
 }
 
+/// Returns the output of [`FIRST`].
+pub fn first_output() -> String {
+    let words: String = WORDS.iter().map(|word| format!("{word}\0")).collect();
+    format!("{words}active\n/root\nno input\n")
+}
+
 #[test]
 fn a_command_has_its_words_its_output_and_its_exit_code() {
-    let words: String = WORDS.iter().map(|word| format!("{word}\0")).collect();
-    assert_eq!(ran().stdout, format!("{words}active\n/root\nno input\n"));
-    assert!(ran().stderr.contains("error\n"), "{}", ran().stderr);
+    let expected = first_output();
+    let found = ran().stdout_bytes.get(..expected.len()).map(String::from_utf8_lossy);
+    assert_eq!(found.as_deref(), Some(&*expected));
+    assert!(ran().stderr.contains("a complaint\n"), "{}", ran().stderr);
 }
 
 #[test]

@@ -60,8 +60,8 @@ pub(crate) fn counts_and_instances_add_up(run: &Run) {
     assert_eq!(run.number(by_task), run.number(by_source), "each interrupt has a task and a source");
 }
 
-/// Asserts that the runs of each task, as `--timehist` prints them, add up to its states, but for the last wait,
-/// which has no run.
+/// Asserts that the runs of each task, as `--timehist` prints them, add up to its states, but for the last
+/// wait, which has no run.
 fn runs_add_up_to_states(run: &Run) {
     let history = run.json(&["report", "--exact", "--timehist"]);
     assert_eq!(history["left_out"], 0, "runs are left out");

@@ -11,6 +11,7 @@ mod wording;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -39,6 +40,7 @@ pub fn run(options: &LintArgs) -> Result<ExitCode> {
     let root = workspace::root()?;
     let files = files(&root, &options.paths)?;
     ensure!(!files.is_empty(), "no Rust source or document there: name others");
+    let mut out = io::stdout().lock();
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut faulty = 0;
     for file in &files {
@@ -46,20 +48,20 @@ pub fn run(options: &LintArgs) -> Result<ExitCode> {
         let findings = check(&root, file, &text);
         faulty += usize::from(!findings.is_empty());
         for finding in findings {
-            println!("{file}:{}: {}", finding.line, finding.text);
+            writeln!(out, "{file}:{}: {}", finding.line, finding.text)?;
             *counts.entry(finding.rule).or_default() += 1;
         }
     }
     let total: usize = counts.values().sum();
     if total == 0 {
-        println!("no finding in {} files", files.len());
+        writeln!(out, "no finding in {} files", files.len())?;
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{total} findings in {faulty} of {} files:", files.len());
+    writeln!(out, "{total} findings in {faulty} of {} files:", files.len())?;
     let mut sorted: Vec<_> = counts.into_iter().collect();
     sorted.sort_by_key(|(rule, count)| (std::cmp::Reverse(*count), *rule));
     for (rule, count) in sorted {
-        println!("{count:>8}  {rule}");
+        writeln!(out, "{count:>8}  {rule}")?;
     }
     Ok(ExitCode::FAILURE)
 }

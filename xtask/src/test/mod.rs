@@ -60,6 +60,7 @@ const NEXT_TO_OTHERS: &[&str] = &[
     "lifecycle::",
     "names::",
     "network::",
+    "output::",
     "qcow2::",
     "stacks::",
 ];

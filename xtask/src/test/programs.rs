@@ -20,6 +20,8 @@ const ALONE: &[(&str, &str)] = &[
     ("vmm", "ticks"),
     ("vmm", "probes"),
 ];
+/// Files of tests that take longer than the units of any package.
+const LONG: &[(&str, &str)] = &[("attach", "sampled")];
 /// The target that is the product.
 const VPROF: &str = "vprof";
 
@@ -67,18 +69,18 @@ impl TestPrograms {
         &self.vprof
     }
 
-    /// Returns the programs that may run side by side, the long ones first: units take longer than a file of
-    /// tests.
+    /// Returns the programs that may run side by side, the long ones first: units take longer than most files
+    /// of tests.
     pub fn side_by_side(&self) -> Vec<&TestProgram> {
         let mut tests: Vec<_> =
-            self.tests.iter().filter(|program| program.target != GUESTS && !program.is_alone()).collect();
-        tests.sort_by_key(|program| program.is_file);
+            self.tests.iter().filter(|program| program.target != GUESTS && !program.is_in(ALONE)).collect();
+        tests.sort_by_key(|program| (!program.is_in(LONG), program.is_file));
         tests
     }
 
     /// Returns the programs that run alone, without that of guests.
     pub fn alone(&self) -> impl Iterator<Item = &TestProgram> {
-        self.tests.iter().filter(|program| program.is_alone())
+        self.tests.iter().filter(|program| program.is_in(ALONE))
     }
 
     /// Returns the program of guest tests.
@@ -132,8 +134,9 @@ impl TestProgram {
         &self.package
     }
 
-    fn is_alone(&self) -> bool {
-        ALONE.contains(&(&self.package, &self.target))
+    /// Returns true if a list of packages and targets has this program.
+    fn is_in(&self, list: &[(&str, &str)]) -> bool {
+        list.contains(&(&self.package, &self.target))
     }
 
     /// Returns the name for users: package and target.
@@ -174,10 +177,30 @@ mod tests {
         let program = TestProgram::from_message(&message(line)).unwrap();
         assert_eq!(program.label(), "vmm flat");
         assert_eq!(program.directory, Path::new("/w/vmm"));
-        assert!(program.is_file && program.is_alone());
+        assert!(program.is_file && program.is_in(ALONE));
         assert_eq!(TestProgram::from_message(&message(&line.replace("true", "false"))), None);
         let built = line.replace("true", "false").replace("flat\"", "vprof\"");
         assert_eq!(vprof(&message(&built)), Some("/w/target/debug/deps/flat-1".into()));
         assert_eq!(vprof(&message(&built.replace("false", "true"))), None);
+    }
+
+    #[test]
+    fn long_programs_come_first_and_those_that_measure_not_at_all() {
+        let program = |package: &str, target: &str| TestProgram {
+            target: target.to_owned(),
+            is_file: package != target,
+            ..TestProgram::made_up(package, PathBuf::new())
+        };
+        let tests = [
+            ("cli", "diff"),
+            ("vmm", "vmm"),
+            ("attach", "sampled"),
+            ("vmm", "flat"),
+            ("vprof-tests", GUESTS),
+        ];
+        let tests = tests.map(|(package, target)| program(package, target)).into();
+        let programs = TestPrograms { tests, vprof: PathBuf::new() };
+        let labels: Vec<String> = programs.side_by_side().into_iter().map(TestProgram::label).collect();
+        assert_eq!(labels, ["attach sampled", "vmm (units)", "cli diff"]);
     }
 }

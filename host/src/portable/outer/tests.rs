@@ -41,12 +41,19 @@ fn facts(stage: RunStage, measured: bool) -> RunFacts {
     RunFacts { stage, measured, run_ns: 12_000_000_000 }
 }
 
-fn attempt<'a>(setup: &'a Setup, spec: &'a RunSpec, initrd: &'a Initrd) -> Attempt<'a> {
-    Attempt { setup, spec, initrd, payload_bytes: 0, vsock: None, restarts: Restarts::default() }
+fn attempt<'a>(setup: &'a Setup, spec: &'a RunSpec, parts: &'a HostParts) -> Attempt<'a> {
+    Attempt { setup, spec, parts, payload_bytes: 0, vsock: None, restarts: Restarts::default() }
 }
 
-fn initrd() -> Initrd {
-    Initrd { fd: OwnedFd::from(std::fs::File::open("/dev/null").unwrap()), bytes: 0 }
+fn parts() -> HostParts {
+    let null = || OwnedFd::from(File::open("/dev/null").unwrap());
+    HostParts {
+        kernel: null(),
+        initrd: Initrd { fd: null(), bytes: 0 },
+        disks: Vec::new(),
+        readable: Vec::new(),
+        directory: tempfile::tempdir().unwrap(),
+    }
 }
 
 fn outcome(end: MachineEnd) -> Outcome {
@@ -60,8 +67,8 @@ fn outcome(end: MachineEnd) -> Outcome {
 
 /// The fault of a host that came to this end, if it is one.
 fn fault(disk: Option<DiskMode>, facts: &RunFacts, ended: RelayEnd) -> Option<Fault> {
-    let (setup, spec, initrd) = (setup(), spec(disk), initrd());
-    match attempt(&setup, &spec, &initrd).explain(ended, facts, None, String::new()) {
+    let (setup, spec, parts) = (setup(), spec(disk), parts());
+    match attempt(&setup, &spec, &parts).explain(ended, facts, None, String::new()) {
         Ok(Attempted::Faulty(fault)) => Some(fault),
         Ok(Attempted::Ended(_)) => panic!("no guest has ended"),
         Err(_) => None,
@@ -109,8 +116,8 @@ fn faults_of_the_emulation_are_told_apart_from_other_ends() {
 
 #[test]
 fn a_triple_fault_is_one_of_the_emulation_and_keeps_its_outcome() {
-    let (setup, spec, initrd) = (setup(), spec(None), initrd());
-    let attempt = attempt(&setup, &spec, &initrd);
+    let (setup, spec, parts) = (setup(), spec(None), parts());
+    let attempt = attempt(&setup, &spec, &parts);
     let failed = outcome(MachineEnd::Failed(format!("vCPU 0: {TRIPLE_FAULT}: an exception")));
     let Attempted::Faulty(fault) = attempt.judge(failed, &facts(RunStage::Guest, true)) else {
         panic!("no fault");

@@ -61,8 +61,8 @@ pub struct Timehist {
 }
 
 impl Timehist {
-    /// Reads the runs of the tasks that the filter chooses, on the vCPU and with their begins in the time that
-    /// it chooses. Modes and functions choose no runs.
+    /// Reads the runs of the tasks that the filter chooses, on the vCPU and with their begins in the time
+    /// that it chooses. Modes and functions choose no runs.
     ///
     /// # Errors
     /// [`ReportError::NoExact`] if the profile has no exact data; the filter names something that does not

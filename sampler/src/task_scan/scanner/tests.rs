@@ -14,7 +14,7 @@ fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, 
     let readers = Arc::new(OnceLock::new());
     let current = kernel.current_reader(&memory).expect("a reader");
     drop(readers.set(GuestReaders { current, stacks: None }));
-    let plan = ScanConfig { hz: 500.0, seed: 1, vcpus: 2, readers, zero_ns: 0 };
+    let plan = ScanConfig { hz: 500.0, seed: 1, readers, zero_ns: 0 };
     let reader = kernel.task_list_reader(&memory).expect("a reader");
     let (sender, receiver) = sync_channel(64);
     (TaskScanner::new(plan, kernel, memory, Arc::default(), sender), reader, receiver)

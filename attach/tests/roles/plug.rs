@@ -39,8 +39,7 @@ impl Observer for FirstRegisters {
 
     fn ticked(&mut self, tick: &Tick<'_>) -> Option<Duration> {
         if let Some(first) = &self.0 {
-            // A later tick changes nothing.
-            drop(first.set((*tick.regs, *tick.sregs)));
+            first.get_or_init(|| (*tick.regs, *tick.sregs));
         }
         None
     }

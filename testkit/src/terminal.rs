@@ -7,13 +7,15 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::termios::{LocalFlags, Termios, tcgetattr};
 
 use crate::eventually;
 
+/// Time for the last output of a program that has ended to be read.
+const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// Time for the program to draw, and to end.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -120,13 +122,17 @@ impl Terminal {
     /// # Panics
     /// The screen is not as wanted within half a minute, or the program has ended.
     pub fn until(&mut self, what: &str, wanted: impl Fn(&str) -> bool) -> String {
+        let mut ended_at = None;
         eventually(&format!("{what} on the screen"), PATIENCE, || {
+            let ended = self.child.try_wait().expect("our child");
             let text = self.text();
             if wanted(&text) {
                 return Some(text);
             }
-            let ended = self.child.try_wait().expect("our child");
-            assert!(ended.is_none(), "no {what} ({ended:?}) on:\n{text}");
+            // What it wrote last may not have been read yet.
+            let is_late =
+                ended.is_some() && ended_at.get_or_insert_with(Instant::now).elapsed() > LAST_OUTPUT;
+            assert!(!is_late, "no {what} ({ended:?}) on:\n{text}");
             None
         })
     }

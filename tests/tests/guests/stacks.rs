@@ -7,7 +7,7 @@ use vprof_tests::{Guest, Run, assert_share};
 use crate::names;
 
 const PROGRAMS: &str = "shares --seconds 7 & recursion --seconds 7 & threads --seconds 7 --cpu 0 & \
-     handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 7 & ";
+     handler --seconds 7 & inlined --seconds 7 & cpp-inlined 7 & dlopened 7 & jit --seconds 8 & ";
 
 /// Returns the run of all programs with functions of known shares and stacks, at once, and of the programs of
 /// `names.rs`.

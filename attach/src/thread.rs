@@ -94,17 +94,13 @@ impl ThreadFiles {
     }
 }
 
-/// File `schedstat` of a thread, whose first two numbers are the times on a CPU and on a run queue, ns
-/// (Documentation/scheduler/sched-stats.rst).
+/// File `schedstat` of a thread.
 #[derive(Debug, Clone)]
 struct ScheduleFile(Arc<File>);
 
 impl ThreadStatistics for ScheduleFile {
     fn read(&self) -> Option<ThreadTimes> {
-        let mut text = [0; 96];
-        let length = self.0.read_at(&mut text, 0).ok()?;
-        let mut words = str::from_utf8(text.get(..length)?).ok()?.split_ascii_whitespace().map(str::parse);
-        Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
+        ThreadTimes::read(&self.0)
     }
 }
 

@@ -9,6 +9,8 @@
 //! Everything that stays the same is resolved beforehand, so that a sample costs a handful of small
 //! reads of physical memory. GS is not used: in entry code its base is still the user's.
 
+use std::collections::HashSet;
+
 use crate::kallsyms::table::SymbolTable;
 use crate::layout::{COMM, Layouts, TaskField, TaskLayout};
 use crate::memory::PhysicalMemory;
@@ -41,7 +43,7 @@ pub struct CurrentReader {
 }
 
 /// Physical addresses of one CPU's variables.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct PerCpu {
     task: PhysAddr,
     preempt_count: PhysAddr,
@@ -173,7 +175,7 @@ impl CurrentReader {
 
     /// Returns true if every CPU that `before` knows has its variables where `before` has them.
     pub(crate) fn has_same_addresses(&self, before: &Self) -> bool {
-        let now: Vec<_> = self.cpus.known().collect();
+        let now: HashSet<_> = self.cpus.known().collect();
         before.cpus.known().all(|cpu| now.contains(&cpu))
     }
 

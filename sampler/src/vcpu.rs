@@ -191,9 +191,9 @@ impl VcpuSampler {
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
         record.vcpu_state = vcpu_state(&record, context.in_run, wait.is_some() || stopped);
         // The vCPU's own timer interrupts the guest at once: a delay is that of the thread's way out of KVM.
-        let stands_since_due = record.vcpu_state == VcpuState::Guest && self.wait.is_own();
+        let is_own = self.wait.is_own();
         let held = match (record.vcpu_state, wait) {
-            _ if stands_since_due => TickHold::since(context.due_ns),
+            (VcpuState::Guest, _) if is_own => TickHold::since(context.due_ns),
             (VcpuState::Waiting, Some(held)) if !stopped => held,
             _ => TickHold::since(context.now_ns),
         };
@@ -230,12 +230,8 @@ impl VcpuSampler {
                 VcpuStats::add(&self.published.lost);
             }
         }
-        match wait {
-            _ if stands_since_due => self.stopped_since(context.due_ns),
-            Some(held) if record.vcpu_state == VcpuState::Waiting && self.wait.is_own() && !stopped => {
-                self.stopped_since(held.passed_ns);
-            }
-            _ => {}
+        if is_own && !stopped && matches!(record.vcpu_state, VcpuState::Guest | VcpuState::Waiting) {
+            self.stopped_since(held.passed_ns);
         }
         self.next_after(context.due_ns, held)
     }

@@ -8,7 +8,9 @@
 //!   methods for this setting alone; their defaults do nothing.
 
 use std::fmt;
+use std::fs::File;
 use std::ops::Deref;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -91,6 +93,18 @@ pub struct ThreadTimes {
     pub run_ns: u64,
     /// Ready to run, without a CPU.
     pub waited_ns: u64,
+}
+
+impl ThreadTimes {
+    /// Reads the first two numbers of an open file `schedstat`, ns (Documentation/scheduler/sched-stats.rst:
+    /// time spent on the CPU, and waiting on a run queue). The first is as of the scheduler's last update.
+    /// `None` once the thread has ended. Allocates nothing.
+    pub fn read(schedstat: &File) -> Option<Self> {
+        let mut text = [0; 96];
+        let length = schedstat.read_at(&mut text, 0).ok()?;
+        let mut words = str::from_utf8(text.get(..length)?).ok()?.split_ascii_whitespace().map(str::parse);
+        Some(Self { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
+    }
 }
 
 /// Scheduler statistics of a thread of another process.

@@ -25,6 +25,8 @@ const MOST_IN_CHAIN: usize = 1_024;
 const ATTEMPTS: usize = 5;
 /// Bytes of a guest's page.
 const PAGE_SHIFT: u32 = 12;
+/// Bytes of a copy of words, at most.
+const MOST_WORDS: usize = 16 << 10;
 /// Guest physical addresses have fewer bits than this (MAXPHYADDR, Intel SDM vol. 3, 4.1.4).
 const PHYSICAL_BITS: u32 = 52;
 
@@ -108,6 +110,19 @@ impl<M: KernelMemory> KernelReader<'_, M> {
 
     fn u32(&self, base: u64, offset: u32) -> Option<u32> {
         self.memory.peek_u32(base.checked_add(u64::from(offset))?)
+    }
+
+    /// Reads the words at these offsets in one copy, which costs more than its bytes.
+    pub(crate) fn words(&self, base: u64, offsets: impl Iterator<Item = u32> + Clone) -> Option<Vec<u64>> {
+        let first = offsets.clone().min()?;
+        let end = offsets.clone().max()?.checked_add(8)?;
+        let mut bytes = vec![0; usize::try_from(end - first).ok()?.min(MOST_WORDS)];
+        self.memory.peek(base.checked_add(u64::from(first))?, &mut bytes)?;
+        let word = |offset: u32| {
+            let at = usize::try_from(offset - first).ok()?;
+            bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
+        };
+        offsets.map(word).collect()
     }
 
     fn pointer(&self, base: u64, offset: u32) -> Option<u64> {

@@ -10,7 +10,7 @@ use vmm::{ThreadStatistics, ThreadTimes};
 
 use super::area::{difference, registers};
 use super::course::{CourseView, ExitsView, KernelCounter};
-use super::finder::{KernelMemory, KernelReader, KernelThread, KernelVcpu};
+use super::finder::{KernelReader, KernelThread, KernelVcpu};
 use super::offsets::{self, HostOffsets, Vendor};
 use super::program::{KernelPrograms, ProgramRoom};
 use super::refusal::{BpfRefusal, host_refusal};
@@ -21,8 +21,6 @@ use crate::memory::MemoryLayout;
 
 /// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
 const HOST_NAMESPACE: &str = "pid:[4026531836]";
-/// Bytes of KVM's counters of a vCPU that are read, at most.
-const MOST_COUNTERS: usize = 16 << 10;
 /// CPUs that a sample is asked of, at most: a thread may move meanwhile.
 const MOST_CPUS: usize = 4;
 
@@ -231,11 +229,10 @@ impl SampledVm {
     /// Lets the kernel count waits from here on, and exits where KVM has trace points for them.
     pub(crate) fn count(&mut self) -> Result<(), BpfRefusal> {
         let has_exits = self.vendor == Vendor::Svm;
-        for (index, vcpu) in self.known() {
-            self.programs.follow(vcpu.thread.task, u32::try_from(index).unwrap_or(ABSENT))?;
-        }
+        self.counts_waits = true;
+        (0..self.known().count()).try_for_each(|index| self.follow(index))?;
         self.programs.count(has_exits)?;
-        (self.counts_waits, self.counts_exits) = (true, has_exits);
+        self.counts_exits = has_exits;
         Ok(())
     }
 
@@ -291,16 +288,18 @@ impl SampledVm {
 
     /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`].
     pub(crate) fn follow(&self, index: usize) -> Result<(), BpfRefusal> {
-        match self.vcpu(index).filter(|_| self.counts_waits) {
-            Some(vcpu) => self.programs.follow(vcpu.thread.task, u32::try_from(index).unwrap_or(ABSENT)),
-            None => Ok(()),
-        }
+        self.count_for(index, u32::try_from(index).unwrap_or(ABSENT))
     }
 
     /// Ends what [`Self::follow`] has begun: another thread may have the address of a thread that has ended.
     pub(crate) fn unfollow(&self, index: usize) -> Result<(), BpfRefusal> {
+        self.count_for(index, ABSENT)
+    }
+
+    /// Lets what is counted of a vCPU's thread be that of the vCPU `counted`, if the kernel counts.
+    fn count_for(&self, index: usize, counted: u32) -> Result<(), BpfRefusal> {
         match self.vcpu(index).filter(|_| self.counts_waits) {
-            Some(vcpu) => self.programs.follow(vcpu.thread.task, ABSENT),
+            Some(vcpu) => self.programs.follow(vcpu.thread.task, counted),
             None => Ok(()),
         }
     }
@@ -324,15 +323,8 @@ impl SampledVm {
 
     /// Returns the present values of KVM's counters of a vCPU.
     pub(crate) fn read_counters(&self, index: usize) -> Option<Vec<u64>> {
-        let first = self.counters.iter().map(|counter| counter.offset).min()?;
-        let end = self.counters.iter().map(|counter| counter.offset).max()?.checked_add(8)?;
-        let mut bytes = vec![0; usize::try_from(end - first).ok()?.min(MOST_COUNTERS)];
-        self.programs.peek(self.vcpu(index)?.address.checked_add(u64::from(first))?, &mut bytes)?;
-        let value = |counter: &KernelCounter| {
-            let at = usize::try_from(counter.offset - first).ok()?;
-            bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
-        };
-        self.counters.iter().map(value).collect()
+        let offsets = self.counters.iter().map(|counter| counter.offset);
+        self.reader().words(self.vcpu(index)?.address, offsets)
     }
 
     /// Returns true if the kernel counts exits.

@@ -9,9 +9,8 @@ use profile::rows::{
     TaskStateRow, ThreadRow, WaitReason, WakeupRow,
 };
 use profile::{Filter, Profile, ProfileWriter};
-use serde_json::Value;
 
-use super::{blocks, check, document, profile};
+use super::{check, profile, schema_of, written};
 
 /// Samples of the task: one before there is exact data, which does not count, then the parts of its time. An
 /// interrupt counts only if the preempt count does not show it: its entry and exit before and after its
@@ -38,19 +37,12 @@ fn samples() -> Vec<SampleRow> {
     ]
 }
 
-/// A profile with one task that slept, was woken and interrupted.
-pub(crate) fn exact_profile(path: &Path) -> Profile {
-    let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
-    let state = |state, wait_reason, stack, ns| TaskStateRow {
-        instance: 1,
-        tid: 8,
-        state,
-        wait_reason,
-        stack,
-        ns,
-        count: 2,
-    };
-    let run = |vcpu, from_ns, state, wait_reason| TaskRunRow {
+fn state(state: TaskState, wait_reason: WaitReason, stack: u32, ns: u64) -> TaskStateRow {
+    TaskStateRow { instance: 1, tid: 8, state, wait_reason, stack, ns, count: 2 }
+}
+
+fn run(vcpu: u8, from_ns: u64, state: TaskState, wait_reason: WaitReason) -> TaskRunRow {
+    TaskRunRow {
         vcpu,
         instance: 1,
         tid: 8,
@@ -62,18 +54,22 @@ pub(crate) fn exact_profile(path: &Path) -> Profile {
         sampler_ns: 10,
         state,
         wait_reason,
-    };
-    let delay = |woken, low_ns, count, max_ns, max_from_ns| TaskDelayRow {
-        instance: 1,
-        tid: 8,
-        woken,
-        low_ns,
-        count,
-        ns: count * max_ns,
-        max_ns,
-        max_from_ns,
-    };
-    let first = Batch {
+    }
+}
+
+/// Waits of a bucket: their number, and the length of each and its begin.
+fn delay(woken: bool, low_ns: u64, count: u64, (max_ns, max_from_ns): (u64, u64)) -> TaskDelayRow {
+    TaskDelayRow { instance: 1, tid: 8, woken, low_ns, count, ns: count * max_ns, max_ns, max_from_ns }
+}
+
+/// A profile with one task that slept, was woken and interrupted.
+pub(crate) fn exact_profile(path: &Path) -> Profile {
+    written(path, &[first(), second()])
+}
+
+fn first() -> Batch {
+    let frame = |id, symbol: &str| FrameRow { id, symbol: Some(symbol.into()), ..FrameRow::default() };
+    Batch {
         meta: [
             ("exact", "1"),
             ("exact_from_ns", "1000"),
@@ -110,7 +106,7 @@ pub(crate) fn exact_profile(path: &Path) -> Profile {
             run(0, 1700, TaskState::Sleep, WaitReason::Pipe),
             run(1, 1100, TaskState::Runnable, WaitReason::None),
         ],
-        task_delays: vec![delay(true, 192, 1, 200, 1200), delay(false, 80, 2, 85, 1400)],
+        task_delays: vec![delay(true, 192, 1, (200, 1200)), delay(false, 80, 2, (85, 1400))],
         task_lives: vec![
             TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 1800, ended: false },
             TaskLifeRow { instance: 2, tid: 6, from_ns: 1000, to_ns: 2000, ended: false },
@@ -142,14 +138,17 @@ pub(crate) fn exact_profile(path: &Path) -> Profile {
         samples: samples(),
         exact_vcpus: vec![ExactVcpuRow { probe_exits: 9, switches: 4, ..ExactVcpuRow::default() }],
         ..Batch::default()
-    };
-    let second = Batch {
+    }
+}
+
+fn second() -> Batch {
+    Batch {
         meta: vec![("exact_to_ns".into(), "2000".into()), ("exact_end".into(), "the run ended".into())],
         task_states: vec![
             state(TaskState::Running, WaitReason::None, 0, 100),
             state(TaskState::Interrupted, WaitReason::None, 0, 100),
         ],
-        task_delays: vec![delay(true, 192, 1, 205, 1300), delay(false, 80, 1, 81, 1500)],
+        task_delays: vec![delay(true, 192, 1, (205, 1300)), delay(false, 80, 1, (81, 1500))],
         task_lives: vec![TaskLifeRow { instance: 1, tid: 8, from_ns: 1000, to_ns: 2000, ended: true }],
         exact_vcpus: vec![ExactVcpuRow {
             probe_exits: 12,
@@ -158,20 +157,12 @@ pub(crate) fn exact_profile(path: &Path) -> Profile {
             ..ExactVcpuRow::default()
         }],
         ..Batch::default()
-    };
-    let mut writer = ProfileWriter::create(path, false).expect("a profile");
-    for batch in [first, second] {
-        writer.write(&batch).expect("room");
     }
-    writer.finish().expect("room");
-    Profile::open(path).expect("a profile")
 }
 
 #[test]
 fn an_exact_report_fits_its_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof report --exact --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof report --exact --json");
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
     for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0"), Some("sl*p*r")] {
@@ -225,9 +216,7 @@ fn an_exact_report_fits_its_schema() {
 
 #[test]
 fn a_timehist_fits_its_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof report --exact --timehist --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof report --exact --timehist --json");
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
     let read = |filter: Filter| Timehist::read(&profile, &filter);

@@ -38,6 +38,21 @@ fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     document.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
+/// Returns the schema in the section of docs/json.md with this command.
+fn schema_of(command: &str) -> Value {
+    let text = document("json.md");
+    let section = text.split(&format!("# `{command}`\n")).nth(1).expect("a section");
+    serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON")
+}
+
+/// Writes batches into a profile, and opens it.
+fn written(path: &Path, batches: &[Batch]) -> Profile {
+    let mut writer = ProfileWriter::create(path, false).expect("a profile");
+    batches.iter().for_each(|batch| writer.write(batch).expect("room"));
+    writer.finish().expect("room");
+    Profile::open(path).expect("a profile")
+}
+
 fn strings(value: &Value) -> BTreeSet<&str> {
     value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }
@@ -152,17 +167,12 @@ fn scanned_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
         ],
         ..Batch::default()
     };
-    let mut writer = ProfileWriter::create(path, false).expect("a profile");
-    writer.write(&batch).expect("room");
-    writer.finish().expect("room");
-    Profile::open(path).expect("a profile")
+    written(path, &[batch])
 }
 
 #[test]
 fn states_fit_their_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof report --states --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof report --states --json");
     let directory = tempfile::tempdir().expect("a directory");
     let exact = exact_profile(&directory.path().join("exact.vprof"));
     let all = Filter::default();
@@ -215,9 +225,7 @@ fn a_profile_without_states_says_why() {
 
 #[test]
 fn the_guests_books_fit_their_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof rusage --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof rusage --json");
     let directory = tempfile::tempdir().expect("a directory");
     let rusage = Rusage::read(&profile(directory.path())).expect("books");
     assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
@@ -226,9 +234,7 @@ fn the_guests_books_fit_their_schema() {
 
 #[test]
 fn a_simulation_fits_its_schema() {
-    let text = document("json.md");
-    let block = text.split("# `vprof simulate --json`\n").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(block, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof simulate --json");
     let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
     let json = serde_json::to_value(&result).expect("JSON");
     check(&json, &schema, "study");
@@ -238,9 +244,7 @@ fn a_simulation_fits_its_schema() {
 
 #[test]
 fn figures_of_vcpus_fit_their_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof stat --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof stat --json");
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, 1_000, 0);
@@ -256,9 +260,7 @@ fn figures_of_vcpus_fit_their_schema() {
 
 #[test]
 fn a_comparison_fits_its_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof diff --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof diff --json");
     let directory = tempfile::tempdir().expect("a directory");
     let open = || [profile(directory.path()), profile(directory.path())];
     for by in [SharesBy::Function, SharesBy::Total, SharesBy::Process, SharesBy::Stack] {
@@ -319,9 +321,7 @@ fn the_example_queries_work() {
 
 #[test]
 fn a_boot_fits_its_schema() {
-    let text = document("json.md");
-    let section = text.split("# `vprof report --boot --json`").nth(1).expect("a section");
-    let schema: Value = serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON");
+    let schema = schema_of("vprof report --boot --json");
     let time = CpuEstimate { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
     let call = |module| Call { function: "acpi_init".to_owned(), module, from_s: 0.1, to_s: 0.2, time };
     let unit = Unit { name: "ssh.service".to_owned(), from_s: 1.0, to_s: 2.0, processes: 2, time };

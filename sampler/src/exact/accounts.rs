@@ -14,6 +14,7 @@
 //! The module knows neither guest, thread nor profile: times and tasks come in, sums go out.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use profile::rows::TaskState;
 
@@ -294,24 +295,28 @@ impl TaskAccounts {
         self.cpus.get(cpu).map_or(0, |cpu| cpu.idle_ns)
     }
 
-    /// Changes the state of a task.
-    fn enter(&mut self, time_ns: u64, id: TaskId, doing: TaskActivity) {
+    /// Changes the state of a task. Returns it; `None` if it is beyond the limit.
+    fn enter(&mut self, time_ns: u64, id: TaskId, doing: TaskActivity) -> Option<&mut FollowedTask> {
         if self.tasks.get(&id.address).is_some_and(|task| task.who != id.who) {
             // An exec of another thread than the first gives it the first one's ids; or the end of the task
             // was missed.
             self.end(time_ns, id.address);
         }
-        if let Some(task) = self.tasks.get_mut(&id.address) {
-            charge(task, time_ns, &mut self.sums);
-            if !(task.doing.state.is_on_cpu() && doing.state.is_on_cpu()) {
-                task.leave(doing, &mut self.sums);
+        let has_room = self.tasks.len() < TASKS;
+        let task = match self.tasks.entry(id.address) {
+            Entry::Occupied(known) => {
+                let task = known.into_mut();
+                charge(task, time_ns, &mut self.sums);
+                if !(task.doing.state.is_on_cpu() && doing.state.is_on_cpu()) {
+                    task.leave(doing, &mut self.sums);
+                }
+                (task.doing, task.began_ns, task.woken) = (doing, task.since_ns, false);
+                if !doing.state.is_on_cpu() {
+                    task.served_ns = 0;
+                }
+                task
             }
-            (task.doing, task.began_ns, task.woken) = (doing, task.since_ns, false);
-            if !doing.state.is_on_cpu() {
-                task.served_ns = 0;
-            }
-        } else if self.tasks.len() < TASKS {
-            let task = FollowedTask {
+            Entry::Vacant(place) if has_room => place.insert(FollowedTask {
                 who: id.who,
                 doing,
                 began_ns: time_ns,
@@ -324,19 +329,19 @@ impl TaskAccounts {
                 released: false,
                 charged: true,
                 served_ns: 0,
-            };
-            self.tasks.insert(id.address, task);
-        } else {
-            self.untracked += 1;
-            return;
-        }
+            }),
+            Entry::Vacant(_) => {
+                self.untracked += 1;
+                return None;
+            }
+        };
         self.sums.states.entry((id.who, doing)).or_default().count += 1;
+        Some(task)
     }
 
     /// Has a task wait for a CPU from its wake-up on.
     fn enter_woken(&mut self, time_ns: u64, id: TaskId) {
-        self.enter(time_ns, id, TaskActivity::plain(TaskState::Runnable));
-        if let Some(task) = self.tasks.get_mut(&id.address) {
+        if let Some(task) = self.enter(time_ns, id, TaskActivity::plain(TaskState::Runnable)) {
             task.woken = true;
         }
     }
@@ -350,8 +355,7 @@ impl TaskAccounts {
             charge(task, time_ns, &mut self.sums);
             task.leave(TaskActivity::plain(TaskState::Unknown), &mut self.sums);
         }
-        self.enter(time_ns, id, TaskActivity::plain(TaskState::Running));
-        if let Some(task) = self.tasks.get_mut(&id.address) {
+        if let Some(task) = self.enter(time_ns, id, TaskActivity::plain(TaskState::Running)) {
             (task.run_cpu, task.run_from_ns) = (cpu, task.since_ns);
         }
     }

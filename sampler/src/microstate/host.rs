@@ -1,7 +1,6 @@
 //! CPU times of a vCPU's thread, by the host's scheduler.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use vmm::{ThreadStatistics, ThreadTimes};
@@ -54,17 +53,7 @@ pub(crate) fn own_cpu_time() -> Option<u64> {
 
 /// Reads the time waited so far, ns. Allocates nothing.
 pub(crate) fn waited(schedstat: &File) -> Option<u64> {
-    times_as_of_update(schedstat).map(|times| times.waited_ns)
-}
-
-/// Reads the first two numbers of schedstat, ns (Documentation/scheduler/sched-stats.rst: time spent on the
-/// CPU, and waiting on a run queue). The first is as of the scheduler's last update. Allocates nothing.
-pub(crate) fn times_as_of_update(schedstat: &File) -> Option<ThreadTimes> {
-    let mut text = [0; 96];
-    let length = schedstat.read_at(&mut text, 0).ok()?;
-    let text = std::str::from_utf8(text.get(..length)?).ok()?;
-    let mut words = text.split_ascii_whitespace().map(str::parse);
-    Some(ThreadTimes { run_ns: words.next()?.ok()?, waited_ns: words.next()?.ok()? })
+    ThreadTimes::read(schedstat).map(|times| times.waited_ns)
 }
 
 /// Counts of a thread's switches and page faults.

@@ -32,7 +32,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
-use super::host::{ThreadCounts, own_counts, own_cpu_time, own_schedstat, times_as_of_update, waited};
+use super::host::{ThreadCounts, own_counts, own_cpu_time, own_schedstat, waited};
 use profile::clock::{TickHold, fell_into_wait};
 use vmm::{ThreadStatistics, ThreadTimes, monotonic_ns};
 
@@ -140,7 +140,7 @@ impl OwnThread {
             return None;
         }
         // This order: reading the clock updates the other two.
-        let ThreadTimes { run_ns: updated_ns, waited_ns } = times_as_of_update(&self.schedstat)?;
+        let ThreadTimes { run_ns: updated_ns, waited_ns } = ThreadTimes::read(&self.schedstat)?;
         let ran_ns = own_cpu_time()?;
         let now_ns = monotonic_ns();
         let without_cpu_ns = now_ns.saturating_sub(ran_ns);
@@ -332,7 +332,7 @@ mod tests {
 
     impl ThreadStatistics for OwnStatistics {
         fn read(&self) -> Option<ThreadTimes> {
-            times_as_of_update(&self.0)
+            ThreadTimes::read(&self.0)
         }
     }
 

@@ -99,18 +99,10 @@ impl<M: KernelMemory> KernelReader<'_, M> {
 
     /// Returns the times of a thread by the scheduler; `None` once its memory is another's.
     pub(crate) fn times(&self, thread: KernelThread) -> Option<ThreadTimes> {
-        let (options, ran) = (&self.offsets.options, self.finder().task_ran);
-        let members = [ran, options.task_delay, options.task_start];
-        // One copy of all: a copy costs more than its bytes.
-        let first = members.into_iter().min()?;
-        let end = members.into_iter().max()?.checked_add(8)?;
-        let mut bytes = vec![0; usize::try_from(end - first).ok()?];
-        self.memory.peek(thread.task.checked_add(u64::from(first))?, &mut bytes)?;
-        let word = |offset: u32| {
-            let at = usize::try_from(offset - first).ok()?;
-            bytes.get(at..)?.first_chunk().map(|word| u64::from_le_bytes(*word))
-        };
-        let times = ThreadTimes { run_ns: word(ran)?, waited_ns: word(options.task_delay)? };
-        (word(options.task_start)? == thread.start).then_some(times)
+        let options = &self.offsets.options;
+        let members = [self.finder().task_ran, options.task_delay, options.task_start];
+        let words = self.words(thread.task, members.into_iter())?;
+        let [run_ns, waited_ns, start] = words[..] else { return None };
+        (start == thread.start).then_some(ThreadTimes { run_ns, waited_ns })
     }
 }

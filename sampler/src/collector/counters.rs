@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use attach::VcpuCounts;
+use linux::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;
@@ -76,6 +77,18 @@ impl VcpuCounters {
         self.meters.iter().map(VcpuMeter::due_ticks).map(|(rate_hz, since_ns)| DueTicks { rate_hz, since_ns })
     }
 
+    /// Changes the numbers of CPUs from APIC ids to those of their vCPUs. CPUs whose vCPU is not sampled go.
+    pub(super) fn number_vcpus(&self, cpus: &mut Vec<CpuStat>) {
+        let mut ids: Vec<_> = cpus.iter().map(|stat| stat.cpu as usize).collect();
+        ids.sort_unstable();
+        let apic_ids: Vec<_> =
+            self.meters.iter().map(|meter| meter.guest_cpu().apic_id(ids.iter().copied())).collect();
+        cpus.retain_mut(|stat| {
+            let vcpu = (0..).zip(&apic_ids).find(|(_, id)| **id == Some(stat.cpu as usize));
+            vcpu.map(|(vcpu, _)| stat.cpu = vcpu).is_some()
+        });
+    }
+
     /// Notes that the host had stopped the whole process for `ns`.
     pub(super) fn stopped(&mut self, ns: u64) {
         self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
@@ -127,5 +140,33 @@ impl VcpuCounters {
         let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
         batch.injected = self.injections.read().into_iter().map(row).collect();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest_cpu::GuestCpu;
+
+    /// Times of CPUs with these APIC ids, whose user time is the id, as those of these vCPUs.
+    fn numbered(vcpus: &[GuestCpu], apic_ids: &[u32]) -> Vec<(u32, u64)> {
+        let stats: Vec<_> = vcpus
+            .iter()
+            .map(|cpu| Arc::new(VcpuStats { cpu: (*cpu).into(), ..VcpuStats::default() }))
+            .collect();
+        let stat = |id: &u32| CpuStat { cpu: *id, user_ns: u64::from(*id), ..CpuStat::default() };
+        let mut cpus = apic_ids.iter().map(stat).collect();
+        VcpuCounters::new(&stats).number_vcpus(&mut cpus);
+        cpus.iter().map(|stat| (stat.cpu, stat.user_ns)).collect()
+    }
+
+    #[test]
+    fn a_cpu_has_the_number_of_the_vcpu_with_its_apic_id() {
+        let known = [0, 1, 4].map(GuestCpu::ApicId);
+        assert_eq!(numbered(&known, &[0, 1, 4, 5]), [(0, 0), (1, 1), (2, 4)]);
+        assert_eq!(numbered(&known[..2], &[0, 4]), [(0, 0)]);
+        // Behind a GDB stub.
+        let nth = [0, 1, 2].map(GuestCpu::Nth);
+        assert_eq!(numbered(&nth, &[0, 1, 4]), [(0, 0), (1, 1), (2, 4)]);
     }
 }

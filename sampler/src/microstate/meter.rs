@@ -11,6 +11,7 @@ use super::exits::{ExitCount, ExitKey};
 use super::foreign;
 use super::host::ThreadReader;
 use super::stats::VcpuStats;
+use crate::guest_cpu::GuestCpu;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, HostWaitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
@@ -58,6 +59,11 @@ impl VcpuMeter {
             counters: Vec::new(),
             guest_error: 0.0,
         }
+    }
+
+    /// Returns the CPU that the guest's kernel takes this vCPU for.
+    pub(crate) fn guest_cpu(&self) -> GuestCpu {
+        self.stats.cpu.get().copied().unwrap_or(GuestCpu::ApicId(self.vcpu.into()))
     }
 
     /// Sets KVM's counters of this vCPU.

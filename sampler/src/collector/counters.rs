@@ -1,14 +1,15 @@
 //! Clocks and counters of all vCPUs, read into rows of a batch.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attach::VcpuCounts;
+use attach::{ExitNote, VcpuCounts};
 use linux::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;
-use crate::microstate::meter::VcpuMeter;
+use crate::microstate::meter::{ReportedExit, VcpuMeter};
 use crate::microstate::stats::VcpuStats;
 use profile::estimate::guest_error_key;
 use profile::rows::{Batch, InjectedRow, RateRow};
@@ -123,6 +124,20 @@ impl VcpuCounters {
             batch.vcpus.push(row);
             batch.microstates.extend(window);
         }
+    }
+
+    /// Takes the exits that the host's kernel has noted, with the number and the APIC id of their vCPU.
+    pub(super) fn take_notes(&self) -> impl Iterator<Item = (usize, usize, Vec<ExitNote>)> {
+        let taken = |(vcpu, meter): (usize, &VcpuMeter)| {
+            let (apic_id, notes) = meter.take_notes()?;
+            Some((vcpu, apic_id, notes))
+        };
+        self.meters.iter().enumerate().filter_map(taken)
+    }
+
+    /// Returns the exits of a vCPU that were reported, by their keys.
+    pub(super) fn reported_exits(&self, vcpu: usize) -> Option<&HashMap<u64, ReportedExit>> {
+        self.meters.get(vcpu).map(VcpuMeter::reported_exits)
     }
 
     /// Reads exits, KVM's counters and injected interrupts into `batch`, if that is due or the run has

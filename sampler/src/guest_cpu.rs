@@ -5,8 +5,8 @@
 pub(crate) enum GuestCpu {
     /// The one with this APIC id.
     ApicId(usize),
-    /// The one with the nth lowest APIC id, from 0: a GDB stub does not show the ids. QEMU numbers its vCPUs in
-    /// the order of their APIC ids (`possible_cpus`, hw/i386/x86-common.c, 9.2).
+    /// The one with the nth lowest APIC id, from 0: a GDB stub does not show the ids. QEMU numbers its vCPUs
+    /// in the order of their APIC ids (`possible_cpus`, hw/i386/x86-common.c, 9.2).
     Nth(usize),
 }
 

@@ -23,25 +23,33 @@ pub fn load(part: &DiskPart) -> Result<Ext4, VolumeError> {
 
 /// Loads the file system in this part of a disk as the files of a volume.
 pub fn open(part: &DiskPart) -> Result<Box<dyn VolumeFiles>, VolumeError> {
-    Ok(Box::new(load(part)?))
+    Ok(Box::new(Ext4Volume { files: load(part)?, bytes: part.length().unwrap_or(u64::MAX) }))
 }
 
-impl VolumeFiles for Ext4 {
+/// File system and its length.
+#[derive(Debug)]
+struct Ext4Volume {
+    files: Ext4,
+    bytes: u64,
+}
+
+impl VolumeFiles for Ext4Volume {
     fn read(&self, path: &str, most: u64) -> Result<Vec<u8>, VolumeError> {
-        // The size is checked first, because the reader allocates all of it.
-        let size = self.metadata(path).map_err(|error| VolumeError::in_file(path, error))?.len();
+        // The reader allocates all of the file, which may claim to be a large hole.
+        let most = most.min(self.bytes);
+        let size = self.files.metadata(path).map_err(|error| VolumeError::in_file(path, error))?.len();
         if size > most {
             return Err(VolumeError::TooLarge { path: path.to_owned(), most });
         }
-        Self::read(self, path).map_err(|error| VolumeError::in_file(path, error))
+        self.files.read(path).map_err(|error| VolumeError::in_file(path, error))
     }
 
     fn is_file(&self, path: &str) -> bool {
-        self.metadata(path).is_ok_and(|m| m.file_type().is_regular_file())
+        self.files.metadata(path).is_ok_and(|m| m.file_type().is_regular_file())
     }
 
     fn names(&self, directory: &str) -> Vec<String> {
-        let Ok(entries) = self.read_dir(directory) else { return Vec::new() };
+        let Ok(entries) = self.files.read_dir(directory) else { return Vec::new() };
         let names = entries.take(MOST_NAMES).map_while(Result::ok);
         let mut names: Vec<String> =
             names.filter_map(|entry| entry.file_name().as_str().ok().map(str::to_owned)).collect();
@@ -50,7 +58,7 @@ impl VolumeFiles for Ext4 {
     }
 
     fn resolved(&self, path: String) -> String {
-        match self.canonicalize(path.as_str()) {
+        match self.files.canonicalize(path.as_str()) {
             Ok(real) => String::from_utf8_lossy(real.as_ref()).into_owned(),
             Err(_) => path,
         }

@@ -120,6 +120,21 @@ fn a_circular_directory_of_fat_ends() {
     assert!(files.read("/EFI/large", 1 << 30).is_ok_and(|bytes| bytes.len() == 100_000));
 }
 
+#[test]
+fn a_file_that_is_larger_than_its_file_system_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let (image, files) = (directory.path().join("image"), directory.path().join("files"));
+    std::fs::create_dir(&files).unwrap();
+    std::fs::write(files.join("small"), b"hello").unwrap();
+    std::fs::File::create(files.join("hole")).unwrap().set_len(1 << 30).unwrap();
+    std::fs::File::create(&image).unwrap().set_len(4 << 20).unwrap();
+    tool("mkfs.ext4", &["-q", "-d", files.to_str().unwrap()], &image);
+    let volume = DiskVolume::open(part_of(&std::fs::read(&image).unwrap()));
+    let files = volume.readable().unwrap();
+    assert_eq!(files.read("/small", 2 << 30).unwrap(), b"hello");
+    assert_eq!(files.read("/hole", 2 << 30).unwrap_err().to_string(), "/hole is larger than 4 MiB");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 

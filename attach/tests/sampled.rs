@@ -396,7 +396,7 @@ fn exits(role: &str, test: &str) -> [PortExits; 2] {
         std::thread::sleep(Duration::from_millis(5));
         notes.extend(course.take_notes());
     }
-    // The guest stands still: what is counted is what is noted.
+    // The guest is stopped: what is counted is what is noted.
     vm.signal(libc::SIGSTOP);
     eventually("stop", SOON, || (state(vm.pid()) == 'T').then_some(()));
     std::thread::sleep(Duration::from_millis(50));

@@ -1340,11 +1340,14 @@ SEC("raw_tp") int returned(struct arguments *arguments)
 	if (!target || !course)
 		return 0;
 	u64 now = ktime_get_ns();
-	// A KVM_RUN that has not entered the guest, or a KVM that does not show entries.
-	if (course->returned_ns)
-		end_turn(index, course, course->loaded_ns ? course->loaded_ns : now);
-	course->loaded_ns = 0;
 	struct notes *noted = map_lookup(&notes, &index);
+	// A KVM_RUN that has not entered the guest, or a KVM that does not show entries.
+	u64 end = options.vendor == VENDOR_SVM ? now : course->loaded_ns;
+	if (course->returned_ns && end)
+		end_turn(index, course, end);
+	else if (course->returned_ns && noted)
+		noted->decided = 0;
+	course->loaded_ns = 0;
 	if (noted && !noted->decided)
 		begin_note(index, now);
 	course->returned_key = returned_key(kernel_u64(target->vcpu + options.vcpu_run), arguments->argument[1]);

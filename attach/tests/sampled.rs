@@ -396,7 +396,7 @@ fn exits(role: &str, test: &str) -> [PortExits; 2] {
         std::thread::sleep(Duration::from_millis(5));
         notes.extend(course.take_notes());
     }
-    // The guest stands still: what is counted is what is noted.
+    // The guest is stopped: what is counted is what is noted.
     vm.signal(libc::SIGSTOP);
     eventually("stop", SOON, || (state(vm.pid()) == 'T').then_some(()));
     std::thread::sleep(Duration::from_millis(50));
@@ -450,7 +450,7 @@ fn of_frequent_exits_some_are_noted_that_count_for_all() {
     let Some(_one) = kvm() else { return };
     let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all");
     for port in ports {
-        assert!(port.count > 4_000 && port.notes > 100 && port.notes < port.count / 2, "{ports:?}");
+        assert!(port.count > 1_000 && port.notes > 100 && port.notes < port.count / 2, "{ports:?}");
         let weight = port.weight + port.unnoted;
         // The largest weights are some hundred, of notes that are for a few per cent each.
         let error = (weight as f64 / port.count as f64 - 1.0).abs();

@@ -1,8 +1,8 @@
 //! Cost of counting exits of an attached machine, and of noting the guest's code that they interrupt.
 //!
-//! The guest writes to a port in a loop, and counts: its time of a turn is that of an exit to the VMM. Variants
-//! take turns. Its memory has that of a real guest, as in [`crate::attached`], so that each note copies the
-//! current task of that guest's kernel.
+//! The guest writes to a port in a loop, and counts: the time of a turn is that of an exit to the VMM.
+//! Variants take turns. Its memory has that of a real guest, as in [`crate::attached`], so that each note
+//! copies the current task of that guest's kernel.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -115,6 +115,9 @@ pub fn rows(ram: &Path) -> anyhow::Result<Vec<TableRow>> {
         TableRow::ratio("exit to the VMM, attached: noted by function / not counted", all, "at most 1.2")
             .detail(format!("{with_notes:.2} µs / {nothing:.2} µs")),
         TableRow::text("note of an exit", format!("{} ns", note.saturating_sub(plain)), "")
-            .detail(format!("program with / without: {note} ns / {plain} ns, measured by the host's kernel; at most about 1,000 notes a second and vCPU")),
+            .detail(format!(
+                "program with / without: {note} ns / {plain} ns, measured by the host's kernel; at most about 1,000 \
+                 notes a second and vCPU"
+            )),
     ])
 }

@@ -127,7 +127,7 @@ impl<'a> NotesView<'a> {
         // The program leaves notes out before it overwrites one that was not taken.
         while next != written {
             let place = usize::try_from(next).map_or(0, |next| next % NOTES);
-            // SAFETY: the note is in the mapping, aligned, and valid for all bit patterns; the place is within
+            // SAFETY: the note is in the mapping, aligned, and valid for all bit patterns; the place is in
             // the array. The program writes it again after it was taken only.
             let note =
                 unsafe { (&raw const (*self.notes).note).cast::<RawNote>().add(place).read_volatile() };

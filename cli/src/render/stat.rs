@@ -278,8 +278,8 @@ pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
     CsvWriter::new(out, Formulas::Quoted).heading(&CsvRow::default())
 }
 
-/// Writes every figure as a line: states, exits, exits by function, interrupts, interrupts that the guest has served, waits, and
-/// counters.
+/// Writes every figure as a line: states, exits, exits by function, interrupts, interrupts that the guest has
+/// served, waits, and counters.
 pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
     let mut csv = CsvWriter::new(out, formulas);

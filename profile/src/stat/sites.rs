@@ -4,7 +4,7 @@
 //! reason are counted exactly. So the notes give only the parts, of an exact number and an exact time.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
@@ -56,17 +56,35 @@ pub struct ExitSiteStat {
     pub mean_ns: u64,
 }
 
-/// What distinguishes a site.
-type SiteKey<'a> =
-    (Option<u8>, (&'a str, Option<u64>, Option<&'a str>), (&'a str, Option<i32>, Option<u32>), Code<'a>);
-/// Mode, function and module.
-type Code<'a> = (&'a str, Option<&'a str>, Option<&'a str>);
+/// Parts of a site that distinguish it from others.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct SiteKey<'a> {
+    vcpu: Option<u8>,
+    reason: &'a str,
+    address: Option<u64>,
+    device: Option<&'a str>,
+    process: &'a str,
+    pid: Option<i32>,
+    instance: Option<u32>,
+    mode: &'a str,
+    function: Option<&'a str>,
+    module: Option<&'a str>,
+}
 
 impl ExitSiteStat {
     fn key(&self) -> SiteKey<'_> {
-        let code = (self.mode.as_str(), self.function.as_deref(), self.module.as_deref());
-        let reason = (self.reason.as_str(), self.address, self.device.as_deref());
-        (self.vcpu, reason, (&self.process, self.pid, self.instance), code)
+        SiteKey {
+            vcpu: self.vcpu,
+            reason: &self.reason,
+            address: self.address,
+            device: self.device.as_deref(),
+            process: &self.process,
+            pid: self.pid,
+            instance: self.instance,
+            mode: &self.mode,
+            function: self.function.as_deref(),
+            module: self.module.as_deref(),
+        }
     }
 
     /// Returns a row for exits of this kind without a note.
@@ -135,21 +153,31 @@ pub(super) fn sort(sites: &mut [ExitSiteStat]) {
     });
 }
 
+/// Adds up the sites that nothing distinguishes.
+fn merged(mut sites: Vec<ExitSiteStat>) -> Vec<ExitSiteStat> {
+    sites.sort_by(|one, other| one.key().cmp(&other.key()));
+    sites.dedup_by(|next, sum| {
+        let same = next.key() == sum.key();
+        if same {
+            sum.add(next);
+        }
+        same
+    });
+    sites
+}
+
 impl Stat {
     /// Returns the exits by reason, process name and function, over all vCPUs and processes of a name; by
     /// device instead of address where there is one.
     pub fn sites_by_function(&self) -> Vec<ExitSiteStat> {
-        let mut sums: BTreeMap<_, ExitSiteStat> = BTreeMap::new();
-        for site in &self.exit_sites {
-            let address = site.address.filter(|_| site.device.is_none());
-            let whole = ExitSiteStat { vcpu: None, address, pid: None, instance: None, ..site.clone() };
-            let key = (
-                (site.reason.as_str(), address, site.device.as_deref()),
-                (site.process.as_str(), site.mode.as_str(), site.function.as_deref(), site.module.as_deref()),
-            );
-            sums.entry(key).and_modify(|sum| sum.add(site)).or_insert(whole);
-        }
-        let mut list: Vec<_> = sums.into_values().collect();
+        let whole = |site: &ExitSiteStat| ExitSiteStat {
+            vcpu: None,
+            address: site.address.filter(|_| site.device.is_none()),
+            pid: None,
+            instance: None,
+            ..site.clone()
+        };
+        let mut list = merged(self.exit_sites.iter().map(whole).collect());
         sort(&mut list);
         list
     }
@@ -208,7 +236,8 @@ fn site(row: &Row<'_>, kind: &ExitStat) -> rusqlite::Result<ExitSiteStat> {
     })
 }
 
-/// Divides the exact numbers and times of exits in the ratios of their sites. Exits without any are `[other]`.
+/// Divides the exact numbers and times of exits in the ratios of their sites, and adds up the addresses of
+/// each function. Exits without any site are `[other]`.
 fn divided(exits: &[(u32, ExitStat)], sites: Vec<(u32, ExitSiteStat)>) -> Vec<ExitSiteStat> {
     if sites.is_empty() {
         return Vec::new();
@@ -226,29 +255,16 @@ fn divided(exits: &[(u32, ExitStat)], sites: Vec<(u32, ExitSiteStat)>) -> Vec<Ex
             Some((*id, (scale(exit.count, sum.0), scale(exit.total_ns, sum.1))))
         })
         .collect();
-    let mut all: Vec<ExitSiteStat> = exits
-        .iter()
-        .filter(|(id, _)| !sums.contains_key(id))
-        .map(|(_, exit)| ExitSiteStat::other(exit))
-        .collect();
-    let mut known: HashMap<_, usize> = HashMap::new();
-    for (exit, mut site) in sites {
-        let Some(&(counts, times)) = scales.get(&exit) else { continue };
+    let without = exits.iter().filter(|(id, _)| !sums.contains_key(id));
+    let mut all: Vec<ExitSiteStat> = without.map(|(_, exit)| ExitSiteStat::other(exit)).collect();
+    all.extend(sites.into_iter().filter_map(|(exit, mut site)| {
+        let (counts, times) = *scales.get(&exit)?;
         (site.count, site.total_ns) = (scaled(site.count, counts), scaled(site.total_ns, times));
         site.count_error *= counts;
         site.total_error_ns *= times;
-        // Several addresses of a function.
-        let key = (exit, site.process.clone(), site.pid, site.instance, site.mode.clone());
-        let key = (key, site.function.clone(), site.module.clone());
-        match known.get(&key).and_then(|&place| all.get_mut(place)) {
-            Some(sum) => sum.add(&site),
-            None => {
-                known.insert(key, all.len());
-                all.push(site.derive());
-            }
-        }
-    }
-    all
+        Some(site.derive())
+    }));
+    merged(all)
 }
 
 /// Returns a number times a factor, rounded.

@@ -242,39 +242,66 @@ fn divided(exits: &[(u32, ExitStat)], sites: Vec<(u32, ExitSiteStat)>) -> Vec<Ex
     if sites.is_empty() {
         return Vec::new();
     }
-    let mut sums: HashMap<u32, (f64, f64)> = HashMap::new();
-    for (exit, site) in &sites {
-        let sum = sums.entry(*exit).or_default();
-        *sum = (sum.0 + site.count as f64, sum.1 + site.total_ns as f64);
+    let mut by_exit: HashMap<u32, Vec<ExitSiteStat>> = HashMap::new();
+    for (exit, site) in sites {
+        by_exit.entry(exit).or_default().push(site);
     }
-    let scale = |of: u64, sum: f64| if sum > 0.0 { of as f64 / sum } else { 0.0 };
-    let scales: HashMap<u32, (f64, f64)> = exits
-        .iter()
-        .filter_map(|(id, exit)| {
-            let sum = sums.get(id)?;
-            Some((*id, (scale(exit.count, sum.0), scale(exit.total_ns, sum.1))))
-        })
-        .collect();
-    let without = exits.iter().filter(|(id, _)| !sums.contains_key(id));
-    let mut all: Vec<ExitSiteStat> = without.map(|(_, exit)| ExitSiteStat::other(exit)).collect();
-    all.extend(sites.into_iter().filter_map(|(exit, mut site)| {
-        let (counts, times) = *scales.get(&exit)?;
-        (site.count, site.total_ns) = (scaled(site.count, counts), scaled(site.total_ns, times));
-        site.count_error *= counts;
-        site.total_error_ns *= times;
-        Some(site.derive())
-    }));
-    merged(all)
+    let sites = exits.iter().flat_map(|(id, exit)| match by_exit.remove(id) {
+        Some(sites) => shares(exit, merged(sites)),
+        None => vec![ExitSiteStat::other(exit)],
+    });
+    sites.collect()
 }
 
-/// Returns a number times a factor, rounded.
+/// Divides the number and the time of exits in the ratios of these sites.
+fn shares(exit: &ExitStat, mut sites: Vec<ExitSiteStat>) -> Vec<ExitSiteStat> {
+    let counts = NoteSums::new(sites.iter().map(|site| (site.count, site.count_error)));
+    let times = NoteSums::new(sites.iter().map(|site| (site.total_ns, site.total_error_ns)));
+    for site in &mut sites {
+        (site.count, site.count_error) = counts.share(exit.count, site.count, site.count_error);
+        (site.total_ns, site.total_error_ns) = times.share(exit.total_ns, site.total_ns, site.total_error_ns);
+        *site = site.clone().derive();
+    }
+    sites
+}
+
+/// Sum of what the notes of some sites are for, and its variance.
+struct NoteSums {
+    sum: f64,
+    variance: f64,
+}
+
+impl NoteSums {
+    fn new(sites: impl Iterator<Item = (u64, f64)>) -> Self {
+        let add = |sums: Self, (number, error): (u64, f64)| Self {
+            sum: sums.sum + number as f64,
+            variance: sums.variance + error * error,
+        };
+        sites.fold(Self { sum: 0.0, variance: 0.0 }, add)
+    }
+
+    /// Returns the part of an exact number that a site has, and its standard error, by those of its notes:
+    /// the ratio's, to the first order (Cochran, *Sampling Techniques*, 1977, 6.4). Notes are independent.
+    fn share(&self, exact: u64, number: u64, error: f64) -> (u64, f64) {
+        if self.sum <= 0.0 {
+            return (0, 0.0);
+        }
+        let (part, scale) = (number as f64 / self.sum, exact as f64 / self.sum);
+        let own = error * error;
+        let others = (self.variance - own).max(0.0);
+        let variance = (1.0 - part).powi(2) * own + part.powi(2) * others;
+        (rounded(number as f64 * scale), scale * variance.sqrt())
+    }
+}
+
+/// Rounds a number.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "numbers are not negative; too large ones saturate"
 )]
-fn scaled(number: u64, factor: f64) -> u64 {
-    (number as f64 * factor).round() as u64
+fn rounded(number: f64) -> u64 {
+    number.round() as u64
 }
 
 #[cfg(test)]
@@ -329,8 +356,10 @@ mod tests {
         let expected = [(Some("one"), 3, 800, 80_000), (Some("two"), 1, 200, 20_000), (None, 0, 7, 700)];
         assert_eq!(seen, expected);
         assert_eq!((all[2].process.as_str(), all[0].mean_ns), (OTHER, 100));
-        // Twice the errors of two rows, which are independent.
-        assert!((all[0].count_error - 2.0 * 18.0_f64.sqrt()).abs() < 1e-9, "{all:?}");
+        // Twice: of the ratio of 400, with variance 18, to 500 with 9 more.
+        let error = 2.0 * (0.2_f64.powi(2) * 18.0 + 0.8_f64.powi(2) * 9.0).sqrt();
+        assert!((all[0].count_error - error).abs() < 1e-9, "{all:?}");
+        assert!((all[1].count_error - error).abs() < 1e-9, "the rest of an exact number: {all:?}");
         assert!(divided(&exits, Vec::new()).is_empty(), "a run without notes has no sites");
     }
 

@@ -72,11 +72,11 @@ const EXAMPLES: &str = "\
 Examples:
   vprof run guest.img -d 20s               boot it, profile it for 20 seconds
   vprof run guest.img -- gzip -k /big      profile one command
-  vprof boot guest.img --until 'login:'    check that it comes up, and show where the time goes
-  vprof report vprof.vprof --by function   by function, line, thread, cgroup, system call ...
+  vprof boot guest.img --until 'login:'    check that it comes up, and when
+  vprof report vprof.vprof --by function   or by line, thread, system call ...
   vprof open                               the last profile in the browser
-  vprof stat vprof.vprof                   where the time of each vCPU went, exactly
-  vprof top                                watch a session in progress, live on the terminal
+  vprof stat vprof.vprof                   where each vCPU's time went
+  vprof top                                watch a session in progress, live
 ";
 
 const ANNOTATE_EXAMPLES: &str = "\
@@ -124,7 +124,7 @@ const QUERY_EXAMPLES: &str = "\
 Examples:
   vprof query \"SELECT comm, pid, samples FROM v_processes LIMIT 5\"
   vprof query old.vprof \"SELECT * FROM v_functions\" --csv
-  vprof query .tables                      the names of tables and views; .schema has their columns
+  vprof query .tables                      its tables; .schema: columns
   vprof query - < functions.sql
 ";
 
@@ -232,7 +232,7 @@ pub enum CliCommand {
     Query(QueryArgs),
     /// Name the user code of a profile by debug files
     Symbolize(SymbolizeArgs),
-    /// Watch a run in progress, live on the terminal
+    /// Watch a run in progress, live
     Top(TopArgs),
     /// Inspect and control a run in progress
     Ctl(CtlArgs),
@@ -379,7 +379,7 @@ pub struct TableArgs {
     #[arg(long)]
     pub csv: bool,
 
-    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    /// Keep CSV text that a spreadsheet takes for a formula; otherwise vprof puts a `'` before it
     #[arg(long, requires = "csv")]
     pub raw: bool,
 }
@@ -408,7 +408,7 @@ pub struct QueryArgs {
     #[arg(long, conflicts_with = "json")]
     pub csv: bool,
 
-    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    /// Keep CSV text that a spreadsheet takes for a formula; otherwise vprof puts a `'` before it
     #[arg(long, requires = "csv")]
     pub raw: bool,
 
@@ -469,5 +469,17 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn examples_fit_a_terminal_of_80_columns() {
+        use clap::CommandFactory;
+        let cli = Cli::command();
+        for command in cli.get_subcommands().chain([&cli]) {
+            let examples = command.get_before_help().map(ToString::to_string).unwrap_or_default();
+            for line in examples.lines() {
+                assert!(line.chars().count() <= 80, "{}: {line}", command.get_name());
+            }
+        }
     }
 }

@@ -85,7 +85,7 @@ fn view(last: Option<std::time::Duration>, rows: usize) -> View {
         Some(last) => profile::live::Span::Last(last.as_secs_f64()),
         None => profile::live::Span::Run,
     };
-    View { span, rows: all_for_zero(rows).min(MOST_ROWS) }
+    View { span, rows: all_for_zero(rows).min(MOST_ROWS), ..View::default() }
 }
 
 fn done(args: &CtlArgs, answer: Value, sentence: &str) -> Result<(), Error> {

@@ -15,6 +15,7 @@ use crate::browse;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json};
 use crate::pager::{page, page_long};
+use crate::render::timehist::WriteError;
 use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, timehist, tree};
 use crate::symbolize;
 
@@ -118,14 +119,23 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 
 /// `report --exact --timehist`.
 fn timehist_report(args: &ReportArgs) -> Result<ExitCode, Error> {
-    let history = Timehist::read(&Profile::open(&args.profile)?, &args.to_filter())?;
+    let profile = Profile::open(&args.profile)?;
+    let history = Timehist::new(&profile, &args.to_filter())?;
     if args.json {
         write_json(&history)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(0));
-        page_long(|out| timehist::write(&history, rows, PageLayout::stdout(), out))?;
+        return Ok(ExitCode::Done);
     }
-    Ok(ExitCode::Done)
+    let rows = all_for_zero(args.rows.unwrap_or(0));
+    let mut failed = None;
+    page_long(|out| match timehist::write(&history, rows, PageLayout::stdout(), out) {
+        Ok(()) => Ok(()),
+        Err(WriteError::Output(error)) => Err(error),
+        Err(WriteError::Read(error)) => {
+            failed = Some(error);
+            Ok(())
+        }
+    })?;
+    failed.map_or(Ok(ExitCode::Done), |error| Err(error.into()))
 }
 
 /// `report --states`.

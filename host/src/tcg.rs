@@ -43,7 +43,7 @@ use crate::heap;
 use crate::link::{ConsoleWriter, Link};
 use crate::network::Cable;
 use crate::portable::log::Log;
-use crate::portable::qemu::{self, Card, PassedDisk, Qemu};
+use crate::portable::qemu::{self, Board, Card, PassedDisk, Qemu};
 use crate::process::read_all;
 use crate::spec::{GuestEnd, Outcome, RunSpec};
 use crate::stage::Stage;
@@ -163,39 +163,39 @@ impl Machine<'_> {
 
     fn arguments(&self) -> Vec<OsString> {
         let machine = &self.spec.machine;
-        let mut arguments: Vec<OsString> = Vec::new();
-        let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
-        add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-S"]);
-        add(&["-machine", "q35,smm=off,vmport=off,sata=off,smbus=off,usb=off"]);
-        add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
-        add(&["-smp", &machine.vcpus.to_string()]);
-        add(&["-m", &format!("{}M", machine.memory_bytes.div_ceil(1 << 20))]);
-        add(&["-kernel", &format!("/proc/self/fd/{}", self.files.kernel.as_raw_fd())]);
-        add(&["-append", &machine.cmdline]);
-        if let Some(initrd) = &self.files.initrd {
-            add(&["-initrd", &format!("/proc/self/fd/{}", initrd.as_raw_fd())]);
+        let mut devices = Vec::new();
+        for (name, wire) in self.wires() {
+            devices.extend(qemu::wire(name, wire.theirs.as_raw_fd()));
         }
-        let wires =
-            [("stub", Some(&self.stub)), ("monitor", Some(&self.monitor)), ("com1", Some(&self.console))];
-        for (name, wire) in wires.into_iter().chain([("com2", self.command.as_ref())]) {
-            if let Some(wire) = wire {
-                add(&["-chardev", &format!("socket,id={name},fd={}", wire.theirs.as_raw_fd())]);
-            }
-        }
-        add(&["-gdb", "chardev:stub", "-mon", "chardev=monitor,mode=control", "-serial", "chardev:com1"]);
+        let mut add = |words: &[&str]| devices.extend(words.iter().map(|word| (*word).to_owned()));
+        add(&["-S", "-gdb", "chardev:stub", "-mon", "chardev=monitor,mode=control"]);
+        add(&["-serial", "chardev:com1"]);
         if self.command.is_some() {
             add(&["-serial", "chardev:com2"]);
         }
         add(&["-device", "virtio-rng-pci"]);
         add(&["-device", &format!("isa-debug-exit,iobase={EXIT_PORT:#x},iosize=4")]);
-        arguments.extend(qemu::disk_arguments(&self.disks()));
-        arguments.extend(self.card().iter().flat_map(Card::arguments));
-        arguments
+        let board = Board {
+            properties: "q35,smm=off,vmport=off,sata=off,smbus=off,usb=off",
+            kernel: self.files.kernel.as_raw_fd(),
+            initrd: self.files.initrd.as_ref().map(AsRawFd::as_raw_fd),
+            cmdline: &machine.cmdline,
+            cpus: usize::from(machine.vcpus),
+            memory_bytes: machine.memory_bytes,
+            disks: &self.disks(),
+            card: self.card(),
+        };
+        board.arguments(&devices)
+    }
+
+    /// Returns the sockets, and the names of the character devices at them.
+    fn wires(&self) -> impl Iterator<Item = (&'static str, &Wire)> {
+        let wires = [("stub", &self.stub), ("monitor", &self.monitor), ("com1", &self.console)];
+        wires.into_iter().chain(self.command.as_ref().map(|wire| ("com2", wire)))
     }
 
     fn inherited(&self) -> Vec<RawFd> {
-        let wires = [Some(&self.stub), Some(&self.monitor), Some(&self.console), self.command.as_ref()];
-        let wires = wires.into_iter().flatten().map(|wire| wire.theirs.as_raw_fd());
+        let wires = self.wires().map(|(_, wire)| wire.theirs.as_raw_fd());
         let boot = [Some(&self.files.kernel), self.files.initrd.as_ref()];
         let boot = boot.into_iter().flatten().map(AsRawFd::as_raw_fd);
         let disks = self.disks().into_iter().flat_map(PassedDisk::into_numbers);

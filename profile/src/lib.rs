@@ -11,6 +11,7 @@
 //! No KVM, no guest and no other process is needed here: profiles are read on any Linux machine.
 
 pub mod boot;
+mod calls;
 pub mod clock;
 pub mod diff;
 pub mod estimate;

@@ -150,16 +150,29 @@ impl Guest {
     /// Runs the guest to its end. Repeats, and reports, a run in which the portable host's emulation failed
     /// (docs/limits.md).
     pub fn run(self) -> Run {
-        for _ in 0..REPEATS {
-            match self.clone().start().finish_unless_frozen() {
-                Ok(run) => match run.emulation_failed() {
-                    Some(failure) => repeated(failure, &run.stderr),
-                    None => return run,
-                },
-                Err(state) => repeated(EmulationFailure::Frozen, &state),
+        self.run_watched(|_| ()).0
+    }
+
+    /// Runs the guest like [`Guest::run`], and calls `watch` at the start of each run. Returns what it
+    /// returned for the run that counts.
+    pub fn run_watched<T>(self, watch: impl Fn(&ActiveRun) -> T) -> (Run, T) {
+        let start = || {
+            let running = self.clone().start();
+            let watched = watch(&running);
+            (running, watched)
+        };
+        let attempt = || {
+            let (running, watched) = start();
+            let run = running.finish_unless_frozen().map_err(|state| (EmulationFailure::Frozen, state))?;
+            match run.emulation_failed() {
+                Some(failure) => Err((failure, run.stderr)),
+                None => Ok((run, watched)),
             }
-        }
-        self.start().finish()
+        };
+        unless_emulation_fails(attempt).unwrap_or_else(|| {
+            let (running, watched) = start();
+            (running.finish(), watched)
+        })
     }
 
     /// Calls `work`, which runs guests itself, while no other guest runs.
@@ -199,6 +212,15 @@ impl Guest {
     }
 }
 
+/// Makes up to [`REPEATS`] attempts, and reports those in which the emulation failed. `None` if it always
+/// did.
+fn unless_emulation_fails<T>(
+    mut attempt: impl FnMut() -> Result<T, (EmulationFailure, String)>,
+) -> Option<T> {
+    let once = |_| attempt().map_err(|(failure, state)| repeated(failure, &state)).ok();
+    (0..REPEATS).find_map(once)
+}
+
 /// Asserts that `part` of `all` samples is the share `expected`, within the bounds of chance.
 ///
 /// # Panics
@@ -235,4 +257,22 @@ pub fn images() -> &'static Path {
         );
         directory
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guests_run_again_only_if_the_emulation_fails() {
+        let attempts = |failures: usize| {
+            let mut made = 0;
+            let made_it = unless_emulation_fails(|| {
+                made += 1;
+                if made <= failures { Err((EmulationFailure::Frozen, String::new())) } else { Ok(made) }
+            });
+            (made, made_it)
+        };
+        assert_eq!([0, 1, 2].map(attempts), [(1, Some(1)), (2, Some(2)), (2, None)]);
+    }
 }

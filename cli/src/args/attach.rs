@@ -13,21 +13,22 @@ use crate::completion;
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof attach                             the only VM of this host, or a list of them
+  vprof attach                             this host's only VM, or a list of VMs
   vprof attach 4711                        until Ctrl-C, or until the VM ends
-  vprof attach 4711 -d 30s -F 200          30 seconds, 200 samples a second and vCPU
-  vprof attach web -o web.vprof            by QEMU's -name, crosvm's --name, Firecracker's --id
-  vprof attach --gdb localhost:1234        by QEMU's GDB stub: without KVM, too
+  vprof attach 4711 -d 30s -F 200          30 s, 200 samples per second and vCPU
+  vprof attach web -o web.vprof            QEMU's -name, crosvm's --name,
+                                           Firecracker's --id
+  vprof attach --gdb localhost:1234        QEMU's GDB stub, also without KVM
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
-  vprof attach 4711 --engine ptrace        by stops, also where the host's kernel could take the samples
+  vprof attach 4711 --engine ptrace        by stops of the vCPUs in any case
 ";
 
 const NOTES: &str = "\
 The VM has to run on KVM, under QEMU, Firecracker, Cloud Hypervisor, crosvm or vprof. vprof sends it no \
 request and changes nothing in it; however vprof ends, the VM continues. On AMD processors the host's kernel takes \
 the samples, without a stop, if vprof is root or has cap_bpf and cap_perfmon as well. Otherwise a sample stops one \
-vCPU for some 100 us, and fewer samples cost less (-F). docs/attach.md lists what is available and what is not.
+vCPU for some 100 us, and fewer samples cost less (-F). docs/attach.md lists what a profile of such a VM has.
 
 With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
 vprof lowers the rate where stops would take more than a tenth of the time.
@@ -42,12 +43,12 @@ Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong;
 /// Means by which vCPUs are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum Engine {
-    /// The host's kernel where it can; else stops.
+    /// The host's kernel where possible, else vprof.
     #[default]
     Auto,
-    /// The host's kernel.
+    /// The host's kernel, without stops.
     Bpf,
-    /// Stops of the vCPU.
+    /// Vprof, by stops of the vCPU.
     Ptrace,
 }
 
@@ -108,8 +109,7 @@ pub struct AttachArgs {
     #[arg(long, value_name = "HOST:PORT", help_heading = "Guest", conflicts_with_all = ["vm", "name"])]
     pub gdb: Option<String>,
 
-    /// Means of sampling: the host's kernel (`bpf`), stops of the vCPU (`ptrace`), or the kernel where it can
-    /// and stops otherwise (`auto`)
+    /// Way of sampling: by the host's kernel (`bpf`), or by vprof, which stops the vCPU (`ptrace`)
     #[arg(
         long,
         value_enum,
@@ -130,8 +130,8 @@ pub struct AttachArgs {
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
     pub disk: Vec<PathBuf>,
 
-    /// System calls that the process which reads the guest is not known to make: `on` ends the run at one,
-    /// `log` has the kernel log it, `off` does not filter (docs/security.md)
+    /// Filter of the system calls of the process that reads the guest: at an unexpected call `on` ends the
+    /// run, and `log` has the kernel log it; `off` allows all (docs/security.md)
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
     pub seccomp: SyscallPolicy,
 

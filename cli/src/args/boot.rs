@@ -12,11 +12,11 @@ use super::{RunArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof boot guest.img                             boots it, and shows where the time went
-  vprof boot guest.img --until 'login:'            the same, up to a line of its console
-  vprof boot guest.img --until-unit ssh.service --timeout 60s --budget total=10s --budget kernel=2s
+  vprof boot guest.img                     boots it, and shows where time goes
+  vprof boot guest.img --until 'login:'    the same, up to a line of the console
+  vprof boot guest.img --until-unit ssh.service --timeout 60s --budget total=10s
   vprof boot guest.img --until ready --repeat 5 --save-baseline boot.json
-  vprof boot guest.img --until ready --repeat 5 --baseline boot.json --junit boot.xml --md
+  vprof boot guest.img --until ready --repeat 5 --baseline boot.json --md
 ";
 
 const NOTES: &str = "\

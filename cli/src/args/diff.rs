@@ -14,11 +14,11 @@ use super::{FilterArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof diff                               the last run and the one before, vprof.vprof and vprof.vprof.old
+  vprof diff                               the last run and the one before
   vprof diff before.vprof after.vprof
   vprof diff before.vprof after.vprof --by stack --flamegraph diff.svg
-  vprof diff --before a1.vprof a2.vprof a3.vprof --after b1.vprof b2.vprof b3.vprof
-  vprof diff --before base-*.vprof --after new-*.vprof --fail-above 5% --markdown   for CI
+  vprof diff --before a1.vprof a2.vprof --after b1.vprof b2.vprof
+  vprof diff --before old-*.vprof --after new-*.vprof --fail-above 5% --markdown
 ";
 
 const NOTES: &str = "\

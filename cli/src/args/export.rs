@@ -11,7 +11,7 @@ use super::{DEFAULT_PROFILE, FilterArgs, TEMPLATE};
 const EXAMPLES: &str = "\
 Examples:
   vprof export vprof.vprof -o vprof.folded
-  vprof export vprof.vprof -o page.html          one page that answers most questions
+  vprof export vprof.vprof -o page.html          a page for the browser
   vprof export after.vprof --base before.vprof -o change.html
   vprof export vprof.vprof --format folded --root none -o - | head
 ";
@@ -49,7 +49,7 @@ pub struct ExportArgs {
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]
     pub count: Count,
 
-    /// Keep text that a spreadsheet takes for a formula (csv); without this option it gets a `'`
+    /// Keep text that a spreadsheet takes for a formula (csv); otherwise vprof puts a `'` before it
     #[arg(long)]
     pub raw: bool,
 

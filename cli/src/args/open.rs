@@ -8,8 +8,8 @@ use super::{DEFAULT_PROFILE, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof open                                     the last profile of this directory
-  vprof open after.vprof --base before.vprof     with the difference from another profile
+  vprof open                                     this directory's profile
+  vprof open after.vprof --base before.vprof     with the difference
   vprof open -o page.html                        keep the page
 ";
 

@@ -23,7 +23,7 @@ pub struct RecordingArgs {
     #[arg(long, short = 'F', default_value = "1000", value_name = "HZ", value_parser = parse_rate, help_heading = "Sampling")]
     pub rate: f64,
 
-    /// Distribution of the time between two samples: `fixed` shows what goes wrong without chance
+    /// Distribution of the time between two samples: `fixed` shows the errors of a regular clock
     #[arg(long, value_parser = clock_parser(), default_value = "uniform", value_name = "KIND", help_heading = "Sampling")]
     pub clock: ClockKind,
 
@@ -36,11 +36,9 @@ pub struct RecordingArgs {
         help_heading = "Sampling")]
     pub depth: u16,
 
-    /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it
-    /// off. Each scan reads
-    /// the state of all tasks, to estimate the time in each state. The rate falls where scans would take
-    /// more than
-    /// 2 % of a CPU
+    /// Mean rate of task-state sampling, in scans per second: 0.1 to 1000, at random times; 0 turns it off.
+    /// Each scan reads the state of all tasks, to estimate the time in each state. The rate falls where scans
+    /// would take more than 2 % of a CPU
     #[arg(long, alias = "census", default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
     pub task_rate: f64,
 
@@ -56,15 +54,13 @@ pub struct RecordingArgs {
     #[arg(long, value_name = "CONDITION", help_heading = "Sampling")]
     pub stop_when: Option<Condition>,
 
-    /// End of sampling with --stop-when: end the run, or let it continue [default: `end`, with `-- CMD`
-    /// `go-on` for
-    /// its exit code]
+    /// Action when the condition of --stop-when is met [default: `end`; with `-- CMD` `go-on`, for its exit
+    /// code]
     #[arg(long, value_parser = then_parser(), value_name = "WHAT", requires = "stop_when", help_heading = "Sampling")]
     pub then: Option<Then>,
 
-    /// End the run when the 95 % interval of the largest share of its processes ends within this of it,
-    /// like 1% or
-    /// 0.5% (0.01% to 50%). Exit code 3 if the run ends before that
+    /// End the run when the largest share of a process is known this precisely: its 95 % interval reaches no
+    /// further than this to either side, like 1% or 0.5% (0.01% to 50%). Exit code 3 if the run ends before
     #[arg(long, value_name = "PERCENT", value_parser = parse_precision, help_heading = "Sampling")]
     pub until_precision: Option<f64>,
 
@@ -72,8 +68,7 @@ pub struct RecordingArgs {
     #[command(flatten)]
     pub debug: DebugArgs,
 
-    /// The profile to write.
-    /// The default name may be taken: the profile of the run before becomes vprof.vprof.old, with which
+    /// The profile to write. An earlier profile of the default name is renamed to vprof.vprof.old, with which
     /// `vprof diff` compares
     #[arg(long, short = 'o', default_value = DEFAULT_PROFILE, value_name = "FILE", help_heading = "Output")]
     pub output: PathBuf,

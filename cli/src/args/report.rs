@@ -15,21 +15,22 @@ Examples:
   vprof report vprof.vprof --process python3 --time 2s..5s
   vprof report vprof.vprof --by function --mode user -n 30
   vprof report vprof.vprof --by thread --cgroup nginx.service
-  vprof report --interactive                         process, function, callees, code: docs/browse.md
+  vprof report --interactive                         Enter goes in, Esc out
   vprof report vprof.vprof --by process,function     rows by both
   vprof report vprof.vprof --by function --module libc.so.6 --relative
   vprof report vprof.vprof --callers clear_page_erms --depth 4
   vprof report vprof.vprof --callees do_syscall_64 --process gzip
-  vprof report vprof.vprof --tree-of command     the benchmark apart from the rest of the guest
+  vprof report vprof.vprof --tree-of command         of `run -- CMD`, only
   vprof report vprof.vprof --boot
   vprof report vprof.vprof --states --process postgres
-  vprof report vprof.vprof --exact --timehist --time 2s..2.1s     one line per run of a task on a vCPU
+  vprof report vprof.vprof --exact --timehist --time 2s..2.1s
   vprof report vprof.vprof --json | jq .processes[0]
 ";
 
 const NOTES: &str = "\
-Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time; all other \
-options only choose rows to show, unless --relative makes shares those of the chosen part. They combine: \
+Shares are of all time in the guest that was not idle, on the chosen vCPU and in the chosen time. All other \
+options choose rows, and leave their shares as they are, unless --relative makes shares those of the chosen \
+part. Options combine: \
 --process gzip --mode kernel --symbol ksys_read. \
 A sample counts for `self` where it hit, and once for the `total` of each function on its stack. \
 Interrupts are charged to no process.";
@@ -73,10 +74,8 @@ pub struct ReportArgs {
     pub timehist: bool,
 
     /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
-    /// --exact` has
-    /// measured it, else estimated by task-state sampling, with intervals; --states=exact and
-    /// --states=sampled choose
-    /// one
+    /// --exact` has measured it, else estimated by task-state sampling, with intervals; --states=exact and
+    /// --states=sampled choose one
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "module", "mode", "cpu", "relative"])]
     pub states: Option<StatesFrom>,
@@ -85,7 +84,7 @@ pub struct ReportArgs {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub depth: u32,
 
-    /// Order of rows: samples of their own code (`samples` is the same), in total, ...
+    /// Column by which rows are sorted; `samples` is the same as `self`
     #[arg(long, default_value = "self", value_name = "KEY", value_parser = sort_parser())]
     pub sort: Sort,
 
@@ -101,7 +100,7 @@ pub struct ReportArgs {
     #[arg(long, requires = "by")]
     pub csv: bool,
 
-    /// Keep text in CSV that a spreadsheet takes for a formula; without this option it gets a `'`
+    /// Keep CSV text that a spreadsheet takes for a formula; otherwise vprof puts a `'` before it
     #[arg(long, requires = "csv")]
     pub raw: bool,
 

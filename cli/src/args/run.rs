@@ -20,11 +20,11 @@ use super::{RecordingArgs, TEMPLATE};
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof run debian.qcow2 --snapshot        a distribution's disk image, as its boot loader would; the
-                                           image is not changed
+  vprof run debian.qcow2 --snapshot        boots a distribution's disk image and
+                                           leaves the image unchanged
   vprof run guest.img --snapshot -d 20s    20 seconds
   vprof run guest.img --cpus 4 --memory 2G -F 5000 -o busy.vprof
-  vprof run guest.img --snapshot -- sha256sum /big    a command, where init is systemd
+  vprof run guest.img --snapshot -- sha256sum /big     a command (with systemd)
   vprof run guest.img --start-when process:bench --stop-when process-end:bench
   vprof run guest.img --top                live on this terminal, `?` for help
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
@@ -32,22 +32,22 @@ Examples:
 
 const NOTES: &str = "\
 vprof takes the kernel, initrd and command line that the disk image's own boot loader would take; \
-`vprof image inspect` shows them. The image is not changed for vprof. \
-A command under systemd runs as root when the default target is up, without input, its output and errors byte for \
-byte on vprof's own; unless the disks are --snapshot or --read-only the guest then shuts down.
+`vprof image inspect` shows them. The image needs no changes for vprof. \
+A command under systemd runs as root once the default target is up. It has no input; vprof prints its output and \
+errors unchanged. Then the guest shuts down, unless the disks are --snapshot or --read-only.
 
 A run on a terminal shows its progress, and Ctrl-C ends it. With `--console -`, and with a command that has no output \
 apart from the console, the terminal is the guest's console: all keys go to the guest, and Ctrl-] ends the run.
 
 The run ends when the guest powers off or resets, when its command ends, after \
---duration, with --until-precision, or with SIGINT or SIGTERM. The profile is complete in each case; after kill -9 \
+--duration, when --until-precision is reached, or on SIGINT or SIGTERM. The profile is complete in each case; after kill -9 \
 it has all but the last second.
 
 A CONDITION is console:REGEX (a line of the console, finished or not, without its colours), process:NAME, \
 process-end:NAME (no process of this name is left), unit:NAME (a systemd unit has a process), started (systemd says \
 \"Startup finished\"), mark:TEXT (of `vprof ctl mark`), or time:5s (since the run's start, or since sampling began). \
 vprof notices it within 20 ms, processes and units within 50 ms where the guest has at most some thousand tasks. \
-Time of the guest that is not sampled is in no share and no estimated time.
+Shares and estimated times leave out the time that is not sampled.
 
 Exit codes: with `-- CMD` the code of the guest's command; else 0 done, 1 failed, \
 2 the command line is wrong, 3 --until-precision was not reached or --start-when was never met (a command that \
@@ -97,8 +97,8 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Guest")]
     pub nested: bool,
 
-    /// Give the guest performance counters, as far as this host's KVM emulates them. They make entries
-    /// slower, and are taken from the host's own
+    /// Give the guest performance counters, as far as this host's KVM emulates them. They slow down each
+    /// entry into the guest, and the host has fewer meanwhile
     #[arg(long, help_heading = "Guest")]
     pub pmu: bool,
 
@@ -126,10 +126,9 @@ pub struct RunArgs {
     #[arg(long, value_name = "NETWORK", value_parser = parse_network, help_heading = "Guest")]
     pub net: Option<NetworkChoice>,
 
-    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host: a program connects to PATH
-    /// and writes
-    /// `CONNECT PORT`, and the guest's connections to port PORT of context id 2 go to PATH_PORT. The
-    /// guest's own context id is 3; `,cid=N` sets it
+    /// Connect sockets of the guest (AF_VSOCK) with Unix sockets of this host. To reach the guest's port
+    /// PORT, a program connects to PATH and writes `CONNECT PORT`. The guest's connections to port PORT of
+    /// context id 2 go to PATH_PORT. The guest's own context id is 3; `,cid=N` sets it
     #[arg(
         long,
         value_name = "PATH",
@@ -140,8 +139,8 @@ pub struct RunArgs {
     pub vsock: Option<VsockChoice>,
 
     /// Output of the guest's console: `-` (standard output, with keys from the terminal), `none`, or a FILE.
-    /// Default: `-` with a command, else `none`; with a command under systemd, whose output is not on the
-    /// console but shown in any case, `none`. The profile always has the console
+    /// Default: `-` with a command, else `none`. Under systemd a command needs no console, so the default is
+    /// `none`. The profile always has the console
     #[arg(long, value_name = "WHERE", help_heading = "Guest")]
     pub console: Option<PathBuf>,
 
@@ -166,21 +165,20 @@ pub struct RunArgs {
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = positive_time, help_heading = "Host")]
     pub host_timeout: Duration,
 
-    /// System calls that the guest's process is not known to make: `on` ends the run at one, `log` has the
-    /// kernel log it,
-    /// `off` does not filter (docs/security.md)
+    /// Filter of the system calls of the guest's process: at an unexpected call `on` ends the run, and `log`
+    /// has the kernel log it; `off` allows all (docs/security.md)
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
     pub seccomp: SyscallPolicy,
 
     /// Begin again, with a new profile, when the portable host's emulation has failed, at most N times
-    /// [without =N: 1]. Before anything is measured the run begins again in any case, twice at most
+    /// [without =N: 1]. If it fails before anything is measured, the run begins again in any case, at most
+    /// twice
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true, default_missing_value = "1",
         value_parser = clap::value_parser!(u32).range(0..=100), help_heading = "Host")]
     pub retry: Option<u32>,
 
-    /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and
-    /// what woke it.
-    /// Costs an exit per event
+    /// Also record every switch, wake-up and interrupt exactly: what each task did and waited for, and what
+    /// woke it. Costs an exit per event
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 

@@ -12,9 +12,9 @@ use super::parse::host_parser;
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof selftest                           with the kernel that this machine runs
+  vprof selftest                           with this machine's own kernel
   vprof selftest --kernel vmlinuz          with another kernel
-  sudo vprof selftest --json               where only root may read the kernel of this machine
+  sudo vprof selftest --json               where only root reads it
 ";
 
 const NOTES: &str = "\

@@ -10,10 +10,10 @@ use super::parse::clock_parser;
 
 const EXAMPLES: &str = "\
 Examples:
-  vprof simulate                           200 profilings of each machine, all clocks
+  vprof simulate                           200 runs of each machine and clock
   vprof simulate -q                        only the summary
-  vprof simulate --clock fixed             where a clock without chance goes wrong
-  vprof simulate --runs 2000 --seed 7      narrower intervals, other random numbers
+  vprof simulate --clock fixed             the errors of a regular clock
+  vprof simulate --runs 2000 --seed 7      narrower intervals, another seed
   vprof simulate --runs 2000 --plot coverage.svg
   vprof simulate --json | jq '.rows[] | select(.fails)'
 ";

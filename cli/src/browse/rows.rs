@@ -7,7 +7,8 @@ use text::units;
 use super::source::{Call, Place, View};
 use crate::render::summary::wrapped;
 use crate::render::{by, with_module};
-use crate::top::table::{CellValue, TableColumn, column};
+use crate::top::panes::{CALLS, CALLS_LAST, call_cells};
+use crate::top::table::{CellValue, ScreenTable, TableColumn, TableRow, column};
 
 /// Destination of the Enter key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,35 +21,29 @@ pub enum Below {
     Nothing(&'static str),
 }
 
-/// A row.
+/// Place of a row among the tables.
 #[derive(Debug, Clone)]
-pub struct BrowseRow {
-    /// A value for each column.
-    pub cells: Vec<CellValue>,
-    /// Share of its own samples, and of all with it on their stack.
-    pub shares: (f64, f64),
+pub struct RowTarget {
     /// Destination of the Enter key.
     pub below: Below,
     /// Function of the row.
     pub call: Option<Call>,
 }
 
-impl Default for BrowseRow {
+impl Default for RowTarget {
     fn default() -> Self {
-        let below = Below::Nothing("this is the innermost table");
-        Self { cells: Vec::new(), shares: (0.0, 0.0), below, call: None }
+        Self { below: Below::Nothing("this is the innermost table"), call: None }
     }
 }
+
+/// A row.
+pub type BrowseRow = TableRow<RowTarget>;
 
 /// A table, most samples first, or code in the order of addresses.
 #[derive(Debug, Default)]
 pub struct BrowseTable {
-    /// The columns.
-    pub columns: &'static [TableColumn],
-    /// Columns of the screen that the last column keeps.
-    pub least: u16,
     /// The rows.
-    pub rows: Vec<BrowseRow>,
+    pub table: ScreenTable<RowTarget>,
     /// Row that is selected first.
     pub first: usize,
     /// The guest and its run.
@@ -56,6 +51,9 @@ pub struct BrowseTable {
     /// Samples that the table is of.
     pub samples: String,
 }
+
+/// Sentence for a table without rows.
+const NO_SAMPLE: &str = "No sample fits.";
 
 /// Columns of rows of code, and of others.
 const CODE: [TableColumn; 7] = [
@@ -79,24 +77,21 @@ const OTHERS: [TableColumn; 6] = [
 impl BrowseTable {
     /// Makes a table of `--by`.
     pub fn of_keys(by: By, rows: Vec<BrowseRow>) -> Self {
-        let columns: &'static [TableColumn] = if by.is_code() { &CODE } else { &OTHERS };
-        Self { columns, least: 24, rows, ..Self::default() }
+        let columns = if by.is_code() { CODE.to_vec() } else { OTHERS.to_vec() };
+        let table = ScreenTable { columns, rows, last: 24, empty: NO_SAMPLE, sorts: true };
+        Self { table, ..Self::default() }
     }
 
-    /// True if rows have a total, by which they can be sorted.
-    pub fn has_totals(&self) -> bool {
-        self.columns.iter().any(|column| column.name == "total")
-    }
-
-    /// Orders the rows by their own samples, or by all.
-    pub fn sort(&mut self, by_total: bool) {
-        let share = |row: &BrowseRow| if by_total { row.shares.1 } else { row.shares.0 };
-        self.rows.sort_by(|a, b| share(b).total_cmp(&share(a)));
+    /// Makes a table of callers or callees.
+    pub fn of_calls(rows: Vec<BrowseRow>) -> Self {
+        let columns = CALLS.to_vec();
+        let table = ScreenTable { columns, rows, last: CALLS_LAST, empty: NO_SAMPLE, sorts: false };
+        Self { table, ..Self::default() }
     }
 }
 
-/// Completes a row of `--by`.
-pub fn key_row(kind: By, row: &Row, with: BrowseRow) -> BrowseRow {
+/// Makes a row of `--by`.
+pub fn key_row(kind: By, row: &Row, target: RowTarget) -> BrowseRow {
     let (share, margin, bar) = CellValue::from_share(&row.own.interval());
     let name = CellValue::Text(by::label(kind, row));
     let samples = CellValue::Count(row.own.samples);
@@ -106,23 +101,20 @@ pub fn key_row(kind: By, row: &Row, with: BrowseRow) -> BrowseRow {
     } else {
         vec![share, margin, bar, samples, CellValue::Id(row.tid.or(row.pid).unwrap_or(0).into()), name]
     };
-    BrowseRow { cells, shares: (row.own.share, row.total.share), ..with }
+    BrowseRow { cells, target }
 }
 
-/// Completes a row of a tree of calls.
-pub fn call_row(node: &TreeNode, with: BrowseRow) -> BrowseRow {
-    // Deep trees keep room for names.
-    let indent = "  ".repeat(usize::try_from(node.depth).unwrap_or(0).min(20));
-    let name = format!("{indent}{}", with_module(&node.symbol, node.module.as_deref()));
-    let (all, it) = (CellValue::Share(node.estimate.share), CellValue::Share(node.part));
-    let cells = vec![all, it, CellValue::Count(node.estimate.samples), CellValue::Text(name)];
-    BrowseRow { cells, shares: (node.estimate.share, node.estimate.share), ..with }
+/// Makes a row of a tree of calls.
+pub fn call_row(node: &TreeNode, target: RowTarget) -> BrowseRow {
+    let name = with_module(&node.symbol, node.module.as_deref());
+    let parts = (node.estimate.share, node.part);
+    BrowseRow { cells: call_cells(node.depth, &name, parts, node.estimate.samples), target }
 }
 
 const LINES: [TableColumn; 4] =
     [column("self", 7, 0), column("below", 7, 2), column("address", 18, 1), column("instruction", 0, 0)];
 /// Columns of the screen for a line of a note.
-const NOTE: usize = 60;
+const NOTE: usize = 76;
 
 /// Makes a table of a function's machine code.
 pub fn code_table(listing: &FunctionListing) -> BrowseTable {
@@ -135,7 +127,11 @@ pub fn code_table(listing: &FunctionListing) -> BrowseTable {
     for note in &listing.notes {
         let mut wrapped_note = String::new();
         wrapped(&mut wrapped_note, &escaped(note), "", NOTE);
-        rows.extend(wrapped_note.lines().map(text));
+        let note = |line: &str| {
+            let cells = vec![CellValue::Text(line.to_owned())];
+            BrowseRow { cells, ..BrowseRow::default() }
+        };
+        rows.extend(wrapped_note.lines().map(note));
     }
     let mut source = None;
     let mut hottest: Option<(u64, usize)> = None;
@@ -151,13 +147,12 @@ pub fn code_table(listing: &FunctionListing) -> BrowseTable {
         let address = CellValue::Text(format!("{:#x}", place.address));
         let cells =
             vec![share(*self_part), share(*called_part), address, CellValue::Text(instruction.clone())];
-        rows.push(BrowseRow { cells, shares: (*self_part, *called_part), ..BrowseRow::default() });
+        rows.push(BrowseRow { cells, ..BrowseRow::default() });
     }
     let (own, total) = (listing.own, listing.total);
+    let table = ScreenTable { columns: LINES.to_vec(), rows, last: 20, empty: NO_SAMPLE, sorts: false };
     BrowseTable {
-        columns: &LINES,
-        least: 20,
-        rows,
+        table,
         first: hottest.map_or(0, |(_, row)| row),
         title: with_module(&listing.symbol, listing.module.as_deref()),
         samples: format!("self {}, total {}", units::percent(own.share), units::percent(total.share)),

@@ -10,12 +10,10 @@ use profile::{Filter, Profile};
 use text::clean::escaped;
 use text::units;
 
-use super::rows::{Below, BrowseRow, BrowseTable};
-use super::rows::{call_row, code_table, key_row};
+use super::rows::{Below, BrowseTable, RowTarget, call_row, code_table, key_row};
 use crate::annotate::listing;
 use crate::errors::Error;
 use crate::render::summary;
-use crate::top::table::{TableColumn, column};
 
 /// Depth of a tree of calls: that of `vprof report --callers`.
 const DEPTH: u32 = 8;
@@ -147,9 +145,6 @@ fn heading(report: &Report) -> String {
     )
 }
 
-const CALLS: [TableColumn; 4] =
-    [column("of all", 7, 0), column("of it", 7, 1), column("samples", 9, 3), column("function", 0, 0)];
-
 fn calls(tree: &CallTree) -> BrowseTable {
     let row = |node: &TreeNode| {
         let call = (node.kind != "reason").then(|| Call {
@@ -159,14 +154,9 @@ fn calls(tree: &CallTree) -> BrowseTable {
         let below = call.as_ref().map_or(Below::Nothing("the stack has no more frames here"), |call| {
             Below::Place(View::Code(call.target()), name_of(call))
         });
-        call_row(node, BrowseRow { below, call, ..BrowseRow::default() })
+        call_row(node, RowTarget { below, call })
     };
-    BrowseTable {
-        columns: &CALLS,
-        least: 24,
-        rows: tree.nodes.iter().map(row).collect(),
-        ..BrowseTable::default()
-    }
+    BrowseTable::of_calls(tree.nodes.iter().map(row).collect())
 }
 
 fn name_of(call: &Call) -> String {
@@ -174,12 +164,12 @@ fn name_of(call: &Call) -> String {
 }
 
 /// Returns what is below a row, and the function of a row of code.
-fn below(row: &Row, by: By, report: &Report, place: &Place) -> BrowseRow {
+fn below(row: &Row, by: By, report: &Report, place: &Place) -> RowTarget {
     let part = |name: &str, filter: Filter| {
         let place = Place { name: escaped(name).into_owned(), filter, view: View::By(By::Function) };
-        BrowseRow { below: Below::Part(Box::new(place)), ..BrowseRow::default() }
+        RowTarget { below: Below::Part(Box::new(place)), ..RowTarget::default() }
     };
-    let nothing = |why| BrowseRow { below: Below::Nothing(why), ..BrowseRow::default() };
+    let nothing = |why| RowTarget { below: Below::Nothing(why), ..RowTarget::default() };
     let filter = place.filter.clone();
     match by {
         By::Process if row.name == "[hard interrupts]" => {
@@ -216,14 +206,14 @@ fn below(row: &Row, by: By, report: &Report, place: &Place) -> BrowseRow {
             let module = row.module.clone().unwrap_or_else(|| "kernel".to_owned());
             let call = Call { symbol: row.name.clone(), module };
             let view = View::Calls(call.clone(), Direction::Callees);
-            BrowseRow { below: Below::Place(view, name_of(&call)), call: Some(call), ..BrowseRow::default() }
+            RowTarget { below: Below::Place(view, name_of(&call)), call: Some(call) }
         }
         By::Instruction => match &row.address {
             Some(address) => {
                 let module = row.module.clone().unwrap_or_else(|| "kernel".to_owned());
                 let target = Target { symbol: address.clone(), module: Some(module) };
                 let below = Below::Place(View::Code(target), escaped(&row.name).into_owned());
-                BrowseRow { below, ..BrowseRow::default() }
+                RowTarget { below, ..RowTarget::default() }
             }
             None => nothing("the instruction has no address"),
         },

@@ -6,7 +6,8 @@ use super::rows::{Below, BrowseRow, BrowseTable};
 use super::source::{KINDS, Place, View};
 use crate::errors::Error;
 use crate::top::keys::KeyPress;
-use crate::top::state::edit;
+use crate::top::list::{ListState, TypedFilter};
+use crate::top::table::SortOrder;
 
 /// Action of the loop for a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,39 +31,24 @@ pub struct Step {
     pub is_below: bool,
 }
 
-/// A text that is typed, and the text before.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TypedFilter {
-    pub typed: String,
-    before: String,
-}
-
 /// A table that is shown, or was on the way to the one that is.
 #[derive(Debug)]
 pub struct Level {
     pub place: Place,
     pub table: BrowseTable,
-    /// Text that rows must have.
-    pub filter: String,
-    /// Rows are in the order of their totals.
-    pub by_total: bool,
-    /// Position of the selected row among those with the text.
-    pub selected: usize,
-    /// Rows above the screen.
-    pub scroll: usize,
+    pub list: ListState,
 }
 
 impl Level {
     fn new(place: Place, table: BrowseTable) -> Self {
-        let selected = table.first;
-        Self { place, table, filter: String::new(), by_total: false, selected, scroll: 0 }
+        let list = ListState { selected: table.first, ..ListState::default() };
+        Self { place, table, list }
     }
 
     /// Returns the rows that have the text.
     pub fn rows(&self) -> Vec<&BrowseRow> {
-        let text = self.filter.to_lowercase();
-        let has = |row: &&BrowseRow| text.is_empty() || row.cells.iter().any(|cell| cell.contains(&text));
-        self.table.rows.iter().filter(has).collect()
+        let text = self.list.filter.to_lowercase();
+        self.table.table.rows.iter().filter(|row| row.contains(&text)).collect()
     }
 }
 
@@ -120,7 +106,7 @@ impl BrowseState {
     pub fn key(&mut self, key: KeyPress) -> Option<BrowseAction> {
         self.message = None;
         if let Some(typed) = self.question.take() {
-            self.answer(typed, key);
+            self.question = typed.key(key, &mut self.level_mut().list);
             return None;
         }
         match key {
@@ -142,19 +128,15 @@ impl BrowseState {
         match key {
             KeyPress::Char('q') => return Some(BrowseAction::Quit),
             KeyPress::Char('?' | 'h') => self.help = Some(0),
-            KeyPress::Char('/') => {
-                let before = self.level().filter.clone();
-                self.question = Some(TypedFilter { typed: before.clone(), before });
+            KeyPress::Char('/') => self.question = Some(self.level().list.type_filter()),
+            KeyPress::Char('s') => self.sort(false),
+            KeyPress::Char('r') => self.sort(true),
+            KeyPress::Char(' ') => {
+                self.go(KeyPress::PageDown);
             }
-            KeyPress::Char('s') => self.sort(),
-            KeyPress::Up | KeyPress::Char('k') => self.select(false, 1),
-            KeyPress::Down | KeyPress::Char('j') => self.select(true, 1),
-            KeyPress::PageUp => self.select(false, self.page),
-            KeyPress::PageDown | KeyPress::Char(' ') => self.select(true, self.page),
-            KeyPress::Home | KeyPress::Char('g') => self.select(false, usize::MAX),
-            KeyPress::End | KeyPress::Char('G') => self.select(true, usize::MAX),
-            KeyPress::Escape if !self.level().filter.is_empty() => self.level_mut().filter.clear(),
+            KeyPress::Escape if !self.level().list.filter.is_empty() => self.level_mut().list.filter.clear(),
             KeyPress::Escape | KeyPress::Backspace => self.out(),
+            _ if self.go(key) => {}
             _ => return self.step(key).map(Box::new).map(BrowseAction::Read),
         }
         None
@@ -180,11 +162,11 @@ impl BrowseState {
     /// Returns the row that is selected.
     pub fn selected(&self) -> Option<&BrowseRow> {
         let level = self.level();
-        level.rows().get(level.selected).copied()
+        level.rows().get(level.list.selected).copied()
     }
 
     fn enter(&mut self) -> Option<Step> {
-        let below = self.selected()?.below.clone();
+        let below = self.selected()?.target.below.clone();
         let place = match below {
             Below::Part(place) => *place,
             Below::Place(view, name) => Place { name, filter: self.level().place.filter.clone(), view },
@@ -200,7 +182,7 @@ impl BrowseState {
     fn code(&mut self) -> Option<Step> {
         let row = self.selected()?;
         let place = &self.level().place;
-        let target = match (&row.call, &row.below) {
+        let target = match (&row.target.call, &row.target.below) {
             (Some(call), _) => call.target(),
             (None, Below::Place(View::Code(target), _)) => target.clone(),
             _ => {
@@ -225,7 +207,7 @@ impl BrowseState {
             let view = View::Calls(call.clone(), direction);
             return Some(Step { place: Place { view, ..place }, is_below: false });
         }
-        let Some(call) = self.selected().and_then(|row| row.call.clone()) else {
+        let Some(call) = self.selected().and_then(|row| row.target.call.clone()) else {
             self.message = Some("this row has no callers; 4 shows functions".to_owned());
             return None;
         };
@@ -255,39 +237,24 @@ impl BrowseState {
         }
     }
 
-    fn sort(&mut self) {
-        let level = self.level_mut();
-        if !level.table.has_totals() {
-            self.message = Some("only tables of code have totals to sort by".to_owned());
+    /// Sorts by the next column, or in the reversed order.
+    fn sort(&mut self, reverse: bool) {
+        let Level { table, list, .. } = self.level_mut();
+        let table = &mut table.table;
+        if !table.sorts {
+            self.message = Some("this table has its own order".to_owned());
             return;
         }
-        level.by_total ^= true;
-        level.table.sort(level.by_total);
-        (level.selected, level.scroll) = (0, 0);
-    }
-
-    fn select(&mut self, down: bool, rows: usize) {
-        let last = self.level().rows().len().saturating_sub(1);
-        let level = self.level_mut();
-        let selected = match down {
-            true => level.selected.saturating_add(rows),
-            false => level.selected.saturating_sub(rows),
+        list.order = match reverse {
+            true => SortOrder { reversed: !list.order.reversed, ..list.order },
+            false => SortOrder { column: table.next_order(list.order.column), reversed: false },
         };
-        level.selected = selected.min(last);
+        table.sort(list.order);
+        (list.selected, list.scroll) = (0, 0);
     }
 
-    fn answer(&mut self, filter: TypedFilter, key: KeyPress) {
-        let TypedFilter { mut typed, before } = filter;
-        let level = self.level_mut();
-        match key {
-            KeyPress::Escape | KeyPress::Ctrl('c') => level.filter = before,
-            KeyPress::Enter => {}
-            _ => {
-                edit(&mut typed, key);
-                level.filter.clone_from(&typed);
-                (level.selected, level.scroll) = (0, 0);
-                self.question = Some(TypedFilter { typed, before });
-            }
-        }
+    fn go(&mut self, key: KeyPress) -> bool {
+        let (rows, page) = (self.level().rows().len(), self.page);
+        self.level_mut().list.go(key, rows, page)
     }
 }

@@ -116,7 +116,7 @@ fn what_is_below_a_row_has_its_samples() {
         session.go(Step { place, is_below: false });
         assert_eq!(session.state.message, None, "{kind:?}");
         for row in session.state.level().rows().iter().take(3) {
-            if let Below::Part(below) = &row.below {
+            if let Below::Part(below) = &row.target.below {
                 assert_eq!(session.samples(&below.filter), own(&row.cells), "{kind:?}: {}", below.name);
                 parts += 1;
             }
@@ -142,10 +142,11 @@ fn keys_lead_from_a_program_to_its_code_and_back() {
     session.press("a");
     // The made-up profile has no machine code: the addresses are left.
     let text = session.text((80, 24));
-    assert!(text.contains("> code of ") && text.contains("no machine code"), "{text}");
+    assert!(text.contains("> code of "), "{text}");
+    assert!(text.contains("\n The profile has no machine code"), "a note has the whole width: {text}");
     session.press("\x7f\x7f\x7f");
     assert_eq!(session.state.levels().len(), 1);
-    assert_eq!(session.state.level().filter, "program-07");
+    assert_eq!(session.state.level().list.filter, "program-07");
     session.press("\x7f");
     assert_eq!(session.state.message.as_deref(), Some("this is the first table; q quits"));
     assert_eq!(session.press("q"), Some(BrowseAction::Quit));
@@ -176,23 +177,37 @@ fn rows_are_filtered_selected_and_sorted() {
     let mut session = Session::new();
     session.text((80, 24));
     session.press("\x1b[6~jk");
-    assert_eq!(session.state.level().selected, session.state.page);
+    assert_eq!(session.state.level().list.selected, session.state.page);
     let text = session.text((80, 24));
     assert!(text.contains(" of 65\n"), "{text}");
+    let samples = text.lines().next().unwrap();
+    assert!(samples.ends_with(" samples"), "it is not cut: {samples}");
     session.press("G/no such row\r");
     assert!(session.text((80, 24)).contains("No row has this text."));
     assert_eq!(session.press("\r"), None);
     session.key(KeyPress::Escape);
-    assert_eq!((session.state.level().filter.as_str(), session.state.level().rows().len()), ("", 65));
+    assert_eq!((session.state.level().list.filter.as_str(), session.state.level().rows().len()), ("", 65));
     session.press("s");
-    assert!(session.state.message.is_some(), "programs have no totals");
-    session.press("4");
-    let shares = |session: &Session, of: fn((f64, f64)) -> f64| {
-        session.state.level().rows().iter().map(|row| of(row.shares)).collect::<Vec<_>>()
+    let numbers = |session: &Session, name: &str| -> Vec<f64> {
+        let level = session.state.level();
+        let at = level.table.table.columns.iter().position(|column| column.name == name).unwrap();
+        let number = |cell: &CellValue| match cell {
+            CellValue::Share(share) => *share,
+            CellValue::Count(count) => *count as f64,
+            _ => unreachable!("{name}"),
+        };
+        level.rows().iter().map(|row| number(&row.cells[at])).collect()
     };
-    assert!(shares(&session, |(own, _)| own).is_sorted_by(|a, b| a >= b));
+    assert!(numbers(&session, "samples").is_sorted_by(|a, b| a >= b));
+    session.press("r");
+    assert!(numbers(&session, "samples").is_sorted());
+    session.press("4");
+    assert!(numbers(&session, "self").is_sorted_by(|a, b| a >= b));
     session.press("s");
-    assert!(shares(&session, |(_, total)| total).is_sorted_by(|a, b| a >= b));
+    assert!(numbers(&session, "total").is_sorted_by(|a, b| a >= b));
+    assert!(session.text((80, 24)).contains("▼total"));
+    session.press("\rs");
+    assert_eq!(session.state.message.as_deref(), Some("this table has its own order"));
 }
 
 #[test]
@@ -205,7 +220,7 @@ fn the_help_and_questions_take_their_keys() {
     session.press("/q");
     assert!(session.text((80, 24)).ends_with("show only rows with: q\n"));
     assert_eq!(session.press("\x03"), None);
-    assert_eq!((session.state.level().filter.as_str(), &session.state.question), ("", &None));
+    assert_eq!((session.state.level().list.filter.as_str(), &session.state.question), ("", &None));
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn notes(diff: &Diff) -> Vec<String> {
         ));
     }
     if !(diff.before.complete && diff.after.complete) {
-        notes.push("a run was cut short, or is in progress".to_owned());
+        notes.push("a run is in progress or was cut short".to_owned());
     }
     notes
 }

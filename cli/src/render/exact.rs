@@ -64,7 +64,7 @@ fn facts(text: &mut String, report: &ExactReport, page: PageLayout) {
             wrapped(text, &format!("The data ends early: {}.", escaped(end)), "  ", page.width);
         }
         Some(_) => {}
-        None => wrapped(text, "The run was cut short, or is in progress.", "  ", page.width),
+        None => wrapped(text, "The run is in progress or was cut short.", "  ", page.width),
     }
 }
 

@@ -70,8 +70,7 @@ pub fn title(report: &Report, page: PageLayout) -> String {
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.complete {
-        let note =
-            "The run was cut short, or is in progress: the summary is of the data recorded until then.";
+        let note = "The run is in progress or was cut short; the summary covers the data recorded so far.";
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.intervals_valid {
@@ -81,8 +80,7 @@ pub fn title(report: &Report, page: PageLayout) -> String {
     }
     if report.overhead.share >= MUCH_OVERHEAD {
         let note = format!(
-            "The sampler took {} of the vCPUs' time: the host was too busy, or the rate too high for it. The guest ran \
-             slower for it; a lower rate (-F) costs less.",
+            "Sampling took {} of the vCPUs' time, which slowed the guest. Use a lower rate (-F), or a less busy host.",
             units::percent(report.overhead.share)
         );
         wrapped(&mut text, &note, "  ", page.width);
@@ -402,7 +400,7 @@ const ALL: f64 = 0.999_5;
 fn longer(text: &mut String, report: &Report, page: PageLayout) {
     let is_all = report.programs.first().is_some_and(|program| program.estimate.share >= ALL);
     if let Some(times) = report.needed_for_half.filter(|_| report.intervals_valid && !is_all) {
-        let note = format!("for half the interval of the largest share, run {times:.1} times as long");
+        let note = format!("to halve the interval of the largest share, run {times:.1} times as long");
         wrapped(text, &note, "  ", page.width);
     }
 }
@@ -447,12 +445,16 @@ fn walks(kernel: &WalkEnds, user: &WalkEnds) -> Option<String> {
     }
     let most = kernel.broken.iter().chain(&user.broken).max_by_key(|broken| broken.walks);
     let why = most.map_or_else(String::new, |broken| {
-        format!("; most others: {} ({})", escaped(&broken.reason), units::percent(broken.share))
+        format!(
+            "; most of the others end with: {} ({})",
+            escaped(&broken.reason),
+            units::percent(broken.share)
+        )
     });
     let doubt = if user.doubtful > 0 {
         format!(
-            "; {} of them used code without unwind tables: its instructions or frame pointers",
-            units::count(user.doubtful)
+            "; {} went through code without unwind tables, by its instructions or frame pointers",
+            units::counted(user.doubtful, "user walk")
         )
     } else {
         String::new()

@@ -2,8 +2,8 @@
 
 use profile::estimate::share;
 use profile::live::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
-    VcpuShare,
+    CallShare, Detail, DetailView, ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare,
+    Sampling, Snapshot, TaskShare, VcpuShare,
 };
 
 /// Samples that were not idle.
@@ -53,7 +53,7 @@ fn function(symbol: &str, module: Option<&str>, own: u64, total: u64) -> Functio
 fn task(comm: &str, tid: i32, running: f64) -> TaskShare {
     let named = [("running", running), ("interrupted", 0.01), ("runnable", 0.04), ("sleep", 0.95 - running)];
     let states = named.map(|(name, part)| (name.to_owned(), part)).to_vec();
-    TaskShare { comm: comm.to_owned(), pid: 84, tid, time_s: 5.0, states }
+    TaskShare { comm: comm.to_owned(), pid: 84, instance: 0, tid, time_s: 5.0, states }
 }
 
 fn exit(reason: &str, device: Option<&str>, address: Option<u64>, per_s: f64, mean_ns: f64) -> ExitRate {
@@ -117,5 +117,34 @@ pub fn snapshot(vcpus: u8, time_s: f64) -> Snapshot {
             Note { time_s: 12.25, kind: "mark".to_owned(), text: "cache is\x1b[2J warm".to_owned() },
         ],
         console: (0..40).map(|n| format!("[{n:>3}.000000] line {n} of the console")).collect(),
+        detail: None,
     }
+}
+
+/// Makes the table that a view selects: of 1,180 samples.
+pub fn detail(view: &DetailView) -> Detail {
+    let call = |depth, symbol: &str, module: Option<&str>, samples: u64| CallShare {
+        depth,
+        symbol: symbol.to_owned(),
+        module: module.map(str::to_owned),
+        samples,
+        share: share(samples, BUSY),
+        part: samples as f64 / 1_160.0,
+    };
+    let python = Some("python3.11");
+    let (functions, calls) = match &view.calls {
+        None => {
+            let eval = function("_PyEval_EvalFrameDefault", python, 205, 1_160);
+            (vec![function("PyLong_Add", python, 590, 602), eval], Vec::new())
+        }
+        Some(wanted) => {
+            let root = call(0, &wanted.symbol, wanted.module.as_deref(), 1_160);
+            let rest = [("main", python, 1_000), ("_start", python, 990), ("asm_exc_page_fault", None, 160)];
+            let depths = [1, 2, 1];
+            let rest = rest.into_iter().zip(depths);
+            let rest = rest.map(|((symbol, module, samples), depth)| call(depth, symbol, module, samples));
+            (Vec::new(), std::iter::once(root).chain(rest).collect())
+        }
+    };
+    Detail { view: view.clone(), samples: 1_180, functions, calls }
 }

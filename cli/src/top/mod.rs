@@ -10,13 +10,15 @@
 
 mod backend;
 mod control;
+mod details;
 pub mod draw;
 #[cfg(test)]
 mod fixture;
 mod history;
 pub mod keys;
+pub mod list;
 pub mod own_run;
-mod panes;
+pub mod panes;
 mod remote;
 pub mod show;
 pub mod state;

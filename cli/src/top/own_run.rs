@@ -115,9 +115,12 @@ impl OwnRun {
     /// Returns a snapshot, if there is new data or another view.
     fn snapshot(&mut self) -> Option<RunEvent> {
         let tables = self.parts.tables.lock();
-        let now = (tables.time_ns(), self.view);
-        (self.latest.replace(now) != Some(now))
-            .then(|| RunEvent::Snapshot(Box::new(tables.snapshot(&self.view))))
+        let now = (tables.time_ns(), self.view.clone());
+        if self.latest.as_ref() == Some(&now) {
+            return None;
+        }
+        self.latest = Some(now);
+        Some(RunEvent::Snapshot(Box::new(tables.snapshot(&self.view))))
     }
 }
 

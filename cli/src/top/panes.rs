@@ -1,12 +1,44 @@
 //! The panes: the part of a snapshot that each shows.
 
 use profile::estimate::Share;
-use profile::live::{ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, Snapshot, TaskShare};
+use profile::live::{
+    CallShare, ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, SamplePart, Snapshot, TaskShare,
+};
 use text::clean::escaped;
 
-use super::table::{CellValue, PaneTable, SortOrder, TableColumn, column};
+use super::table::{CellValue, ScreenTable, SortOrder, TableColumn, TableRow, column};
 use crate::render::summary::program_name;
 use crate::render::with_module;
+
+/// Thing that a row shows: the same in the next snapshot, wherever the row is there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum LiveTarget {
+    /// A line of the console, or an event.
+    #[default]
+    Line,
+    /// An exit, by its reason.
+    Exit(String),
+    /// A program, a process or another owner of samples.
+    Part(SamplePart),
+    /// A thread of a process.
+    Thread(SamplePart, i32),
+    /// A function.
+    Function(LiveFunction),
+    /// A function in a tree of calls, with the functions on the way to it.
+    Call(LiveFunction, Vec<LiveFunction>),
+}
+
+/// A function by its name and module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LiveFunction {
+    /// Name.
+    pub symbol: String,
+    /// Module; `None` for the kernel image.
+    pub module: Option<String>,
+}
+
+/// Table of a pane.
+pub type PaneTable = ScreenTable<LiveTarget>;
 
 /// A pane with a table or text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +96,7 @@ impl PaneKind {
             Self::Events => events(snapshot),
         };
         table.filter(filter);
-        if !self.follows() {
-            table.sort(order);
-        }
+        table.sort(order);
         table
     }
 }
@@ -92,38 +122,51 @@ const fn owner_columns(name: &'static str) -> [TableColumn; 7] {
     ]
 }
 
-/// Returns a row of a program or a process.
-fn owner_row(share: &Share, user: f64, samples: u64, pid: i32, name: String) -> Vec<CellValue> {
+/// Returns the cells of a program or a process.
+fn owner_cells(share: &Share, user: f64, samples: u64, pid: i32, name: String) -> Vec<CellValue> {
     let (share, margin, bar) = CellValue::from_share(share);
     let (user, samples) = (CellValue::Share(user), CellValue::Count(samples));
     vec![share, margin, bar, user, samples, CellValue::Id(pid.into()), CellValue::Text(name)]
 }
 
 /// Returns a table of programs or processes.
-fn owners(name: &'static str, rows: impl Iterator<Item = Vec<CellValue>>) -> PaneTable {
-    PaneTable { columns: owner_columns(name).to_vec(), rows: rows.collect(), last: LAST, empty: NOT_SAMPLED }
+fn owners(name: &'static str, rows: impl Iterator<Item = TableRow<LiveTarget>>) -> PaneTable {
+    PaneTable {
+        columns: owner_columns(name).to_vec(),
+        rows: rows.collect(),
+        last: LAST,
+        empty: NOT_SAMPLED,
+        sorts: true,
+    }
 }
 
 fn programs(rows: &[ProgramShare]) -> PaneTable {
     let row = |program: &ProgramShare| {
-        let name = program_name(&program.comm, program.kernel_thread, program.instances);
-        owner_row(&program.share, program.user, program.samples, program.pid.unwrap_or(0), name)
+        let ProgramShare { comm, kernel_thread, .. } = program;
+        let name = program_name(comm, *kernel_thread, program.instances);
+        let part = SamplePart::Program { comm: comm.clone(), kernel_thread: *kernel_thread };
+        let pid = program.pid.unwrap_or(0);
+        let cells = owner_cells(&program.share, program.user, program.samples, pid, name);
+        TableRow { cells, target: LiveTarget::Part(part) }
     };
     owners("program", rows.iter().map(row))
 }
 
 fn processes(rows: &[ProcessShare]) -> PaneTable {
     let row = |process: &ProcessShare| {
-        let name = match (process.pid, process.instance) {
-            (0, _) => escaped(&process.comm).into_owned(),
-            (_, instance) => format!("{}#{instance}", escaped(&process.comm)),
+        let (comm, instance) = (process.comm.clone(), process.instance);
+        let (name, part) = match process.pid {
+            0 => (escaped(&comm).into_owned(), SamplePart::Program { comm, kernel_thread: false }),
+            _ => (format!("{}#{instance}", escaped(&comm)), SamplePart::Process { comm, instance }),
         };
-        owner_row(&process.share, process.user, process.samples, process.pid, name)
+        let cells = owner_cells(&process.share, process.user, process.samples, process.pid, name);
+        TableRow { cells, target: LiveTarget::Part(part) }
     };
     owners("process", rows.iter().map(row))
 }
 
-fn functions(rows: &[FunctionShare]) -> PaneTable {
+/// Makes a table of functions.
+pub fn functions(rows: &[FunctionShare]) -> PaneTable {
     const COLUMNS: [TableColumn; 7] = [
         column("self", 7, 0),
         column("±", 6, 3),
@@ -136,14 +179,53 @@ fn functions(rows: &[FunctionShare]) -> PaneTable {
     let row = |function: &FunctionShare| {
         let (own, own_margin, bar) = CellValue::from_share(&function.own);
         let (total, total_margin, _) = CellValue::from_share(&function.total);
-        let name = CellValue::Text(with_module(&function.symbol, function.module.as_deref()));
-        vec![own, own_margin, bar, total, total_margin, CellValue::Count(function.samples), name]
+        let (symbol, module) = (function.symbol.clone(), function.module.clone());
+        let name = CellValue::Text(with_module(&symbol, module.as_deref()));
+        let cells = vec![own, own_margin, bar, total, total_margin, CellValue::Count(function.samples), name];
+        TableRow { cells, target: LiveTarget::Function(LiveFunction { symbol, module }) }
     };
     PaneTable {
         columns: COLUMNS.to_vec(),
         rows: rows.iter().map(row).collect(),
         last: 32,
         empty: NOT_SAMPLED,
+        sorts: true,
+    }
+}
+
+/// Columns of a tree of calls.
+pub const CALLS: [TableColumn; 4] =
+    [column("of all", 7, 0), column("of it", 7, 1), column("samples", 9, 3), column("function", 0, 0)];
+/// Smallest width of the functions in a tree of calls.
+pub const CALLS_LAST: u16 = 24;
+/// Levels of a tree of calls that are indented: deeper ones keep room for names.
+const INDENTED: u32 = 20;
+
+/// Returns the cells of a function in a tree of calls; `parts`: of all samples, and of the tree's.
+pub fn call_cells(depth: u32, name: &str, parts: (f64, f64), samples: u64) -> Vec<CellValue> {
+    let indent = "  ".repeat(usize::try_from(depth.min(INDENTED)).unwrap_or(0));
+    let (of_all, of_it) = (CellValue::Share(parts.0), CellValue::Share(parts.1));
+    vec![of_all, of_it, CellValue::Count(samples), CellValue::Text(format!("{indent}{name}"))]
+}
+
+/// Makes a table of the callers or callees of a function.
+pub fn calls(nodes: &[CallShare]) -> PaneTable {
+    let mut way: Vec<LiveFunction> = Vec::new();
+    let mut row = |node: &CallShare| {
+        let name = with_module(&node.symbol, node.module.as_deref());
+        let cells = call_cells(node.depth, &name, (node.share.share, node.part), node.samples);
+        let function = LiveFunction { symbol: node.symbol.clone(), module: node.module.clone() };
+        way.truncate(usize::try_from(node.depth).unwrap_or(0));
+        let target = LiveTarget::Call(function.clone(), way.clone());
+        way.push(function);
+        TableRow { cells, target }
+    };
+    PaneTable {
+        columns: CALLS.to_vec(),
+        rows: nodes.iter().map(&mut row).collect(),
+        last: CALLS_LAST,
+        empty: "No stack of this span has the function.",
+        sorts: false,
     }
 }
 
@@ -166,13 +248,15 @@ fn tasks(rows: &[TaskShare]) -> PaneTable {
         let part = |name: &str| task.states.iter().find(|(state, _)| state == name).map_or(0.0, |(_, p)| *p);
         let mut row: Vec<_> = TASK_STATES.iter().map(|(name, _)| CellValue::Share(part(name))).collect();
         row.extend([CellValue::Id(task.tid.into()), CellValue::Id(task.pid.into()), text(&task.comm)]);
-        row
+        let process = SamplePart::Process { comm: task.comm.clone(), instance: task.instance };
+        TableRow { cells: row, target: LiveTarget::Thread(process, task.tid) }
     };
     PaneTable {
         columns: states.chain(rest).collect(),
         rows: rows.iter().map(row).collect(),
         last: LAST,
         empty: "No task was seen in this span, by a scan or in exact mode.",
+        sorts: true,
     }
 }
 
@@ -193,37 +277,47 @@ fn exits(rows: &[ExitRate]) -> PaneTable {
             (None, Some(address)) => format!("{}: {address:#x}", escaped(&exit.reason)),
             (None, None) => escaped(&exit.reason).into_owned(),
         };
-        vec![
+        let cells = vec![
             CellValue::Share(exit.share),
             CellValue::Bar(exit.share),
             CellValue::PerSecond(exit.per_s),
             CellValue::Time(exit.mean_ns),
-            CellValue::Text(reason),
-        ]
+            CellValue::Text(reason.clone()),
+        ];
+        TableRow { cells, target: LiveTarget::Exit(reason) }
     };
     PaneTable {
         columns: COLUMNS.to_vec(),
         rows: rows.iter().map(row).collect(),
         last: 24,
         empty: "No exits to vprof in the last second.",
+        sorts: true,
     }
 }
 
 fn console(lines: &[String]) -> PaneTable {
     PaneTable {
         columns: vec![column("", 0, 0)],
-        rows: lines.iter().map(|line| vec![text(line)]).collect(),
+        rows: lines
+            .iter()
+            .map(|line| TableRow { cells: vec![text(line)], target: LiveTarget::Line })
+            .collect(),
         last: 0,
         empty: "The guest has written nothing to its console.",
+        sorts: false,
     }
 }
 
 fn events(snapshot: &Snapshot) -> PaneTable {
-    let row = |note: &Note| vec![CellValue::Moment(note.time_s), text(&note.kind), text(&note.text)];
+    let row = |note: &Note| {
+        let cells = vec![CellValue::Moment(note.time_s), text(&note.kind), text(&note.text)];
+        TableRow { cells, target: LiveTarget::Line }
+    };
     PaneTable {
         columns: vec![column("time", 9, 0), column("kind", 10, 1), column("event", 0, 0)],
         rows: snapshot.events.iter().map(row).collect(),
         last: 24,
         empty: "Nothing has happened yet.",
+        sorts: false,
     }
 }

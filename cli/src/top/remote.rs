@@ -69,7 +69,7 @@ mod tests {
         let (own, far) = UnixStream::pair().unwrap();
         far.set_nonblocking(true).unwrap();
         let mut far = tokio::net::UnixStream::from_std(far).unwrap();
-        let view = View { span: Span::Run, rows: 3 };
+        let view = View { span: Span::Run, rows: 3, ..View::default() };
         let mut remote = RemoteRun::new(own, view, Duration::from_millis(250)).await.unwrap();
         remote.send(RunCommand::Mark("here".to_owned())).await.unwrap();
         let (reader, mut writer) = far.split();

@@ -100,17 +100,35 @@ pub const fn column(name: &'static str, width: u16, rank: u8) -> TableColumn {
     TableColumn { name, width, rank }
 }
 
-/// Rows of a pane; the last column is text of any length.
+/// A row, and the thing that it shows.
+#[derive(Debug, Clone, Default)]
+pub struct TableRow<T> {
+    /// A value for each column; a single text is a note across all columns.
+    pub cells: Vec<CellValue>,
+    /// Thing that the row shows.
+    pub target: T,
+}
+
+impl<T> TableRow<T> {
+    /// True if the row has this text, in lower case, in a text, or this number as an id.
+    pub fn contains(&self, text: &str) -> bool {
+        text.is_empty() || self.cells.iter().any(|cell| cell.contains(text))
+    }
+}
+
+/// A table; the last column is text of any length.
 #[derive(Debug, Default)]
-pub struct PaneTable {
-    /// The columns.
+pub struct ScreenTable<T> {
+    /// The columns. A bar has no name.
     pub columns: Vec<TableColumn>,
-    /// Rows, with a value for each column.
-    pub rows: Vec<Vec<CellValue>>,
+    /// The rows.
+    pub rows: Vec<TableRow<T>>,
     /// Smallest width of the last column while other columns can be dropped.
     pub last: u16,
     /// Sentence for a table without rows.
     pub empty: &'static str,
+    /// Rows can be sorted by a column; otherwise the table has its own order.
+    pub sorts: bool,
 }
 
 /// Sort order of a table.
@@ -124,20 +142,25 @@ pub struct SortOrder {
 
 /// Columns between two cells.
 const GAP: u16 = 2;
+/// Width of the last column from which bars grow.
+const WIDE: u16 = 64;
+/// Limit of the columns by which bars grow.
+const LONGER: u16 = 40;
 
-impl PaneTable {
+impl<T> ScreenTable<T> {
     /// Keeps rows that have this text in a text, or this number as an id.
     pub fn filter(&mut self, text: &str) {
         let text = text.to_lowercase();
-        if !text.is_empty() {
-            self.rows.retain(|row| row.iter().any(|value| value.contains(&text)));
-        }
+        self.rows.retain(|row| row.contains(&text));
     }
 
-    /// Sorts the rows: numbers from the largest, text from the start.
+    /// Sorts the rows: numbers from the largest, text from the start. Other tables keep their order.
     pub fn sort(&mut self, order: SortOrder) {
+        if !self.sorts {
+            return;
+        }
         let compare =
-            |a: &Vec<CellValue>, b: &Vec<CellValue>| match (a.get(order.column), b.get(order.column)) {
+            |a: &TableRow<T>, b: &TableRow<T>| match (a.cells.get(order.column), b.cells.get(order.column)) {
                 (Some(a @ CellValue::Text(_)), Some(b)) => a.compare(b),
                 (Some(a), Some(b)) => b.compare(a),
                 _ => Ordering::Equal,
@@ -175,11 +198,14 @@ pub fn fit(columns: &[TableColumn], least: u16, width: u16) -> Vec<(usize, u16, 
         let Some(first) = droppable.max_by_key(|at| (columns[*at].rank, *at)) else { break };
         kept.retain(|at| *at != first);
     }
+    // Long bars differ more, where names have room.
+    let longer = width.saturating_sub(fixed(&kept) + least.max(WIDE)) / 2;
     let mut x = 0;
     let mut places = Vec::new();
     for at in kept {
         let room = width.saturating_sub(x);
-        let own = if at == last { room } else { columns[at].width.min(room) };
+        let more = if columns[at].name.is_empty() { longer.min(LONGER) } else { 0 };
+        let own = if at == last { room } else { (columns[at].width + more).min(room) };
         places.push((at, x, own));
         x = x.saturating_add(own + GAP);
     }
@@ -190,27 +216,28 @@ pub fn fit(columns: &[TableColumn], least: u16, width: u16) -> Vec<(usize, u16, 
 mod tests {
     use super::*;
 
-    fn table() -> PaneTable {
+    fn table() -> ScreenTable<()> {
         let text = |text: &str| CellValue::Text(text.to_owned());
-        PaneTable {
+        let row = |part, id, name| TableRow {
+            cells: vec![CellValue::Share(part), CellValue::Bar(part), CellValue::Id(id), text(name)],
+            target: (),
+        };
+        ScreenTable {
             columns: vec![
                 column("share", 7, 0),
                 column("", 10, 2),
                 column("pid", 7, 1),
                 column("name", 0, 0),
             ],
-            rows: vec![
-                vec![CellValue::Share(0.25), CellValue::Bar(0.25), CellValue::Id(7), text("b")],
-                vec![CellValue::Share(0.5), CellValue::Bar(0.5), CellValue::Id(42), text("a")],
-                vec![CellValue::Share(0.125), CellValue::Bar(0.125), CellValue::Id(0), text("Cc 42")],
-            ],
+            rows: vec![row(0.25, 7, "b"), row(0.5, 42, "a"), row(0.125, 0, "Cc 42")],
             last: 16,
             empty: "",
+            sorts: true,
         }
     }
 
-    fn names(table: &PaneTable) -> Vec<String> {
-        table.rows.iter().map(|row| row[3].shown()).collect()
+    fn names(table: &ScreenTable<()>) -> Vec<String> {
+        table.rows.iter().map(|row| row.cells[3].shown()).collect()
     }
 
     #[test]
@@ -222,6 +249,9 @@ mod tests {
         assert_eq!(names(&table), ["Cc 42", "b", "a"]);
         table.sort(SortOrder { column: 3, reversed: false });
         assert_eq!(names(&table), ["Cc 42", "a", "b"]);
+        table.sorts = false;
+        table.sort(SortOrder::default());
+        assert_eq!(names(&table), ["Cc 42", "a", "b"]);
         table.sort(SortOrder { column: 9, reversed: false });
         table.filter("42");
         assert_eq!(names(&table), ["Cc 42", "a"]);
@@ -232,17 +262,18 @@ mod tests {
     #[test]
     fn bars_are_no_order() {
         assert_eq!([0, 2, 3, 9].map(|column| table().next_order(column)), [2, 3, 0, 2]);
-        assert_eq!(PaneTable::default().next_order(3), 0);
+        assert_eq!(ScreenTable::<()>::default().next_order(3), 0);
     }
 
     #[test]
     fn columns_give_way_where_there_is_no_room() {
         let table = table();
+        assert_eq!(table.fit(134), [(0, 0, 7), (1, 9, 30), (2, 41, 7), (3, 50, 84)]);
         assert_eq!(table.fit(60), [(0, 0, 7), (1, 9, 10), (2, 21, 7), (3, 30, 30)]);
         assert_eq!(table.fit(40), [(0, 0, 7), (2, 9, 7), (3, 18, 22)]);
         assert_eq!(table.fit(26), [(0, 0, 7), (3, 9, 17)]);
         assert_eq!(table.fit(5), [(0, 0, 5), (3, 7, 0)]);
-        assert_eq!(PaneTable::default().fit(80), []);
+        assert_eq!(ScreenTable::<()>::default().fit(80), []);
     }
 
     #[test]

@@ -245,13 +245,13 @@ impl TraceWriter<'_> {
 
     /// Writes the runs of tasks, if exact mode has recorded them.
     fn runs(&mut self, profile: &Profile) -> Result<(), ExportError> {
-        let history = match Timehist::read(profile, &Filter::default()) {
+        let history = match Timehist::new(profile, &Filter::default()) {
             Err(ReportError::NoExact(_)) => return Ok(()),
             history => history?,
         };
         let ns = |s: f64| whole(s * 1e9);
         let mut ends: BTreeMap<u8, u64> = BTreeMap::new();
-        for run in &history.runs {
+        history.for_each(usize::MAX, |run| {
             let vcpu = u64::from(run.vcpu);
             let track = uuid::RUNS + vcpu;
             if !ends.contains_key(&run.vcpu) {
@@ -271,9 +271,8 @@ impl TraceWriter<'_> {
                 Annotation::number("interrupted_ns", ns(run.interrupted_s)),
             ];
             let event = TrackEvent { debug_annotations, ..named("task run", name) };
-            self.slice(track, (begin, end), event)?;
-        }
-        Ok(())
+            Ok(self.slice(track, (begin, end), event)?)
+        })
     }
 
     fn scanned_states(

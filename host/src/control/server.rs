@@ -197,7 +197,7 @@ impl Served {
         drop(tables);
         let json: Arc<str> = serde_json::to_string(&snapshot).unwrap_or_else(|_| "null".to_owned()).into();
         looks.truncate(LOOKS - 1);
-        looks.push_front(Look { view: *view, time_ns, json: Arc::clone(&json) });
+        looks.push_front(Look { view: view.clone(), time_ns, json: Arc::clone(&json) });
         json
     }
 

@@ -69,7 +69,60 @@ pub struct Card<'a> {
     pub mac: [u8; 6],
 }
 
-/// Parts of the machine that QEMU emulates.
+/// A machine as QEMU emulates it, whatever it is for: a board without devices, what it boots, and the guest's
+/// disks and card.
+#[derive(Debug)]
+pub struct Board<'a> {
+    /// Properties of the board.
+    pub properties: &'a str,
+    /// The kernel.
+    pub kernel: RawFd,
+    /// Its initial file system.
+    pub initrd: Option<RawFd>,
+    /// Its command line.
+    pub cmdline: &'a str,
+    /// CPUs.
+    pub cpus: usize,
+    /// Memory, bytes; rounded up to MiB.
+    pub memory_bytes: u64,
+    /// The guest's disks.
+    pub disks: &'a [PassedDisk<'a>],
+    /// The guest's network card.
+    pub card: Option<Card<'a>>,
+}
+
+impl Board<'_> {
+    /// Returns the arguments of QEMU, with those of other devices, which come before disks and card: the
+    /// order gives their places on the PCI bus.
+    pub fn arguments(&self, devices: &[String]) -> Vec<OsString> {
+        let mut arguments: Vec<OsString> = Vec::new();
+        let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
+        add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
+        add(&["-machine", self.properties, "-accel", "tcg,thread=multi", "-cpu", "max"]);
+        add(&["-smp", &self.cpus.to_string()]);
+        add(&["-m", &format!("{}M", self.memory_bytes.div_ceil(1 << 20))]);
+        add(&["-kernel", &inherited(self.kernel), "-append", self.cmdline]);
+        if let Some(initrd) = self.initrd {
+            add(&["-initrd", &inherited(initrd)]);
+        }
+        arguments.extend(devices.iter().map(OsString::from));
+        arguments.extend(disk_arguments(self.disks));
+        arguments.extend(self.card.iter().flat_map(Card::arguments));
+        arguments
+    }
+}
+
+/// Returns the path of a descriptor that QEMU inherits.
+fn inherited(descriptor: RawFd) -> String {
+    format!("/proc/self/fd/{descriptor}")
+}
+
+/// Returns the arguments of a character device at one end of a socket pair.
+pub fn wire(name: &str, socket: RawFd) -> [String; 2] {
+    ["-chardev".to_owned(), format!("socket,id={name},fd={socket}")]
+}
+
+/// Parts of the inner host's machine.
 #[derive(Debug)]
 pub struct Machine<'a> {
     /// QEMU.
@@ -103,34 +156,34 @@ const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off t
      nowatchdog nmi_watchdog=0 audit=0 apparmor=0 selinux=0 rcupdate.rcu_expedited=1 random.trust_cpu=on \
      cryptomgr.notests i8042.noaux i8042.nokbd i8042.nopnp pci=lastbus=0 noresume";
 
+/// Board of the inner host.
+const PROPERTIES: &str = "q35,smm=off,vmport=off,hpet=off,graphics=off,sata=off,smbus=off,i8042=off,usb=off";
+
 impl Machine<'_> {
     fn arguments(&self) -> Vec<OsString> {
-        let mut arguments: Vec<OsString> = Vec::new();
-        let mut add = |words: &[&str]| arguments.extend(words.iter().map(OsString::from));
-        add(&["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"]);
-        add(&[
-            "-machine",
-            "q35,smm=off,vmport=off,hpet=off,graphics=off,sata=off,smbus=off,i8042=off,usb=off",
-        ]);
-        add(&["-accel", "tcg,thread=multi", "-cpu", "max"]);
-        add(&["-smp", &self.cpus.to_string()]);
-        add(&["-m", &format!("{}M", self.memory_bytes.div_ceil(1 << 20))]);
-        add(&["-kernel", &format!("/proc/self/fd/{}", self.kernel.as_raw_fd())]);
-        add(&["-append", CMDLINE]);
-        add(&["-initrd", &format!("/proc/self/fd/{}", self.initrd.as_raw_fd())]);
-        // The inner host's own messages, kept for errors.
-        add(&["-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"]);
-        add(&["-chardev", &format!("socket,id=port,fd={}", self.port.as_raw_fd())]);
-        // The first of them is for a console.
-        add(&["-device", "virtio-serial-pci,max_ports=3"]);
-        add(&["-device", &format!("virtserialport,chardev=port,name={PORT}")]);
-        if let Some(vsock) = self.vsock {
-            add(&["-chardev", &format!("socket,id=vsock,fd={}", vsock.as_raw_fd())]);
-            add(&["-device", &format!("virtserialport,chardev=vsock,name={VSOCK_PORT}")]);
+        // The inner host's own messages, kept for errors. The first port of the serial device is for a
+        // console.
+        let log = ["-chardev", "stdio,id=log,signal=off", "-serial", "chardev:log"];
+        let mut devices: Vec<String> = log.map(str::to_owned).into();
+        devices.extend(wire("port", self.port.as_raw_fd()));
+        devices.extend(self.vsock.iter().flat_map(|vsock| wire("vsock", vsock.as_raw_fd())));
+        let mut device = |options: String| devices.extend(["-device".to_owned(), options]);
+        device("virtio-serial-pci,max_ports=3".to_owned());
+        device(format!("virtserialport,chardev=port,name={PORT}"));
+        if self.vsock.is_some() {
+            device(format!("virtserialport,chardev=vsock,name={VSOCK_PORT}"));
         }
-        arguments.extend(disk_arguments(self.disks));
-        arguments.extend(self.card.iter().flat_map(Card::arguments));
-        arguments
+        let board = Board {
+            properties: PROPERTIES,
+            kernel: self.kernel.as_raw_fd(),
+            initrd: Some(self.initrd.as_raw_fd()),
+            cmdline: CMDLINE,
+            cpus: self.cpus,
+            memory_bytes: self.memory_bytes,
+            disks: self.disks,
+            card: self.card,
+        };
+        board.arguments(&devices)
     }
 
     /// The command that starts it.
@@ -226,7 +279,7 @@ impl<'a> PassedDisk<'a> {
 
 /// The guest's disks, in its order. vprof holds QEMU's locks on each file (`images::lock`), which last until
 /// QEMU has closed it, too.
-pub fn disk_arguments(disks: &[PassedDisk<'_>]) -> Vec<OsString> {
+fn disk_arguments(disks: &[PassedDisk<'_>]) -> Vec<OsString> {
     let mut arguments: Vec<OsString> = Vec::new();
     let mut add = |option: &str, value: String| arguments.extend([option.into(), value.into()]);
     for (i, disk) in disks.iter().enumerate() {
@@ -251,7 +304,7 @@ pub fn disk_arguments(disks: &[PassedDisk<'_>]) -> Vec<OsString> {
 
 impl Card<'_> {
     /// The card and what it is plugged into.
-    pub fn arguments(&self) -> [OsString; 4] {
+    fn arguments(&self) -> [OsString; 4] {
         let netdev = match self.cable {
             Cable::Tap(fd) => format!("tap,id=net,fd={}", fd.as_raw_fd()),
             Cable::Stream(fd) | Cable::Interface(fd) => format!("socket,id=net,fd={}", fd.as_raw_fd()),

@@ -245,7 +245,7 @@ mod tests {
     fn requests_are_short_and_checked() {
         let (id, request) = read_request(br#"{"id":7,"do":"status"}"#);
         assert_eq!((id, request.unwrap()), (Some(Value::from(7)), Request::Status));
-        let view = View { span: Span::Last(2.5), rows: 3 };
+        let view = View { span: Span::Last(2.5), rows: 3, ..View::default() };
         assert_eq!(
             read(r#"{"do":"tables","view":{"span":{"last":2.5},"rows":3}}"#),
             Ok(Request::Tables { view })

@@ -89,6 +89,11 @@ impl Code {
         }
     }
 
+    /// Returns a function's number, [`NONE`] if no frame has it.
+    pub fn find(&self, function: &Function) -> u32 {
+        self.numbers.get(function).copied().unwrap_or(NONE)
+    }
+
     pub fn count(&self) -> usize {
         self.functions.len()
     }

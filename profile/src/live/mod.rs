@@ -12,6 +12,7 @@
 mod code;
 mod console;
 mod counts;
+mod detail;
 mod snapshot;
 mod tables;
 mod task_scan;
@@ -21,6 +22,7 @@ mod tests;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub use detail::{CallShare, CallsView, Detail, DetailView, SamplePart};
 pub use snapshot::{
     ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
     VcpuShare,

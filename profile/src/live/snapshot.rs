@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::detail::Detail;
 use crate::estimate::Share;
 
 /// State of a run at one time.
@@ -38,6 +39,9 @@ pub struct Snapshot {
     pub events: Vec<Note>,
     /// The last lines of the console, without control sequences.
     pub console: Vec<String>,
+    /// The table of a part of the samples that the view selects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub detail: Option<Detail>,
 }
 
 /// State of the sampling of a run.
@@ -145,6 +149,9 @@ pub struct TaskShare {
     pub comm: String,
     /// Process id.
     pub pid: i32,
+    /// Instance number of its process.
+    #[serde(default)]
+    pub instance: u32,
     /// Thread id.
     pub tid: i32,
     /// Time of which its state is known, s.

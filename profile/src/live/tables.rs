@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::code::{Code, NONE};
+use super::code::Code;
 use super::console;
 use super::counts::{Counts, SampleKind};
+use super::detail::{self, Detail, DetailView, SamplePart};
 use super::snapshot::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
-    VcpuShare,
+    ExitRate, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
 use super::task_scan::{SampledStates, StateCounts};
 use crate::estimate::share;
@@ -44,18 +44,21 @@ pub enum Span {
 }
 
 /// Options of a snapshot.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct View {
     /// Time that its tables cover.
     pub span: Span,
     /// Rows per table, at most.
     pub rows: usize,
+    /// Table of a part of the samples, in addition to the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub detail: Option<DetailView>,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { span: Span::Last(5.0), rows: 50 }
+        Self { span: Span::Last(5.0), rows: 50, detail: None }
     }
 }
 
@@ -188,13 +191,52 @@ impl Tables {
             modes: modes(&counts),
             programs: self.programs(&counts, busy, view.rows),
             processes: self.processes(&counts, busy, view.rows),
-            functions: self.functions(&counts, busy, view.rows),
+            functions: detail::functions(&self.code, &busy_kinds(&counts), busy, view.rows),
             tasks: self.tasks(from_ns, view.rows),
             exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
             exits: self.exits(view.rows),
             events: self.events.iter().cloned().collect(),
             console: console::lines(&self.console.iter().copied().collect::<Vec<_>>(), LINES),
+            detail: view.detail.as_ref().map(|detail| self.detail(&counts, busy, view.rows, detail)),
         }
+    }
+
+    fn detail(
+        &self,
+        counts: &HashMap<Option<SampleKind>, u64>,
+        busy: u64,
+        rows: usize,
+        view: &DetailView,
+    ) -> Detail {
+        let mut kinds = busy_kinds(counts);
+        kinds.retain(|(kind, _)| self.has_kind(&view.part, kind));
+        Detail::new(&self.code, &kinds, (busy, rows), view)
+    }
+
+    /// Returns true if these samples belong to the part.
+    fn has_kind(&self, part: &SamplePart, kind: &SampleKind) -> bool {
+        match part {
+            SamplePart::All => true,
+            SamplePart::Program { comm, kernel_thread } => {
+                self.program(kind) == (comm.as_str(), *kernel_thread)
+            }
+            SamplePart::Process { comm, instance } => self
+                .instance(kind)
+                .is_some_and(|row| (row.comm.as_str(), row.number) == (comm.as_str(), *instance)),
+        }
+    }
+
+    /// Returns the instance that these samples are charged to.
+    fn instance(&self, kind: &SampleKind) -> Option<&InstanceRow> {
+        match kind.charged {
+            Charged::Instance(id) => self.instances.get(&id),
+            _ => None,
+        }
+    }
+
+    /// Returns the program, or the name of another owner, of these samples; true for a kernel thread.
+    fn program(&self, kind: &SampleKind) -> (&str, bool) {
+        self.instance(kind).map_or((kind.charged.name(), false), |row| (row.comm.as_str(), row.kernel_thread))
     }
 
     fn sampling(&self, counted: u64) -> Sampling {
@@ -241,16 +283,10 @@ impl Tables {
         let mut sums: HashMap<(&str, bool), Sum> = HashMap::new();
         for (kind, count) in counts {
             let Some(kind) = kind else { continue };
-            let instance = match kind.charged {
-                Charged::Instance(id) => self.instances.get(&id),
-                _ => None,
-            };
-            let name =
-                instance.map_or((kind.charged.name(), false), |row| (row.comm.as_str(), row.kernel_thread));
-            let sum = sums.entry(name).or_default();
+            let sum = sums.entry(self.program(kind)).or_default();
             sum.samples += count;
             sum.user += if kind.mode == Mode::User { *count } else { 0 };
-            sum.instances.extend(instance.map(|row| row.id));
+            sum.instances.extend(self.instance(kind).map(|row| row.id));
         }
         let mut sums: Vec<_> = sums.into_iter().collect();
         sums.sort_unstable_by_key(|(name, sum)| (Reverse(sum.samples), *name));
@@ -304,43 +340,6 @@ impl Tables {
         sums.into_iter().map(row).collect()
     }
 
-    fn functions(
-        &self,
-        counts: &HashMap<Option<SampleKind>, u64>,
-        busy: u64,
-        rows: usize,
-    ) -> Vec<FunctionShare> {
-        let numbers = self.code.count() + 1;
-        let (mut own, mut total) = (vec![0_u64; numbers], vec![0_u64; numbers]);
-        // Index of the last stack that counted for a function, so that recursion counts once.
-        let mut last = vec![0_usize; numbers];
-        for (place, (kind, count)) in (1..).zip(counts) {
-            let Some(kind) = kind else { continue };
-            own[self.code.innermost(kind.frame) as usize] += count;
-            self.code.functions(kind.frame, kind.stack, |function| {
-                let function = function as usize;
-                if std::mem::replace(&mut last[function], place) != place {
-                    total[function] += count;
-                }
-            });
-        }
-        let mut sums: Vec<_> = (NONE + 1..).zip(own.into_iter().zip(total).skip(1)).collect();
-        sums.retain(|(_, (_, total))| *total > 0);
-        sums.sort_unstable_by_key(|(function, (own, total))| (Reverse(*own), Reverse(*total), *function));
-        sums.truncate(rows);
-        let row = |(function, (own, total))| {
-            let function = self.code.function(function)?;
-            Some(FunctionShare {
-                symbol: function.symbol.clone(),
-                module: function.module.clone(),
-                samples: own,
-                own: share(own, busy),
-                total: share(total, busy),
-            })
-        };
-        sums.into_iter().filter_map(row).collect()
-    }
-
     fn tasks(&self, from_ns: u64, rows: usize) -> Vec<TaskShare> {
         let mut sums: HashMap<TaskKey, StateCounts> = HashMap::new();
         for (_, row) in self.tasks.iter().filter(|(time, _)| *time > from_ns) {
@@ -363,6 +362,7 @@ impl Tables {
             TaskShare {
                 comm: instance.map_or_else(|| Charged::Unknown.name().to_owned(), |row| row.comm.clone()),
                 pid: instance.map_or(0, |row| row.pid),
+                instance: instance.map_or(0, |row| row.number),
                 tid,
                 time_s: seconds(all),
                 states: parts.map(|(state, ns)| (state.name().to_owned(), part(ns, all))).collect(),
@@ -399,6 +399,11 @@ impl Tables {
 fn parts(states: &Microstates) -> Vec<(String, f64)> {
     let wall = states.wall();
     states.named().iter().map(|(name, ns)| ((*name).to_owned(), part(*ns, wall))).collect()
+}
+
+/// Returns the samples that were not idle.
+fn busy_kinds(counts: &HashMap<Option<SampleKind>, u64>) -> Vec<(SampleKind, u64)> {
+    counts.iter().filter_map(|(kind, count)| Some(((*kind)?, *count))).collect()
 }
 
 fn modes(counts: &HashMap<Option<SampleKind>, u64>) -> ModeShares {

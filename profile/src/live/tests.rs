@@ -1,4 +1,5 @@
 use super::*;
+use crate::calls::Direction;
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{
@@ -78,7 +79,7 @@ fn batch() -> Batch {
 fn the_whole_run_and_its_end_are_told_apart() {
     let mut tables = Tables::default();
     tables.add(&batch());
-    let run = tables.snapshot(&View { span: Span::Run, rows: 10 });
+    let run = tables.snapshot(&View { span: Span::Run, rows: 10, ..View::default() });
     let shares = |snapshot: &Snapshot| {
         snapshot
             .processes
@@ -99,7 +100,7 @@ fn the_whole_run_and_its_end_are_told_apart() {
         (run.events[0].text.as_str(), run.console.as_slice()),
         ("here", ["a".to_owned(), "b".to_owned()].as_slice())
     );
-    let last = tables.snapshot(&View { span: Span::Last(1.0), rows: 10 });
+    let last = tables.snapshot(&View { span: Span::Last(1.0), rows: 10, ..View::default() });
     assert_eq!(shares(&last), [("other".to_owned(), 10, 1.0, 0.0)]);
     let vcpu = &last.vcpus[0];
     assert_eq!(vcpu.states[1], ("halted".to_owned(), 1.0));
@@ -110,13 +111,60 @@ fn the_whole_run_and_its_end_are_told_apart() {
 fn functions_count_once_for_each_stack() {
     let mut tables = Tables::default();
     tables.add(&batch());
-    let run = tables.snapshot(&View { span: Span::Run, rows: 10 });
+    let run = tables.snapshot(&View { span: Span::Run, rows: 10, ..View::default() });
     let rows: Vec<_> = run.functions.iter().map(|f| (f.symbol.as_str(), f.samples, f.total.share)).collect();
     assert_eq!(rows, [("vfs_read", 10, 0.5), ("helper", 10, 0.5), ("main", 0, 0.5), ("work", 0, 0.5)]);
     // A better name replaces the first.
     tables.add(&Batch { frames: vec![frame(3, "ksys_read", FrameKind::Kernel)], ..Batch::default() });
-    let run = tables.snapshot(&View { span: Span::Run, rows: 2 });
+    let run = tables.snapshot(&View { span: Span::Run, rows: 2, ..View::default() });
     assert_eq!((run.functions.len(), run.functions[1].symbol.as_str()), (2, "ksys_read"));
+}
+
+/// The table of a part of the whole run.
+fn detail(tables: &Tables, part: SamplePart, calls: Option<CallsView>) -> Detail {
+    let view = DetailView { part, calls };
+    let view = View { span: Span::Run, rows: 10, detail: Some(view.clone()) };
+    tables.snapshot(&view).detail.unwrap()
+}
+
+#[test]
+fn a_part_has_its_functions_and_its_calls() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    let functions = |part| {
+        let found = detail(&tables, part, None);
+        let rows = found.functions.iter().map(|f| (f.symbol.clone(), f.samples, f.total.share));
+        (found.samples, rows.collect::<Vec<_>>())
+    };
+    let named = |name: &str, own| (name.to_owned(), own, 0.5);
+    let process = |comm: &str, instance| SamplePart::Process { comm: comm.to_owned(), instance };
+    let program = |comm: &str, kernel_thread| SamplePart::Program { comm: comm.to_owned(), kernel_thread };
+    let of_spin = (10, vec![named("helper", 10), named("main", 0), named("work", 0)]);
+    assert_eq!(functions(process("spin", 0)), of_spin);
+    assert_eq!(functions(program("spin", false)), of_spin);
+    assert_eq!(functions(program("other", false)), (10, vec![named("vfs_read", 10)]));
+    for nothing in [process("spin", 1), program("spin", true), program("[hard interrupts]", false)] {
+        assert_eq!(functions(nothing), (0, vec![]));
+    }
+    assert_eq!(functions(SamplePart::All).0, 20);
+    let calls = |part, symbol: &str, direction| {
+        let calls = CallsView { symbol: symbol.to_owned(), module: None, direction };
+        let found = detail(&tables, part, Some(calls));
+        assert!(found.functions.is_empty());
+        found.calls.iter().map(|c| (c.depth, c.symbol.clone(), c.samples, c.share.share, c.part)).collect()
+    };
+    let rows = |rows: &[(u32, &str)]| -> Vec<(u32, String, u64, f64, f64)> {
+        rows.iter().map(|(depth, name)| (*depth, (*name).to_owned(), 10, 0.5, 1.0)).collect()
+    };
+    // Each sample counts from the outermost `work` on; `helper` is a copy in both.
+    let callees: Vec<_> = calls(SamplePart::All, "work", Direction::Callees);
+    assert_eq!(callees, rows(&[(0, "work"), (1, "helper"), (2, "work"), (3, "helper")]));
+    let callers: Vec<_> = calls(process("spin", 0), "helper", Direction::Callers);
+    assert_eq!(callers, rows(&[(0, "helper"), (1, "work"), (2, "main")]));
+    // The reason why a stack ends is not a caller.
+    assert_eq!(calls(SamplePart::All, "vfs_read", Direction::Callers), rows(&[(0, "vfs_read")]));
+    assert_eq!(calls(process("other", 0), "work", Direction::Callers), vec![]);
+    assert_eq!(calls(SamplePart::All, "nothing", Direction::Callers), vec![]);
 }
 
 #[test]
@@ -152,7 +200,7 @@ fn exits_and_tasks_are_rates_of_late() {
     };
     tables.add(&told(1, 1_000));
     tables.add(&told(3, 5_000));
-    let look = tables.snapshot(&View { span: Span::Last(1.0), rows: 10 });
+    let look = tables.snapshot(&View { span: Span::Last(1.0), rows: 10, ..View::default() });
     let exit = &look.exits[0];
     assert_eq!((exit.per_s, exit.mean_ns, exit.reason.as_str()), (2_000.0, 1_000.0, "port write"));
     assert!((exit.share - 0.002).abs() < 1e-12);
@@ -196,8 +244,17 @@ mod properties {
             batch.frames.push(frame(u32::MAX, "far", FrameKind::User));
             let mut tables = Tables::default();
             tables.add(&batch);
-            for span in [Span::Run, Span::Last(2.0), Span::Last(f64::NAN)] {
-                let look = tables.snapshot(&View { span, rows });
+            let calls = |symbol: &str, direction| {
+                Some(CallsView { symbol: symbol.to_owned(), module: None, direction })
+            };
+            let details = [None, calls("work", Direction::Callers), calls("main", Direction::Callees)];
+            let spans = [Span::Run, Span::Last(2.0), Span::Last(f64::NAN)];
+            for (span, calls) in spans.into_iter().zip(details) {
+                let detail = Some(DetailView { part: SamplePart::All, calls });
+                let look = tables.snapshot(&View { span, rows, detail });
+                let found = look.detail.unwrap();
+                prop_assert!(found.functions.len() <= rows && found.calls.len() <= rows);
+                prop_assert!(found.calls.iter().all(|c| c.share.share <= 1.0 && c.part <= 1.0));
                 prop_assert!(look.functions.len() <= rows && look.processes.len() <= rows);
                 prop_assert!(look.functions.iter().all(|f| f.total.share <= 1.0 && f.own.share <= 1.0));
             }

@@ -50,8 +50,9 @@ pub use recording::{
 pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{ScanStatistics, SourceChoice, StateReport, StateSource, TaskStateTimes, TimeInState};
 pub use subtree::COMMAND;
-pub use tree::{CallTree, Direction, LEAST_PART, MOST_MODULES, TreeNode, TreeRequest};
+pub use tree::{CallTree, MOST_MODULES, TreeNode, TreeRequest};
 
+pub use crate::calls::{Direction, LEAST_PART};
 use crate::estimate;
 use crate::rows::VcpuState;
 use crate::store::ProfileError;

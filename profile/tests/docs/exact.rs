@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use profile::report::{ExactReport, ReportError, Timehist};
+use profile::report::{ExactReport, ReportError, TaskRun, Timehist};
 use profile::rows::{
     Batch, ExactVcpuRow, FrameRow, InstanceRow, InterruptRow, InterruptSourceRow, InterruptTimeRow, Mode,
     PageFaultKind, ReapedRow, SampleRow, Sink, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskState,
@@ -214,29 +214,46 @@ fn an_exact_report_fits_its_schema() {
     assert!(nobody.contains("sleeper#1"), "{nobody}");
 }
 
+/// Reads at most `most` of the chosen runs.
+fn runs<'a>(history: &'a Timehist<'_>, most: usize) -> Vec<TaskRun<'a>> {
+    let mut runs = Vec::new();
+    let read = history.for_each(most, |run| {
+        runs.push(run);
+        Ok::<_, ReportError>(())
+    });
+    read.expect("its runs");
+    runs
+}
+
 #[test]
 fn a_timehist_fits_its_schema() {
     let schema = schema_of("vprof report --exact --timehist --json");
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
-    let read = |filter: Filter| Timehist::read(&profile, &filter);
+    let read = |filter: Filter| Timehist::new(&profile, &filter);
     let all = read(Filter::default()).expect("exact data");
     check(&serde_json::to_value(&all).expect("JSON"), &schema, "report");
-    let begins = |history: &Timehist| history.runs.iter().map(|run| run.time_s).collect::<Vec<_>>();
+    let begins = |history: &Timehist<'_>| {
+        let runs = runs(history, usize::MAX);
+        assert_eq!(runs.len() as u64, history.count);
+        runs.iter().map(|run| run.time_s).collect::<Vec<_>>()
+    };
     assert_eq!((all.left_out, begins(&all)), (1, vec![1.1e-6, 1.7e-6]), "in the order of begins");
-    let run = &all.runs[0];
+    let both = runs(&all, 2);
+    assert_eq!(runs(&all, 1), both[..1], "no more than requested");
+    let run = &both[0];
     assert_eq!((run.vcpu, run.task.tid, run.state, run.wait_reason), (1, 8, "runnable", ""));
     let times = [run.wait_s, run.delay_s, run.running_s, run.interrupted_s, run.sampler_s];
     assert_eq!(times.map(|s| (s * 1e9).round()), [250.0, 40.0, 200.0, 50.0, 10.0]);
-    assert_eq!((all.runs[1].state, all.runs[1].wait_reason), ("sleep", "pipe"));
+    assert_eq!((both[1].state, both[1].wait_reason), ("sleep", "pipe"));
     let later = Filter { from_ns: Some(1_101), ..Filter::default() };
     assert_eq!(begins(&read(later).expect("a part")), [1.7e-6]);
     let earlier = Filter { to_ns: Some(1_700), ..Filter::default() };
     assert_eq!(begins(&read(earlier).expect("a part")), [1.1e-6]);
     let thread = |name: &str| Filter { thread: Some(name.to_owned()), ..Filter::default() };
-    assert_eq!(read(thread("worker")).expect("its runs").runs.len(), 2);
+    assert_eq!(begins(&read(thread("worker")).expect("its runs")).len(), 2);
     let other = read(Filter { process: vec!["sh".to_owned()], ..Filter::default() }).expect("no runs");
-    assert_eq!((other.runs.len(), other.left_out), (0, 1));
+    assert_eq!((begins(&other).len(), other.left_out), (0, 1));
     let nobody = Filter { process: vec!["nobody".to_owned()], ..Filter::default() };
     assert!(matches!(read(nobody), Err(ReportError::NoSuch { .. })));
 }

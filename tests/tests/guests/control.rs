@@ -16,6 +16,13 @@ fn seen_in_a_terminal(running: &ActiveRun) {
     top.until("help", |text| text.contains("any key goes back"));
     top.press("q");
     top.until("table", |text| text.contains("[1 programs]"));
+    top.press("/spin\r\r");
+    let functions = |text: &str| text.contains(" programs > spin") && text.contains("self  ");
+    top.until("functions of spin", functions);
+    top.press("\r");
+    top.until("their callees", |text| text.contains(" programs > spin > callees of "));
+    top.press("\x7f\x7f");
+    top.until("programs", |text| text.contains("[1 programs]"));
     top.press("2");
     top.until("functions", |text| text.contains("[2 functions]"));
     top.press("q");

@@ -50,9 +50,8 @@ fn attacked_through(what: &str, before: &str, output: &str, options: &[&str]) ->
     let limit = format!("{}M", LIMIT >> 20);
     let guest =
         Guest::demo().options(["--max-size", &limit, "--memory", "256M"]).options(options).script(&script);
-    let running = guest.start();
-    let memory = peak_of(running.pid());
-    let run = running.finish().succeeded();
+    let (run, memory) = guest.run_watched(|running| peak_of(running.pid()));
+    let run = run.succeeded();
     let peak = memory.join().expect("it measures");
     assert!(peak > 0 && peak < MEMORY, "{what}: {} MiB of memory", peak >> 20);
     let bytes = std::fs::metadata(run.profile()).expect("a profile").len();

@@ -8,10 +8,14 @@ use super::theme::ScreenTheme;
 use super::{RowSlot, put};
 
 /// Keys and their actions. A line without a key is text, or a heading if it ends with a colon.
-const LINES: [(&str, &str); 37] = [
+const LINES: [(&str, &str); 42] = [
     ("", "Keys:"),
     ("1 to 6, Tab", "choose a pane"),
-    ("j k, arrows", "scroll by a row; PgUp PgDn by a page, g G to the ends"),
+    ("j k, arrows", "select a row; PgUp PgDn by a page, g G the ends"),
+    ("Enter", "go in: the functions of a program, process or task; the"),
+    ("", "             callees of a function"),
+    ("Esc, Backsp.", "go out again"),
+    ("c", "callers of a function; there: callees, and back"),
     ("i", "programs, or each instance of one"),
     ("s, r", "sort by the next column; the other way round"),
     ("/, Esc", "show only rows with a text or an id; show all again"),
@@ -36,6 +40,7 @@ const LINES: [(&str, &str); 37] = [
     ("", "Panes:"),
     ("share, self", "part of the samples that were not idle and hit the row"),
     ("total", "part of those that had the function on their stack"),
+    ("of it", "part of the samples of the function that the tree is of"),
     ("±", "distance from the share to the end of its 95 % interval"),
     ("user", "part of the process's own samples in user code"),
     ("tasks", "parts of each task's time: on a CPU, interrupted, runnable,"),

@@ -3,8 +3,8 @@
 //! ```text
 //!  header    kernel, host, time, rate, samples; the span, and what its samples hit
 //!  bars      a row for each vCPU, or for several: over time, and its states in the span
-//!  tabs      the panes
-//!  pane      a table or lines
+//!  tabs      the panes, or the way to a table below a row
+//!  pane      a table or lines; the selected row reversed
 //!  bottom    keys, a question, or a message
 //! ```
 
@@ -12,6 +12,7 @@ mod bars;
 mod header;
 pub mod help;
 mod pane;
+pub mod table;
 pub mod theme;
 
 use ratatui::Frame;
@@ -87,7 +88,7 @@ pub fn too_small(buffer: &mut Buffer, area: Rect, name: &str, theme: ScreenTheme
 fn last_line(buffer: &mut Buffer, area: Rect, state: &ViewState, theme: ScreenTheme) -> Option<Position> {
     let place = RowSlot { x: area.x, y: area.y, width: area.width };
     let (question, typed) = match &state.question {
-        Some(UserPrompt::Filter { typed, .. }) => ("show only rows with: ", typed),
+        Some(UserPrompt::Filter(filter)) => ("show only rows with: ", &filter.typed),
         Some(UserPrompt::Mark(typed)) => ("mark: ", typed),
         Some(UserPrompt::End) => {
             put(buffer, place, "End the run? y ends it, any other key cancels.", theme.notice(), theme);
@@ -126,14 +127,15 @@ pub fn prompt(
 }
 
 fn hint(width: u16, state: &ViewState) -> &'static str {
-    match (state.help.is_some(), width) {
-        (true, _) => "any key goes back, arrows scroll",
-        (_, ..60) => "? help  q quit  Tab pane  / filter",
-        (_, 60..100) => "? help  q quit  Tab pane  s sort  / filter  w span  space pause  S stop",
-        _ => {
-            "? help  q quit  Tab pane  s sort  r reverse  / filter  w span  space pause  S stop sampling  + - rate  \
-             m mark"
+    match (state.help.is_some(), state.details().is_empty(), width) {
+        (true, ..) => "any key goes back, arrows scroll",
+        (_, true, ..60) => "? help  q quit  Tab pane  Enter in",
+        (_, true, 60..110) => "? help  q quit  Tab pane  Enter in  / filter  s sort  w span  space pause",
+        (_, true, _) => {
+            "? help  q quit  Tab pane  Enter in  c callers  / filter  s sort  w span  space pause  S stop sampling"
         }
+        (_, false, ..60) => "? help  q quit  Enter in  Esc out",
+        (_, false, _) => "? help  q quit  Enter in  Esc out  c callers  / filter  w span  space pause",
     }
 }
 

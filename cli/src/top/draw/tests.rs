@@ -10,9 +10,10 @@ use ratatui::style::Color;
 use unicode_width::UnicodeWidthStr;
 
 use super::*;
-use crate::top::control::RunEvent;
+use crate::top::control::{RunCommand, RunEvent};
 use crate::top::fixture;
 use crate::top::keys::{KeyParser, KeyPress};
+use crate::top::state::KeyAction;
 
 const EVERY: Duration = Duration::from_millis(500);
 const PLAIN: ScreenTheme = ScreenTheme { color: false, unicode: true };
@@ -26,7 +27,11 @@ fn watched(vcpus: u8, keys: &str) -> ViewState {
         state.event(RunEvent::Snapshot(Box::new(fixture::snapshot(vcpus, f64::from(step) / 2.0))));
     }
     for key in KeyParser::default().feed(keys.as_bytes()) {
-        state.key(key);
+        if let Some(KeyAction::Send(RunCommand::View(view))) = state.key(key) {
+            let detail = view.detail.as_ref().map(fixture::detail);
+            let snapshot = Snapshot { detail, ..fixture::snapshot(vcpus, 20.0) };
+            state.event(RunEvent::Snapshot(Box::new(snapshot)));
+        }
     }
     state
 }
@@ -82,6 +87,10 @@ golden! {
     console_while_a_mark_is_typed: 2, "5\x1b[Amcache is warm", (80, 20), PLAIN;
     events_on_a_narrow_screen: 2, "6", (60, 18), PLAIN;
     help: 2, "?", (80, 24), PLAIN;
+    functions_of_a_process: 2, "ij\r", (80, 24), PLAIN;
+    callers: 2, "\rj\rcj", (80, 24), PLAIN;
+    callees_wide_and_filtered: 2, "2jj\r/main\r", (200, 30), PLAIN;
+    callees_on_a_small_screen: 2, "\rj\r", (40, 10), ASCII;
 }
 
 #[test]
@@ -167,7 +176,13 @@ proptest! {
         let mut state = ViewState::new(EVERY, true);
         state.event(RunEvent::Snapshot(Box::new(snapshot)));
         for key in KeyParser::default().feed(&keys) {
-            state.key(key);
+            if let Some(KeyAction::Send(RunCommand::View(view))) = state.key(key) {
+                let mut detail = view.detail.as_ref().map(fixture::detail);
+                for call in detail.iter_mut().flat_map(|detail| &mut detail.calls) {
+                    (call.symbol, call.part) = (names[0].clone(), numbers[1]);
+                }
+                state.event(RunEvent::Snapshot(Box::new(Snapshot { detail, ..fixture::snapshot(vcpus, 1.0) })));
+            }
             let drawn = drawn(&mut state, size, ScreenTheme { color: true, unicode });
             for cell in drawn.content() {
                 prop_assert!(!cell.symbol().contains(char::is_control));

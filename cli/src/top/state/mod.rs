@@ -6,9 +6,11 @@ use profile::live::{Snapshot, Span, View};
 use text::units;
 
 use super::control::{self, RunCommand, RunEvent};
+use super::details::{DetailLevel, LiveList};
 use super::history::StateHistory;
 use super::keys::KeyPress;
-use super::panes::PaneKind;
+use super::list::TypedFilter;
+use super::panes::{LiveTarget, PaneKind, PaneTable};
 use super::table::SortOrder;
 
 /// Rows of each table in a snapshot.
@@ -35,23 +37,12 @@ pub enum KeyAction {
 /// A question at the bottom of the screen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum UserPrompt {
-    /// Filter of rows: the text so far, and the filter before.
-    Filter { typed: String, before: String },
+    /// Filter of rows.
+    Filter(TypedFilter),
     /// Text of a mark.
     Mark(String),
     /// Confirmation of the end of the run.
     End,
-}
-
-/// ViewState of a pane.
-#[derive(Debug, Clone, Default)]
-pub struct PaneState {
-    /// Sort order of the rows.
-    pub order: SortOrder,
-    /// Text that rows must have.
-    pub filter: String,
-    /// Rows above the screen; below it for panes that follow.
-    pub scroll: usize,
 }
 
 /// ViewState of the view.
@@ -68,7 +59,9 @@ pub struct ViewState {
     pub pane: PaneKind,
     /// The first pane has instances of programs.
     pub instances: bool,
-    panes: [PaneState; PaneKind::ALL.len()],
+    panes: [LiveList; PaneKind::ALL.len()],
+    /// Tables on the way from a row of the pane to the one that is shown, which is the last one.
+    details: Vec<DetailLevel>,
     /// Number of the span in [`SPANS`].
     span: usize,
     pub paused: bool,
@@ -95,7 +88,8 @@ impl ViewState {
             every,
             pane: PaneKind::Programs,
             instances: false,
-            panes: std::array::from_fn(|_| PaneState::default()),
+            panes: std::array::from_fn(|_| LiveList::default()),
+            details: Vec::new(),
             span: 1,
             paused: false,
             help: None,
@@ -109,7 +103,8 @@ impl ViewState {
 
     /// Returns the span and rows of snapshots.
     pub fn view(&self) -> View {
-        View { span: self.span(), rows: ROWS }
+        let detail = self.details.last().map(|level| level.view.clone());
+        View { span: self.span(), rows: ROWS, detail }
     }
 
     /// Returns the span of the tables.
@@ -117,14 +112,36 @@ impl ViewState {
         SPANS[self.span]
     }
 
-    /// Returns the state of the pane that is shown.
-    pub fn here(&self) -> &PaneState {
-        &self.panes[self.pane.place()]
+    /// Returns the tables on the way from a row of the pane to the one that is shown; none for the pane.
+    pub fn details(&self) -> &[DetailLevel] {
+        &self.details
     }
 
-    /// Returns the state of the pane that is shown, to change it.
-    pub fn here_mut(&mut self) -> &mut PaneState {
-        &mut self.panes[self.pane.place()]
+    /// Returns the list that is shown.
+    pub fn here(&self) -> &LiveList {
+        self.details.last().map_or(&self.panes[self.pane.place()], |level| &level.rows)
+    }
+
+    /// Returns the list that is shown, to change it.
+    pub fn here_mut(&mut self) -> &mut LiveList {
+        match self.details.last_mut() {
+            Some(level) => &mut level.rows,
+            None => &mut self.panes[self.pane.place()],
+        }
+    }
+
+    /// Returns the table that is shown, sorted and filtered.
+    pub fn table(&self) -> PaneTable {
+        let list = &self.here().list;
+        match self.details.last() {
+            Some(level) => level.table(),
+            None => self.pane.table(&self.snapshot, self.instances, list.order, &list.filter),
+        }
+    }
+
+    /// Returns true if the table that is shown follows its latest rows.
+    pub fn follows(&self) -> bool {
+        self.details.is_empty() && self.pane.follows()
     }
 
     /// Processes an event of the run. Returns false if the screen does not change.
@@ -132,11 +149,18 @@ impl ViewState {
         match event {
             RunEvent::Snapshot(snapshot) => {
                 self.history.add(&snapshot, self.every, self.paused);
-                match self.paused {
-                    true => self.later = Some(snapshot),
-                    false => self.snapshot = snapshot,
+                let of = snapshot.detail.as_ref().map(|detail| &detail.view);
+                // A table that is opened during a pause is shown, with all of its snapshot.
+                let opens = self
+                    .details
+                    .last()
+                    .is_some_and(|level| level.detail.is_none() && of == Some(&level.view));
+                let shows = opens || !self.paused;
+                match shows {
+                    true => self.show(snapshot),
+                    false => self.later = Some(snapshot),
                 }
-                !self.paused
+                shows
             }
             RunEvent::Message(sentence) => {
                 self.message = Some(sentence).filter(|sentence| !sentence.is_empty());
@@ -148,6 +172,15 @@ impl ViewState {
             }
             RunEvent::Closed => false,
         }
+    }
+
+    fn show(&mut self, mut snapshot: Box<Snapshot>) {
+        if let (Some(level), Some(detail)) = (self.details.last_mut(), snapshot.detail.take())
+            && level.view == detail.view
+        {
+            level.detail = Some(Box::new(detail));
+        }
+        (self.snapshot, self.later) = (snapshot, None);
     }
 
     /// Processes a key.
@@ -188,30 +221,122 @@ impl ViewState {
         match key {
             KeyPress::Char('q') | KeyPress::Ctrl('c') => return self.quit(),
             KeyPress::Char('?' | 'h') => self.help = Some(0),
-            KeyPress::Tab => self.pane = self.pane.after(1),
-            KeyPress::BackTab => self.pane = self.pane.after(PaneKind::ALL.len() - 1),
+            KeyPress::Tab => return self.choose(self.pane.after(1)),
+            KeyPress::BackTab => return self.choose(self.pane.after(PaneKind::ALL.len() - 1)),
             KeyPress::Char(digit @ '1'..='6') => {
-                self.pane = PaneKind::Programs.after(digit as usize - '1' as usize);
+                return self.choose(PaneKind::Programs.after(digit as usize - '1' as usize));
             }
-            KeyPress::Char('i') if self.pane == PaneKind::Programs => self.instances ^= true,
+            KeyPress::Char('i') if self.pane == PaneKind::Programs && self.details.is_empty() => {
+                self.instances ^= true;
+            }
             KeyPress::Char('s') => self.next_order(),
-            KeyPress::Char('r') => self.here_mut().order.reversed ^= true,
+            KeyPress::Char('r') => self.here_mut().list.order.reversed ^= true,
             KeyPress::Char('/') => {
-                let before = self.here().filter.clone();
-                self.question = Some(UserPrompt::Filter { typed: before.clone(), before });
+                self.question = Some(UserPrompt::Filter(self.here().list.type_filter()));
             }
-            KeyPress::Escape => self.here_mut().filter.clear(),
+            KeyPress::Escape if !self.here().list.filter.is_empty() => self.here_mut().list.filter.clear(),
+            KeyPress::Escape | KeyPress::Backspace => return self.out(),
+            KeyPress::Enter => return self.enter(),
+            KeyPress::Char('c') => return self.other_direction(),
+            KeyPress::Char('a') => {
+                self.message = Some("machine code is in the profile: `vprof report -i` shows it".to_owned());
+            }
             KeyPress::Char(' ') => self.pause(),
-            KeyPress::Up | KeyPress::Char('k') => self.scroll(false, 1),
-            KeyPress::Down | KeyPress::Char('j') => self.scroll(true, 1),
-            KeyPress::PageUp => self.scroll(false, self.page),
-            KeyPress::PageDown => self.scroll(true, self.page),
-            KeyPress::Home | KeyPress::Char('g') => self.scroll(false, usize::MAX),
-            KeyPress::End | KeyPress::Char('G') => self.scroll(true, usize::MAX),
+            _ if self.go(key) => {}
             _ if self.ended.is_some() => {}
             _ => return self.run_key(key).map(KeyAction::Send),
         }
         None
+    }
+
+    /// Shows another pane.
+    fn choose(&mut self, pane: PaneKind) -> Option<KeyAction> {
+        self.pane = pane;
+        let had_details = !self.details.is_empty();
+        self.details.clear();
+        had_details.then(|| self.send_view()).flatten()
+    }
+
+    /// Returns the request for snapshots of what is shown; the last snapshot of a run remains.
+    fn send_view(&self) -> Option<KeyAction> {
+        self.ended.is_none().then(|| KeyAction::Send(RunCommand::View(self.view())))
+    }
+
+    /// Shows the table below the selected row.
+    fn enter(&mut self) -> Option<KeyAction> {
+        let below = self.selected().map(|target| DetailLevel::below(&target, self.details.last()))?;
+        self.open(below)
+    }
+
+    /// Shows callers instead of callees of the same function, and the other way round; from another table,
+    /// the callers of the selected function.
+    fn other_direction(&mut self) -> Option<KeyAction> {
+        if let Some(turned) = self.details.last().and_then(DetailLevel::turned) {
+            let opened = self.open(Ok(turned));
+            if opened.is_some() {
+                // It takes the place of the other one.
+                self.details.remove(self.details.len() - 2);
+            }
+            return opened;
+        }
+        let callers = self.selected().map(|target| DetailLevel::of_callers(&target, self.details.last()))?;
+        self.open(callers)
+    }
+
+    fn selected(&mut self) -> Option<LiveTarget> {
+        let table = self.table();
+        match self.follows() {
+            true => Some(LiveTarget::Line),
+            false => self.here_mut().selected(&table).cloned(),
+        }
+    }
+
+    fn open(&mut self, level: Result<DetailLevel, &'static str>) -> Option<KeyAction> {
+        let level = match level {
+            Ok(_) if self.ended.is_some() => Err("the run has ended: `vprof report -i` shows its stacks"),
+            level => level,
+        };
+        match level {
+            Ok(level) => self.details.push(level),
+            Err(reason) => {
+                self.message = Some(reason.to_owned());
+                return None;
+            }
+        }
+        self.send_view()
+    }
+
+    /// Shows the table above.
+    fn out(&mut self) -> Option<KeyAction> {
+        self.details.pop()?;
+        if self.paused
+            && self.ended.is_none()
+            && let Some(level) = self.details.last_mut()
+        {
+            // The figures above it are of a later time than its rows.
+            level.detail = None;
+        }
+        self.send_view()
+    }
+
+    /// Processes a key that selects a row, or scrolls the lines of a pane. Returns false for another key.
+    fn go(&mut self, key: KeyPress) -> bool {
+        let (table, page) = (self.table(), self.page);
+        if !self.follows() {
+            return self.here_mut().go(key, &table, page);
+        }
+        // Lines are counted from the end.
+        let list = &mut self.here_mut().list;
+        list.scroll = match key {
+            KeyPress::Up | KeyPress::Char('k') => list.scroll.saturating_add(1),
+            KeyPress::Down | KeyPress::Char('j') => list.scroll.saturating_sub(1),
+            KeyPress::PageUp => list.scroll.saturating_add(page),
+            KeyPress::PageDown => list.scroll.saturating_sub(page),
+            KeyPress::Home | KeyPress::Char('g') => usize::MAX,
+            KeyPress::End | KeyPress::Char('G') => 0,
+            _ => return false,
+        };
+        true
     }
 
     /// Processes keys that send a command to the run.
@@ -255,17 +380,14 @@ impl ViewState {
                 }
                 _ => None,
             },
-            UserPrompt::Filter { mut typed, before } => {
-                match key {
-                    KeyPress::Escape | KeyPress::Ctrl('c') => self.here_mut().filter = before,
-                    KeyPress::Enter => {}
-                    _ => {
-                        edit(&mut typed, key);
-                        self.here_mut().filter.clone_from(&typed);
-                        self.here_mut().scroll = 0;
-                        self.question = Some(UserPrompt::Filter { typed, before });
-                    }
+            UserPrompt::Filter(filter) => {
+                let here = self.here_mut();
+                let before = here.list.filter.clone();
+                let filter = filter.key(key, &mut here.list);
+                if here.list.filter != before {
+                    here.select_first();
                 }
+                self.question = filter.map(UserPrompt::Filter);
                 None
             }
             UserPrompt::Mark(mut typed) => match key {
@@ -285,9 +407,11 @@ impl ViewState {
     }
 
     fn next_order(&mut self) {
-        let order = self.here().order;
-        let table = self.pane.table(&Snapshot::default(), self.instances, order, "");
-        self.here_mut().order = SortOrder { column: table.next_order(order.column), reversed: false };
+        let table = self.table();
+        if table.sorts {
+            let column = table.next_order(self.here().list.order.column);
+            self.here_mut().list.order = SortOrder { column, reversed: false };
+        }
     }
 
     fn pause(&mut self) {
@@ -295,16 +419,9 @@ impl ViewState {
         if !self.paused {
             self.history.show_all();
             if let Some(later) = self.later.take() {
-                self.snapshot = later;
+                self.show(later);
             }
         }
-    }
-
-    fn scroll(&mut self, down: bool, rows: usize) {
-        // Panes that follow count rows from the end.
-        let away = down != self.pane.follows();
-        let here = self.here_mut();
-        here.scroll = if away { here.scroll.saturating_add(rows) } else { here.scroll.saturating_sub(rows) };
     }
 }
 

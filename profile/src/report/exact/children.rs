@@ -89,7 +89,7 @@ pub(super) fn read(
         .into_iter()
         .filter_map(|(id, sums)| {
             let key = leaders.get(&id).copied().filter(|&key| chosen(key))?;
-            Some(sums.children(names.task(key), direct.get(&id).copied().unwrap_or(0)))
+            Some(sums.children(names.task(key).into_owned(), direct.get(&id).copied().unwrap_or(0)))
         })
         .collect();
     list.sort_by(|a, b| b.running_s.total_cmp(&a.running_s).then_with(|| a.pid.cmp(&b.pid)));

@@ -44,7 +44,7 @@ pub(super) fn interrupts(
         if chosen(key) {
             list.push(InterruptTime {
                 vcpu: row.get(0)?,
-                task: names.task(key),
+                task: names.task(key).into_owned(),
                 s: seconds(count(row, 3)?),
                 count: count(row, 4)?,
             });

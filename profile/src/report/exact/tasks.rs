@@ -1,5 +1,6 @@
 //! States of tasks, their sleeps, and wake-ups.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 use rusqlite::Connection;
@@ -10,6 +11,7 @@ use super::{
 use crate::report::is_process;
 
 /// Tasks by their keys.
+#[derive(Debug)]
 pub(super) struct Names(HashMap<Key, Task>);
 
 impl Names {
@@ -34,13 +36,12 @@ impl Names {
     }
 
     /// Returns the task; the idle tasks have no instance.
-    pub(super) fn task(&self, (instance, tid): Key) -> Task {
-        let unknown = || Task {
-            comm: if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned(),
-            tid,
-            ..Task::default()
+    pub(super) fn task(&self, (instance, tid): Key) -> Cow<'_, Task> {
+        let unknown = || {
+            let comm = if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned();
+            Cow::Owned(Task { comm, tid, ..Task::default() })
         };
-        self.0.get(&(instance, tid)).cloned().unwrap_or_else(unknown)
+        self.0.get(&(instance, tid)).map_or_else(unknown, Cow::Borrowed)
     }
 
     /// Returns a thread of each process, the first one if it is known, by instance row id.
@@ -73,7 +74,7 @@ pub(super) fn states(
         let (key, ns, ended) = life?;
         if chosen(key) {
             let states = TaskStates {
-                task: names.task(key),
+                task: names.task(key).into_owned(),
                 life_s: seconds(ns),
                 ended,
                 running_s: 0.0,
@@ -122,7 +123,7 @@ pub(super) fn off_cpu(
         let key = key(row, 0)?;
         if chosen(key) {
             list.push(OffCpu {
-                task: names.task(key),
+                task: names.task(key).into_owned(),
                 state: row.get(2)?,
                 wait_reason: row.get(3)?,
                 s: seconds(count(row, 4)?),
@@ -149,8 +150,8 @@ pub(super) fn wakeups(
     while let Some(row) = rows.next()? {
         let (by, waker, woken) = (row.get::<_, String>(0)?, key(row, 1)?, key(row, 3)?);
         if chosen(woken) || by == "task" && chosen(waker) {
-            let waker = (by == "task").then(|| names.task(waker));
-            list.push(Wakeup { by, waker, woken: names.task(woken), count: count(row, 5)? });
+            let waker = (by == "task").then(|| names.task(waker).into_owned());
+            list.push(Wakeup { by, waker, woken: names.task(woken).into_owned(), count: count(row, 5)? });
         }
     }
     Ok(list)

@@ -11,6 +11,8 @@ use crate::frames::{FrameWriter, MAX_FRAMES, WalkFailure};
 const MAX_INTERPRETERS: usize = 16;
 /// Threads of all interpreters that are searched, at most.
 const MAX_THREADS: usize = 1024;
+/// Bytes of a `PyThreadState`, at most (3.10: 280, 3.11: 360).
+const THREAD_STATE: u64 = 512;
 /// Smallest `owner` of a shim.
 const SHIM: u8 = 3;
 /// Tag bits in a `_PyStackRef` (3.14: Include/internal/pycore_stackref.h); objects are aligned to 8 bytes.
@@ -128,8 +130,7 @@ impl PythonPlan {
                     out.entry(cframe)?;
                     cframe = read(cframe, previous)?;
                 }
-                // The outermost one is a part of the thread's state and belongs to no frame.
-                if read(cframe, previous)?.0 == 0 { Ok(()) } else { Err(WalkFailure::Inconsistent) }
+                ends_in(thread, cframe)
             }
             FrameChain::Cframes { cframe, current, previous, .. } => {
                 let mut cframe = read(thread, cframe)?;
@@ -146,7 +147,7 @@ impl PythonPlan {
                         }
                     }
                 }
-                if read(cframe, previous)?.0 == 0 { Ok(()) } else { Err(WalkFailure::Inconsistent) }
+                ends_in(thread, cframe)
             }
             FrameChain::Shims { cframe, current, .. } => {
                 let holder = cframe.map_or(Ok(thread), |cframe| read(thread, cframe))?;
@@ -227,6 +228,13 @@ impl PythonPlan {
         let mark = mark_at.and_then(|at| bytes.get(usize::from(at)).copied()).unwrap_or(0);
         Ok(FrameHead { code, instruction, previous: word(self.layout.previous)?, mark })
     }
+}
+
+/// Checks that the outermost `CFrame` is that in the thread's state, which belongs to no frame
+/// (`PyThreadState.root_cframe`).
+fn ends_in(thread: VirtAddr, cframe: VirtAddr) -> Result<(), WalkFailure> {
+    let offset = cframe.offset_from(thread);
+    offset.filter(|&offset| offset < THREAD_STATE).map(drop).ok_or(WalkFailure::Inconsistent)
 }
 
 /// Returns the hash of the members that identify the code object at `code`.

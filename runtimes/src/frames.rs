@@ -213,9 +213,8 @@ mod tests {
             let found = steps(10, |out| out.frame(VirtAddr(code), VirtAddr(code), 0));
             assert_eq!(found, [ManagedStep::Failure(WalkFailure::Inconsistent)], "{code:#x}");
         }
-        let deep = steps(10_000, |out| {
-            (0..1000).try_for_each(|_| out.frame(VirtAddr(0x1000), VirtAddr(0x1000), 0))
-        });
+        let deep =
+            steps(10_000, |out| (0..1000).try_for_each(|_| out.frame(VirtAddr(0x1000), VirtAddr(0x1000), 0)));
         assert_eq!(deep.len(), MAX_FRAMES + 1);
         assert_eq!(deep.last(), Some(&ManagedStep::Failure(WalkFailure::TooDeep)));
     }

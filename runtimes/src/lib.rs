@@ -14,11 +14,15 @@
 //! All structures belong to the guest and may be hostile: each offset is checked when a plan is made, each
 //! list and walk is bounded, and a walk that contradicts itself ends with that reason.
 
+#[cfg(any(test, feature = "fixture"))]
+pub mod fixture;
 mod frames;
 mod memory;
 pub mod python;
+#[cfg(test)]
+mod tests;
 
-pub use frames::{FrameWords, ManagedFrame, ManagedStep, MAX_FRAMES, WalkFailure};
+pub use frames::{FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure};
 pub use memory::ProcessMemory;
 
 use symbols::VirtAddr;
@@ -47,12 +51,7 @@ impl RuntimePlan {
 
     /// Passes the words of the frames of `thread` to `push`, until it returns false. No allocation; at most
     /// [`MAX_FRAMES`] frames.
-    pub fn walk(
-        &self,
-        memory: &impl ProcessMemory,
-        thread: VirtAddr,
-        push: impl FnMut(u64) -> bool,
-    ) {
+    pub fn walk(&self, memory: &impl ProcessMemory, thread: VirtAddr, push: impl FnMut(u64) -> bool) {
         match self {
             Self::Python(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
         }

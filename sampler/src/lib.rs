@@ -15,6 +15,7 @@ pub mod fuzz;
 mod guest_clock;
 mod initrd;
 mod kexec;
+mod managed;
 mod memory;
 pub mod microstate;
 pub mod record;

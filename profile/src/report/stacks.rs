@@ -1,6 +1,15 @@
 //! Tree of stacks in memory.
 //!
 //! A parent precedes its children, so each walk outwards ends, even in a damaged profile.
+//!
+//! The profile has both the frames of a managed language and those of its runtime, which run them. A tree has
+//! one kind of them:
+//!
+//! ```text
+//! profile   main, run, eval, a, b, call, eval, c, sin
+//! managed   main,            a, b,             c, sin    without those of the runtime's file, up to a callee
+//! native    main, run, eval,       call, eval,    sin
+//! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -39,6 +48,9 @@ pub(super) struct Node {
     pub kernel: bool,
     /// True if there are user frames, or a reason why not.
     pub user: bool,
+    /// The caller of a managed frame that is called from here, or [`NONE`]: without the frames of the same
+    /// file that precede it.
+    managed_caller: u32,
 }
 
 /// All stacks of a profile.
@@ -67,21 +79,38 @@ fn work_caller(rows: &[(u32, Option<u32>, u32)], code: &Code) -> Option<u32> {
 }
 
 impl Stacks {
-    /// Reads table `stack`.
-    pub(super) fn read(connection: &Connection, code: &Code) -> rusqlite::Result<Self> {
+    /// Reads table `stack`, with the frames of runtimes (`native`) or of the functions that they interpret.
+    pub(super) fn read(connection: &Connection, code: &Code, native: bool) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, code.frame(row.get(2)?))))?;
         let rows: Vec<(u32, Option<u32>, u32)> = rows.collect::<rusqlite::Result<_>>()?;
         let caller = work_caller(&rows, code);
         let mut stacks = Self::default();
         for (id, parent, frame) in rows {
-            let parent = parent.map_or(NONE, |id| stacks.find(id));
+            let mut parent = parent.map_or(NONE, |id| stacks.find(id));
+            if code.frames[frame as usize].kind == FrameKind::Managed {
+                if native {
+                    stacks.index.insert(id, parent);
+                    continue;
+                }
+                parent = stacks.get(parent).map_or(NONE, |caller| caller.managed_caller);
+            }
             let node = stacks.node(parent, frame, code, caller);
             let place = small(stacks.nodes.len());
             stacks.index.insert(id, place);
-            stacks.nodes.push(node);
+            stacks.nodes.push(Node { managed_caller: stacks.managed_caller(place, &node, code), ..node });
         }
         Ok(stacks)
+    }
+
+    /// Returns [`Node::managed_caller`] of the node that will have the index `place`.
+    fn managed_caller(&self, place: u32, node: &Node, code: &Code) -> u32 {
+        let frame = &code.frames[node.frame as usize];
+        let Some(file) = frame.file.filter(|_| frame.kind == FrameKind::User) else { return place };
+        match self.get(node.parent) {
+            Some(caller) if code.frames[caller.frame as usize].file == Some(file) => caller.managed_caller,
+            _ => node.parent,
+        }
     }
 
     fn node(&self, parent: u32, frame: u32, code: &Code, caller: Option<u32>) -> Node {
@@ -96,13 +125,14 @@ impl Stacks {
                 doubtful: false,
                 kernel: false,
                 user: false,
+                managed_caller: NONE,
             },
         };
         let own = code.own(frame);
         let function = &code.functions[own as usize];
         match function.kind {
             FrameKind::Kernel => node.kernel |= frame != UNKNOWN_FRAME,
-            FrameKind::User => node.user = true,
+            FrameKind::User | FrameKind::Managed => node.user = true,
             FrameKind::Reason if function.module.as_deref() == Some(USER) => {
                 node.user = true;
                 node.user_broken = own;

@@ -181,7 +181,16 @@ impl Sample {
         )?;
         let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
         while let Some(row) = rows.next()? {
-            each(&Self::from_row(row, code, stacks)?);
+            let mut sample = Self::from_row(row, code, stacks)?;
+            // The native stack has another leaf.
+            let is_managed = code.frames[sample.frame as usize].kind == FrameKind::Managed;
+            if filter.native
+                && is_managed
+                && let Some(native) = stacks.get(sample.stack)
+            {
+                sample.frame = native.frame;
+            }
+            each(&sample);
         }
         Ok(())
     }

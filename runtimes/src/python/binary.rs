@@ -1,16 +1,19 @@
 //! Recognition of CPython: a program or library with its symbols.
 
+use std::ops::Range;
+
 use symbols::LinkAddr;
 use symbols::elf::ElfFile;
-use symbols::names::data_symbols;
+use symbols::names::exported;
 
 use super::layout::{LayoutError, PythonLayout};
 use super::names::PythonNames;
 use super::walk::PythonPlan;
 use crate::ProcessMemory;
 
-/// Symbols of each CPython: its state, its version (3.11 and later), and the type of code objects.
-const SYMBOLS: [&str; 3] = ["_PyRuntime", "Py_Version", "PyCode_Type"];
+/// Symbols of each CPython: its state, its version (3.11 and later), the type of code objects, and the
+/// interpreter.
+const SYMBOLS: [&str; 4] = ["_PyRuntime", "Py_Version", "PyCode_Type", "_PyEval_EvalFrameDefault"];
 
 /// Returns true if a file of this name may be CPython: `python3.11`, `libpython3.11.so.1.0`. Only such files
 /// are opened.
@@ -23,18 +26,31 @@ pub fn may_be_python(name: &str) -> bool {
 pub struct PythonBinary {
     runtime: LinkAddr,
     code_type: LinkAddr,
+    /// Address and size.
+    interpreter: Option<(LinkAddr, u64)>,
     /// Major and minor version.
     version: (u8, u8),
 }
 
 impl PythonBinary {
+    /// Returns a binary of this version with `_PyRuntime` and `PyCode_Type` at these addresses.
+    pub fn new(version: (u8, u8), runtime: LinkAddr, code_type: LinkAddr) -> Self {
+        Self { runtime, code_type, interpreter: None, version }
+    }
+
     /// Returns the binary in `elf`, the file `name`; `None` if it is not CPython.
     pub fn read(elf: &ElfFile, name: &str) -> Option<Self> {
-        let [runtime, number, code_type] = data_symbols(elf, &SYMBOLS).ok()?;
-        let number = number.and_then(|at| elf.bytes_at(at.0, 8).ok());
+        let [runtime, number, code_type, interpreter] = exported(elf, &SYMBOLS).ok()?;
+        let number = number.and_then(|(at, _)| elf.bytes_at(at.0, 8).ok());
         let number = number.and_then(|bytes| symbols::bytes::u64_at(&bytes, 0));
         let version = number.map(version).or_else(|| version_of_name(name))?;
-        Some(Self { runtime: runtime?, code_type: code_type?, version })
+        Some(Self { interpreter, ..Self::new(version, runtime?.0, code_type?.0) })
+    }
+
+    /// Returns the addresses of the function that interprets bytecode, in the file.
+    pub fn interpreter(&self) -> Option<Range<u64>> {
+        let (LinkAddr(start), size) = self.interpreter?;
+        Some(start..start.checked_add(size)?)
     }
 
     /// Returns major and minor version.

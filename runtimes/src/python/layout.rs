@@ -343,11 +343,7 @@ impl PythonLayout {
 }
 
 /// Returns the layout in the runtime's own table.
-fn from_table(
-    version: (u8, u8),
-    table: &[u8],
-    at: &TablePositions,
-) -> Result<PythonLayout, LayoutError> {
+fn from_table(version: (u8, u8), table: &[u8], at: &TablePositions) -> Result<PythonLayout, LayoutError> {
     let word = |position: usize| u64_at(table, position * 8).ok_or(LayoutError::Invalid);
     let [_, _, minor, major, ..] = word(VERSION)?.to_le_bytes();
     if !table.starts_with(COOKIE) || (major, minor) != version {

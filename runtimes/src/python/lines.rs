@@ -161,12 +161,22 @@ mod tests {
     #[test]
     fn locations_have_five_forms() {
         let table = [
-            0x80 | 14 << 3 | 3, 0x04, 0x00, 0x00, 0x00, // long, 4 units, line + 2
-            0x80 | 11 << 3, 1, 2, // one line, 1 unit, line + 1
+            0x80 | 14 << 3 | 3,
+            0x04,
+            0x00,
+            0x00,
+            0x00, // long, 4 units, line + 2
+            0x80 | 11 << 3,
+            1,
+            2,                  // one line, 1 unit, line + 1
             0x80 | 15 << 3 | 1, // none, 2 units
-            0x80 | 2 << 3, 0x12, // short, same line
-            0x80 | 13 << 3, 0x03, // no columns, line - 1
-            0x80 | 13 << 3 | 7, 0x40 | 0x20, 0x03, // a number of two bytes: 224 / 2 lines down
+            0x80 | 2 << 3,
+            0x12, // short, same line
+            0x80 | 13 << 3,
+            0x03, // no columns, line - 1
+            0x80 | 13 << 3 | 7,
+            0x40 | 0x20,
+            0x03, // a number of two bytes: 224 / 2 lines down
         ];
         let found = lines(LineFormat::Locations, &table, &[0, 6, 8, 10, 13, 14, 16, 18, 40]);
         assert_eq!(

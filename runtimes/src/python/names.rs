@@ -18,8 +18,8 @@ const TYPE: u64 = 8;
 const SIZE: u64 = 16;
 const BYTES: u64 = 32;
 /// `PyASCIIObject.length` and `.state` (Include/cpython/unicodeobject.h of 3.9 to 3.14).
-const LENGTH: u64 = 16;
-const STATE: u64 = 32;
+const LENGTH: usize = 16;
+const STATE: usize = 32;
 /// Bits of `state` of builds with the global interpreter lock: `interned:2, kind:3, compact:1, ascii:1`.
 const KIND_SHIFT: u32 = 2;
 const COMPACT: u8 = 1 << 5;
@@ -84,10 +84,10 @@ impl PythonNames {
 
     /// Reads a `str`, with its last characters left out beyond 1,024.
     fn string(&self, memory: &impl ProcessMemory, at: VirtAddr) -> Option<String> {
-        let mut head = [0; STATE as usize + 8];
+        let mut head = [0; STATE + 8];
         memory.read(at, &mut head)?;
-        let length = u64_at(&head, index(LENGTH))?.min(MAX_NAME);
-        let [state] = array_at::<1>(&head, index(STATE))?;
+        let length = u64_at(&head, LENGTH)?.min(MAX_NAME);
+        let [state] = array_at::<1>(&head, STATE)?;
         if state & COMPACT == 0 {
             return None;
         }
@@ -109,8 +109,4 @@ impl PythonNames {
 fn bytes_object(memory: &impl ProcessMemory, at: VirtAddr) -> Option<Vec<u8>> {
     let length = memory.read_u64(at.checked_add(SIZE)?).filter(|&length| length <= MAX_LINES)?;
     memory.read_bytes(at.checked_add(BYTES)?, length)
-}
-
-fn index(offset: u64) -> usize {
-    symbols::bytes::index(offset)
 }

@@ -93,24 +93,24 @@ impl SymbolTable {
     }
 }
 
-/// Returns the addresses of the variables `names` that other files can use (`.dynsym`), each `None` if it is
-/// not defined there.
-pub fn data_symbols<const N: usize>(
+/// Returns address and size of the functions and variables `names` that other files can use (`.dynsym`), each
+/// `None` if it is not defined there.
+pub fn exported<const N: usize>(
     elf: &ElfFile,
     names: &[&str; N],
-) -> Result<[Option<LinkAddr>; N], ElfError> {
+) -> Result<[Option<(LinkAddr, u64)>; N], ElfError> {
     let table = SymbolTable::read(elf, ".dynsym", ".dynstr")?;
     let mut found = [None; N];
     for entry in table.entries.chunks_exact(ENTRY) {
-        let is_object = entry.get(4).is_some_and(|info| info & 0xf == STT_OBJECT);
+        let is_one = entry.get(4).is_some_and(|info| matches!(info & 0xf, STT_OBJECT | STT_FUNC));
         let section = u16_at(entry, 6).map_or(SHN_UNDEF, u32::from);
-        if !is_object || section == SHN_UNDEF {
+        if !is_one || section == SHN_UNDEF {
             continue;
         }
         let name = u32_at(entry, 0).map(|name| table.names.get(name)).unwrap_or_default();
         for (place, wanted) in found.iter_mut().zip(names) {
             if place.is_none() && wanted.as_bytes() == name {
-                *place = u64_at(entry, 8).map(LinkAddr);
+                *place = u64_at(entry, 8).map(LinkAddr).zip(u64_at(entry, 16));
             }
         }
     }

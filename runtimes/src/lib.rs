@@ -7,9 +7,9 @@
 //! ```
 //!
 //! A runtime is one folder with these parts. Whatever changes with each call is read at the tick, while the
-//! thread is stopped: a few words of each frame. Names stay in memory as long as the code is used, so they are
-//! read later. An identity of each code object is among the words: if the memory has another object by then,
-//! the frame has no name.
+//! thread is stopped: a few words of each frame. Names stay in memory as long as the code is used, so they
+//! are read later. An identity of each code object is among the words: if the memory has another object by
+//! then, the frame has no name.
 //!
 //! All structures belong to the guest and may be hostile: each offset is checked when a plan is made, each
 //! list and walk is bounded, and a walk that contradicts itself ends with that reason.

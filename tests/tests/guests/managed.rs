@@ -99,8 +99,8 @@ fn assert_shares(run: &Run) {
     }
 }
 
-/// Asserts that the frames of at least 98 % of the stacks are there, and that 95 % of the samples in user code
-/// have a name.
+/// Asserts that the frames of at least 98 % of the stacks are there, and that 95 % of the samples in user
+/// code have a name.
 fn assert_complete(run: &Run) {
     let walks = report(run).walks("user");
     let broken: i64 = walks.broken.iter().map(|(_, count)| count).sum();

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //
-// Runs copy_memory() of record.c as an ordinary program, for a test: which parts of a guest's memory does it copy?
+// Runs copy_memory() and note_task() of record.c as an ordinary program, for a test: which parts of a guest's memory do
+// they copy?
 //
 // Without an argument: prints the bucket of each duration on standard input, of 8 bytes each.
 //
-// The argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target and
-// the first part of a struct record, with registers, for each case. Standard output gets the records.
+// With the argument `-`: prints the weight of an exit at each time on standard input, of 8 bytes each.
+//
+// Else the first argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target and
+// the first part of a struct record, with registers, for each case. Standard output gets the records; with a second
+// argument, notes of an exit instead.
 
 #include "record.c"
 
@@ -22,12 +26,14 @@ static u8 *memory;
 static u64 memory_bytes;
 static struct target the_target;
 static struct record the_record;
+static struct notes the_notes;
 
 static void *lookup(void *map, const void *key)
 {
 	if (*(const u32 *)key != 0)
 		return 0;
-	return map == &targets ? (void *)&the_target : map == &records ? (void *)&the_record : 0;
+	return map == &targets ? (void *)&the_target : map == &records ? (void *)&the_record :
+	       map == &notes   ? (void *)&the_notes  : 0;
 }
 
 static long read_user(void *into, u32 bytes, u64 from)
@@ -39,6 +45,13 @@ static long read_user(void *into, u32 bytes, u64 from)
 	return 0;
 }
 
+static u32 random_u32(void)
+{
+	static u64 state = 1;
+	state = state * 6364136223846793005ull + 1442695040888963407ull;
+	return state >> 32;
+}
+
 int main(int count, char **arguments)
 {
 	u64 ns;
@@ -47,7 +60,13 @@ int main(int count, char **arguments)
 			printf("%u\n", bucket(ns));
 		return 0;
 	}
-	FILE *file = count == 2 ? fopen(arguments[1], "rb") : 0;
+	if (count == 2 && !strcmp(arguments[1], "-")) {
+		get_prandom_u32 = random_u32;
+		while (fread(&ns, sizeof(ns), 1, stdin) == 1)
+			printf("%u\n", drawn_weight(&the_notes, ns));
+		return 0;
+	}
+	FILE *file = count == 2 || count == 3 ? fopen(arguments[1], "rb") : 0;
 	if (!file || fseek(file, 0, SEEK_END))
 		return 1;
 	memory_bytes = ftell(file);
@@ -62,7 +81,12 @@ int main(int count, char **arguments)
 		if (fread(&the_record, STATE, 1, stdin) != 1)
 			return 1;
 		copy_memory(0);
-		if (fwrite(&the_record, sizeof(the_record), 1, stdout) != 1)
+		if (count == 3) {
+			memset(&the_notes, 0, sizeof(the_notes));
+			note_task(0);
+			if (fwrite(the_notes.note, sizeof(struct note), 1, stdout) != 1)
+				return 1;
+		} else if (fwrite(&the_record, sizeof(the_record), 1, stdout) != 1)
 			return 1;
 	}
 	return 0;

@@ -5,9 +5,10 @@
 //   tick      takes a sample of one vCPU. It runs in an interrupt on the CPU where the vCPU's thread is.
 //   peek      copies bytes of the kernel's memory.
 //   files     lists the open files of one process.
-//   left      counts exits from the guest: at the trace point kvm_exit
+//   left      counts exits from the guest, and notes the guest's code of some: at the trace point kvm_exit
 //   entered   at kvm_entry
 //   returned  counts returns of KVM_RUN to the VMM: at kvm_userspace_exit
+//   loaded    notes the begin of the next KVM_RUN, of a KVM without kvm_entry: at kvm_fpu
 //   switched  counts waits of vCPUs' threads for a CPU: at sched_switch
 //
 // The first two run when vprof asks for it (BPF_PROG_TEST_RUN), the third one when vprof reads an iterator. The kernel
@@ -27,6 +28,7 @@ typedef unsigned long long u64;
 // Numbers of helpers and of map types (include/uapi/linux/bpf.h).
 static void *(*map_lookup)(void *map, const void *key) = (void *)1;
 static u64 (*ktime_get_ns)(void) = (void *)5;
+static u32 (*get_prandom_u32)(void) = (void *)7;
 static u32 (*get_smp_processor_id)(void) = (void *)8;
 static u64 (*get_current_task)(void) = (void *)35;
 static long (*probe_read_user)(void *into, u32 bytes, u64 from) = (void *)112;
@@ -95,6 +97,18 @@ struct bpf_map_def {
 // Processes that have had a CPU instead of a vCPU; the further ones share the last row.
 #define TAKERS 32
 #define COMM 16
+// Notes of a vCPU that vprof has not read yet, a power of two.
+#define NOTES 128
+// Parts of the guest's memory that a note has, and bytes of a part, and of all before the last one, at most.
+#define NOTE_PARTS 12
+#define NOTE_PART 256
+#define NOTE_BYTES 256
+// Notes of a vCPU in a second, at most: beyond that a note is for twice as many exits. In the second in which that
+// happens, half as many follow for each time.
+#define NOTE_LIMIT 1024
+// Exits that a note is for, at most: 2 to the power of this.
+#define NOTE_SHIFT 20
+#define SECOND 1000000000ull
 
 // Kinds of KVM.
 #define VENDOR_SVM 1
@@ -190,12 +204,15 @@ struct guest {
 
 // A vCPU to sample.
 struct target {
+	// Equal to the last word unless this is being changed.
+	u64 version;
 	u64 vcpu;
 	u64 task;
 	u64 start;
 	u64 slots;
 	struct slot slot[SLOTS];
 	struct guest guest;
+	u64 end_version;
 };
 
 struct word {
@@ -276,6 +293,9 @@ struct exit_row {
 	u64 count;
 	u64 total_ns;
 	u64 max_ns;
+	// Exits that were to be noted, for which there was no room, each with its weight.
+	u64 unnoted;
+	u64 unnoted_ns;
 	u64 times[BUCKETS];
 };
 
@@ -314,12 +334,52 @@ struct course {
 	u32 taker;
 	// Time waited so far, by the scheduler.
 	u64 delay_ns;
+	// Begin of the KVM_RUN after the last return; 0 before.
+	u64 loaded_ns;
 	struct taker takers[TAKERS + 1];
 };
 
 // Exits of a vCPU. Written like its course, and apart from it: many kernels count no exits.
 struct exits {
 	struct exit_row row[EXITS + 1];
+};
+
+// An exit that was noted, with the guest's code that it interrupted.
+struct note {
+	// As the exit's row has it.
+	u64 key;
+	u64 time_ns;
+	u64 ns;
+	u64 rip;
+	u64 cr3;
+	u64 code_base;
+	u64 efer;
+	// Number of exits that it is for.
+	u32 weight;
+	u32 cpl;
+	u32 code_64_bit;
+	u32 nested;
+	u32 parts;
+	u32 bytes;
+	struct piece part[NOTE_PARTS];
+	u8 data[NOTE_BYTES + NOTE_PART];
+};
+
+// Notes of a vCPU. Written like its course.
+struct notes {
+	// Number of notes that are complete; the next one is being written.
+	u64 written;
+	// Begin of the present second, notes in it, and logarithm of the number of exits that each is for.
+	u64 window_ns;
+	u32 in_window;
+	u32 shift;
+	// The exit that is being served was decided upon, and its note's number of exits: 0 for no note.
+	u32 decided;
+	u32 weight;
+	// There was no room for its note.
+	u32 lost;
+	u32 unused;
+	struct note note[NOTES];
 };
 
 // Activities of a thread without a CPU.
@@ -403,6 +463,23 @@ SEC("maps") struct bpf_map_def exits = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = sizeof(struct exits),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+SEC("maps") struct bpf_map_def notes = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct notes),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+// Number of notes of each vCPU that vprof has read, plus 1; 0 before it reads any.
+SEC("maps") struct bpf_map_def taken = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = 8,
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -774,6 +851,34 @@ struct kvm_segment {
 	u8 type, present, dpl, db, s, l, g, avl;
 };
 
+// Privilege level, and code segment.
+struct privilege {
+	u32 cpl;
+	u32 code_64_bit;
+	u64 code_base;
+};
+
+// Reads the privilege of a vCPU. Returns the address of its VMCB, if it has one.
+INLINE u64 read_privilege(u64 vcpu, struct privilege *privilege)
+{
+	if (options.vendor == VENDOR_SVM) {
+		u64 vmcb = kernel_u64(vcpu + options.svm_vmcb);
+		struct vmcb_segment code = {};
+		probe_read_kernel(&code, sizeof(code), vmcb + options.vmcb_cs);
+		privilege->code_64_bit = code.attributes >> 9 & 1;
+		privilege->code_base = code.base;
+		privilege->cpl = kernel_u8(vmcb + options.vmcb_cpl);
+		return vmcb;
+	}
+	// CS is the second segment.
+	struct kvm_segment code = {};
+	probe_read_kernel(&code, sizeof(code), vcpu + options.pvm_segments + 24);
+	privilege->code_64_bit = code.l;
+	privilege->code_base = code.base;
+	privilege->cpl = kernel_u32(vcpu + options.pvm_cpl);
+	return 0;
+}
+
 // A vCPU whose thread has just been taken out of the guest is not halted.
 INLINE void copy_registers(struct target *target, struct record *record, u32 in_guest)
 {
@@ -789,13 +894,12 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 	record->efer = vcpu_register(record, vcpu, options.vcpu_efer);
 	record->mp_state = in_guest ? 0 : kernel_u32(vcpu + options.vcpu_mp_state);
 	record->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
+	struct privilege privilege = {};
+	u64 vmcb = read_privilege(vcpu, &privilege);
+	record->code_64_bit = privilege.code_64_bit;
+	record->code_base = privilege.code_base;
+	record->cpl = privilege.cpl;
 	if (options.vendor == VENDOR_SVM) {
-		u64 vmcb = kernel_u64(vcpu + options.svm_vmcb);
-		struct vmcb_segment code = {};
-		probe_read_kernel(&code, sizeof(code), vmcb + options.vmcb_cs);
-		record->code_64_bit = code.attributes >> 9 & 1;
-		record->code_base = code.base;
-		record->cpl = kernel_u8(vmcb + options.vmcb_cpl);
 		record->rflags = kernel_u64(vmcb + options.vmcb_rflags);
 		// With nested paging, KVM copies these two later.
 		if (kernel_u64(vmcb + options.vmcb_nested_paging) & 1) {
@@ -805,12 +909,6 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 			record->cr3 = kernel_u64(vmcb + options.vmcb_cr3);
 		}
 	} else {
-		// CS is the second segment.
-		struct kvm_segment code = {};
-		probe_read_kernel(&code, sizeof(code), vcpu + options.pvm_segments + 24);
-		record->code_64_bit = code.l;
-		record->code_base = code.base;
-		record->cpl = kernel_u32(vcpu + options.pvm_cpl);
 		record->rflags = kernel_u64(vcpu + options.pvm_rflags);
 	}
 }
@@ -954,6 +1052,33 @@ INLINE u32 bucket(u64 ns)
 	return (power - LEAST_BITS) * 8 + (ns >> (power - 3) & 7) + 1;
 }
 
+// Ends the note of an exit that took `ns`, if it has one.
+INLINE void end_note(u32 index, struct exit_row *exit, u64 ns)
+{
+	struct notes *noted = map_lookup(&notes, &index);
+	if (!noted)
+		return;
+	u64 weight = noted->weight;
+	noted->decided = 0;
+	if (!weight)
+		return;
+	noted->weight = 0;
+	if (noted->lost) {
+		exit->unnoted += weight;
+		exit->unnoted_ns += weight * ns;
+		return;
+	}
+	u64 at = noted->written;
+	HIDE(at);
+	at &= NOTES - 1;
+	noted->note[at].key = exit->key;
+	noted->note[at].ns = ns;
+	noted->note[at].weight = weight;
+	// vprof reads the note from here on. x86 keeps the order of stores.
+	asm volatile("" ::: "memory");
+	noted->written++;
+}
+
 // Counts an exit that took `ns`.
 GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 {
@@ -989,6 +1114,7 @@ GLOBAL u64 count_exit(u32 index, u64 key, u64 ns)
 	if (ns > exit->max_ns)
 		exit->max_ns = ns;
 	exit->count++;
+	end_note(index, exit, ns);
 	return 1;
 }
 
@@ -997,6 +1123,152 @@ INLINE u32 index_of(u64 task)
 {
 	u32 *index = map_lookup(&followed, &task);
 	return index ? *index : ABSENT;
+}
+
+// Copies a part of guest physical memory into the note that is being written. Returns its first word.
+GLOBAL u64 note_part(u32 index, u64 phys, u64 bytes)
+{
+	struct target *target = map_lookup(&targets, &index);
+	struct notes *noted = map_lookup(&notes, &index);
+	if (!target || !noted)
+		return 0;
+	u64 at = noted->written;
+	HIDE(at);
+	struct note *note = &noted->note[at & (NOTES - 1)];
+	u64 from = host_address(target, phys, bytes);
+	u64 parts = note->parts;
+	u64 used = note->bytes;
+	HIDE(bytes);
+	HIDE(parts);
+	HIDE(used);
+	if (!from || parts >= NOTE_PARTS || used > NOTE_BYTES || bytes < 8 || bytes > NOTE_PART)
+		return 0;
+	if (probe_read_user(note->data + used, bytes, from))
+		return 0;
+	note->part[parts].phys = phys;
+	note->part[parts].bytes = bytes;
+	note->part[parts].at = used;
+	note->parts = parts + 1;
+	note->bytes = used + ((bytes + 7) & ~7ull);
+	u64 first;
+	__builtin_memcpy(&first, note->data + used, sizeof(first));
+	return first;
+}
+
+// Copies some parts of a task into the note.
+INLINE void note_spans(u32 index, u64 phys, struct span *spans, u32 count)
+{
+	NO_UNROLL
+	for (u32 i = 0; i < SPANS; i++) {
+		if (i >= count)
+			break;
+		// Whole words: a part has at least one.
+		u64 from = phys + spans[i].offset;
+		u64 end = from + spans[i].bytes;
+		from &= ~7ull;
+		note_part(index, from, ((end + 7) & ~7ull) - from);
+	}
+}
+
+// Copies what shows the current task into the note.
+GLOBAL u64 note_task(u32 index)
+{
+	struct target *target = map_lookup(&targets, &index);
+	if (!target)
+		return 0;
+	struct guest *guest = &target->guest;
+	note_part(index, guest->preempt_count & ~7ull, 8);
+	if (guest->apic_id)
+		note_part(index, guest->apic_id & ~7ull, 8);
+	u64 task = note_part(index, guest->current_task, 8);
+	if (!is_kernel(task))
+		return 0;
+	u64 phys = direct(guest, task);
+	note_spans(index, phys, guest->task, guest->task_spans);
+	u64 leader = note_part(index, phys + guest->task_leader, 8);
+	if (is_kernel(leader))
+		note_spans(index, direct(guest, leader), guest->leader, guest->leader_spans);
+	return 1;
+}
+
+// Writes the guest's registers and its current task into the note that comes next.
+GLOBAL u64 note_guest(u32 index, u64 now)
+{
+	struct target *target = map_lookup(&targets, &index);
+	struct notes *noted = map_lookup(&notes, &index);
+	if (!target || !noted)
+		return 0;
+	u64 at = noted->written;
+	HIDE(at);
+	struct note *note = &noted->note[at & (NOTES - 1)];
+	u64 vcpu = target->vcpu;
+	note->parts = 0;
+	note->bytes = 0;
+	note->rip = kernel_u64(vcpu + options.vcpu_rip);
+	note->efer = kernel_u64(vcpu + options.vcpu_efer);
+	note->time_ns = now;
+	note->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
+	struct privilege privilege = {};
+	u64 vmcb = read_privilege(vcpu, &privilege);
+	note->cr3 = kernel_u64(options.vendor == VENDOR_SVM && kernel_u64(vmcb + options.vmcb_nested_paging) & 1 ?
+				       vmcb + options.vmcb_cr3 :
+				       vcpu + options.vcpu_cr3);
+	note->cpl = privilege.cpl;
+	note->code_64_bit = privilege.code_64_bit;
+	note->code_base = privilege.code_base;
+	// EFER.LMA.
+	if (!target->guest.known || !(note->efer & (1 << 10)))
+		return 0;
+	u64 version = *(volatile u64 *)&target->end_version;
+	note_task(index);
+	// vprof changes the target from its beginning to its end.
+	if (*(volatile u64 *)&target->version != version)
+		note->parts = 0;
+	return 1;
+}
+
+// Returns the number of exits that a note of this one is for: 0 if it is not to be noted. It is decided at random, so
+// that the sum of these numbers is that of the exits, for each part of them.
+INLINE u32 drawn_weight(struct notes *noted, u64 now)
+{
+	u64 elapsed = now - noted->window_ns;
+	if (elapsed >= SECOND) {
+		if (elapsed >= 2 * SECOND)
+			noted->shift = 0;
+		else if (noted->in_window < NOTE_LIMIT / 4 && noted->shift)
+			noted->shift--;
+		noted->window_ns = now;
+		noted->in_window = 0;
+	}
+	u32 shift = noted->shift & 31;
+	u32 weight = 1u << shift;
+	if (shift && get_prandom_u32() & (weight - 1))
+		return 0;
+	noted->in_window++;
+	if (noted->in_window >= NOTE_LIMIT) {
+		noted->in_window = NOTE_LIMIT / 2;
+		if (shift < NOTE_SHIFT)
+			noted->shift = shift + 1;
+	}
+	return weight;
+}
+
+// Notes an exit, or decides not to.
+INLINE void begin_note(u32 index, u64 now)
+{
+	struct notes *noted = map_lookup(&notes, &index);
+	u64 *read = map_lookup(&taken, &index);
+	if (!noted || !read)
+		return;
+	u64 next = *(volatile u64 *)read;
+	u32 weight = next ? drawn_weight(noted, now) : 0;
+	noted->decided = 1;
+	noted->weight = weight;
+	if (!weight)
+		return;
+	noted->lost = noted->written - (next - 1) >= NOTES;
+	if (!noted->lost)
+		note_guest(index, now);
 }
 
 SEC("raw_tp") int left(struct arguments *arguments)
@@ -1010,6 +1282,7 @@ SEC("raw_tp") int left(struct arguments *arguments)
 	course->left_key = KEY(KEY_KVM, (u64)kernel_u32(vmcb + options.vmcb_exit_code));
 	course->left_ns = ktime_get_ns();
 	course->exits++;
+	begin_note(index, course->left_ns);
 	return 0;
 }
 
@@ -1067,13 +1340,28 @@ SEC("raw_tp") int returned(struct arguments *arguments)
 	if (!target || !course)
 		return 0;
 	u64 now = ktime_get_ns();
-	// A KVM_RUN that has not entered the guest.
+	// A KVM_RUN that has not entered the guest, or a KVM that does not show entries.
 	if (course->returned_ns)
-		end_turn(index, course, now);
+		end_turn(index, course, course->loaded_ns ? course->loaded_ns : now);
+	course->loaded_ns = 0;
+	struct notes *noted = map_lookup(&notes, &index);
+	if (noted && !noted->decided)
+		begin_note(index, now);
 	course->returned_key = returned_key(kernel_u64(target->vcpu + options.vcpu_run), arguments->argument[1]);
 	course->returned_ns = now;
 	course->left_ns = 0;
 	course->returns++;
+	return 0;
+}
+
+// Argument of kvm_fpu: whether the guest's registers are loaded. KVM_RUN does so at its begin, and so do other requests
+// of the VMM: the last time before a return is that of KVM_RUN.
+SEC("raw_tp") int loaded(struct arguments *arguments)
+{
+	u32 index = index_of(get_current_task());
+	struct course *course = map_lookup(&courses, &index);
+	if (course && (u32)arguments->argument[0] && course->returned_ns)
+		course->loaded_ns = ktime_get_ns();
 	return 0;
 }
 

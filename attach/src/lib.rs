@@ -65,7 +65,9 @@ mod trial;
 mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
-pub use bpf::{BpfRefusal, CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmList, VmSummary, VmmTimes};
+pub use bpf::{
+    BpfRefusal, CourseExit, CpuTaker, ExitNote, KernelCounter, VcpuCourse, VmList, VmSummary, VmmTimes,
+};
 pub use error::AttachError;
 pub use guard::{HELD_LIMIT_MS, keep_guard};
 pub use job_control::{JobControl, stop_process};

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::io::Read;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use attach::{
     AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PluggedVcpu, StopMemory, Target,
@@ -14,8 +14,8 @@ use attach::{
 };
 use roles::plug::NUMBER;
 use roles::{
-    MOST, Recorder, Role, SECOND, SOON, killed_profilers_leave_nothing, kvm, loops_are_seen, play, profile,
-    stopped_profilers_hold_nothing, thread_named,
+    MOST, Recorder, Role, SECOND, SOON, exits_code, killed_profilers_leave_nothing, kvm, loops_are_seen,
+    play, profile, state, stopped_profilers_hold_nothing, thread_named,
 };
 use testkit::eventually;
 use vmm::config::FLAT_ENTRY;
@@ -365,6 +365,100 @@ fn waits_for_a_cpu_count_for_the_process_that_has_it() {
     assert!(waited.total_ns <= all, "{:?}", course.takers());
     drop(rival);
     drop(attached.wait().unwrap());
+}
+
+/// Codes of the reasons of exits (attach/bpf/record.c).
+const PORT_WRITE: u64 = 2;
+
+/// Exits of a vCPU by the port that the guest writes to: count and time of all, and of those that were noted;
+/// the number of notes.
+#[derive(Debug, Default, Clone, Copy)]
+struct PortExits {
+    count: u64,
+    total_ns: u64,
+    unnoted: u64,
+    weight: u64,
+    weighed_ns: u64,
+    notes: u64,
+}
+
+/// Attaches to a VMM whose guest exits to it at two places, and returns what is counted there.
+fn exits(role: &str, test: &str) -> [PortExits; 2] {
+    let vm = Role::start(test, &format!("vmm {role}"));
+    let mut target = Target::find_by(EngineChoice::Bpf, vm.pid(), MOST, None).unwrap();
+    let counts = target.counts();
+    let course = counts[0].course.clone().unwrap();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let before = course.exits().unwrap();
+    assert_eq!(course.take_notes(), [], "none before they are taken");
+    let (begin, mut notes) = (Instant::now(), Vec::new());
+    while begin.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(Duration::from_millis(5));
+        notes.extend(course.take_notes());
+    }
+    // The guest stands still: what is counted is what is noted.
+    vm.signal(libc::SIGSTOP);
+    eventually("stop", SOON, || (state(vm.pid()) == 'T').then_some(()));
+    std::thread::sleep(Duration::from_millis(50));
+    notes.extend(course.take_notes());
+    let counted = course.exits().unwrap();
+    vm.signal(libc::SIGCONT);
+    drop(attached.wait().unwrap());
+    let (_, outs) = exits_code(1);
+    let mut ports = [PortExits::default(); 2];
+    for (port, (number, exits)) in (0x80..).zip(&mut ports).enumerate() {
+        let key = PORT_WRITE << 56 | number;
+        let row = counted.iter().find(|row| row.key == key).unwrap();
+        let earlier =
+            before.iter().find(|row| row.key == key).map_or((0, 0), |row| (row.count, row.total_ns));
+        (exits.count, exits.total_ns) = (row.count - earlier.0, row.total_ns - earlier.1);
+        exits.unnoted = row.unnoted.0;
+        for note in notes.iter().filter(|note| note.key() == key) {
+            // KVM is at the instruction, or has skipped it.
+            let at = note.rip() - FLAT_ENTRY - outs[port] as u64;
+            assert!(at == 0 || at == 2, "{note:x?} at {at}");
+            assert!(note.cpl() == 3 && note.is_long_mode() && !note.is_nested(), "{note:x?}");
+            exits.weight += note.weight();
+            exits.weighed_ns += note.weight() * note.ns();
+            exits.notes += 1;
+        }
+    }
+    ports
+}
+
+#[test]
+fn rare_exits_are_all_noted_with_the_code_that_they_come_from() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let ports = exits("rare exits", "rare_exits_are_all_noted_with_the_code_that_they_come_from");
+    assert!(ports[0].count + ports[1].count > 100, "{ports:?}");
+    for port in ports {
+        // The first ones may have begun before.
+        assert!(port.count - port.weight <= 2 && port.unnoted == 0, "{ports:?}");
+        let same = port.count == port.weight;
+        assert!(
+            if same { port.weighed_ns == port.total_ns } else { port.weighed_ns < port.total_ns },
+            "{ports:?}"
+        );
+        assert_eq!(port.notes, port.weight);
+    }
+}
+
+#[test]
+fn of_frequent_exits_some_are_noted_that_count_for_all() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let ports = exits("exits", "of_frequent_exits_some_are_noted_that_count_for_all");
+    for port in ports {
+        assert!(port.count > 4_000 && port.notes > 100 && port.notes < port.count / 2, "{ports:?}");
+        let weight = port.weight + port.unnoted;
+        // The largest weights are some hundred, of notes that are for a few per cent each.
+        let error = (weight as f64 / port.count as f64 - 1.0).abs();
+        assert!(error < 5.0 / (port.notes as f64).sqrt(), "{error}: {ports:?}");
+    }
+    let share = |of: fn(&PortExits) -> u64| of(&ports[1]) as f64 / (of(&ports[0]) + of(&ports[1])) as f64;
+    let (exact, noted) = (share(|port| port.count), share(|port| port.weight));
+    assert!((exact - 0.75).abs() < 0.02 && (noted - exact).abs() < 0.06, "{noted} of {exact}: {ports:?}");
 }
 
 #[test]

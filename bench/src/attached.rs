@@ -29,7 +29,7 @@ use vmm::{
 use crate::kick::{BareKicks, COUNT, CountingSink, DEPTH, FOUND_LIMIT, SEED};
 use crate::programs::{ProgramRuns, ProgramTimes};
 use crate::table::{TableRow, median};
-use crate::{attached_wall, crowd, dump};
+use crate::{attached_wall, crowd, dump, exits};
 
 /// Number of rounds; the median of them counts.
 const ROUNDS: usize = 9;
@@ -114,20 +114,36 @@ pub fn counting(ram: &Path, rate_hz: f64) -> anyhow::Result<()> {
         in_kernel.store(false, Ordering::Relaxed);
         println!("ready");
         machine.wait(None)?;
+        Ok(())
     } else {
-        let kicks = |_| BareKicks(Intervals::new(ClockKind::Uniform, QUIET_HZ, SEED, 0).expect("a rate"));
-        let machine = Machine::start(config, |vcpu| TableNote {
-            inner: kicks(vcpu),
-            cr3: Arc::clone(&cr3),
-            in_kernel: Arc::clone(&in_kernel),
-            is_second: false,
-        })?;
-        if !ram.is_empty() {
-            join_tables(&machine, &ram, &cr3)?;
-        }
-        println!("ready");
-        machine.wait(None)?;
+        unsampled(&ram, config)
     }
+}
+
+/// Runs a guest with this code, as [`counting`] does.
+///
+/// # Errors
+/// The machine does not start.
+pub fn running(ram: &Path, code: Vec<u8>) -> anyhow::Result<()> {
+    let ram = fs::read(ram)?;
+    unsampled(&ram, VmConfig { memory_bytes: dump::MEMORY as u64, ..VmConfig::flat(code) })
+}
+
+/// Runs a guest that does not sample itself.
+fn unsampled(ram: &[u8], config: VmConfig) -> anyhow::Result<()> {
+    let cr3 = Arc::new(AtomicU64::new(0));
+    let kicks = |_| BareKicks(Intervals::new(ClockKind::Uniform, QUIET_HZ, SEED, 0).expect("a rate"));
+    let machine = Machine::start(config, |vcpu| TableNote {
+        inner: kicks(vcpu),
+        cr3: Arc::clone(&cr3),
+        in_kernel: Arc::default(),
+        is_second: false,
+    })?;
+    if !ram.is_empty() {
+        join_tables(&machine, ram, &cr3)?;
+    }
+    println!("ready");
+    machine.wait(None)?;
     Ok(())
 }
 
@@ -180,9 +196,16 @@ impl CountingGuest {
     /// # Errors
     /// The process does not start.
     pub fn start(ram: &Path, rate_hz: f64) -> anyhow::Result<Self> {
+        Self::start_as(&[OsStr::new("counting"), ram.as_os_str(), rate_hz.to_string().as_ref()])
+    }
+
+    /// Starts a guest in a process with these arguments.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn start_as(arguments: &[&OsStr]) -> anyhow::Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args([OsStr::new("counting"), ram.as_os_str()]).arg(rate_hz.to_string());
-        let mut guest = Self(command.stdout(Stdio::piped()).spawn()?);
+        let mut guest = Self(command.args(arguments).stdout(Stdio::piped()).spawn()?);
         let output = guest.0.stdout.take().context("no output")?;
         let mut line = String::new();
         BufReader::new(output).read_line(&mut line)?;
@@ -272,7 +295,7 @@ impl<O: Observer<StopMemory>> Observer<StopMemory> for CountReader<O> {
 }
 
 /// Observer of a tick now and then.
-struct QuietTicks(Duration);
+pub struct QuietTicks(pub Duration);
 
 impl Observer<StopMemory> for QuietTicks {
     fn started(&mut self) -> Option<Duration> {
@@ -445,6 +468,7 @@ pub fn measure(stopped: &StoppedGuest, directory: &Path, print: impl Fn(&[TableR
     print(&slow_down(&ram)?);
     print(&attached_wall::rows(&ram)?);
     print(&[program(&ram)?]);
+    print(&exits::rows(&ram)?);
     print(&[checked(&empty)?]);
     crowd::measure(directory, crowd::CROWD, &print)?;
     fs::remove_file(&ram)?;

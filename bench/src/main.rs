@@ -11,6 +11,7 @@ mod attached_wall;
 mod child;
 mod crowd;
 mod dump;
+mod exits;
 mod guest;
 mod kick;
 mod machine;
@@ -34,6 +35,8 @@ fn main() -> anyhow::Result<()> {
                 let vcpus = path.to_str().and_then(|vcpus| vcpus.parse().ok()).context("not a number")?;
                 crowd::measure(tempfile::tempdir()?.path(), vcpus, print)
             }
+            Some("exits") => exits::guest(path, exits::FREQUENT),
+            Some("rare-exits") => exits::guest(path, exits::RARE),
             Some("wall") => child::report(&wall::measure(path)?),
             // Inside that wall the peak of memory cannot be read.
             Some("attached-wall") => attached_wall::measure(path),

@@ -36,11 +36,26 @@ impl ProgramRuns {
 
     /// Returns the runs, since `before`, of the program that has run most often.
     pub fn most_since(before: &HashMap<OsString, Self>) -> anyhow::Result<Self> {
+        Ok(Self::since(before)?.max_by_key(|runs| runs.count).unwrap_or_default())
+    }
+
+    /// Returns the runs, since `before`, of the slowest program of those that have run that often.
+    pub fn slowest_since(before: &HashMap<OsString, Self>, least: u64) -> anyhow::Result<Self> {
+        let often = Self::since(before)?.filter(|runs| runs.count >= least);
+        Ok(often.max_by_key(Self::mean_ns).unwrap_or_default())
+    }
+
+    /// Returns the mean time of a run, ns.
+    pub fn mean_ns(&self) -> u64 {
+        self.ns.checked_div(self.count).unwrap_or(0)
+    }
+
+    fn since(before: &HashMap<OsString, Self>) -> anyhow::Result<impl Iterator<Item = Self>> {
         let since = |(name, now): (OsString, Self)| {
             let then = before.get(&name).copied().unwrap_or_default();
             Self { count: now.count.saturating_sub(then.count), ns: now.ns.saturating_sub(then.ns) }
         };
-        Ok(Self::read_all()?.into_iter().map(since).max_by_key(|runs| runs.count).unwrap_or_default())
+        Ok(Self::read_all()?.into_iter().map(since))
     }
 }
 

@@ -270,7 +270,7 @@ fn section(title: &str, about: &str, plots: [&'static str; 2], recordings: &[Gro
         many => format!("{many} recordings"),
     };
     let text = format!(
-        "## {title}\n\n{about}\n\n{minutes:.0} minutes in {count}; growth after the first quarter of each:\n\n{}\n\n\
+        "## {title}\n\n{about}\n\n{minutes:.0} minutes in {count}; growth after the first quarter of each:\n\n{}\n\
          ![Memory](experiments/{}.svg)\n\n![Profile](experiments/{}.svg)",
         table.markdown(),
         plots[0],

@@ -266,7 +266,7 @@ pub trait ProfiledVm {
         bytes.len()
     }
     /// Called a few times a second.
-    fn look(&self, session: &Session) {
+    fn poll(&self, session: &Session) {
         let _ = session;
     }
 }
@@ -292,7 +292,7 @@ impl<O: vmm::Observer> ProfiledVm for Machine<O> {
         Machine::second_input(self, bytes)
     }
 
-    fn look(&self, session: &Session) {
+    fn poll(&self, session: &Session) {
         if self.take_snapshot_full() {
             session.event(
                 "disk",
@@ -433,7 +433,7 @@ pub async fn watch(
                 script = script.get(taken..).unwrap_or_default();
             }
             _ = tick.tick() => {
-                machine.look(session);
+                machine.poll(session);
                 phase.send_replace(Phase::Running(session.status()));
                 if (session.failed() || session.precise()) && !stopping {
                     stopping = true;

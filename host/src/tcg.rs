@@ -511,8 +511,8 @@ impl ProfiledVm for EmulatedVm {
         self.com2.as_ref().map_or(bytes.len(), |port| send(port, bytes))
     }
 
-    fn look(&self, session: &Session) {
-        self.attachment.look(session);
+    fn poll(&self, session: &Session) {
+        self.attachment.poll(session);
     }
 }
 

@@ -35,7 +35,7 @@ pub struct CurrentContext {
 }
 
 /// Reads the current task of each CPU without allocating: addresses are resolved beforehand.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct CurrentReader {
     cpus: CpuTable<PerCpu>,
     tasks: TaskReader,
@@ -179,8 +179,8 @@ impl CurrentReader {
         before.cpus.known().all(|cpu| now.contains(&cpu))
     }
 
-    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for: ascending, and then those that
-    /// were plugged in and read meanwhile.
+    /// Returns the vCPUs (APIC ids) that the kernel has a per-CPU area for, ascending, with those that were
+    /// plugged in and read meanwhile.
     pub fn cpus(&self) -> impl Iterator<Item = usize> {
         self.cpus.known().map(|(id, _)| id)
     }

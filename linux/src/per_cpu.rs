@@ -1,6 +1,7 @@
 //! Per-CPU areas of the kernel, and tables of CPUs by APIC id.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
@@ -12,6 +13,9 @@ use symbols::PhysAddr;
 
 /// CPUs and APIC ids that are read, at most (x86's own limit, NR_CPUS in arch/x86/Kconfig).
 const MAX_CPUS: u32 = 8192;
+
+/// Absent CPUs whose APIC id one search for another reads, at most: a guest chooses how many it has.
+const MAX_PROBED: usize = 64;
 
 /// `__per_cpu_offset[]`: what to add to a per-CPU symbol to get a CPU's own copy.
 pub(crate) struct PerCpuAreas {
@@ -57,8 +61,8 @@ impl PerCpuAreas {
         layouts: &Layouts,
         resolve: impl Fn(u64) -> Option<T>,
     ) -> Vec<Option<T>> {
-        let known = self.table(view, symbols, layouts, resolve).known.into_iter();
-        known.map(|cpu| cpu.map(|cpu| cpu.value)).collect()
+        let table = self.table(view, symbols, layouts, resolve);
+        (0..table.index_of.len()).map(|id| table.known_cpu(id).map(|cpu| cpu.value)).collect()
     }
 
     /// Returns the result of `resolve` for each CPU's offset. A CPU without an APIC id is absent: it may be
@@ -81,21 +85,14 @@ impl PerCpuAreas {
         let resolved: Vec<_> = resolved.collect();
         let id = |word: &Option<ApicIdWord>| word.and_then(|word| word.read(view.memory));
         let has_ids = resolved.iter().any(|(_, word, _)| id(word).is_some());
-        let (mut known, mut absent) = (Vec::new(), Vec::new());
+        let mut table = CpuTable::default();
         for (cpu, word, value) in resolved {
-            match (if has_ids { id(&word) } else { Some(cpu) }, word) {
-                (Some(id), _) => {
-                    let id = id as usize;
-                    if known.len() <= id {
-                        known.resize(id + 1, None);
-                    }
-                    known[id] = Some(KnownCpu { value, id_at: word.map(|word| word.at) });
-                }
-                (None, Some(word)) => absent.push(AbsentCpu { value, word, id: OnceLock::new() }),
-                (None, None) => {}
-            }
+            table.add(value, word, if has_ids { id(&word) } else { Some(cpu) });
         }
-        CpuTable { known, absent }
+        if !table.absent.is_empty() {
+            table.index_of.resize(MAX_CPUS as usize, OnceLock::new());
+        }
+        table
     }
 }
 
@@ -120,67 +117,92 @@ impl ApicIdWord {
 }
 
 /// Values of CPUs by APIC id, which is what a VMM numbers its vCPUs by.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct CpuTable<T> {
-    known: Vec<Option<KnownCpu<T>>>,
-    /// CPUs that had no APIC id when the table was made.
-    absent: Vec<AbsentCpu<T>>,
+    /// CPUs in the kernel's order.
+    cpus: Vec<Cpu<T>>,
+    /// Index in `cpus` by APIC id.
+    index_of: Vec<OnceLock<u16>>,
+    /// Indexes of CPUs that had no APIC id when the table was made: they may be plugged in later.
+    absent: Vec<u16>,
+    /// Absent CPU whose APIC id is read next.
+    next: AtomicUsize,
 }
 
-/// A CPU with an APIC id, and the place of that.
+/// A CPU, and the place of its APIC id.
 #[derive(Debug, Clone, Copy)]
-struct KnownCpu<T> {
+struct Cpu<T> {
     value: T,
-    id_at: Option<PhysAddr>,
+    id: Option<ApicIdWord>,
 }
 
-/// A CPU that may be plugged in later.
-#[derive(Debug, Clone)]
-struct AbsentCpu<T> {
-    value: T,
-    word: ApicIdWord,
-    /// Its APIC id, once it has one.
-    id: OnceLock<u32>,
+impl<T> Default for CpuTable<T> {
+    fn default() -> Self {
+        Self { cpus: Vec::new(), index_of: Vec::new(), absent: Vec::new(), next: AtomicUsize::new(0) }
+    }
 }
 
 impl<T: Copy> CpuTable<T> {
-    /// Returns the value of a CPU that has its APIC id by now. Allocates nothing.
+    /// Adds a CPU, with its APIC id if it has one; one that has neither an id nor a place for it is left out.
+    fn add(&mut self, value: T, word: Option<ApicIdWord>, id: Option<u32>) {
+        let Ok(index) = u16::try_from(self.cpus.len()) else { return };
+        match (id, word) {
+            (Some(id), _) => {
+                let id = id as usize;
+                if self.index_of.len() <= id {
+                    self.index_of.resize(id + 1, OnceLock::new());
+                }
+                self.index_of[id] = OnceLock::from(index);
+            }
+            (None, Some(_)) => self.absent.push(index),
+            (None, None) => return,
+        }
+        self.cpus.push(Cpu { value, id: word });
+    }
+
+    /// Returns the value of a CPU that has its APIC id by now; of many absent CPUs, later calls find it.
+    /// Allocates nothing.
     #[inline]
     pub(crate) fn get(&self, memory: &impl PhysicalMemory, id: usize) -> Option<T> {
-        match self.known.get(id) {
-            Some(Some(cpu)) => Some(cpu.value),
-            _ => self.absent.iter().find(|cpu| cpu.has(memory, id)).map(|cpu| cpu.value),
+        if self.known_cpu(id).is_none() {
+            self.probe(memory);
         }
+        self.known_cpu(id).map(|cpu| cpu.value)
+    }
+
+    /// Reads the APIC ids of the next absent CPUs. The first CPU with an id keeps it.
+    fn probe(&self, memory: &impl PhysicalMemory) {
+        for _ in 0..self.absent.len().min(MAX_PROBED) {
+            let index = self.absent[self.next.fetch_add(1, Ordering::Relaxed) % self.absent.len()];
+            let word = self.cpus.get(usize::from(index)).and_then(|cpu| cpu.id);
+            let id = word.and_then(|word| word.read(memory));
+            if let Some(slot) = id.and_then(|id| self.index_of.get(id as usize)) {
+                slot.get_or_init(|| index);
+            }
+        }
+    }
+
+    fn known_cpu(&self, id: usize) -> Option<&Cpu<T>> {
+        self.cpus.get(usize::from(*self.index_of.get(id)?.get()?))
     }
 
     /// Returns the address of the APIC id of a CPU that is known.
     pub(crate) fn id_of(&self, id: usize) -> Option<PhysAddr> {
-        self.known.get(id).copied().flatten()?.id_at
+        Some(self.known_cpu(id)?.id?.at)
     }
 
-    /// Returns the CPUs that are known by now, with their APIC ids: ascending, and then those that were
-    /// absent.
+    /// Returns the CPUs that are known by now, with their APIC ids, ascending.
     pub(crate) fn known(&self) -> impl Iterator<Item = (usize, T)> {
-        let absent = self.absent.iter().filter_map(|cpu| Some((*cpu.id.get()? as usize, cpu.value)));
-        let known = (0..).zip(&self.known).filter_map(|(id, cpu)| Some((id, (*cpu)?.value)));
-        known.chain(absent)
+        (0..self.index_of.len()).filter_map(|id| Some((id, self.known_cpu(id)?.value)))
     }
 
     /// Makes a table of CPUs that are known.
     #[cfg(test)]
     pub(crate) fn from_known(known: Vec<Option<T>>) -> Self {
-        let known = known.into_iter().map(|value| Some(KnownCpu { value: value?, id_at: None }));
-        Self { known: known.collect(), absent: Vec::new() }
-    }
-}
-
-impl<T> AbsentCpu<T> {
-    /// Returns true if the CPU has this APIC id. It keeps the first one that it gets.
-    fn has(&self, memory: &impl PhysicalMemory, id: usize) -> bool {
-        let own = self.id.get().copied().or_else(|| {
-            let read = self.word.read(memory)?;
-            Some(*self.id.get_or_init(|| read))
-        });
-        own.is_some_and(|own| own as usize == id)
+        let mut table = Self::default();
+        for (id, value) in (0..).zip(known).filter_map(|(id, value)| Some((id, value?))) {
+            table.add(value, None, Some(id));
+        }
+        table
     }
 }

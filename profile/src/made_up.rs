@@ -8,9 +8,9 @@ use std::path::Path;
 use linux::CpuStat;
 
 use crate::rows::{
-    Batch, CpuTimeRow, ExitRow, FrameKind, FrameRow, HostWaitRow, InjectedRow, InlinedRow, InstanceRow,
-    InterruptRow, KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow, ThreadTimeRow,
-    VcpuRow,
+    Batch, CpuTimeRow, ExitRow, ExitSiteRow, FrameKind, FrameRow, HostWaitRow, InjectedRow, InlinedRow,
+    InstanceRow, InterruptRow, KvmCounterRow, Microstates, Mode, RusageRow, SampleRow, StackRow, ThreadRow,
+    ThreadTimeRow, VcpuRow,
 };
 use crate::{ProfileWriter, Sink, SinkError};
 
@@ -242,6 +242,19 @@ pub fn exits(batch: &mut Batch) {
         p99_ns: 11_776,
         times: vec![(9_216, 2), (11_264, 1)],
     });
+    let site = ExitSiteRow {
+        exit: 1,
+        mode: Mode::User,
+        instance: 1,
+        frame: 1,
+        noted: 2,
+        count: 2,
+        total_ns: 21_000,
+        ..ExitSiteRow::default()
+    };
+    batch.exit_sites.push(site);
+    let rest = ExitSiteRow { noted: 1, count: 1, total_ns: 9_000, instance: 0, mode: Mode::HardIrq, ..site };
+    batch.exit_sites.push(rest);
     batch.injected.push(InjectedRow { device: "disk 0".to_owned(), vector: Some(0x23), count: 7 });
     let host_wait = HostWaitRow { vcpu: 0, pid: 977, name: "cc1".to_owned(), count: 4, total_ns: 6_000_000 };
     batch.host_waits.push(host_wait);

@@ -190,20 +190,24 @@ mod tests {
         let current = kernel.current_reader(&guest.memory).expect("a reader");
         let cells = GuestCells::default();
         drop(cells.readers.set(GuestReaders { current, stacks: None }));
-        let capacity = QueueCapacity { ring: 3, pool: 1, reserve: 0 };
-        let intervals = Intervals::new(ClockKind::Fixed, 0.1, 1, 1);
-        // The second vCPU of the machine.
-        let (sampler, mut ends, _) = VcpuSampler::new(1, intervals, capacity, cells);
-        let mut attached = AttachedSampler::from(sampler);
-        let id = ThreadId { process: 1, thread: 1 };
-        let thread = AttachedThread { id, cpu: 4, statistics: None };
-        Observer::<FlatMemory<Vec<u8>>>::attached(&mut attached, Some(thread));
         let (regs, sregs, now_ns) = (kvm_regs::default(), kvm_sregs::default(), monotonic_ns());
         let memory = &guest.memory;
-        let context =
-            TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
-        attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested: false } });
-        let record = ends.samples.pop().expect("a sample").record;
-        assert_eq!(record.current.and_then(|current| current.task).map(|task| task.tid), Some(102));
+        let sampled = |thread: Option<AttachedThread>| {
+            let capacity = QueueCapacity { ring: 3, pool: 1, reserve: 0 };
+            let intervals = Intervals::new(ClockKind::Fixed, 0.1, 1, 1);
+            // The second vCPU of the machine.
+            let (sampler, mut ends, _) = VcpuSampler::new(1, intervals, capacity, cells.clone());
+            let mut attached = AttachedSampler::from(sampler);
+            Observer::<FlatMemory<Vec<u8>>>::attached(&mut attached, thread);
+            let context =
+                TickContext { due_ns: now_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory };
+            attached.ticked(&Tick { context, blocked: false, source: &ForeignVcpu { nested: false } });
+            let record = ends.samples.pop().expect("a sample").record;
+            record.current.and_then(|current| current.task).map(|task| task.tid)
+        };
+        let id = ThreadId { process: 1, thread: 1 };
+        assert_eq!(sampled(Some(AttachedThread { id, cpu: 4, statistics: None })), Some(102));
+        // Behind a GDB stub.
+        assert_eq!(sampled(None), Some(102));
     }
 }

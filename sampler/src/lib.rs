@@ -13,6 +13,7 @@ pub mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod guest_clock;
+mod guest_cpu;
 mod initrd;
 mod kexec;
 mod managed;

@@ -21,6 +21,7 @@ use vmm::{
 use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
 use crate::capacity::QueueCapacity;
 use crate::exact::record::EventRecorder;
+use crate::guest_cpu::GuestCpu;
 use crate::kexec::KernelCheck;
 use crate::managed::FrameCopier;
 use crate::microstate::clock::ThreadState;
@@ -99,8 +100,8 @@ pub struct VcpuSampler {
     frames: FrameCopier,
     kernel_check: KernelCheck,
     vcpu: usize,
-    /// Its APIC id, by which the guest's kernel knows it.
-    cpu: usize,
+    /// The guest kernel's name for it.
+    cpu: GuestCpu,
     published: Arc<VcpuStats>,
     /// Beginning of the last KVM_RUN, CLOCK_MONOTONIC ns.
     entered_ns: u64,
@@ -150,7 +151,7 @@ impl VcpuSampler {
             frames: FrameCopier::new(cells.runtimes),
             kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
-            cpu: usize::from(vcpu),
+            cpu: GuestCpu::ApicId(usize::from(vcpu)),
             published: Arc::clone(&published),
             entered_ns: 0,
             exited_ns: 0,
@@ -182,10 +183,10 @@ impl VcpuSampler {
         if !context.in_run && self.event.is_some_and(|(from, to)| (from..to).contains(&context.due_ns)) {
             return self.next_after(context.due_ns, TickHold::since(context.now_ns));
         }
-        let cpu = self.cpu;
         let readers = self.readers.get();
+        let cpu = readers.and_then(|readers| self.cpu.apic_id(readers.current.cpus()));
         let nested = self.nested;
-        let current = |memory: &M| readers?.current.read(memory, cpu);
+        let current = |memory: &M| readers?.current.read(memory, cpu?);
         let mut record = if nested {
             record::read_nested(context, current)
         } else {
@@ -215,6 +216,7 @@ impl VcpuSampler {
         let mut sampled = SampleMessage { record, ..SampleMessage::default() };
         // A halted vCPU is in the idle task, whose stack is always the same.
         if let Some((reader, user_bytes)) = readers.and_then(|readers| readers.stacks.as_ref())
+            && let Some(cpu) = cpu
             && !record.halted
             && !nested
         {
@@ -299,7 +301,8 @@ impl VcpuSampler {
     /// Attaches to a vCPU whose thread, if it has one, is another process'.
     pub(crate) fn attached_to(&mut self, thread: Option<&AttachedThread>) {
         self.threadless = thread.is_none();
-        self.cpu = thread.map_or(self.vcpu, |thread| thread.cpu);
+        let cpu = thread.map_or(GuestCpu::Nth(self.vcpu), |thread| GuestCpu::ApicId(thread.cpu));
+        self.cpu = *self.published.cpu.get_or_init(|| cpu);
         self.wait = WaitDetector::foreign(thread.and_then(|thread| thread.statistics.clone()));
     }
 

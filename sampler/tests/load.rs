@@ -105,11 +105,11 @@ fn profiled(path: &Path, spinners: usize) -> Seen {
     machine.wait(Some(Duration::from_secs(20))).expect("the machine ends");
     let totals = session.finish(Vec::new());
     assert_eq!((totals.sink_error, totals.lost), (None, 0));
-    look(&Profile::open(path).expect("a profile"))
+    seen_in(&Profile::open(path).expect("a profile"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of samples")]
-fn look(profile: &Profile) -> Seen {
+fn seen_in(profile: &Profile) -> Seen {
     let number = |sql: String| match profile.query(&sql).expect("an answer").rows[0][0] {
         Value::Integer(count) => count as f64,
         Value::Real(number) => number,

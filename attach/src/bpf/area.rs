@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::{self, NonNull};
+use std::sync::atomic::AtomicU64;
 
 use aya::maps::{Map, MapData};
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
@@ -24,7 +25,8 @@ impl<T> fmt::Debug for ArrayMapping<T> {
     }
 }
 
-// SAFETY: the mapping belongs to no thread. It is read only, by copies, and the kernel writes it.
+// SAFETY: the mapping belongs to no thread. It is read only, by copies, and the kernel writes it; what is
+// written here are atomics.
 unsafe impl<T> Send for ArrayMapping<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for ArrayMapping<T> {}
@@ -33,19 +35,23 @@ impl<T> ArrayMapping<T> {
     /// Maps an array of `count` elements. The size of an element has to be a multiple of 8, as the kernel's
     /// arrays have it.
     pub(crate) fn new(map: &Map, count: usize) -> Result<Self, BpfRefusal> {
+        Self::map(map, count, libc::PROT_READ)
+    }
+
+    fn map(map: &Map, count: usize, protection: i32) -> Result<Self, BpfRefusal> {
         const { assert!(size_of::<T>().is_multiple_of(8)) };
         let Map::Array(data) = map else {
             return Err(BpfRefusal::Program("it has no arrays".to_owned()));
         };
-        Self::map(data, count).map_err(host_refusal("map the memory of a program"))
+        Self::map_data(data, count, protection).map_err(host_refusal("map the memory of a program"))
     }
 
-    fn map(data: &MapData, count: usize) -> io::Result<Self> {
+    fn map_data(data: &MapData, count: usize, protection: i32) -> io::Result<Self> {
         let bytes = size_of::<T>().checked_mul(count).ok_or(io::ErrorKind::InvalidInput)?;
         let fd = data.fd().as_fd().as_raw_fd();
         // SAFETY: makes a new mapping at an address that the kernel chooses; the kernel refuses more bytes
         // than the array has.
-        let at = unsafe { libc::mmap(ptr::null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+        let at = unsafe { libc::mmap(ptr::null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
@@ -66,6 +72,20 @@ impl<T> Drop for ArrayMapping<T> {
         unsafe {
             libc::munmap(self.start.as_ptr().cast(), size_of::<T>() * self.count);
         }
+    }
+}
+
+impl ArrayMapping<AtomicU64> {
+    /// Maps an array of numbers that this process writes.
+    pub(crate) fn writable(map: &Map, count: usize) -> Result<Self, BpfRefusal> {
+        Self::map(map, count, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// Returns a number; `None` if there is none.
+    pub(crate) fn number(&self, index: usize) -> Option<&AtomicU64> {
+        // SAFETY: the element is in the mapping, which lives as long as `self`, and aligned. The kernel only
+        // reads it.
+        self.element(index).map(|number| unsafe { &*number })
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::area::ArrayMapping;
+use super::notes::ExitNote;
 use super::shared::{EXITS, RawCourse, RawExit, RawExits, RawTaker, RawTurns, TAKERS};
 use super::vm::SampledVm;
 
@@ -36,6 +37,9 @@ pub struct CourseExit {
     pub max_ns: u64,
     /// Buckets that are not empty, and the number of exits in each.
     pub buckets: Vec<(usize, u64)>,
+    /// Number of exits that have no note since there was no room, by the weights that their notes would have
+    /// had, and their time, ns.
+    pub unnoted: (u64, u64),
 }
 
 /// Waits of a vCPU's thread for a CPU that a process of the host had.
@@ -55,8 +59,6 @@ pub struct CpuTaker {
 /// Times of a vCPU's thread in its VMM.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VmmTimes {
-    /// Returns of KVM_RUN.
-    pub returns: u64,
     /// On a CPU, from returns of KVM_RUN to the next entries of the guest, ns.
     pub on_cpu_ns: u64,
     /// Blocked in the VMM, or in KVM_RUN on memory of the host, ns.
@@ -88,17 +90,38 @@ impl VcpuCourse {
         }
     }
 
-    /// Returns the exits by reason; `None` if the kernel does not count them.
+    /// Returns the exits by reason, those to the VMM alone where KVM does not show the others; `None` if the
+    /// kernel does not count them.
     pub fn exits(&self) -> Option<Vec<CourseExit>> {
         let view = self.vm.exits(self.index)?;
         let rows = (0..EXITS).filter_map(|row| view.exit(row)).filter(|row| row.key != 0 && row.count > 0);
         let exit = |row: RawExit| {
             let times = row.times.iter().copied().enumerate();
             let buckets = times.filter(|(_, count)| *count > 0).collect();
-            let RawExit { key, count, total_ns, max_ns, .. } = row;
-            CourseExit { key, count, total_ns, max_ns, buckets }
+            let RawExit { key, count, total_ns, max_ns, unnoted, unnoted_ns, .. } = row;
+            CourseExit { key, count, total_ns, max_ns, buckets, unnoted: (unnoted, unnoted_ns) }
         };
         Some(rows.map(exit).collect())
+    }
+
+    /// Returns the APIC id of the vCPU.
+    pub fn apic_id(&self) -> usize {
+        self.vm.apic_id(self.index)
+    }
+
+    /// Takes the exits that were noted since the last call. The kernel notes none before the first one.
+    pub fn take_notes(&self) -> Vec<ExitNote> {
+        let mut taken = Vec::new();
+        if let Some(view) = self.vm.notes(self.index) {
+            view.take(&mut taken);
+        }
+        taken
+    }
+
+    /// Returns the number of returns of KVM_RUN; `None` if the kernel does not count them.
+    pub fn returns(&self) -> Option<u64> {
+        let turns = self.vm.course(self.index)?.turns();
+        self.vm.counts_returns().then_some(turns.returns)
     }
 
     /// Returns the waits for CPUs by the process that had the CPU.
@@ -117,17 +140,16 @@ impl VcpuCourse {
         (0..TAKERS).filter_map(taker).collect()
     }
 
-    /// Returns the times in the VMM; `None` if the kernel does not count exits.
+    /// Returns the times in the VMM; `None` if the kernel does not count entries of the guest.
     pub fn vmm_times(&self) -> Option<VmmTimes> {
         let turns = self.vm.course(self.index)?.turns();
-        self.vm.counts_exits().then(|| vmm_times(&turns))
+        self.vm.counts_entries().then(|| vmm_times(&turns))
     }
 }
 
 fn vmm_times(turns: &RawTurns) -> VmmTimes {
     let blocked_in_vmm = turns.vmm_off_ns.saturating_sub(turns.vmm_waited_ns);
     VmmTimes {
-        returns: turns.returns,
         on_cpu_ns: turns.vmm_ns.saturating_sub(turns.vmm_off_ns),
         blocked_ns: blocked_in_vmm.saturating_add(turns.page_ns),
     }
@@ -185,14 +207,13 @@ mod tests {
     #[test]
     fn waits_for_a_cpu_are_no_time_in_the_vmm() {
         let turns = RawTurns {
-            returns: 3,
             vmm_ns: 1_000,
             vmm_off_ns: 700,
             vmm_waited_ns: 200,
             page_ns: 40,
             ..RawTurns::default()
         };
-        assert_eq!(vmm_times(&turns), VmmTimes { returns: 3, on_cpu_ns: 300, blocked_ns: 540 });
+        assert_eq!(vmm_times(&turns), VmmTimes { on_cpu_ns: 300, blocked_ns: 540 });
         let odd = RawTurns { vmm_off_ns: 5, vmm_waited_ns: 9, ..RawTurns::default() };
         assert_eq!(vmm_times(&odd), VmmTimes::default(), "read in the middle of a change");
     }

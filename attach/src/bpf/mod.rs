@@ -21,6 +21,7 @@
 //! ticker                 ticks of one vCPU
 //! vm                     machine and vCPUs
 //! course                 what the kernel counts of a vCPU
+//! notes                  exits that the kernel has noted with the guest's code
 //! finder                 vCPUs, threads and memory in the kernel's data
 //! program  area          the programs; the memory that they share with this process
 //! offsets  shared        offsets in the kernel; structures of the programs
@@ -30,6 +31,7 @@
 mod area;
 mod course;
 mod finder;
+mod notes;
 mod offsets;
 mod program;
 mod refusal;
@@ -42,6 +44,7 @@ mod vm;
 pub(crate) use area::registers;
 pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
+pub use notes::ExitNote;
 pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;
 pub(crate) use vm::{FoundVm, SampledVm, VmSearch};

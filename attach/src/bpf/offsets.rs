@@ -18,6 +18,13 @@ pub(crate) enum Vendor {
     Pvm,
 }
 
+impl Vendor {
+    /// Returns true if it has trace points for entries and exits.
+    pub(crate) fn shows_exits(self) -> bool {
+        self == Self::Svm
+    }
+}
+
 /// Offsets that only this process uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FinderOffsets {

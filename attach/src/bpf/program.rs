@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData};
@@ -11,8 +12,12 @@ use aya::{Btf, Ebpf, EbpfLoader};
 use super::area::{ArrayMapping, RecordView};
 use super::course::{CourseView, ExitsView};
 use super::finder::KernelMemory;
+use super::notes::NotesView;
+use super::offsets::Vendor;
 use super::refusal::{BpfRefusal, host_refusal};
-use super::shared::{PAGE, RawCourse, RawExits, RawFile, RawOptions, RawRecord, RawTarget, ThreadFinding};
+use super::shared::{
+    PAGE, RawCourse, RawExits, RawFile, RawNotes, RawOptions, RawRecord, RawTarget, ThreadFinding,
+};
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
 static OBJECT: &Aligned<[u8; include_bytes!("../../bpf/record.o").len()]> =
@@ -26,15 +31,12 @@ const MOST_FILES: usize = 1 << 16;
 #[repr(align(8))]
 struct Aligned<T>(T);
 
-/// Programs that count, and the kernel's trace points at which they run.
-const COUNTING: [(&str, &str); 4] = [
-    ("switched", "sched_switch"),
-    ("left", "kvm_exit"),
-    ("entered", "kvm_entry"),
-    ("returned", "kvm_userspace_exit"),
-];
-/// Number of these that every KVM can have; the others are for one that has entries and exits.
-const COUNTING_WAITS: usize = 1;
+/// Programs that count with every KVM, and the kernel's trace points at which they run.
+const COUNTING: [(&str, &str); 2] = [("switched", "sched_switch"), ("returned", "kvm_userspace_exit")];
+/// The same of a KVM that has trace points for entries and exits.
+const COUNTING_EXITS: [(&str, &str); 2] = [("left", "kvm_exit"), ("entered", "kvm_entry")];
+/// The same of one that has none: the next entry after a return is that of KVM_RUN.
+const COUNTING_RUNS: [(&str, &str); 1] = [("loaded", "kvm_fpu")];
 
 /// Programs in the kernel. They end with this process, or when this is dropped.
 pub(crate) struct KernelPrograms {
@@ -44,18 +46,11 @@ pub(crate) struct KernelPrograms {
     peeked: Mutex<ArrayMapping<[u8; PAGE]>>,
     courses: ArrayMapping<RawCourse>,
     exits: ArrayMapping<RawExits>,
+    notes: ArrayMapping<RawNotes>,
+    taken: ArrayMapping<AtomicU64>,
     /// Stay open: programs that use them are loaded later.
-    _maps: [Map; 2],
+    _maps: [Map; 4],
     followed: Mutex<HashMap<MapData, u64, u32>>,
-}
-
-/// Number of vCPUs that the programs have room for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ProgramRoom {
-    /// Those that can be sampled.
-    pub vcpus: usize,
-    /// Those whose exits can be counted.
-    pub exits: usize,
 }
 
 impl fmt::Debug for KernelPrograms {
@@ -75,22 +70,22 @@ where
 }
 
 impl KernelPrograms {
-    /// Loads the programs. The kernel takes the memory for all that they have room for.
-    pub(crate) fn load(options: &RawOptions, room: ProgramRoom) -> Result<Self, BpfRefusal> {
-        Self::load_object(&OBJECT.0, options, room)
+    /// Loads the programs. The kernel takes the memory for that many vCPUs.
+    pub(crate) fn load(options: &RawOptions, vcpus: usize) -> Result<Self, BpfRefusal> {
+        Self::load_object(&OBJECT.0, options, vcpus)
     }
 
-    fn load_object(object: &[u8], options: &RawOptions, room: ProgramRoom) -> Result<Self, BpfRefusal> {
-        let elements = u32::try_from(room.vcpus).unwrap_or(u32::MAX);
-        // An array has one element at least.
-        let exit_elements = u32::try_from(room.exits.max(1)).unwrap_or(u32::MAX);
+    fn load_object(object: &[u8], options: &RawOptions, vcpus: usize) -> Result<Self, BpfRefusal> {
+        let elements = u32::try_from(vcpus).unwrap_or(u32::MAX);
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
             .map_max_entries("targets", elements)
             .map_max_entries("records", elements)
             .map_max_entries("courses", elements)
-            .map_max_entries("exits", exit_elements)
+            .map_max_entries("exits", elements)
+            .map_max_entries("notes", elements)
+            .map_max_entries("taken", elements)
             .map_max_entries("followed", elements)
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
@@ -100,21 +95,23 @@ impl KernelPrograms {
         let mut map =
             |name: &str| ebpf.take_map(name).ok_or_else(|| BpfRefusal::Program(format!("it has no {name}")));
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
-        let records = ArrayMapping::new(&map("records")?, room.vcpus)?;
+        let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
-        let maps = [map("courses")?, map("exits")?];
-        let [courses, exits] = &maps;
-        let courses = ArrayMapping::new(courses, room.vcpus)?;
-        let exits = ArrayMapping::new(exits, room.exits.max(1))?;
+        let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?];
+        let [courses, exits, notes, taken] = &maps;
+        let courses = ArrayMapping::new(courses, vcpus)?;
+        let exits = ArrayMapping::new(exits, vcpus)?;
+        let notes = ArrayMapping::new(notes, vcpus)?;
+        let taken = ArrayMapping::writable(taken, vcpus)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
-        Ok(Self { ebpf, targets, records, peeked, courses, exits, _maps: maps, followed })
+        Ok(Self { ebpf, targets, records, peeked, courses, exits, notes, taken, _maps: maps, followed })
     }
 
-    /// Starts to count the waits of the followed threads, and with `exits` also the exits from the guest and
-    /// to the VMM.
-    pub(crate) fn count(&mut self, exits: bool) -> Result<(), BpfRefusal> {
-        let most = if exits { COUNTING.len() } else { COUNTING_WAITS };
-        for (name, point) in COUNTING.into_iter().take(most) {
+    /// Starts to count the waits of the followed threads and the exits to the VMM, and those that KVM serves
+    /// itself where it shows them.
+    pub(crate) fn count(&mut self, vendor: Vendor) -> Result<(), BpfRefusal> {
+        let own = if vendor.shows_exits() { &COUNTING_EXITS[..] } else { &COUNTING_RUNS[..] };
+        for &(name, point) in COUNTING.iter().chain(own) {
             let program: &mut RawTracePoint = program(&mut self.ebpf, name)?;
             program.load()?;
             program.attach(point)?;
@@ -137,6 +134,11 @@ impl KernelPrograms {
     /// Returns the exits of a vCPU.
     pub(crate) fn exits(&self, index: usize) -> Option<ExitsView<'_>> {
         ExitsView::new(&self.exits, index)
+    }
+
+    /// Returns the noted exits of a vCPU.
+    pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
+        NotesView::new(&self.notes, &self.taken, index)
     }
 
     /// Sets the vCPU with this index. Must not be called while it is being sampled.
@@ -226,14 +228,13 @@ mod tests {
     /// and `r0 = *(u64 *)(r9 + 0)`, whose r9 has no value.
     const EXIT: [u8; 8] = [0x95, 0, 0, 0, 0, 0, 0, 0];
     const BAD_READ: [u8; 8] = [0x79, 0x90, 0, 0, 0, 0, 0, 0];
-    const ROOM: ProgramRoom = ProgramRoom { vcpus: 1, exits: 0 };
 
     #[test]
     fn a_program_that_the_verifier_refuses_is_one_sentence_with_its_verdict() {
         let mut object = Box::new(Aligned(OBJECT.0));
         let exit = object.0.chunks_exact_mut(8).find(|code| **code == EXIT).unwrap();
         exit.copy_from_slice(&BAD_READ);
-        let refusal = KernelPrograms::load_object(&object.0, &RawOptions::default(), ROOM).unwrap_err();
+        let refusal = KernelPrograms::load_object(&object.0, &RawOptions::default(), 1).unwrap_err();
         if matches!(refusal, BpfRefusal::Permission) {
             return testkit::missing("root, to load programs into the kernel");
         }
@@ -242,6 +243,6 @@ mod tests {
         let sentence = refusal.to_string();
         assert!(sentence.starts_with("the host's kernel refuses vprof's program: "), "{sentence}");
         assert_eq!(sentence.lines().count(), 1, "{sentence}");
-        KernelPrograms::load(&RawOptions::default(), ROOM).unwrap();
+        KernelPrograms::load(&RawOptions::default(), 1).unwrap();
     }
 }

@@ -24,6 +24,13 @@ pub(crate) const BUCKETS: usize = 242;
 /// Rows of processes that had a CPU, the last one for all that have none.
 pub(crate) const TAKERS: usize = 32 + 1;
 
+/// Notes of a vCPU that were not read yet.
+pub(crate) const NOTES: usize = 128;
+/// Parts of the guest's memory in a note.
+pub(crate) const NOTE_PARTS: usize = 12;
+/// Bytes of these parts.
+pub(crate) const NOTE_BYTES: usize = 256 + 256;
+
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
 /// Offset of a member that this kernel does not have.
@@ -127,12 +134,15 @@ pub(crate) struct RawGuest {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct RawTarget {
+    /// Equal to `end_version`, except while a program may see a part of a change.
+    pub version: u64,
     pub vcpu: u64,
     pub task: u64,
     pub start: u64,
     pub slots: u64,
     pub slot: [RawSlot; SLOTS],
     pub guest: RawGuest,
+    pub end_version: u64,
 }
 
 // SAFETY: plain data without padding that matters: the kernel copies it as bytes.
@@ -150,7 +160,7 @@ pub(crate) struct RawWord {
 
 /// `struct piece`: range of the guest's memory that was copied.
 #[repr(C)]
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct RawPiece {
     pub phys: u64,
     pub bytes: u32,
@@ -212,6 +222,8 @@ pub(crate) struct RawExit {
     pub count: u64,
     pub total_ns: u64,
     pub max_ns: u64,
+    pub unnoted: u64,
+    pub unnoted_ns: u64,
     pub times: [u64; BUCKETS],
 }
 
@@ -244,6 +256,7 @@ pub(crate) struct RawTurns {
     pub off: u32,
     pub taker: u32,
     pub delay_ns: u64,
+    pub loaded_ns: u64,
 }
 
 /// `struct course`: turns and waits of a vCPU.
@@ -257,6 +270,41 @@ pub(crate) struct RawCourse {
 #[repr(C)]
 pub(crate) struct RawExits {
     pub rows: [RawExit; EXITS],
+}
+
+/// `struct note`: exit that was noted with the guest's code that it interrupted.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawNote {
+    pub key: u64,
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    pub ns: u64,
+    pub rip: u64,
+    pub cr3: u64,
+    pub code_base: u64,
+    pub efer: u64,
+    /// Number of exits that it is for.
+    pub weight: u32,
+    pub cpl: u32,
+    pub code_64_bit: u32,
+    pub nested: u32,
+    pub parts: u32,
+    /// The program's own.
+    pub bytes: u32,
+    /// Their offsets are in `data`.
+    pub part: [RawPiece; NOTE_PARTS],
+    pub data: [u8; NOTE_BYTES],
+}
+
+/// `struct notes`: notes of a vCPU.
+#[repr(C)]
+pub(crate) struct RawNotes {
+    /// Number of notes that are complete. Note number `n` is at `n` modulo [`NOTES`].
+    pub written: u64,
+    /// The program's own.
+    pub state: [u64; 4],
+    pub note: [RawNote; NOTES],
 }
 
 /// `struct file_row`: open file of the process.
@@ -312,12 +360,14 @@ mod tests {
     fn structures_have_no_holes_that_only_one_side_has() {
         assert_eq!(size_of::<RawOptions>(), 39 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
-        assert_eq!(size_of::<RawTarget>(), 4 * 8 + SLOTS * 24 + size_of::<RawGuest>());
+        assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
-        assert_eq!(size_of::<RawExit>(), 4 * 8 + BUCKETS * 8);
+        assert_eq!(size_of::<RawExit>(), 6 * 8 + BUCKETS * 8);
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
-        assert_eq!(size_of::<RawCourse>(), 13 * 8 + takers);
+        assert_eq!(size_of::<RawCourse>(), 14 * 8 + takers);
         assert_eq!(size_of::<RawExits>(), EXITS * size_of::<RawExit>());
+        assert_eq!(size_of::<RawNote>(), 7 * 8 + 6 * 4 + NOTE_PARTS * 16 + NOTE_BYTES);
+        assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
         let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }

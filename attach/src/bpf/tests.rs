@@ -12,7 +12,8 @@ use linux::{
 use symbols::{Registers, StackMemory};
 
 use super::area::{RecordView, anonymous};
-use super::shared::{BUCKETS, RawRecord, RawSlot, RawState, RawTarget};
+use super::notes::ExitNote;
+use super::shared::{BUCKETS, RawNote, RawRecord, RawSlot, RawState, RawTarget};
 use super::vm::guest as raw_guest;
 
 /// Address in the "VMM" of the guest's memory (HOST in harness.c).
@@ -260,17 +261,29 @@ fn bytes<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Runs the program in each of the states.
+/// Runs the program in each of the states; returns the records.
 fn run(
     harness: &Path,
     directory: &Path,
     memory: &FlatMemory<Vec<u8>>,
     cases: &[(RawTarget, RawState)],
 ) -> Vec<u8> {
+    run_with(harness, directory, memory, cases, None)
+}
+
+/// Runs the program in each of the states; with an argument, returns notes of exits instead of records.
+fn run_with(
+    harness: &Path,
+    directory: &Path,
+    memory: &FlatMemory<Vec<u8>>,
+    cases: &[(RawTarget, RawState)],
+    notes: Option<&str>,
+) -> Vec<u8> {
     let file = directory.join("memory");
     std::fs::write(&file, &memory.0).unwrap();
-    let mut child =
-        Command::new(harness).arg(&file).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut command = Command::new(harness);
+    command.arg(&file).args(notes).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     let cases: Vec<u8> =
         cases.iter().flat_map(|(target, state)| [bytes(target), bytes(state)].concat()).collect();
@@ -314,6 +327,26 @@ fn the_program_copies_all_that_a_sample_reads() {
                 assert_eq!(missing(record), 0, "the host has all of its memory: {state:x?}");
             }
         }
+    }
+}
+
+#[test]
+fn a_note_has_all_that_shows_the_current_task() {
+    let directory = Directory::new("notes");
+    let harness = compile(&directory.0);
+    for style in [Style::V6_1, Style::V6_12, Style::V6_15] {
+        let guest = TestGuest::new(style);
+        let mut swapped = guest.target();
+        swapped.slot[0].bytes = 5;
+        let cases = [(guest.target(), guest.state(0, USER)), (swapped, guest.state(0, USER))];
+        let bytes = run_with(&harness, &directory.0, &guest.guest.memory, &cases, Some("notes"));
+        let notes: Vec<ExitNote> =
+            bytes.chunks_exact(size_of::<RawNote>()).map(ExitNote::from_bytes).collect();
+        let current = guest.kernel.current_reader(&guest.guest.memory).unwrap();
+        let expected = current.read(&guest.guest.memory, 0).unwrap();
+        assert!(expected.task.is_some());
+        assert_eq!(current.read(&notes[0], 0), Some(expected));
+        assert_eq!(current.read(&notes[1], 0), None, "none of its memory is there");
     }
 }
 
@@ -370,12 +403,7 @@ fn durations_are_in_the_buckets_of_a_profile() {
     let harness = compile(&directory.0);
     let lows = (0..BUCKETS as u64).map(low_ns);
     let durations: Vec<u64> = lows.flat_map(|low| [low, low + low / 16, low.saturating_sub(1)]).collect();
-    let bytes: Vec<u8> = durations.iter().chain(&[u64::MAX]).flat_map(|ns| ns.to_le_bytes()).collect();
-    let mut child = Command::new(&harness).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(&bytes).unwrap();
-    let output = child.wait_with_output().unwrap();
-    let buckets: Vec<u64> =
-        String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let buckets = numbers(&harness, &[], durations.iter().copied().chain([u64::MAX]));
     assert_eq!(buckets.len(), durations.len() + 1);
     for (ns, bucket) in durations.iter().zip(&buckets) {
         assert!(low_ns(*bucket) <= *ns, "{ns} is in bucket {bucket}");
@@ -383,6 +411,53 @@ fn durations_are_in_the_buckets_of_a_profile() {
         assert!(is_last || *ns < low_ns(bucket + 1), "{ns} is in bucket {bucket}");
     }
     assert_eq!(buckets.last(), Some(&(BUCKETS as u64 - 1)));
+}
+
+/// Returns the numbers that the program makes of these.
+fn numbers(harness: &Path, arguments: &[&str], input: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut command = Command::new(harness);
+    let mut child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut into, bytes) =
+        (child.stdin.take().unwrap(), input.flat_map(u64::to_le_bytes).collect::<Vec<_>>());
+    let writer = std::thread::spawn(move || into.write_all(&bytes));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    String::from_utf8(output.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect()
+}
+
+const SECOND: u64 = 1_000_000_000;
+
+/// Returns the weights of exits, this many in each second.
+fn weights(harness: &Path, rates: &[u64]) -> Vec<Vec<u64>> {
+    let times = (1..)
+        .zip(rates)
+        .flat_map(|(second, rate)| (0..*rate).map(move |exit| second * SECOND + exit * SECOND / rate));
+    let mut all = numbers(harness, &["-"], times).into_iter();
+    rates.iter().map(|rate| all.by_ref().take(usize::try_from(*rate).unwrap()).collect()).collect()
+}
+
+#[test]
+fn few_exits_are_all_noted_and_of_many_some_that_count_for_all() {
+    let directory = Directory::new("weights");
+    let harness = compile(&directory.0);
+    let few = weights(&harness, &[1_000; 5]);
+    assert!(few.iter().flatten().all(|weight| *weight == 1), "each is noted");
+    // A burst, and what follows it.
+    let rates = [100, 300_000, 300_000, 300_000, 20_000, 0, 0, 1_000, 1_000];
+    let seconds = weights(&harness, &rates);
+    for (rate, weights) in rates.iter().zip(&seconds) {
+        let noted = weights.iter().filter(|weight| **weight > 0).count();
+        // 1,024, and half of it for each doubling.
+        assert!(noted <= 1024 + 512 * 10, "{noted} of {rate}");
+        let sum: u64 = weights.iter().sum();
+        let most = weights.iter().max().copied().unwrap_or(0);
+        // The variance of the sum is at most that of as many as are noted, of the largest weight each.
+        let error = (*rate as f64 * most.saturating_sub(1) as f64).sqrt();
+        assert!((sum as f64 - *rate as f64).abs() <= 4.0 * error, "{sum} instead of {rate}, {error}");
+    }
+    assert!(seconds[7..].iter().flatten().all(|weight| *weight == 1), "after a pause each is noted");
+    let steady = seconds[3].iter().filter(|weight| **weight > 0).count();
+    assert!((256..2048).contains(&steady), "{steady} of 300,000");
 }
 
 #[test]

@@ -11,8 +11,9 @@ use vmm::{ThreadStatistics, ThreadTimes};
 use super::area::{difference, registers};
 use super::course::{CourseView, ExitsView, KernelCounter};
 use super::finder::{KernelReader, KernelThread, KernelVcpu};
+use super::notes::NotesView;
 use super::offsets::{self, HostOffsets, Vendor};
-use super::program::{KernelPrograms, ProgramRoom};
+use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
     ABSENT, RawGuest, RawSlot, RawSpan, RawState, RawTarget, SLOTS, SMALL, SPANS, ThreadFinding,
@@ -39,10 +40,10 @@ pub(crate) struct SampledVm {
     planned: AtomicBool,
     counters: Vec<KernelCounter>,
     vendor: Vendor,
-    /// The kernel counts waits.
-    counts_waits: bool,
-    /// The kernel counts exits.
-    counts_exits: bool,
+    /// The threads of the vCPUs are those that the kernel's counts are of.
+    follows: bool,
+    /// The kernel counts waits, and exits as far as KVM shows them.
+    counts: bool,
 }
 
 /// A vCPU of a [`SampledVm`].
@@ -124,8 +125,7 @@ impl SampledVm {
 
     fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
         let VmSearch { descriptors, number, most, .. } = search;
-        let exits = if vendor == Vendor::Svm { most } else { 0 };
-        let mut programs = KernelPrograms::load(&offsets.options, ProgramRoom { vcpus: most, exits })?;
+        let mut programs = KernelPrograms::load(&offsets.options, most)?;
         let files = programs.files()?;
         let reader = KernelReader { memory: &programs, offsets: &offsets };
         let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
@@ -157,8 +157,8 @@ impl SampledVm {
             planned: AtomicBool::new(false),
             counters: Vec::new(),
             vendor,
-            counts_waits: false,
-            counts_exits: false,
+            follows: false,
+            counts: false,
         };
         // Here, so that a kernel that is too old is known before the first tick.
         let state = vm.programs.sample(0, None).map_err(host_refusal("run a program in the kernel"))?;
@@ -226,13 +226,13 @@ impl SampledVm {
         Some(layout)
     }
 
-    /// Lets the kernel count waits from here on, and exits where KVM has trace points for them.
+    /// Lets the kernel count waits and exits from here on, and those that KVM serves itself where it has
+    /// trace points for them.
     pub(crate) fn count(&mut self) -> Result<(), BpfRefusal> {
-        let has_exits = self.vendor == Vendor::Svm;
-        self.counts_waits = true;
+        self.follows = true;
         (0..self.known().count()).try_for_each(|index| self.follow(index))?;
-        self.programs.count(has_exits)?;
-        self.counts_exits = has_exits;
+        self.programs.count(self.vendor)?;
+        self.counts = true;
         Ok(())
     }
 
@@ -298,7 +298,7 @@ impl SampledVm {
 
     /// Lets what is counted of a vCPU's thread be that of the vCPU `counted`, if the kernel counts.
     fn count_for(&self, index: usize, counted: u32) -> Result<(), BpfRefusal> {
-        match self.vcpu(index).filter(|_| self.counts_waits) {
+        match self.vcpu(index).filter(|_| self.follows) {
             Some(vcpu) => self.programs.follow(vcpu.thread.task, counted),
             None => Ok(()),
         }
@@ -327,9 +327,14 @@ impl SampledVm {
         self.reader().words(self.vcpu(index)?.address, offsets)
     }
 
-    /// Returns true if the kernel counts exits.
-    pub(crate) fn counts_exits(&self) -> bool {
-        self.counts_exits
+    /// Returns true if the kernel counts returns of KVM_RUN.
+    pub(crate) fn counts_returns(&self) -> bool {
+        self.counts
+    }
+
+    /// Returns true if the kernel counts entries of the guest, and so all exits.
+    pub(crate) fn counts_entries(&self) -> bool {
+        self.counts && self.vendor.shows_exits()
     }
 
     /// Returns what the kernel counts of a vCPU.
@@ -339,7 +344,12 @@ impl SampledVm {
 
     /// Returns the exits that the kernel counts of a vCPU; `None` if it counts none.
     pub(crate) fn exits(&self, index: usize) -> Option<ExitsView<'_>> {
-        self.programs.exits(index).filter(|_| self.counts_exits)
+        self.programs.exits(index).filter(|_| self.counts)
+    }
+
+    /// Returns the noted exits of a vCPU; `None` if there are none.
+    pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
+        self.programs.notes(index).filter(|_| self.counts)
     }
 
     /// Returns true once the addresses in the guest's kernel are known.
@@ -444,12 +454,16 @@ impl SampledVcpu {
 
     /// Changes the target; the programs get it before the next sample.
     fn change(&self, change: impl FnOnce(&mut RawTarget)) {
-        change(&mut self.target.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut target = self.target.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut target);
+        target.version = target.version.wrapping_add(1);
+        target.end_version = target.version;
+        drop(target);
         self.changed.store(true, Ordering::Release);
     }
 
     /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this, so
-    /// no program reads the target meanwhile.
+    /// no sample reads the target meanwhile. A note of an exit may, which the version shows.
     fn publish(&self, index: usize, programs: &KernelPrograms) -> Option<()> {
         if self.changed.swap(false, Ordering::AcqRel) {
             let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);

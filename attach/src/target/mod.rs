@@ -294,12 +294,14 @@ impl Target {
 
     /// Returns what [`Self::counts`] does not have of this machine, as the beginning of a sentence.
     pub fn uncounted(&self) -> String {
-        let exits = "exits by reason";
+        let exits = "exits by reason, function and process";
         match (&self.sampled, &self.uncounted) {
-            (Some(vm), None) if vm.counts_exits() => String::new(),
-            (Some(_), None) => format!("{exits} (kvm_pvm has no trace points), "),
-            (Some(_), Some(reason)) => format!("{exits} and waits by process ({reason}), "),
-            (None, _) => format!("{exits} and waits by process (only `--engine bpf` counts them), "),
+            (Some(vm), None) if vm.counts_entries() => String::new(),
+            (Some(_), None) => {
+                "exits that KVM serves itself (kvm_pvm has no trace points for them), ".to_owned()
+            }
+            (Some(_), Some(reason)) => format!("{exits}, and waits by process ({reason}), "),
+            (None, _) => format!("{exits}, and waits by process (only `--engine bpf` counts them), "),
         }
     }
 }

@@ -52,6 +52,33 @@ pub const LOOPS: &[u8] = &[
     0xec,
 ];
 
+/// Two loops of exits, the second three times as long:
+/// `0: mov $10, %ecx; 5: <pause>; out %al, $0x80; dec %ecx; jnz 5b; mov $30, %ecx; <the same with port 0x81>`
+/// Returns the code, and the offset of each `out`.
+pub fn exits_code(pause: u32) -> (Vec<u8>, [usize; 2]) {
+    let (mut code, mut outs) = (Vec::new(), [0; 2]);
+    for (out, (port, turns)) in outs.iter_mut().zip([(0x80, 10_u32), (0x81, 30)]) {
+        code.push(0xb9);
+        code.extend(turns.to_le_bytes());
+        let again = code.len();
+        // `mov $pause, %esi; 1: dec %esi; jnz 1b`
+        code.push(0xbe);
+        code.extend(pause.to_le_bytes());
+        code.extend([0xff, 0xce, 0x75, 0xfc]);
+        *out = code.len();
+        code.extend([0xe6, port, 0xff, 0xc9, 0x75]);
+        let back = i8::try_from(again).unwrap() - i8::try_from(code.len() + 1).unwrap();
+        code.push(back.cast_unsigned());
+    }
+    code.push(0xeb);
+    let back = -i8::try_from(code.len() + 1).unwrap();
+    code.push(back.cast_unsigned());
+    (code, outs)
+}
+
+/// Turns of the pause between two exits, where they are rare: some 2 ms.
+pub const RARE: u32 = 4_000_000;
+
 /// A checksum in registers and memory, written to the exit port: `mov $1, %rax; mov $N, %rcx; mov $0x400000,
 /// %ebx; 1: imul $0x41c64e6d, %rax; add %rcx, %rax; mov %rax, (%rbx); xor (%rbx), %rdx; dec %rcx; jnz 1b; xor
 /// %rdx, %rax; mov $0xf4, %edx; out %eax, (%dx); 2: jmp 2b`
@@ -87,6 +114,8 @@ pub fn vmm(role: &str) -> ! {
     let code = match role {
         "checksum" | "page" => checksum_code(ITERATIONS),
         "long checksum" => checksum_code(MORE_ITERATIONS),
+        "exits" => exits_code(1).0,
+        "rare exits" => exits_code(RARE).0,
         _ => LOOPS.to_vec(),
     };
     // A second machine in the same process, at an address where the other code is not.

@@ -4,14 +4,14 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::io;
 
-use profile::stat::{CounterStat, ExitStat, Stat};
+use profile::stat::{CounterStat, Stat};
 use serde::Serialize;
 use text::clean::escaped;
 use text::csv::{CsvWriter, Formulas};
 use text::units;
 
-use super::PageLayout;
 use super::table::{ColumnAlign, TextTable};
+use super::{PageLayout, visible};
 
 /// Order of the states; other states of a profile follow.
 const STATES: [&str; 7] = ["guest", "halted", "waiting", "kvm", "vmm", "sampler", "paused"];
@@ -24,6 +24,7 @@ pub fn render(stat: &Stat, rows: usize, page: PageLayout) -> String {
         let _ = writeln!(text, "\nnot known: {}", escaped(what));
     }
     exits(&mut text, stat, rows, page);
+    sites(&mut text, stat, rows, page);
     interrupts(&mut text, stat, rows, page);
     served(&mut text, stat, rows, page);
     waits(&mut text, stat, rows, page);
@@ -83,15 +84,15 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
 }
 
 /// Formats the reason of an exit, with its device or address.
-fn what(exit: &ExitStat) -> String {
-    match (&exit.device, exit.address) {
+fn what(reason: &str, device: Option<&str>, address: Option<u64>) -> String {
+    match (device, address) {
         // The device determines whether the access is to a port or to memory.
         (Some(device), _) => {
-            let how = exit.reason.rsplit(' ').next().unwrap_or_default();
+            let how = reason.rsplit(' ').next().unwrap_or_default();
             format!("{}, {how}", escaped(device))
         }
-        (None, Some(address)) => format!("{}: {address:#x}", exit.reason),
-        (None, None) => exit.reason.clone(),
+        (None, Some(address)) => format!("{reason}: {address:#x}"),
+        (None, None) => reason.to_owned(),
     }
 }
 
@@ -115,10 +116,53 @@ fn exits(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
     let mut table = TextTable::new(&columns).indent(2).flexible(0);
     for exit in exits.iter().take(rows) {
         let times = [exit.mean_ns, exit.p50_ns, exit.p99_ns, exit.max_ns].map(units::brief);
-        let first = [what(exit), units::count(exit.count), units::brief(exit.total_ns)];
+        let reason = what(&exit.reason, exit.device.as_deref(), exit.address);
+        let first = [reason, units::count(exit.count), units::brief(exit.total_ns)];
         table.row(first.into_iter().chain(times).collect());
     }
     text.push_str(&table.render(page.width));
+}
+
+fn sites(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
+    let sites = stat.sites_by_function();
+    if sites.is_empty() {
+        return;
+    }
+    heading(text, page, "Exits by process and function of the guest", sites.len().saturating_sub(rows));
+    // Without an estimate all errors are 0.
+    let estimated = sites.iter().any(|site| site.count_error > 0.0);
+    let errors = if estimated {
+        &["count", "error", "total", "error", "mean"][..]
+    } else {
+        &["count", "total", "mean"]
+    };
+    let names = ["process", "function", "reason"].map(|name| (name, ColumnAlign::Left));
+    let right = errors.iter().map(|name| (*name, ColumnAlign::Right));
+    let columns: Vec<_> = names.into_iter().chain(right).collect();
+    let mut table = TextTable::new(&columns).indent(2).flexible(1);
+    for site in sites.iter().take(rows) {
+        let function = site.function.as_deref().map_or(Cow::Borrowed("-"), |name| visible(name));
+        let function = match &site.module {
+            Some(module) if *function != format!("[{module}]") => format!("{function} [{}]", escaped(module)),
+            _ => function.into_owned(),
+        };
+        let reason = what(&site.reason, site.device.as_deref(), site.address);
+        let mut cells = vec![visible(&site.process).into_owned(), function, reason];
+        let error = |error: f64, of: u64| estimated.then(|| relative(error, of));
+        cells.push(units::count(site.count));
+        cells.extend(error(site.count_error, site.count));
+        cells.push(units::brief(site.total_ns));
+        cells.extend(error(site.total_error_ns, site.total_ns));
+        cells.push(units::brief(site.mean_ns));
+        table.row(cells);
+    }
+    text.push_str(&table.render(page.width));
+}
+
+/// Formats a standard error in percent of the number that it is of.
+#[expect(clippy::cast_precision_loss, reason = "shown to three digits")]
+fn relative(error: f64, of: u64) -> String {
+    if of == 0 || error <= 0.0 { String::new() } else { units::percent(error / of as f64) }
 }
 
 fn interrupts(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
@@ -204,7 +248,7 @@ fn counters(text: &mut String, stat: &Stat, rows: usize, page: PageLayout) {
 struct CsvRow<'a> {
     from_s: &'a str,
     to_s: &'a str,
-    /// `state`, `wall`, `exit`, `interrupt`, `served`, `wait` or `kvm`.
+    /// `state`, `wall`, `exit`, `site`, `interrupt`, `served`, `wait` or `kvm`.
     kind: &'static str,
     vcpu: Option<u8>,
     name: Cow<'a, str>,
@@ -219,6 +263,14 @@ struct CsvRow<'a> {
     max_ns: Option<u64>,
     /// Time in a state, ns, or value of a counter.
     value: Option<u64>,
+    /// Process of the guest that exits are from, its id, and function and module.
+    process: Option<&'a str>,
+    pid: Option<i32>,
+    function: Option<&'a str>,
+    module: Option<&'a str>,
+    /// Standard errors of `count` and of `total_ns`.
+    count_error: Option<f64>,
+    total_error_ns: Option<f64>,
 }
 
 /// Writes the names of the columns of [`write_csv`].
@@ -226,7 +278,7 @@ pub fn write_csv_heading(out: impl io::Write) -> io::Result<()> {
     CsvWriter::new(out, Formulas::Quoted).heading(&CsvRow::default())
 }
 
-/// Writes every figure as a line: states, exits, interrupts, interrupts that the guest has served, waits, and
+/// Writes every figure as a line: states, exits, exits by function, interrupts, interrupts that the guest has served, waits, and
 /// counters.
 pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Result<()> {
     let [from_s, to_s] = [stat.from_s, stat.to_s].map(|s| format!("{s:.6}"));
@@ -258,6 +310,25 @@ pub fn write_csv(stat: &Stat, out: impl io::Write, formulas: Formulas) -> io::Re
             p50_ns: Some(exit.p50_ns),
             p99_ns: Some(exit.p99_ns),
             max_ns: Some(exit.max_ns),
+            ..span.clone()
+        })?;
+    }
+    for site in &stat.exit_sites {
+        csv.row(&CsvRow {
+            kind: "site",
+            vcpu: site.vcpu,
+            name: Cow::Borrowed(&site.reason),
+            device: site.device.as_deref(),
+            address: site.address.map(|address| format!("{address:#x}")),
+            count: Some(site.count),
+            total_ns: Some(site.total_ns),
+            mean_ns: Some(site.mean_ns),
+            process: Some(&site.process),
+            pid: site.pid,
+            function: site.function.as_deref(),
+            module: site.module.as_deref(),
+            count_error: Some(site.count_error),
+            total_error_ns: Some(site.total_error_ns),
             ..span.clone()
         })?;
     }

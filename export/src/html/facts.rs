@@ -190,10 +190,11 @@ impl Facts {
         let mut exits = stat.by_device();
         exits.truncate(MOST_ROWS);
         let times = exits.iter().take(MOST_TIMED).map(times).collect::<Value>();
+        let mut sites = stat.sites_by_function();
+        sites.truncate(MOST_ROWS);
         let interrupts = &stat.interrupts[..stat.interrupts.len().min(MOST_ROWS)];
         let counters = &stat.kvm_counters[..stat.kvm_counters.len().min(MOST_ROWS)];
-        let stat =
-            json!({ "exits": exits, "exitTimes": times, "interrupts": interrupts, "counters": counters });
+        let stat = json!({ "exits": exits, "exitTimes": times, "exitSites": sites, "interrupts": interrupts, "counters": counters });
         self.put("stat", value(stat));
     }
 

@@ -15,7 +15,7 @@ const STOPPED: &str = "the virtual machine's process is stopped by a signal";
 const TOLERANCE: f64 = 1.1;
 
 /// Writes what is new of the machine into the profile, and profiles the vCPUs that are new.
-fn tell(session: &Session, attachment: &Attachment<AttachedSampler>) {
+fn record_events(session: &Session, attachment: &Attachment<AttachedSampler>) {
     for event in attachment.take_events() {
         match event {
             AttachEvent::MemoryProven(text) => session.event("memory", &text),
@@ -85,8 +85,8 @@ impl ProfiledVm for Attachment<AttachedSampler> {
         bytes.len()
     }
 
-    fn look(&self, session: &Session) {
-        tell(session, self);
+    fn poll(&self, session: &Session) {
+        record_events(session, self);
         let wanted = session.status().wanted_hz;
         if let Some(lowered) = LoweredRate::new(wanted, self.rate_limit()) {
             session.event("rate", &lowered.sentence());

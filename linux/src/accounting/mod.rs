@@ -117,8 +117,7 @@ pub struct ProcessCpuTimes {
 /// Times of one CPU as `/proc/stat` reports them, ns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CpuStat {
-    /// The CPU's APIC id, which is the number of its vCPU; its number in the guest where the kernel does not
-    /// show that.
+    /// The CPU's APIC id; its number in the guest where the kernel does not show that.
     pub cpu: u32,
     /// User code.
     pub user_ns: u64,
@@ -217,7 +216,7 @@ impl Kernel {
         Ok(read())
     }
 
-    /// Returns the times of every CPU, in the order of the vCPUs. The guest adds the time of a sleep when it
+    /// Returns the times of every CPU, ascending by APIC id. The guest adds the time of a sleep when it
     /// ends.
     ///
     /// # Errors

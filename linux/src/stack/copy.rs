@@ -121,6 +121,15 @@ impl StackCopy {
         bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
     }
 
+    /// Replaces what was copied by registers of user code alone: a walk ends at its first frame. `root` is
+    /// the CR3 that they belong to.
+    pub fn set_user(&mut self, registers: Registers, root: u64) {
+        self.clear();
+        self.registers = registers;
+        self.user_mode = true;
+        self.user_root = Some(root);
+    }
+
     /// Discards the copy, and returns the buffer with any contents.
     pub fn take_back(&mut self) -> &mut [u8] {
         self.clear();

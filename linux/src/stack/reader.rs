@@ -84,7 +84,7 @@ impl TaskSnapshot {
 }
 
 /// Copies the stacks of a sample without allocating: addresses are resolved beforehand.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct StackReader {
     pub(super) cpus: CpuTable<PerCpu>,
     pub(super) layout: StackLayout,

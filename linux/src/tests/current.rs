@@ -122,6 +122,20 @@ fn a_cpu_that_is_plugged_in_is_read_from_then_on() {
 }
 
 #[test]
+fn of_many_absent_cpus_a_few_are_read_at_once() {
+    let with_last = |id| {
+        styled(Style::V6_12, |c| {
+            c.apic_ids = vec![u32::MAX; 100];
+            (c.apic_ids[0], c.apic_ids[99]) = (0, id);
+        })
+    };
+    let ((before, kernel), (later, _)) = (with_last(u32::MAX), with_last(7));
+    let reader = kernel.current_reader(&before.memory).unwrap();
+    let found = [(), ()].map(|()| reader.read(&later.memory, 7).is_some());
+    assert_eq!(found, [false, true]);
+}
+
+#[test]
 fn before_the_areas_are_set_up_the_caller_is_told_to_come_again() {
     for style in STYLES {
         let (guest, kernel) = styled(style, |c| c.per_cpu_ready = false);

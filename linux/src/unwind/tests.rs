@@ -158,7 +158,7 @@ impl StackMemory for Words {
     }
 }
 
-fn at(rip: u64, sp: u64, bp: u64) -> Registers {
+fn registers_at(rip: u64, sp: u64, bp: u64) -> Registers {
     let mut registers = Registers { gpr: std::array::from_fn(|i| 0x1000 + i as u64), rip };
     registers.gpr[Registers::RSP] = sp;
     registers.gpr[Registers::RBP] = bp;
@@ -197,7 +197,7 @@ fn a_system_call_ends_at_the_users_registers() {
         );
         let mut stack = vec![7, TEXT + 0x208, 0, 0, 0xbeef, ENTRY + 9];
         stack.extend(pt_regs(0x40_1000, 0x33, 0x7fff_0000));
-        let (frames, end) = walk(&unwinder, at(TEXT + 0x104, STACK, STACK + 32), stack);
+        let (frames, end) = walk(&unwinder, registers_at(TEXT + 0x104, STACK, STACK + 32), stack);
         assert_eq!(frames, [(TEXT + 0x104, true), (TEXT + 0x208, false), (ENTRY + 9, false)]);
         let WalkEnd::User(user) = end else { panic!("{end:?}") };
         // RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8 to R15.
@@ -230,7 +230,7 @@ fn an_interrupt_leads_from_its_stack_to_what_it_interrupted() {
         stack.extend([TEXT + 0x201, STACK]);
         // R10 points after the return address.
         stack[1 + 7] = STACK + 24 * 8;
-        let (frames, end) = walk(&unwinder, at(TEXT + 0x100, interrupt_stack, 0), stack);
+        let (frames, end) = walk(&unwinder, registers_at(TEXT + 0x100, interrupt_stack, 0), stack);
         let expected = [
             (TEXT + 0x100, true),
             (TEXT + 0x201, false),
@@ -247,10 +247,10 @@ fn an_iret_frame_keeps_all_registers() {
     for format in formats() {
         let unwinder = unwinder(&format, &[rule(0x8_0000, RuleKind::Partial, (SP, 8))]);
         let stack = vec![u64::MAX, 0x40_1000, 0x33, 0x246, 0x7fff_0000, 0x2b];
-        let (frames, end) = walk(&unwinder, at(ENTRY, STACK, 0x77), stack);
+        let (frames, end) = walk(&unwinder, registers_at(ENTRY, STACK, 0x77), stack);
         assert_eq!(frames, [(ENTRY, true)]);
         let WalkEnd::User(user) = end else { panic!("{end:?}") };
-        assert_eq!(user.registers, at(0x40_1000, 0x7fff_0000, 0x77));
+        assert_eq!(user.registers, registers_at(0x40_1000, 0x7fff_0000, 0x77));
         assert_eq!(user.system_call(), None);
     }
 }
@@ -262,7 +262,7 @@ fn registers_that_are_popped_already_are_still_had() {
     let unwinder = unwinder(&format, &[rule(0x8_0000, RuleKind::Regs, (SP, -72))]);
     let mut stack = vec![0xdead; 9];
     stack.extend(&pt_regs(0x40_1000, 0x33, 0x7fff_0000)[9..]);
-    let registers = at(ENTRY, STACK + 72, 0x77);
+    let registers = registers_at(ENTRY, STACK + 72, 0x77);
     let (_, end) = walk(&unwinder, registers, stack);
     let WalkEnd::User(user) = end else { panic!("{end:?}") };
     assert_eq!(user.registers.gpr[12], registers.gpr[12]);
@@ -284,7 +284,8 @@ fn what_is_wrong_is_told() {
     ];
     let mut unwinder = unwinder(&format, &rules);
     unwinder.hooks[0] = TEXT + 0x177;
-    let ends = |rip: u64, stack: Vec<u64>| reason(walk(&unwinder, at(rip, STACK, STACK + 8), stack).1);
+    let ends =
+        |rip: u64, stack: Vec<u64>| reason(walk(&unwinder, registers_at(rip, STACK, STACK + 8), stack).1);
     assert_eq!(ends(TEXT + 0x100, vec![0]), Some(KernelWalkError::NotCopied));
     assert_eq!(ends(TEXT + 0x200, vec![0; 4]), Some(KernelWalkError::NotCopied));
     assert_eq!(ends(TEXT + 0x300, vec![0; 4]), Some(KernelWalkError::NoRule));
@@ -294,7 +295,7 @@ fn what_is_wrong_is_told() {
     assert_eq!(ends(END + 0x50, vec![0; 4]), Some(KernelWalkError::UnknownCode));
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x177]), Some(KernelWalkError::ReturnHook));
     // The hook has its own name, not that of the function before it.
-    let (frames, _) = walk(&unwinder, at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
+    let (frames, _) = walk(&unwinder, registers_at(TEXT + 0x100, STACK, 0), vec![0, TEXT + 0x177]);
     assert_eq!(frames, [(TEXT + 0x100, true), (TEXT + 0x177, true)]);
     // R13 after a call is not known.
     assert_eq!(ends(TEXT + 0x100, vec![0, TEXT + 0x401]), Some(KernelWalkError::NoRegister));
@@ -316,7 +317,7 @@ fn the_stack_pointer_may_not_go_down_by_calls() {
     let [_, _, format, _] = formats();
     let unwinder =
         unwinder(&format, &[rule(0x100, RuleKind::Call, (SP, 0)), rule(0x200, RuleKind::Bottom, (0, 0))]);
-    let (_, end) = walk(&unwinder, at(TEXT + 0x100, STACK + 8, 0), vec![TEXT + 0x201, 0]);
+    let (_, end) = walk(&unwinder, registers_at(TEXT + 0x100, STACK + 8, 0), vec![TEXT + 0x201, 0]);
     assert_eq!(reason(end), Some(KernelWalkError::StackPointer));
 }
 
@@ -324,7 +325,7 @@ fn the_stack_pointer_may_not_go_down_by_calls() {
 fn a_call_to_nothing_leads_to_its_caller() {
     let [_, _, format, _] = formats();
     let unwinder = unwinder(&format, &[rule(0x200, RuleKind::Bottom, (0, 0))]);
-    let (frames, end) = walk(&unwinder, at(0, STACK, 0), vec![TEXT + 0x201]);
+    let (frames, end) = walk(&unwinder, registers_at(0, STACK, 0), vec![TEXT + 0x201]);
     assert_eq!((frames, end), (vec![(0, true), (TEXT + 0x201, false)], WalkEnd::Complete));
 }
 
@@ -342,7 +343,7 @@ fn thunks_and_stuffed_return_addresses_are_left() {
         (switch + 60, vec![0, 0, 0, 0, 0, 0, caller, 0]),
         (switch + 60, vec![switch + 50, switch + 56, 0, 0, 0, 0, 0, 0, caller]),
     ] {
-        let (frames, end) = walk(&unwinder, at(rip, STACK, 0), stack);
+        let (frames, end) = walk(&unwinder, registers_at(rip, STACK, 0), stack);
         assert_eq!((frames, end), (vec![(rip, true), (caller, false)], WalkEnd::Complete));
     }
 }
@@ -352,9 +353,9 @@ fn generated_code_is_left_by_its_frame_pointer() {
     let [_, _, format, _] = formats();
     let unwinder = unwinder(&format, &[rule(0x200, RuleKind::Bottom, (0, 0))]);
     let (frames, end) =
-        walk(&unwinder, at(MODULE, STACK, STACK + 16), vec![1, 2, STACK + 64, TEXT + 0x201, 0]);
+        walk(&unwinder, registers_at(MODULE, STACK, STACK + 16), vec![1, 2, STACK + 64, TEXT + 0x201, 0]);
     assert_eq!((frames, end), (vec![(MODULE, true), (TEXT + 0x201, false)], WalkEnd::Complete));
-    let (_, end) = walk(&unwinder, at(MODULE, STACK, STACK + 16), vec![1, 2, 0, 3, 0]);
+    let (_, end) = walk(&unwinder, registers_at(MODULE, STACK, STACK + 16), vec![1, 2, 0, 3, 0]);
     assert_eq!(reason(end), Some(KernelWalkError::UnknownCode));
 }
 
@@ -368,9 +369,9 @@ fn modules_have_tables_of_their_own() {
     });
     unwinder.modules = Arc::new(modules.collect());
     assert_eq!((unwinder.modules.len(), unwinder.rules()), (3, 4));
-    let (frames, end) = walk(&unwinder, at(MODULE + 0x5fff, STACK, 0), vec![0, TEXT + 0x201]);
+    let (frames, end) = walk(&unwinder, registers_at(MODULE + 0x5fff, STACK, 0), vec![0, TEXT + 0x201]);
     assert_eq!((frames.len(), end), (2, WalkEnd::Complete));
-    let (_, end) = walk(&unwinder, at(MODULE + 0x6000, STACK, 0), vec![0, TEXT + 0x201]);
+    let (_, end) = walk(&unwinder, registers_at(MODULE + 0x6000, STACK, 0), vec![0, TEXT + 0x201]);
     assert_eq!(reason(end), Some(KernelWalkError::UnknownCode));
 }
 
@@ -385,14 +386,14 @@ fn a_kernel_with_frame_pointers_needs_no_table() {
     stack[4 + 4] = STACK + 25 * 8;
     stack.extend([0, ENTRY + 5]);
     stack.extend(pt_regs(0x40_1000, 0x33, 0x7fff_0000));
-    let (frames, end) = walk(&unwinder, at(TEXT + 0x100, STACK, STACK), stack);
+    let (frames, end) = walk(&unwinder, registers_at(TEXT + 0x100, STACK, STACK), stack);
     let expected = [(TEXT + 0x100, true), (TEXT + 0x11, false), (TEXT + 0x300, true), (ENTRY + 5, false)];
     assert_eq!(frames, expected);
     assert!(matches!(end, WalkEnd::User(user) if user.registers.rip == 0x40_1000), "{end:?}");
     // A kernel thread: zeros in place of registers.
     let mut stack = vec![(STACK + 16) | 1, TEXT + 0x11];
     stack.extend([0; 21]);
-    assert_eq!(walk(&unwinder, at(TEXT + 0x100, STACK, STACK), stack).1, WalkEnd::Complete);
+    assert_eq!(walk(&unwinder, registers_at(TEXT + 0x100, STACK, STACK), stack).1, WalkEnd::Complete);
 }
 
 #[test]

@@ -117,7 +117,6 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
     let shown = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|vcpu| vcpu == row.id));
     let total = |of: fn(&VcpuRow) -> u64| tables.vcpus.iter().map(of).sum::<u64>();
     let wall_s = seconds(total(|row| row.states.wall()));
-    let unsampled_s = seconds(sums.unsampled_ns) * tables.vcpus.len() as f64;
     let text = |key: &str| tables.meta.get(key).cloned();
     let processes = processes(view);
     Report {
@@ -128,7 +127,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         started_unix_s: seconds(tables.parsed("started_unix_ns")),
         duration_s: tables.duration_s(),
         rate_hz: tables.parsed("rate_hz"),
-        measured_rate_hz: rate(total(|row| row.samples + row.lost), wall_s - unsampled_s),
+        measured_rate_hz: rate(total(|row| row.samples + row.lost), seconds(sums.all_sampled_ns)),
         unsampled_s: seconds(sums.unsampled_ns),
         clock: text("clock").unwrap_or_default(),
         intervals_valid: estimate::trustworthy(tables.clock()),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use hdrhistogram::Histogram;
-use rusqlite::{Row, params};
+use rusqlite::{Connection, Row, params};
 
 use super::TickCounts;
 use super::code::{BOOT_FRAME, Code, NONE, small};
@@ -16,7 +16,8 @@ use super::tables::{Span, Tables};
 use super::tick_log::TickLog;
 use crate::estimate::Tallies;
 use crate::numbers::unsigned;
-use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuState};
+use crate::rate_history::RateHistory;
+use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuRow, VcpuState};
 use crate::store::Profile;
 
 /// Number of modes.
@@ -146,6 +147,8 @@ pub(super) struct Sums {
     pub late_over: u64,
     /// The longest time in which a vCPU was not sampled, ns.
     pub unsampled_ns: u64,
+    /// Time of the whole run in which vCPUs were sampled, of all vCPUs together, ns.
+    pub all_sampled_ns: u64,
 }
 
 /// A row of table `sample`, with indexes instead of row ids.
@@ -220,6 +223,14 @@ impl Sample {
     }
 }
 
+/// Returns the time of the run in which vCPUs were sampled, of all vCPUs together, ns. One that was added
+/// while the VM ran has only the times without samples since then.
+fn sampled_ns(connection: &Connection, tables: &Tables) -> rusqlite::Result<u64> {
+    let (rates, duration) = (RateHistory::read(connection)?, tables.parsed("duration_ns"));
+    let sampled = |row: &VcpuRow| row.states.wall().saturating_sub(rates.unsampled_ns(row.id, duration));
+    Ok(tables.vcpus.iter().map(sampled).fold(0, u64::saturating_add))
+}
+
 impl Sums {
     /// Counts the samples of the chosen vCPU and time, and of those what `selection` chooses.
     pub(super) fn read(
@@ -242,6 +253,7 @@ impl Sums {
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
+            all_sampled_ns: sampled_ns(profile.connection(), tables)?,
         };
         Sample::read(profile, filter, (code, stacks), |sample| {
             sums.add(sample, (selection, filter.relative), (tables, stacks))

@@ -61,6 +61,6 @@ pub struct CpuTimeRow {
     pub first: bool,
     /// Time of the reading, ns since the run's start.
     pub time_ns: u64,
-    /// The times.
+    /// The times; its `cpu` is the number of the vCPU.
     pub stat: CpuStat,
 }

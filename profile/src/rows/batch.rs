@@ -158,6 +158,10 @@ tables! {
         id, vcpu, reason, address, device, count, total_ns, max_ns, p50_ns, p99_ns, times = PairList(&row.times),
     }
 
+    exit_sites: ExitSiteRow => (replace) exit_site |row| {
+        exit, mode, instance, frame, noted, count, total_ns, count_error, total_error_ns,
+    }
+
     kvm_counters: KvmCounterRow => (replace) kvm_counter |row| { vcpu, name, value, grows }
 
     host_waits: HostWaitRow => (replace) host_wait |row| { vcpu, pid, name, count, total_ns }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::rows::Microstates;
+use crate::rows::{Microstates, Mode};
 
 /// A row of table `vcpu`: the whole run up to now.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -70,6 +70,32 @@ pub struct ExitRow {
     /// Shortest time of a bucket in ns and the number of exits in it, in rising order.
     pub times: Vec<(u64, u64)>,
 }
+
+/// A row of table `exit_site`: exits for one reason from one place in the guest, up to now.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExitSiteRow {
+    /// Row id of the exits, table `exit`.
+    pub exit: u32,
+    /// Mode of the code.
+    pub mode: Mode,
+    /// Row id of the process that had the vCPU; 0 if it is not known.
+    pub instance: u32,
+    /// Row id of the frame; 0 for all exits that share a row.
+    pub frame: u32,
+    /// Number of exits that were noted.
+    pub noted: u64,
+    /// Number of exits that the notes are for.
+    pub count: u64,
+    /// Their time from the exit to the next entry, ns.
+    pub total_ns: u64,
+    /// Standard error of `count`; 0 if all exits were noted.
+    pub count_error: f64,
+    /// Standard error of `total_ns`.
+    pub total_error_ns: f64,
+}
+
+// An error is never NaN.
+impl Eq for ExitSiteRow {}
 
 /// A row of table `kvm_counter`: one of KVM's own counters of a vCPU, at its latest value.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -153,7 +153,7 @@ pub struct ThreadRusage {
 /// Times of a CPU that `/proc/stat` reports, and measured ones, ns.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CpuRusage {
-    /// Number of the CPU in the guest, and of its vCPU.
+    /// Number of its vCPU: in a guest whose APIC ids are not 0, 1, 2 ..., not always that in `/proc/stat`.
     pub cpu: u32,
     /// Time of the first reading, s since the run's start; all times but `before` are since then.
     pub since_s: Option<f64>,

@@ -4,12 +4,14 @@
 //! [`Stat`] serializes to exactly the object that docs/json.md describes; a test compares the two.
 
 mod read;
+mod sites;
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use crate::histogram::quantile;
+pub use sites::ExitSiteStat;
 
 /// The figures of a run up to now, or, after [`Stat::since`], of the time between two readings.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,6 +35,9 @@ pub struct Stat {
     pub vcpus: Vec<VcpuStat>,
     /// One entry per vCPU, reason and address; longest total first.
     pub exits: Vec<ExitStat>,
+    /// Exits by the guest's process and function, longest total first; empty unless the host's kernel notes
+    /// them.
+    pub exit_sites: Vec<ExitSiteStat>,
     /// Interrupts raised by devices; most first.
     pub interrupts: Vec<InterruptStat>,
     /// Interrupts that the guest has served, longest total first; empty without exact mode.
@@ -230,6 +235,7 @@ impl Stat {
             from_s: earlier.to_s,
             vcpus: vcpus.collect(),
             exits: exits.filter(|exit| exit.count > 0).collect(),
+            exit_sites: sites::since(&self.exit_sites, &earlier.exit_sites),
             interrupts: interrupts.filter(|interrupt| interrupt.count > 0).collect(),
             served: served.filter(|served| served.count > 0).collect(),
             kvm_counters: counters.collect(),
@@ -245,6 +251,7 @@ impl Stat {
     pub fn of_vcpu(mut self, vcpu: u8) -> Self {
         self.vcpus.retain(|row| row.id == vcpu);
         self.exits.retain(|row| row.vcpu == Some(vcpu));
+        self.exit_sites.retain(|row| row.vcpu == Some(vcpu));
         self.served.retain(|row| row.vcpu == Some(vcpu));
         self.kvm_counters.retain(|row| row.vcpu == vcpu);
         self.host_waits.retain(|row| row.vcpu == Some(vcpu));
@@ -295,6 +302,7 @@ impl Stat {
     fn sort(&mut self) {
         self.host_waits.sort_by_key(|wait| (std::cmp::Reverse(wait.total_ns), wait.vcpu));
         self.exits.sort_by_key(|exit| (std::cmp::Reverse(exit.total_ns), exit.vcpu));
+        sites::sort(&mut self.exit_sites);
         self.interrupts.sort_by_key(|interrupt| std::cmp::Reverse(interrupt.count));
         self.served.sort_by_key(|served| (std::cmp::Reverse(served.total_ns), served.vcpu));
     }

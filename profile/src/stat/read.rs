@@ -28,6 +28,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         .collect::<Result<_, _>>()?;
     let text = |key: &str| meta.get(key).cloned();
     let duration_ns = meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
+    let exits = exits(connection)?;
     let mut stat = Stat {
         version: text("version").unwrap_or_default(),
         host: text("host").unwrap_or_else(|| "unknown".to_owned()),
@@ -37,7 +38,8 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         from_s: 0.0,
         to_s: seconds(duration_ns),
         vcpus: vcpus(connection)?.iter().map(vcpu).collect(),
-        exits: exits(connection)?,
+        exit_sites: super::sites::read(connection, &exits)?,
+        exits: exits.into_iter().map(|(_, exit)| exit).collect(),
         interrupts: interrupts(connection)?,
         served: served(connection)?,
         kvm_counters: counters(connection)?,
@@ -58,8 +60,10 @@ fn vcpu(row: &crate::rows::VcpuRow) -> VcpuStat {
     }
 }
 
-fn exits(connection: &Connection) -> rusqlite::Result<Vec<ExitStat>> {
-    let sql = "SELECT vcpu, reason, address, device, count, total_ns, max_ns, times FROM exit ORDER BY id";
+/// Reads the exits, with their row ids.
+fn exits(connection: &Connection) -> rusqlite::Result<Vec<(u32, ExitStat)>> {
+    let sql =
+        "SELECT vcpu, reason, address, device, count, total_ns, max_ns, times, id FROM exit ORDER BY id";
     let exit = |row: &Row<'_>| {
         let times: String = row.get(7)?;
         let mut exit = ExitStat {
@@ -77,7 +81,7 @@ fn exits(connection: &Connection) -> rusqlite::Result<Vec<ExitStat>> {
             p99_ns: 0,
         };
         exit.derive();
-        Ok(exit)
+        Ok((row.get(8)?, exit))
     };
     connection.prepare(sql)?.query_map([], exit)?.collect()
 }

@@ -134,8 +134,10 @@ impl SizeLimit {
         {
             *stack = if *stack <= beyond.last_stack { *stack } else { 0 };
         }
-        cut.frames = beyond.frames.take(&batch.frames, |row| row.id, cut.samples.iter().map(|row| row.frame));
-        let running = cut.samples.iter().filter_map(|row| row.instance);
+        let left = cut.exit_sites.iter();
+        let frames = cut.samples.iter().map(|row| row.frame).chain(left.clone().map(|row| row.frame));
+        cut.frames = beyond.frames.take(&batch.frames, |row| row.id, frames);
+        let running = cut.samples.iter().filter_map(|row| row.instance).chain(left.map(|row| row.instance));
         cut.instances = beyond.instances.take(&batch.instances, |row| row.id, running);
         cut.inlined.retain(|row| beyond.frames.has(row.frame));
         let known = |instance| instance == 0 || beyond.instances.has(instance);

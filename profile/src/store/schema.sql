@@ -60,6 +60,20 @@ CREATE TABLE exit (
     times    TEXT NOT NULL         -- JSON: [shortest time of a bucket in ns, how many], rising
 );
 
+-- Exits of an attached vCPU by the guest's code that they interrupted.
+CREATE TABLE exit_site (
+    "exit"         INTEGER NOT NULL,  -- exit.id
+    mode           INTEGER NOT NULL,  -- mode.id
+    instance       INTEGER NOT NULL,  -- instance.id; 0: not known
+    frame          INTEGER NOT NULL,  -- frame.id; 0: exits without a place, which share a row
+    noted          INTEGER NOT NULL,  -- exits whose place was noted
+    count          INTEGER NOT NULL,  -- exits that these are for
+    total_ns       INTEGER NOT NULL,  -- their time, from the exit to the next entry
+    count_error    REAL NOT NULL,     -- standard error of count; 0: all were noted
+    total_error_ns REAL NOT NULL,     -- standard error of total_ns
+    PRIMARY KEY ("exit", mode, instance, frame)
+) WITHOUT ROWID;
+
 -- KVM's own counters of a vCPU, at the end.
 CREATE TABLE kvm_counter (
     vcpu  INTEGER NOT NULL,  -- vcpu.id

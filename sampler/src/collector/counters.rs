@@ -1,13 +1,15 @@
 //! Clocks and counters of all vCPUs, read into rows of a batch.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attach::VcpuCounts;
+use attach::{ExitNote, VcpuCounts};
+use linux::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;
-use crate::microstate::meter::VcpuMeter;
+use crate::microstate::meter::{ReportedExit, VcpuMeter};
 use crate::microstate::stats::VcpuStats;
 use profile::estimate::guest_error_key;
 use profile::rows::{Batch, InjectedRow, RateRow};
@@ -76,6 +78,18 @@ impl VcpuCounters {
         self.meters.iter().map(VcpuMeter::due_ticks).map(|(rate_hz, since_ns)| DueTicks { rate_hz, since_ns })
     }
 
+    /// Changes the numbers of CPUs from APIC ids to those of their vCPUs. CPUs whose vCPU is not sampled go.
+    pub(super) fn number_vcpus(&self, cpus: &mut Vec<CpuStat>) {
+        let mut ids: Vec<_> = cpus.iter().map(|stat| stat.cpu as usize).collect();
+        ids.sort_unstable();
+        let apic_ids: Vec<_> =
+            self.meters.iter().map(|meter| meter.guest_cpu().apic_id(ids.iter().copied())).collect();
+        cpus.retain_mut(|stat| {
+            let vcpu = (0..).zip(&apic_ids).find(|(_, id)| **id == Some(stat.cpu as usize));
+            vcpu.map(|(vcpu, _)| stat.cpu = vcpu).is_some()
+        });
+    }
+
     /// Notes that the host had stopped the whole process for `ns`.
     pub(super) fn stopped(&mut self, ns: u64) {
         self.meters.iter_mut().for_each(|meter| meter.stopped(ns));
@@ -112,6 +126,20 @@ impl VcpuCounters {
         }
     }
 
+    /// Takes the exits that the host's kernel has noted, with the number and the APIC id of their vCPU.
+    pub(super) fn take_notes(&self) -> impl Iterator<Item = (usize, usize, Vec<ExitNote>)> {
+        let taken = |(vcpu, meter): (usize, &VcpuMeter)| {
+            let (apic_id, notes) = meter.take_notes()?;
+            Some((vcpu, apic_id, notes))
+        };
+        self.meters.iter().enumerate().filter_map(taken)
+    }
+
+    /// Returns the exits of a vCPU that were reported, by their keys.
+    pub(super) fn reported_exits(&self, vcpu: usize) -> Option<&HashMap<u64, ReportedExit>> {
+        self.meters.get(vcpu).map(VcpuMeter::reported_exits)
+    }
+
     /// Reads exits, KVM's counters and injected interrupts into `batch`, if that is due or the run has
     /// `ended`. Returns true if they were read.
     pub(super) fn read_counts(&mut self, ended: bool, batch: &mut Batch) -> bool {
@@ -127,5 +155,33 @@ impl VcpuCounters {
         let row = |InjectionCount { device, vector, count }| InjectedRow { device, vector, count };
         batch.injected = self.injections.read().into_iter().map(row).collect();
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guest_cpu::GuestCpu;
+
+    /// Times of CPUs with these APIC ids, whose user time is the id, as those of these vCPUs.
+    fn numbered(vcpus: &[GuestCpu], apic_ids: &[u32]) -> Vec<(u32, u64)> {
+        let stats: Vec<_> = vcpus
+            .iter()
+            .map(|cpu| Arc::new(VcpuStats { cpu: (*cpu).into(), ..VcpuStats::default() }))
+            .collect();
+        let stat = |id: &u32| CpuStat { cpu: *id, user_ns: u64::from(*id), ..CpuStat::default() };
+        let mut cpus = apic_ids.iter().map(stat).collect();
+        VcpuCounters::new(&stats).number_vcpus(&mut cpus);
+        cpus.iter().map(|stat| (stat.cpu, stat.user_ns)).collect()
+    }
+
+    #[test]
+    fn a_cpu_has_the_number_of_the_vcpu_with_its_apic_id() {
+        let known = [0, 1, 4].map(GuestCpu::ApicId);
+        assert_eq!(numbered(&known, &[0, 1, 4, 5]), [(0, 0), (1, 1), (2, 4)]);
+        assert_eq!(numbered(&known[..2], &[0, 4]), [(0, 0)]);
+        // Behind a GDB stub.
+        let nth = [0, 1, 2].map(GuestCpu::Nth);
+        assert_eq!(numbered(&nth, &[0, 1, 4]), [(0, 0), (1, 1), (2, 4)]);
     }
 }

@@ -56,6 +56,13 @@ impl Collector {
         let duration = ended_ns.saturating_sub(self.shared.zero_ns);
         // Read last, so that the rows cover the time up to the end.
         self.read_meters(true);
+        let unnoted = self.exit_sites.unnoted();
+        if unnoted > 0 {
+            self.event(
+                "missing",
+                format!("{unnoted} exits have neither a function nor a process: there was no room"),
+            );
+        }
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);

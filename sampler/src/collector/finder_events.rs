@@ -119,7 +119,10 @@ impl Collector {
                 let named = (0..).zip(names).filter_map(|(number, name)| Some((number, name?)));
                 self.batch.syscalls.extend(named);
             }
-            FinderEvent::Books(all) => self.resolver.books(&all, &mut self.batch),
+            FinderEvent::Books(mut all) => {
+                self.counters.number_vcpus(&mut all.cpus);
+                self.resolver.books(&all, &mut self.batch);
+            }
             FinderEvent::Tasks(tasks) | FinderEvent::List(tasks) => {
                 self.gate.list(&tasks);
                 self.resolver.list(&tasks, &mut self.batch);

@@ -2,6 +2,7 @@
 
 mod counters;
 mod ending;
+mod exit_sites;
 pub(crate) mod finder;
 mod finder_events;
 mod namer;
@@ -36,6 +37,7 @@ use crate::shared::{AddedVcpu, SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
 use crate::vcpu::RingEnds;
 use counters::VcpuCounters;
+use exit_sites::ExitSites;
 use finder::{FinderEvent, FinderRequests};
 use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
@@ -107,6 +109,7 @@ pub(crate) struct Collector {
     /// Samples whose stacks were not copied: all buffers were in use.
     stacks_missed: u64,
     counters: VcpuCounters,
+    exit_sites: ExitSites,
     resolver: SampleResolver,
     /// The gate that keeps or drops samples.
     gate: SamplingGate,
@@ -158,6 +161,7 @@ impl Collector {
             namer: None,
             stacks_missed: 0,
             counters,
+            exit_sites: ExitSites::default(),
             resolver,
             gate: SamplingGate::default(),
             stalls: StallReports::default(),
@@ -272,6 +276,7 @@ impl Collector {
             let bits = self.readers.get().and_then(|readers| readers.current.hardirq_bits());
             self.batch.meta.extend(bits.map(|bits| (HARDIRQ_BITS.to_owned(), bits.to_string())));
             self.gate.counted(&self.batch);
+            self.exit_sites.write(&self.counters, &mut self.batch);
         }
     }
 
@@ -325,6 +330,7 @@ impl Collector {
                 }
             }
         }
+        self.take_exits();
         // After the samples: events wait for their turn anyway, but a full sample ring loses samples.
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);

@@ -159,13 +159,15 @@ pub(crate) struct ExitCount {
     pub total_ns: u64,
     pub max_ns: u64,
     pub times: Vec<(u64, u64)>,
+    /// Exits that were to be noted and were not, and their time, ns.
+    pub unnoted: (u64, u64),
 }
 
 impl From<CourseExit> for ExitCount {
     fn from(exit: CourseExit) -> Self {
-        let CourseExit { key, count, total_ns, max_ns, buckets } = exit;
+        let CourseExit { key, count, total_ns, max_ns, buckets, unnoted } = exit;
         let times = buckets.into_iter().map(|(bucket, count)| (low_ns(bucket), count)).collect();
-        Self { key: ExitKey(key), count, total_ns, max_ns, times }
+        Self { key: ExitKey(key), count, total_ns, max_ns, times, unnoted }
     }
 }
 
@@ -231,6 +233,7 @@ impl ExitTable {
                 total_ns: load(&slot.total_ns),
                 max_ns: load(&slot.max_ns),
                 times: slot.times.read(),
+                unnoted: (0, 0),
             })
         };
         self.slots.iter().filter_map(read).collect()
@@ -250,7 +253,7 @@ mod tests {
     fn exits_that_the_hosts_kernel_counts_have_the_same_keys() {
         let count = |key| {
             let buckets = vec![(0, 1), (3, 2)];
-            ExitCount::from(CourseExit { key, count: 3, total_ns: 200, max_ns: 90, buckets })
+            ExitCount::from(CourseExit { key, count: 3, total_ns: 200, max_ns: 90, buckets, unnoted: (0, 0) })
         };
         // The codes of attach/bpf/record.c.
         let port = count(2 << 56 | 0x3f8);

@@ -210,7 +210,7 @@ mod tests {
         let places = StateTimes { run: 900, paused: 100, ..StateTimes::default() };
         let times = ThreadTimes { run_ns: 400, waited_ns: 80 };
         // 520 blocked, of which 100 while paused.
-        let vmm = VmmTimes { returns: 1, on_cpu_ns: 50, blocked_ns: 130 };
+        let vmm = VmmTimes { on_cpu_ns: 50, blocked_ns: 130 };
         let states = exact(&places, times, vmm, 20);
         assert_eq!((states.guest, states.vmm, states.halted), (330, 80, 390 + 20));
         assert_eq!((states.waiting, states.paused, states.wall()), (80, 100, 1_000));
@@ -254,7 +254,7 @@ mod tests {
             let times = Some(ThreadTimes { run_ns: ran, waited_ns: waited });
             let states = split(&places, times, &tick_counts(counts), polled);
             prop_assert_eq!(states.wall(), run + sampler + paused);
-            let vmm = VmmTimes { returns: 0, on_cpu_ns: counts[0], blocked_ns: counts[1] };
+            let vmm = VmmTimes { on_cpu_ns: counts[0], blocked_ns: counts[1] };
             let times = ThreadTimes { run_ns: ran, waited_ns: waited };
             prop_assert_eq!(exact(&places, times, vmm, polled.unwrap_or(0)).wall(), run + sampler + paused);
         }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attach::{CpuTaker, VcpuCourse};
+use attach::{CpuTaker, ExitNote, VcpuCourse};
 use vmm::{Counters as KvmCounters, Region, ThreadTimes, counters::Kind, monotonic_ns};
 
 use super::clock::StateTimes;
@@ -11,6 +11,7 @@ use super::exits::{ExitCount, ExitKey};
 use super::foreign;
 use super::host::ThreadReader;
 use super::stats::VcpuStats;
+use crate::guest_cpu::GuestCpu;
 use profile::histogram::quantile;
 use profile::rows::Microstates;
 use profile::rows::{ExitRow, HostWaitRow, KvmCounterRow, MicrostateRow, RateRow, VcpuRow};
@@ -34,7 +35,7 @@ pub(crate) struct VcpuMeter {
     stopped_ns: u64,
     /// States that were reported so far.
     reported: Microstates,
-    exits: HashMap<u64, (u32, u64)>,
+    exits: HashMap<u64, ReportedExit>,
     counters: Vec<u64>,
     /// Sampling rate that was last reported.
     rate_hz: f64,
@@ -58,6 +59,11 @@ impl VcpuMeter {
             counters: Vec::new(),
             guest_error: 0.0,
         }
+    }
+
+    /// Returns the CPU that the guest's kernel takes this vCPU for.
+    pub(crate) fn guest_cpu(&self) -> GuestCpu {
+        self.stats.cpu.get().copied().unwrap_or(GuestCpu::ApicId(self.vcpu.into()))
     }
 
     /// Sets KVM's counters of this vCPU.
@@ -94,8 +100,8 @@ impl VcpuMeter {
             window = (states.wall() > 0).then_some(MicrostateRow { vcpu: self.vcpu, time_ns, states });
         }
         let mut row = self.stats.row(self.vcpu, self.reported);
-        if let Some(times) = self.course.as_ref().and_then(VcpuCourse::vmm_times) {
-            row.exits = times.returns;
+        if let Some(returns) = self.course.as_ref().and_then(VcpuCourse::returns) {
+            row.exits = returns;
         }
         (row, window)
     }
@@ -191,16 +197,27 @@ impl VcpuMeter {
         let counted = self.course.as_ref().and_then(VcpuCourse::exits);
         let counted = counted.map(|exits| exits.into_iter().map(ExitCount::from).collect());
         for exit in counted.unwrap_or_else(|| self.stats.exits.read()) {
-            let (id, reported) = self.exits.entry(exit.key.number()).or_insert_with(|| {
+            let reported = self.exits.entry(exit.key.number()).or_insert_with(|| {
                 *next += 1;
-                (*next, 0)
+                ReportedExit { id: *next, ..ReportedExit::default() }
             });
-            if *reported != exit.count {
-                *reported = exit.count;
-                rows.push(exit_row(*id, self.vcpu, exit, regions));
+            reported.unnoted = exit.unnoted;
+            if reported.count != exit.count {
+                reported.count = exit.count;
+                rows.push(exit_row(reported.id, self.vcpu, exit, regions));
             }
         }
         rows
+    }
+
+    /// Returns the exits that were reported, by their keys.
+    pub(crate) fn reported_exits(&self) -> &HashMap<u64, ReportedExit> {
+        &self.exits
+    }
+
+    /// Takes the exits that the host's kernel has noted since the last call, with the vCPU's APIC id.
+    pub(crate) fn take_notes(&self) -> Option<(usize, Vec<ExitNote>)> {
+        self.course.as_ref().map(|course| (course.apic_id(), course.take_notes()))
     }
 
     /// Returns KVM's counters as last read.
@@ -226,6 +243,16 @@ impl VcpuMeter {
         };
         takers.into_iter().map(row).collect()
     }
+}
+
+/// Exits for one reason that were reported.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct ReportedExit {
+    /// Row id.
+    pub id: u32,
+    count: u64,
+    /// Exits that were to be noted and were not, and their time, ns.
+    pub unnoted: (u64, u64),
 }
 
 /// Further times within KVM_RUN, ns.
@@ -271,7 +298,7 @@ fn advance(reported: &Microstates, target: &Microstates) -> Microstates {
 }
 
 fn exit_row(id: u32, vcpu: u8, exit: ExitCount, regions: &[Region]) -> ExitRow {
-    let ExitCount { key, count, total_ns, max_ns, times } = exit;
+    let ExitCount { key, count, total_ns, max_ns, times, .. } = exit;
     ExitRow {
         id,
         vcpu,

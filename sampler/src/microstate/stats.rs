@@ -8,6 +8,7 @@ use vmm::CounterSum;
 use super::clock::StateClock;
 use super::exits::ExitTable;
 use super::foreign::TickCounts;
+use crate::guest_cpu::GuestCpu;
 use crate::sampling_rate::SamplingRate;
 use profile::rows::{Microstates, VcpuRow};
 
@@ -24,6 +25,8 @@ pub(crate) struct VcpuStats {
     pub exit_count: AtomicU64,
     /// Time in KVM_RUN on a CPU while the guest was halted, without polling, ns.
     pub kvm_ns: AtomicU64,
+    /// The guest's CPU that this vCPU is, once its thread is known.
+    pub cpu: OnceLock<GuestCpu>,
     /// Sampling rate.
     pub pace: SamplingRate,
     /// Clock of the thread's states.

@@ -1,6 +1,8 @@
 //! Resolver from samples to rows: identity, stack and mode of each sample. It knows neither threads nor a
 //! clock.
 
+mod exit;
+
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -21,6 +23,7 @@ use super::stacks::StackTable;
 use super::walker::{FileEntry, StackOwner, StackStep, StackWalker};
 use crate::record::{KERNEL_HALF, SampleRecord};
 use crate::task_state::{InterruptSource, TaskKey};
+pub(crate) use exit::ExitPlace;
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
 use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
@@ -70,6 +73,8 @@ pub(crate) struct SampleResolver {
     /// Walker of stacks, once the kernel is found.
     walker: Option<StackWalker>,
     steps: Vec<StackStep>,
+    /// Registers of an exit in user code.
+    exit_copy: Option<Box<StackCopy>>,
     window: SampleWindow,
     /// Time of the newest sample, CLOCK_MONOTONIC ns.
     latest_ns: u64,

@@ -124,7 +124,7 @@ impl Mappings {
         Self { list, generation: Cell::new(0) }
     }
 
-    fn at(&self, address: u64) -> Option<&Mapping> {
+    fn mapping_of(&self, address: u64) -> Option<&Mapping> {
         let next = self.list.partition_point(|mapping| mapping.start <= address);
         self.list.get(next.checked_sub(1)?).filter(|mapping| address < mapping.end)
     }
@@ -132,7 +132,7 @@ impl Mappings {
 
 impl CodeMappings for Mappings {
     fn find(&self, VirtAddr(address): VirtAddr) -> Option<CodeMapping<'_>> {
-        let mapping = self.at(address)?;
+        let mapping = self.mapping_of(address)?;
         let Some(file) = mapping.file.as_deref() else {
             return Some(CodeMapping { id: 0, bias: 0, code: ImageCode::Anonymous });
         };
@@ -142,7 +142,7 @@ impl CodeMappings for Mappings {
     }
 
     fn code(&self, VirtAddr(address): VirtAddr, into: &mut [u8]) -> Option<()> {
-        let mapping = self.at(address)?;
+        let mapping = self.mapping_of(address)?;
         let offset = usize::try_from(mapping.offset + (address - mapping.start)).ok()?;
         let bytes = mapping.file.as_deref()?.bytes.get(offset..offset + into.len())?;
         into.copy_from_slice(bytes);

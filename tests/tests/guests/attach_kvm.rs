@@ -134,6 +134,27 @@ fn assert_counted(run: &Run) {
     let stat = run.json(&["stat"]);
     let states = &stat["vcpus"][1]["states"];
     assert!(states["halted"].as_f64() > states["vmm"].as_f64(), "{states}");
+    assert_sites(&stat);
+}
+
+/// Asserts that exits have the processes and functions that they are from.
+fn assert_sites(stat: &serde_json::Value) {
+    let sum = |list: &str, keep: &dyn Fn(&serde_json::Value) -> bool| -> f64 {
+        let rows = stat[list].as_array().expect("rows").iter().filter(|row| keep(row));
+        rows.map(|row| row["count"].as_f64().expect("a count")).sum()
+    };
+    // Rounded, row by row.
+    let (exits, sites) = (sum("exits", &|_| true), sum("exit_sites", &|_| true));
+    assert!((sites / exits - 1.0).abs() < 0.01, "{sites} of {exits} exits");
+    let halts = |row: &serde_json::Value| row["reason"] == "kvm: hlt" && row["vcpu"] == 1;
+    let idle = |row: &serde_json::Value| halts(row) && row["process"] == "[idle]";
+    assert!(sum("exit_sites", &idle) > 0.9 * sum("exits", &halts), "{:?}", stat["exit_sites"]);
+    let burns = |row: &serde_json::Value| {
+        row["process"] == "alpha" && row["mode"] == "user" && row["module"] == "split" && row["vcpu"] == 0
+    };
+    assert!(sum("exit_sites", &burns) > 10.0, "interrupts of the host: {:?}", stat["exit_sites"]);
+    let other = sum("exit_sites", &|row| row["process"] == "[other]");
+    assert!(other < 0.1 * exits, "{other} of {exits} without a note");
 }
 
 #[test]

@@ -175,6 +175,17 @@ fn every_kind_has_a_table_of_the_picked_time() {
 }
 
 #[test]
+fn exits_have_the_code_that_they_are_from() {
+    let made = fixture::several();
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };
+    let rows = browser.rows("#sites-table");
+    let seen: Vec<_> = rows.iter().map(|row| (row[0].as_str(), row[4].as_str(), row[5].as_str())).collect();
+    assert_eq!(seen[1], ("[hard interrupts]", "1", "9.00 µs"), "{rows:?}");
+    assert_eq!((seen.len(), seen[0].1, seen[0].2), (2, "2", "21.0 µs"), "{rows:?}");
+    browser.assert_quiet();
+}
+
+#[test]
 fn exits_have_a_histogram_of_their_times() {
     let made = fixture::several();
     let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };

@@ -39,7 +39,7 @@ fn generating(change: impl FnOnce(&mut Guest)) -> (Guest, KernelUnwinder) {
 }
 
 fn frames(unwinder: &KernelUnwinder, rip: u64, bp: u64, stack: &[u64]) -> (Vec<u64>, WalkEnd) {
-    let (frames, end) = walk(unwinder, at(rip, STACK, bp), stack.to_vec());
+    let (frames, end) = walk(unwinder, registers_at(rip, STACK, bp), stack.to_vec());
     (frames.into_iter().map(|(address, _)| address).collect(), end)
 }
 

@@ -137,7 +137,12 @@ fn a_part_of_the_run_has_its_part_of_the_time() {
 #[test]
 fn time_without_sampling_has_no_share() {
     let mut run = Run::new();
-    run.batch.vcpus.truncate(1);
+    // The second one is added after the time without sampling, and halts.
+    let row = |id, samples, guest, halted| {
+        let states = Microstates { guest, halted, ..Microstates::default() };
+        VcpuRow { id, samples, states, ..VcpuRow::default() }
+    };
+    run.batch.vcpus = vec![row(0, 750, 2_000 * MS, 0), row(1, 250, 0, 500 * MS)];
     for n in 0..500_u64 {
         run.batch.samples.push(sampled(n * MS, 1));
         if n % 2 == 0 {
@@ -153,6 +158,7 @@ fn time_without_sampling_has_no_share() {
     let (_directory, path) = run.write();
     let report = read(&path, &Filter::default());
     assert!((report.unsampled_s - 1.0).abs() < 1e-9);
+    assert!((report.measured_rate_hz - 1_000.0 / 1.5).abs() < 1e-9, "{}", report.measured_rate_hz);
     // Twice as many samples, the same time.
     for process in &report.processes {
         assert!((process.estimate.time_s - 0.5).abs() < 0.01, "{process:?}");

@@ -6,9 +6,9 @@
 //! one kind of them:
 //!
 //! ```text
-//! profile   main, run, eval, a, b, call, eval, c, sin
-//! managed   main,            a, b,             c, sin    without those of the runtime's file, up to a callee
-//! native    main, run, eval,       call, eval,    sin
+//! profile   main, run, eval, a, b, call, eval, c, add, sin
+//! managed   main,            a, b,             c,      sin    without those of the runtime's file
+//! native    main, run, eval,       call, eval,    add, sin
 //! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -51,6 +51,8 @@ pub(super) struct Node {
     /// The caller of a managed frame that is called from here, or [`NONE`]: without the frames of the same
     /// file that precede it.
     managed_caller: u32,
+    /// File of the runtime that runs the managed frames up to here.
+    runtime: Option<u32>,
 }
 
 /// All stacks of a profile.
@@ -58,6 +60,8 @@ pub(super) struct Node {
 pub(super) struct Stacks {
     nodes: Vec<Node>,
     index: NumberMap<u32, u32>,
+    /// Row ids of stacks whose innermost frame is left out.
+    shortened: HashSet<u32>,
 }
 
 /// Returns the frame from which work functions are called: the frame of [`WORK_CALLER`] which calls most
@@ -88,19 +92,31 @@ impl Stacks {
         let mut stacks = Self::default();
         for (id, parent, frame) in rows {
             let mut parent = parent.map_or(NONE, |id| stacks.find(id));
-            if code.frames[frame as usize].kind == FrameKind::Managed {
-                if native {
-                    stacks.index.insert(id, parent);
-                    continue;
-                }
-                parent = stacks.get(parent).map_or(NONE, |caller| caller.managed_caller);
+            let outer = stacks.get(parent).copied();
+            let mut runtime = outer.and_then(|outer| outer.runtime);
+            let (kind, file) = (code.frames[frame as usize].kind, code.frames[frame as usize].file);
+            let is_managed = kind == FrameKind::Managed;
+            if if native { is_managed } else { kind == FrameKind::User && file.is_some() && file == runtime }
+            {
+                stacks.index.insert(id, parent);
+                stacks.shortened.insert(id);
+                continue;
             }
-            let node = stacks.node(parent, frame, code, caller);
+            if is_managed {
+                runtime = runtime.or_else(|| outer.and_then(|outer| code.frames[outer.frame as usize].file));
+                parent = outer.map_or(NONE, |outer| outer.managed_caller);
+            }
+            let node = Node { runtime, ..stacks.node(parent, frame, code, caller) };
             let place = small(stacks.nodes.len());
             stacks.index.insert(id, place);
             stacks.nodes.push(Node { managed_caller: stacks.managed_caller(place, &node, code), ..node });
         }
         Ok(stacks)
+    }
+
+    /// Returns true if the innermost frame of the stack with this row id is left out.
+    pub(super) fn is_shortened(&self, id: u32) -> bool {
+        self.shortened.contains(&id)
     }
 
     /// Returns [`Node::managed_caller`] of the node that will have the index `place`.
@@ -126,6 +142,7 @@ impl Stacks {
                 kernel: false,
                 user: false,
                 managed_caller: NONE,
+                runtime: None,
             },
         };
         let own = code.own(frame);

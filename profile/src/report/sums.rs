@@ -185,13 +185,12 @@ impl Sample {
         let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
         while let Some(row) = rows.next()? {
             let mut sample = Self::from_row(row, code, stacks)?;
-            // The native stack has another leaf.
-            let is_managed = code.frames[sample.frame as usize].kind == FrameKind::Managed;
-            if filter.native
-                && is_managed
-                && let Some(native) = stacks.get(sample.stack)
+            // Its frame is left out of its stack: it counts for the next one.
+            let stack: Option<u32> = row.get(5)?;
+            if stack.is_some_and(|id| stacks.is_shortened(id))
+                && let Some(node) = stacks.get(sample.stack)
             {
-                sample.frame = native.frame;
+                sample.frame = node.frame;
             }
             each(&sample);
         }

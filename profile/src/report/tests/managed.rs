@@ -5,7 +5,7 @@ use super::*;
 use crate::rows::{FileRow, StackRow};
 
 /// Stacks of an interpreter (file 2) that a library (file 1) starts: in a native function `sin` of a third
-/// file, in Python itself, and in the interpreter before it has a function.
+/// file, in one of the interpreter, in Python itself, and in the interpreter before it has a function.
 fn run() -> Run {
     let mut run = Run::new();
     run.batch.files = [(1, "/lib/libc.so.6"), (2, "/bin/python3.11"), (3, "/lib/libm.so.6")]
@@ -37,13 +37,14 @@ fn run() -> Run {
         managed(24, "b"),
         native(25, "call", 2),
         managed(26, "c"),
-        native(27, "sin", 3),
+        native(27, "add", 2),
+        native(28, "sin", 3),
     ]);
     // Frames from the outermost on, each stack a caller of the next.
-    for (id, frame) in (1..).zip([20, 21, 22, 23, 24, 25, 22, 26, 27]) {
+    for (id, frame) in (1..).zip([20, 21, 22, 23, 24, 25, 22, 26, 27, 28]) {
         run.batch.stacks.push(StackRow { id, parent: id.checked_sub(1).filter(|&id| id > 0), frame });
     }
-    for (frame, stack) in [(27, 9), (26, 8), (22, 3)] {
+    for (frame, stack) in [(28, 10), (27, 9), (26, 8), (22, 3)] {
         run.add(1, 0, Mode::User, Some(1), frame);
         run.batch.samples.last_mut().expect("a sample").stack = Some(stack);
     }
@@ -79,7 +80,7 @@ fn a_sample_in_the_interpreter_is_in_the_function_that_it_runs() {
     let rows = |rows: &[(&str, u64)]| -> Vec<(String, u64)> {
         rows.iter().map(|&(name, samples)| (name.to_owned(), samples)).collect()
     };
-    assert_eq!(names(&report(false)), rows(&[("c", 1), ("eval", 1), ("sin", 1)]));
-    assert_eq!(names(&report(true)), rows(&[("eval", 2), ("sin", 1)]));
+    assert_eq!(names(&report(false)), rows(&[("c", 2), ("eval", 1), ("sin", 1)]));
+    assert_eq!(names(&report(true)), rows(&[("add", 1), ("eval", 2), ("sin", 1)]));
     assert!(report(true).functions.iter().all(|function| function.mode == "user"));
 }

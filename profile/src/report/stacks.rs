@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::Connection;
 
-use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use super::code::{Code, Frame, NONE, UNKNOWN_FRAME, small};
 use super::number_map::NumberMap;
 use crate::rows::FrameKind;
 
@@ -94,10 +94,10 @@ impl Stacks {
             let mut parent = parent.map_or(NONE, |id| stacks.find(id));
             let outer = stacks.get(parent).copied();
             let mut runtime = outer.and_then(|outer| outer.runtime);
-            let (kind, file) = (code.frames[frame as usize].kind, code.frames[frame as usize].file);
+            let Frame { kind, file, .. } = code.frames[frame as usize];
             let is_managed = kind == FrameKind::Managed;
-            if if native { is_managed } else { kind == FrameKind::User && file.is_some() && file == runtime }
-            {
+            let is_of_runtime = kind == FrameKind::User && file.is_some() && file == runtime;
+            if (native && is_managed) || (!native && is_of_runtime) {
                 stacks.index.insert(id, parent);
                 stacks.shortened.insert(id);
                 continue;

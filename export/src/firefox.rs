@@ -58,7 +58,7 @@ impl Categories {
     fn category(&self, kind: FrameKind, mode: Mode) -> CategoryHandle {
         match (kind, mode) {
             (_, Mode::Idle) => self.idle,
-            (FrameKind::User, _) => self.user,
+            (FrameKind::User | FrameKind::Managed, _) => self.user,
             (FrameKind::Reason, _) => CategoryHandle::OTHER,
             (FrameKind::Kernel, Mode::HardIrq | Mode::Nmi) => self.hard,
             (FrameKind::Kernel, Mode::SoftIrq) => self.soft,

@@ -24,8 +24,8 @@ impl MappedContent {
         let module = function.and_then(|function| function.module.clone());
         match (frame.kind, frame.file) {
             (FrameKind::Reason, _) => None,
-            (FrameKind::User, Some(file)) => Some(Self::File(file)),
-            (FrameKind::User, None) => Some(Self::Anonymous(frame.process)),
+            (FrameKind::User | FrameKind::Managed, Some(file)) => Some(Self::File(file)),
+            (FrameKind::User | FrameKind::Managed, None) => Some(Self::Anonymous(frame.process)),
             (FrameKind::Kernel, _) => Some(module.map_or(Self::Kernel, Self::Module)),
         }
     }

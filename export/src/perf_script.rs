@@ -82,7 +82,7 @@ fn lines(recording: &Recording, place: u32, frame: &RecordedFrame) -> String {
                 Some(module) => format!("[{module}]"),
                 None => "[kernel.kallsyms]".to_owned(),
             },
-            (_, FrameKind::User) => {
+            (_, FrameKind::User | FrameKind::Managed) => {
                 let file = frame.file.and_then(|file| recording.files.get(file as usize));
                 let name = file.map(|file| file.path.as_str()).or(function.module.as_deref());
                 name.unwrap_or("[unknown]").to_owned()
@@ -92,7 +92,9 @@ fn lines(recording: &Recording, place: u32, frame: &RecordedFrame) -> String {
         let module = escaped_with(&module, &['(', ')']);
         let name = escaped(symbol(function));
         let offset = match (own, function.kind, name.starts_with('[')) {
-            (true, FrameKind::Kernel | FrameKind::User, false) => format!("+{:#x}", frame.offset),
+            (true, FrameKind::Kernel | FrameKind::User | FrameKind::Managed, false) => {
+                format!("+{:#x}", frame.offset)
+            }
             _ => String::new(),
         };
         // Writing to a String can't fail.

@@ -16,6 +16,7 @@ mod guest_clock;
 mod guest_cpu;
 mod initrd;
 mod kexec;
+mod managed;
 mod memory;
 pub mod microstate;
 pub mod record;

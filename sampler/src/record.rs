@@ -14,6 +14,7 @@ use symbols::Registers;
 use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
 use vmm::{Activity, TickContext, is_at_reset};
 
+use crate::managed::RuntimeTable;
 use profile::rows::VcpuState;
 
 /// Kernel addresses are the upper half, whatever the number of page table levels.
@@ -29,11 +30,13 @@ pub struct GuestReaders {
     pub stacks: Option<(StackReader, usize)>,
 }
 
-/// Cells that the finder sets once it knows the kernel, and that the vCPUs' threads read. Clones share them.
+/// Cells that the finder and the collector set once they know the kernel and the runtimes of processes, and
+/// that the vCPUs' threads read. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct GuestCells {
     pub readers: Arc<OnceLock<GuestReaders>>,
     pub identity: Arc<OnceLock<KernelIdentity>>,
+    pub runtimes: RuntimeTable,
 }
 
 /// A sample with its stacks, as the ring carries it.

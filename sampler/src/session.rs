@@ -28,7 +28,7 @@ use wall::ThreadKind;
 use crate::capacity::QueueCapacity;
 use crate::collector::finder::{FinderRequests, KernelFinder, LinuxGuest};
 use crate::collector::precision::PrecisionTarget;
-use crate::collector::{Collector, FinderHandle};
+use crate::collector::{Collector, FinderHandle, StackInputs};
 use crate::conditions::RunTrigger;
 use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
@@ -263,7 +263,13 @@ impl Session {
         let finder = KernelFinder::new(guest, Arc::clone(&wanted), sender).follow_units(self.boots);
         let thread = spawn("finder", move || finder.run())?;
         collector.set_finder(FinderHandle { wanted, events, thread: Some(thread) });
-        collector.set_guest(memory, Arc::clone(&self.files), self.initrd.clone(), self.recording.stack_depth);
+        collector.set_guest(StackInputs {
+            memory,
+            files: Arc::clone(&self.files),
+            initrd: self.initrd.clone(),
+            depth: self.recording.stack_depth,
+            runtimes: self.cells.runtimes.clone(),
+        });
         let guard = FailOnPanic(Arc::clone(&self.shared));
         self.running = Some(spawn("collector", move || {
             let _guard = guard;

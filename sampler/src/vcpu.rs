@@ -23,6 +23,7 @@ use crate::capacity::QueueCapacity;
 use crate::exact::record::EventRecorder;
 use crate::guest_cpu::GuestCpu;
 use crate::kexec::KernelCheck;
+use crate::managed::FrameCopier;
 use crate::microstate::clock::ThreadState;
 use crate::microstate::host::{own_cpu_time, own_times};
 use crate::microstate::stats::VcpuStats;
@@ -95,6 +96,8 @@ pub struct VcpuSampler {
     /// A buffer that was taken but not sent.
     spare: Option<Box<StackCopy>>,
     readers: Arc<OnceLock<GuestReaders>>,
+    /// Copier of the frames of managed languages.
+    frames: FrameCopier,
     kernel_check: KernelCheck,
     vcpu: usize,
     /// The guest kernel's name for it.
@@ -145,6 +148,7 @@ impl VcpuSampler {
             buffers,
             spare: None,
             readers: cells.readers,
+            frames: FrameCopier::new(cells.runtimes),
             kernel_check: KernelCheck::new(cells.identity),
             vcpu: usize::from(vcpu),
             cpu: GuestCpu::ApicId(usize::from(vcpu)),
@@ -218,7 +222,14 @@ impl VcpuSampler {
         {
             sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
-                Some(stack) => record::copy_stacks((reader, *user_bytes), cpu, context, &record, stack),
+                Some(stack) => {
+                    record::copy_stacks((reader, *user_bytes), cpu, context, &record, stack);
+                    let task = record.current.and_then(|current| current.task);
+                    if task.is_some_and(|task| !task.kernel_thread) {
+                        let thread = (context.sregs.fs.base, record.five_level);
+                        self.frames.copy(context.memory, thread, stack);
+                    }
+                }
                 None => sampled.stack_missed = true,
             }
         }

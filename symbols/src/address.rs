@@ -83,6 +83,14 @@ impl VirtAddr {
     }
 }
 
+impl LinkAddr {
+    /// Returns the virtual address in a process where the load bias of the file is `bias`.
+    #[inline]
+    pub fn loaded(self, bias: u64) -> VirtAddr {
+        VirtAddr(self.0.wrapping_add(bias))
+    }
+}
+
 /// Kinds of address that code has.
 pub trait CodeSpace: Copy {
     /// Returns the address before this one, modulo 2^64.

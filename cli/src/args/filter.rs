@@ -47,6 +47,10 @@ pub struct FilterArgs {
     /// Only samples in this part of the run, like 2s..5s, 500ms.. or ..10s, counted from its start
     #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
     pub time: Option<TimeSpan>,
+
+    /// Frames of a language's interpreter in place of those of the functions that it runs
+    #[arg(long, help_heading = "Stacks")]
+    pub native: bool,
 }
 
 impl FilterArgs {
@@ -67,6 +71,7 @@ impl FilterArgs {
             from_ns: span.from.map(ns),
             to_ns: span.to.map(ns),
             relative: false,
+            native: self.native,
         }
     }
 }

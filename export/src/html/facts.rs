@@ -89,8 +89,11 @@ impl Facts {
     fn estimates(&mut self, breakdown: Breakdown, functions: &mut Functions) {
         let left_out = breakdown.rows.len().saturating_sub(MOST_FUNCTIONS);
         let row = |Row { name, module, kind, own, total, .. }: Row| {
-            let kind =
-                if kind.as_deref() == Some("user") { FunctionKind::User } else { FunctionKind::Kernel };
+            let kind = if matches!(kind.as_deref(), Some("user" | "managed")) {
+                FunctionKind::User
+            } else {
+                FunctionKind::Kernel
+            };
             let function = functions.number((name, module, kind));
             let own = (own.samples, short(own.share), short(own.share_low), short(own.share_high));
             json!([function, own.0, own.1, own.2, own.3, total.samples, short(total.share)])

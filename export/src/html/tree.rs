@@ -21,7 +21,7 @@ pub(super) enum FunctionKind {
 impl From<FrameKind> for FunctionKind {
     fn from(kind: FrameKind) -> Self {
         match kind {
-            FrameKind::User => Self::User,
+            FrameKind::User | FrameKind::Managed => Self::User,
             FrameKind::Kernel => Self::Kernel,
             FrameKind::Reason => Self::Reason,
         }

@@ -47,6 +47,8 @@ pub struct StackCopy {
     count: usize,
     bytes: BytesMut,
     used: usize,
+    /// Bytes of notes, after those of the stacks.
+    noted: usize,
 }
 
 impl Default for StackCopy {
@@ -83,6 +85,7 @@ impl StackCopy {
             count: 0,
             bytes: buffer,
             used: 0,
+            noted: 0,
         }
     }
 
@@ -97,6 +100,25 @@ impl StackCopy {
         self.fetching = None;
         self.count = 0;
         self.used = 0;
+        self.noted = 0;
+    }
+
+    /// Adds a word that the caller has read at the same moment as the stacks, after these have been copied.
+    /// Returns false if the buffer is full. Never allocates.
+    #[inline]
+    pub fn note(&mut self, word: u64) -> bool {
+        let at = self.used + self.noted;
+        let room = self.bytes.get_mut(at..).and_then(|rest| rest.get_mut(..8));
+        let Some(room) = room else { return false };
+        room.copy_from_slice(&word.to_le_bytes());
+        self.noted += 8;
+        true
+    }
+
+    /// Returns the words that were added, in their order.
+    pub fn notes(&self) -> impl Iterator<Item = u64> {
+        let bytes = self.bytes.get(self.used..self.used + self.noted).unwrap_or_default();
+        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word))
     }
 
     /// Replaces what was copied by registers of user code alone: a walk ends at its first frame. `root` is
@@ -197,6 +219,7 @@ impl StackCopy {
     /// `len` when the buffer ends.
     #[inline]
     pub(super) fn room(&mut self, start: u64, len: usize) -> Option<&mut [u8]> {
+        self.noted = 0;
         let continues =
             self.parts().last().is_some_and(|last| last.start.wrapping_add(last.len as u64) == start);
         let len = len.min(self.bytes.len() - self.used);

@@ -33,7 +33,7 @@ impl Code {
     pub fn frame(&mut self, row: &FrameRow) {
         let number = match row.kind {
             FrameKind::Reason => NONE,
-            FrameKind::Kernel | FrameKind::User => {
+            FrameKind::Kernel | FrameKind::User | FrameKind::Managed => {
                 let unnamed = || match row.module.as_deref() {
                     Some(module) => format!("{module}[0x{:x}]", row.address),
                     None => format!("0x{:x}", row.address),

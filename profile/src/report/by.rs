@@ -184,9 +184,10 @@ impl Breakdown {
     /// Orders the rows. By samples means by the share that the samples represent. Rows that tie are ordered
     /// by their own estimates, then by totals, then by names.
     pub fn sort(&mut self, by: Sort) {
-        let is = |row: &Row, kind: &str| {
+        let is = |row: &Row, kinds: &[&str]| {
             let further = row.further.iter().map(|key| key.kind.as_deref());
-            std::iter::once(row.kind.as_deref()).chain(further).any(|own| own == Some(kind))
+            let mut own = std::iter::once(row.kind.as_deref()).chain(further).flatten();
+            own.any(|own| kinds.contains(&own))
         };
         let most = |a: &Estimate, b: &Estimate| b.share.total_cmp(&a.share).then(b.samples.cmp(&a.samples));
         self.rows.sort_by(|a, b| {
@@ -195,8 +196,8 @@ impl Breakdown {
                 Sort::Total => most(&a.total, &b.total),
                 Sort::Name => a.name.cmp(&b.name),
                 Sort::Pid => a.pid.cmp(&b.pid),
-                Sort::User => is(b, "user").cmp(&is(a, "user")),
-                Sort::Kernel => is(b, "kernel").cmp(&is(a, "kernel")),
+                Sort::User => is(b, &["user", "managed"]).cmp(&is(a, &["user", "managed"])),
+                Sort::Kernel => is(b, &["kernel"]).cmp(&is(a, &["kernel"])),
             };
             let names =
                 |row: &Row| (row.name.clone(), row.module.clone(), row.address.clone(), row.pid, row.tid);

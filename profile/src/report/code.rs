@@ -232,7 +232,7 @@ pub(super) fn matches(symbol: &str, wanted: &str) -> bool {
 pub(super) fn module_name(function: &Function) -> &str {
     match (&function.module, function.kind) {
         (Some(module), _) => module,
-        (None, FrameKind::User) => UNKNOWN,
+        (None, FrameKind::User | FrameKind::Managed) => UNKNOWN,
         (None, _) => "kernel",
     }
 }
@@ -254,6 +254,7 @@ fn read_inlined(connection: &Connection) -> rusqlite::Result<Inlined> {
 fn kind(name: &str) -> FrameKind {
     match name {
         "user" => FrameKind::User,
+        "managed" => FrameKind::Managed,
         "reason" => FrameKind::Reason,
         _ => FrameKind::Kernel,
     }

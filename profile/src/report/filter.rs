@@ -54,13 +54,15 @@ pub struct Filter {
     pub to_ns: Option<u64>,
     /// Shares are of the chosen samples, and not of all of the vCPU and time that are not idle.
     pub relative: bool,
+    /// Stacks have the frames of a language's runtime, and not those of the functions that it interprets.
+    pub native: bool,
 }
 
 impl Filter {
     /// True if at most the vCPU and the time are chosen.
     pub fn is_of_all(&self) -> bool {
-        let Self { vcpu, from_ns, to_ns, relative, .. } = *self;
-        *self == Self { vcpu, from_ns, to_ns, relative, ..Self::default() }
+        let Self { vcpu, from_ns, to_ns, relative, native, .. } = *self;
+        *self == Self { vcpu, from_ns, to_ns, relative, native, ..Self::default() }
     }
 }
 

@@ -132,7 +132,7 @@ impl UserCode {
         let mut files: HashMap<u32, (u64, u64)> = HashMap::new();
         for &(leaf, samples) in &view.sums.leaves.list {
             let frame = &view.code.frames[leaf.frame as usize];
-            if frame.kind != FrameKind::User {
+            if !matches!(frame.kind, FrameKind::User | FrameKind::Managed) {
                 continue;
             }
             let unnamed = if frame.nameless { samples } else { 0 };

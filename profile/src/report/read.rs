@@ -37,7 +37,7 @@ impl LoadedProfile {
         let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
-        let stacks = Stacks::read(connection, &code).map_err(sql)?;
+        let stacks = Stacks::read(connection, &code, filter.native).map_err(sql)?;
         let selection = Selection::new(filter, profile, &tables, &code, &stacks)?;
         let sums = Sums::read(profile, filter, &selection, &tables, (&code, &stacks)).map_err(sql)?;
         Ok(Self { tables, code, stacks, sums })

@@ -1,12 +1,21 @@
 //! Tree of stacks in memory.
 //!
 //! A parent precedes its children, so each walk outwards ends, even in a damaged profile.
+//!
+//! The profile has both the frames of a managed language and those of its runtime, which run them. A tree has
+//! one kind of them:
+//!
+//! ```text
+//! profile   main, run, eval, a, b, call, eval, c, add, sin
+//! managed   main,            a, b,             c,      sin    without those of the runtime's file
+//! native    main, run, eval,       call, eval,    add, sin
+//! ```
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rusqlite::Connection;
 
-use super::code::{Code, NONE, UNKNOWN_FRAME, small};
+use super::code::{Code, Frame, NONE, UNKNOWN_FRAME, small};
 use super::number_map::NumberMap;
 use crate::rows::FrameKind;
 
@@ -39,6 +48,11 @@ pub(super) struct Node {
     pub kernel: bool,
     /// True if there are user frames, or a reason why not.
     pub user: bool,
+    /// The caller of a managed frame that is called from here, or [`NONE`]: without the frames of the same
+    /// file that precede it.
+    managed_caller: u32,
+    /// File of the runtime that runs the managed frames up to here.
+    runtime: Option<u32>,
 }
 
 /// All stacks of a profile.
@@ -46,6 +60,8 @@ pub(super) struct Node {
 pub(super) struct Stacks {
     nodes: Vec<Node>,
     index: NumberMap<u32, u32>,
+    /// Row ids of stacks whose innermost frame is left out.
+    shortened: HashSet<u32>,
 }
 
 /// Returns the frame from which work functions are called: the frame of [`WORK_CALLER`] which calls most
@@ -67,21 +83,50 @@ fn work_caller(rows: &[(u32, Option<u32>, u32)], code: &Code) -> Option<u32> {
 }
 
 impl Stacks {
-    /// Reads table `stack`.
-    pub(super) fn read(connection: &Connection, code: &Code) -> rusqlite::Result<Self> {
+    /// Reads table `stack`, with the frames of runtimes (`native`) or of the functions that they interpret.
+    pub(super) fn read(connection: &Connection, code: &Code, native: bool) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare("SELECT id, parent, frame FROM stack ORDER BY id")?;
         let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, code.frame(row.get(2)?))))?;
         let rows: Vec<(u32, Option<u32>, u32)> = rows.collect::<rusqlite::Result<_>>()?;
         let caller = work_caller(&rows, code);
         let mut stacks = Self::default();
         for (id, parent, frame) in rows {
-            let parent = parent.map_or(NONE, |id| stacks.find(id));
-            let node = stacks.node(parent, frame, code, caller);
+            let mut parent = parent.map_or(NONE, |id| stacks.find(id));
+            let outer = stacks.get(parent).copied();
+            let mut runtime = outer.and_then(|outer| outer.runtime);
+            let Frame { kind, file, .. } = code.frames[frame as usize];
+            let is_managed = kind == FrameKind::Managed;
+            let is_of_runtime = kind == FrameKind::User && file.is_some() && file == runtime;
+            if (native && is_managed) || (!native && is_of_runtime) {
+                stacks.index.insert(id, parent);
+                stacks.shortened.insert(id);
+                continue;
+            }
+            if is_managed {
+                runtime = runtime.or_else(|| outer.and_then(|outer| code.frames[outer.frame as usize].file));
+                parent = outer.map_or(NONE, |outer| outer.managed_caller);
+            }
+            let node = Node { runtime, ..stacks.node(parent, frame, code, caller) };
             let place = small(stacks.nodes.len());
             stacks.index.insert(id, place);
-            stacks.nodes.push(node);
+            stacks.nodes.push(Node { managed_caller: stacks.managed_caller(place, &node, code), ..node });
         }
         Ok(stacks)
+    }
+
+    /// Returns true if the innermost frame of the stack with this row id is left out.
+    pub(super) fn is_shortened(&self, id: u32) -> bool {
+        self.shortened.contains(&id)
+    }
+
+    /// Returns [`Node::managed_caller`] of the node that will have the index `place`.
+    fn managed_caller(&self, place: u32, node: &Node, code: &Code) -> u32 {
+        let frame = &code.frames[node.frame as usize];
+        let Some(file) = frame.file.filter(|_| frame.kind == FrameKind::User) else { return place };
+        match self.get(node.parent) {
+            Some(caller) if code.frames[caller.frame as usize].file == Some(file) => caller.managed_caller,
+            _ => node.parent,
+        }
     }
 
     fn node(&self, parent: u32, frame: u32, code: &Code, caller: Option<u32>) -> Node {
@@ -96,13 +141,15 @@ impl Stacks {
                 doubtful: false,
                 kernel: false,
                 user: false,
+                managed_caller: NONE,
+                runtime: None,
             },
         };
         let own = code.own(frame);
         let function = &code.functions[own as usize];
         match function.kind {
             FrameKind::Kernel => node.kernel |= frame != UNKNOWN_FRAME,
-            FrameKind::User => node.user = true,
+            FrameKind::User | FrameKind::Managed => node.user = true,
             FrameKind::Reason if function.module.as_deref() == Some(USER) => {
                 node.user = true;
                 node.user_broken = own;

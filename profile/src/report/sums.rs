@@ -184,7 +184,15 @@ impl Sample {
         )?;
         let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
         while let Some(row) = rows.next()? {
-            each(&Self::from_row(row, code, stacks)?);
+            let mut sample = Self::from_row(row, code, stacks)?;
+            // Its frame is left out of its stack: it counts for the next one.
+            let stack: Option<u32> = row.get(5)?;
+            if stack.is_some_and(|id| stacks.is_shortened(id))
+                && let Some(node) = stacks.get(sample.stack)
+            {
+                sample.frame = node.frame;
+            }
+            each(&sample);
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 mod code;
 mod command;
+mod managed;
 mod shares;
 mod times;
 mod views;

@@ -49,6 +49,8 @@ pub enum FrameKind {
     Kernel,
     /// Code of a process.
     User,
+    /// A function of a managed language, in the frames that its runtime keeps.
+    Managed,
     /// Not code: the symbol gives the reason why the frames beyond are missing.
     Reason,
 }
@@ -59,6 +61,7 @@ impl FrameKind {
         match self {
             Self::Kernel => "kernel",
             Self::User => "user",
+            Self::Managed => "managed",
             Self::Reason => "reason",
         }
     }
@@ -69,20 +72,21 @@ impl FrameKind {
 pub struct FrameRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (it got its name).
     pub id: u32,
-    /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own.
+    /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own. For
+    /// a managed language, that of bytecode.
     pub address: u64,
     /// A return address: the call is right before it.
     pub call: bool,
     /// Kind of the frame.
     pub kind: FrameKind,
-    /// Instance whose address space it is in, for user code without a file.
+    /// Instance whose address space it is in, for user and managed code without a file.
     pub instance: Option<u32>,
     /// File row id, for user code of a file.
     pub file: Option<u32>,
     /// Symbol's name, once known.
     pub symbol: Option<String>,
     /// Kernel module; for user code the file name, `anonymous`, or `[jit]` if the program names code that it
-    /// has generated; `None` for the kernel image.
+    /// has generated; the language in brackets, like `[python]`; `None` for the kernel image.
     pub module: Option<String>,
     /// Bytes from the symbol's start.
     pub offset: u64,

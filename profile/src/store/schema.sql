@@ -204,8 +204,8 @@ CREATE TABLE frame (
     id       INTEGER PRIMARY KEY,  -- 1 and up; one address may have several rows
     address  INTEGER NOT NULL,     -- instruction: virtual, or the ELF file's own where file is set
     call     INTEGER NOT NULL,     -- 1: a return address, the call is right before it
-    kind     TEXT NOT NULL,        -- kernel, user, or reason: no code, symbol says why frames are missing
-    instance INTEGER,              -- whose address space, for user code without a file
+    kind     TEXT NOT NULL,        -- kernel, user, managed, or reason: no code, symbol says why frames are missing
+    instance INTEGER,              -- whose address space, for user and managed code without a file
     file     INTEGER,              -- file.id, for user code of a file
     symbol   TEXT,                 -- NULL: not known
     module   TEXT,                 -- kernel module; file name of user code; NULL: kernel image

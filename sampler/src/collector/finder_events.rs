@@ -162,7 +162,7 @@ impl Collector {
             self.start(CodeNamer::new(source(NAMER_PATIENCE), (guest.files)()));
             own.prepare();
         }
-        let walker = StackWalker::new(code.unwinder.clone(), own, guest.depth);
+        let walker = StackWalker::new(code.unwinder.clone(), own, guest.depth).with_runtimes(guest.runtimes);
         Some(match &self.finder {
             Some(finder) => walker.with_code(Arc::clone(&finder.wanted) as Arc<dyn CodeSource>),
             None => walker,

@@ -28,6 +28,7 @@ use crate::console::ConsoleBudget;
 use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::kexec::KexecDetector;
+use crate::managed::RuntimeTable;
 use crate::memory::GuestMemory;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::record::{GuestReaders, SampleMessage};
@@ -61,11 +62,14 @@ const WINDOW: Duration = Duration::from_secs(1);
 const STOPPED: Duration = Duration::from_millis(500);
 
 /// The guest in which stacks are walked.
-struct StackInputs {
-    memory: GuestMemory,
-    files: OpenFiles,
-    initrd: Option<Initrd>,
-    depth: usize,
+pub(crate) struct StackInputs {
+    pub memory: GuestMemory,
+    pub files: OpenFiles,
+    pub initrd: Option<Initrd>,
+    /// Frames of a walk, at most.
+    pub depth: usize,
+    /// Runtimes of the guest's processes, for the vCPUs' threads.
+    pub runtimes: RuntimeTable,
 }
 
 /// The namer's thread as the collector sees it.
@@ -223,16 +227,10 @@ impl Collector {
         }
     }
 
-    /// Sets the guest to read; its stacks are walked up to `depth` frames.
-    pub(crate) fn set_guest(
-        &mut self,
-        memory: GuestMemory,
-        files: OpenFiles,
-        initrd: Option<Initrd>,
-        depth: usize,
-    ) {
-        self.memory = Some(memory.clone());
-        self.stack_inputs = Some(StackInputs { memory, files, initrd, depth });
+    /// Sets the guest to read.
+    pub(crate) fn set_guest(&mut self, guest: StackInputs) {
+        self.memory = Some(guest.memory.clone());
+        self.stack_inputs = Some(guest);
     }
 
     /// Runs on the collector's thread until the session ends.

@@ -9,6 +9,8 @@ use linux::{CodeAddr, VirtAddr};
 use super::entry::CodeOwner;
 use super::walker::{JitSymbol, LateNames, ReasonSubject};
 use profile::rows::{FrameKind, FrameRow};
+use runtimes::ManagedFrame;
+use runtimes::python::PythonCode;
 use symbols::LinkAddr;
 use text::clean;
 
@@ -43,6 +45,9 @@ pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
     fn in_image(&self, address: VirtAddr) -> bool;
 }
 
+/// Module of all code of Python.
+const PYTHON: &str = "[python]";
+
 /// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum FrameKey {
@@ -62,6 +67,10 @@ enum FrameKey {
         instance: u32,
         at: CodeAddr,
         symbol: JitSymbol,
+    },
+    Managed {
+        instance: u32,
+        frame: ManagedFrame,
     },
     Reason {
         of: ReasonSubject,
@@ -190,6 +199,35 @@ impl FrameTable {
         }
         let id = self.add(key);
         rows.push(made_row(id, at, instance, symbol));
+        id
+    }
+
+    /// Returns the row id of a frame of Python, in the function `code` if that is known.
+    pub(crate) fn python(
+        &mut self,
+        frame: &ManagedFrame,
+        code: Option<&PythonCode>,
+        instance: Option<u32>,
+        rows: &mut Vec<FrameRow>,
+    ) -> u32 {
+        let key = FrameKey::Managed { instance: instance.unwrap_or(0), frame: *frame };
+        if let Some(&id) = self.known.get(&key) {
+            return id;
+        }
+        let id = self.add(key);
+        let offset = frame.instruction.map_or(0, u64::from);
+        rows.push(FrameRow {
+            id,
+            address: frame.code.0.wrapping_add(offset),
+            kind: FrameKind::Managed,
+            instance,
+            symbol: code.map(|code| clean::printable(&code.name)),
+            module: Some(PYTHON.to_owned()),
+            offset,
+            source: code.map(|code| clean::printable(&code.file)),
+            line: code.and_then(|code| code.line(frame)),
+            ..FrameRow::default()
+        });
         id
     }
 

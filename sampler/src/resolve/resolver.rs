@@ -311,7 +311,7 @@ impl SampleResolver {
         let learnt = walker.learnt_names();
         self.learn_names(learnt, batch);
         // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
-        match steps.first() {
+        match steps.iter().find(|step| !matches!(step, StackStep::Managed { .. })) {
             Some(StackStep::Kernel(at)) => self.hot.kernel(at.address),
             Some(StackStep::File { at, file }) => self.hot.file(file, at.address),
             _ => {}
@@ -378,6 +378,9 @@ impl SampleResolver {
             }
             StackStep::Memory { at, anonymous, made: None } => {
                 self.frames.user(*at, owner.map(|owner| owner.instance), *anonymous, rows)
+            }
+            StackStep::Managed { frame, code } => {
+                self.frames.python(frame, code.as_deref(), owner.map(|owner| owner.instance), rows)
             }
             StackStep::Reason { of, why } => self.frames.reason(*of, why, rows),
         }

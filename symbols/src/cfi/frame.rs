@@ -13,6 +13,8 @@ use crate::registers::{Registers, StackMemory};
 pub struct UserFrame {
     /// Virtual address of the instruction that runs next in this frame.
     pub at: CodeAddr,
+    /// Stack pointer in this frame. The frame's part of the stack ends at that of its caller.
+    pub stack: u64,
     /// `None` for a frame that follows from the one before it by CFI. All frames after one with a doubt rest
     /// on it.
     pub doubt: Option<FrameDoubt>,

@@ -53,7 +53,8 @@ impl UserUnwinder {
         mut push: impl FnMut(UserFrame),
     ) -> UserEnd {
         let mut state = FrameState::new(registers);
-        let mut frame = UserFrame { at: CodeAddr::exact(VirtAddr(registers.rip)), doubt: None };
+        let mut frame =
+            UserFrame { at: CodeAddr::exact(VirtAddr(registers.rip)), stack: registers.rsp(), doubt: None };
         let mut bounds = WalkBounds { work: WorkBudget::for_walk(), signal_frames: 0 };
         for _ in 0..limit {
             let image = images.find(frame.at.lookup());
@@ -87,7 +88,11 @@ impl UserUnwinder {
                 CallerGuess::Interrupted => (AddressKind::Exact, None),
                 // Never to a lower place on the stack; the number of frames bounds how often.
                 CallerGuess::Jumped if state.rsp() >= rsp => {
-                    return Ok(UserFrame { at: CodeAddr::exact(state.rip()), doubt: Some(FrameDoubt::Code) });
+                    return Ok(UserFrame {
+                        at: CodeAddr::exact(state.rip()),
+                        stack: state.rsp(),
+                        doubt: Some(FrameDoubt::Code),
+                    });
                 }
                 CallerGuess::Jumped => return Err(UserWalkError::CfaBackwards.into()),
                 CallerGuess::Outermost => return Err(UserEnd::Complete),
@@ -107,7 +112,7 @@ impl UserUnwinder {
             AddressKind::Return if state.rsp() <= rsp => return Err(UserWalkError::CfaBackwards.into()),
             AddressKind::Return => (),
         }
-        Ok(UserFrame { at: CodeAddr { address: state.rip(), kind: place }, doubt })
+        Ok(UserFrame { at: CodeAddr { address: state.rip(), kind: place }, stack: state.rsp(), doubt })
     }
 
     fn guess_caller(

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use goblin::elf::section_header::{SHN_ABS, SHN_UNDEF};
-use goblin::elf::sym::{STB_LOCAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE};
+use goblin::elf::sym::{STB_LOCAL, STB_WEAK, STT_FUNC, STT_GNU_IFUNC, STT_NOTYPE, STT_OBJECT};
 
 use super::functions::FunctionKind;
+use crate::LinkAddr;
 use crate::bytes::{index, u16_at, u32_at, u64_at, until_nul};
 use crate::elf::{ElfError, ElfFile};
 
@@ -90,6 +91,30 @@ impl SymbolTable {
     pub fn names(&self) -> &SymbolNames {
         &self.names
     }
+}
+
+/// Returns address and size of the functions and variables `names` that other files can use (`.dynsym`), each
+/// `None` if it is not defined there.
+pub fn exported<const N: usize>(
+    elf: &ElfFile,
+    names: &[&str; N],
+) -> Result<[Option<(LinkAddr, u64)>; N], ElfError> {
+    let table = SymbolTable::read(elf, ".dynsym", ".dynstr")?;
+    let mut found = [None; N];
+    for entry in table.entries.chunks_exact(ENTRY) {
+        let is_one = entry.get(4).is_some_and(|info| matches!(info & 0xf, STT_OBJECT | STT_FUNC));
+        let section = u16_at(entry, 6).map_or(SHN_UNDEF, u32::from);
+        if !is_one || section == SHN_UNDEF {
+            continue;
+        }
+        let name = u32_at(entry, 0).map(|name| table.names.get(name)).unwrap_or_default();
+        for (place, wanted) in found.iter_mut().zip(names) {
+            if place.is_none() && wanted.as_bytes() == name {
+                *place = u64_at(entry, 8).map(LinkAddr).zip(u64_at(entry, 16));
+            }
+        }
+    }
+    Ok(found)
 }
 
 impl SymbolNames {

@@ -23,6 +23,7 @@ mod initrd;
 mod jit;
 mod kernels;
 mod lifecycle;
+mod managed;
 mod microstates;
 mod names;
 mod network;

@@ -46,7 +46,7 @@ impl Recording {
         let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
-        let stacks = Stacks::read(connection, &code).map_err(sql)?;
+        let stacks = Stacks::read(connection, &code, request.filter.native).map_err(sql)?;
         let selection = Selection::new(&request.filter, profile, &tables, &code, &stacks)?;
         let spans = Span::read(connection, &tables, &request.filter).map_err(sql)?;
         let mut reader = Reader::new(&tables, &code, &stacks);

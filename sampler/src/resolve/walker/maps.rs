@@ -11,7 +11,7 @@ use linux::{FileRef, PageCache, RootDirectory, VirtAddr};
 use super::StackOwner;
 use super::perfmap::{JitSymbol, PerfMap};
 use super::source::GuestSource;
-use super::spaces::ROOT;
+use crate::managed::ROOT;
 use vmm::monotonic_ns;
 
 /// Processes that are remembered, at most; beyond that all are forgotten.

@@ -12,6 +12,7 @@
 //! A reason replaces missing frames.
 
 mod files;
+mod managed;
 mod maps;
 mod perfmap;
 mod source;
@@ -25,11 +26,15 @@ use linux::{
     AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
     VirtAddr, WalkEnd,
 };
+use runtimes::ManagedFrame;
+use runtimes::python::{PythonCode, may_be_python};
 use symbols::LinkAddr;
 use symbols::cfi::{UserEnd, UserUnwinder};
 
 use super::frames::KernelNames;
+use crate::managed::RuntimeTable;
 pub(crate) use files::{FileEntry, FileTable};
+use managed::{ManagedRuntimes, NativeFrame};
 pub(crate) use maps::LateNames;
 use maps::PerfMaps;
 pub(crate) use perfmap::JitSymbol;
@@ -49,6 +54,8 @@ pub(crate) enum StackStep {
     /// Code of a process elsewhere: in memory without a file (`anonymous`), or in unknown memory. `made` is
     /// the function, if the process has made the code and named it.
     Memory { at: CodeAddr, anonymous: bool, made: Option<JitSymbol> },
+    /// A frame of a managed language. Its code is `None` if that has been freed before it was read.
+    Managed { frame: ManagedFrame, code: Option<Arc<PythonCode>> },
     /// Frames are missing or doubtful: the part of the stack, and the reason.
     Reason { of: ReasonSubject, why: String },
 }
@@ -124,6 +131,7 @@ pub(crate) struct StackWalker {
     spaces: ProcessSpaces,
     maps: PerfMaps,
     files: FileTable,
+    runtimes: ManagedRuntimes,
     depth: usize,
     code: Option<Arc<dyn CodeSource>>,
     /// Time before which no walk waits for code again.
@@ -142,11 +150,17 @@ impl StackWalker {
             spaces: ProcessSpaces::default(),
             maps: PerfMaps::default(),
             files: FileTable::default(),
+            runtimes: ManagedRuntimes::default(),
             depth,
             code: None,
             patient_at: Instant::now(),
             learnt: None,
         }
+    }
+
+    /// Puts the runtimes of processes into `table`, so that ticks copy the frames of managed languages.
+    pub(crate) fn with_runtimes(self, table: RuntimeTable) -> Self {
+        Self { runtimes: ManagedRuntimes::new(table), ..self }
     }
 
     /// Lets walks that meet unknown code wait for the code that is present then.
@@ -263,7 +277,15 @@ impl StackWalker {
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
             return;
         }
+        let python = |file: &FileEntry| may_be_python(file.name());
+        let mut runtime = self.runtimes.get(
+            owner.0.instance,
+            space,
+            &self.source,
+            space.loaded_files(python, &self.source, &self.files),
+        );
         let images = space.images(&self.source, &self.files);
+        let (first, mut natives) = (steps.len(), Vec::new());
         let mut doubt = None;
         let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
             doubt = doubt.or(frame.doubt);
@@ -276,14 +298,27 @@ impl StackWalker {
                     _ => {}
                 }
             }
+            let mut is_interpreter = false;
             steps.push(match space.place(frame.at) {
-                CodePlace::File(at, file) => StackStep::File { at, file },
+                CodePlace::File(at, file) => {
+                    is_interpreter =
+                        runtime.as_ref().is_some_and(|runtime| runtime.is_interpreter(&file, at.lookup()));
+                    StackStep::File { at, file }
+                }
                 CodePlace::Memory { anonymous } => {
                     let find = || self.maps.find(owner, frame.at.lookup(), &self.source).cloned();
                     StackStep::Memory { at: frame.at, anonymous, made: anonymous.then(find).flatten() }
                 }
             });
+            natives.push(NativeFrame { stack: frame.stack, is_interpreter });
         });
+        let mut words = copy.notes().peekable();
+        if let Some(runtime) = &mut runtime
+            && words.peek().is_some()
+        {
+            let natives = (natives.as_slice(), end == UserEnd::Complete);
+            runtime.insert(words, natives, (space, &self.source), (steps, first));
+        }
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonSubject::Doubt, doubt.to_string())),
             UserEnd::Broken(why) => {

@@ -10,6 +10,7 @@ use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 use super::StackOwner;
 use super::files::{FileEntry, FileTable};
 use super::source::GuestSource;
+use crate::managed::ROOT;
 use profile::rows::{Batch, MappingRow};
 use vmm::monotonic_ns;
 
@@ -19,8 +20,6 @@ const REMEMBERED: usize = 4096;
 const AGAIN_NS: u64 = 5_000_000;
 /// Time for which mappings are used without reading them again, ns: a library may be replaced by another.
 const BELIEVED_NS: u64 = 2_000_000_000;
-/// CR3 without its low bits (PCID, and PTI's switch between two tables).
-pub(super) const ROOT: u64 = !0x1fff;
 
 /// Start and end.
 type AddressRange = (VirtAddr, VirtAddr);
@@ -175,6 +174,26 @@ impl ProcessSpace {
     fn made(&self) -> Vec<AddressRange> {
         let made = self.regions.iter().filter(|region| region.file.is_none() && !region.unknown_file);
         made.map(|region| (region.start, region.end)).collect()
+    }
+
+    /// Returns the page tables, and the time when the mappings were read, CLOCK_MONOTONIC ns.
+    pub(super) fn version(&self) -> (u64, u64) {
+        (self.root, self.read_ns)
+    }
+
+    /// Returns the files of executable mappings with their load biases. Reads the files that `wanted` is true
+    /// for; the others are left out.
+    pub(super) fn loaded_files<'a>(
+        &'a self,
+        wanted: impl Fn(&FileEntry) -> bool + 'a,
+        source: &'a GuestSource,
+        files: &'a FileTable,
+    ) -> impl Iterator<Item = (Arc<FileEntry>, u64)> + 'a {
+        self.regions.iter().filter_map(move |region| {
+            let file = region.file.as_ref().filter(|file| wanted(file))?;
+            file.load(source, &files.room);
+            Some((Arc::clone(file), region.bias(file)))
+        })
     }
 
     /// Returns the reason why there are no mappings.

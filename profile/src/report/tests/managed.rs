@@ -1,0 +1,86 @@
+//! Functions of managed languages and the frames of the runtime that runs them.
+
+use super::super::shares::{Shares, SharesBy};
+use super::*;
+use crate::rows::{FileRow, StackRow};
+
+/// Stacks of an interpreter (file 2) that a library (file 1) starts: in a native function `sin` of a third
+/// file, in one of the interpreter, in Python itself, and in the interpreter before it has a function.
+fn run() -> Run {
+    let mut run = Run::new();
+    run.batch.files = [(1, "/lib/libc.so.6"), (2, "/bin/python3.11"), (3, "/lib/libm.so.6")]
+        .map(|(id, path)| FileRow { id, path: path.to_owned(), ..FileRow::default() })
+        .to_vec();
+    let native = |id: u32, name: &str, file: u32| FrameRow {
+        id,
+        kind: FrameKind::User,
+        file: Some(file),
+        address: u64::from(id) << 8,
+        symbol: Some(name.to_owned()),
+        module: Some("native".to_owned()),
+        ..FrameRow::default()
+    };
+    let managed = |id: u32, name: &str| FrameRow {
+        id,
+        kind: FrameKind::Managed,
+        instance: Some(1),
+        address: u64::from(id) << 8,
+        symbol: Some(name.to_owned()),
+        module: Some("[python]".to_owned()),
+        ..FrameRow::default()
+    };
+    run.batch.frames.extend([
+        native(20, "main", 1),
+        native(21, "run", 2),
+        native(22, "eval", 2),
+        managed(23, "a"),
+        managed(24, "b"),
+        native(25, "call", 2),
+        managed(26, "c"),
+        native(27, "add", 2),
+        native(28, "sin", 3),
+    ]);
+    // Frames from the outermost on, each stack a caller of the next.
+    for (id, frame) in (1..).zip([20, 21, 22, 23, 24, 25, 22, 26, 27, 28]) {
+        run.batch.stacks.push(StackRow { id, parent: id.checked_sub(1).filter(|&id| id > 0), frame });
+    }
+    for (frame, stack) in [(28, 10), (27, 9), (26, 8), (22, 3)] {
+        run.add(1, 0, Mode::User, Some(1), frame);
+        run.batch.samples.last_mut().expect("a sample").stack = Some(stack);
+    }
+    run
+}
+
+fn stacks(native: bool) -> Vec<String> {
+    let (_directory, path) = run().write();
+    let profile = Profile::open(&path).expect("a profile");
+    let filter = Filter { native, ..Filter::default() };
+    let shares = Shares::read(&profile, &filter, SharesBy::Stack).expect("stacks");
+    let mut names: Vec<String> = shares.rows.into_iter().map(|row| row.0.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_stack_has_functions_of_the_language_or_frames_of_its_runtime() {
+    assert_eq!(stacks(false), ["main;a;b;c", "main;a;b;c;sin", "main;run;eval"]);
+    assert_eq!(stacks(true), ["main;run;eval", "main;run;eval;call;eval", "main;run;eval;call;eval;sin"]);
+}
+
+#[test]
+fn a_sample_in_the_interpreter_is_in_the_function_that_it_runs() {
+    let (_directory, path) = run().write();
+    let report = |native| read(&path, &Filter { native, ..Filter::default() });
+    let names = |report: &Report| {
+        let mut names: Vec<_> =
+            report.functions.iter().map(|f| (f.symbol.clone(), f.estimate.samples)).collect();
+        names.sort();
+        names
+    };
+    let rows = |rows: &[(&str, u64)]| -> Vec<(String, u64)> {
+        rows.iter().map(|&(name, samples)| (name.to_owned(), samples)).collect()
+    };
+    assert_eq!(names(&report(false)), rows(&[("c", 2), ("eval", 1), ("sin", 1)]));
+    assert_eq!(names(&report(true)), rows(&[("add", 1), ("eval", 2), ("sin", 1)]));
+    assert!(report(true).functions.iter().all(|function| function.mode == "user"));
+}

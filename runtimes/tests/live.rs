@@ -1,0 +1,130 @@
+//! Frames of real processes, compared with what the programs say of themselves.
+
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use runtimes::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
+use runtimes::{FrameWords, ManagedStep, ProcessMemory, RuntimePlan};
+use symbols::VirtAddr;
+use symbols::elf::ElfFile;
+
+/// Threads of tests/live.py.
+const THREADS: usize = 7;
+
+/// A process that ends with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Memory of a process, and the number of reads.
+struct LiveMemory {
+    file: File,
+    reads: RefCell<usize>,
+}
+
+impl ProcessMemory for LiveMemory {
+    fn read(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
+        *self.reads.borrow_mut() += 1;
+        self.file.read_exact_at(into, at.0).ok()
+    }
+}
+
+/// Returns the plan and the names of the CPython in a process.
+fn python(pid: u32, memory: &LiveMemory) -> (PythonPlan, PythonNames) {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("maps");
+    for line in maps.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let &[range, _, offset, _, _, path] = words.as_slice() else { continue };
+        let name = Path::new(path).file_name().and_then(|name| name.to_str()).unwrap_or("");
+        if !may_be_python(name) {
+            continue;
+        }
+        let elf = ElfFile::open(Box::new(File::open(path).expect("a file"))).expect("ELF");
+        let Some(binary) = PythonBinary::read(&elf, name) else { continue };
+        let hex = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
+        let start = hex(range.split('-').next().expect("a start"));
+        let bias = start.wrapping_sub(elf.address_of(hex(offset)).expect("a segment"));
+        return binary.plan(memory, bias).expect("a layout");
+    }
+    panic!("no CPython in {maps}");
+}
+
+/// Returns the interpreters to test: those of `VPROF_TESTS_PYTHON`, separated by colons, or this machine's.
+fn interpreters() -> Vec<Command> {
+    match std::env::var("VPROF_TESTS_PYTHON") {
+        Ok(list) => list.split(':').map(Command::new).collect(),
+        Err(_) => testkit::tool("python3").into_iter().collect(),
+    }
+}
+
+#[test]
+fn threads_have_the_frames_that_their_program_sees() {
+    for mut interpreter in interpreters() {
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/live.py");
+        let child = interpreter.arg(script).stdout(Stdio::piped()).spawn().expect("python3");
+        let mut process = Process(child);
+        let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
+        let lines: Vec<String> = out.lines().take(THREADS).map(|line| line.expect("a line")).collect();
+        let pid = process.0.id();
+        let file = File::open(format!("/proc/{pid}/mem")).expect("memory");
+        let memory = LiveMemory { file, reads: RefCell::default() };
+        let (plan, names) = python(pid, &memory);
+        // All threads sleep, or are about to, in the line that has reported.
+        for line in lines {
+            let mut parts = line.split('\t');
+            let ident: u64 = parts.next().and_then(|ident| ident.parse().ok()).expect("an ident");
+            let wanted: Vec<String> = parts.map(str::to_owned).collect();
+            let found = frames(&plan, &names, &memory, ident);
+            assert_eq!(found, wanted, "{interpreter:?}");
+        }
+        assert_eq!(RuntimePlan::Python(plan).thread(&memory, 0x1234, None), None, "no such thread");
+    }
+}
+
+/// Returns the frames of a thread as tests/live.py prints them.
+fn frames(plan: &PythonPlan, names: &PythonNames, memory: &LiveMemory, ident: u64) -> Vec<String> {
+    let runtime = RuntimePlan::Python(*plan);
+    let thread = runtime.thread(memory, ident, None).expect("a thread of the runtime");
+    *memory.reads.borrow_mut() = 0;
+    assert_eq!(runtime.thread(memory, ident, Some(thread)), Some(thread));
+    assert!(*memory.reads.borrow() <= 4, "a hint saves the search");
+    let other = VirtAddr(thread.0 + 64);
+    assert_eq!(runtime.thread(memory, ident, Some(other)), Some(thread), "a wrong hint does no harm");
+    *memory.reads.borrow_mut() = 0;
+    let mut words = Vec::new();
+    runtime.walk(memory, thread, |word| {
+        words.push(word);
+        true
+    });
+    let reads = *memory.reads.borrow();
+    let (mut found, mut entry) = (Vec::new(), 0);
+    for step in FrameWords::new(words.iter().copied()) {
+        match step {
+            ManagedStep::Frame(frame) => {
+                let code = names.read(memory, &frame).expect("a code object");
+                let line = code.line(&frame).expect("a line");
+                found.push(format!("{}|{}|{line}", code.name, code.file));
+                let other = runtimes::ManagedFrame { identity: frame.identity ^ 1, ..frame };
+                assert_eq!(names.read(memory, &other), None, "another object has no name");
+            }
+            ManagedStep::Entry(at) => {
+                assert!(at > entry, "an outer native frame is above: {at:#x}, {entry:#x}");
+                entry = at;
+            }
+            ManagedStep::Failure(why) => panic!("{why} after {found:?}"),
+        }
+    }
+    assert_eq!(entry > 0, plan.has_entries());
+    assert!(reads <= 4 * found.len() + 8, "{reads} reads for {} frames", found.len());
+    found
+}

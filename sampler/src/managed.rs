@@ -1,0 +1,137 @@
+//! Frames of managed languages at a tick: what the vCPUs' threads know of the processes' runtimes, and the
+//! copy of a thread's frames.
+//!
+//! The collector finds the runtime of a process when it walks a stack of it, and puts its plan into a table,
+//! by the page tables of the process. From the next tick in that process on, the frames are copied.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
+use runtimes::{ProcessMemory, RuntimePlan};
+
+/// Processes in the table, at most; beyond that all are forgotten and found again.
+const MAX_PROCESSES: usize = 4096;
+/// Threads that a vCPU remembers.
+const HINTS: usize = 64;
+/// Translated pages that a walk remembers.
+const PAGES: usize = 16;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// The runtimes of all processes that are known, by the physical address of their page tables. Clones share
+/// them.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RuntimeTable(Arc<RwLock<HashMap<u64, RuntimePlan>>>);
+
+impl RuntimeTable {
+    /// Returns the runtime of the process with these page tables. Never waits: while the collector changes
+    /// the table, which is rare and short, no runtime is known.
+    fn find(&self, root: u64) -> Option<RuntimePlan> {
+        self.0.try_read().ok()?.get(&root).copied()
+    }
+
+    /// Sets or removes the runtime of the process with these page tables. For the collector: may wait.
+    pub(crate) fn set(&self, root: u64, plan: Option<RuntimePlan>) {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&root).copied();
+        if known == plan {
+            return;
+        }
+        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= MAX_PROCESSES {
+            table.clear();
+        }
+        match plan {
+            Some(plan) => table.insert(root, plan),
+            None => table.remove(&root),
+        };
+    }
+}
+
+/// Runtime's state of a thread.
+#[derive(Debug, Clone, Copy, Default)]
+struct ThreadHint {
+    root: u64,
+    fs_base: u64,
+    thread: VirtAddr,
+}
+
+/// Copier of frames on one vCPU's thread.
+#[derive(Debug)]
+pub(crate) struct FrameCopier {
+    table: RuntimeTable,
+    hints: [ThreadHint; HINTS],
+}
+
+impl FrameCopier {
+    pub(crate) fn new(table: RuntimeTable) -> Self {
+        Self { table, hints: [ThreadHint::default(); HINTS] }
+    }
+
+    /// Adds the frames of the current thread, whose stacks are in `into`, as notes; nothing for threads
+    /// without a runtime. No lock, no allocation, bounded reads.
+    pub(crate) fn copy(
+        &mut self,
+        memory: &impl PhysicalMemory,
+        (fs_base, five_level): (u64, bool),
+        into: &mut StackCopy,
+    ) {
+        let Some(root) = into.user_root().filter(|_| fs_base != 0) else { return };
+        let Some(plan) = self.table.find(root & ROOT) else { return };
+        let space = SpaceMemory::new(AddressSpace::new(root, five_level), memory);
+        // Threads have their own pages, and processes their own tables.
+        let slot = usize::try_from((fs_base >> 12 ^ root >> 13) % HINTS as u64).unwrap_or(0);
+        let Some(hint) = self.hints.get_mut(slot) else { return };
+        let known = (hint.root == root && hint.fs_base == fs_base).then_some(hint.thread);
+        let Some(thread) = plan.thread(&space, fs_base, known) else { return };
+        *hint = ThreadHint { root, fs_base, thread };
+        plan.walk(&space, thread, |word| into.note(word));
+    }
+}
+
+/// Page tables without the bits of CR3 that are none of their address (PCID, and PTI's switch between two
+/// tables).
+pub(crate) const ROOT: u64 = !0x1fff;
+
+/// Memory of a process behind its page tables, with the pages that were translated last.
+#[derive(Debug)]
+pub(crate) struct SpaceMemory<'a, M> {
+    space: AddressSpace,
+    memory: &'a M,
+    /// Page number and physical address, by the low bits of the page number.
+    pages: [Cell<Option<(u64, PhysAddr)>>; PAGES],
+}
+
+impl<'a, M: PhysicalMemory> SpaceMemory<'a, M> {
+    pub(crate) fn new(space: AddressSpace, memory: &'a M) -> Self {
+        Self { space, memory, pages: [const { Cell::new(None) }; PAGES] }
+    }
+
+    /// Returns the physical address of a page.
+    fn page(&self, number: u64) -> Option<PhysAddr> {
+        let slot = self.pages.get(usize::try_from(number % PAGES as u64).ok()?)?;
+        if let Some((_, at)) = slot.get().filter(|&(known, _)| known == number) {
+            return Some(at);
+        }
+        let at = self.space.translate(self.memory, VirtAddr(number.checked_mul(PAGE)?))?.phys;
+        slot.set(Some((number, at)));
+        Some(at)
+    }
+}
+
+impl<M: PhysicalMemory> ProcessMemory for SpaceMemory<'_, M> {
+    #[inline]
+    fn read(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
+        let (mut at, mut rest) = (at.0, into);
+        while !rest.is_empty() {
+            // Less than a page.
+            let offset = at % PAGE;
+            let len = rest.len().min(usize::try_from(PAGE - offset).ok()?);
+            let (part, behind) = rest.split_at_mut_checked(len)?;
+            self.memory.read(self.page(at / PAGE)?.checked_add(offset)?, part)?;
+            (at, rest) = (at.checked_add(len as u64)?, behind);
+        }
+        Some(())
+    }
+}

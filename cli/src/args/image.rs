@@ -39,8 +39,8 @@ pub struct InspectArgs {
     #[arg(long, value_name = "FORMAT", value_parser = format_parser())]
     pub format: Option<ImageFormat>,
 
-    /// System calls that the process which reads the image is not known to make: `on` ends the command at
-    /// one, `log` has the kernel log it, `off` does not filter (docs/security.md)
+    /// Filter of the system calls of the process that reads the image: at an unexpected call `on` ends the
+    /// command, and `log` has the kernel log it; `off` allows all (docs/security.md)
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on")]
     pub seccomp: SyscallPolicy,
 

@@ -222,6 +222,7 @@ impl KernelMemory for KernelPrograms {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::{VENDOR_PVM, VENDOR_SVM};
     use super::*;
 
     /// Instructions of the kernel's machine (Documentation/bpf/standardization/instruction-set.rst): `exit`,
@@ -244,5 +245,24 @@ mod tests {
         assert!(sentence.starts_with("the host's kernel refuses vprof's program: "), "{sentence}");
         assert_eq!(sentence.lines().count(), 1, "{sentence}");
         KernelPrograms::load(&RawOptions::default(), 1).unwrap();
+    }
+
+    #[test]
+    fn the_verifier_takes_all_programs_for_each_vendor() {
+        for (vendor, number) in [(Vendor::Svm, VENDOR_SVM), (Vendor::Pvm, VENDOR_PVM)] {
+            let options = RawOptions { vendor: number, ..RawOptions::default() };
+            let mut programs = match KernelPrograms::load(&options, 1) {
+                Err(BpfRefusal::Permission) => {
+                    return testkit::missing("root, to load programs into the kernel");
+                }
+                programs => programs.unwrap(),
+            };
+            // Also the programs at trace points at which this host's KVM never comes.
+            let own = COUNTING.iter().chain(&COUNTING_EXITS).chain(&COUNTING_RUNS);
+            for (name, _) in own {
+                let program: &mut RawTracePoint = program(&mut programs.ebpf, name).unwrap();
+                program.load().unwrap_or_else(|error| panic!("{name}, {vendor:?}: {error}"));
+            }
+        }
     }
 }

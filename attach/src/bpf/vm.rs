@@ -286,8 +286,8 @@ impl SampledVm {
         self.vcpu(index).map_or(index, SampledVcpu::apic_id)
     }
 
-    /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`]. Must not
-    /// be called while the vCPU is being sampled.
+    /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`]. Must
+    /// not be called while the vCPU is being sampled.
     pub(crate) fn follow(&self, index: usize) -> Result<(), BpfRefusal> {
         // The programs need the vCPU's address from their first run on.
         if let Some(vcpu) = self.vcpu(index).filter(|_| self.follows) {
@@ -467,8 +467,9 @@ impl SampledVcpu {
         self.changed.store(true, Ordering::Release);
     }
 
-    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this, or
-    /// one before it, so no sample reads the target meanwhile. A note of an exit may, which the version shows.
+    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this,
+    /// or one before it, so no sample reads the target meanwhile. A note of an exit may, which the version
+    /// shows.
     fn publish(&self, index: usize, programs: &KernelPrograms) -> Result<(), BpfRefusal> {
         if self.changed.swap(false, Ordering::AcqRel) {
             let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1276,8 +1276,7 @@ SEC("raw_tp") int left(struct arguments *arguments)
 	u32 index = index_of(get_current_task());
 	struct target *target = map_lookup(&targets, &index);
 	struct course *course = map_lookup(&courses, &index);
-	// It has its address before the first sample.
-	if (!target || !course || !target->vcpu)
+	if (!target || !course)
 		return 0;
 	u64 vmcb = kernel_u64(target->vcpu + options.svm_vmcb);
 	course->left_key = KEY(KEY_KVM, (u64)kernel_u32(vmcb + options.vmcb_exit_code));
@@ -1338,7 +1337,7 @@ SEC("raw_tp") int returned(struct arguments *arguments)
 	u32 index = index_of(get_current_task());
 	struct target *target = map_lookup(&targets, &index);
 	struct course *course = map_lookup(&courses, &index);
-	if (!target || !course || !target->vcpu)
+	if (!target || !course)
 		return 0;
 	u64 now = ktime_get_ns();
 	struct notes *noted = map_lookup(&notes, &index);

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use profile::store::SCHEMA_VERSION;
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, write_profile};
 
@@ -228,9 +229,9 @@ fn files_that_are_not_profiles() {
     refused(&report("cut"), 1, &["cut is cut off"]);
     // PRAGMA user_version: 4 bytes, big endian, at 60 of the header.
     let mut newer = whole;
-    newer[60..64].copy_from_slice(&9_u32.to_be_bytes());
+    newer[60..64].copy_from_slice(&(SCHEMA_VERSION + 1).to_be_bytes());
     fs::write(directory.join("newer"), newer).unwrap();
-    refused(&report("newer"), 1, &["version 9", "use a newer vprof"]);
+    refused(&report("newer"), 1, &[&format!("version {}", SCHEMA_VERSION + 1), "use a newer vprof"]);
 }
 
 #[test]

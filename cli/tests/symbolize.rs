@@ -10,7 +10,7 @@ use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use profile::rows::{Batch, FileRow, FrameKind, FrameRow, InstanceRow, Mode, SampleRow, Sink, VcpuRow};
-use profile::store::ProfileWriter;
+use profile::store::{ProfileWriter, SCHEMA_VERSION};
 use support::{refused, run, stderr, stdout, vprof, write_profile};
 use symbols::elf::ElfFile;
 use symbols::names::Symbolizer;
@@ -266,9 +266,9 @@ fn profiles_that_can_not_be_changed() {
     write_profile(&at("p.vprof"));
     // PRAGMA user_version: 4 bytes, big endian, at 60 of the header.
     let mut newer = fs::read(at("p.vprof")).unwrap();
-    newer[60..64].copy_from_slice(&9_u32.to_be_bytes());
+    newer[60..64].copy_from_slice(&(SCHEMA_VERSION + 1).to_be_bytes());
     fs::write(at("newer"), newer).unwrap();
-    refused(&symbolize("newer"), 1, &["version 9", "use a newer vprof"]);
+    refused(&symbolize("newer"), 1, &[&format!("version {}", SCHEMA_VERSION + 1), "use a newer vprof"]);
     fs::set_permissions(at("p.vprof"), fs::Permissions::from_mode(0o444)).unwrap();
     refused(&symbolize("p.vprof"), 1, &["p.vprof is read-only", "copy"]);
     let mut writer = ProfileWriter::create(&at("in-progress"), false).unwrap();

@@ -415,9 +415,11 @@ fn follow_monitor(
     monitor: UnixStream,
     reason: Arc<Mutex<Option<String>>>,
 ) -> Result<JoinHandle<()>, TcgError> {
-    // Events are sent only after this.
-    (&monitor).write_all(b"{\"execute\":\"qmp_capabilities\"}\n").map_err(start_error("use its monitor"))?;
     let follow = move || {
+        // Events are sent only after this. It fails if QEMU has ended, which the stub shows as well.
+        if (&monitor).write_all(b"{\"execute\":\"qmp_capabilities\"}\n").is_err() {
+            return;
+        }
         for line in BufReader::new(monitor).lines().map_while(Result::ok) {
             let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
             if event["event"] == "SHUTDOWN" {

@@ -12,7 +12,7 @@ use symbols::VirtAddr;
 
 /// Frames of one walk, at most.
 pub const MAX_FRAMES: usize = 512;
-/// Values below are no addresses: Linux maps nothing there (`vm.mmap_min_addr` is 65,536, SELinux' minimum
+/// Lowest address: Linux maps nothing below (`vm.mmap_min_addr` is 65,536, SELinux' minimum
 /// 4,096).
 const LOWEST: u64 = 4096;
 
@@ -21,7 +21,7 @@ const LOWEST: u64 = 4096;
 pub struct ManagedFrame {
     /// Address of the code object.
     pub code: VirtAddr,
-    /// Bytes from the code object to the instruction that the frame executes; `None` if that is not behind
+    /// Bytes from the code object to the instruction that the frame executes; `None` if that is not after
     /// the object's start, or 4 GiB and more.
     pub instruction: Option<u32>,
     /// Hash of those words of the code object that show another object at the same address.

@@ -94,7 +94,7 @@ impl FrameCopier {
 /// tables).
 pub(crate) const ROOT: u64 = !0x1fff;
 
-/// Memory of a process behind its page tables, with the pages that were translated last.
+/// Memory of a process, by its page tables, with the pages that were translated last.
 #[derive(Debug)]
 pub(crate) struct SpaceMemory<'a, M> {
     space: AddressSpace,

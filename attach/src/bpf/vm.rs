@@ -183,7 +183,7 @@ impl SampledVm {
     /// cannot be run.
     pub(crate) fn sample(&self, index: usize) -> Option<SampleOutcome> {
         let vcpu = self.vcpu(index)?;
-        vcpu.publish(index, &self.programs)?;
+        vcpu.publish(index, &self.programs).ok()?;
         let first = u32::try_from(vcpu.cpu.load(Ordering::Relaxed)).ok();
         let outcome = ask_cpus(first, |cpu| {
             let finding = self.programs.sample(index, cpu).ok()??;
@@ -286,8 +286,13 @@ impl SampledVm {
         self.vcpu(index).map_or(index, SampledVcpu::apic_id)
     }
 
-    /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`].
+    /// Lets the kernel count the waits, and the exits, of a vCPU that was added after [`Self::count`]. Must
+    /// not be called while the vCPU is being sampled.
     pub(crate) fn follow(&self, index: usize) -> Result<(), BpfRefusal> {
+        // The programs need the vCPU's address from their first run on.
+        if let Some(vcpu) = self.vcpu(index).filter(|_| self.follows) {
+            vcpu.publish(index, &self.programs)?;
+        }
         self.count_for(index, u32::try_from(index).unwrap_or(ABSENT))
     }
 
@@ -462,14 +467,15 @@ impl SampledVcpu {
         self.changed.store(true, Ordering::Release);
     }
 
-    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this, so
-    /// no sample reads the target meanwhile. A note of an exit may, which the version shows.
-    fn publish(&self, index: usize, programs: &KernelPrograms) -> Option<()> {
+    /// Gives the programs the target if it has changed. Only the thread that samples the vCPU calls this,
+    /// or one before it, so no sample reads the target meanwhile. A note of an exit may, which the version
+    /// shows.
+    fn publish(&self, index: usize, programs: &KernelPrograms) -> Result<(), BpfRefusal> {
         if self.changed.swap(false, Ordering::AcqRel) {
             let target = *self.target.lock().unwrap_or_else(PoisonError::into_inner);
-            programs.set_target(index, &target).ok()?;
+            programs.set_target(index, &target)?;
         }
-        Some(())
+        Ok(())
     }
 }
 

@@ -72,8 +72,8 @@ impl FrameKind {
 pub struct FrameRow {
     /// Row id; 1 and up. A row with a known id replaces the earlier (it got its name).
     pub id: u32,
-    /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own. For
-    /// a managed language, that of bytecode.
+    /// Instruction address: virtual for the kernel and for memory without a file, else the ELF file's own.
+    /// For a managed language, that of bytecode.
     pub address: u64,
     /// A return address: the call is right before it.
     pub call: bool,

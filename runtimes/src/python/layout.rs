@@ -60,7 +60,7 @@ pub struct WalkLayout {
     pub next_thread: u16,
     /// `PyThreadState.thread_id`.
     pub thread_id: u16,
-    /// How the frames of a thread are found.
+    /// Chain of the frames of a thread.
     pub chain: FrameChain,
     /// A frame's caller: `previous`, or `f_back`.
     pub previous: u16,
@@ -68,7 +68,7 @@ pub struct WalkLayout {
     pub code: u16,
     /// A frame's instruction.
     pub instruction: Instruction,
-    /// What identifies a code object.
+    /// Members that identify a code object.
     pub identity: CodeIdentity,
 }
 
@@ -81,7 +81,7 @@ pub struct CodeIdentity {
     pub first_line: u16,
 }
 
-/// How the frames of a thread are found, with the offsets.
+/// Chain of the frames of a thread, with the offsets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FrameChain {
     /// 3.9: `PyThreadState.frame`.
@@ -121,7 +121,7 @@ pub enum FrameChain {
     },
 }
 
-/// Where a frame's instruction is.
+/// Place of a frame's instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Instruction {
     /// An address: `prev_instr`, or `instr_ptr`.

@@ -24,7 +24,7 @@ impl LineTable {
         Self { ranges: parser.ranges }
     }
 
-    /// Returns the line of the instruction `offset` bytes behind the bytecode's start.
+    /// Returns the line of the instruction `offset` bytes after the bytecode's start.
     pub(super) fn find(&self, offset: u32) -> Option<u32> {
         let after = self.ranges.partition_point(|&(start, _)| start <= offset);
         self.ranges.get(after.checked_sub(1)?)?.1

@@ -26,7 +26,7 @@ pub struct PythonPlan {
     layout: WalkLayout,
 }
 
-/// What is read of a frame.
+/// Members of a frame that are read.
 #[derive(Debug, Clone, Copy)]
 struct FrameHead {
     code: VirtAddr,

@@ -64,8 +64,9 @@ fn stacks(native: bool) -> Vec<String> {
 #[test]
 fn a_stack_has_functions_of_the_language_or_frames_of_its_runtime() {
     assert_eq!(stacks(false), ["main;a;b;c", "main;a;b;c;sin", "main;run;eval"]);
-    let native = ["", ";call;eval", ";call;eval;add", ";call;eval;add;sin"];
-    assert_eq!(stacks(true), native.map(|inner| format!("main;run;eval{inner}")));
+    let native = ["", ";call;eval", ";call;eval;add", ";call;eval;add;sin"]
+        .map(|inner| format!("main;run;eval{inner}"));
+    assert_eq!(stacks(true), native);
 }
 
 #[test]

@@ -207,7 +207,7 @@ fn place(
         }
     }
     if has_entries {
-        // Without an entry only behind a failure: their native frames are not known.
+        // Without an entry only after a failure: their native frames are not known.
         if !open.is_empty() && failure.is_none() {
             return Err(WalkFailure::Inconsistent);
         }

@@ -183,7 +183,7 @@ fn run(name: &str) -> Batch {
         symbol: symbol.map(str::to_owned),
         module: match kind {
             FrameKind::User => text(name),
-            FrameKind::Managed => text("[python]"),
+            FrameKind::Managed => text("python"),
             FrameKind::Reason => text("user"),
             FrameKind::Kernel => None,
         },

@@ -86,7 +86,7 @@ pub struct FrameRow {
     /// Symbol's name, once known.
     pub symbol: Option<String>,
     /// Kernel module; for user code the file name, `anonymous`, or `[jit]` if the program names code that it
-    /// has generated; the language in brackets, like `[python]`; `None` for the kernel image.
+    /// has generated; the language, like `python`; `None` for the kernel image.
     pub module: Option<String>,
     /// Bytes from the symbol's start.
     pub offset: u64,

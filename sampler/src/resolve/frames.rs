@@ -46,7 +46,7 @@ pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
 }
 
 /// Module of all code of Python.
-const PYTHON: &str = "[python]";
+const PYTHON: &str = "python";
 
 /// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

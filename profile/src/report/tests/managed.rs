@@ -26,7 +26,7 @@ fn run() -> Run {
         instance: Some(1),
         address: u64::from(id) << 8,
         symbol: Some(name.to_owned()),
-        module: Some("[python]".to_owned()),
+        module: Some("python".to_owned()),
         ..FrameRow::default()
     };
     run.batch.frames.extend([

@@ -85,28 +85,6 @@ fn two_vcpus_without_kvm_of_which_one_idles_and_memory_above_4_gib() {
     assert!(memory[0][0].as_str().is_some_and(|text| text.contains("at 0x100000000")), "{memory:?}");
 }
 
-/// Packages of three cores have four APIC ids each: that of the fourth CPU is 4.
-#[test]
-#[ignore = "one more guest: --all"]
-fn vcpus_whose_apic_ids_have_a_gap() {
-    let script = SPLIT.replace("--cpu 0", "--cpu 3");
-    let guest = EmulatedGuest::start(&["-m", "512", "-smp", "4,maxcpus=6,sockets=2,cores=3"], &script);
-    let run = guest.attached(&["-d", "8s", "-F", "100"]).succeeded();
-    assert_split(&run);
-    let of_alpha = "FROM sample JOIN instance ON instance.id = sample.instance WHERE comm = 'alpha'";
-    assert_eq!(run.number(&format!("SELECT min(vcpu) {of_alpha}")), 3.0);
-    let rusage = run.json(&["rusage"]);
-    let cpus = rusage["cpus"].as_array().expect("CPUs");
-    let user = |cpu: &serde_json::Value| cpu["reported"]["user_ns"].as_f64().expect("a time");
-    let measured = |cpu: &serde_json::Value| cpu["measured"]["user_ns"].as_f64().expect("a time");
-    assert_eq!(
-        cpus.iter().map(|cpu| cpu["cpu"].as_u64().expect("a number")).collect::<Vec<_>>(),
-        [0, 1, 2, 3]
-    );
-    assert!(user(&cpus[3]) > 5e9 && (user(&cpus[3]) / measured(&cpus[3]) - 1.0).abs() < 0.2, "{cpus:?}");
-    assert!(cpus[..3].iter().all(|cpu| user(cpu) < 1e9), "{cpus:?}");
-}
-
 #[test]
 #[ignore = "another kind of QEMU's memory: --all"]
 fn memory_in_a_file_shared_by_its_vmm() {

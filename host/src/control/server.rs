@@ -186,7 +186,7 @@ impl Served {
     }
 
     /// The tables as JSON. They change with each batch, and are made again only then.
-    fn look(&self, view: &View) -> Arc<str> {
+    fn tables(&self, view: &View) -> Arc<str> {
         let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
         let tables = self.run.tables.lock();
         let time_ns = tables.time_ns();
@@ -317,7 +317,7 @@ impl Client {
                     }
                     Err(_) => return,
                 },
-                () = next_look(&mut watching) => self.look(watching.as_ref()).await,
+                () = next_look(&mut watching) => self.send_tables(watching.as_ref()).await,
             };
             if looked.is_err() {
                 return;
@@ -325,9 +325,9 @@ impl Client {
         }
     }
 
-    async fn look(&mut self, watching: Option<&Watching>) -> io::Result<()> {
+    async fn send_tables(&mut self, watching: Option<&Watching>) -> io::Result<()> {
         let Some(watching) = watching else { return Ok(()) };
-        let look = self.served.look(&watching.view);
+        let look = self.served.tables(&watching.view);
         let id = watching.id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
         send_line(&mut self.writer, format!("{{{id}\"snapshot\":{look}}}\n").as_bytes()).await
     }
@@ -336,7 +336,7 @@ impl Client {
         let (id, request) = read_request(line);
         let result = match request {
             Ok(Request::Tables { view }) => {
-                let look = self.served.look(&view);
+                let look = self.served.tables(&view);
                 let id = id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
                 return send_line(&mut self.writer, format!("{{{id}\"ok\":{look}}}\n").as_bytes()).await;
             }

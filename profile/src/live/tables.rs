@@ -180,7 +180,8 @@ impl Tables {
             Span::Run => self.counts.whole(),
             Span::Last(_) => self.counts.since(from_ns, None),
         };
-        let busy = counts.iter().filter(|(kind, _)| kind.is_some()).map(|(_, count)| count).sum();
+        let kinds = busy_kinds(&counts);
+        let busy = kinds.iter().map(|(_, count)| count).sum();
         Snapshot {
             time_s: seconds(self.now_ns),
             span_s: seconds(self.now_ns.saturating_sub(from_ns)),
@@ -191,24 +192,22 @@ impl Tables {
             modes: modes(&counts),
             programs: self.programs(&counts, busy, view.rows),
             processes: self.processes(&counts, busy, view.rows),
-            functions: detail::functions(&self.code, &busy_kinds(&counts), busy, view.rows),
+            functions: detail::functions(&self.code, &kinds, busy, view.rows),
             tasks: self.tasks(from_ns, view.rows),
             exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
             exits: self.exits(view.rows),
             events: self.events.iter().cloned().collect(),
             console: console::lines(&self.console.iter().copied().collect::<Vec<_>>(), LINES),
-            detail: view.detail.as_ref().map(|detail| self.detail(&counts, busy, view.rows, detail)),
+            detail: view.detail.as_ref().map(|detail| self.detail(kinds, (busy, view.rows), detail)),
         }
     }
 
     fn detail(
         &self,
-        counts: &HashMap<Option<SampleKind>, u64>,
-        busy: u64,
-        rows: usize,
+        mut kinds: Vec<(SampleKind, u64)>,
+        (busy, rows): (u64, usize),
         view: &DetailView,
     ) -> Detail {
-        let mut kinds = busy_kinds(counts);
         kinds.retain(|(kind, _)| self.has_kind(&view.part, kind));
         Detail::new(&self.code, &kinds, (busy, rows), view)
     }

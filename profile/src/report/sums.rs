@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use hdrhistogram::Histogram;
-use rusqlite::{Connection, Row, params};
+use rusqlite::{Row, params};
 
 use super::TickCounts;
 use super::code::{BOOT_FRAME, Code, NONE, small};
@@ -224,10 +224,10 @@ impl Sample {
 
 /// Returns the time of the run in which vCPUs were sampled, of all vCPUs together, ns. One that was added
 /// while the VM ran has only the times without samples since then.
-fn sampled_ns(connection: &Connection, tables: &Tables) -> rusqlite::Result<u64> {
-    let (rates, duration) = (RateHistory::read(connection)?, tables.parsed("duration_ns"));
+fn sampled_ns(rates: &RateHistory, tables: &Tables) -> u64 {
+    let duration = tables.parsed("duration_ns");
     let sampled = |row: &VcpuRow| row.states.wall().saturating_sub(rates.unsampled_ns(row.id, duration));
-    Ok(tables.vcpus.iter().map(sampled).fold(0, u64::saturating_add))
+    tables.vcpus.iter().map(sampled).fold(0, u64::saturating_add)
 }
 
 impl Sums {
@@ -239,7 +239,8 @@ impl Sums {
         tables: &Tables,
         (code, stacks): (&Code, &Stacks),
     ) -> rusqlite::Result<Self> {
-        let spans = Span::read(profile.connection(), tables, filter)?;
+        let rates = RateHistory::read(profile.connection())?;
+        let spans = Span::read(profile.connection(), &rates, tables, filter)?;
         let mut sums = Self {
             vcpus: BTreeMap::new(),
             samples: 0,
@@ -252,7 +253,7 @@ impl Sums {
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
-            all_sampled_ns: sampled_ns(profile.connection(), tables)?,
+            all_sampled_ns: sampled_ns(&rates, tables),
         };
         Sample::read(profile, filter, (code, stacks), |sample| {
             sums.add(sample, (selection, filter.relative), (tables, stacks))

@@ -184,6 +184,7 @@ impl Span {
     /// the first and the last in proportion; without segments, of the whole run in proportion.
     pub(super) fn read(
         connection: &Connection,
+        rates: &RateHistory,
         tables: &Tables,
         filter: &Filter,
     ) -> rusqlite::Result<Vec<Self>> {
@@ -193,7 +194,7 @@ impl Span {
         let part = |begin: u64, end: u64| {
             part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
         };
-        let (mut segments, rates) = (Segment::read(connection)?, RateHistory::read(connection)?);
+        let mut segments = Segment::read(connection)?;
         let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
         let span = |row: &VcpuRow| {
             let own = segments.remove(&row.id).unwrap_or_default();

@@ -109,9 +109,8 @@ impl ExitSiteStat {
         }
     }
 
-    fn derive(mut self) -> Self {
+    fn set_mean(&mut self) {
         self.mean_ns = self.total_ns.checked_div(self.count).unwrap_or(0);
-        self
     }
 
     /// Adds another site's exits, whose errors are independent of these.
@@ -121,12 +120,12 @@ impl ExitSiteStat {
         self.total_ns = self.total_ns.saturating_add(other.total_ns);
         self.count_error = self.count_error.hypot(other.count_error);
         self.total_error_ns = self.total_error_ns.hypot(other.total_error_ns);
-        *self = self.clone().derive();
+        self.set_mean();
     }
 
     fn since(&self, earlier: &Self) -> Self {
         let error = |now: f64, before: f64| (now * now - before * before).max(0.0).sqrt();
-        let site = Self {
+        let mut site = Self {
             noted: self.noted.saturating_sub(earlier.noted),
             count: self.count.saturating_sub(earlier.count),
             total_ns: self.total_ns.saturating_sub(earlier.total_ns),
@@ -134,7 +133,8 @@ impl ExitSiteStat {
             total_error_ns: error(self.total_error_ns, earlier.total_error_ns),
             ..self.clone()
         };
-        site.derive()
+        site.set_mean();
+        site
     }
 }
 
@@ -260,7 +260,7 @@ fn shares(exit: &ExitStat, mut sites: Vec<ExitSiteStat>) -> Vec<ExitSiteStat> {
     for site in &mut sites {
         (site.count, site.count_error) = counts.share(exit.count, site.count, site.count_error);
         (site.total_ns, site.total_error_ns) = times.share(exit.total_ns, site.total_ns, site.total_error_ns);
-        *site = site.clone().derive();
+        site.set_mean();
     }
     sites
 }
@@ -326,7 +326,7 @@ mod tests {
 
     fn site(function: &str, noted: u64, count: u64, total_ns: u64) -> ExitSiteStat {
         let error = if noted == count { 0.0 } else { 3.0 };
-        ExitSiteStat {
+        let mut site = ExitSiteStat {
             process: "sh".to_owned(),
             function: Some(function.to_owned()),
             noted,
@@ -335,8 +335,9 @@ mod tests {
             count_error: error,
             total_error_ns: 2.0 * error,
             ..ExitSiteStat::other(&exit("kvm: hlt", 0))
-        }
-        .derive()
+        };
+        site.set_mean();
+        site
     }
 
     #[test]

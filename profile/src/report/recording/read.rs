@@ -10,6 +10,7 @@ use super::{
 };
 use crate::estimate::Tick;
 use crate::numbers::unsigned;
+use crate::rate_history::RateHistory;
 use crate::report::ReportError;
 use crate::report::code::{Code, NONE, small};
 use crate::report::filter::Selection;
@@ -48,7 +49,8 @@ impl Recording {
         let code = Code::read(connection, &tables.instances).map_err(sql)?;
         let stacks = Stacks::read(connection, &code, request.filter.native).map_err(sql)?;
         let selection = Selection::new(&request.filter, profile, &tables, &code, &stacks)?;
-        let spans = Span::read(connection, &tables, &request.filter).map_err(sql)?;
+        let rates = RateHistory::read(connection).map_err(sql)?;
+        let spans = Span::read(connection, &rates, &tables, &request.filter).map_err(sql)?;
         let mut reader = Reader::new(&tables, &code, &stacks);
         let total = tables.vcpus.iter().map(|row| row.samples).sum();
         let mut all = ticks(&tables, &spans);

@@ -9,7 +9,7 @@
 //   entered   at kvm_entry
 //   returned  counts returns of KVM_RUN to the VMM: at kvm_userspace_exit
 //   loaded    notes the begin of the next KVM_RUN, of a KVM without kvm_entry: at kvm_fpu
-//   switched  counts waits of vCPUs' threads for a CPU: at sched_switch
+//   switched  counts waits of vCPUs' threads for a CPU, and copies their stacks: at sched_switch
 //
 // The first two run when vprof asks for it (BPF_PROG_TEST_RUN), the third one when vprof reads an iterator. The kernel
 // detaches the others when vprof ends. All offsets in the kernel's structures come from vprof (struct options), which takes them
@@ -31,12 +31,15 @@ static u64 (*ktime_get_ns)(void) = (void *)5;
 static u32 (*get_prandom_u32)(void) = (void *)7;
 static u32 (*get_smp_processor_id)(void) = (void *)8;
 static u64 (*get_current_task)(void) = (void *)35;
+static long (*get_stack)(void *context, void *into, u32 bytes, u64 flags) = (void *)67;
 static long (*probe_read_user)(void *into, u32 bytes, u64 from) = (void *)112;
 static long (*probe_read_kernel)(void *into, u32 bytes, u64 from) = (void *)113;
 static long (*seq_write)(void *seq, const void *data, u32 bytes) = (void *)127;
 #define MAP_TYPE_HASH 1
 #define MAP_TYPE_ARRAY 2
 #define MAP_MMAPABLE (1u << 10)
+// Flag of get_stack: the stack of the user code (BPF_F_USER_STACK).
+#define USER_STACK (1u << 8)
 
 struct bpf_map_def {
 	u32 type;
@@ -110,6 +113,9 @@ struct bpf_map_def {
 #define NOTE_SHIFT 20
 #define SECOND 1000000000ull
 
+// Functions on a stack of the host, at most: as many as the kernel walks (kernel.perf_event_max_stack by default).
+#define HOST_FRAMES 127
+
 // Kinds of KVM.
 #define VENDOR_SVM 1
 #define VENDOR_PVM 2
@@ -159,6 +165,8 @@ struct options {
 	u32 task_comm;
 	// The process that asks for samples.
 	u32 asker;
+	// 1 to copy the stacks of vCPUs' threads outside of the guest.
+	u32 host_stacks;
 };
 
 // Range of the guest's memory in the address space of its VMM.
@@ -382,6 +390,25 @@ struct notes {
 	struct note note[NOTES];
 };
 
+// Stack of a vCPU's thread in the host: addresses, the innermost one first.
+struct host_stack {
+	// Odd while it is being written.
+	u64 version;
+	// Time at which it was taken; 0 for none.
+	u64 time_ns;
+	// Bytes of the two parts; below 0 for an error of the kernel.
+	s32 kernel_bytes;
+	s32 user_bytes;
+	u64 kernel[HOST_FRAMES];
+	u64 user[HOST_FRAMES];
+};
+
+// Stacks of a vCPU's thread: at the last tick that has found it on its CPU, and when it left its CPU last.
+struct host_stacks {
+	struct host_stack ticked;
+	struct host_stack left;
+};
+
 // Activities of a thread without a CPU.
 enum off {
 	OFF_KVM = 0,
@@ -471,6 +498,14 @@ SEC("maps") struct bpf_map_def notes = {
 	.type = MAP_TYPE_ARRAY,
 	.key_size = 4,
 	.value_size = sizeof(struct notes),
+	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+SEC("maps") struct bpf_map_def stacks = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct host_stacks),
 	.max_entries = 1,
 	.map_flags = MAP_MMAPABLE,
 };
@@ -913,6 +948,19 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 	}
 }
 
+// Copies the stacks of this thread: the kernel's with the program that asks, and that of the user code below it.
+INLINE void take_stack(void *context, struct host_stack *stack)
+{
+	stack->version++;
+	// x86 keeps the order of stores.
+	asm volatile("" ::: "memory");
+	stack->time_ns = ktime_get_ns();
+	stack->kernel_bytes = get_stack(context, stack->kernel, sizeof(stack->kernel), 0);
+	stack->user_bytes = get_stack(context, stack->user, sizeof(stack->user), USER_STACK);
+	asm volatile("" ::: "memory");
+	stack->version++;
+}
+
 struct arguments {
 	u64 argument[2];
 };
@@ -969,9 +1017,12 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 		return QUEUED;
 	}
 	record->cpu = get_smp_processor_id();
+	u32 in_guest = in_run && kernel_u32(task + options.task_flags) & IN_GUEST;
+	struct host_stacks *host = options.host_stacks && !in_guest ? map_lookup(&stacks, &index) : 0;
+	if (host)
+		take_stack(arguments, &host->ticked);
 	if (!in_run)
 		return VMM;
-	u32 in_guest = kernel_u32(task + options.task_flags) & IN_GUEST;
 	copy_registers(target, record, in_guest);
 	copy_memory(index);
 	return in_guest ? GUEST : KVM;
@@ -1467,8 +1518,12 @@ SEC("raw_tp") int switched(struct switch_arguments *arguments)
 	u64 previous = arguments->previous;
 	u64 next = arguments->next;
 	u32 index = index_of(previous);
-	if (index != ABSENT)
+	if (index != ABSENT) {
 		left_cpu(index, previous, next, arguments->preempted & 1);
+		struct host_stacks *host = options.host_stacks ? map_lookup(&stacks, &index) : 0;
+		if (host)
+			take_stack(arguments, &host->left);
+	}
 	index = index_of(next);
 	if (index != ABSENT)
 		got_cpu(index, previous);

@@ -29,6 +29,7 @@
 //! job_control                       Ctrl-Z
 //! target                            a process with vCPUs
 //! shared  activity  memory          state of an attachment, halts, guest memory and its layout
+//! host_names                        functions of the host's kernel and of the VMM
 //! trial                             the first request for registers
 //! lock  run_page  stop
 //! capabilities                      of the program's file
@@ -50,6 +51,7 @@ mod descriptors;
 mod error;
 pub mod gdb;
 mod guard;
+mod host_names;
 mod job_control;
 mod lock;
 mod memory;
@@ -66,9 +68,11 @@ mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use bpf::{
-    BpfRefusal, CourseExit, CpuTaker, ExitNote, KernelCounter, VcpuCourse, VmList, VmSummary, VmmTimes,
+    BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter, VcpuCourse, VmList,
+    VmSummary, VmmTimes,
 };
-pub use error::AttachError;
+pub use error::{AttachError, HostStacksRefusal};
+pub use host_names::{HostFrame, HostFrameKind, HostName, HostNames, MissingFrames, NamesRefusal};
 pub use guard::{HELD_LIMIT_MS, keep_guard};
 pub use job_control::{JobControl, stop_process};
 pub use memory::{

@@ -2,14 +2,14 @@
 
 mod roles;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use attach::{
-    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, PluggedVcpu, StopMemory, Target,
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HostState, PluggedVcpu, StopMemory, Target,
     TargetChoice,
 };
 use roles::plug::NUMBER;
@@ -193,7 +193,7 @@ fn one_of_several_machines_of_a_process_is_sampled_alone() {
     let Some(_one) = kvm() else { return };
     let vm = Role::start("one_of_several_machines_of_a_process_is_sampled_alone", "vmm two");
     let find =
-        |engine, vm_number| Target::find_by(TargetChoice { engine, vm: vm_number }, vm.pid(), MOST, None);
+        |engine, vm_number| Target::find_by(TargetChoice { engine, vm: vm_number, host_stacks: false }, vm.pid(), MOST, None);
     for engine in [EngineChoice::Auto, EngineChoice::Bpf] {
         let error = find(engine, None).unwrap_err();
         assert!(
@@ -464,6 +464,54 @@ fn of_frequent_exits_some_are_noted_that_count_for_all() {
     let share = |of: fn(&PortExits) -> u64| of(&ports[1]) as f64 / (of(&ports[0]) + of(&ports[1])) as f64;
     let (exact, noted) = (share(|port| port.count), share(|port| port.weight));
     assert!((exact - 0.75).abs() < 0.02 && (noted - exact).abs() < 0.06, "{noted} of {exact}: {ports:?}");
+}
+
+#[test]
+fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
+    play();
+    let Some(_one) = kvm() else { return };
+    let vm = Role::start("stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm", "vmm exits");
+    let choice = TargetChoice { host_stacks: true, ..EngineChoice::Bpf.into() };
+    let mut target = Target::find_by(choice, vm.pid(), MOST, None).unwrap();
+    let mut names = target.take_host_names().unwrap();
+    let courses: Vec<_> = target.counts().into_iter().map(|counts| counts.course.unwrap()).collect();
+    let attached = Attachment::start(target, |_| Recorder::new(Duration::from_millis(1))).unwrap();
+    let (begin, mut ticks) = (Instant::now(), [Vec::new(), Vec::new()]);
+    while begin.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(Duration::from_millis(20));
+        for (ticks, course) in ticks.iter_mut().zip(&courses) {
+            let (more, lost) = course.take_host_ticks();
+            assert_eq!(lost, 0);
+            ticks.extend(more);
+        }
+    }
+    let seen = attached.wait().unwrap().observers;
+    for (ticks, course) in ticks.iter_mut().zip(&courses) {
+        ticks.extend(course.take_host_ticks().0);
+    }
+    let [first, second] = &ticks;
+    let count = |state| first.iter().filter(|tick| tick.state == state).count();
+    let missed = |name| seen[0].missed.get(name).copied().unwrap_or(0) as usize;
+    // A tick that is no sample of the guest is in the VMM, and each has a stack.
+    assert_eq!(count(HostState::Vmm), missed("in the VMM") + missed("blocked in the VMM"), "{seen:?}");
+    assert!(count(HostState::Vmm) > 20 && count(HostState::Kvm) > 20, "{seen:?}");
+    let mut found: HashMap<HostState, HashSet<String>> = HashMap::new();
+    for tick in first.iter().filter(|tick| tick.on_cpu) {
+        let frames = names.frames(tick);
+        let symbols = frames.iter().filter_map(|frame| names.name(frame).symbol);
+        found.entry(tick.state).or_default().extend(symbols);
+    }
+    let has = |state: HostState, wanted: &str| found[&state].iter().any(|name| name.contains(wanted));
+    assert!(has(HostState::Kvm, "kvm_vcpu_ioctl") && has(HostState::Kvm, "kvm_arch_vcpu_ioctl_run"), "{found:?}");
+    assert!(has(HostState::Vmm, "vmm::vcpu"), "{found:?}");
+    for taking in ["bpf_get_stack", "bpf_prog_test_run", "asm_sysvec_call_function_single"] {
+        assert!(found.keys().all(|state| !has(*state, taking)), "{taking}: {found:?}");
+    }
+    // The second vCPU waits for an INIT: its thread has left its CPU before vprof came.
+    assert!(second.iter().all(|tick| tick.state == HostState::Halted), "{second:?}");
+    let error = Target::find_by(
+        TargetChoice { host_stacks: true, ..EngineChoice::Ptrace.into() }, vm.pid(), MOST, None);
+    assert!(matches!(error, Err(AttachError::HostStacks { .. })), "{error:?}");
 }
 
 #[test]

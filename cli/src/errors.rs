@@ -269,6 +269,9 @@ pub enum UsageError {
     /// A second profile for a format that shows one.
     #[error("{0} shows one profile: use --base with --format html")]
     BaseWithoutHtml(::export::Format),
+    /// Stacks of the host in a format that has none.
+    #[error("{0} has no stacks of the host: use --host with --format flamegraph, folded or another one")]
+    NoHostStacks(::export::Format),
     /// A page of HTML from this choice of samples.
     #[error(transparent)]
     Page(::export::PageError),

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 
-use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, write_page};
+use ::export::{ExportError, Format, Formulas, PageError, PageRequest, Request, Root, write_page};
 use profile::{Filter, Profile};
 use text::message::Shown;
 use text::units;
@@ -18,6 +18,9 @@ use crate::render::summary;
 /// Runs the command.
 pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     let format = format(args)?;
+    if args.host && !format.shows_host() {
+        return Err(UsageError::NoHostStacks(format).into());
+    }
     if format == Format::Html {
         return page(args);
     }
@@ -33,7 +36,8 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     };
     let request = Request {
         filter,
-        root: args.root,
+        host: args.host,
+        root: args.root.unwrap_or(if args.host { Root::Vcpu } else { Root::Process }),
         count: args.count,
         title,
         formulas: Formulas::raw_if(args.raw),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use profile::boot::Boot;
 use profile::report::{
-    Breakdown, By, Direction, ExactReport, Request, SourceChoice, StateReport, Timehist, TreeRequest,
+    Breakdown, By, Direction, ExactReport, HostReport, Request, SourceChoice, StateReport, Timehist, TreeRequest,
 };
 use profile::{Filter, Profile, Report, Sort};
 use text::csv::Formulas;
@@ -16,11 +16,14 @@ use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json};
 use crate::pager::{page, page_long};
 use crate::render::timehist::WriteError;
-use crate::render::{PageLayout, all_for_zero, boot, by, exact, states, summary, timehist, tree};
+use crate::render::{PageLayout, all_for_zero, boot, by, exact, host, states, summary, timehist, tree};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
 const SUMMARY_ROWS: usize = 10;
+
+/// Functions of the host.
+const HOST_ROWS: usize = 20;
 
 /// Rows of a tree of calls.
 const TREE_ROWS: usize = 50;
@@ -32,8 +35,8 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         None => drop(symbolize::add_names_of_servers(&args.profile, false)),
     }
     // A default of the configuration gives way to what is asked for.
-    let asked =
-        args.json || args.csv || args.boot || args.exact || args.states.is_some() || !args.by.is_empty();
+    let other = args.boot || args.exact || args.states.is_some() || args.host;
+    let asked = args.json || args.csv || other || !args.by.is_empty();
     if args.interactive && !asked && args.callers.is_none() && args.callees.is_none() {
         return browse::command(args);
     }
@@ -45,6 +48,9 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     if let Some(from) = args.states {
         return state_report(args, from.into());
+    }
+    if args.host {
+        return host_report(args);
     }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
@@ -148,6 +154,19 @@ fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Err
         let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
         let text = states::render(&report, rows, PageLayout::stdout());
         page(&text)?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --host`.
+fn host_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let report = HostReport::read(&profile, &args.to_filter())?;
+    if args.json {
+        write_json(&report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(HOST_ROWS));
+        page(&host::render(&report, rows, PageLayout::stdout()))?;
     }
     Ok(ExitCode::Done)
 }

@@ -44,7 +44,7 @@ pub(crate) fn write(
     let roots = match request.root {
         Root::None => 0,
         Root::Process => 1,
-        Root::Thread => 2,
+        Root::Thread | Root::Vcpu => 2,
     };
     for (line, number) in lines(recording, (request.root, request.count), true) {
         tree.add(&line, roots, 0, number);

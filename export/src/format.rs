@@ -90,6 +90,11 @@ impl Format {
         KNOWN.iter().find(ends).map(|known| known.format)
     }
 
+    /// True if the format can show stacks of the host.
+    pub fn shows_host(self) -> bool {
+        !matches!(self, Self::Html | Self::Bootchart | Self::Perfetto)
+    }
+
     /// True if the format can show samples of an idle vCPU.
     pub(crate) fn shows_idle(self) -> bool {
         matches!(self, Self::Firefox | Self::FirefoxGz)
@@ -110,6 +115,8 @@ pub enum Root {
     Process,
     /// The instance as `name#number`, and its thread as `name/tid`.
     Thread,
+    /// The vCPU, and the program.
+    Vcpu,
     /// The outermost frame.
     None,
 }
@@ -142,7 +149,7 @@ macro_rules! named {
     };
 }
 
-named!(Root, "process" => Process, "thread" => Thread, "none" => None);
+named!(Root, "process" => Process, "thread" => Thread, "vcpu" => Vcpu, "none" => None);
 named!(Count, "time" => Time, "samples" => Samples);
 
 impl FromStr for Format {

@@ -53,6 +53,8 @@ pub struct Request {
     pub format: Format,
     /// Part of the profile.
     pub filter: Filter,
+    /// Include the stacks of the host at ticks outside of the guest ([`Format::shows_host`]).
+    pub host: bool,
     /// Root of stacks, in formats that have no separate field for processes and threads.
     pub root: Root,
     /// Unit of numbers, in formats that have only one.
@@ -68,7 +70,7 @@ impl Request {
     pub fn new(format: Format) -> Self {
         let (filter, root, count) = (Filter::default(), Root::default(), Count::default());
         let formulas = Formulas::default();
-        Self { format, filter, root, count, title: "vprof".to_owned(), formulas }
+        Self { format, filter, host: false, root, count, title: "vprof".to_owned(), formulas }
     }
 }
 
@@ -145,7 +147,11 @@ pub fn write(
         perfetto::write(profile, request, out, progress)?;
         return Ok(out.flush()?);
     }
-    let wanted = RecordingRequest { filter: request.filter.clone(), idle: request.format.shows_idle() };
+    let wanted = RecordingRequest {
+        filter: request.filter.clone(),
+        idle: request.format.shows_idle(),
+        host: request.host,
+    };
     let recording = Recording::read(profile, &wanted, progress)?;
     write_recording(&recording, request, out)?;
     Ok(out.flush()?)

@@ -12,11 +12,15 @@ pub fn symbol(function: &RecordedFunction) -> &str {
     if function.symbol.is_empty() { UNKNOWN } else { &function.symbol }
 }
 
-/// Returns the names above the outermost frame of an owner's stacks: none, one or two.
-pub fn roots(recording: &Recording, owner: &Owner, root: Root) -> Vec<String> {
+/// Returns the names above the outermost frame of an owner's stacks on a vCPU: none, one or two.
+pub fn roots(recording: &Recording, owner: &Owner, vcpu: u8, root: Root) -> Vec<String> {
     let process = recording.process_of(owner);
     let mut names = match (root, process) {
         (Root::None, _) => Vec::new(),
+        (Root::Vcpu, process) => {
+            let name = process.map_or(&owner.name, |process| &process.comm);
+            vec![format!("vCPU {vcpu}"), name.clone()]
+        }
         (_, None) => vec![owner.name.clone()],
         (Root::Process, Some(process)) => vec![process.comm.clone()],
         (Root::Thread, Some(process)) => {

@@ -51,22 +51,24 @@ impl Sums {
     pub(crate) fn new(recording: &Recording, root: Root) -> Self {
         let mut roots: Vec<Vec<String>> = Vec::new();
         let mut known: HashMap<Vec<String>, u32> = HashMap::new();
-        let of_owner: Vec<u32> = recording
-            .owners
-            .iter()
-            .map(|owner| {
-                *known.entry(names::roots(recording, owner, root)).or_insert_with_key(|names| {
+        // Owners have the same roots on all vCPUs, unless the vCPU is one of them.
+        let mut of_owner: HashMap<(u32, u8), Option<u32>> = HashMap::new();
+        let mut root_of = |owner: u32, vcpu: u8| {
+            let vcpu = if root == Root::Vcpu { vcpu } else { 0 };
+            *of_owner.entry((owner, vcpu)).or_insert_with(|| {
+                let names = names::roots(recording, recording.owners.get(owner as usize)?, vcpu, root);
+                Some(*known.entry(names).or_insert_with_key(|names| {
                     roots.push(names.clone());
                     u32::try_from(roots.len() - 1).unwrap_or(u32::MAX)
-                })
+                }))
             })
-            .collect();
+        };
         let mut keyed: Vec<(u32, u32, Sum)> = Vec::new();
         // By stack, of which there are many, then by root, of which each stack has few.
         let mut first: Vec<Vec<(u32, u32)>> = vec![Vec::new(); recording.stacks.len()];
         for sample in &recording.samples {
-            let (Some(&root), Some(list)) =
-                (of_owner.get(sample.owner as usize), first.get_mut(sample.stack as usize))
+            let (Some(root), Some(list)) =
+                (root_of(sample.owner, sample.vcpu), first.get_mut(sample.stack as usize))
             else {
                 continue;
             };

@@ -17,7 +17,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use attach::VcpuCounts;
+use attach::{HostNames, VcpuCounts};
 use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
@@ -237,6 +237,14 @@ impl Session {
     pub fn set_counts(&mut self, counts: Vec<VcpuCounts>) {
         if let Some(collector) = &mut self.idle {
             collector.set_counts(counts);
+        }
+    }
+
+    /// Sets the names of the host's functions, whose stacks are taken ([`attach::TargetChoice::host_stacks`]).
+    /// Call before [`Self::start`].
+    pub fn set_host_names(&mut self, names: HostNames) {
+        if let Some(collector) = &mut self.idle {
+            collector.set_host_names(names);
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::area::ArrayMapping;
+use super::host_stack::HostTick;
 use super::notes::ExitNote;
 use super::shared::{EXITS, RawCourse, RawExit, RawExits, RawTaker, RawTurns, TAKERS};
 use super::vm::SampledVm;
@@ -116,6 +117,12 @@ impl VcpuCourse {
             view.take(&mut taken);
         }
         taken
+    }
+
+    /// Takes the ticks outside of the guest since the last call, and the number of those for which there was
+    /// no room. There are none without [`TargetChoice::host_stacks`](crate::TargetChoice::host_stacks).
+    pub fn take_host_ticks(&self) -> (Vec<HostTick>, u64) {
+        self.vm.take_host_ticks(self.index)
     }
 
     /// Returns the number of returns of KVM_RUN; `None` if the kernel does not count them.

@@ -22,6 +22,7 @@
 //! vm                     machine and vCPUs
 //! course                 what the kernel counts of a vCPU
 //! notes                  exits that the kernel has noted with the guest's code
+//! host_stack             stacks of vCPUs' threads in the host
 //! finder                 vCPUs, threads and memory in the kernel's data
 //! program  area          the programs; the memory that they share with this process
 //! offsets  shared        offsets in the kernel; structures of the programs
@@ -31,6 +32,7 @@
 mod area;
 mod course;
 mod finder;
+mod host_stack;
 mod notes;
 mod offsets;
 mod program;
@@ -44,6 +46,7 @@ mod vm;
 pub(crate) use area::registers;
 pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
+pub use host_stack::{HostStack, HostState, HostTick};
 pub use notes::ExitNote;
 pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;

@@ -12,11 +12,12 @@ use aya::{Btf, Ebpf, EbpfLoader};
 use super::area::{ArrayMapping, RecordView};
 use super::course::{CourseView, ExitsView};
 use super::finder::KernelMemory;
+use super::host_stack::HostStacksView;
 use super::notes::NotesView;
 use super::offsets::Vendor;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
-    PAGE, RawCourse, RawExits, RawFile, RawNotes, RawOptions, RawRecord, RawTarget, ThreadFinding,
+    PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget, ThreadFinding,
 };
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.
@@ -47,9 +48,10 @@ pub(crate) struct KernelPrograms {
     courses: ArrayMapping<RawCourse>,
     exits: ArrayMapping<RawExits>,
     notes: ArrayMapping<RawNotes>,
+    stacks: ArrayMapping<RawHostStacks>,
     taken: ArrayMapping<AtomicU64>,
     /// Stay open: programs that use them are loaded later.
-    _maps: [Map; 4],
+    _maps: [Map; 5],
     followed: Mutex<HashMap<MapData, u64, u32>>,
 }
 
@@ -86,6 +88,7 @@ impl KernelPrograms {
             .map_max_entries("exits", elements)
             .map_max_entries("notes", elements)
             .map_max_entries("taken", elements)
+            .map_max_entries("stacks", elements)
             .map_max_entries("followed", elements)
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
@@ -97,14 +100,27 @@ impl KernelPrograms {
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
         let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
-        let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?];
-        let [courses, exits, notes, taken] = &maps;
+        let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
+        let [courses, exits, notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
         let exits = ArrayMapping::new(exits, vcpus)?;
         let notes = ArrayMapping::new(notes, vcpus)?;
         let taken = ArrayMapping::writable(taken, vcpus)?;
+        let stacks = ArrayMapping::new(stacks, vcpus)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
-        Ok(Self { ebpf, targets, records, peeked, courses, exits, notes, taken, _maps: maps, followed })
+        Ok(Self {
+            ebpf,
+            targets,
+            records,
+            peeked,
+            courses,
+            exits,
+            notes,
+            stacks,
+            taken,
+            _maps: maps,
+            followed,
+        })
     }
 
     /// Starts to count the waits of the followed threads and the exits to the VMM, and those that KVM serves
@@ -139,6 +155,11 @@ impl KernelPrograms {
     /// Returns the noted exits of a vCPU.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
         NotesView::new(&self.notes, &self.taken, index)
+    }
+
+    /// Returns the stacks of a vCPU's thread in the host.
+    pub(crate) fn host_stacks(&self, index: usize) -> Option<HostStacksView<'_>> {
+        HostStacksView::new(&self.stacks, index)
     }
 
     /// Sets the vCPU with this index. Must not be called while it is being sampled.
@@ -250,7 +271,7 @@ mod tests {
     #[test]
     fn the_verifier_takes_all_programs_for_each_vendor() {
         for (vendor, number) in [(Vendor::Svm, VENDOR_SVM), (Vendor::Pvm, VENDOR_PVM)] {
-            let options = RawOptions { vendor: number, ..RawOptions::default() };
+            let options = RawOptions { vendor: number, host_stacks: 1, ..RawOptions::default() };
             let mut programs = match KernelPrograms::load(&options, 1) {
                 Err(BpfRefusal::Permission) => {
                     return testkit::missing("root, to load programs into the kernel");

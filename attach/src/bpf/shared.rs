@@ -31,6 +31,9 @@ pub(crate) const NOTE_PARTS: usize = 12;
 /// Bytes of these parts.
 pub(crate) const NOTE_BYTES: usize = 256 + 256;
 
+/// Functions on a stack of the host.
+pub(crate) const HOST_FRAMES: usize = 127;
+
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
 /// Offset of a member that this kernel does not have.
@@ -80,6 +83,8 @@ pub(crate) struct RawOptions {
     pub task_comm: u32,
     /// The process that asks for samples.
     pub asker: u32,
+    /// 1 to copy the stacks of vCPUs' threads outside of the guest.
+    pub host_stacks: u32,
 }
 
 /// `struct slot`: range of the guest's memory in the VMM.
@@ -307,6 +312,29 @@ pub(crate) struct RawNotes {
     pub note: [RawNote; NOTES],
 }
 
+/// `struct host_stack`: stack of a vCPU's thread in the host.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RawHostStack {
+    /// Odd while the kernel writes it.
+    pub version: u64,
+    /// CLOCK_MONOTONIC; 0 for no stack.
+    pub time_ns: u64,
+    /// Bytes of the addresses, or an error number below 0.
+    pub kernel_bytes: i32,
+    pub user_bytes: i32,
+    /// The innermost one first.
+    pub kernel: [u64; HOST_FRAMES],
+    pub user: [u64; HOST_FRAMES],
+}
+
+/// `struct host_stacks`: at the last tick on a CPU, and when the thread left its CPU last.
+#[repr(C)]
+pub(crate) struct RawHostStacks {
+    pub ticked: RawHostStack,
+    pub left: RawHostStack,
+}
+
 /// `struct file_row`: open file of the process.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -358,7 +386,7 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 39 * 4);
+        assert_eq!(size_of::<RawOptions>(), 40 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
@@ -368,6 +396,7 @@ mod tests {
         assert_eq!(size_of::<RawExits>(), EXITS * size_of::<RawExit>());
         assert_eq!(size_of::<RawNote>(), 7 * 8 + 6 * 4 + NOTE_PARTS * 16 + NOTE_BYTES);
         assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
+        assert_eq!(size_of::<RawHostStacks>(), 2 * (2 * 8 + 2 * 4 + 2 * HOST_FRAMES * 8));
         let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }

@@ -14,9 +14,10 @@ use vmm::{
     monotonic_ns,
 };
 
+use super::host_stack::HostState;
 use super::registers;
 use super::shared::{RawState, ThreadFinding};
-use super::vm::{KernelStatistics, SampleOutcome, SampledVm};
+use super::vm::{FoundOutside, KernelStatistics, SampleOutcome, SampledVm};
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
 use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
 use crate::ticker::{NextTick, before_tick, run_vcpu};
@@ -104,6 +105,25 @@ impl TickMeaning {
     }
 }
 
+impl TickMeaning {
+    /// Returns the place of the thread outside of the guest; `None` for a tick in the guest, and for one that
+    /// no time is counted by.
+    fn outside(self, finding: ThreadFinding) -> Option<FoundOutside> {
+        let on_cpu = matches!(finding, ThreadFinding::Kvm | ThreadFinding::Vmm);
+        let state = match self {
+            Self::Sample { activity: Activity::Halted | Activity::NotStarted, .. } => HostState::Halted,
+            Self::Sample { waiting: true, .. } => HostState::Waiting,
+            // A vCPU whose CPU vprof has taken was in the guest.
+            Self::Sample { .. } => Some(HostState::Kvm).filter(|_| finding == ThreadFinding::Kvm)?,
+            Self::Miss(MissReason::InVmm | MissReason::BlockedInVmm) => HostState::Vmm,
+            Self::Miss(MissReason::Paused | MissReason::NotRun | MissReason::Traced) | Self::Gone => {
+                return None;
+            }
+        };
+        Some(FoundOutside { state, on_cpu })
+    }
+}
+
 impl<O: Observer<StopMemory>> SampledTicker<O> {
     pub(crate) fn new(
         vm: Arc<SampledVm>,
@@ -142,7 +162,11 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
             self.shared.found_in_run();
         }
         let now_ns = state.time_ns.max(due_ns);
-        match TickMeaning::new(finding, &state, pause.is_some()) {
+        let meaning = TickMeaning::new(finding, &state, pause.is_some());
+        if let Some(found) = meaning.outside(finding) {
+            self.vm.add_host_tick(self.index, (now_ns, state.time_ns), found);
+        }
+        match meaning {
             TickMeaning::Sample { activity, blocked, waiting, runs } => {
                 self.memory.source().set_copied(runs);
                 if runs && state.missing > 0 {
@@ -230,6 +254,28 @@ mod tests {
         assert_eq!(meaning(Blocked, false, KVM_MP_STATE_HALTED), TickMeaning::Miss(MissReason::BlockedInVmm));
         assert_eq!(meaning(Elsewhere, true, 0), TickMeaning::Miss(MissReason::NotRun));
         assert_eq!(meaning(Gone, true, 0), TickMeaning::Gone);
+    }
+
+    #[test]
+    fn a_thread_is_outside_of_the_guest_where_a_clock_counts_its_time() {
+        let outside = |finding, in_run, mp_state| {
+            let found = meaning(finding, in_run, mp_state).outside(finding);
+            found.map(|found| (found.state, found.on_cpu))
+        };
+        use ThreadFinding::{Blocked, Elsewhere, Gone, Guest, Kvm, Queued, Vmm};
+        assert_eq!(outside(Guest, true, 0), None);
+        assert_eq!(outside(Kvm, true, 0), Some((HostState::Kvm, true)));
+        assert_eq!(outside(Kvm, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, true)));
+        assert_eq!(outside(Vmm, false, 0), Some((HostState::Vmm, true)));
+        assert_eq!(outside(Queued, true, 0), Some((HostState::Waiting, false)));
+        assert_eq!(outside(Queued, false, 0), Some((HostState::Vmm, false)));
+        assert_eq!(outside(Blocked, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, false)));
+        assert_eq!(outside(Blocked, true, 0), Some((HostState::Vmm, false)), "on a page");
+        assert_eq!([outside(Elsewhere, true, 0), outside(Gone, true, 0)], [None; 2]);
+        let taken = RawState { in_run: 1, preempted: 1, ..RawState::default() };
+        assert_eq!(TickMeaning::new(Queued, &taken, false).outside(Queued), None, "vprof has taken its CPU");
+        let paused = TickMeaning::new(Blocked, &RawState::default(), true);
+        assert_eq!(paused.outside(Blocked), None);
     }
 
     #[test]

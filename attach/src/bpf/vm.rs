@@ -11,6 +11,7 @@ use vmm::{ThreadStatistics, ThreadTimes};
 use super::area::{difference, registers};
 use super::course::{CourseView, ExitsView, KernelCounter};
 use super::finder::{KernelReader, KernelThread, KernelVcpu};
+use super::host_stack::{HostQueue, HostStacksView, HostState, HostTick};
 use super::notes::NotesView;
 use super::offsets::{self, HostOffsets, Vendor};
 use super::program::KernelPrograms;
@@ -63,6 +64,8 @@ struct SampledVcpu {
     changed: AtomicBool,
     /// CPU that the thread was on last.
     cpu: AtomicU64,
+    /// Ticks outside of the guest.
+    host_ticks: Mutex<HostQueue>,
 }
 
 /// Outcome of a sample.
@@ -70,6 +73,13 @@ struct SampledVcpu {
 pub(crate) struct SampleOutcome {
     pub finding: ThreadFinding,
     pub state: RawState,
+}
+
+/// Place of a thread outside of the guest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct FoundOutside {
+    pub state: HostState,
+    pub on_cpu: bool,
 }
 
 /// Machine that was found in the kernel's data.
@@ -93,6 +103,8 @@ pub(crate) struct VmSearch<'a> {
     pub number: Option<usize>,
     /// Maximum number of its vCPUs.
     pub most: usize,
+    /// Copy the stacks of vCPUs' threads outside of the guest.
+    pub host_stacks: bool,
 }
 
 impl SampledVm {
@@ -109,7 +121,10 @@ impl SampledVm {
         let layouts = types.layouts();
         let mut refusal = BpfRefusal::NoThreads;
         for vendor in offsets::vendors()? {
-            let offsets = HostOffsets::new(&layouts, vendor, search.pid);
+            let offsets = HostOffsets::new(&layouts, vendor, search.pid).map(|mut offsets| {
+                offsets.options.host_stacks = search.host_stacks.into();
+                offsets
+            });
             match offsets.and_then(|offsets| Self::find_with(offsets, vendor, search)) {
                 Ok(mut found) => {
                     let counters = layouts.words("kvm_vcpu.stat").into_iter();
@@ -192,6 +207,32 @@ impl SampledVm {
         let next = first_cpu(outcome.finding, &outcome.state).map_or(NO_CPU, u64::from);
         vcpu.cpu.store(next, Ordering::Relaxed);
         Some(outcome)
+    }
+
+    /// Adds the tick of a sample that has found the thread of a vCPU outside of the guest, at `now_ns`. The
+    /// sample is the vCPU's last one.
+    pub(crate) fn add_host_tick(&self, index: usize, (now_ns, sampled_ns): (u64, u64), found: FoundOutside) {
+        let Some(vcpu) = self.vcpu(index).filter(|_| self.takes_host_stacks()) else { return };
+        let stacks = self.programs.host_stacks(index);
+        let stack = match found.on_cpu {
+            true => stacks.and_then(HostStacksView::ticked),
+            false => stacks.and_then(|stacks| stacks.left(sampled_ns)),
+        };
+        let tick = HostTick { time_ns: now_ns, state: found.state, on_cpu: found.on_cpu, stack };
+        vcpu.host_ticks.lock().unwrap_or_else(PoisonError::into_inner).push(tick);
+    }
+
+    /// Returns true if ticks outside of the guest have stacks.
+    pub(crate) fn takes_host_stacks(&self) -> bool {
+        self.offsets.options.host_stacks != 0
+    }
+
+    /// Takes the ticks outside of the guest of a vCPU, and the number of those for which there was no room.
+    pub(crate) fn take_host_ticks(&self, index: usize) -> (Vec<HostTick>, u64) {
+        let queue = self.vcpu(index).map(|vcpu| &vcpu.host_ticks);
+        queue.map_or_else(Default::default, |queue| {
+            queue.lock().unwrap_or_else(PoisonError::into_inner).take()
+        })
     }
 
     /// Fills `into` from the memory that the last sample of a vCPU has copied.
@@ -450,6 +491,7 @@ impl SampledVcpu {
             target: Mutex::new(target),
             changed: AtomicBool::new(true),
             cpu: AtomicU64::new(NO_CPU),
+            host_ticks: Mutex::default(),
         }
     }
 

@@ -9,9 +9,24 @@ use std::path::Path;
 pub use gdb::GdbError;
 
 use crate::bpf::{BpfRefusal, VmList};
+use crate::host_names::NamesRefusal;
 
 /// Number of the capability (include/uapi/linux/capability.h).
 const CAP_SYS_PTRACE: u32 = 19;
+
+/// Reason why stacks of the host are not available.
+#[derive(Debug, thiserror::Error)]
+pub enum HostStacksRefusal {
+    /// The vCPUs are to be stopped.
+    #[error("only the host's kernel takes stacks of the host; leave out `--engine ptrace`")]
+    Stops,
+    /// The host's kernel takes no samples.
+    #[error("the host's kernel has to take the samples, and cannot: {0}")]
+    Engine(BpfRefusal),
+    /// Functions of the kernel would have no names.
+    #[error("{0}")]
+    Names(NamesRefusal),
+}
 
 /// Reason why vprof cannot attach to a process.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +103,14 @@ pub enum AttachError {
         pid: i32,
         /// The reason.
         refusal: BpfRefusal,
+    },
+    /// Stacks of the host are not available.
+    #[error("`--host-stacks` is not available for process {pid}: {refusal}")]
+    HostStacks {
+        /// The process.
+        pid: i32,
+        /// The reason.
+        refusal: HostStacksRefusal,
     },
     /// The process has several machines, of which one has to be chosen.
     #[error(

@@ -102,6 +102,7 @@ impl OpenedProcess {
             heartbeat,
             guard,
             sampled: None,
+            host_names: None,
             reason,
             unseen,
             others: false,

@@ -11,6 +11,7 @@ use super::{EngineReason, PAUSE, Target, TargetVcpu, new_heartbeat, stop_in_run}
 use crate::bpf::{BpfRefusal, FoundVm, KernelThread, KernelVcpu, SampledVm};
 use crate::error::AttachError;
 use crate::guard::StopSlot;
+use crate::host_names::HostNames;
 use crate::memory::ForeignMemory;
 use crate::process::step_error;
 use crate::thread::{ThreadActivity, ThreadFiles};
@@ -59,6 +60,7 @@ impl OpenedProcess {
         found: FoundVm,
         vcpus: Vec<TargetVcpu>,
         reason: EngineReason,
+        host_names: Option<HostNames>,
     ) -> Result<Target, AttachError> {
         let Self { process, descriptors, several, lock } = self;
         let pid = process.pid();
@@ -75,6 +77,7 @@ impl OpenedProcess {
             heartbeat: new_heartbeat()?,
             guard: None,
             sampled: Some(Arc::new(vm)),
+            host_names,
             reason,
             unseen,
             others: several,

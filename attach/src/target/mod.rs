@@ -23,8 +23,9 @@ use wall::Reach;
 use crate::attachment::RateLimit;
 use crate::bpf::{BpfRefusal, SampledVm, VcpuCourse, VmSearch, registers};
 use crate::capabilities::SearchRight;
-use crate::error::AttachError;
+use crate::error::{AttachError, HostStacksRefusal};
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
+use crate::host_names::HostNames;
 use crate::job_control::JobControl;
 use crate::lock::ProcessLock;
 use crate::memory::{FirstSearch, ForeignMemory, LastTables};
@@ -63,11 +64,13 @@ pub struct TargetChoice {
     pub engine: EngineChoice,
     /// Number of the machine, from 1 on, in a process that has several.
     pub vm: Option<usize>,
+    /// Stacks of vCPUs' threads in the host, at ticks outside of the guest. Only the host's kernel takes them.
+    pub host_stacks: bool,
 }
 
 impl From<EngineChoice> for TargetChoice {
     fn from(engine: EngineChoice) -> Self {
-        Self { engine, vm: None }
+        Self { engine, ..Self::default() }
     }
 }
 
@@ -98,6 +101,8 @@ pub struct Target {
     pub(crate) guard: Option<GuardProcess>,
     /// The host's kernel samples the vCPUs, in their order.
     pub(crate) sampled: Option<Arc<SampledVm>>,
+    /// Names of the host's functions, if their stacks are taken.
+    host_names: Option<HostNames>,
     reason: EngineReason,
     /// Number of vCPUs whose threads were not found.
     unseen: usize,
@@ -137,20 +142,27 @@ impl Target {
     /// [`EngineChoice::Bpf`] no thread is stopped.
     ///
     /// # Errors
-    /// As for [`Target::find`]; with [`EngineChoice::Bpf`] also [`AttachError::Bpf`].
+    /// As for [`Target::find`]; with [`EngineChoice::Bpf`] also [`AttachError::Bpf`], with
+    /// [`TargetChoice::host_stacks`] also [`AttachError::HostStacks`].
     pub fn find_by(
         choice: impl Into<TargetChoice>,
         pid: i32,
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        let TargetChoice { engine, vm } = choice.into();
+        let TargetChoice { engine, vm, host_stacks } = choice.into();
         let _search = SearchRight::raise();
+        let refused = |refusal| AttachError::HostStacks { pid, refusal };
+        if host_stacks && engine == EngineChoice::Ptrace {
+            return Err(refused(HostStacksRefusal::Stops));
+        }
         let opened = OpenedProcess::open(pid)?;
+        let names = host_stacks.then(|| HostNames::open(pid)).transpose();
+        let names = names.map_err(|reason| refused(HostStacksRefusal::Names(reason)))?;
         if engine == EngineChoice::Ptrace {
             return opened.by_stops(vm, most, GuardedStops::start(pid, guard)?, EngineReason::StopsRequested);
         }
-        let search = VmSearch { pid, descriptors: &opened.descriptors, number: vm, most };
+        let search = VmSearch { pid, descriptors: &opened.descriptors, number: vm, most, host_stacks };
         let found = SampledVm::find(search).map_err(|refusal| opened.fatal(refusal, most));
         let found = match found {
             Ok(found) => Ok((opened.vcpus(&found)?, found)),
@@ -159,7 +171,7 @@ impl Target {
         };
         if engine == EngineChoice::Bpf {
             let (vcpus, found) = found.map_err(|refusal| AttachError::Bpf { pid, refusal })?;
-            return opened.in_kernel(found, vcpus, EngineReason::KernelRequested);
+            return opened.in_kernel(found, vcpus, EngineReason::KernelRequested, names);
         }
         let stops = GuardedStops::start(pid, guard)?;
         let compared = found.and_then(|(vcpus, found)| {
@@ -169,8 +181,9 @@ impl Target {
         match compared {
             Ok((vcpus, found, reason)) => {
                 stops.end();
-                opened.in_kernel(found, vcpus, reason)
+                opened.in_kernel(found, vcpus, reason, names)
             }
+            Err(refusal) if host_stacks => Err(refused(HostStacksRefusal::Engine(refusal))),
             Err(refusal) => opened.by_stops(vm, most, stops, EngineReason::Refused(refusal)),
         }
     }
@@ -203,6 +216,11 @@ impl Target {
     /// Returns the handle by which Ctrl-Z waits for the end of stops.
     pub fn job_control(&self) -> JobControl {
         JobControl(Arc::clone(&self.heartbeat))
+    }
+
+    /// Takes the names of the host's functions, if their stacks are taken.
+    pub fn take_host_names(&mut self) -> Option<HostNames> {
+        self.host_names.take()
     }
 
     /// Returns the process.

@@ -22,6 +22,7 @@ Examples:
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
   vprof attach 4711 --engine ptrace        by stops of the vCPUs in any case
+  vprof attach 4711 --host-stacks          the functions of the VMM and of KVM as well
 ";
 
 const NOTES: &str = "\
@@ -124,6 +125,11 @@ pub struct AttachArgs {
     /// `bpf`
     #[arg(long = "vm", value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
     pub vm_number: Option<usize>,
+
+    /// Also record the host's stack of a vCPU's thread at ticks outside of the guest: functions of the VMM, of
+    /// KVM and of the host's kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
+    #[arg(long, help_heading = "Guest", conflicts_with = "gdb")]
+    pub host_stacks: bool,
 
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable

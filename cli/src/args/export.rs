@@ -14,11 +14,12 @@ Examples:
   vprof export vprof.vprof -o page.html          a page for the browser
   vprof export after.vprof --base before.vprof -o change.html
   vprof export vprof.vprof --format folded --root none -o - | head
+  vprof export vprof.vprof --host -o vcpus.svg   the guest and its host
 ";
 
 const NOTES: &str = "\
 Without --format vprof infers the format from the end of the output's name. docs/export.md shows where each format \
-has which part of a profile, and which programs open it. Only samples that fell into the guest are written; numbers \
+has which part of a profile, and which programs open it. Without --host, only samples that fell into the guest are written; numbers \
 are estimates of this run's time as in `vprof report`.";
 
 /// `vprof export`.
@@ -41,9 +42,15 @@ pub struct ExportArgs {
     #[arg(long)]
     pub force: bool,
 
-    /// Root of stacks (folded): the program, the instance of a process and its thread, or nothing
-    #[arg(long, default_value = "process", value_name = "WHAT", value_parser = named(Root::ALL))]
-    pub root: Root,
+    /// Root of stacks (folded, flamegraph): the program, the instance of a process and its thread, the vCPU
+    /// and the program, or nothing [default: process; vcpu with --host]
+    #[arg(long, value_name = "WHAT", value_parser = named(Root::ALL))]
+    pub root: Option<Root>,
+
+    /// Also the functions of the host at ticks outside of the guest: of the VMM, KVM and the host's kernel, on
+    /// one axis with the guest's (profiles of `attach --host-stacks`; not html, perfetto and bootchart)
+    #[arg(long)]
+    pub host: bool,
 
     /// Number of a stack (folded): estimated time in us, or samples
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]

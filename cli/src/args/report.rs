@@ -23,6 +23,7 @@ Examples:
   vprof report vprof.vprof --tree-of command         of `run -- CMD`, only
   vprof report vprof.vprof --boot
   vprof report vprof.vprof --states --process postgres
+  vprof report vprof.vprof --host                   the VMM and KVM
   vprof report vprof.vprof --exact --timehist --time 2s..2.1s
   vprof report vprof.vprof --json | jq .processes[0]
 ";
@@ -44,7 +45,7 @@ pub struct ReportArgs {
     pub profile: PathBuf,
 
     /// Look through the tables on the terminal: Enter goes into a row, Esc goes out, ? shows all keys
-    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "json", "csv", "sort", "rows"])]
+    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "host", "json", "csv", "sort", "rows"])]
     pub interactive: bool,
 
     /// One table of samples by this key, instead of the summary; or by several, like process,function
@@ -79,6 +80,12 @@ pub struct ReportArgs {
     #[arg(long, value_enum, value_name = "SOURCE", num_args = 0..=1, require_equals = true, default_missing_value = "best",
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "module", "mode", "cpu", "relative"])]
     pub states: Option<StatesFrom>,
+
+    /// Time of the vCPUs' threads in the guest, in KVM, in the VMM and waiting for a CPU, and the functions of
+    /// the host, with intervals (profiles of `attach --host-stacks`)
+    #[arg(long, conflicts_with_all = ["boot", "exact", "states", "by", "callers", "callees", "sort", "process", "tree_of",
+        "instance", "cgroup", "thread", "symbol", "module", "mode", "relative"])]
+    pub host: bool,
 
     /// Depth of --callers and --callees, in calls
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]

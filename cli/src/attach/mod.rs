@@ -61,7 +61,12 @@ fn target(args: &AttachArgs) -> AttachTarget {
         (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
         (None, None) => ChosenVm::Only,
     };
-    AttachTarget::Process(vm, TargetChoice { engine: args.engine.into(), vm: args.vm_number })
+    let target = TargetChoice {
+        engine: args.engine.into(),
+        vm: args.vm_number,
+        host_stacks: args.host_stacks,
+    };
+    AttachTarget::Process(vm, target)
 }
 
 /// Opens a disk of the guest, which its VMM has open as well: it is only read.

@@ -5,6 +5,7 @@ pub mod by;
 pub mod coverage;
 pub mod diff;
 pub mod exact;
+pub mod host;
 pub mod live;
 pub mod rusage;
 pub mod simulate;

@@ -142,7 +142,7 @@ fn record(
     filter: &Filter,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Recording, ReportError> {
-    let request = RecordingRequest { filter: filter.clone(), idle: false };
+    let request = RecordingRequest { filter: filter.clone(), idle: false, host: false };
     Recording::read(profile, &request, progress)
 }
 

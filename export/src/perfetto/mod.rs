@@ -67,7 +67,7 @@ pub(crate) fn write(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
-    let wanted = RecordingRequest { filter: request.filter.clone(), idle: false };
+    let wanted = RecordingRequest { filter: request.filter.clone(), idle: false, host: false };
     let recording = Recording::read(profile, &wanted, progress)?;
     let mut trace = TraceWriter { out, flags: proto::CLEARED };
     trace.head(&recording)?;

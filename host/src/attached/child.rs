@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use attach::gdb::{ConnectedStub, GdbTarget};
 use attach::{
-    AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, JobControl,
+    AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, HostNames, JobControl,
     Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
 };
 use images::ImageError;
@@ -124,6 +124,8 @@ struct FoundMachine {
     notes: Vec<(&'static str, String)>,
     /// Counts of the vCPUs.
     counts: Vec<VcpuCounts>,
+    /// Names of the host's functions, if their stacks are taken.
+    host_names: Option<HostNames>,
 }
 
 /// A machine, by what it was found.
@@ -193,12 +195,12 @@ impl FoundMachine {
             sentences.push(target.engine_sentence());
         }
         let vm = AttachedVm { label, sentences };
-        let counts = target.counts();
+        let (counts, host_names) = (target.counts(), target.take_host_names());
         let uncounted = target.uncounted();
         let estimated = if uncounted.is_empty() { "" } else { ESTIMATED };
         let not_had = format!("{uncounted}{NOT_HAD}{estimated}");
         let machine = Machine::Process(Box::new(target));
-        Self { machine, vm, by, engine, not_had, notes, counts }
+        Self { machine, vm, by, engine, not_had, notes, counts, host_names }
     }
 
     fn through_stub(target: GdbTarget) -> Self {
@@ -215,7 +217,8 @@ impl FoundMachine {
         let vm = AttachedVm { label, sentences };
         let engine = ("gdb", format!("{stub} stops all vCPUs for samples: --gdb"));
         let (machine, not_had) = (Machine::Stub(Box::new(target)), NOT_HAD_BY_STUB.to_owned());
-        Self { machine, vm, by, engine, not_had, notes: Vec::new(), counts: Vec::new() }
+        let (notes, counts, host_names) = (Vec::new(), Vec::new(), None);
+        Self { machine, vm, by, engine, not_had, notes, counts, host_names }
     }
 }
 
@@ -270,7 +273,7 @@ impl Machine {
 /// Samples the machine until it ends, or until the parent ends the run.
 fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, ChildError> {
     let Prepared { spec, found, files, wall, runtime } = prepared;
-    let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
+    let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts, host_names } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();
     let Watcher { stop, input, control, console: _, output: _, read, phase, notes: _ } = watcher;
@@ -315,6 +318,9 @@ fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, Child
     let sink = Box::new(ConnectionSink(connection.clone()));
     let (mut session, samplers) = Session::new(config, sink, files);
     session.set_counts(counts);
+    if let Some(names) = host_names {
+        session.set_host_names(names);
+    }
     spec.waits.iter().for_each(|wait| session.wait_for(wait.clone()));
     for (kind, note) in &notes {
         session.event(kind, note);

@@ -9,6 +9,7 @@ mod code;
 pub(crate) mod command;
 mod exact;
 mod filter;
+mod host;
 mod listing;
 mod number_map;
 mod quality;
@@ -40,6 +41,7 @@ pub use exact::{
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
+pub use host::{HostFunction, HostReport, PlaceTime, ThreadPlace};
 pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};
 pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
 pub use read::FullReport;
@@ -167,6 +169,9 @@ pub enum ReportError {
     /// The profile has no states of tasks.
     #[error("the profile has no states of tasks: {0}")]
     NoStates(String),
+    /// The profile has no stacks of the host.
+    #[error("the profile has no stacks of the host: record with `vprof attach --host-stacks`")]
+    NoHost,
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {

@@ -168,6 +168,11 @@ pub(crate) struct Span {
     pub vcpu: u8,
     pub guest_ns: u64,
     pub halted_ns: u64,
+    pub waiting_ns: u64,
+    pub vmm_ns: u64,
+    /// All time but that in which it was paused, and its division over the run as `segments`.
+    pub run_ns: u64,
+    pub run_segments: Vec<(u64, u64)>,
     /// Division of the time in the guest over the run: the ends of segments, ns since its start, and their
     /// parts.
     pub segments: Vec<(u64, u64)>,
@@ -201,25 +206,30 @@ impl Span {
             let changes = rates.changes(row.id);
             let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
             // The sampled time of the segments within the chosen time.
-            let divide = |of: fn(&Segment) -> u64| {
+            let divide = |of: fn(&Microstates) -> u64| {
                 let within = |own: &Segment| {
                     let (begin, end) = (own.begin.max(from), own.end.min(to));
-                    ((begin, end.max(begin)), scaled(of(own), part(own.begin, own.end)))
+                    ((begin, end.max(begin)), scaled(of(&own.states), part(own.begin, own.end)))
                 };
                 let parts = own.iter().map(within);
                 parts.flat_map(|(segment, ns)| rates.divide(row.id, segment, ns)).collect::<Vec<_>>()
             };
             let sum =
                 |parts: &[(u64, u64)]| parts.iter().fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
-            let (guest, halted) = (divide(|own| own.states.guest), divide(|own| own.states.halted));
-            let (guest_ns, halted_ns) = match own.is_empty() {
-                _ if whole && changes.is_empty() => (row.states.guest, row.states.halted),
-                true => (
-                    scaled(row.states.guest, part(0, duration)),
-                    scaled(row.states.halted, part(0, duration)),
-                ),
-                false => (sum(&guest), sum(&halted)),
+            let times = |of: fn(&Microstates) -> u64| {
+                let segments = divide(of);
+                let ns = match own.is_empty() {
+                    _ if whole && changes.is_empty() => of(&row.states),
+                    true => scaled(of(&row.states), part(0, duration)),
+                    false => sum(&segments),
+                };
+                (ns, segments)
             };
+            let (guest_ns, guest) = times(|states| states.guest);
+            let (run_ns, run_segments) = times(|states| states.wall().saturating_sub(states.paused));
+            let [halted_ns, waiting_ns, vmm_ns] =
+                [times(|states| states.halted), times(|states| states.waiting), times(|states| states.vmm)]
+                    .map(|(ns, _)| ns);
             let unsampled_ns = rates.unsampled_ns(row.id, duration);
             let cut = own
                 .iter()
@@ -231,7 +241,19 @@ impl Span {
                 let least = all.saturating_sub(length - inside);
                 (low.saturating_sub(taken - least.min(taken)), high + (all.min(inside).max(taken) - taken))
             });
-            Self { vcpu: row.id, guest_ns, halted_ns, segments: guest, means, unsampled_ns, guest_bounds }
+            Self {
+                vcpu: row.id,
+                guest_ns,
+                halted_ns,
+                waiting_ns,
+                vmm_ns,
+                run_ns,
+                run_segments,
+                segments: guest,
+                means,
+                unsampled_ns,
+                guest_bounds,
+            }
         };
         Ok(chosen.map(span).collect())
     }

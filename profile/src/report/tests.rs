@@ -1,5 +1,6 @@
 mod code;
 mod command;
+mod host;
 mod managed;
 mod shares;
 mod times;

@@ -226,6 +226,14 @@ tables! {
         rsp = Bits(row.rsp), cr3 = Bits(row.cr3), stack, syscall, interrupt, vcpu_state, fault,
     }
 
+    host_frames: HostFrameRow => (replace) host_frame |row| {
+        id, kind, address = Bits(row.address), call, symbol, module, offset = Bits(row.offset),
+    }
+
+    host_stacks: StackRow => (add) host_stack |row| { id, parent, frame }
+
+    host_samples: HostSampleRow => (replace) host_sample |row| { vcpu, time_ns, state, on_cpu, stack }
+
     // Sums of exact mode grow: rows have what was added since the last batch.
     task_states: TaskStateRow => (merge "ns = ns + excluded.ns, count = count + excluded.count") task_state |row| {
         instance, tid, state, wait_reason, stack, ns, count,

@@ -75,6 +75,7 @@ impl<R: Clone> Held<R> {
 #[derive(Debug)]
 struct Beyond {
     last_stack: u32,
+    last_host_stack: u32,
     frames: Held<FrameRow>,
     instances: Held<InstanceRow>,
 }
@@ -83,8 +84,8 @@ struct Beyond {
 #[derive(Debug)]
 pub(super) struct SizeLimit {
     bytes: u64,
-    /// Largest ids that were written: stacks, frames, instances.
-    last: [u32; 3],
+    /// Largest ids that were written: stacks, frames, instances, stacks of the host.
+    last: [u32; 4],
     beyond: Option<Beyond>,
     /// Runs of tasks that there is still room for.
     runs: u64,
@@ -93,7 +94,7 @@ pub(super) struct SizeLimit {
 impl SizeLimit {
     pub(super) fn new(bytes: u64) -> Self {
         let runs = RUNS.min(bytes / RUNS_PART / RUN_BYTES);
-        Self { bytes, last: [0; 3], beyond: None, runs }
+        Self { bytes, last: [0; 4], beyond: None, runs }
     }
 
     /// Returns what is written of a batch in its place, if that is less.
@@ -115,16 +116,22 @@ impl SizeLimit {
     /// large.
     fn cut_stacks(&mut self, batch: &Batch) -> Option<Batch> {
         let Some(beyond) = &mut self.beyond else {
-            let [stack, frame, instance] = &mut self.last;
+            let [stack, frame, instance, host_stack] = &mut self.last;
             *stack = batch.stacks.iter().map(|row| row.id).fold(*stack, u32::max);
             *frame = batch.frames.iter().map(|row| row.id).fold(*frame, u32::max);
             *instance = batch.instances.iter().map(|row| row.id).fold(*instance, u32::max);
+            *host_stack = batch.host_stacks.iter().map(|row| row.id).fold(*host_stack, u32::max);
             return None;
         };
         let mut cut = batch.clone();
         cut.stacks.clear();
         for row in &mut cut.samples {
             row.stack = row.stack.filter(|&stack| stack <= beyond.last_stack);
+        }
+        cut.host_stacks.clear();
+        cut.host_frames.clear();
+        for row in &mut cut.host_samples {
+            row.stack = row.stack.filter(|&stack| stack <= beyond.last_host_stack);
         }
         for stack in cut
             .task_states
@@ -161,8 +168,9 @@ impl SizeLimit {
         if self.beyond.is_some() || size(path).saturating_add(size(&companion(path, "-wal"))) < self.bytes {
             return None;
         }
-        let [last_stack, frame, instance] = self.last;
-        self.beyond = Some(Beyond { last_stack, frames: Held::new(frame), instances: Held::new(instance) });
+        let [last_stack, frame, instance, last_host_stack] = self.last;
+        let (frames, instances) = (Held::new(frame), Held::new(instance));
+        self.beyond = Some(Beyond { last_stack, last_host_stack, frames, instances });
         let time_ns = batch.microstates.iter().map(|row| row.time_ns);
         let time_ns = time_ns.chain(batch.samples.iter().map(|row| row.time_ns)).max().unwrap_or_default();
         let text = format!(

@@ -279,6 +279,34 @@ CREATE TABLE sample (
     fault         TEXT                  -- page fault that was served: text, data, kernel; NULL: none, or not known
 );
 
+-- Stacks of the host: addresses on them. They are in no other table.
+CREATE TABLE host_frame (
+    id      INTEGER PRIMARY KEY,  -- 1 and up
+    kind    TEXT NOT NULL,        -- kernel: of the host, user: of the VMM, or reason: no code, symbol says why frames are missing
+    address INTEGER NOT NULL,     -- instruction: virtual, in the host
+    call    INTEGER NOT NULL,     -- 1: a return address, the call is right before it
+    symbol  TEXT,                 -- NULL: not known
+    module  TEXT,                 -- kernel module; file name of the VMM's code; NULL: kernel image, or no file
+    offset  INTEGER NOT NULL      -- bytes from the symbol's start
+);
+
+-- Stacks of the host: a tree, as in stack.
+CREATE TABLE host_stack (
+    id     INTEGER PRIMARY KEY,  -- 1 and up, a parent before its children
+    parent INTEGER,              -- the caller; NULL: the outermost frame
+    frame  INTEGER NOT NULL      -- host_frame.id
+);
+
+-- Ticks that have found the thread of an attached vCPU outside of the guest.
+CREATE TABLE host_sample (
+    vcpu    INTEGER NOT NULL,  -- vcpu.id
+    time_ns INTEGER NOT NULL,  -- since the run's start; a sample of the same vCPU and time is of the same tick
+    state   TEXT NOT NULL,     -- as in sample.vcpu_state; guest: KVM's work between two stays in the guest
+    on_cpu  INTEGER NOT NULL,  -- 1: the thread was on a CPU
+    stack   INTEGER,           -- host_stack.id of the innermost frame; NULL: beyond the profile's limit
+    PRIMARY KEY (vcpu, time_ns)
+) WITHOUT ROWID;
+
 -- Exact mode: what each task did, how long and how often.
 CREATE TABLE task_state (
     instance INTEGER NOT NULL,  -- instance.id
@@ -438,6 +466,20 @@ WITH RECURSIVE chain (id, next, depth, text) AS (
     WHERE c.depth < 4096 AND (s.parent IS NULL OR s.parent < s.id)
 )
 SELECT id, depth, text FROM chain WHERE next IS NULL;
+
+-- Ticks outside of the guest by the innermost function of the host.
+CREATE VIEW v_host_functions AS
+SELECT coalesce(f.symbol, '[' || f.module || ']', printf('0x%x', f.address)) AS symbol,
+       f.module,
+       f.kind,
+       h.state,
+       h.on_cpu,
+       count(*) AS ticks
+FROM host_sample h
+JOIN host_stack s ON s.id = h.stack
+JOIN host_frame f ON f.id = s.frame
+GROUP BY 1, 2, 3, 4, 5
+ORDER BY ticks DESC;
 
 -- Samples as a person reads them.
 CREATE VIEW v_samples AS

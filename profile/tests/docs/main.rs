@@ -14,10 +14,13 @@ use profile::boot::{
 use profile::diff::Diff;
 use profile::made_up;
 use profile::report::{
-    By, Direction, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport, StateSource,
+    By, Direction, HostReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport, StateSource,
     TreeRequest,
 };
-use profile::rows::{Batch, InstanceRow, Sink, TaskScanRow, TaskScanStateRow, ThreadRow};
+use profile::rows::{
+    Batch, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, SampleRow, Sink, StackRow, TaskScanRow,
+    TaskScanStateRow, ThreadRow,
+};
 use profile::rows::{TaskState, WaitReason};
 use profile::rusage::Rusage;
 use profile::simulate::{Options, Study, study};
@@ -202,6 +205,25 @@ fn states_fit_their_schema() {
     assert_eq!(StateReport::read(&scanned, &one, SourceChoice::Best).expect("one").tasks.len(), 1);
     let view = scanned.query("SELECT tid, state, scans FROM v_sampled_states").expect("an answer").rows;
     assert_eq!(format!("{:?}", view[0]), "[Integer(8), Text(\"running\"), Integer(10)]");
+}
+
+#[test]
+fn stacks_of_the_host_fit_their_schema() {
+    let schema = schema_of("vprof report --host --json");
+    let directory = tempfile::tempdir().expect("a directory");
+    let frame = |id, kind| HostFrameRow { id, kind, ..HostFrameRow::default() };
+    let tick = |time_ns, stack| HostSampleRow { time_ns, stack, ..HostSampleRow::default() };
+    let batch = Batch {
+        host_frames: vec![frame(1, FrameKind::User), frame(2, FrameKind::Kernel), frame(3, FrameKind::Reason)],
+        host_stacks: (1..=3).map(|id| StackRow { id, parent: None, frame: id }).collect(),
+        host_samples: (1..=4).map(|n| tick(u64::from(n), Some(n))).collect(),
+        samples: (1..=4).map(|time_ns| SampleRow { time_ns, ..SampleRow::default() }).collect(),
+        ..Batch::default()
+    };
+    let profile = written(&directory.path().join("host.vprof"), &[batch]);
+    let report = HostReport::read(&profile, &Filter::default()).expect("a report");
+    assert_eq!((report.functions.len(), report.places[1].estimate.samples), (3, 4), "{report:?}");
+    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use attach::{ExitNote, VcpuCounts};
+use attach::{ExitNote, HostTick, VcpuCounts};
 use linux::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
@@ -133,6 +133,13 @@ impl VcpuCounters {
             Some((vcpu, apic_id, notes))
         };
         self.meters.iter().enumerate().filter_map(taken)
+    }
+
+    /// Takes the ticks outside of the guest, and the number of those for which there was no room, with the
+    /// number of their vCPU.
+    pub(super) fn take_host_ticks(&self) -> Vec<(u8, (Vec<HostTick>, u64))> {
+        let taken = |(vcpu, meter): (u8, &VcpuMeter)| Some((vcpu, meter.take_host_ticks()?));
+        (0..).zip(&self.meters).filter_map(taken).collect()
     }
 
     /// Returns the exits of a vCPU that were reported, by their keys.

@@ -7,6 +7,7 @@ use profile::rows::COMPLETE;
 use vmm::monotonic_ns;
 
 use super::finder_events::take_name;
+use super::host_stacks::HostStackTable;
 use super::namer::NameRequest;
 use super::precision::PrecisionTarget;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
@@ -61,6 +62,13 @@ impl Collector {
             self.event(
                 "missing",
                 format!("{unnoted} exits have neither a function nor a process: there was no room"),
+            );
+        }
+        let lost = self.host_stacks.as_ref().map_or(0, HostStackTable::lost);
+        if lost > 0 {
+            self.event(
+                "missing",
+                format!("{lost} ticks outside of the guest have no stack of the host: there was no room"),
             );
         }
         self.totals.seen = self.gate.seen;

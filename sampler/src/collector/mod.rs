@@ -5,6 +5,7 @@ mod ending;
 mod exit_sites;
 pub(crate) mod finder;
 mod finder_events;
+mod host_stacks;
 mod namer;
 pub(crate) mod precision;
 mod stall;
@@ -39,6 +40,7 @@ use crate::vcpu::RingEnds;
 use counters::VcpuCounters;
 use exit_sites::ExitSites;
 use finder::{FinderEvent, FinderRequests};
+use host_stacks::HostStackTable;
 use namer::{NameRequest, NameResult};
 use precision::PrecisionTarget;
 use profile::rows::{Batch, EventRow, HARDIRQ_BITS, RateRow, Sink};
@@ -110,6 +112,8 @@ pub(crate) struct Collector {
     stacks_missed: u64,
     counters: VcpuCounters,
     exit_sites: ExitSites,
+    /// Stacks of the host, if they are taken.
+    host_stacks: Option<HostStackTable>,
     resolver: SampleResolver,
     /// The gate that keeps or drops samples.
     gate: SamplingGate,
@@ -162,6 +166,7 @@ impl Collector {
             stacks_missed: 0,
             counters,
             exit_sites: ExitSites::default(),
+            host_stacks: None,
             resolver,
             gate: SamplingGate::default(),
             stalls: StallReports::default(),
@@ -331,6 +336,7 @@ impl Collector {
             }
         }
         self.take_exits();
+        self.take_host_ticks();
         // After the samples: events wait for their turn anyway, but a full sample ring loses samples.
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);

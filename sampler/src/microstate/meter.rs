@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use attach::{CpuTaker, ExitNote, VcpuCourse};
+use attach::{CpuTaker, ExitNote, HostTick, VcpuCourse};
 use vmm::{Counters as KvmCounters, Region, ThreadTimes, counters::Kind, monotonic_ns};
 
 use super::clock::StateTimes;
@@ -218,6 +218,12 @@ impl VcpuMeter {
     /// Takes the exits that the host's kernel has noted since the last call, with the vCPU's APIC id.
     pub(crate) fn take_notes(&self) -> Option<(usize, Vec<ExitNote>)> {
         self.course.as_ref().map(|course| (course.apic_id(), course.take_notes()))
+    }
+
+    /// Takes the ticks outside of the guest since the last call, and the number of those for which there was
+    /// no room.
+    pub(crate) fn take_host_ticks(&self) -> Option<(Vec<HostTick>, u64)> {
+        self.course.as_ref().map(VcpuCourse::take_host_ticks)
     }
 
     /// Returns KVM's counters as last read.

@@ -17,7 +17,7 @@ mod identity;
 mod interrupts;
 mod mode;
 pub(crate) mod resolver;
-mod stacks;
+pub(crate) mod stacks;
 pub(crate) mod walker;
 
 #[cfg(feature = "fuzz")]

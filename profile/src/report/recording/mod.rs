@@ -23,6 +23,9 @@ pub struct RecordingRequest {
     /// True to include the samples of an idle or halted vCPU. They belong to no process, so only the filter's
     /// vCPU and time choose among them.
     pub idle: bool,
+    /// True to include the stacks of the host at ticks outside of the guest, but those of a halted guest.
+    /// They replace the guest's stack at ticks in KVM. Only the filter's vCPU and time choose among them.
+    pub host: bool,
 }
 
 /// The chosen samples of a profile, and everything that they refer to.
@@ -87,7 +90,8 @@ pub struct RecordedSample {
     /// Time when its tick was served, ns since the run's start.
     pub time_ns: u64,
     /// Time that it represents, ns: the exact time of its vCPU in the guest, divided among the ticks in the
-    /// guest as estimates do; for a halted vCPU, the exact time halted.
+    /// guest as estimates do; for a halted vCPU, the exact time halted. For a stack of the host in the VMM, or
+    /// of a thread that waits for a CPU, that exact time.
     pub weight_ns: f64,
     /// Index in [`Recording::owners`].
     pub owner: u32,

@@ -14,6 +14,7 @@ use crate::rate_history::RateHistory;
 use crate::report::ReportError;
 use crate::report::code::{Code, NONE, small};
 use crate::report::filter::Selection;
+use crate::report::host::{HostTick, HostTicks, ThreadPlace};
 use crate::report::number_map::NumberMap;
 use crate::report::stacks::{DOUBT, Stacks};
 use crate::report::sums::Sample;
@@ -51,11 +52,15 @@ impl Recording {
         let selection = Selection::new(&request.filter, profile, &tables, &code, &stacks)?;
         let rates = RateHistory::read(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, &request.filter).map_err(sql)?;
-        let mut reader = Reader::new(&tables, &code, &stacks);
+        let host = match request.host {
+            true => HostTicks::read(connection, &request.filter).map_err(sql)?.ok_or(ReportError::NoHost)?,
+            false => HostTicks::default(),
+        };
+        let mut reader = Reader::new(&tables, &code, &stacks, &host);
         let total = tables.vcpus.iter().map(|row| row.samples).sum();
         let mut all = ticks(&tables, &spans);
-        let mut chosen: Vec<(Tick, RecordedSample)> = Vec::new();
-        let mut halted: HashMap<u8, u64> = HashMap::new();
+        let mut chosen: Vec<(Weight, RecordedSample)> = Vec::new();
+        let mut counts: HashMap<(u8, VcpuState), u64> = HashMap::new();
         let mut seen = 0;
         Sample::read(profile, &request.filter, (&code, &stacks), |sample| {
             seen += 1;
@@ -63,8 +68,13 @@ impl Recording {
                 progress(seen, total);
             }
             let tick = all.tick(sample.vcpu, sample.time_ns, sample.vcpu_state == Some(VcpuState::Guest));
-            if sample.vcpu_state == Some(VcpuState::Halted) {
-                *halted.entry(sample.vcpu).or_default() += 1;
+            let state = sample.vcpu_state.unwrap_or(VcpuState::Waiting);
+            *counts.entry((sample.vcpu, state)).or_default() += 1;
+            let weight = if state == VcpuState::Guest { Weight::Tick(tick) } else { Weight::State(state) };
+            if let Some(outside) = host.ticks.get(&(sample.vcpu, sample.time_ns))
+                && state != VcpuState::Halted
+            {
+                return chosen.push((weight, reader.outside(sample.vcpu, sample.time_ns, state, outside)));
             }
             let charged = Charged::from_mode(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
             let wanted = match (sample.vcpu_state, charged) {
@@ -73,22 +83,38 @@ impl Recording {
                 _ => false,
             };
             if wanted {
-                chosen.push((tick, reader.sample(sample, charged)));
+                chosen.push((weight, reader.sample(sample, charged)));
             }
         })
         .map_err(sql)?;
+        // In the VMM there are no samples of the guest.
+        for (&(vcpu, time_ns), outside) in host.ticks.iter().filter(|(_, tick)| tick.state == VcpuState::Vmm) {
+            *counts.entry((vcpu, VcpuState::Vmm)).or_default() += 1;
+            let sample = reader.outside(vcpu, time_ns, VcpuState::Vmm, outside);
+            chosen.push((Weight::State(VcpuState::Vmm), sample));
+        }
         // The time that a tick represents is known once all ticks are read.
         let weights: Vec<_> = (0..=u8::MAX)
             .map(|vcpu| {
-                let exact = spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.halted_ns);
-                let count = halted.get(&vcpu).copied().unwrap_or(0).max(1);
-                (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), exact as f64 / count as f64)
+                let span = spans.iter().find(|span| span.vcpu == vcpu);
+                let of_state = |state: VcpuState| {
+                    let exact_ns = span.map_or(0, |span| match state {
+                        VcpuState::Guest => span.guest_ns,
+                        VcpuState::Halted => span.halted_ns,
+                        VcpuState::Vmm => span.vmm_ns,
+                        VcpuState::Waiting => span.waiting_ns,
+                    });
+                    exact_ns as f64 / counts.get(&(vcpu, state)).copied().unwrap_or(0).max(1) as f64
+                };
+                (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), of_state)
             })
             .collect();
-        for (tick, sample) in &mut chosen {
-            if let Some((of_tick, of_halted)) = weights.get(usize::from(sample.vcpu)) {
-                // The reader has marked the halted ones.
-                sample.weight_ns = if sample.weight_ns < 0.0 { *of_halted } else { of_tick(*tick) };
+        for (weight, sample) in &mut chosen {
+            if let Some((of_tick, of_state)) = weights.get(usize::from(sample.vcpu)) {
+                sample.weight_ns = match weight {
+                    Weight::Tick(tick) => of_tick(*tick),
+                    Weight::State(state) => of_state(*state),
+                };
             }
         }
         let mut samples: Vec<RecordedSample> = chosen.into_iter().map(|(_, sample)| sample).collect();
@@ -101,10 +127,22 @@ impl Recording {
     }
 }
 
+/// Time that a sample represents.
+#[derive(Debug, Clone, Copy)]
+enum Weight {
+    /// That of a tick in the guest.
+    Tick(Tick),
+    /// An equal part of the vCPU's exact time in this state.
+    State(VcpuState),
+}
+
 /// Contents of a profile that were found so far.
 struct Reader<'a> {
     tables: &'a Tables,
     code: &'a Code,
+    host: &'a HostTicks,
+    /// Index of the first stack of the host.
+    first_host: u32,
     nodes: Vec<StackNode>,
     owners: Vec<Owner>,
     known_owners: NumberMap<(u32, i32), u32>,
@@ -116,10 +154,12 @@ struct Reader<'a> {
     interrupts: NumberMap<u32, u32>,
     /// The stack with the note that there is none.
     no_stack: Option<u32>,
+    /// The same for ticks outside of the guest.
+    no_host_stack: Option<u32>,
 }
 
 impl<'a> Reader<'a> {
-    fn new(tables: &'a Tables, code: &'a Code, stacks: &Stacks) -> Self {
+    fn new(tables: &'a Tables, code: &'a Code, stacks: &Stacks, host: &'a HostTicks) -> Self {
         let node = |node: &crate::report::stacks::Node| StackNode {
             parent: (node.parent != NONE).then_some(node.parent),
             frame: node.frame,
@@ -130,9 +170,18 @@ impl<'a> Reader<'a> {
             // `finish` adds the frame after all others.
             nodes.push(StackNode { parent: None, frame: small(code.frames.len()) });
         }
+        let first_host = small(nodes.len());
+        // `finish` adds their frames, after the one of samples without a stack.
+        let first_frame = small(code.frames.len()).saturating_add(1);
+        nodes.extend(host.stacks.iter().map(|node| StackNode {
+            parent: (node.parent != NONE).then(|| first_host.saturating_add(node.parent)),
+            frame: first_frame.saturating_add(node.frame),
+        }));
         Self {
             tables,
             code,
+            host,
+            first_host,
             nodes,
             owners: Vec::new(),
             known_owners: NumberMap::default(),
@@ -141,16 +190,17 @@ impl<'a> Reader<'a> {
             files: places(tables.files.keys()),
             interrupts: places(tables.interrupts.keys()),
             no_stack,
+            no_host_stack: None,
         }
     }
 
-    /// Returns a sample whose weight is not known yet: below 0 for a halted one.
+    /// Returns a sample whose weight is not known yet.
     fn sample(&mut self, sample: &Sample, charged: Option<Charged>) -> RecordedSample {
         let halted = sample.vcpu_state == Some(VcpuState::Halted);
         let idle = halted || charged.is_none();
         RecordedSample {
             time_ns: sample.time_ns,
-            weight_ns: if halted { -1.0 } else { 0.0 },
+            weight_ns: 0.0,
             owner: self.owner(charged.filter(|_| !idle), sample.tid),
             stack: self.stack(sample),
             syscall: sample.syscall.filter(|_| sample.mode == Mode::Kernel),
@@ -158,6 +208,35 @@ impl<'a> Reader<'a> {
             mode: if idle { Mode::Idle } else { sample.mode },
             vcpu: sample.vcpu,
         }
+    }
+
+    /// Returns the sample of a tick outside of the guest, with the stack of the host.
+    fn outside(&mut self, vcpu: u8, time_ns: u64, state: VcpuState, tick: &HostTick) -> RecordedSample {
+        let place = ThreadPlace::new(state, true);
+        let stack = match tick.stack {
+            NONE => self.no_host_stack(),
+            stack => self.first_host.saturating_add(stack),
+        };
+        let (syscall, interrupt, mode) = (None, None, Mode::Unknown);
+        let owner = self.host_owner(place);
+        RecordedSample { time_ns, weight_ns: 0.0, owner, stack, syscall, interrupt, mode, vcpu }
+    }
+
+    /// Returns the stack with the note that there is none.
+    fn no_host_stack(&mut self) -> u32 {
+        *self.no_host_stack.get_or_insert_with(|| {
+            self.nodes.push(StackNode { parent: None, frame: small(self.code.frames.len()) });
+            small(self.nodes.len() - 1)
+        })
+    }
+
+    fn host_owner(&mut self, place: ThreadPlace) -> u32 {
+        let key = (NONE - 5 - place as u32, -1);
+        *self.known_owners.entry(key).or_insert_with(|| {
+            let name = format!("[host: {}]", place.name());
+            self.owners.push(Owner { process: None, tid: None, name });
+            small(self.owners.len() - 1)
+        })
     }
 
     fn owner(&mut self, charged: Option<Charged>, tid: Option<i32>) -> u32 {
@@ -256,6 +335,25 @@ impl<'a> Reader<'a> {
             first,
             count: 1,
         });
+        for frame in &self.host.frames {
+            let entry = FrameEntry { function: small(functions.len()), line: None };
+            functions.push(RecordedFunction {
+                symbol: frame.symbol.clone(),
+                module: frame.module.clone(),
+                kind: frame.kind,
+            });
+            frames.push(RecordedFrame {
+                kind: frame.kind,
+                address: frame.address,
+                call: frame.call,
+                file: None,
+                process: None,
+                offset: frame.offset,
+                first: small(entries.len()),
+                count: 1,
+            });
+            entries.push(entry);
+        }
         let line =
             |line: &crate::report::code::Line| SourceLine { source: line.source.clone(), line: line.line };
         Recording {

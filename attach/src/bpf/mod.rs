@@ -19,7 +19,7 @@
 //!
 //! ```text
 //! ticker                 ticks of one vCPU
-//! vm                     machine and vCPUs
+//! vm  target             machine and vCPUs; what the programs know of a vCPU
 //! course                 what the kernel counts of a vCPU
 //! notes                  exits that the kernel has noted with the guest's code
 //! host_stack             stacks of vCPUs' threads in the host
@@ -38,6 +38,7 @@ mod offsets;
 mod program;
 mod refusal;
 mod shared;
+mod target;
 #[cfg(test)]
 mod tests;
 mod ticker;

@@ -14,7 +14,7 @@ use symbols::{Registers, StackMemory};
 use super::area::{RecordView, anonymous};
 use super::notes::ExitNote;
 use super::shared::{BUCKETS, RawNote, RawRecord, RawSlot, RawState, RawTarget};
-use super::vm::guest as raw_guest;
+use super::target::guest as raw_guest;
 
 /// Address in the "VMM" of the guest's memory (HOST in harness.c).
 const HOST: u64 = 0x1000_0000_0000;

@@ -64,7 +64,8 @@ pub(super) struct ProgramName {
 impl ProgramName {
     pub(super) fn into_host_name(self, frame: &HostFrame) -> HostName {
         let Self { symbol, module, offset } = self;
-        HostName { symbol, module, offset: offset.saturating_add(u64::from(frame.call)) }
+        let call = u64::from(frame.call && symbol.is_some());
+        HostName { symbol, module, offset: offset.saturating_add(call) }
     }
 }
 
@@ -125,7 +126,7 @@ impl ProgramCode {
         let offset = (address - mapping.start).saturating_add(mapping.offset);
         let found = file.functions().and_then(|(elf, functions)| {
             let linked = elf.address_of(offset)?;
-            let function = functions.find(linked, &|_: u64| None)?;
+            let function = functions.find(linked, &|_: u64| None::<u64>)?;
             Some((function.name, linked.saturating_sub(function.start)))
         });
         let (symbol, offset) = found.unzip();

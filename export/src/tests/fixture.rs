@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use profile::rows::Microstates;
 use profile::rows::{
-    Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, InlinedRow, InstanceRow,
-    InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState, TaskStateRow, ThreadRow,
+    Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, HostFrameRow, HostSampleRow,
+    InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState, TaskStateRow, ThreadRow,
     VcpuRow, VcpuState,
 };
 use profile::{ProfileWriter, Sink, made_up};
@@ -76,6 +76,30 @@ pub fn several() -> Made {
     let bytes = vec![0x55, 0x48, 0x89, 0xe5, 0x90, 0xc3];
     let (file, read) = (Some(1), CodeSource::File);
     batch.code.push(CodeRow { start: 0x2000, file, module: None, bytes, read });
+    finished(&batch)
+}
+
+/// Returns the run of [`plain`] with stacks of the host: the first ten samples were in KVM, and five more ticks
+/// in the VMM.
+pub fn with_host() -> Made {
+    let mut batch = run("prog");
+    samples(&mut batch);
+    batch.vcpus[0].states.vmm = 5 * MS;
+    let frame = |id, kind, symbol: &str| HostFrameRow {
+        id,
+        kind,
+        address: 0x1000 * u64::from(id),
+        symbol: Some(symbol.to_owned()),
+        module: Some("vmm".to_owned()),
+        ..HostFrameRow::default()
+    };
+    batch.host_frames =
+        vec![frame(1, FrameKind::User, "main_loop"), frame(2, FrameKind::Kernel, "kvm_vcpu_ioctl")];
+    batch.host_stacks =
+        vec![StackRow { id: 1, parent: None, frame: 1 }, StackRow { id: 2, parent: Some(1), frame: 2 }];
+    let tick = |time_ns, state, stack| HostSampleRow { vcpu: 0, time_ns, state, on_cpu: true, stack };
+    batch.host_samples = (1..=10).map(|n| tick(n * MS, VcpuState::Guest, Some(2))).collect();
+    batch.host_samples.extend((1..=5).map(|n| tick(n * MS + MS / 2, VcpuState::Vmm, Some(1))));
     finished(&batch)
 }
 

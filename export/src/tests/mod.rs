@@ -56,6 +56,28 @@ fn folded_times_add_up_to_the_exact_time() {
 }
 
 #[test]
+fn guest_and_host_have_one_axis_under_their_vcpu() {
+    let made = fixture::with_host();
+    let request = |count| Request { host: true, ..folded(Root::Vcpu, count) };
+    let lines = text(&made, &request(Count::Samples));
+    let has = |line: &str| assert!(lines.lines().any(|found| found == line), "{line}: {lines}");
+    has("vCPU 0;[host: kvm];main_loop;kvm_vcpu_ioctl 10");
+    has("vCPU 0;[host: vmm];main_loop 5");
+    has("vCPU 0;prog;main;work;hash;mix 30");
+    has("vCPU 0;[hard interrupts];main;work;ksys_read;vfs_read 6");
+    let times = text(&made, &request(Count::Time));
+    let sum: u64 = times.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum();
+    // The guest's time, of which KVM has a part, and that in the VMM; each line is rounded.
+    assert!(sum.abs_diff(fixture::GUEST_NS / 1_000 + 5_000) <= 8, "{sum}");
+    let guest = Request { host: false, ..request(Count::Samples) };
+    assert!(!text(&made, &guest).contains("[host"), "only where it is wanted");
+    for format in Format::all().filter(|format| format.shows_host() && !format.is_binary()) {
+        let text = text(&made, &Request { host: true, ..Request::new(format) });
+        assert!(text.contains("main_loop") && text.contains("vfs_read"), "{format}");
+    }
+}
+
+#[test]
 fn a_filter_chooses_for_every_format() {
     let made = fixture::plain();
     let filter = Filter { modes: vec![ModeGroup::Irq], ..Filter::default() };

@@ -227,6 +227,8 @@ pub struct HostFunction {
     pub total: Estimate,
 }
 
+/// Function of the host: kind, symbol, module.
+type FunctionKey<'a> = (FrameKind, &'a str, Option<&'a str>);
 /// Tallies of a function: own, and with its callees.
 type FunctionTallies = (Tallies, Tallies);
 
@@ -264,7 +266,7 @@ impl HostReport {
             ticks.change_mean(span.vcpu, span.means.iter().copied());
         }
         let mut of_place: [Tallies; 5] = Default::default();
-        let mut of_function: HashMap<(FrameKind, &str, Option<&str>), FunctionTallies> = HashMap::new();
+        let mut of_function: HashMap<FunctionKey<'_>, FunctionTallies> = HashMap::new();
         let mut without_stack = 0;
         for (&(vcpu, time_ns), &place) in places {
             let tick = ticks.tick(vcpu, time_ns, true);
@@ -291,16 +293,12 @@ impl HostReport {
             let found = ticks.estimate(&times, tallies);
             Estimate::new(found.samples, found.share, found.time)
         };
-        let function = |((kind, symbol, module), (own, total)): (_, FunctionTallies)| {
-            let (symbol, module): (&str, Option<&str>) = (symbol, module);
-            let kind: FrameKind = kind;
-            HostFunction {
-                symbol: symbol.to_owned(),
-                module: module.map(str::to_owned),
-                kind: kind.name().to_owned(),
-                own: estimate(&own),
-                total: estimate(&total),
-            }
+        let function = |((kind, symbol, module), (own, total)): (FunctionKey<'_>, FunctionTallies)| HostFunction {
+            symbol: symbol.to_owned(),
+            module: module.map(str::to_owned),
+            kind: kind.name().to_owned(),
+            own: estimate(&own),
+            total: estimate(&total),
         };
         let mut functions: Vec<HostFunction> = of_function.into_iter().map(function).collect();
         functions.sort_by(|a, b| {

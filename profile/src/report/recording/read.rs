@@ -93,11 +93,12 @@ impl Recording {
             let sample = reader.outside(vcpu, time_ns, VcpuState::Vmm, outside);
             chosen.push((Weight::State(VcpuState::Vmm), sample));
         }
+        let counts = &counts;
         // The time that a tick represents is known once all ticks are read.
         let weights: Vec<_> = (0..=u8::MAX)
             .map(|vcpu| {
                 let span = spans.iter().find(|span| span.vcpu == vcpu);
-                let of_state = |state: VcpuState| {
+                let of_state = move |state: VcpuState| {
                     let exact_ns = span.map_or(0, |span| match state {
                         VcpuState::Guest => span.guest_ns,
                         VcpuState::Halted => span.halted_ns,

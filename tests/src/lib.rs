@@ -163,7 +163,8 @@ impl Guest {
         };
         let attempt = || {
             let (running, watched) = start();
-            let run = running.finish_unless_frozen().map_err(|state| (EmulationFailure::Frozen, state))?;
+            let run =
+                running.finish_unless_frozen().map_err(|frozen| (EmulationFailure::Frozen, frozen.state))?;
             match run.emulation_failed() {
                 Some(failure) => Err((failure, run.stderr)),
                 None => Ok((run, watched)),

@@ -30,7 +30,7 @@ use std::time::Duration;
 pub use emulated::EmulatedGuest;
 pub use image::Ext4Image;
 pub use kernel::{RemovedPart, kernel_of, kernel_without};
-pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host};
+pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host, once_on_kvm_host};
 pub use network::GuestNetwork;
 pub use report::{FunctionRow, NamedRow, ProcessRow, Report, VcpuRow, WalkCounts};
 pub use run::{ActiveRun, Run};

@@ -13,9 +13,10 @@ use linux::CpuStat;
 use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
-    Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, InterruptRow, InterruptSourceRow, InterruptTimeRow,
+    Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, FrameKind, HostFrameRow, HostSampleRow, InterruptRow,
+    InterruptSourceRow, InterruptTimeRow,
     MicrostateRow, RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow,
-    TaskStateRow, ThreadRow, WakeupRow,
+    TaskStateRow, ThreadRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -65,7 +66,37 @@ fn with_everything(quarters: u64) -> Batch {
     for sample in &mut batch.samples {
         sample.stack = Some(sample.frame);
     }
+    with_host(&mut batch);
     batch
+}
+
+/// Adds stacks of the host: each fourth sample in the guest was in KVM, and a tick after it in the VMM.
+fn with_host(batch: &mut Batch) {
+    let frame = |id, kind, symbol: Option<&str>, module: Option<&str>| HostFrameRow {
+        id,
+        kind,
+        address: 0x7f00_0000_1000 + u64::from(id),
+        symbol: symbol.map(str::to_owned),
+        module: module.map(str::to_owned),
+        ..HostFrameRow::default()
+    };
+    batch.host_frames = vec![
+        frame(1, FrameKind::User, Some("vcpu_thread"), Some("qemu-system-x86_64")),
+        frame(2, FrameKind::Kernel, Some("kvm_arch_vcpu_ioctl_run"), Some("kvm")),
+        frame(3, FrameKind::User, None, Some("libc.so.6")),
+        frame(4, FrameKind::Reason, Some("no stack was taken of this thread"), None),
+    ];
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    batch.host_stacks =
+        vec![stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3), stack(4, None, 4)];
+    let guest = batch.samples.iter().filter(|sample| sample.vcpu_state == VcpuState::Guest);
+    let hits = guest.step_by(4).map(|sample| (sample.vcpu, sample.time_ns));
+    for (n, (vcpu, time_ns)) in hits.enumerate() {
+        let tick = HostSampleRow { vcpu, time_ns, on_cpu: true, stack: Some(2), ..HostSampleRow::default() };
+        let stack = Some(if n % 5 == 0 { 4 } else { 3 });
+        let in_vmm = HostSampleRow { time_ns: time_ns + 1, state: VcpuState::Vmm, stack, ..tick };
+        batch.host_samples.extend([tick, in_vmm]);
+    }
 }
 
 /// Rows of half a second of exact data: two tasks, one of which waits for a pipe.
@@ -280,6 +311,7 @@ tables! {
     report_timehist_part: "report --exact --timehist --cpu 0 --time 200ms.. @exact.vprof",
     report_states_exact: "report --states @exact.vprof",
     report_states_sampled: "report --states @sampled.vprof",
+    report_host: "report --host @p.vprof",
     stat: "stat @p.vprof",
     stat_csv: "stat --csv @p.vprof",
     rusage: "rusage @p.vprof",

@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
-use profile::report::{By, Request};
+use profile::report::{By, HostReport, Recording, RecordingRequest, Request};
 use profile::{Filter, Profile, Report};
 use rusqlite::Connection;
 use rusqlite::types::Value;
@@ -202,4 +202,7 @@ fuzz_target!(|input: (u8, ProfileChange)| {
         _ => Request::Summary,
     };
     let _ = Report::read_with(&profile, &filter, &request);
+    let _ = HostReport::read(&profile, &filter);
+    let host = question % 2 == 1;
+    let _ = Recording::read(&profile, &RecordingRequest { filter, host, ..Default::default() }, &mut |_, _| {});
 });

@@ -71,10 +71,7 @@ fn nameless(kind: FrameKind, symbol: Option<String>, module: Option<&str>, addre
 impl HostTicks {
     /// Reads the ticks of the chosen vCPU and time; `None` if the profile has none at all.
     pub(super) fn read(connection: &Connection, filter: &Filter) -> rusqlite::Result<Option<Self>> {
-        let exists = "SELECT 1 FROM sqlite_schema WHERE name = 'host_sample'";
-        if connection.query_row(exists, [], |_| Ok(())).optional()?.is_none()
-            || connection.query_row("SELECT 1 FROM host_sample LIMIT 1", [], |_| Ok(())).optional()?.is_none()
-        {
+        if connection.query_row("SELECT 1 FROM host_sample LIMIT 1", [], |_| Ok(())).optional()?.is_none() {
             return Ok(None);
         }
         let (frames, frame_index) = read_frames(connection)?;

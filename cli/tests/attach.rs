@@ -22,6 +22,8 @@ const SOON: Duration = Duration::from_secs(20);
 const VMM: &str = "VPROF_TEST_VMM";
 /// `1: jmp 1b`
 const SPIN: &[u8] = &[0xeb, 0xfe];
+/// `1: mov $20000, %ecx; 2: dec %ecx; jnz 2b; out %al, $0x80; jmp 1b`
+const EXITS: &[u8] = &[0xb9, 0x20, 0x4e, 0, 0, 0xff, 0xc9, 0x75, 0xfc, 0xe6, 0x80, 0xeb, 0xf3];
 
 /// A VMM with two vCPUs: the first spins, the second waits for its start.
 struct TestVm(Child);
@@ -29,12 +31,17 @@ struct TestVm(Child);
 impl TestVm {
     /// Starts this binary again for the test `test`. Returns `None` if there is no KVM and none is required.
     fn start(test: &str) -> Option<Self> {
+        Self::start_as(test, "spin")
+    }
+
+    /// Starts a VMM like [`Self::start`]; with `exits`, its first vCPU leaves the guest all the time.
+    fn start_as(test: &str, role: &str) -> Option<Self> {
         if let Err(error) = kvm_check::open() {
             testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", test, "--nocapture"]).env(VMM, "1");
+        command.args(["--exact", test, "--nocapture"]).env(VMM, role);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -91,10 +98,9 @@ impl AttachedVprof {
 
 /// Runs as the VMM if this process was started for it. A line on its input starts another program.
 fn run_as_vmm() {
-    if std::env::var_os(VMM).is_none() {
-        return;
-    }
-    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(SPIN) };
+    let Ok(role) = std::env::var(VMM) else { return };
+    let code = if role == "exits" { EXITS } else { SPIN };
+    let config = VmConfig { vcpus: 2, memory_bytes: 64 << 20, ..VmConfig::flat(code) };
     let machine = Machine::start(config, |_| Unobserved).unwrap();
     println!("it runs");
     std::thread::spawn(|| {
@@ -148,6 +154,53 @@ fn a_profile_of_a_vm_that_runs_already() {
     let mut ask = vprof(["stat"]);
     let shown = stdout(&ask.arg(&profile).output().unwrap());
     assert!(shown.contains("not known: "), "{shown}");
+}
+
+#[test]
+fn guest_and_host_divide_the_time_of_a_vcpu_that_leaves_the_guest() {
+    run_as_vmm();
+    let test = "guest_and_host_divide_the_time_of_a_vcpu_that_leaves_the_guest";
+    let Some(vm) = TestVm::start_as(test, "exits") else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let profile = directory.path().join("a.vprof");
+    let mut attach = vprof(["attach", &vm.pid(), "--host-stacks", "-d", "4s", "-q", "-o"]);
+    let attached = attach.arg(&profile).output().unwrap();
+    if stderr(&attached).contains("`--host-stacks` is not available") {
+        return testkit::missing("root, and samples of the host's kernel on kvm_amd or kvm_pvm");
+    }
+    assert!(attached.status.success(), "{}", stderr(&attached));
+    let ask = |command, words: &[&str]| vprof([command]).arg(&profile).args(words).output().unwrap();
+    let report = json(&ask("report", &["--host", "--json", "--cpu", "0"]));
+    let stat = json(&ask("stat", &["--json"]));
+    let vcpu = &stat["vcpus"][0];
+    let ns = |value: &Value| value.as_u64().unwrap() as f64;
+    let place = |name: &str| report["places"].as_array().unwrap().iter().find(|row| row["place"] == name);
+    let number = |name: &str, key: &str| place(name).unwrap()[key].as_f64().unwrap();
+    // The clock counts KVM's work between two stays in the guest as time in the guest.
+    for (places, state) in [(&["vmm"][..], "vmm"), (&["waiting"], "waiting"), (&["guest", "kvm"], "guest")] {
+        let sum = |key| places.iter().map(|name| number(name, key)).sum::<f64>();
+        let clock = ns(&vcpu["states"][state]) / (ns(&vcpu["wall_ns"]) - ns(&vcpu["states"]["paused"]));
+        // A wait that is short is not seen by every tick.
+        let (low, high) = (sum("share_low") - 0.02, sum("share_high") + 0.02);
+        assert!((low..high).contains(&clock), "{state}: {clock} is not in {low} to {high}: {vcpu}");
+    }
+    assert!(number("vmm", "samples") > 50.0 && number("kvm", "samples") > 50.0, "{report}");
+    let functions = report["functions"].as_array().unwrap();
+    let has = |kind: &str, name: &str| {
+        let is = |row: &&Value| row["kind"] == kind && row["symbol"].as_str().unwrap().contains(name);
+        assert!(functions.iter().any(|row| is(&row)), "{name}: {report}");
+    };
+    has("kernel", "kvm_arch_vcpu_ioctl_run");
+    has("user", "vmm::vcpu");
+    let folded = stdout(&ask("export", &["--host", "--format", "folded"]));
+    for root in ["vCPU 0;[host: kvm];", "vCPU 0;[host: vmm];", "vCPU 0;[unknown];"] {
+        assert!(folded.lines().any(|line| line.starts_with(root)), "{root}: {folded}");
+    }
+    let guest = stdout(&ask("export", &["--format", "folded"]));
+    assert!(!guest.contains("[host") && !guest.contains("ioctl"), "{guest}");
+    let refused = vprof(["attach", &vm.pid(), "--host-stacks", "--engine", "ptrace"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("only the host's kernel takes stacks of the host"), "{refused:?}");
 }
 
 #[test]

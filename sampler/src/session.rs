@@ -240,8 +240,8 @@ impl Session {
         }
     }
 
-    /// Sets the names of the host's functions, whose stacks are taken ([`attach::TargetChoice::host_stacks`]).
-    /// Call before [`Self::start`].
+    /// Sets the names of the host's functions, whose stacks are taken
+    /// ([`attach::TargetChoice::host_stacks`]). Call before [`Self::start`].
     pub fn set_host_names(&mut self, names: HostNames) {
         if let Some(collector) = &mut self.idle {
             collector.set_host_names(names);

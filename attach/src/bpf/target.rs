@@ -1,4 +1,4 @@
-//! What the kernel's programs have to know of a vCPU: ranges of memory, and addresses in the guest's kernel.
+//! Data of a vCPU for the kernel's programs: ranges of memory, and addresses in the guest's kernel.
 
 use linux::{SampleReads, StackReader, StructurePart};
 

@@ -118,7 +118,7 @@ impl HostNames {
         };
         let (skipped, exact) = self.begin(kernel, tick.on_cpu);
         let own = kernel.get(skipped..).unwrap_or_default();
-        // The instruction that was interrupted, or follows the system call, is no return address.
+        // The instruction that was interrupted, or follows the system call, is not a return address.
         let kernel_frame = |(at, address): (usize, &u64)| HostFrame {
             kind: HostFrameKind::Kernel,
             address: *address,

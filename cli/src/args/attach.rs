@@ -126,8 +126,8 @@ pub struct AttachArgs {
     #[arg(long = "vm", value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
     pub vm_number: Option<usize>,
 
-    /// Also record the host's stack of a vCPU's thread at ticks outside of the guest: functions of the VMM, of
-    /// KVM and of the host's kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
+    /// Also record the host's stack of a vCPU's thread at ticks outside of the guest: functions of the VMM,
+    /// of KVM and of the host's kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
     #[arg(long, help_heading = "Guest", conflicts_with = "gdb")]
     pub host_stacks: bool,
 

@@ -81,8 +81,8 @@ pub struct ReportArgs {
         conflicts_with_all = ["exact", "by", "callers", "callees", "sort", "symbol", "module", "mode", "cpu", "relative"])]
     pub states: Option<StatesFrom>,
 
-    /// Time of the vCPUs' threads in the guest, in KVM, in the VMM and waiting for a CPU, and the functions of
-    /// the host, with intervals (profiles of `attach --host-stacks`)
+    /// Time of the vCPUs' threads in the guest, in KVM, in the VMM and waiting for a CPU, and the functions
+    /// of the host, with intervals (profiles of `attach --host-stacks`)
     #[arg(long, conflicts_with_all = ["boot", "exact", "states", "by", "callers", "callees", "sort", "process", "tree_of",
         "instance", "cgroup", "thread", "symbol", "module", "mode", "relative"])]
     pub host: bool,

@@ -79,8 +79,8 @@ pub fn several() -> Made {
     finished(&batch)
 }
 
-/// Returns the run of [`plain`] with stacks of the host: the first ten samples were in KVM, and five more ticks
-/// in the VMM.
+/// Returns the run of [`plain`] with stacks of the host: the first ten samples were in KVM, and five more
+/// ticks in the VMM.
 pub fn with_host() -> Made {
     let mut batch = run("prog");
     samples(&mut batch);

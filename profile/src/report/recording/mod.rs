@@ -90,8 +90,8 @@ pub struct RecordedSample {
     /// Time when its tick was served, ns since the run's start.
     pub time_ns: u64,
     /// Time that it represents, ns: the exact time of its vCPU in the guest, divided among the ticks in the
-    /// guest as estimates do; for a halted vCPU, the exact time halted. For a stack of the host in the VMM, or
-    /// of a thread that waits for a CPU, that exact time.
+    /// guest as estimates do; for a halted vCPU, the exact time halted. For a stack of the host in the VMM,
+    /// or of a thread that waits for a CPU, that exact time.
     pub weight_ns: f64,
     /// Index in [`Recording::owners`].
     pub owner: u32,

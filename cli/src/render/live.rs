@@ -88,7 +88,7 @@ fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
 #[cfg(test)]
 mod tests {
     use profile::estimate::share;
-    use profile::live::{FunctionShare, ModeShares, ProgramShare, Sampling, VcpuShare};
+    use profile::live::{FunctionShare, ProgramShare, Sampling, VcpuShare};
 
     use super::*;
     use crate::render::TextStyle;
@@ -102,8 +102,7 @@ mod tests {
             vcpus: vec![VcpuShare {
                 id: 0,
                 states: vec![("guest".to_owned(), 0.75), ("halted".to_owned(), 0.25)],
-                now: Vec::new(),
-                modes: ModeShares::default(),
+                ..VcpuShare::default()
             }],
             programs: vec![
                 ProgramShare {

@@ -317,7 +317,7 @@ impl Client {
                     }
                     Err(_) => return,
                 },
-                () = next_look(&mut watching) => self.send_tables(watching.as_ref()).await,
+                () = next_look(&mut watching) => self.send_tables(watching.as_mut()).await,
             };
             if looked.is_err() {
                 return;
@@ -325,9 +325,11 @@ impl Client {
         }
     }
 
-    async fn send_tables(&mut self, watching: Option<&Watching>) -> io::Result<()> {
+    async fn send_tables(&mut self, watching: Option<&mut Watching>) -> io::Result<()> {
         let Some(watching) = watching else { return Ok(()) };
         let look = self.served.tables(&watching.view);
+        // From the first snapshot on, the client knows it.
+        watching.view.history_s = None;
         let id = watching.id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
         send_line(&mut self.writer, format!("{{{id}\"snapshot\":{look}}}\n").as_bytes()).await
     }

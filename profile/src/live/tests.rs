@@ -108,6 +108,27 @@ fn the_whole_run_and_its_end_are_told_apart() {
 }
 
 #[test]
+fn a_history_has_columns_of_the_wanted_length() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    let history = |length_s| {
+        let snapshot = tables.snapshot(&View { history_s: Some(length_s), ..View::default() });
+        snapshot.vcpus[0].history.clone()
+    };
+    // guest, halted, waiting, kvm, vmm, sampler, paused
+    let (busy, idle) = (vec![0.9, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0], vec![0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(history(0.5), [busy.clone(), busy.clone(), idle.clone(), idle]);
+    assert_eq!(history(2.0), [[0.45, 0.5, 0.0, 0.0, 0.05, 0.0, 0.0]]);
+    assert_eq!([0.0, -1.0, f64::NAN, 1e9].map(|length_s| history(length_s).len()), [20, 20, 0, 0]);
+    assert!(tables.snapshot(&View::default()).vcpus[0].history.is_empty());
+    // After a gap nothing is known.
+    let meta = vec![("duration_ns".to_owned(), (100_000 * MS).to_string())];
+    tables.add(&Batch { meta, ..Batch::default() });
+    let snapshot = tables.snapshot(&View { history_s: Some(0.5), ..View::default() });
+    assert_eq!(snapshot.vcpus[0].history, vec![vec![0.0; 7]; 120]);
+}
+
+#[test]
 fn functions_count_once_for_each_stack() {
     let mut tables = Tables::default();
     tables.add(&batch());
@@ -123,7 +144,7 @@ fn functions_count_once_for_each_stack() {
 /// The table of a part of the whole run.
 fn detail(tables: &Tables, part: SamplePart, calls: Option<CallsView>) -> Detail {
     let view = DetailView { part, calls };
-    let view = View { span: Span::Run, rows: 10, detail: Some(view.clone()) };
+    let view = View { span: Span::Run, rows: 10, detail: Some(view.clone()), ..View::default() };
     tables.snapshot(&view).detail.unwrap()
 }
 
@@ -251,7 +272,7 @@ mod properties {
             let spans = [Span::Run, Span::Last(2.0), Span::Last(f64::NAN)];
             for (span, calls) in spans.into_iter().zip(details) {
                 let detail = Some(DetailView { part: SamplePart::All, calls });
-                let look = tables.snapshot(&View { span, rows, detail });
+                let look = tables.snapshot(&View { span, rows, detail, history_s: None });
                 let found = look.detail.unwrap();
                 prop_assert!(found.functions.len() <= rows && found.calls.len() <= rows);
                 prop_assert!(found.calls.iter().all(|c| c.share.share <= 1.0 && c.part <= 1.0));

@@ -129,6 +129,22 @@ fn what_is_not_understood_is_told() {
 }
 
 #[test]
+fn only_the_first_snapshot_of_a_watch_has_the_history() {
+    let stage = Stage::new();
+    let states = profile::rows::Microstates { guest: 500_000_000, ..Default::default() };
+    let vcpus = vec![profile::rows::VcpuRow { states, ..Default::default() }];
+    let microstates = vec![profile::rows::MicrostateRow { vcpu: 0, time_ns: 500_000_000, states }];
+    stage.tables.lock().add(&Batch { vcpus, microstates, ..Batch::default() });
+    stage.batch(500);
+    let stream = stage.connect();
+    (&stream).write_all(b"{\"do\":\"watch\",\"view\":{\"history_s\":0.5},\"every_ms\":100}\n").unwrap();
+    let mut lines = BufReader::new(&stream).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()));
+    assert!(lines.next().unwrap().unwrap()["ok"].is_object());
+    let mut history = || lines.next().unwrap().unwrap()["snapshot"]["vcpus"][0]["history"].clone();
+    assert_eq!((history(), history()), (json!([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), Value::Null));
+}
+
+#[test]
 fn a_hundred_clients_are_held_and_a_slow_one_is_alone_in_it() {
     let stage = Stage::new();
     stage.batch(1);

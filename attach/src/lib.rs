@@ -68,12 +68,12 @@ mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use bpf::{
-    BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter, VcpuCourse, VmList,
-    VmSummary, VmmTimes,
+    BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter, VcpuCourse,
+    VmList, VmSummary, VmmTimes,
 };
 pub use error::{AttachError, HostStacksRefusal};
-pub use host_names::{HostFrame, HostFrameKind, HostName, HostNames, MissingFrames, NamesRefusal};
 pub use guard::{HELD_LIMIT_MS, keep_guard};
+pub use host_names::{HostFrame, HostFrameKind, HostName, HostNames, MissingFrames, NamesRefusal};
 pub use job_control::{JobControl, stop_process};
 pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use attach::{
-    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HostState, PluggedVcpu, StopMemory, Target,
-    TargetChoice,
+    AttachError, AttachEvent, Attachment, AttachmentEnd, EngineChoice, HostState, PluggedVcpu, StopMemory,
+    Target, TargetChoice,
 };
 use roles::plug::NUMBER;
 use roles::{
@@ -192,8 +192,9 @@ fn one_of_several_machines_of_a_process_is_sampled_alone() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("one_of_several_machines_of_a_process_is_sampled_alone", "vmm two");
-    let find =
-        |engine, vm_number| Target::find_by(TargetChoice { engine, vm: vm_number, host_stacks: false }, vm.pid(), MOST, None);
+    let find = |engine, vm_number| {
+        Target::find_by(TargetChoice { engine, vm: vm_number, host_stacks: false }, vm.pid(), MOST, None)
+    };
     for engine in [EngineChoice::Auto, EngineChoice::Bpf] {
         let error = find(engine, None).unwrap_err();
         assert!(
@@ -504,7 +505,10 @@ fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
         found.entry(tick.state).or_default().extend(symbols);
     }
     let has = |state: HostState, wanted: &str| found[&state].iter().any(|name| name.contains(wanted));
-    assert!(has(HostState::Kvm, "kvm_vcpu_ioctl") && has(HostState::Kvm, "kvm_arch_vcpu_ioctl_run"), "{found:?}");
+    assert!(
+        has(HostState::Kvm, "kvm_vcpu_ioctl") && has(HostState::Kvm, "kvm_arch_vcpu_ioctl_run"),
+        "{found:?}"
+    );
     assert!(has(HostState::Vmm, "vmm::vcpu"), "{found:?}");
     // A thread that waits for a CPU is in the scheduler.
     let off = first.iter().filter(|tick| !tick.on_cpu && tick.stack.is_some());
@@ -517,7 +521,11 @@ fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
     // The second vCPU waits for an INIT: its thread has left its CPU before vprof came.
     assert!(second.iter().all(|tick| tick.state == HostState::Halted));
     let error = Target::find_by(
-        TargetChoice { host_stacks: true, ..EngineChoice::Ptrace.into() }, vm.pid(), MOST, None);
+        TargetChoice { host_stacks: true, ..EngineChoice::Ptrace.into() },
+        vm.pid(),
+        MOST,
+        None,
+    );
     assert!(matches!(error, Err(AttachError::HostStacks { .. })), "{error:?}");
 }
 

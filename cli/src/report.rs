@@ -5,7 +5,8 @@ use std::path::Path;
 
 use profile::boot::Boot;
 use profile::report::{
-    Breakdown, By, Direction, ExactReport, HostReport, Request, SourceChoice, StateReport, Timehist, TreeRequest,
+    Breakdown, By, Direction, ExactReport, HostReport, Request, SourceChoice, StateReport, Timehist,
+    TreeRequest,
 };
 use profile::{Filter, Profile, Report, Sort};
 use text::csv::Formulas;

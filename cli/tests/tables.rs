@@ -14,9 +14,8 @@ use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, FrameKind, HostFrameRow, HostSampleRow, InterruptRow,
-    InterruptSourceRow, InterruptTimeRow,
-    MicrostateRow, RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow,
-    TaskStateRow, ThreadRow, VcpuState, WakeupRow,
+    InterruptSourceRow, InterruptTimeRow, MicrostateRow, RusageRow, StackRow, TaskDelayRow, TaskLifeRow,
+    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskStateRow, ThreadRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};

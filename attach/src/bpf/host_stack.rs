@@ -109,10 +109,7 @@ fn decoded(stack: &RawHostStack) -> HostStack {
         let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u64>();
         all.iter().copied().take(count).take_while(|address| *address != 0).collect()
     };
-    HostStack {
-        kernel: words(stack.kernel_bytes, &stack.kernel),
-        user: words(stack.user_bytes, &stack.user),
-    }
+    HostStack { kernel: words(stack.kernel_bytes, &stack.kernel), user: words(stack.user_bytes, &stack.user) }
 }
 
 /// Ticks that wait for the collector.

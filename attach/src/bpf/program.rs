@@ -17,7 +17,8 @@ use super::notes::NotesView;
 use super::offsets::Vendor;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
-    PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget, ThreadFinding,
+    PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
+    ThreadFinding,
 };
 
 /// The programs, made of attach/bpf/record.c by `cargo xtask bpf`.

@@ -220,8 +220,7 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
         let user = vec![0x5555_0010, 0x5555_0020, 0x7777];
         let stack = HostStack { kernel: vec![BPF, INTERRUPTED, IOCTL, ENTRY], user: user.clone() };
         // The first byte of a function was interrupted.
-        let in_kernel =
-            ["0x55550020", "0x55550010", "entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl"];
+        let in_kernel = ["0x55550020", "0x55550010", "entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl"];
         assert_eq!(named(true, Some(stack)), in_kernel);
         let in_program = HostStack { kernel: vec![BPF, INTERRUPTED], user };
         assert_eq!(named(true, Some(in_program)), ["0x55550020", "0x55550010"]);
@@ -251,11 +250,8 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     #[test]
     fn kernel_modules_are_named() {
         let frame = HostFrame { kind: HostFrameKind::Kernel, address: IOCTL + 4, call: true };
-        let wanted = HostName {
-            symbol: Some("kvm_vcpu_ioctl".to_owned()),
-            module: Some("kvm".to_owned()),
-            offset: 4,
-        };
+        let wanted =
+            HostName { symbol: Some("kvm_vcpu_ioctl".to_owned()), module: Some("kvm".to_owned()), offset: 4 };
         assert_eq!(names().name(&frame), wanted);
     }
 }

@@ -61,11 +61,8 @@ fn target(args: &AttachArgs) -> AttachTarget {
         (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
         (None, None) => ChosenVm::Only,
     };
-    let target = TargetChoice {
-        engine: args.engine.into(),
-        vm: args.vm_number,
-        host_stacks: args.host_stacks,
-    };
+    let target =
+        TargetChoice { engine: args.engine.into(), vm: args.vm_number, host_stacks: args.host_stacks };
     AttachTarget::Process(vm, target)
 }
 

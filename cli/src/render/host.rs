@@ -44,7 +44,12 @@ fn places(text: &mut String, report: &HostReport, page: PageLayout) {
 }
 
 fn functions(text: &mut String, report: &HostReport, rows: usize, page: PageLayout) {
-    heading(text, page, "Functions of the host", ": shares of the vCPUs' time, without that of sleeping vCPUs");
+    heading(
+        text,
+        page,
+        "Functions of the host",
+        ": shares of the vCPUs' time, without that of sleeping vCPUs",
+    );
     if report.without_stack > 0 {
         let ticks = units::counted(report.without_stack, "tick");
         wrapped(text, &format!("{ticks} outside of the guest without a stack"), "  ", page.width);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, HostFrameRow, HostSampleRow,
-    InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState, TaskStateRow, ThreadRow,
-    VcpuRow, VcpuState,
+    InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState,
+    TaskStateRow, ThreadRow, VcpuRow, VcpuState,
 };
 use profile::{ProfileWriter, Sink, made_up};
 use tempfile::TempDir;

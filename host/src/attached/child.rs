@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use attach::gdb::{ConnectedStub, GdbTarget};
 use attach::{
-    AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, HostNames, JobControl,
-    Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
+    AttachError, AttachedMemory, Attachment, AttachmentEnd, EndedAttachment, EngineChoice, HostNames,
+    JobControl, Process, RateLimit, RunningMachine, Target, VcpuCounts, capabilities,
 };
 use images::ImageError;
 use profile::estimate::ONE_CLOCK;

@@ -290,19 +290,22 @@ impl HostReport {
             let found = ticks.estimate(&times, tallies);
             Estimate::new(found.samples, found.share, found.time)
         };
-        let function = |((kind, symbol, module), (own, total)): (FunctionKey<'_>, FunctionTallies)| HostFunction {
-            symbol: symbol.to_owned(),
-            module: module.map(str::to_owned),
-            kind: kind.name().to_owned(),
-            own: estimate(&own),
-            total: estimate(&total),
-        };
+        let function =
+            |((kind, symbol, module), (own, total)): (FunctionKey<'_>, FunctionTallies)| HostFunction {
+                symbol: symbol.to_owned(),
+                module: module.map(str::to_owned),
+                kind: kind.name().to_owned(),
+                own: estimate(&own),
+                total: estimate(&total),
+            };
         let mut functions: Vec<HostFunction> = of_function.into_iter().map(function).collect();
         functions.sort_by(|a, b| {
             let names = |function: &HostFunction| (function.symbol.clone(), function.module.clone());
-            b.own.share.total_cmp(&a.own.share).then(b.total.share.total_cmp(&a.total.share)).then_with(|| {
-                names(a).cmp(&names(b))
-            })
+            b.own
+                .share
+                .total_cmp(&a.own.share)
+                .then(b.total.share.total_cmp(&a.total.share))
+                .then_with(|| names(a).cmp(&names(b)))
         });
         Self {
             run_s: seconds(times.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))),

@@ -14,8 +14,8 @@ use profile::boot::{
 use profile::diff::Diff;
 use profile::made_up;
 use profile::report::{
-    By, Direction, HostReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport, StateSource,
-    TreeRequest,
+    By, Direction, HostReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
+    StateSource, TreeRequest,
 };
 use profile::rows::{
     Batch, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, SampleRow, Sink, StackRow, TaskScanRow,
@@ -214,7 +214,11 @@ fn stacks_of_the_host_fit_their_schema() {
     let frame = |id, kind| HostFrameRow { id, kind, ..HostFrameRow::default() };
     let tick = |time_ns, stack| HostSampleRow { time_ns, stack, ..HostSampleRow::default() };
     let batch = Batch {
-        host_frames: vec![frame(1, FrameKind::User), frame(2, FrameKind::Kernel), frame(3, FrameKind::Reason)],
+        host_frames: vec![
+            frame(1, FrameKind::User),
+            frame(2, FrameKind::Kernel),
+            frame(3, FrameKind::Reason),
+        ],
         host_stacks: (1..=3).map(|id| StackRow { id, parent: None, frame: id }).collect(),
         host_samples: (1..=4).map(|n| tick(u64::from(n), Some(n))).collect(),
         samples: (1..=4).map(|time_ns| SampleRow { time_ns, ..SampleRow::default() }).collect(),

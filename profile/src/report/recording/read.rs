@@ -88,7 +88,8 @@ impl Recording {
         })
         .map_err(sql)?;
         // In the VMM there are no samples of the guest.
-        for (&(vcpu, time_ns), outside) in host.ticks.iter().filter(|(_, tick)| tick.state == VcpuState::Vmm) {
+        for (&(vcpu, time_ns), outside) in host.ticks.iter().filter(|(_, tick)| tick.state == VcpuState::Vmm)
+        {
             *counts.entry((vcpu, VcpuState::Vmm)).or_default() += 1;
             let sample = reader.outside(vcpu, time_ns, VcpuState::Vmm, outside);
             chosen.push((Weight::State(VcpuState::Vmm), sample));

@@ -176,22 +176,24 @@ fn guest_and_host_divide_the_time_of_a_vcpu_that_leaves_the_guest() {
     let ns = |value: &Value| value.as_u64().unwrap() as f64;
     let place = |name: &str| report["places"].as_array().unwrap().iter().find(|row| row["place"] == name);
     let number = |name: &str, key: &str| place(name).unwrap()[key].as_f64().unwrap();
-    // The clock counts KVM's work between two stays in the guest as time in the guest.
-    for (places, state) in [(&["vmm"][..], "vmm"), (&["waiting"], "waiting"), (&["guest", "kvm"], "guest")] {
-        let sum = |key| places.iter().map(|name| number(name, key)).sum::<f64>();
-        let clock = ns(&vcpu["states"][state]) / (ns(&vcpu["wall_ns"]) - ns(&vcpu["states"]["paused"]));
-        // A wait that is short is not seen by every tick.
-        let (low, high) = (sum("share_low") - 0.02, sum("share_high") + 0.02);
-        assert!((low..high).contains(&clock), "{state}: {clock} is not in {low} to {high}: {vcpu}");
-    }
-    assert!(number("vmm", "samples") > 50.0 && number("kvm", "samples") > 50.0, "{report}");
+    let shares: f64 = ["guest", "kvm", "vmm", "waiting", "halted"].map(|name| number(name, "share")).iter().sum();
+    assert!((shares - 1.0).abs() < 1e-6, "{report}");
+    // Of the time on a CPU. The clock counts KVM's work between two stays in the guest as time in the guest.
+    let of_clock = |state: &str| ns(&vcpu["states"][state]);
+    let clock = of_clock("vmm") / (of_clock("vmm") + of_clock("guest"));
+    let part = |key: &str| number("vmm", key) / (1.0 - number("waiting", "share") - number("halted", "share"));
+    // Other programs take the CPU more often in one than in the other.
+    let (low, high) = (part("share_low") - 0.1, part("share_high") + 0.1);
+    assert!((low..high).contains(&clock), "{clock} is not in {low} to {high}: {vcpu} {report}");
+    assert!(number("vmm", "samples") > 20.0 && number("kvm", "samples") > 20.0, "{report}");
     let functions = report["functions"].as_array().unwrap();
     let has = |kind: &str, name: &str| {
         let is = |row: &&Value| row["kind"] == kind && row["symbol"].as_str().unwrap().contains(name);
         assert!(functions.iter().any(|row| is(&row)), "{name}: {report}");
     };
     has("kernel", "kvm_arch_vcpu_ioctl_run");
-    has("user", "vmm::vcpu");
+    has("user", "ioctl");
+    has("user", "vmm::");
     let folded = stdout(&ask("export", &["--host", "--format", "folded"]));
     for root in ["vCPU 0;[host: kvm];", "vCPU 0;[host: vmm];", "vCPU 0;[unknown];"] {
         assert!(folded.lines().any(|line| line.starts_with(root)), "{root}: {folded}");

@@ -24,7 +24,7 @@ pub enum HostState {
     Kvm,
     /// The guest is halted, or has not been started.
     Halted,
-    /// The thread waits for a CPU of the host.
+    /// The thread waits for a CPU of the host, in KVM_RUN or in the VMM.
     Waiting,
     /// In the VMM, or in KVM_RUN for a page of the guest's memory.
     Vmm,

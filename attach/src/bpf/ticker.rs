@@ -107,14 +107,15 @@ impl TickMeaning {
 
 impl TickMeaning {
     /// Returns the place of the thread outside of the guest; `None` for a tick in the guest, and for one that
-    /// no time is counted by.
-    fn outside(self, finding: ThreadFinding) -> Option<FoundOutside> {
+    /// no time is counted by. `preempted` is true if vprof has taken the thread's CPU.
+    fn outside(self, finding: ThreadFinding, preempted: bool) -> Option<FoundOutside> {
         let on_cpu = matches!(finding, ThreadFinding::Kvm | ThreadFinding::Vmm);
         let state = match self {
             Self::Sample { activity: Activity::Halted | Activity::NotStarted, .. } => HostState::Halted,
             Self::Sample { waiting: true, .. } => HostState::Waiting,
             // A vCPU whose CPU vprof has taken was in the guest.
             Self::Sample { .. } => Some(HostState::Kvm).filter(|_| finding == ThreadFinding::Kvm)?,
+            Self::Miss(MissReason::InVmm) if finding == ThreadFinding::Queued && !preempted => HostState::Waiting,
             Self::Miss(MissReason::InVmm | MissReason::BlockedInVmm) => HostState::Vmm,
             Self::Miss(MissReason::Paused | MissReason::NotRun | MissReason::Traced) | Self::Gone => {
                 return None;
@@ -163,7 +164,7 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         }
         let now_ns = state.time_ns.max(due_ns);
         let meaning = TickMeaning::new(finding, &state, pause.is_some());
-        if let Some(found) = meaning.outside(finding) {
+        if let Some(found) = meaning.outside(finding, state.preempted != 0) {
             self.vm.add_host_tick(self.index, (now_ns, state.time_ns), found);
         }
         match meaning {
@@ -259,7 +260,7 @@ mod tests {
     #[test]
     fn a_thread_is_outside_of_the_guest_where_a_clock_counts_its_time() {
         let outside = |finding, in_run, mp_state| {
-            let found = meaning(finding, in_run, mp_state).outside(finding);
+            let found = meaning(finding, in_run, mp_state).outside(finding, false);
             found.map(|found| (found.state, found.on_cpu))
         };
         use ThreadFinding::{Blocked, Elsewhere, Gone, Guest, Kvm, Queued, Vmm};
@@ -268,14 +269,16 @@ mod tests {
         assert_eq!(outside(Kvm, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, true)));
         assert_eq!(outside(Vmm, false, 0), Some((HostState::Vmm, true)));
         assert_eq!(outside(Queued, true, 0), Some((HostState::Waiting, false)));
-        assert_eq!(outside(Queued, false, 0), Some((HostState::Vmm, false)));
+        assert_eq!(outside(Queued, false, 0), Some((HostState::Waiting, false)));
         assert_eq!(outside(Blocked, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, false)));
         assert_eq!(outside(Blocked, true, 0), Some((HostState::Vmm, false)), "on a page");
         assert_eq!([outside(Elsewhere, true, 0), outside(Gone, true, 0)], [None; 2]);
         let taken = RawState { in_run: 1, preempted: 1, ..RawState::default() };
-        assert_eq!(TickMeaning::new(Queued, &taken, false).outside(Queued), None, "vprof has taken its CPU");
+        assert_eq!(TickMeaning::new(Queued, &taken, false).outside(Queued, true), None, "vprof took its CPU");
+        let in_vmm = TickMeaning::new(Queued, &RawState { in_run: 0, ..taken }, false).outside(Queued, true);
+        assert_eq!(in_vmm, Some(FoundOutside { state: HostState::Vmm, on_cpu: false }));
         let paused = TickMeaning::new(Blocked, &RawState::default(), true);
-        assert_eq!(paused.outside(Blocked), None);
+        assert_eq!(paused.outside(Blocked, false), None);
     }
 
     #[test]

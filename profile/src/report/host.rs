@@ -48,6 +48,13 @@ pub(super) struct HostTick {
     pub stack: u32,
 }
 
+impl HostTick {
+    /// Returns true if the tick may have no sample: in the VMM, on a CPU, blocked, or waiting for a CPU.
+    pub(super) fn may_lack_sample(&self) -> bool {
+        matches!(self.state, VcpuState::Vmm | VcpuState::Waiting)
+    }
+}
+
 /// Ticks outside of the guest.
 #[derive(Debug, Default)]
 pub(super) struct HostTicks {
@@ -319,14 +326,15 @@ impl HostReport {
     }
 }
 
-/// Returns the place of the thread at each tick: those with a sample, and those in the VMM.
+/// Returns the place of the thread at each tick: those with a sample, and those in the VMM, which have none.
 fn places(
     connection: &Connection,
     filter: &Filter,
     host: &HostTicks,
 ) -> rusqlite::Result<BTreeMap<(u8, u64), ThreadPlace>> {
-    let in_vmm = host.ticks.iter().filter(|(_, tick)| tick.state == VcpuState::Vmm);
-    let mut places: BTreeMap<_, _> = in_vmm.map(|(key, _)| (*key, ThreadPlace::Vmm)).collect();
+    let in_vmm = host.ticks.iter().filter(|(_, tick)| tick.may_lack_sample());
+    let mut places: BTreeMap<_, _> =
+        in_vmm.map(|(key, tick)| (*key, ThreadPlace::new(tick.state, true))).collect();
     let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
     let mut statement = connection.prepare(
         "SELECT vcpu, time_ns, vcpu_state FROM sample \

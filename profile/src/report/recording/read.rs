@@ -1,6 +1,6 @@
 //! Reads a [`Recording`].
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use rusqlite::Connection;
 
@@ -61,6 +61,8 @@ impl Recording {
         let mut all = ticks(&tables, &spans);
         let mut chosen: Vec<(Weight, RecordedSample)> = Vec::new();
         let mut counts: HashMap<(u8, VcpuState), u64> = HashMap::new();
+        // Ticks outside of the guest that have a sample.
+        let mut sampled: HashSet<(u8, u64)> = HashSet::new();
         let mut seen = 0;
         Sample::read(profile, &request.filter, (&code, &stacks), |sample| {
             seen += 1;
@@ -71,9 +73,11 @@ impl Recording {
             let state = sample.vcpu_state.unwrap_or(VcpuState::Waiting);
             *counts.entry((sample.vcpu, state)).or_default() += 1;
             let weight = if state == VcpuState::Guest { Weight::Tick(tick) } else { Weight::State(state) };
-            if let Some(outside) = host.ticks.get(&(sample.vcpu, sample.time_ns))
+            let key = (sample.vcpu, sample.time_ns);
+            if let Some(outside) = host.ticks.get(&key)
                 && state != VcpuState::Halted
             {
+                sampled.insert(key);
                 return chosen.push((weight, reader.outside(sample.vcpu, sample.time_ns, state, outside)));
             }
             let charged = Charged::from_mode(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
@@ -88,11 +92,11 @@ impl Recording {
         })
         .map_err(sql)?;
         // In the VMM there are no samples of the guest.
-        for (&(vcpu, time_ns), outside) in host.ticks.iter().filter(|(_, tick)| tick.state == VcpuState::Vmm)
-        {
-            *counts.entry((vcpu, VcpuState::Vmm)).or_default() += 1;
-            let sample = reader.outside(vcpu, time_ns, VcpuState::Vmm, outside);
-            chosen.push((Weight::State(VcpuState::Vmm), sample));
+        let alone = host.ticks.iter().filter(|(key, tick)| tick.may_lack_sample() && !sampled.contains(*key));
+        for (&(vcpu, time_ns), outside) in alone {
+            *counts.entry((vcpu, outside.state)).or_default() += 1;
+            let sample = reader.outside(vcpu, time_ns, outside.state, outside);
+            chosen.push((Weight::State(outside.state), sample));
         }
         let counts = &counts;
         // The time that a tick represents is known once all ticks are read.

@@ -245,13 +245,13 @@ impl Tables {
     }
 
     fn sampling(&self, counted: u64) -> Sampling {
-        let told = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
+        let requested = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         // All vCPUs have one rate, except while it changes.
         let rate_hz = self.rates.values().copied().reduce(f64::max);
         let sum = |of: fn(&VcpuRow) -> u64| self.vcpus.values().map(of).sum();
         Sampling {
             on: rate_hz.is_none_or(|rate| rate > 0.0),
-            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(told),
+            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(requested),
             clock: self.meta.get("clock").cloned().unwrap_or_default(),
             samples: sum(|row| row.samples),
             lost: sum(|row| row.lost),

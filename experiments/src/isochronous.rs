@@ -17,9 +17,8 @@ const ABOUT: &str = "\
 The audio tool *vat* processed a frame every 22.5 ms. A clock of 10 ms met only four points of its period, so its CPU
 time had flat and steep regions of about 30 s each instead of a straight line.
 
-`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of a kernel with
-`CONFIG_HZ=250` and the 20 us by which such programs drift. The paper's 10 ms clock is not available: Debian's kernels
-for amd64, 5.10 to 6.12, have `CONFIG_HZ=250`.";
+`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of Debian's kernels, which
+have `CONFIG_HZ=250` and no 10 ms clock, and the 20 us by which such programs drift.";
 
 const DISCUSSION: &str = "\
 On current Linux getrusage is exact, while `/proc/stat` and every tool that shows how busy CPUs are count ticks.

@@ -25,20 +25,16 @@ const SCRIPT: &str = "latency --seconds 0.1";
 
 const ABOUT: &str = "\
 P. Chubb, *Micro-State Accounting for Linux*, measures with lmbench the cost of his accounting, which reads a clock at
-each system call and each switch. His figures are of an IA64 machine at 900 MHz with a kernel for two processors (2.5.72
-and 2.5.72msa, means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the
-smallest mean counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the
-cost of pipes without a switch is subtracted.";
+each system call and each switch: on an IA64 machine at 900 MHz with a kernel for two processors (2.5.72 and 2.5.72msa,
+means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the smallest mean
+counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the cost of pipes
+without a switch is subtracted.";
 
 const LEFT_OUT: &str = "\
-Not measured:
+Differences from the paper:
 
-- memory latencies and bandwidths of copies in memory: an emulated processor has no caches to miss, and neither touches
-  the kernel;
-- RPC and HTTP: this image has no servers of them, and they add a library to the rows of UDP and TCP.
-
-Other differences from the paper:
-
+- Not measured are memory latencies and bandwidths of copies in memory, which do not touch the kernel, as an emulated
+  processor has no caches to miss; and RPC and HTTP, which add a library to UDP and TCP.
 - An array (4 to 64 KiB) costs the pages that are looked up again after a switch, and no cache lines.
 - lmbench subtracts the signal from the protection fault; here the paper's two are added.
 - The mapped file has 4 MiB, a tenth of which is touched; the paper does not give its size. Files are on ext4.

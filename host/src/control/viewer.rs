@@ -1,4 +1,4 @@
-//! Client of the socket for a program that takes one snapshot after the other, and waits for other things, too.
+//! Client of the socket for a program that takes one snapshot after the other, and waits for other things.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;

@@ -1,4 +1,4 @@
-//! The types in docs/json.md, in a part of the notation of TypeScript, and values that are compared with them.
+//! The types in docs/json.md, in a part of the notation of TypeScript, and values compared with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,6 +22,9 @@ impl Type {
     }
 }
 
+/// Difference of a value from its type.
+struct Mismatch(String);
+
 /// All declarations of a document.
 #[derive(Debug)]
 pub struct Types(BTreeMap<String, Type>);
@@ -41,7 +44,7 @@ impl Types {
     /// Compares a value with the type of this name. A member that is not described must not be there.
     pub fn check(&self, value: &Value, name: &str) {
         if let Err(mismatch) = self.matches(value, self.declared(name), name) {
-            panic!("{mismatch}");
+            panic!("{}", mismatch.0);
         }
     }
 
@@ -49,9 +52,9 @@ impl Types {
         self.0.get(name).unwrap_or_else(|| panic!("docs/json.md has no type {name}"))
     }
 
-    fn matches(&self, value: &Value, expected: &Type, at: &str) -> Result<(), String> {
+    fn matches(&self, value: &Value, expected: &Type, at: &str) -> Result<(), Mismatch> {
         let is = |fits: bool| {
-            if fits { Ok(()) } else { Err(format!("{at} is not of type {expected:?}: {value}")) }
+            if fits { Ok(()) } else { Err(Mismatch(format!("{at} is not of type {expected:?}: {value}"))) }
         };
         match expected {
             Type::Name(name) => match name.as_str() {
@@ -75,7 +78,7 @@ impl Types {
                 let (found, described): (BTreeSet<_>, BTreeSet<_>) =
                     (object.keys().collect(), members.keys().collect());
                 if found != described {
-                    return Err(format!("{at} has the members {found:?}, not {described:?}"));
+                    return Err(Mismatch(format!("{at} has the members {found:?}, not {described:?}")));
                 }
                 let mut members = members.iter();
                 members.try_for_each(|(name, member)| {

@@ -34,7 +34,7 @@ impl RemoteRun {
 impl WatchedRun for RemoteRun {
     async fn next(&mut self) -> RunEvent {
         match self.viewer.next().await {
-            Ok(viewer::Event::Look(snapshot)) => RunEvent::Snapshot(snapshot),
+            Ok(viewer::Event::Snapshot(snapshot)) => RunEvent::Snapshot(snapshot),
             Ok(viewer::Event::Refused(sentence)) => RunEvent::Message(escaped(&sentence).into_owned()),
             Ok(viewer::Event::Ended) => RunEvent::Ended("the run has ended".to_owned()),
             Err(ControlError::Talk(error)) => {

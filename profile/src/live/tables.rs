@@ -75,7 +75,7 @@ struct ExitHistory {
     count: u64,
     total_ns: u64,
     seconds: f64,
-    told_ns: u64,
+    reported_ns: u64,
 }
 
 /// Instance row id and thread id.
@@ -160,12 +160,12 @@ impl Tables {
             count: 0,
             total_ns: 0,
             seconds: 0.0,
-            told_ns: 0,
+            reported_ns: 0,
         });
         history.count = row.count.saturating_sub(history.row.count);
         history.total_ns = row.total_ns.saturating_sub(history.row.total_ns);
-        history.seconds = seconds(now_ns.saturating_sub(history.told_ns));
-        history.told_ns = now_ns;
+        history.seconds = seconds(now_ns.saturating_sub(history.reported_ns));
+        history.reported_ns = now_ns;
         // The buckets are the largest part, and a snapshot does not need them.
         history.row = ExitRow { times: Vec::new(), ..row.clone() };
     }
@@ -245,13 +245,13 @@ impl Tables {
     }
 
     fn sampling(&self, counted: u64) -> Sampling {
-        let told = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
+        let requested = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         // All vCPUs have one rate, except while it changes.
         let rate_hz = self.rates.values().copied().reduce(f64::max);
         let sum = |of: fn(&VcpuRow) -> u64| self.vcpus.values().map(of).sum();
         Sampling {
             on: rate_hz.is_none_or(|rate| rate > 0.0),
-            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(told),
+            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(requested),
             clock: self.meta.get("clock").cloned().unwrap_or_default(),
             samples: sum(|row| row.samples),
             lost: sum(|row| row.lost),
@@ -294,7 +294,9 @@ impl Tables {
                 *column = column.plus(&row.states.map(|ns| rounded(ns as f64 * within)));
             }
         }
-        columns.iter().rev().map(|states| parts(states).into_iter().map(|(_, part)| part).collect()).collect()
+        // Four digits: a long history of many vCPUs fits into a line.
+        let short = |(_, part): (String, f64)| (part * 1e4).round() / 1e4;
+        columns.iter().rev().map(|states| parts(states).into_iter().map(short).collect()).collect()
     }
 
     fn programs(
@@ -402,9 +404,11 @@ impl Tables {
 
     fn exits(&self, rows: usize) -> Vec<ExitRate> {
         // Exits without a new row have not grown.
-        let latest = self.exits.values().map(|history| history.told_ns).max().unwrap_or(0);
+        let latest = self.exits.values().map(|history| history.reported_ns).max().unwrap_or(0);
         let mut sums: BTreeMap<ExitKey, (u64, u64, f64)> = BTreeMap::new();
-        for history in self.exits.values().filter(|history| history.told_ns == latest && history.count > 0) {
+        for history in
+            self.exits.values().filter(|history| history.reported_ns == latest && history.count > 0)
+        {
             let key = (history.row.reason.clone(), history.row.address, history.row.device.clone());
             let (count, total_ns, s) = sums.entry(key).or_default();
             (*count, *total_ns, *s) = (*count + history.count, *total_ns + history.total_ns, history.seconds);

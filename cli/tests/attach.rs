@@ -176,12 +176,14 @@ fn guest_and_host_divide_the_time_of_a_vcpu_that_leaves_the_guest() {
     let ns = |value: &Value| value.as_u64().unwrap() as f64;
     let place = |name: &str| report["places"].as_array().unwrap().iter().find(|row| row["place"] == name);
     let number = |name: &str, key: &str| place(name).unwrap()[key].as_f64().unwrap();
-    let shares: f64 = ["guest", "kvm", "vmm", "waiting", "halted"].map(|name| number(name, "share")).iter().sum();
+    let shares: f64 =
+        ["guest", "kvm", "vmm", "waiting", "halted"].map(|name| number(name, "share")).iter().sum();
     assert!((shares - 1.0).abs() < 1e-6, "{report}");
     // Of the time on a CPU. The clock counts KVM's work between two stays in the guest as time in the guest.
     let of_clock = |state: &str| ns(&vcpu["states"][state]);
     let clock = of_clock("vmm") / (of_clock("vmm") + of_clock("guest"));
-    let part = |key: &str| number("vmm", key) / (1.0 - number("waiting", "share") - number("halted", "share"));
+    let part =
+        |key: &str| number("vmm", key) / (1.0 - number("waiting", "share") - number("halted", "share"));
     // Other programs take the CPU more often in one than in the other.
     let (low, high) = (part("share_low") - 0.1, part("share_high") + 0.1);
     assert!((low..high).contains(&clock), "{clock} is not in {low} to {high}: {vcpu} {report}");

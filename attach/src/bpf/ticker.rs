@@ -115,7 +115,9 @@ impl TickMeaning {
             Self::Sample { waiting: true, .. } => HostState::Waiting,
             // A vCPU whose CPU vprof has taken was in the guest.
             Self::Sample { .. } => Some(HostState::Kvm).filter(|_| finding == ThreadFinding::Kvm)?,
-            Self::Miss(MissReason::InVmm) if finding == ThreadFinding::Queued && !preempted => HostState::Waiting,
+            Self::Miss(MissReason::InVmm) if finding == ThreadFinding::Queued && !preempted => {
+                HostState::Waiting
+            }
             Self::Miss(MissReason::InVmm | MissReason::BlockedInVmm) => HostState::Vmm,
             Self::Miss(MissReason::Paused | MissReason::NotRun | MissReason::Traced) | Self::Gone => {
                 return None;

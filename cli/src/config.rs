@@ -294,18 +294,19 @@ fn suggestion<'a>(wanted: &str, names: impl Iterator<Item = &'a str>) -> String 
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error;
+
     use clap::{CommandFactory, FromArgMatches};
 
     use super::*;
     use crate::args::{self, Cli};
 
-    fn parsed(text: &str, line: &[&str]) -> Result<Cli, String> {
+    fn parsed(text: &str, line: &[&str]) -> Result<Cli, Box<dyn Error>> {
         let (command, faults) = with_defaults(Cli::command(), text);
-        if let Some(fault) = faults.first() {
-            return Err(fault.to_string());
+        if let Some(fault) = faults.into_iter().next() {
+            return Err(fault.to_string().into());
         }
-        let matches = command.try_get_matches_from(line).map_err(|error| error.to_string())?;
-        Cli::from_arg_matches(&matches).map_err(|error| error.to_string())
+        Ok(Cli::from_arg_matches(&command.try_get_matches_from(line)?)?)
     }
 
     fn run(text: &str, line: &[&str]) -> Box<args::RunArgs> {
@@ -373,7 +374,7 @@ mod tests {
             ("[run]\n\nrate = ", "line 3"),
             ("[run]\n\"\\u001b\" = 1", "[run] \\x1b: there is no such option"),
         ] {
-            let error = parsed(file, &["vprof", "doctor"]).unwrap_err();
+            let error = parsed(file, &["vprof", "doctor"]).unwrap_err().to_string();
             assert!(error.contains(said) && !error.contains('\u{1b}'), "{file:?}: {error}");
         }
     }
@@ -403,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_value_that_the_option_refuses_is_refused() {
-        let error = parsed("[run]\nrate = 1000000", &["vprof", "run", "x.img"]).unwrap_err();
+        let error = parsed("[run]\nrate = 1000000", &["vprof", "run", "x.img"]).unwrap_err().to_string();
         assert!(error.contains("0.1 to 50000"), "{error}");
     }
 

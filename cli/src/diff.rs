@@ -8,6 +8,7 @@ use profile::diff::{Diff, GrowthLimit};
 use profile::report::SharesBy;
 use profile::{Filter, Profile};
 use text::clean::escaped;
+use text::units::rounded;
 
 use crate::args::{DEFAULT_PROFILE, DiffArgs, OLDER_PROFILE};
 use crate::errors::{Error, ExitCode, UsageError};
@@ -101,8 +102,8 @@ fn flamegraph(
     let mut stacks: BTreeMap<String, (u64, u64)> = BTreeMap::new();
     for row in &diff.rows {
         let sums = stacks.entry(escaped(&row.key.name).into_owned()).or_default();
-        sums.0 += whole(row.share.before * us);
-        sums.1 += whole(row.share.after * us);
+        sums.0 += rounded(row.share.before * us);
+        sums.1 += rounded(row.share.after * us);
     }
     let mut output = OutputTarget::open(path, force)?;
     let stacks = stacks.into_iter().map(|(stack, (before, after))| (stack, before, after));
@@ -113,14 +114,4 @@ fn flamegraph(
         Err(ExportError::Write(source)) => Err(output.error(source)),
         Err(error) => Err(error.into()),
     }
-}
-
-/// Rounds to the nearest whole number.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative; the cast saturates"
-)]
-fn whole(us: f64) -> u64 {
-    us.round() as u64
 }

@@ -1,19 +1,19 @@
 //! Long recordings: memory and file of a vprof that attaches at 1,000 Hz, on this machine, and of one that
 //! runs a guest with exact mode and task-state sampling, on an emulated host.
 
+use std::cell::RefCell;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use profile::store::{Profile, Value};
 use vmm::{Machine, Unobserved, VmConfig};
-use vprof_tests::{KvmHost, on_kvm_host, vprof};
+use vprof_tests::{KvmHost, once_on_kvm_host, vprof};
 
 use crate::document::DocumentSection;
 use crate::plot::{LinePlot, PlotLine};
@@ -23,6 +23,10 @@ use crate::table::MarkdownTable;
 const PART: Duration = Duration::from_secs(20 * 60);
 /// Length of a spell: one recording on one emulated host, whose emulation fails after some time.
 const SPELL: Duration = Duration::from_secs(10 * 60);
+/// Least length of a spell that counts although the emulation failed before its end, min.
+const SHORTEST_SPELL: f64 = 3.0;
+/// Number of shorter ones with which the recording ends.
+const MANY_SHORT: u32 = 20;
 /// Interval between two measurements.
 const INTERVAL: Duration = Duration::from_secs(20);
 /// Time in which caches and pools fill: growth is judged after it, as a part of the whole.
@@ -55,9 +59,9 @@ A profiler that runs for weeks must not grow. `vprof attach` samples a guest on 
 bytes of code that write to memory without an end. Memory is that of all processes of vprof; the file is the profile
 with its write-ahead log, with `--max-size 256M`.";
 const ABOUT_EXACT: &str = "\
-`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 1,000 Hz. The guest reads files,
+`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 100 Hz. The guest reads files,
 starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the guest's. As the
-emulation fails after some time, the recording consists of spells of 10 minutes, each on a new host.";
+emulation fails after some time, the recording consists of spells of at most 10 minutes, each on a new host.";
 
 /// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]
@@ -94,16 +98,20 @@ impl Growth {
     }
 }
 
-/// Returns the growth of a line after its warm-up per hour, by least squares, and its greatest value.
-fn slope_and_peak(points: &[(f64, f64)]) -> (f64, f64) {
-    let end = points.last().map_or(0.0, |point| point.0);
-    let late: Vec<_> = points.iter().filter(|point| point.0 >= end * WARM_UP).collect();
-    let count = late.len() as f64;
-    let mean = |value: fn(&(f64, f64)) -> f64| late.iter().map(|point| value(point)).sum::<f64>() / count;
-    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
-    let covariance: f64 = late.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
-    let variance: f64 = late.iter().map(|point| (point.0 - x).powi(2)).sum();
-    (covariance / variance * 60.0, points.iter().map(|point| point.1).fold(0.0, f64::max))
+/// Returns the growth per hour that all lines have in common after their warm-ups, by least squares with a
+/// level for each line, and their greatest value. Times are in minutes.
+fn slope_and_peak<'a>(lines: impl Iterator<Item = &'a Vec<(f64, f64)>>) -> (f64, f64) {
+    let (mut covariance, mut variance, mut peak) = (0.0, 0.0, 0.0_f64);
+    for points in lines {
+        let late: Vec<_> = points.iter().filter(|point| point.0 >= end(points) * WARM_UP).collect();
+        let count = late.len() as f64;
+        let mean = |value: fn(&(f64, f64)) -> f64| late.iter().map(|point| value(point)).sum::<f64>() / count;
+        let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+        covariance += late.iter().map(|point| (point.0 - x) * (point.1 - y)).sum::<f64>();
+        variance += late.iter().map(|point| (point.0 - x).powi(2)).sum::<f64>();
+        peak = points.iter().map(|point| point.1).fold(peak, f64::max);
+    }
+    (covariance / variance * 60.0, peak)
 }
 
 /// Runs the guest that is attached to, until this process is killed.
@@ -204,17 +212,18 @@ pub fn attached(runs: usize) -> Result<DocumentSection> {
     ))
 }
 
-/// Records one spell.
-fn spell(host: &mut KvmHost, length: Duration) -> Result<Growth> {
+/// Records one spell into `growth`, which has what was measured if the host fails.
+fn spell(host: &mut KvmHost, growth: &RefCell<Growth>) -> Result<()> {
     let run = host.vprof(&format!(
-        "run /dev/vdb --read-only --host kvm -m 256M --exact --max-size {MAX_SIZE} -F 1000 -- sh -c '{WORK}'"
+        "run /dev/vdb --read-only --host kvm -m 256M --exact --max-size {MAX_SIZE} -F 100 -- sh -c '{WORK}'"
     ));
     host.wait_for_output(&run, "ready");
     let (pid, profile) = (host.pid(&run), run.profile());
-    let (mut growth, begin) = (Growth::default(), Instant::now());
-    while begin.elapsed() < length {
+    let begin = Instant::now();
+    while begin.elapsed() < SPELL {
         let output = host.must(&format!("set -- {pid} {profile}{MEASURE}"));
-        if let Err(error) = growth.add_output(begin.elapsed().as_secs_f64() / 60.0, &output) {
+        let minutes = begin.elapsed().as_secs_f64() / 60.0;
+        if let Err(error) = growth.borrow_mut().add_output(minutes, &output) {
             let directory = profile.trim_end_matches("/out.vprof");
             let last = host.must(&format!("tail -n 20 {directory}/stderr {directory}/stdout"));
             return Err(error.context(last));
@@ -225,7 +234,7 @@ fn spell(host: &mut KvmHost, length: Duration) -> Result<Growth> {
     let ended = host.finish(run);
     ensure!(ended.status.success(), "{}: {}", ended.status, ended.stderr);
     ensure!(ended.number("SELECT count(*) FROM sample") > 1_000.0, "{}", ended.stderr);
-    Ok(growth)
+    Ok(())
 }
 
 /// Runs a guest in exact mode for `runs` times 20 minutes, in spells.
@@ -233,19 +242,28 @@ fn spell(host: &mut KvmHost, length: Duration) -> Result<Growth> {
 /// # Errors
 /// A vprof ends early, or records nothing.
 pub fn exact(runs: usize) -> Result<DocumentSection> {
-    let spells = runs * usize::try_from(PART.as_secs() / SPELL.as_secs())?;
-    let mut growth = Vec::with_capacity(spells);
-    while growth.len() < spells {
-        let result = Mutex::new(None);
-        on_kvm_host(|host| {
-            let recorded = spell(host, SPELL);
-            *result.lock().expect("one thread") = Some(recorded);
+    let wanted = runs as f64 * PART.as_secs_f64() / 60.0;
+    let (mut recordings, mut short) = (Vec::<Growth>::new(), 0);
+    let minutes = |recordings: &[Growth]| recordings.iter().map(|growth| end(&growth.memory)).sum::<f64>();
+    while minutes(&recordings) < wanted {
+        let (growth, result) = (RefCell::new(Growth::default()), RefCell::new(Ok(())));
+        let ended = once_on_kvm_host(|host| {
+            let recorded = spell(host, &growth);
+            *result.borrow_mut() = recorded;
         });
-        growth.push(result.into_inner().expect("one thread").context("the host did not come up")??);
-        eprintln!("soak-exact: {} of {spells} spells", growth.len());
+        result.into_inner()?;
+        let growth = growth.into_inner();
+        if end(&growth.memory) >= SHORTEST_SPELL {
+            recordings.push(growth);
+        } else {
+            short += 1;
+            ensure!(short < MANY_SHORT, "the emulated host fails early, {short} times");
+        }
+        let how = if ended.is_ok() { "" } else { ", the emulation failed" };
+        eprintln!("soak-exact: {:.0} of {wanted:.0} minutes{how}", minutes(&recordings));
     }
     let plots = ["soak-exact-memory", "soak-exact-file"];
-    Ok(section("Memory and file of a long run in exact mode", ABOUT_EXACT, plots, &growth))
+    Ok(section("Memory and file of a long run in exact mode", ABOUT_EXACT, plots, &recordings))
 }
 
 /// Makes the section of recordings that followed each other, with plots of these names: memory, file.
@@ -256,8 +274,8 @@ fn section(title: &str, about: &str, plots: [&'static str; 2], recordings: &[Gro
         "file, peak",
         "file, growth per hour",
     ]);
-    let memory = mean_and_peak(recordings, |growth| &growth.memory);
-    let file = mean_and_peak(recordings, |growth| &growth.file);
+    let memory = slope_and_peak(recordings.iter().map(|growth| &growth.memory));
+    let file = slope_and_peak(recordings.iter().map(|growth| &growth.file));
     table.row([
         format!("{:.1} MiB", memory.1),
         format!("{:+.1} MiB", memory.0),
@@ -287,13 +305,6 @@ fn section(title: &str, about: &str, plots: [&'static str; 2], recordings: &[Gro
 
 fn end(points: &[(f64, f64)]) -> f64 {
     points.last().map_or(0.0, |point| point.0)
-}
-
-/// Returns the mean growth per hour of all recordings, and their greatest value.
-fn mean_and_peak(recordings: &[Growth], line: fn(&Growth) -> &Vec<(f64, f64)>) -> (f64, f64) {
-    let each: Vec<_> = recordings.iter().map(|growth| slope_and_peak(line(growth))).collect();
-    let mean = each.iter().map(|(slope, _)| slope).sum::<f64>() / each.len() as f64;
-    (mean, each.iter().map(|(_, peak)| *peak).fold(0.0, f64::max))
 }
 
 /// Returns a line of all recordings, each after the end of the one before.
@@ -326,9 +337,9 @@ mod tests {
     fn growth_is_measured_after_the_warm_up() {
         let flat = |minute: f64| (minute, if minute < 10.0 { minute * 4.0 } else { 40.0 });
         let minutes = (0..=60).map(f64::from);
-        let (slope, peak) = slope_and_peak(&minutes.clone().map(flat).collect::<Vec<_>>());
+        let (slope, peak) = slope_and_peak([minutes.clone().map(flat).collect()].iter());
         assert!(slope.abs() < 1e-9 && (peak - 40.0).abs() < 1e-9, "{slope} {peak}");
-        let (slope, _) = slope_and_peak(&minutes.map(|minute| (minute, minute / 2.0)).collect::<Vec<_>>());
+        let (slope, _) = slope_and_peak([minutes.map(|minute| (minute, minute / 2.0)).collect()].iter());
         assert!((slope - 30.0).abs() < 1e-9, "{slope}");
     }
 
@@ -339,7 +350,7 @@ mod tests {
             Growth { memory: memory.collect(), file: Vec::new() }
         };
         let both = [growth(1.0), growth(3.0)];
-        let (mean, peak) = mean_and_peak(&both, |growth| &growth.memory);
+        let (mean, peak) = slope_and_peak(both.iter().map(|growth| &growth.memory));
         assert!((mean - 120.0).abs() < 1e-9 && (peak - 37.0).abs() < 1e-9, "{mean} {peak}");
         let row = in_a_row(&both, |growth| &growth.memory);
         assert_eq!((row.len(), row[10], row[11]), (22, (10.0, 17.0), (10.0, 7.0)));

@@ -15,6 +15,7 @@ use fxprof_processed_profile::{
 use profile::report::{RecordedSample, Recording};
 use profile::rows::{FrameKind, Mode};
 use text::clean::escaped;
+use text::units::rounded;
 
 use crate::names::symbol;
 use crate::{ExportError, Request};
@@ -136,7 +137,7 @@ impl<'a> Writer<'a> {
 
     fn sample(&mut self, sample: &RecordedSample) {
         let busy = if sample.mode == Mode::Idle { 0.0 } else { sample.weight_ns };
-        let cpu = CpuDelta::from_nanos(nanos(busy));
+        let cpu = CpuDelta::from_nanos(rounded(busy));
         let time = timestamp(sample.time_ns);
         if let Some(&thread) = self.vcpus.get(&sample.vcpu) {
             let stack = self.stack(thread, Some(sample.owner), sample);
@@ -218,7 +219,7 @@ impl<'a> Writer<'a> {
         for event in &self.recording.events {
             let name = self.profile.intern_string(&escaped(&event.kind));
             let text = self.profile.intern_string(&escaped(&event.text));
-            let time = MarkerTiming::Instant(timestamp(nanos(event.time_s * 1e9)));
+            let time = MarkerTiming::Instant(timestamp(rounded(event.time_s * 1e9)));
             self.profile.add_marker(thread, time, EventMarker { name, text });
         }
     }
@@ -266,11 +267,5 @@ fn timestamp(ns: u64) -> Timestamp {
 
 /// Returns the mean time between two samples, ns.
 fn interval_ns(rate_hz: f64) -> u64 {
-    if rate_hz > 0.0 { nanos(1e9 / rate_hz) } else { 1_000_000 }
-}
-
-/// Returns the nearest whole number.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
-fn nanos(ns: f64) -> u64 {
-    ns.round() as u64
+    if rate_hz > 0.0 { rounded(1e9 / rate_hz) } else { 1_000_000 }
 }

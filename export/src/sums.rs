@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use profile::report::Recording;
+use text::units::rounded;
 
 use crate::{Count, Root, names};
 
@@ -23,15 +24,10 @@ impl Sum {
     }
 
     /// Returns a whole number: samples or us, at least 1.
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "rounded and not negative; the cast saturates"
-    )]
     pub(crate) fn number(self, count: Count) -> u64 {
         match count {
             Count::Samples => self.samples,
-            Count::Time => (self.ns / 1e3).round() as u64,
+            Count::Time => rounded(self.ns / 1e3),
         }
         .max(1)
     }

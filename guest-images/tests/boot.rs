@@ -27,6 +27,11 @@ struct ImageGuest {
     append: &'static str,
 }
 
+/// A guest that did not end within the limit.
+struct HungGuest {
+    console: String,
+}
+
 struct GuestEnd {
     /// Low seven bits, which QEMU reports, of the guest's write to the exit port; `None` if the guest powered
     /// off without such a write.
@@ -54,15 +59,14 @@ impl ImageGuest {
         for _ in 0..REPEATS {
             match self.boot_once() {
                 Ok(ended) => return ended,
-                Err(console) => repeated(EmulationFailure::Frozen, &console),
+                Err(hung) => repeated(EmulationFailure::Frozen, &hung.console),
             }
         }
         self.boot_once()
-            .unwrap_or_else(|console| panic!("the guest did not end within {LIMIT} s:\n{console}"))
+            .unwrap_or_else(|hung| panic!("the guest did not end within {LIMIT} s:\n{}", hung.console))
     }
 
-    /// Runs the guest to its end. The error is the console of a guest that hangs.
-    fn boot_once(&self) -> Result<GuestEnd, String> {
+    fn boot_once(&self) -> Result<GuestEnd, HungGuest> {
         let directory = tempfile::tempdir().unwrap();
         let (kernel, initrd) = (directory.path().join("vmlinuz"), directory.path().join("initrd"));
         dump(&self.image, "/boot/vmlinuz", &kernel);
@@ -97,7 +101,7 @@ impl ImageGuest {
         // isa-debug-exit ends QEMU with 2 * value + 1, of which eight bits arrive; power-off ends it with 0.
         let status = match output.status.code().unwrap() {
             0 => None,
-            124 => return Err(console),
+            124 => return Err(HungGuest { console }),
             code => Some(u8::try_from((code - 1) / 2).unwrap()),
         };
         Ok(GuestEnd { status, console })

@@ -150,7 +150,7 @@ fn has_lock(process: &Path, descriptor: &std::ffi::OsStr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{BufRead, BufReader, Write};
+    use std::io::{self, BufRead, BufReader, Write};
     use std::process::{Child, Command, Stdio};
 
     use super::*;
@@ -198,8 +198,8 @@ mod tests {
     struct Qemu(Child);
 
     impl Qemu {
-        /// Starts QEMU and waits until it has opened the disk; on failure its messages.
-        fn start(mut program: Command, disk: &Path, options: &str) -> Result<Self, String> {
+        /// Starts QEMU and waits until it has opened the disk; the error has its messages.
+        fn start(mut program: Command, disk: &Path, options: &str) -> io::Result<Self> {
             let drive = format!("if=none,id=d,format=raw,file={}{options}", disk.display());
             program.args([
                 "-M",
@@ -225,7 +225,7 @@ mod tests {
                 return Ok(Self(child));
             }
             let output = child.wait_with_output().unwrap();
-            Err(String::from_utf8_lossy(&output.stderr).into_owned())
+            Err(io::Error::other(String::from_utf8_lossy(&output.stderr)))
         }
     }
 
@@ -261,7 +261,7 @@ mod tests {
         ] {
             let _ours = open(&disk, writes).unwrap();
             let qemu = start(options).unwrap();
-            let message = qemu.as_ref().err().cloned().unwrap_or_default();
+            let message = qemu.as_ref().err().map(io::Error::to_string).unwrap_or_default();
             assert_eq!(qemu.is_err(), refused, "vprof writes: {writes}, QEMU{options}: {message}");
             assert!(!refused || message.contains("lock"), "{message}");
         }

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use rusqlite::Connection;
+use text::units::rounded;
 
 use crate::numbers::{part, unsigned};
 use crate::rows::RateRow;
@@ -66,13 +67,8 @@ impl RateHistory {
 }
 
 /// Returns a part of a time, ns.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative; the cast saturates"
-)]
 pub fn scaled(ns: u64, part: f64) -> u64 {
-    if part >= 1.0 { ns } else { (ns as f64 * part).round() as u64 }
+    if part >= 1.0 { ns } else { rounded(ns as f64 * part) }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 //! | to the host | the script's length, a newline, the script |
 //! | back | exit code, length of the output, length of the errors, a newline, output, errors |
 
+use std::any::Any;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -107,16 +108,31 @@ impl ProfilerRun {
 /// `test` panics.
 pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
     for repeat in 0.. {
-        let mut host = KvmHost::boot();
-        let Err(panic) = catch_unwind(AssertUnwindSafe(|| {
-            host.prepare();
-            test(&mut host);
-        })) else {
-            return;
-        };
-        let Some(failure) = host.failure.filter(|_| repeat < REPEATS) else { resume_unwind(panic) };
+        let Err((failure, panic)) = once_on_kvm_host(&test) else { return };
+        if repeat == REPEATS {
+            resume_unwind(panic);
+        }
         repeated(failure, "of the emulated host");
     }
+}
+
+/// Calls `test` once with a host that has just booted.
+///
+/// # Errors
+/// The emulation failed: how, and the panic of `test`.
+///
+/// # Panics
+/// `test` panics, and the emulation has not failed.
+pub fn once_on_kvm_host(test: impl Fn(&mut KvmHost)) -> Result<(), (EmulationFailure, Box<dyn Any + Send>)> {
+    let mut host = KvmHost::boot();
+    catch_unwind(AssertUnwindSafe(|| {
+        host.prepare();
+        test(&mut host);
+    }))
+    .map_err(|panic| match host.failure {
+        Some(failure) => (failure, panic),
+        None => resume_unwind(panic),
+    })
 }
 
 impl KvmHost {

@@ -30,7 +30,7 @@ use std::time::Duration;
 pub use emulated::EmulatedGuest;
 pub use image::Ext4Image;
 pub use kernel::{RemovedPart, kernel_of, kernel_without};
-pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host};
+pub use kvm_host::{KvmHost, ProfilerRun, ScriptOutput, on_kvm_host, once_on_kvm_host};
 pub use network::GuestNetwork;
 pub use report::{FunctionRow, NamedRow, ProcessRow, Report, VcpuRow, WalkCounts};
 pub use run::{ActiveRun, Run};
@@ -163,7 +163,8 @@ impl Guest {
         };
         let attempt = || {
             let (running, watched) = start();
-            let run = running.finish_unless_frozen().map_err(|state| (EmulationFailure::Frozen, state))?;
+            let run =
+                running.finish_unless_frozen().map_err(|frozen| (EmulationFailure::Frozen, frozen.state))?;
             match run.emulation_failed() {
                 Some(failure) => Err((failure, run.stderr)),
                 None => Ok((run, watched)),

@@ -24,6 +24,12 @@ const FROZEN: Duration = Duration::from_secs(60);
 /// Pause between two checks of a guest whose time is over.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// State of a guest that has taken no sample for [`FROZEN`].
+#[derive(Debug)]
+pub(crate) struct FrozenGuest {
+    pub(crate) state: String,
+}
+
 /// A `vprof run` in progress; killed when dropped.
 #[derive(Debug)]
 pub struct ActiveRun {
@@ -214,15 +220,15 @@ impl ActiveRun {
 
     /// Waits for the end, within the limit of the guest.
     pub fn finish(self) -> Run {
-        self.watched(None).unwrap_or_else(|state| panic!("the guest froze: {state}"))
+        self.watched(None).unwrap_or_else(|frozen| panic!("the guest froze: {}", frozen.state))
     }
 
-    /// Waits for the end; an error with the state of a guest that has taken no sample for [`FROZEN`].
-    pub(crate) fn finish_unless_frozen(self) -> Result<Run, String> {
+    /// Waits for the end; an error when no sample has been taken for [`FROZEN`].
+    pub(crate) fn finish_unless_frozen(self) -> Result<Run, FrozenGuest> {
         self.watched(Some(FROZEN))
     }
 
-    fn watched(mut self, frozen: Option<Duration>) -> Result<Run, String> {
+    fn watched(mut self, frozen: Option<Duration>) -> Result<Run, FrozenGuest> {
         let (mut samples, mut since, mut asked) = (None, Instant::now(), Instant::now());
         loop {
             if let Some(status) = self.child.try_wait().expect("vprof is our child") {
@@ -237,7 +243,7 @@ impl ActiveRun {
                 if now.is_none() || now != samples {
                     (samples, since) = (now, asked);
                 } else if since.elapsed() > frozen {
-                    return Err(self.state());
+                    return Err(FrozenGuest { state: self.state() });
                 }
             }
             std::thread::sleep(PAUSE);

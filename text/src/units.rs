@@ -71,6 +71,12 @@ pub fn clock(d: Duration) -> String {
     }
 }
 
+/// Returns the nearest whole number: 0 for a negative one and for no number, the greatest for a greater one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "the cast saturates")]
+pub fn rounded(number: f64) -> u64 {
+    number.round() as u64
+}
+
 /// Formats a count with thousands separated: `1,234,567`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();

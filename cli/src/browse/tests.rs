@@ -44,10 +44,10 @@ impl MadeUp {
 
 impl Session {
     fn new() -> Self {
-        Self::of(&MadeUp::new())
+        Self::open(&MadeUp::new())
     }
 
-    fn of(made_up: &Rc<MadeUp>) -> Self {
+    fn open(made_up: &Rc<MadeUp>) -> Self {
         let source = ReportSource::open(&made_up.path).unwrap();
         let state = first(&source, Filter::default()).unwrap();
         Self { made_up: Rc::clone(made_up), source, state }
@@ -240,7 +240,7 @@ fn anything_can_be_drawn() {
     let sizes = (1_u16..200, 1_u16..60);
     let cases = (sizes, "[1-9jkacsq?/ \r\x7f\t]{0,6}", any::<bool>());
     let draw = |(size, keys, unicode): ((u16, u16), String, bool)| {
-        let mut session = Session::of(&made_up);
+        let mut session = Session::open(&made_up);
         for key in KeyParser::default().feed(keys.as_bytes()) {
             session.key(key);
             let drawn = drawn(&mut session.state, size, ScreenTheme { color: true, unicode });

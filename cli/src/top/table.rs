@@ -43,7 +43,7 @@ impl CellValue {
             Self::Count(count) => units::count(*count),
             Self::Share(part) | Self::Margin(part) => units::percent(*part),
             Self::PerSecond(rate) => per_second(*rate),
-            Self::Time(ns) => units::brief(whole(*ns)),
+            Self::Time(ns) => units::brief(units::rounded(*ns)),
             Self::Moment(s) => format!("{s:.2} s"),
         }
     }
@@ -76,12 +76,11 @@ impl CellValue {
 }
 
 fn per_second(rate: f64) -> String {
-    if rate.is_finite() && rate < 9.95 { format!("{:.1}", rate.max(0.0)) } else { units::count(whole(rate)) }
-}
-
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "saturates")]
-fn whole(number: f64) -> u64 {
-    number.round() as u64
+    if rate.is_finite() && rate < 9.95 {
+        format!("{:.1}", rate.max(0.0))
+    } else {
+        units::count(units::rounded(rate))
+    }
 }
 
 /// TableColumn of a table.

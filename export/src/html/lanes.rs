@@ -112,8 +112,8 @@ fn number(value: &Value) -> u64 {
 fn whole(vcpu: &Vcpu) -> Segment {
     let times =
         [vcpu.guest_s, vcpu.halted_s, vcpu.waiting_s, vcpu.kvm_s, vcpu.vmm_s, vcpu.sampler_s, vcpu.paused_s];
-    let states = times.map(|s| super::samples::rounded(s * 1e9));
-    Segment { end_ns: super::samples::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
+    let states = times.map(|s| text::units::rounded(s * 1e9));
+    Segment { end_ns: text::units::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
 }
 
 fn count(lanes: &mut [Lane], vcpu: u8, time_ns: u64, part: usize) {

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use profile::report::{ExactReport, OffCpu, Recording};
+use text::units::rounded;
 
 use super::block::Numbers;
-use super::samples::rounded;
 use super::tree::{FunctionKind, Functions, Tree};
 use super::who::{ASLEEP, ProcessRows, Role, mode_number};
 

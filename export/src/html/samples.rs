@@ -6,6 +6,7 @@
 //! role, and the number of samples. Entries of a cell are in the order of nodes.
 
 use profile::report::{Filter, Recording};
+use text::units::rounded;
 
 use super::block::{Block, Numbers};
 use super::facts::Facts;
@@ -142,12 +143,6 @@ impl Samples {
             block.section(name, numbers);
         }
     }
-}
-
-/// Returns the nearest whole number; 0 for one that is not finite.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
-pub(super) fn rounded(number: f64) -> u64 {
-    number.round() as u64
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub(crate) use tests::assert_sound;
 use std::collections::{BTreeMap, HashMap};
 use std::io::{self, Write};
 
+use text::units::rounded;
+
 use profile::Profile;
 use profile::report::{Filter, Recording, RecordingRequest, ReportError, Timehist};
 use profile::rows::Mode;
@@ -130,7 +132,7 @@ impl TraceWriter<'_> {
     /// Writes the clock of samples, the time of day at the run's start, and the guest's kernel.
     fn head(&mut self, recording: &Recording) -> io::Result<()> {
         let about = &recording.about;
-        let interval = whole(about.rate_hz).max(1);
+        let interval = rounded(about.rate_hz).max(1);
         let timebase = Timebase {
             interval: Some(TimebaseInterval::Frequency(interval)),
             event: Some(TimebaseEvent::Counter(TimebaseCounter::CpuClock.into())),
@@ -174,7 +176,7 @@ impl TraceWriter<'_> {
                 tid: Some(tid.unsigned_abs()),
                 callstack_iid: Some(stack),
                 cpu_mode: Some(mode.into()),
-                timebase_count: Some(whole(*count)),
+                timebase_count: Some(rounded(*count)),
             };
             self.data(Some(sample.time_ns), PacketData::PerfSample(data))?;
         }
@@ -189,7 +191,7 @@ impl TraceWriter<'_> {
         for event in &recording.events {
             let name = format!("{}: {}", escaped(&event.kind), escaped(&event.text));
             self.event(
-                whole(event.time_s * 1e9),
+                rounded(event.time_s * 1e9),
                 EventType::Instant,
                 TrackEvent { track_uuid: uuid::EVENTS, ..named("event", name) },
             )?;
@@ -249,7 +251,7 @@ impl TraceWriter<'_> {
             Err(ReportError::NoExact(_)) => return Ok(()),
             history => history?,
         };
-        let ns = |s: f64| whole(s * 1e9);
+        let ns = |s: f64| rounded(s * 1e9);
         let mut ends: BTreeMap<u8, u64> = BTreeMap::new();
         history.for_each(usize::MAX, |run| {
             let vcpu = u64::from(run.vcpu);
@@ -350,10 +352,4 @@ fn annotation(name: &str, rows: Vec<NamedNumbers>) -> Annotation {
         Annotation::of_several(escaped(&row.name).into_owned(), numbers)
     });
     Annotation::of_several(name.to_owned(), entries.collect())
-}
-
-/// Returns the nearest whole number.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
-fn whole(number: f64) -> u64 {
-    number.round() as u64
 }

@@ -237,8 +237,8 @@ mod tests {
 
     use super::*;
 
-    fn read(line: &str) -> Result<Request, String> {
-        read_request(line.as_bytes()).1.map_err(|error| error.to_string())
+    fn read(line: &str) -> Result<Request, RequestError> {
+        read_request(line.as_bytes()).1
     }
 
     #[test]
@@ -246,11 +246,10 @@ mod tests {
         let (id, request) = read_request(br#"{"id":7,"do":"status"}"#);
         assert_eq!((id, request.unwrap()), (Some(Value::from(7)), Request::Status));
         let view = View { span: Span::Last(2.5), rows: 3, ..View::default() };
-        assert_eq!(
-            read(r#"{"do":"tables","view":{"span":{"last":2.5},"rows":3}}"#),
-            Ok(Request::Tables { view })
-        );
-        assert_eq!(read(r#"{"do":"watch"}"#), Ok(Request::Watch { view: View::default(), every_ms: 500 }));
+        let tables = read(r#"{"do":"tables","view":{"span":{"last":2.5},"rows":3}}"#).unwrap();
+        assert_eq!(tables, Request::Tables { view });
+        let watch = read(r#"{"do":"watch"}"#).unwrap();
+        assert_eq!(watch, Request::Watch { view: View::default(), every_ms: 500 });
         for (line, said) in [
             ("{", "not JSON"),
             ("[]", "an object"),
@@ -266,7 +265,7 @@ mod tests {
             (r#"{"do":"stop","when":"process:a","then":"explode"}"#, "unknown variant"),
             (r#"{"do":"tables","view":{"rows":1000000}}"#, "rows"),
         ] {
-            let error = read(line).expect_err(line);
+            let error = read(line).expect_err(line).to_string();
             assert!(error.contains(said) && !error.contains('\u{1b}'), "{line}: {error}");
         }
         let long = format!(r#"{{"do":"mark","text":"{}"}}"#, "x".repeat(1_001));

@@ -12,6 +12,8 @@
 //! idle ones, so its variance contains the chance in `b_v` and the covariance of `x_v` with it.
 //! docs/statistics.md has the details.
 
+use text::units::rounded;
+
 use super::correlation::{Contrast, PartPairs, contrast_effect};
 use super::interval::{Z_95, around};
 use super::segments::Weights;
@@ -253,14 +255,4 @@ impl<'a> Stratum<'a> {
         // Without information on the weights of the state, all ticks represent it.
         if plain <= 0.0 { total.squares * scale / self.ticks } else { weighted * scale / plain }
     }
-}
-
-/// Returns the nearest whole number of ns.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "not negative; the cast saturates"
-)]
-fn rounded(ns: f64) -> u64 {
-    ns.round() as u64
 }

@@ -3,6 +3,8 @@
 //! A tally belongs to one row of a table, and rows are known only after the pass over the samples. So that
 //! pass keeps 16 bytes per chosen sample, and each table tallies its rows from them.
 
+use text::units::rounded;
+
 use super::Estimate;
 use super::tables::{Span, Tables};
 use crate::estimate::{PartTallies, PartTicks, Tallies, Tick, Ticks, Time};
@@ -124,10 +126,4 @@ pub(super) fn guest_ns(vcpu: u8, spans: &[Span], ticks: &Ticks) -> u64 {
         0 => rounded(ticks.inside_of(vcpu) as f64 * ticks.mean_ns()),
         known => known,
     }
-}
-
-/// Returns the nearest whole number of ns.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
-fn rounded(ns: f64) -> u64 {
-    ns.round() as u64
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use linux::ChildCpuTimes;
 use rusqlite::Connection;
+use text::units::rounded;
 
 use super::accounting::{AccountedTimes, GuestAccounting, ReadingPair};
 use super::{ChildrenRusage, CpuRusage, CpuTimes, ProcessRusage, Rusage, ThreadRusage, outside};
@@ -99,12 +100,12 @@ impl GuestAccounting {
             run_delay_ns: grown.run_delay_ns,
             switches: grown.switches,
             samples,
-            measured_cpu_ns: whole(measured.ns),
-            measured_low_ns: whole(measured.low_ns),
-            measured_high_ns: whole(measured.high_ns),
-            measured_user_ns: whole(of(TimePart::User).1.ns),
-            interrupted_ns: whole(of(TimePart::Interrupted).1.ns),
-            difference_ns: super::difference(reported, whole(measured.ns)),
+            measured_cpu_ns: rounded(measured.ns),
+            measured_low_ns: rounded(measured.low_ns),
+            measured_high_ns: rounded(measured.high_ns),
+            measured_user_ns: rounded(of(TimePart::User).1.ns),
+            interrupted_ns: rounded(of(TimePart::Interrupted).1.ns),
+            difference_ns: super::difference(reported, rounded(measured.ns)),
             outside: false,
             children: self.children(id, &grown, sampled),
         };
@@ -127,10 +128,10 @@ impl GuestAccounting {
             minor_faults: accounting.minor_faults,
             major_faults: accounting.major_faults,
             samples,
-            measured_cpu_ns: whole(measured.ns),
-            measured_low_ns: whole(measured.low_ns),
-            measured_high_ns: whole(measured.high_ns),
-            difference_ns: super::difference(reported, whole(measured.ns)),
+            measured_cpu_ns: rounded(measured.ns),
+            measured_low_ns: rounded(measured.low_ns),
+            measured_high_ns: rounded(measured.high_ns),
+            difference_ns: super::difference(reported, rounded(measured.ns)),
         })
     }
 
@@ -152,9 +153,9 @@ impl GuestAccounting {
             reported_user_ns: grown.user_ns,
             reported_system_ns: grown.system_ns,
             runtime_ns: grown.runtime_ns,
-            measured_cpu_ns: whole(measured.ns),
-            measured_low_ns: whole(measured.low_ns),
-            measured_high_ns: whole(measured.high_ns),
+            measured_cpu_ns: rounded(measured.ns),
+            measured_low_ns: rounded(measured.low_ns),
+            measured_high_ns: rounded(measured.high_ns),
             outside: false,
         };
         Some((thread, kept.chance(&measured)))
@@ -170,11 +171,11 @@ impl GuestAccounting {
             |segments| StateBounds::between(segments, kept.since_ns().unwrap_or(0), kept.last.0),
         );
         let times = |part: fn(&Time) -> f64, states: &Microstates| CpuTimes {
-            user_ns: whole(part(&user)),
-            system_ns: whole(part(&system)),
-            irq_ns: whole(part(&irq)),
-            softirq_ns: whole(part(&softirq)),
-            idle_ns: states.halted + states.kvm + whole(part(&idle)),
+            user_ns: rounded(part(&user)),
+            system_ns: rounded(part(&system)),
+            irq_ns: rounded(part(&irq)),
+            softirq_ns: rounded(part(&softirq)),
+            idle_ns: states.halted + states.kvm + rounded(part(&idle)),
             steal_ns: states.waiting + states.vmm + states.sampler + states.paused,
         };
         Some(CpuRusage {
@@ -367,10 +368,4 @@ impl SampledTimes {
         let estimate = self.ticks.estimate(&times, tallies.unwrap_or(&none));
         (estimate.samples, estimate.time)
     }
-}
-
-/// Rounds to whole ns.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rounded; the cast saturates")]
-fn whole(ns: f64) -> u64 {
-    ns.max(0.0).round() as u64
 }

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 
 use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
+use text::units::rounded;
 
 use super::{ExitStat, Stat};
 use crate::numbers::unsigned;
@@ -292,16 +293,6 @@ impl NoteSums {
         let variance = (1.0 - part).powi(2) * own + part.powi(2) * others;
         (rounded(number as f64 * scale), scale * variance.sqrt())
     }
-}
-
-/// Rounds a number.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "numbers are not negative; too large ones saturate"
-)]
-fn rounded(number: f64) -> u64 {
-    number.round() as u64
 }
 
 #[cfg(test)]

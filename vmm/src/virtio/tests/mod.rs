@@ -169,7 +169,7 @@ impl Rig {
     }
 
     /// Returns the address of a table or ring of the queue.
-    fn at(&self, start: u64) -> u64 {
+    fn ring_address(&self, start: u64) -> u64 {
         start + u64::from(self.queue) * QUEUE_STEP
     }
 
@@ -178,7 +178,7 @@ impl Rig {
     }
 
     fn descriptor(&self, index: u16, address: u64, length: u32, flags: u16, next: u16) {
-        let at = self.at(DESCRIPTORS) + u64::from(index) * 16;
+        let at = self.ring_address(DESCRIPTORS) + u64::from(index) * 16;
         self.put_descriptor(at, address, length, flags, next);
     }
 
@@ -189,7 +189,7 @@ impl Rig {
             self.descriptor(index, *address, *length, *flags, *next);
         }
         for (slot, head) in (0u64..).zip(heads) {
-            self.memory.write_obj(*head, GuestAddress(self.at(AVAILABLE) + 4 + slot * 2)).unwrap();
+            self.memory.write_obj(*head, GuestAddress(self.ring_address(AVAILABLE) + 4 + slot * 2)).unwrap();
         }
     }
 
@@ -203,26 +203,26 @@ impl Rig {
     /// Makes descriptor `head` available and kicks.
     fn submit(&mut self, head: u16) {
         let next = self.next();
-        let slot = self.at(AVAILABLE) + 4 + u64::from(next % SIZE) * 2;
+        let slot = self.ring_address(AVAILABLE) + 4 + u64::from(next % SIZE) * 2;
         self.memory.write_obj(head, GuestAddress(slot)).unwrap();
         self.next[usize::from(self.queue)] = next.wrapping_add(1);
         self.announce(next.wrapping_add(1));
     }
 
     fn announce(&mut self, index: u16) {
-        self.memory.write_obj(index, GuestAddress(self.at(AVAILABLE) + 2)).unwrap();
+        self.memory.write_obj(index, GuestAddress(self.ring_address(AVAILABLE) + 2)).unwrap();
         self.write(0x3000 + u64::from(self.queue) * 4, &self.queue.to_le_bytes());
     }
 
     fn used(&self) -> u16 {
-        self.memory.read_obj(GuestAddress(self.at(USED) + 2)).unwrap()
+        self.memory.read_obj(GuestAddress(self.ring_address(USED) + 2)).unwrap()
     }
 
     /// Waits until the last request was answered; the number of bytes that the device wrote.
     fn answer(&mut self) -> u32 {
         let next = self.next();
         until(|| self.used() == next);
-        let slot = self.at(USED) + 4 + u64::from((next - 1) % SIZE) * 8;
+        let slot = self.ring_address(USED) + 4 + u64::from((next - 1) % SIZE) * 8;
         self.memory.read_obj(GuestAddress(slot + 4)).unwrap()
     }
 

@@ -142,7 +142,7 @@ impl Guest {
         if rig.used() == self.seen {
             return None;
         }
-        let slot = rig.at(USED) + 4 + u64::from(self.seen % SIZE) * 8;
+        let slot = rig.ring_address(USED) + 4 + u64::from(self.seen % SIZE) * 8;
         self.seen = self.seen.wrapping_add(1);
         let [head, length]: [u32; 2] = rig.memory.read_obj(GuestAddress(slot)).unwrap();
         let mut bytes = vec![0; length as usize];

@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`mem`], [`report`], [`stat`],
-//! [`rusage`], [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`], [`inspect`],
-//! [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program is that
-//! host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that
-//! guest's programs ([`selftest::guest`]).
+//! [`rusage`], [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`],
+//! [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program
+//! is that host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all
+//! of that guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;

@@ -185,7 +185,7 @@ impl EmulatedGuest {
         address
     }
 
-    /// Returns the object that `vprof mem --json` prints of the guest behind this address of the stub.
+    /// Returns the object that `vprof mem --json` prints of the guest with the stub at this address.
     ///
     /// # Panics
     /// The memory is not read, or the output is not JSON.

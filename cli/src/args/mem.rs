@@ -45,8 +45,8 @@ pub struct MemArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Filter of the system calls of the process that reads the guest: at an unexpected call `on` ends it, and
-    /// `log` has the kernel log it; `off` allows all (docs/security.md)
+    /// Filter of the system calls of the process that reads the guest: at an unexpected call `on` ends it,
+    /// and `log` has the kernel log it; `off` allows all (docs/security.md)
     #[arg(long, value_name = "WHAT", value_parser = policy_parser(), default_value = "on", help_heading = "Host")]
     pub seccomp: SyscallPolicy,
 }

@@ -63,14 +63,13 @@ pub fn main(job: RawFd) -> io::Result<()> {
         Err(error) => return connection.send(&FoundVm::Refused(error.to_string())),
     };
     connection.send(&FoundVm::Found(prepared.found.vm.clone()))?;
-    let Prepared { purpose, found, files, wall, runtime } = prepared;
-    let job = match purpose {
-        OpenPurpose::Profile(job) => job,
+    let spec = match prepared.purpose {
+        OpenPurpose::Profile(spec) => spec,
         OpenPurpose::Memory { rows, smaps } => {
-            return connection.send(&answer(found.machine, rows, smaps.as_ref()));
+            return connection.send(&answer(prepared.found.machine, rows, smaps.as_ref()));
         }
     };
-    let message = match profile(*job, found, (files, wall, runtime), &connection) {
+    let message = match profile(*spec, prepared.found, prepared.means, &connection) {
         Ok(outcome) => FromHost::End(outcome),
         Err(error) => error.message(),
     };
@@ -93,6 +92,11 @@ fn answer(mut machine: Machine, rows: usize, smaps: Option<&File>) -> MemoryAnsw
 struct Prepared {
     purpose: OpenPurpose,
     found: FoundMachine,
+    means: ProfileMeans,
+}
+
+/// Means of a profile besides its machine.
+struct ProfileMeans {
     files: OpenFiles,
     /// Parts of the wall, for the profile.
     wall: String,
@@ -149,7 +153,7 @@ fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildErr
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Ok(Prepared { purpose, found, files, wall, runtime }))
+    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, wall, runtime } }))
 }
 
 /// The guest's files on its disks, which its VMM has open as well.
@@ -331,9 +335,10 @@ impl Machine {
 fn profile(
     spec: ProfileSpec,
     found: FoundMachine,
-    (files, wall, runtime): (OpenFiles, String, Runtime),
+    means: ProfileMeans,
     connection: &Connection,
 ) -> Result<Outcome, ChildError> {
+    let ProfileMeans { files, wall, runtime } = means;
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();

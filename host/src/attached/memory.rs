@@ -30,7 +30,7 @@ pub struct AttachedMemoryUse {
     pub read_s: f64,
 }
 
-/// Memory of the host behind a guest's memory, bytes.
+/// Memory of the host for a guest's memory, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostMemory {
     /// Memory of the guest that the VMM has mapped.

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use serde_json::Value;
 use vprof_tests::EmulatedGuest;
 
-/// A process in a control group has 48 MiB of its own, a file of 16 MiB, and one of 8 MiB in memory; then the
-/// guest prints its own numbers, each line with the name of its source.
+/// A process in a control group has 48 MiB of anonymous memory, a file of 16 MiB, and one of 8 MiB in tmpfs;
+/// then the guest prints its own numbers, each line with the name of its source.
 const SCRIPT: &str = r#"
 cd /sys/fs/cgroup && echo +memory > cgroup.subtree_control && mkdir held && cd /
 cat > /tmp/hold.py << 'END'

@@ -16,10 +16,10 @@ pub struct MemJson<'a> {
     host: Option<HostMemory>,
     holders: Vec<PartJson>,
     meminfo: MemoryCounters,
-    processes: HoldersJson<'a, ProcessMemory>,
-    groups: HoldersJson<'a, GroupMemory>,
-    slabs: HoldersJson<'a, SlabMemory>,
-    filesystems: HoldersJson<'a, FilesystemMemory>,
+    processes: HoldersJson<ProcessJson<'a>>,
+    groups: HoldersJson<&'a GroupMemory>,
+    slabs: HoldersJson<&'a SlabMemory>,
+    filesystems: HoldersJson<&'a FilesystemMemory>,
     files: &'a [FileMemory],
 }
 
@@ -29,22 +29,42 @@ struct PartJson {
     bytes: u64,
 }
 
+/// A process, with a sum.
+#[derive(Debug, Serialize)]
+struct ProcessJson<'a> {
+    #[serde(flatten)]
+    process: &'a ProcessMemory,
+    resident: u64,
+}
+
+impl<'a> From<&'a ProcessMemory> for ProcessJson<'a> {
+    fn from(process: &'a ProcessMemory) -> Self {
+        Self { process, resident: process.resident() }
+    }
+}
+
 /// Rows of one kind, or why there are none.
 #[derive(Debug, Serialize)]
-struct HoldersJson<'a, T> {
-    rows: &'a [T],
+struct HoldersJson<R> {
+    rows: Vec<R>,
     count: u64,
     complete: bool,
     missing: Option<String>,
 }
 
-impl<'a, T> HoldersJson<'a, T> {
-    fn new(holders: &'a Result<Holders<T>, Missing>) -> Self {
+impl<R> HoldersJson<R> {
+    fn new<'a, T>(holders: &'a Result<Holders<T>, Missing>) -> Self
+    where
+        R: From<&'a T>,
+    {
         match holders {
             Ok(Holders { rows, count, complete }) => {
+                let rows = rows.iter().map(R::from).collect();
                 Self { rows, count: *count, complete: *complete, missing: None }
             }
-            Err(missing) => Self { rows: &[], count: 0, complete: false, missing: Some(missing.to_string()) },
+            Err(missing) => {
+                Self { rows: Vec::new(), count: 0, complete: false, missing: Some(missing.to_string()) }
+            }
         }
     }
 }

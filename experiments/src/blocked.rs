@@ -18,12 +18,12 @@ of the time\". At every tick it suspends all threads and charges those whose reg
 CPU.";
 
 const DISCUSSION: &str = "\
-The paper has no table of this; its figure is an overhead of \"less than 20%\" at a tick every millisecond. \"Charging all\"
-is a profiler that samples all threads at every tick without checking whether they ran: each is charged the full time.
+The paper has no table of this, but an overhead of \"less than 20%\" at a tick every millisecond. \"Charging all\" is a
+profiler that samples all threads at every tick without checking whether they ran.
 
-vprof neither suspends nor compares: a tick samples the thread that the CPU runs, so a waiting thread cannot be hit, and
-a loop of one instruction, in which the paper's registers stay the same, is not lost. The waiting threads are charged
-what they used to start, to wake up, and to end.";
+vprof neither suspends nor compares: a tick samples the thread that the CPU runs. So a waiting thread is charged only
+what it used to start, to wake up and to end, and a loop of one instruction, in which registers stay the same, is not
+lost.";
 
 /// Makes the section.
 pub fn run(_: usize) -> Result<DocumentSection> {

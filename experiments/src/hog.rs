@@ -29,14 +29,14 @@ fixed amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-The effect in the paper's table is absent on current Linux: the scheduler and getrusage use exact run times, so the hog
-is charged. The victim takes longer by the hog's time, as under 4.4BSD, and not 80 times as long.
+On current Linux the scheduler and getrusage use exact run times, so the hog is charged, and the victim takes longer by
+the hog's time, as under 4.4BSD, not 80 times as long.
 
 The effect remains where ticks are counted: in `/proc/stat`, and in the kernel's `utime` and `stime`, which divide a
-process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some time of every
-process: when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
+process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some of every process:
+when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
 
-The portable host serves ticks late, by up to milliseconds when it is busy. So the hog keeps 1.5 ms away from each 4 ms
+The portable host serves ticks up to milliseconds late when it is busy. So the hog keeps 1.5 ms away from each 4 ms
 tick, which leaves it little more than half of the CPU; ticks still hit it sometimes. getrusage exceeds vprof's time by
 what the guest cannot see: the vCPU's waits for the host, and the time that vprof took.";
 

@@ -12,14 +12,13 @@ use crate::table::MarkdownTable;
 const THIRD: f64 = 3.0;
 
 const ABOUT: &str = "\
-A program loops forever and records four times a second the CPU time that the system reports for it. For some time its
+A program loops forever and records four times a second its CPU time as reported by the system. For some time its
 machine serves interrupts that do not concern it: in the paper from a network in promiscuous mode; here from a program
 on another CPU that floods the loopback device, whose packets the kernel receives on the loop's CPU (`interfered`).";
 
 const DISCUSSION: &str = "\
-The paper's figure has no numbers in its text. Under SunOS the loop was charged \"a significant amount of system CPU
-time\" during the packet storm, under 4.4BSD next to none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds
-it, still behaves like SunOS:
+In the paper, SunOS charged the loop \"a significant amount of system CPU time\" during the packet storm, 4.4BSD next to
+none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds it, behaves like SunOS:
 
 - The total of getrusage is the scheduler's run time, with the time of interrupts: all of it is charged to the loop.
 - Ticks divide the total. A tick that finds a soft interrupt counts as system time of the interrupted task. A tick

@@ -17,31 +17,28 @@ const ABOUT: &str = "\
 The audio tool *vat* processed a frame every 22.5 ms. A clock of 10 ms met only four points of its period, so its CPU
 time had flat and steep regions of about 30 s each instead of a straight line.
 
-`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of a kernel with
-`CONFIG_HZ=250` and the 20 us by which such programs drift. The paper's 10 ms clock is not available: Debian's kernels
-for amd64, 5.10 to 6.12, have `CONFIG_HZ=250`.";
+`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of Debian's kernels, which
+have `CONFIG_HZ=250` and no 10 ms clock, and the 20 us by which such programs drift.";
 
 const DISCUSSION: &str = "\
-getrusage is exact on current Linux: its total is the scheduler's run time. `/proc/stat` still counts ticks, and so does
-every tool that shows how busy CPUs are.
+On current Linux getrusage is exact, while `/proc/stat` and every tool that shows how busy CPUs are count ticks.
 
 Ticks of 4 ms meet a period of 22.5 ms at eight points, 0.5 ms apart (the paper: four, 2.5 ms apart), too many for a
 large error with 2.25 ms of work. Large errors of those rows are likely due to ticks that a busy emulated machine serves
 late or loses. At 24.02 ms the two are almost in step, and `/proc/stat` has the flat and steep regions of figure 4.
 
-With a fixed clock (`--clock fixed`) in step with the program, vprof's error depends on the phase between the two, as
-the tick's. With random intervals, the default, only chance remains. The native table tests this separately, because
-there the tick's interrupt stops the guest within microseconds: with random intervals the error does not exceed chance,
-at any rate.
+With a fixed clock in step with the program, vprof's error depends on the phase between the two, as the tick's. With
+random intervals, the default, only chance remains, at any rate: the native table, where the tick's interrupt stops the
+guest within microseconds, has no error beyond it.
 
 The columns, in the guest:
 
-- \"exact\" is exact mode in the same run, with the program's start and end, which its own clock leaves out. Like \"vprof\"
-  it includes interrupts that hit the program, and excludes vprof's time (events, and the switches between guest and
-  host for them). It also includes the time that the VMM and the host took from the program.
+- \"exact\" is exact mode in the same run, with the program's start and end, which its own clock leaves out, and with time
+  that the VMM and the host took from the program. Like \"vprof\" it includes interrupts that hit the program, and
+  excludes vprof's time (events, and the switches between guest and host for them).
 - \"its own clock\" is not a reference for emulated ticks. The scheduler charges a task from when it is picked; ticks and
-  exact mode, from when the switch is complete. That takes less than a microsecond natively; emulated, up to a
-  millisecond has been observed, half of this program's work in a period.
+  exact mode, from when the switch is complete: less than a microsecond later natively, up to a millisecond, half of
+  this program's work in a period, emulated.
 - \"at most\" counts for the program all samples that cannot be divided in an emulated guest. Those in the VMM and in
   waits of the host are the additional time of \"exact\", and belong in part to the idle task. Those at probes are the
   switches between guest and host, and ticks due in the work before, since the guest continues briefly when one is due.

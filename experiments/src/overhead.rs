@@ -30,9 +30,9 @@ const DISCUSSION: &str = "\
 The steps differ: vprof always writes its profile, on a separate thread, which costs the guest a share of the host's
 CPUs and no time of the vCPU. Here the control has a tick every 10 s, and the second step has no stacks.
 
-SLEEPY sampled at the guest's own ticks, which come in any case. A sample of vprof is an exit from the guest, which is
-expensive under emulation; [Performance](performance.md) has its cost on KVM. Times are the programs' own CPU times,
-which continue while vprof reads a sample, because the guest cannot see this.";
+SLEEPY sampled at the guest's own ticks, which come in any case. A sample of vprof is an exit from the guest, expensive
+under emulation ([on KVM](performance.md)). Times are the programs' own CPU times, which continue while vprof reads a
+sample.";
 
 /// Makes the section.
 pub fn run(runs: usize) -> Result<DocumentSection> {

@@ -197,14 +197,14 @@ mod tests {
     #[test]
     fn beyond_its_budget_the_newest_part_of_the_console_is_kept() {
         let mut budget = ConsoleBudget::default();
-        let (mut written, mut told) = (0, 0);
+        let (mut written, mut events) = (0, 0);
         for n in 0..200_000_u32 {
             let mut rows = vec![ConsoleRow { time_ns: n.into(), bytes: vec![b'x'; 1000] }];
-            told += u32::from(budget.withhold(&mut rows));
+            events += u32::from(budget.withhold(&mut rows));
             written += rows.iter().map(cost).sum::<usize>();
         }
         assert!(written <= BUDGET && written > BUDGET - 2_000, "{written}");
-        assert_eq!(told, 1);
+        assert_eq!(events, 1);
         let rest: Vec<_> = budget.rest().collect();
         assert!(rest.iter().map(cost).sum::<usize>() <= NEWEST && rest.len() > 900);
         assert_eq!(rest.last().map(|row| row.time_ns), Some(199_999));

@@ -126,7 +126,7 @@ fn names_come_out_of_memory() {
             "{style:?}"
         );
         assert!(report.complete && report.missing.is_empty(), "{:?}", report.missing);
-        let found = report.events.iter().find(|event| event.kind == "kernel").expect("told");
+        let found = report.events.iter().find(|event| event.kind == "kernel").expect("the event");
         assert!(found.text.contains(" after the start, "), "{}", found.text);
         assert_eq!(samples(&report, "vfs_read", "kernel"), (40, None));
         assert_eq!(samples(&report, "vfs_read", "hardirq"), (40, None));

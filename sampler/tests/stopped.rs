@@ -93,8 +93,8 @@ fn time_in_which_a_run_was_stopped_is_waiting() {
         // The rest of the waiting time is that of a busy host's CPU.
         assert!(waiting > stopped_ns * 9 / 10, "vCPU {vcpu} waited {waiting} ns, stopped for {stopped_ns}");
     }
-    let told = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");
-    assert_eq!(told, [1]);
+    let events = integers(&profile, "SELECT count(*) FROM event WHERE kind = 'stopped'");
+    assert_eq!(events, [1]);
     let late = integers(
         &profile,
         "SELECT count(*), sum(vcpu_state = 'guest') FROM sample WHERE late_ns > 1000000000",

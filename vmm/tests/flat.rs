@@ -171,9 +171,9 @@ fn ticks_come_in_kvm_run_as_often_as_the_vcpu_is_there() {
     assert!(ticks > 300.0, "{ticks} ticks");
     let time = seen.in_run_ns as f64 / (seen.in_run_ns + seen.serving_ns) as f64;
     assert!((0.1..0.9).contains(&time), "{time} of the time in KVM_RUN");
-    let told = f64::from(seen.ticks_in_run) / ticks;
+    let sampled = f64::from(seen.ticks_in_run) / ticks;
     // Five standard deviations.
-    assert!((told - time).abs() < 2.5 / ticks.sqrt(), "{told} of {ticks} ticks, {time} of the time");
+    assert!((sampled - time).abs() < 2.5 / ticks.sqrt(), "{sampled} of {ticks} ticks, {time} of the time");
 }
 
 #[test]

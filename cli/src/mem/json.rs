@@ -89,3 +89,72 @@ impl<'a> MemJson<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use linux::{GroupStat, MemoryUse};
+    use serde_json::Value;
+
+    use super::*;
+
+    /// Returns the keys of all objects in a value.
+    fn keys(value: &Value) -> Vec<String> {
+        match value {
+            Value::Object(members) => {
+                members.iter().flat_map(|(key, value)| [vec![key.clone()], keys(value)].concat()).collect()
+            }
+            Value::Array(values) => values.iter().flat_map(keys).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    fn one<T>(row: T) -> Result<Holders<T>, Missing> {
+        Ok(Holders { rows: vec![row], count: 1, complete: true })
+    }
+
+    fn read() -> AttachedMemoryUse {
+        let process = ProcessMemory {
+            pid: 7,
+            comm: "a".to_owned(),
+            group: None,
+            anonymous: 1,
+            file: 2,
+            shmem: 4,
+            swap: 8,
+            page_tables: 16,
+        };
+        let group = GroupMemory { stat: Some(GroupStat::default()), ..GroupMemory::default() };
+        let filesystem = FilesystemMemory {
+            kind: "ext4".to_owned(),
+            device: "vda1".to_owned(),
+            mount: None,
+            files: 1,
+            bytes: 1,
+        };
+        let file =
+            FileMemory { path: String::new(), kind: "ext4".to_owned(), inode: 12, bytes: 4096, size: 5000 };
+        let memory = MemoryUse {
+            counters: MemoryCounters::default(),
+            processes: one(process),
+            groups: one(group),
+            slabs: Err(Missing::NoBtf),
+            filesystems: one(filesystem),
+            files: vec![file],
+        };
+        AttachedMemoryUse { kernel: None, memory, host: Some(HostMemory::default()), read_s: 0.01 }
+    }
+
+    #[test]
+    fn every_member_is_documented() {
+        let read = read();
+        let object = serde_json::to_value(MemJson::new("vm", &read)).unwrap();
+        assert_eq!(object["processes"]["rows"][0]["resident"], 7);
+        assert_eq!(object["slabs"]["missing"], Missing::NoBtf.to_string());
+        let document = include_str!("../../../docs/json.md");
+        let (_, after) = document.split_once("## `vprof mem --json`").expect("a section");
+        let section = after.split_once("\n## ").map_or(after, |(section, _)| section);
+        for key in keys(&object) {
+            assert!(section.contains(&format!("{key}: ")), "{key}");
+        }
+    }
+}

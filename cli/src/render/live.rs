@@ -10,32 +10,32 @@ use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, with_module};
 
 /// Formats the tables of a snapshot.
-pub fn render(look: &Snapshot, page: PageLayout) -> String {
+pub fn render(snapshot: &Snapshot, page: PageLayout) -> String {
     let mut text = String::new();
-    let sampling = match look.sampling.on {
-        true => format!("sampled at {}", units::rate(look.sampling.rate_hz)),
+    let sampling = match snapshot.sampling.on {
+        true => format!("sampled at {}", units::rate(snapshot.sampling.rate_hz)),
         false => "not sampled now".to_owned(),
     };
     let title = format!(
         "The last {} of {}, {sampling}; {} counted",
-        units::seconds(look.span_s),
-        units::seconds(look.time_s),
-        units::counted(look.sampling.counted, "sample")
+        units::seconds(snapshot.span_s),
+        units::seconds(snapshot.time_s),
+        units::counted(snapshot.sampling.counted, "sample")
     );
     // Writing to a String can't fail.
     let _ = writeln!(text, "{}", page.style.bold(&title));
-    vcpus(&mut text, look, page);
-    programs(&mut text, look, page);
-    functions(&mut text, look, page);
+    vcpus(&mut text, snapshot, page);
+    programs(&mut text, snapshot, page);
+    functions(&mut text, snapshot, page);
     text
 }
 
-fn vcpus(text: &mut String, look: &Snapshot, page: PageLayout) {
-    let Some(first) = look.vcpus.first() else { return };
+fn vcpus(text: &mut String, snapshot: &Snapshot, page: PageLayout) {
+    let Some(first) = snapshot.vcpus.first() else { return };
     let names = first.states.iter().map(|(name, _)| (name.as_str(), ColumnAlign::Right));
     let columns: Vec<_> = [("vCPU", ColumnAlign::Right)].into_iter().chain(names).collect();
     let mut table = TextTable::new(&columns).indent(2);
-    for vcpu in &look.vcpus {
+    for vcpu in &snapshot.vcpus {
         let parts = vcpu.states.iter().map(|(_, part)| units::percent(*part));
         table.row([vcpu.id.to_string()].into_iter().chain(parts).collect());
     }
@@ -43,7 +43,7 @@ fn vcpus(text: &mut String, look: &Snapshot, page: PageLayout) {
     text.push_str(&table.render(page.width));
 }
 
-fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
+fn programs(text: &mut String, snapshot: &Snapshot, page: PageLayout) {
     let right = ColumnAlign::Right;
     let mut table = TextTable::new(&[
         ("share", right),
@@ -54,7 +54,7 @@ fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
     ])
     .indent(2)
     .flexible(4);
-    for program in &look.programs {
+    for program in &snapshot.programs {
         table.row(vec![
             units::percent(program.share.share),
             units::percent(program.share.distance()),
@@ -67,13 +67,13 @@ fn programs(text: &mut String, look: &Snapshot, page: PageLayout) {
     text.push_str(&table.render(page.width));
 }
 
-fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
+fn functions(text: &mut String, snapshot: &Snapshot, page: PageLayout) {
     let right = ColumnAlign::Right;
     let mut table =
         TextTable::new(&[("self", right), ("±", right), ("total", right), ("function", ColumnAlign::Left)])
             .indent(2)
             .flexible(3);
-    for function in &look.functions {
+    for function in &snapshot.functions {
         table.row(vec![
             units::percent(function.own.share),
             units::percent(function.own.distance()),
@@ -88,22 +88,21 @@ fn functions(text: &mut String, look: &Snapshot, page: PageLayout) {
 #[cfg(test)]
 mod tests {
     use profile::estimate::share;
-    use profile::live::{FunctionShare, ModeShares, ProgramShare, Sampling, VcpuShare};
+    use profile::live::{FunctionShare, ProgramShare, Sampling, VcpuShare};
 
     use super::*;
     use crate::render::TextStyle;
 
     #[test]
     fn tables_are_golden() {
-        let look = Snapshot {
+        let snapshot = Snapshot {
             time_s: 75.0,
             span_s: 5.0,
             sampling: Sampling { on: true, rate_hz: 500.0, counted: 2_400, ..Sampling::default() },
             vcpus: vec![VcpuShare {
                 id: 0,
                 states: vec![("guest".to_owned(), 0.75), ("halted".to_owned(), 0.25)],
-                now: Vec::new(),
-                modes: ModeShares::default(),
+                ..VcpuShare::default()
             }],
             programs: vec![
                 ProgramShare {
@@ -136,7 +135,7 @@ mod tests {
         };
         let page = PageLayout { width: 80, style: TextStyle::Plain };
         assert_eq!(
-            render(&look, page),
+            render(&snapshot, page),
             "\
 The last 5.00 s of 75.00 s, sampled at 500 Hz; 2,400 samples counted
 

@@ -32,6 +32,7 @@ fn vcpu(id: u8, time_s: f64) -> VcpuShare {
         states: states([0.612, 0.35, 0.021, 0.004, 0.0105, 0.0025, 0.0]),
         now: states(doing(id, time_s)),
         modes: ModeShares { user: 0.403, kernel: 0.181, hardirq: 0.02, softirq: 0.0002, idle: 0.3958 },
+        history: Vec::new(),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use profile::live::Snapshot;
+use profile::live::{Snapshot, VcpuShare};
 
 /// Largest number of columns.
 const KEPT: usize = 600;
@@ -16,14 +16,26 @@ pub type StateParts = [f32; STATES.len()];
 
 /// Sorts named parts into the order of [`STATES`].
 pub fn parts(named: &[(String, f64)]) -> StateParts {
-    let mut parts = StateParts::default();
-    for (part, name) in parts.iter_mut().zip(STATES) {
+    STATES.map(|name| {
         let found = named.iter().find(|(state, _)| state == name).map_or(0.0, |(_, part)| *part);
         #[expect(clippy::cast_possible_truncation, reason = "shown to three digits")]
         let found = found as f32;
-        *part = if found.is_finite() { found.clamp(0.0, 1.0) } else { 0.0 };
+        if found.is_finite() { found.clamp(0.0, 1.0) } else { 0.0 }
+    })
+}
+
+/// Returns the columns of the vCPUs' history that are known, the latest last.
+fn history(vcpus: &[VcpuShare]) -> Vec<BTreeMap<u8, StateParts>> {
+    let length = vcpus.iter().map(|vcpu| vcpu.history.len()).max().unwrap_or(0).min(KEPT);
+    let mut columns = vec![BTreeMap::new(); length];
+    for vcpu in vcpus {
+        for (column, numbers) in columns.iter_mut().rev().zip(vcpu.history.iter().rev()) {
+            let names = vcpu.states.iter().map(|(name, _)| name.clone());
+            let named: Vec<_> = names.zip(numbers.iter().copied()).collect();
+            column.insert(vcpu.id, parts(&named));
+        }
     }
-    parts
+    columns
 }
 
 /// Returns the mean of the known parts.
@@ -55,6 +67,13 @@ impl StateHistory {
             self.hidden = 0;
         } else if snapshot.time_s - self.latest_s < every.as_secs_f64() * 0.1 {
             return;
+        }
+        if self.columns.is_empty() {
+            history(&snapshot.vcpus).into_iter().for_each(|column| self.push(column, hidden));
+            if !self.columns.is_empty() {
+                self.latest_s = snapshot.time_s;
+                return;
+            }
         }
         let gap = (snapshot.time_s - self.latest_s) / every.as_secs_f64();
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
@@ -91,15 +110,13 @@ impl StateHistory {
 
 #[cfg(test)]
 mod tests {
-    use profile::live::VcpuShare;
-
     use super::*;
 
     const EVERY: Duration = Duration::from_millis(500);
 
     fn snapshot(time_s: f64, guest: f64) -> Snapshot {
         let states = vec![("guest".to_owned(), guest), ("halted".to_owned(), 1.0 - guest)];
-        let vcpu = |id| VcpuShare { id, now: states.clone(), ..VcpuShare::default() };
+        let vcpu = |id| VcpuShare { id, states: states.clone(), now: states.clone(), ..VcpuShare::default() };
         Snapshot { time_s, vcpus: vec![vcpu(0), vcpu(1)], ..Snapshot::default() }
     }
 
@@ -118,6 +135,17 @@ mod tests {
         assert_eq!(guest(&history), [1.0, 0.0, 0.0, 0.5, 0.25]);
         history.add(&snapshot(0.5, 0.75), EVERY, false);
         assert_eq!(guest(&history), [0.75]);
+    }
+
+    #[test]
+    fn a_history_comes_before_the_first_column() {
+        let mut history = StateHistory::default();
+        let mut first = snapshot(60.0, 0.25);
+        first.vcpus[0].history = vec![vec![0.5, 0.5], vec![0.75, 0.25]];
+        first.vcpus[1].history = vec![vec![1.0, 0.0], vec![0.25, f64::NAN]];
+        history.add(&first, EVERY, false);
+        history.add(&snapshot(60.5, 1.0), EVERY, false);
+        assert_eq!(guest(&history), [1.0, 0.5, 0.75]);
     }
 
     #[test]

@@ -21,8 +21,9 @@ pub struct RemoteRun {
 }
 
 impl RemoteRun {
-    /// Connects, and requests snapshots.
-    pub async fn new(stream: UnixStream, view: View, every: Duration) -> Result<Self, Error> {
+    /// Connects, and requests snapshots, the first one with the vCPUs' history.
+    pub async fn new(stream: UnixStream, mut view: View, every: Duration) -> Result<Self, Error> {
+        view.history_s = Some(every.as_secs_f64());
         let every_ms = u64::try_from(every.as_millis()).unwrap_or(u64::MAX);
         let mut remote = Self { viewer: Viewer::new(stream)?, every_ms };
         remote.send(RunCommand::View(view)).await?;
@@ -33,7 +34,7 @@ impl RemoteRun {
 impl WatchedRun for RemoteRun {
     async fn next(&mut self) -> RunEvent {
         match self.viewer.next().await {
-            Ok(viewer::Event::Look(snapshot)) => RunEvent::Snapshot(snapshot),
+            Ok(viewer::Event::Snapshot(snapshot)) => RunEvent::Snapshot(snapshot),
             Ok(viewer::Event::Refused(sentence)) => RunEvent::Message(escaped(&sentence).into_owned()),
             Ok(viewer::Event::Ended) => RunEvent::Ended("the run has ended".to_owned()),
             Err(ControlError::Talk(error)) => {
@@ -75,7 +76,7 @@ mod tests {
         let (reader, mut writer) = far.split();
         let mut requests = BufReader::new(reader).lines();
         let watch = requests.next_line().await.unwrap().unwrap();
-        assert_eq!(watch, r#"{"do":"watch","view":{"span":"run","rows":3},"every_ms":250}"#);
+        assert_eq!(watch, r#"{"do":"watch","view":{"span":"run","rows":3,"history_s":0.25},"every_ms":250}"#);
         assert_eq!(requests.next_line().await.unwrap().unwrap(), r#"{"do":"mark","text":"here"}"#);
         let snapshot = Snapshot { time_s: 2.5, ..Snapshot::default() };
         let lines =

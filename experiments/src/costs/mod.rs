@@ -25,20 +25,16 @@ const SCRIPT: &str = "latency --seconds 0.1";
 
 const ABOUT: &str = "\
 P. Chubb, *Micro-State Accounting for Linux*, measures with lmbench the cost of his accounting, which reads a clock at
-each system call and each switch. His figures are of an IA64 machine at 900 MHz with a kernel for two processors (2.5.72
-and 2.5.72msa, means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the
-smallest mean counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the
-cost of pipes without a switch is subtracted.";
+each system call and each switch: on an IA64 machine at 900 MHz with a kernel for two processors (2.5.72 and 2.5.72msa,
+means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the smallest mean
+counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the cost of pipes
+without a switch is subtracted.";
 
 const LEFT_OUT: &str = "\
-Not measured:
+Differences from the paper:
 
-- memory latencies and bandwidths of copies in memory: an emulated processor has no caches to miss, and neither touches
-  the kernel;
-- RPC and HTTP: this image has no servers of them, and they add a library to the rows of UDP and TCP.
-
-Other differences from the paper:
-
+- Not measured are memory latencies and bandwidths of copies in memory, which do not touch the kernel, as an emulated
+  processor has no caches to miss; and RPC and HTTP, which add a library to UDP and TCP.
 - An array (4 to 64 KiB) costs the pages that are looked up again after a switch, and no cache lines.
 - lmbench subtracts the signal from the protection fault; here the paper's two are added.
 - The mapped file has 4 MiB, a tenth of which is touched; the paper does not give its size. Files are on ext4.
@@ -50,7 +46,7 @@ work: a call or a switch costs more only by the ticks' share of the time.
 
 In exact mode each switch and each wake-up (a signal to a running task is one) leaves the guest once, and each hard
 interrupt twice (probes). This is the price of an unchanged guest kernel, and high where exits are emulated. Other
-system calls, `select`, faults and cached files pass no probe; a difference within the scatter is not significant.";
+system calls, `select`, faults and cached files pass no probe.";
 
 /// Output of one run, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
@@ -78,38 +74,39 @@ fn read(run: &Run) -> Result<HashMap<String, f64>> {
 type Values = BTreeMap<(String, &'static str), Vec<f64>>;
 
 fn table(paper: &PaperTable, values: &Values) -> Result<String> {
+    let unit = match paper.unit {
+        TableUnit::Us => "us",
+        TableUnit::Rate => "MB/s",
+    };
     let mut table = MarkdownTable::new(&[
-        "",
+        unit,
         "Chubb: without",
         "with",
-        "",
+        "%",
         "vprof: off",
-        "s.d.",
+        "s.d., %",
         "sampling",
-        "",
+        "%",
         "exact",
-        "",
+        "%",
     ]);
+    let percent = |value, base| more(value, base).trim_end_matches(" %").to_owned();
     for (key, label, without, with) in paper.rows {
         let of_setting = |name| values.get(&((*key).to_owned(), name)).map_or(&[][..], Vec::as_slice);
         let middle = |name| median(of_setting(name)).context("nothing was measured");
         let [off, sampling, exact] = SETTINGS.map(|(name, _)| middle(name));
         let (off, sampling, exact) = (off?, sampling?, exact?);
-        let cell = |value: f64| match paper.unit {
-            TableUnit::Us => format!("{} us", digits(value)),
-            TableUnit::Rate => format!("{} MB/s", digits(value)),
-        };
         table.row([
             (*label).to_owned(),
-            cell(*without),
-            cell(*with),
-            more(*with, *without),
-            cell(off),
-            deviation(of_setting("off")).map_or_else(String::new, |part| format!("{:.0} %", part * 100.0)),
-            cell(sampling),
-            more(sampling, off),
-            cell(exact),
-            more(exact, off),
+            digits(*without),
+            digits(*with),
+            percent(*with, *without),
+            digits(off),
+            deviation(of_setting("off")).map_or_else(String::new, |part| format!("{:.0}", part * 100.0)),
+            digits(sampling),
+            percent(sampling, off),
+            digits(exact),
+            percent(exact, off),
         ]);
     }
     Ok(format!("### {}\n\n{}", paper.title, table.markdown()))
@@ -195,10 +192,9 @@ mod tests {
         for (name, runs) in [("off", [9.0, 10.0, 11.0]), ("sampling", [20.0; 3]), ("exact", [5.0; 3])] {
             values.insert(("a".to_owned(), name), runs.to_vec());
         }
-        let row =
-            "| A | 2.00 us | 2.20 us | +10.0 % | 10.0 us | 10 % | 20.0 us | +100.0 % | 5.00 us | -50.0 % |";
+        let row = "| A | 2.00 | 2.20 | +10.0 | 10.0 | 10 | 20.0 | +100.0 | 5.00 | -50.0 |";
         let text = table(&paper, &values).unwrap();
-        assert!(text.starts_with("### T\n") && text.contains(row), "{text}");
+        assert!(text.starts_with("### T\n\n| us |") && text.contains(row), "{text}");
         assert!(repeatability(&values).contains("0 % of their mean at the median, 10 % at\nmost"));
         assert!(table(&paper, &Values::new()).is_err());
     }

@@ -29,8 +29,8 @@ const CLIENTS: usize = 128;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Time limit of `write` for the recorded rows.
 const WRITE_LIMIT: Duration = Duration::from_secs(5);
-/// Looks that are kept for others who look in the same way.
-const LOOKS: usize = 16;
+/// Snapshots that are kept, for clients with the same view.
+const CACHED: usize = 16;
 
 /// The run as the server sees it.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens at `socket`, or where runs of this user are looked for.
+    /// Listens at `socket`, or where clients search for the runs of this user.
     ///
     /// # Errors
     /// The socket cannot be made, or is another run's.
@@ -165,9 +165,9 @@ async fn send_line(writer: &mut OwnedWriteHalf, line: &[u8]) -> io::Result<()> {
     }
 }
 
-/// One look as JSON, for all who look in the same way.
+/// Snapshot as JSON, for all clients with this view.
 #[derive(Debug)]
-struct Look {
+struct CachedTables {
     view: View,
     time_ns: u64,
     json: Arc<str>,
@@ -177,27 +177,27 @@ struct Look {
 #[derive(Debug)]
 struct Served {
     run: Run,
-    looks: Mutex<VecDeque<Look>>,
+    cached: Mutex<VecDeque<CachedTables>>,
 }
 
 impl Served {
     fn new(run: Run) -> Self {
-        Self { run, looks: Mutex::default() }
+        Self { run, cached: Mutex::default() }
     }
 
     /// The tables as JSON. They change with each batch, and are made again only then.
     fn tables(&self, view: &View) -> Arc<str> {
-        let mut looks = self.looks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self.cached.lock().unwrap_or_else(PoisonError::into_inner);
         let tables = self.run.tables.lock();
         let time_ns = tables.time_ns();
-        if let Some(look) = looks.iter().find(|look| look.time_ns == time_ns && look.view == *view) {
-            return Arc::clone(&look.json);
+        if let Some(known) = cached.iter().find(|tables| tables.time_ns == time_ns && tables.view == *view) {
+            return Arc::clone(&known.json);
         }
         let snapshot = tables.snapshot(view);
         drop(tables);
         let json: Arc<str> = serde_json::to_string(&snapshot).unwrap_or_else(|_| "null".to_owned()).into();
-        looks.truncate(LOOKS - 1);
-        looks.push_front(Look { view: view.clone(), time_ns, json: Arc::clone(&json) });
+        cached.truncate(CACHED - 1);
+        cached.push_front(CachedTables { view: view.clone(), time_ns, json: Arc::clone(&json) });
         json
     }
 
@@ -284,7 +284,7 @@ struct Client {
     served: Arc<Served>,
 }
 
-/// Somebody who wants to look again and again.
+/// Request for one snapshot after the other.
 struct Watching {
     id: Option<Value>,
     view: View,
@@ -302,7 +302,7 @@ impl Client {
         let mut line = Vec::new();
         let mut watching: Option<Watching> = None;
         loop {
-            let looked = tokio::select! {
+            let answered = tokio::select! {
                 read = read_line(&mut self.reader, &mut line) => match read {
                     Ok(true) => {
                         let answered = self.answer(&line, &mut watching).await;
@@ -317,28 +317,30 @@ impl Client {
                     }
                     Err(_) => return,
                 },
-                () = next_look(&mut watching) => self.send_tables(watching.as_ref()).await,
+                () = next_tick(&mut watching) => self.send_tables(watching.as_mut()).await,
             };
-            if looked.is_err() {
+            if answered.is_err() {
                 return;
             }
         }
     }
 
-    async fn send_tables(&mut self, watching: Option<&Watching>) -> io::Result<()> {
+    async fn send_tables(&mut self, watching: Option<&mut Watching>) -> io::Result<()> {
         let Some(watching) = watching else { return Ok(()) };
-        let look = self.served.tables(&watching.view);
+        let tables = self.served.tables(&watching.view);
+        // From the first snapshot on, the client knows it.
+        watching.view.history_s = None;
         let id = watching.id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
-        send_line(&mut self.writer, format!("{{{id}\"snapshot\":{look}}}\n").as_bytes()).await
+        send_line(&mut self.writer, format!("{{{id}\"snapshot\":{tables}}}\n").as_bytes()).await
     }
 
     async fn answer(&mut self, line: &[u8], watching: &mut Option<Watching>) -> io::Result<()> {
         let (id, request) = read_request(line);
         let result = match request {
             Ok(Request::Tables { view }) => {
-                let look = self.served.tables(&view);
+                let tables = self.served.tables(&view);
                 let id = id.as_ref().map_or_else(String::new, |id| format!("\"id\":{id},"));
-                return send_line(&mut self.writer, format!("{{{id}\"ok\":{look}}}\n").as_bytes()).await;
+                return send_line(&mut self.writer, format!("{{{id}\"ok\":{tables}}}\n").as_bytes()).await;
             }
             Ok(Request::Watch { view, every_ms }) => {
                 let mut ticks = interval(Duration::from_millis(every_ms));
@@ -358,7 +360,7 @@ impl Client {
 }
 
 /// Waits for the next view; for ever where nobody watches.
-async fn next_look(watching: &mut Option<Watching>) {
+async fn next_tick(watching: &mut Option<Watching>) {
     match watching {
         Some(watching) => drop(watching.ticks.tick().await),
         None => std::future::pending().await,

@@ -1,4 +1,4 @@
-//! The other end of the socket for a program that looks again and again, and waits for other things besides.
+//! Client of the socket for a program that takes one snapshot after the other, and waits for other things.
 
 use std::io;
 use std::os::unix::net::UnixStream as StdStream;
@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub enum Event {
     /// Its tables.
-    Look(Box<Snapshot>),
+    Snapshot(Box<Snapshot>),
     /// It refused something; its own sentence.
     Refused(String),
     /// It has ended.
@@ -61,7 +61,7 @@ impl Viewer {
                 return Ok(Event::Ended);
             }
             match read_reply::<IgnoredAny>(&line).map_err(ControlError::Answer)? {
-                Reply { snapshot: Some(look), .. } => return Ok(Event::Look(look)),
+                Reply { snapshot: Some(snapshot), .. } => return Ok(Event::Snapshot(snapshot)),
                 Reply { error: Some(sentence), .. } => return Ok(Event::Refused(sentence)),
                 // Done.
                 _ => {}

@@ -399,7 +399,7 @@ fn a_kernel_with_frame_pointers_needs_no_table() {
 #[test]
 fn most_rules_tell_which_number_is_which_register() {
     for format in formats() {
-        let told = |written: &[Written]| {
+        let numbers = |written: &[Written]| {
             let bytes: Vec<u8> = written.iter().flat_map(|written| bytes(&format, written)).collect();
             RegisterNumbers::infer(&format.fields, &bytes)
         };
@@ -409,10 +409,10 @@ fn most_rules_tell_which_number_is_which_register() {
             rule(0, RuleKind::Call, (6, 0)),
             rule(0, RuleKind::Regs, (3, 0)),
         ];
-        assert_eq!(told(&[&[by_sp; 3], &others[..]].concat()), Some(format.numbers));
-        assert_eq!(told(&[&[by_sp; 2], &others[..]].concat()), None, "half of all calls");
-        assert_eq!(told(&[]), None);
-        assert_eq!(told(&[rule(0, RuleKind::Undefined, (0, 0)), rule(0, RuleKind::Bottom, (0, 0))]), None);
+        assert_eq!(numbers(&[&[by_sp; 3], &others[..]].concat()), Some(format.numbers));
+        assert_eq!(numbers(&[&[by_sp; 2], &others[..]].concat()), None, "half of all calls");
+        assert_eq!(numbers(&[]), None);
+        assert_eq!(numbers(&[rule(0, RuleKind::Undefined, (0, 0)), rule(0, RuleKind::Bottom, (0, 0))]), None);
     }
 }
 

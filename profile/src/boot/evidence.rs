@@ -148,17 +148,17 @@ fn console(connection: &Connection, evidence: &mut Evidence) -> rusqlite::Result
             line.extend_from_slice(bytes.get(..room).unwrap_or(bytes));
         }
         if ends {
-            let told = clean::without_escape_sequences(&String::from_utf8_lossy(&line));
-            let told = clean::printable(told.trim_end());
+            let shown = clean::without_escape_sequences(&String::from_utf8_lossy(&line));
+            let shown = clean::printable(shown.trim_end());
             line.clear();
-            if told.contains(PANIC) {
-                evidence.panic_line.get_or_insert_with(|| told.clone());
+            if shown.contains(PANIC) {
+                evidence.panic_line.get_or_insert_with(|| shown.clone());
             }
-            if OOPS.iter().any(|mark| told.contains(mark)) {
-                evidence.oops_line.get_or_insert_with(|| told.clone());
+            if OOPS.iter().any(|mark| shown.contains(mark)) {
+                evidence.oops_line.get_or_insert_with(|| shown.clone());
             }
-            if !told.is_empty() {
-                last.push_back(told);
+            if !shown.is_empty() {
+                last.push_back(shown);
                 if last.len() > LAST_LINES {
                     last.pop_front();
                 }
@@ -185,12 +185,12 @@ fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<Last
     let mut all = Vec::new();
     for vcpu in ids {
         let busy: Option<f64> = connection.query_row(busy, (vcpu, from), |row| row.get(0))?;
-        let mut told = LastOf { vcpu, busy: busy.unwrap_or(0.0), ..LastOf::default() };
+        let mut end = LastOf { vcpu, busy: busy.unwrap_or(0.0), ..LastOf::default() };
         let mut statement = connection.prepare(last)?;
         let mut rows = statement.query((vcpu, from))?;
         if let Some(row) = rows.next()? {
-            told.process = row.get(0)?;
-            told.stack = match row.get::<_, Option<i64>>(1)? {
+            end.process = row.get(0)?;
+            end.stack = match row.get::<_, Option<i64>>(1)? {
                 Some(stack) => frames(connection, stack)?,
                 None => {
                     let (symbol, address): (Option<String>, i64) = (row.get(2)?, row.get(3)?);
@@ -198,7 +198,7 @@ fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<Last
                 }
             };
         }
-        all.push(told);
+        all.push(end);
     }
     Ok(all)
 }

@@ -141,8 +141,8 @@ fn a_boot_that_was_not_sampled_from_its_start_has_no_phases() {
         .to_vec();
     let boot = read(&batch);
     assert!(boot.sampled_from_s.is_some_and(|s| (s - 0.29).abs() < 1e-9), "{:?}", boot.sampled_from_s);
-    let told: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
-    assert_eq!(told, ["total"]);
+    let found: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(found, ["total"]);
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn without_stacks_the_kernel_s_phase_is_not_divided() {
     batch.samples.iter_mut().for_each(|sample| sample.stack = None);
     let boot = read(&batch);
     assert_eq!(boot.sampled_from_s, None);
-    let told: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
-    assert_eq!(told, ["total", "decompression", "kernel", "initrd", "userspace"]);
+    let found: Vec<&str> = boot.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(found, ["total", "decompression", "kernel", "initrd", "userspace"]);
 }
 
 #[test]
@@ -179,13 +179,13 @@ fn phases_follow_one_another_from_the_first_instruction_on() {
 #[test]
 fn what_the_kernel_called_has_its_time_without_interrupts() {
     let boot = read(&batch());
-    let told = |calls: &[Call]| {
+    let found = |calls: &[Call]| {
         let call = |call: &Call| (call.function.clone(), call.module.clone(), call.time.samples);
         calls.iter().map(call).collect::<Vec<_>>()
     };
-    assert_eq!(told(&boot.early), [("mm_init".to_owned(), None, 50)]);
+    assert_eq!(found(&boot.early), [("mm_init".to_owned(), None, 50)]);
     let net = ("net_init".to_owned(), Some("net".to_owned()), 20);
-    assert_eq!(told(&boot.initcalls), [("acpi_init".to_owned(), None, 80), net]);
+    assert_eq!(found(&boot.initcalls), [("acpi_init".to_owned(), None, 80), net]);
     let acpi = &boot.initcalls[0];
     // 80 of 100 samples, in 100 ms.
     assert!((acpi.time.s - 0.08).abs() < 0.002 && acpi.time.low_s < 0.08 && acpi.time.high_s > 0.08);
@@ -209,10 +209,10 @@ fn modules_whose_initcalls_end_in_the_same_function_are_as_many_calls() {
     }
     let boot = read(&batch);
     let calls = boot.initcalls.iter().filter(|call| call.function == "net_init");
-    let told: Vec<_> = calls
+    let found: Vec<_> = calls
         .map(|call| ((1e3 * call.from_s).round(), (1e3 * call.to_s).round(), call.time.samples))
         .collect();
-    assert_eq!(told, [(400.0, 419.0, 18), (425.0, 429.0, 5), (440.0, 444.0, 5)]);
+    assert_eq!(found, [(400.0, 419.0, 18), (425.0, 429.0, 5), (440.0, 444.0, 5)]);
 }
 
 #[test]
@@ -332,8 +332,8 @@ fn a_boot_that_ends_early_has_the_phases_that_it_came_to() {
     cut.events.clear();
     cut.meta[3].1 = (260 * MS).to_string();
     let boot = read(&cut);
-    let told: Vec<_> = boot.phases.iter().map(|phase| (phase.name.as_str(), phase.ended)).collect();
-    assert_eq!(told, [("total", false), ("decompression", true), ("kernel", false), ("early", false)]);
+    let found: Vec<_> = boot.phases.iter().map(|phase| (phase.name.as_str(), phase.ended)).collect();
+    assert_eq!(found, [("total", false), ("decompression", true), ("kernel", false), ("early", false)]);
     let nothing = Batch { meta: cut.meta, ..Batch::default() };
     assert_eq!(read(&nothing).phases.iter().filter(|phase| phase.samples > 0).count(), 0);
 }
@@ -424,8 +424,8 @@ fn mostly_halted(on_us: u64, rate: f64) -> f64 {
 #[test]
 fn stretches_without_a_sample_lose_no_time() {
     for (on_us, rate) in [(1_000, 200.0), (2_000, 200.0), (1_000, 1_000.0)] {
-        let told = mostly_halted(on_us, rate);
-        assert!((0.99..1.001).contains(&told), "{told} of the time, {on_us} us at {rate} Hz");
+        let found = mostly_halted(on_us, rate);
+        assert!((0.99..1.001).contains(&found), "{found} of the time, {on_us} us at {rate} Hz");
     }
 }
 

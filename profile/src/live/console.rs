@@ -22,9 +22,9 @@ mod tests {
 
     #[test]
     fn only_text_is_left() {
-        let told = b"\x1b[0;32mOK\x1b[0m\r\nload 1%\rload 99%\r\n\x1b]0;title\x07# \xff\x1b(Bx\tend";
-        assert_eq!(lines(told, 9), ["OK", "load 99%", "# \u{fffd}x    end"]);
-        assert_eq!(lines(told, 1), ["# \u{fffd}x    end"]);
+        let bytes = b"\x1b[0;32mOK\x1b[0m\r\nload 1%\rload 99%\r\n\x1b]0;title\x07# \xff\x1b(Bx\tend";
+        assert_eq!(lines(bytes, 9), ["OK", "load 99%", "# \u{fffd}x    end"]);
+        assert_eq!(lines(bytes, 1), ["# \u{fffd}x    end"]);
         assert_eq!(lines(b"\x1b[1;2", 9), Vec::<String>::new());
     }
 

@@ -72,6 +72,10 @@ pub struct VcpuShare {
     pub now: Vec<(String, f64)>,
     /// Parts of its samples in the guest or halted by mode.
     pub modes: ModeShares,
+    /// Parts over time, in columns of equal length up to now, the latest last; all 0 where nothing is known.
+    /// Parts of a column are in the order of `states`. Empty if it is not requested.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<Vec<f64>>,
 }
 
 /// Parts of the samples in the guest or halted.

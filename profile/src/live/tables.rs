@@ -19,11 +19,14 @@ use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
 use crate::rows::{Charged, is_ksoftirqd};
+use text::units::rounded;
 
 /// The longest span of the last seconds, ns; older data is dropped.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// The span of bars over time, ns: longer than a batch takes.
 const NOW_NS: u64 = 450_000_000;
+/// The shortest column of a history, ns.
+const SHORTEST_COLUMN_NS: u64 = 100_000_000;
 /// Limit of events.
 const EVENTS: usize = 200;
 /// Limit of the console's end, bytes.
@@ -54,11 +57,14 @@ pub struct View {
     /// Table of a part of the samples, in addition to the others.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub detail: Option<DetailView>,
+    /// Also the vCPUs' states over the last 60 s, in columns of this length, s.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub history_s: Option<f64>,
 }
 
 impl Default for View {
     fn default() -> Self {
-        Self { span: Span::Last(5.0), rows: 50, detail: None }
+        Self { span: Span::Last(5.0), rows: 50, detail: None, history_s: None }
     }
 }
 
@@ -69,7 +75,7 @@ struct ExitHistory {
     count: u64,
     total_ns: u64,
     seconds: f64,
-    told_ns: u64,
+    reported_ns: u64,
 }
 
 /// Instance row id and thread id.
@@ -154,12 +160,12 @@ impl Tables {
             count: 0,
             total_ns: 0,
             seconds: 0.0,
-            told_ns: 0,
+            reported_ns: 0,
         });
         history.count = row.count.saturating_sub(history.row.count);
         history.total_ns = row.total_ns.saturating_sub(history.row.total_ns);
-        history.seconds = seconds(now_ns.saturating_sub(history.told_ns));
-        history.told_ns = now_ns;
+        history.seconds = seconds(now_ns.saturating_sub(history.reported_ns));
+        history.reported_ns = now_ns;
         // The buckets are the largest part, and a snapshot does not need them.
         history.row = ExitRow { times: Vec::new(), ..row.clone() };
     }
@@ -188,7 +194,7 @@ impl Tables {
             kernel: self.meta.get("kernel").cloned(),
             host: self.meta.get("host").cloned().unwrap_or_else(|| "unknown".to_owned()),
             sampling: self.sampling(counts.values().sum()),
-            vcpus: self.vcpus(from_ns, view.span == Span::Run),
+            vcpus: self.vcpus(from_ns, view),
             modes: modes(&counts),
             programs: self.programs(&counts, busy, view.rows),
             processes: self.processes(&counts, busy, view.rows),
@@ -239,13 +245,13 @@ impl Tables {
     }
 
     fn sampling(&self, counted: u64) -> Sampling {
-        let told = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
+        let requested = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         // All vCPUs have one rate, except while it changes.
         let rate_hz = self.rates.values().copied().reduce(f64::max);
         let sum = |of: fn(&VcpuRow) -> u64| self.vcpus.values().map(of).sum();
         Sampling {
             on: rate_hz.is_none_or(|rate| rate > 0.0),
-            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(told),
+            rate_hz: rate_hz.filter(|rate| *rate > 0.0).unwrap_or(requested),
             clock: self.meta.get("clock").cloned().unwrap_or_default(),
             samples: sum(|row| row.samples),
             lost: sum(|row| row.lost),
@@ -253,18 +259,44 @@ impl Tables {
         }
     }
 
-    fn vcpus(&self, from_ns: u64, run: bool) -> Vec<VcpuShare> {
+    fn vcpus(&self, from_ns: u64, view: &View) -> Vec<VcpuShare> {
         let since = |vcpu: u8, from_ns: u64| {
             let own = self.segments.iter().filter(|row| row.vcpu == vcpu && row.time_ns > from_ns);
             own.fold(Microstates::default(), |sum, row| sum.plus(&row.states))
         };
         let share = |row: &VcpuRow| VcpuShare {
             id: row.id,
-            states: parts(&if run { row.states } else { since(row.id, from_ns) }),
+            states: parts(&if view.span == Span::Run { row.states } else { since(row.id, from_ns) }),
             now: parts(&since(row.id, self.now_ns.saturating_sub(NOW_NS))),
             modes: modes(&self.counts.since(from_ns, Some(row.id))),
+            history: view.history_s.map_or_else(Vec::new, |length_s| self.history(row.id, length_s)),
         };
         self.vcpus.values().map(share).collect()
+    }
+
+    /// Returns parts by state of columns of `length_s`, at least 0.1 s, up to now; the latest last.
+    fn history(&self, vcpu: u8, length_s: f64) -> Vec<Vec<f64>> {
+        let length_ns = ns(length_s.min(60.0)).max(SHORTEST_COLUMN_NS);
+        let known_ns = self.now_ns.min(LONGEST_NS);
+        let mut columns = vec![Microstates::default(); usize::try_from(known_ns / length_ns).unwrap_or(0)];
+        for row in self.segments.iter().filter(|row| row.vcpu == vcpu) {
+            let wall = row.states.wall();
+            // Times before now, in which later ones are smaller.
+            let end = self.now_ns.saturating_sub(row.time_ns);
+            let begin = end.saturating_add(wall);
+            let first = usize::try_from(end / length_ns).unwrap_or(usize::MAX);
+            for (column, low) in columns.iter_mut().zip((0_u64..).map(|place| place * length_ns)).skip(first)
+            {
+                if low >= begin {
+                    break;
+                }
+                let within = part(begin.min(low + length_ns).saturating_sub(end.max(low)), wall);
+                *column = column.plus(&row.states.map(|ns| rounded(ns as f64 * within)));
+            }
+        }
+        // Four digits: a long history of many vCPUs fits into a line.
+        let short = |(_, part): (String, f64)| (part * 1e4).round() / 1e4;
+        columns.iter().rev().map(|states| parts(states).into_iter().map(short).collect()).collect()
     }
 
     fn programs(
@@ -372,9 +404,11 @@ impl Tables {
 
     fn exits(&self, rows: usize) -> Vec<ExitRate> {
         // Exits without a new row have not grown.
-        let latest = self.exits.values().map(|history| history.told_ns).max().unwrap_or(0);
+        let latest = self.exits.values().map(|history| history.reported_ns).max().unwrap_or(0);
         let mut sums: BTreeMap<ExitKey, (u64, u64, f64)> = BTreeMap::new();
-        for history in self.exits.values().filter(|history| history.told_ns == latest && history.count > 0) {
+        for history in
+            self.exits.values().filter(|history| history.reported_ns == latest && history.count > 0)
+        {
             let key = (history.row.reason.clone(), history.row.address, history.row.device.clone());
             let (count, total_ns, s) = sums.entry(key).or_default();
             (*count, *total_ns, *s) = (*count + history.count, *total_ns + history.total_ns, history.seconds);

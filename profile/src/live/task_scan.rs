@@ -62,7 +62,7 @@ impl SampledStates {
         };
         // Backwards from now: the scan down to which a task's state is counted already, and its state before
         // that.
-        let mut told: HashMap<TaskKey, (u64, Option<TaskState>)> =
+        let mut known: HashMap<TaskKey, (u64, Option<TaskState>)> =
             self.now.iter().map(|(task, state)| (*task, (last + 1, Some(*state)))).collect();
         let mut count = |task: TaskKey, state: Option<TaskState>, scans: u64| {
             let place = state.and_then(|state| TaskState::ALL.iter().position(|known| *known == state));
@@ -71,11 +71,11 @@ impl SampledStates {
             }
         };
         for change in self.changes.iter().rev().take_while(|change| change.scan >= first) {
-            let (end, _) = told.get(&change.task).copied().unwrap_or((last + 1, None));
+            let (end, _) = known.get(&change.task).copied().unwrap_or((last + 1, None));
             count(change.task, change.to, end.saturating_sub(change.scan));
-            told.insert(change.task, (change.scan.min(end), change.from));
+            known.insert(change.task, (change.scan.min(end), change.from));
         }
-        for (task, (end, state)) in told {
+        for (task, (end, state)) in known {
             count(task, state, end.saturating_sub(first));
         }
         let scans = (last - first.min(last)).max(1);

@@ -108,6 +108,27 @@ fn the_whole_run_and_its_end_are_told_apart() {
 }
 
 #[test]
+fn a_history_has_columns_of_the_wanted_length() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    let history = |length_s| {
+        let snapshot = tables.snapshot(&View { history_s: Some(length_s), ..View::default() });
+        snapshot.vcpus[0].history.clone()
+    };
+    // guest, halted, waiting, kvm, vmm, sampler, paused
+    let (busy, idle) = (vec![0.9, 0.0, 0.0, 0.0, 0.1, 0.0, 0.0], vec![0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
+    assert_eq!(history(0.5), [busy.clone(), busy.clone(), idle.clone(), idle]);
+    assert_eq!(history(2.0), [[0.45, 0.5, 0.0, 0.0, 0.05, 0.0, 0.0]]);
+    assert_eq!([0.0, -1.0, f64::NAN, 1e9].map(|length_s| history(length_s).len()), [20, 20, 0, 0]);
+    assert!(tables.snapshot(&View::default()).vcpus[0].history.is_empty());
+    // After a gap nothing is known.
+    let meta = vec![("duration_ns".to_owned(), (100_000 * MS).to_string())];
+    tables.add(&Batch { meta, ..Batch::default() });
+    let snapshot = tables.snapshot(&View { history_s: Some(0.5), ..View::default() });
+    assert_eq!(snapshot.vcpus[0].history, vec![vec![0.0; 7]; 120]);
+}
+
+#[test]
 fn functions_count_once_for_each_stack() {
     let mut tables = Tables::default();
     tables.add(&batch());
@@ -123,7 +144,7 @@ fn functions_count_once_for_each_stack() {
 /// The table of a part of the whole run.
 fn detail(tables: &Tables, part: SamplePart, calls: Option<CallsView>) -> Detail {
     let view = DetailView { part, calls };
-    let view = View { span: Span::Run, rows: 10, detail: Some(view.clone()) };
+    let view = View { span: Span::Run, rows: 10, detail: Some(view.clone()), ..View::default() };
     tables.snapshot(&view).detail.unwrap()
 }
 
@@ -170,7 +191,7 @@ fn a_part_has_its_functions_and_its_calls() {
 #[test]
 fn exits_and_tasks_are_rates_of_late() {
     let mut tables = Tables::default();
-    let told = |s: u64, count: u64| Batch {
+    let exits_at = |s: u64, count: u64| Batch {
         meta: vec![("duration_ns".to_owned(), (s * 1_000 * MS).to_string())],
         exits: vec![ExitRow {
             id: 1,
@@ -198,15 +219,19 @@ fn exits_and_tasks_are_rates_of_late() {
         rates: vec![RateRow { vcpu: 0, time_ns: 0, rate_hz: 0.0 }],
         ..Batch::default()
     };
-    tables.add(&told(1, 1_000));
-    tables.add(&told(3, 5_000));
-    let look = tables.snapshot(&View { span: Span::Last(1.0), rows: 10, ..View::default() });
-    let exit = &look.exits[0];
+    tables.add(&exits_at(1, 1_000));
+    tables.add(&exits_at(3, 5_000));
+    let snapshot = tables.snapshot(&View { span: Span::Last(1.0), rows: 10, ..View::default() });
+    let exit = &snapshot.exits[0];
     assert_eq!((exit.per_s, exit.mean_ns, exit.reason.as_str()), (2_000.0, 1_000.0, "port write"));
     assert!((exit.share - 0.002).abs() < 1e-12);
-    assert_eq!((look.tasks.len(), look.tasks[0].tid, look.tasks[0].time_s), (1, 7, 1.0));
-    assert!(look.tasks[0].states.contains(&("runnable".to_owned(), 0.75)), "{:?}", look.tasks[0].states);
-    assert!(!look.sampling.on);
+    assert_eq!((snapshot.tasks.len(), snapshot.tasks[0].tid, snapshot.tasks[0].time_s), (1, 7, 1.0));
+    assert!(
+        snapshot.tasks[0].states.contains(&("runnable".to_owned(), 0.75)),
+        "{:?}",
+        snapshot.tasks[0].states
+    );
+    assert!(!snapshot.sampling.on);
 }
 
 #[test]
@@ -251,12 +276,12 @@ mod properties {
             let spans = [Span::Run, Span::Last(2.0), Span::Last(f64::NAN)];
             for (span, calls) in spans.into_iter().zip(details) {
                 let detail = Some(DetailView { part: SamplePart::All, calls });
-                let look = tables.snapshot(&View { span, rows, detail });
-                let found = look.detail.unwrap();
+                let snapshot = tables.snapshot(&View { span, rows, detail, history_s: None });
+                let found = snapshot.detail.unwrap();
                 prop_assert!(found.functions.len() <= rows && found.calls.len() <= rows);
                 prop_assert!(found.calls.iter().all(|c| c.share.share <= 1.0 && c.part <= 1.0));
-                prop_assert!(look.functions.len() <= rows && look.processes.len() <= rows);
-                prop_assert!(look.functions.iter().all(|f| f.total.share <= 1.0 && f.own.share <= 1.0));
+                prop_assert!(snapshot.functions.len() <= rows && snapshot.processes.len() <= rows);
+                prop_assert!(snapshot.functions.iter().all(|f| f.total.share <= 1.0 && f.own.share <= 1.0));
             }
         }
     }

@@ -178,9 +178,9 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
             all.divide(vcpu, line.segments(SEGMENT_NS, in_guest));
         }
         for tick in &ticks {
-            let told = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
+            let ticked = all.tick(tick.vcpu, tick.time_ns, in_guest(tick.state));
             if tick.state == 1 && (ends.0..ends.1).contains(&tick.time_ns) {
-                tallies.add(&all, told);
+                tallies.add(&all, ticked);
             }
         }
         let found = all.estimate(&machine.times(), &tallies).time;

@@ -3,12 +3,12 @@ use super::*;
 
 #[test]
 fn a_seed_gives_one_result() {
-    let mut told = Vec::new();
+    let mut calls = Vec::new();
     let options = Options { seed: 5, runs: 2, clock: Some(ClockKind::Exponential) };
-    let first = study(&options, |done, all| told.push((done, all)));
+    let first = study(&options, |done, all| calls.push((done, all)));
     assert_eq!(first, study(&options, |_, _| {}));
     assert_ne!(first.rows, study(&Options { seed: 6, ..options }, |_, _| {}).rows);
-    assert_eq!(told.last(), Some(&(cases::all().len(), cases::all().len())));
+    assert_eq!(calls.last(), Some(&(cases::all().len(), cases::all().len())));
     assert!(first.rows.iter().all(|row| row.clock == ClockKind::Exponential));
 }
 

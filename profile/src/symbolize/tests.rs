@@ -153,12 +153,12 @@ fn code_gets_names_lines_and_inlined_functions() {
         FrameRow { kind: FrameKind::Kernel, ..frame(8, work, Some("kernel_code"), 0) },
     ];
     setup.write(Some(&setup.build_id), frames);
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let result = symbolize(&setup.path(), &setup.places(), |progress| {
-        told.push((progress.done, progress.files, progress.path.to_owned()));
+        reported.push((progress.done, progress.files, progress.path.to_owned()));
     })
     .unwrap();
-    assert_eq!(told, [(0, 1, "/usr/bin/prog".to_owned())]);
+    assert_eq!(reported, [(0, 1, "/usr/bin/prog".to_owned())]);
     assert_eq!(result.frames, FrameCounts { all: 5, before: 0, after: 5 });
     assert_eq!(result.found[0].build_id, setup.build_id);
     assert!(result.not_found.is_empty());

@@ -10,7 +10,7 @@ use profile::rows::{
 };
 use profile::{Filter, Profile, ProfileWriter};
 
-use super::{check, profile, schema_of, written};
+use super::{profile, types, written};
 
 /// Samples of the task: one before there is exact data, which does not count, then the parts of its time. An
 /// interrupt counts only if the preempt count does not show it: its entry and exit before and after its
@@ -162,13 +162,13 @@ fn second() -> Batch {
 
 #[test]
 fn an_exact_report_fits_its_schema() {
-    let schema = schema_of("vprof report --exact --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
     for process in [None, Some("sleeper"), Some("7"), Some("sleeper#0"), Some("sl*p*r")] {
         let wanted: Vec<String> = process.map(str::to_owned).into_iter().collect();
         let report = ExactReport::read(&profile, &wanted).expect("exact data");
-        check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+        types.check(&serde_json::to_value(&report).expect("JSON"), "ExactReport");
         let task = &report.tasks[0];
         assert!(report.complete && task.ended);
         assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12);
@@ -227,12 +227,12 @@ fn runs<'a>(history: &'a Timehist<'_>, most: usize) -> Vec<TaskRun<'a>> {
 
 #[test]
 fn a_timehist_fits_its_schema() {
-    let schema = schema_of("vprof report --exact --timehist --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let profile = exact_profile(&directory.path().join("exact.vprof"));
     let read = |filter: Filter| Timehist::new(&profile, &filter);
     let all = read(Filter::default()).expect("exact data");
-    check(&serde_json::to_value(&all).expect("JSON"), &schema, "report");
+    types.check(&serde_json::to_value(&all).expect("JSON"), "Timehist");
     let begins = |history: &Timehist<'_>| {
         let runs = runs(history, usize::MAX);
         assert_eq!(runs.len() as u64, history.count);

@@ -2,8 +2,8 @@
 //! schema.
 
 mod exact;
+mod types;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,9 +24,9 @@ use profile::simulate::{Options, Study, study};
 use profile::stat::Stat;
 use profile::store::{Table, Value as Cell};
 use profile::{Filter, Profile, ProfileWriter, Report};
-use serde_json::Value;
 
 use exact::exact_profile;
+use types::Types;
 
 fn document(name: &str) -> String {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name);
@@ -38,11 +38,9 @@ fn blocks<'a>(document: &'a str, language: &str) -> Vec<&'a str> {
     document.split(&fence).skip(1).filter_map(|rest| rest.split("```").next()).collect()
 }
 
-/// Returns the schema in the section of docs/json.md with this command.
-fn schema_of(command: &str) -> Value {
-    let text = document("json.md");
-    let section = text.split(&format!("# `{command}`\n")).nth(1).expect("a section");
-    serde_json::from_str(blocks(section, "json")[0]).expect("the schema is JSON")
+/// Returns the types of docs/json.md.
+fn types() -> Types {
+    Types::parse(&blocks(&document("json.md"), "ts"))
 }
 
 /// Writes batches into a profile, and opens it.
@@ -53,53 +51,6 @@ fn written(path: &Path, batches: &[Batch]) -> Profile {
     Profile::open(path).expect("a profile")
 }
 
-fn strings(value: &Value) -> BTreeSet<&str> {
-    value.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
-}
-
-fn is_type(value: &Value, name: &str) -> bool {
-    match name {
-        "object" => value.is_object(),
-        "array" => value.is_array(),
-        "string" => value.is_string(),
-        "boolean" => value.is_boolean(),
-        "null" => value.is_null(),
-        "integer" => value.is_i64() || value.is_u64(),
-        "number" => value.is_number(),
-        other => panic!("the schema uses the type {other}"),
-    }
-}
-
-/// The part of JSON Schema that docs/json.md uses. Stricter in one point: what is not described must not be
-/// there.
-fn check(value: &Value, schema: &Value, at: &str) {
-    match &schema["type"] {
-        Value::String(name) => assert!(is_type(value, name), "{at} is not of type {name}: {value}"),
-        names @ Value::Array(_) => {
-            assert!(
-                strings(names).iter().any(|name| is_type(value, name)),
-                "{at} is none of {names}: {value}"
-            );
-        }
-        _ => {
-            let allowed =
-                schema["enum"].as_array().unwrap_or_else(|| panic!("{at} has neither type nor enum"));
-            assert!(allowed.contains(value), "{at} is none of {allowed:?}: {value}");
-        }
-    }
-    if let (Some(object), Some(properties)) = (value.as_object(), schema["properties"].as_object()) {
-        let (found, described) = (object.keys().collect::<BTreeSet<_>>(), properties.keys().collect());
-        assert_eq!(found, described, "keys of {at}");
-        assert_eq!(strings(&schema["required"]), properties.keys().map(String::as_str).collect(), "{at}");
-        for (key, value) in object {
-            check(value, &properties[key], &format!("{at}.{key}"));
-        }
-    }
-    for (n, item) in value.as_array().into_iter().flatten().enumerate() {
-        check(item, &schema["items"], &format!("{at}[{n}]"));
-    }
-}
-
 fn profile(directory: &Path) -> Profile {
     let path = directory.join("made-up.vprof");
     made_up::write_profile(&path, 30_000, 500);
@@ -108,14 +59,13 @@ fn profile(directory: &Path) -> Profile {
 
 #[test]
 fn a_report_fits_its_schema() {
-    let text = document("json.md");
-    let schema: Value = serde_json::from_str(blocks(&text, "json")[0]).expect("the schema is JSON");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let profile = profile(directory.path());
     let report = Report::read(&profile, &Filter::default()).expect("a report");
     assert!(!report.vcpus.is_empty() && !report.functions.is_empty() && report.stacks.kernel.walks > 0);
     let json = serde_json::to_value(&report).expect("JSON");
-    check(&json, &schema, "report");
+    types.check(&json, "Report");
     let filter = Filter {
         process: vec!["program-07".into()],
         modes: vec![ModeGroup::User],
@@ -135,7 +85,7 @@ fn a_report_fits_its_schema() {
     for request in requests {
         for filter in [&filter, &Filter::default()] {
             let part = Report::read_with(&profile, filter, &request).expect("a report");
-            check(&serde_json::to_value(&part).expect("JSON"), &schema, "report");
+            types.check(&serde_json::to_value(&part).expect("JSON"), "Report");
         }
     }
     let back: Report = serde_json::from_value(json).expect("a report");
@@ -172,12 +122,12 @@ fn scanned_profile(path: &Path, meta: &[(&str, &str)]) -> Profile {
 
 #[test]
 fn states_fit_their_schema() {
-    let schema = schema_of("vprof report --states --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let exact = exact_profile(&directory.path().join("exact.vprof"));
     let all = Filter::default();
     let report = StateReport::read(&exact, &all, SourceChoice::Best).expect("exact times");
-    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    types.check(&serde_json::to_value(&report).expect("JSON"), "States");
     let task = &report.tasks[0];
     assert_eq!((report.source, report.scans.is_some()), (StateSource::Exact, false));
     assert!((task.states.iter().map(|state| state.s).sum::<f64>() - task.life_s).abs() < 1e-12, "{task:?}");
@@ -187,7 +137,7 @@ fn states_fit_their_schema() {
     let meta = [("task_scan_hz", "10"), ("task_scan_from_ns", "0"), ("duration_ns", "4000000000")];
     let scanned = scanned_profile(&directory.path().join("scanned.vprof"), &meta);
     let report = StateReport::read(&scanned, &all, SourceChoice::Best).expect("a report");
-    check(&serde_json::to_value(&report).expect("JSON"), &schema, "report");
+    types.check(&serde_json::to_value(&report).expect("JSON"), "States");
     assert_eq!((report.source, report.tasks.len()), (StateSource::Sampled, 2));
     let task = &report.tasks[0];
     assert_eq!((task.task.tid, task.task.thread.as_deref()), (8, Some("worker")));
@@ -225,42 +175,42 @@ fn a_profile_without_states_says_why() {
 
 #[test]
 fn the_guests_books_fit_their_schema() {
-    let schema = schema_of("vprof rusage --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let rusage = Rusage::read(&profile(directory.path())).expect("books");
     assert!(!rusage.processes.is_empty() && !rusage.threads.is_empty() && !rusage.cpus.is_empty());
-    check(&serde_json::to_value(&rusage).expect("JSON"), &schema, "rusage");
+    types.check(&serde_json::to_value(&rusage).expect("JSON"), "Rusage");
 }
 
 #[test]
 fn a_simulation_fits_its_schema() {
-    let schema = schema_of("vprof simulate --json");
+    let types = types();
     let result = study(&Options { seed: 1, runs: 2, clock: None }, |_, _| {});
     let json = serde_json::to_value(&result).expect("JSON");
-    check(&json, &schema, "study");
+    types.check(&json, "Simulation");
     let back: Study = serde_json::from_value(json).expect("a study");
     assert_eq!((back.seed, back.runs, back.rows.len()), (1, 2, result.rows.len()));
 }
 
 #[test]
 fn figures_of_vcpus_fit_their_schema() {
-    let schema = schema_of("vprof stat --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, 1_000, 0);
     let stat = Stat::read(&Profile::open(&path).expect("a profile")).expect("figures");
     assert!(!stat.vcpus.is_empty() && !stat.exits.is_empty());
     assert!(!stat.interrupts.is_empty() && !stat.kvm_counters.is_empty());
-    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+    types.check(&serde_json::to_value(&stat).expect("JSON"), "Stat");
     let exact = exact_profile(&directory.path().join("exact.vprof"));
     let stat = Stat::read(&exact).expect("figures");
     assert_eq!(stat.served.len(), 2);
-    check(&serde_json::to_value(&stat).expect("JSON"), &schema, "stat");
+    types.check(&serde_json::to_value(&stat).expect("JSON"), "Stat");
 }
 
 #[test]
 fn a_comparison_fits_its_schema() {
-    let schema = schema_of("vprof diff --json");
+    let types = types();
     let directory = tempfile::tempdir().expect("a directory");
     let open = || [profile(directory.path()), profile(directory.path())];
     for by in [SharesBy::Function, SharesBy::Total, SharesBy::Process, SharesBy::Stack] {
@@ -270,7 +220,7 @@ fn a_comparison_fits_its_schema() {
         for diff in [two, several] {
             assert!(!diff.rows.is_empty() && diff.tested > 0);
             assert!(diff.rows.iter().all(|row| !row.share.marked && row.share.change == 0.0), "{by:?}");
-            check(&serde_json::to_value(&diff).expect("JSON"), &schema, "diff");
+            types.check(&serde_json::to_value(&diff).expect("JSON"), "Diff");
             let sum: f64 = diff.rows.iter().map(|row| row.share.after).sum();
             assert!(by == SharesBy::Total || (sum - 1.0).abs() < 1e-9, "{by:?}: {sum}");
         }
@@ -297,7 +247,9 @@ fn every_column_is_described() {
         let (kind, name, column) = (text(&row[0]), text(&row[1]), format!("`{}`", text(&row[2])));
         let described = if kind == "table" {
             let section = document.split(&format!("### `{name}`\n")).nth(1).expect("a section");
-            section.split("\n### ").next().unwrap_or_default().contains(&format!("| {column} |"))
+            let rows = section.split("\n### ").next().unwrap_or_default().lines();
+            let mut named = rows.filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+            named.any(|cell| cell.contains(&column))
         } else {
             document.lines().any(|line| line.starts_with(&format!("| `{name}` |")) && line.contains(&column))
         };
@@ -321,7 +273,7 @@ fn the_example_queries_work() {
 
 #[test]
 fn a_boot_fits_its_schema() {
-    let schema = schema_of("vprof report --boot --json");
+    let types = types();
     let time = CpuEstimate { samples: 3, s: 0.1, low_s: 0.05, high_s: 0.2 };
     let call = |module| Call { function: "acpi_init".to_owned(), module, from_s: 0.1, to_s: 0.2, time };
     let unit = Unit { name: "ssh.service".to_owned(), from_s: 1.0, to_s: 2.0, processes: 2, time };
@@ -348,5 +300,5 @@ fn a_boot_fits_its_schema() {
             within_s: 0.003,
         },
     };
-    check(&serde_json::to_value(&boot).expect("JSON"), &schema, "boot");
+    types.check(&serde_json::to_value(&boot).expect("JSON"), "Boot");
 }

@@ -111,7 +111,7 @@ struct WriteOverlay {
     room: fn(&File) -> io::Result<(u64, u64)>,
     full: Arc<AtomicBool>,
     /// True once the lack of room was reported.
-    told: bool,
+    reported: bool,
 }
 
 /// Returns the size of the file system of an open file and what a user has free there, bytes.
@@ -135,7 +135,7 @@ impl WriteOverlay {
             let (all, free) = (self.room)(&self.file)?;
             let left = (all / LEFT_PART).min(MOST_LEFT);
             if free < left.saturating_add(CHECKED_BLOCKS * BLOCK) {
-                if !std::mem::replace(&mut self.told, true) {
+                if !std::mem::replace(&mut self.reported, true) {
                     self.full.store(true, Ordering::Release);
                 }
                 return Err(io::ErrorKind::StorageFull.into());
@@ -187,7 +187,7 @@ impl DiskStore {
                     granted: 0,
                     room,
                     full: Arc::default(),
-                    told: false,
+                    reported: false,
                 })
             }
         };

@@ -262,11 +262,11 @@ fn parts_and_cut_runs_are_shown() {
 #[test]
 fn much_output_to_a_serial_port_has_a_note() {
     let mut report = report();
-    let told = |report: &Report| render(report, profile(), 4, PAGE).contains("on writing to a serial port");
+    let warns = |report: &Report| render(report, profile(), 4, PAGE).contains("on writing to a serial port");
     report.serial = estimate(99, 0.01);
-    assert!(!told(&report));
+    assert!(!warns(&report));
     report.serial = estimate(910, 0.01);
-    assert!(told(&report));
+    assert!(warns(&report));
     assert!(render(&report, profile(), 4, PAGE).contains("\nThe guest spent 91.0 % of its CPU time on"));
 }
 

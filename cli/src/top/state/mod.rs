@@ -104,7 +104,7 @@ impl ViewState {
     /// Returns the span and rows of snapshots.
     pub fn view(&self) -> View {
         let detail = self.details.last().map(|level| level.view.clone());
-        View { span: self.span(), rows: ROWS, detail }
+        View { span: self.span(), rows: ROWS, detail, history_s: None }
     }
 
     /// Returns the span of the tables.

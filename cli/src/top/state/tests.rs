@@ -142,7 +142,12 @@ fn enter_goes_in_and_escape_out() {
     let part = SamplePart::Program { comm: "python3".to_owned(), kernel_thread: false };
     let view = |calls| {
         let detail = Some(DetailView { part: part.clone(), calls });
-        vec![KeyAction::Send(RunCommand::View(View { span: Span::Last(5.0), rows: ROWS, detail }))]
+        vec![KeyAction::Send(RunCommand::View(View {
+            detail,
+            span: Span::Last(5.0),
+            rows: ROWS,
+            history_s: None,
+        }))]
     };
     let calls = |symbol: &str, module: Option<&str>, direction| {
         let (symbol, module) = (symbol.to_owned(), module.map(str::to_owned));

@@ -66,7 +66,7 @@ impl Stage {
 }
 
 /// Answers to one line.
-fn told(stream: &StdStream, line: &str) -> Value {
+fn reply_to(stream: &StdStream, line: &str) -> Value {
     (&*stream).write_all(format!("{line}\n").as_bytes()).unwrap();
     let mut reply = String::new();
     BufReader::new(stream).read_line(&mut reply).unwrap();
@@ -115,17 +115,33 @@ fn writing_is_answered_by_what_came_after() {
 fn what_is_not_understood_is_told() {
     let mut stage = Stage::new();
     let stream = stage.connect();
-    let reply = told(&stream, r#"{"id":"a","do":"strat"}"#);
+    let reply = reply_to(&stream, r#"{"id":"a","do":"strat"}"#);
     assert!(reply["id"] == "a" && reply["error"].as_str().unwrap().contains("one of status"), "{reply}");
-    assert!(told(&stream, "nonsense")["error"].is_string());
+    assert!(reply_to(&stream, "nonsense")["error"].is_string());
     // Five where four wait: the fifth is refused, and the connection lives on.
     for n in 0..5 {
-        assert_eq!(told(&stream, r#"{"do":"start"}"#)["ok"].is_object(), n < 4);
+        assert_eq!(reply_to(&stream, r#"{"do":"start"}"#)["ok"].is_object(), n < 4);
     }
     stage.control.close();
-    assert_eq!(told(&stream, r#"{"do":"start"}"#)["error"], "the run has ended");
+    assert_eq!(reply_to(&stream, r#"{"do":"start"}"#)["error"], "the run has ended");
     let long = format!("{{\"do\":\"mark\",\"text\":\"{}\"}}", "x".repeat(LONGEST_LINE));
-    assert!(told(&stream, &long)["error"].as_str().unwrap().contains("longer than"));
+    assert!(reply_to(&stream, &long)["error"].as_str().unwrap().contains("longer than"));
+}
+
+#[test]
+fn only_the_first_snapshot_of_a_watch_has_the_history() {
+    let stage = Stage::new();
+    let states = profile::rows::Microstates { guest: 500_000_000, ..Default::default() };
+    let vcpus = vec![profile::rows::VcpuRow { states, ..Default::default() }];
+    let microstates = vec![profile::rows::MicrostateRow { vcpu: 0, time_ns: 500_000_000, states }];
+    stage.tables.lock().add(&Batch { vcpus, microstates, ..Batch::default() });
+    stage.batch(500);
+    let stream = stage.connect();
+    (&stream).write_all(b"{\"do\":\"watch\",\"view\":{\"history_s\":0.5},\"every_ms\":100}\n").unwrap();
+    let mut lines = BufReader::new(&stream).lines().map(|line| serde_json::from_str::<Value>(&line.unwrap()));
+    assert!(lines.next().unwrap().unwrap()["ok"].is_object());
+    let mut history = || lines.next().unwrap().unwrap()["snapshot"]["vcpus"][0]["history"].clone();
+    assert_eq!((history(), history()), (json!([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]), Value::Null));
 }
 
 #[test]
@@ -135,7 +151,7 @@ fn a_hundred_clients_are_held_and_a_slow_one_is_alone_in_it() {
     let watching: Vec<_> = (0..100)
         .map(|_| {
             let stream = stage.connect();
-            assert!(told(&stream, r#"{"do":"watch","every_ms":100}"#)["ok"].is_object());
+            assert!(reply_to(&stream, r#"{"do":"watch","every_ms":100}"#)["ok"].is_object());
             stream
         })
         .collect();

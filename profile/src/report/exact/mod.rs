@@ -330,12 +330,12 @@ impl ExactReport {
             let advice = "`--exact` without --process lists all".to_owned();
             return Err(ReportError::NoSuch { what: "task of", wanted: wanted.clone(), advice });
         }
-        let mut told = HashMap::new();
+        let mut values = HashMap::new();
         for key in ExactCost::KEYS {
-            told.extend(meta(key)?.map(|value| (key, value)));
+            values.extend(meta(key)?.map(|value| (key, value)));
         }
         Ok(Self {
-            cost: ExactCost::from_meta(|key| told.get(key).map(String::as_str), vcpus.len()),
+            cost: ExactCost::from_meta(|key| values.get(key).map(String::as_str), vcpus.len()),
             from_s: seconds(from_ns),
             to_s: seconds(end_ns),
             end: meta("exact_end")?,

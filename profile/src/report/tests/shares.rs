@@ -193,26 +193,26 @@ fn filters_choose_a_part() {
 fn wrong_filters_are_told() {
     let (_directory, path) = known().write();
     let profile = Profile::open(&path).expect("a profile");
-    let told = |filter: Filter| Report::read(&profile, &filter).expect_err("a wrong filter").to_string();
+    let error = |filter: Filter| Report::read(&profile, &filter).expect_err("a wrong filter").to_string();
     for process in ["xz", "12", "gzip#22", "gzip#x", ""] {
         let filter = Filter { process: vec![process.to_owned()], ..Filter::default() };
-        let (told, start) = (told(filter), format!("the profile has no process {process}: "));
-        let advice = told.strip_prefix(&start).expect("what is not there");
+        let (error, start) = (error(filter), format!("the profile has no process {process}: "));
+        let advice = error.strip_prefix(&start).expect("what is not there");
         let near = if process.starts_with("gzip#") { "near are gzip" } else { "" };
-        assert!([near, "`vprof report FILE --by process` lists them"].contains(&advice), "{told}");
+        assert!([near, "`vprof report FILE --by process` lists them"].contains(&advice), "{error}");
     }
     // A prefix and a suffix do not overlap, and each of several names has to exist.
     for process in [vec!["gzi*zip".to_owned()], vec!["gzip".to_owned(), "x*".to_owned()]] {
         let last = process.last().expect("a name").clone();
-        let told = told(Filter { process, ..Filter::default() });
-        assert!(told.starts_with(&format!("the profile has no process {last}: ")), "{told}");
+        let error = error(Filter { process, ..Filter::default() });
+        assert!(error.starts_with(&format!("the profile has no process {last}: ")), "{error}");
     }
     let no_vcpu = Filter { vcpu: Some(2), ..Filter::default() };
-    assert_eq!(told(no_vcpu), "the profile has no vCPU 2: it has 2, counted from 0");
+    assert_eq!(error(no_vcpu), "the profile has no vCPU 2: it has 2, counted from 0");
     let late = Filter { from_ns: Some(2_001 * MS), ..Filter::default() };
-    assert_eq!(told(late), "the time range begins after the end of the run, which lasted 2.000 s");
+    assert_eq!(error(late), "the time range begins after the end of the run, which lasted 2.000 s");
     let empty = Filter { from_ns: Some(5), to_ns: Some(5), ..Filter::default() };
-    assert_eq!(told(empty), "the time range ends before it begins");
+    assert_eq!(error(empty), "the time range ends before it begins");
 }
 
 #[test]

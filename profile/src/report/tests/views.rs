@@ -461,20 +461,20 @@ fn filters_restrict_and_combine() {
 #[test]
 fn wrong_names_are_told_with_near_ones() {
     let run = known();
-    let told = |set: &dyn Fn(&mut Filter)| {
+    let error = |set: &dyn Fn(&mut Filter)| {
         ask(&run, &only(set), &Request::Summary).expect_err("nothing of that name").to_string()
     };
-    assert_eq!(told(&|f| f.symbol = text("main2")), "the profile has no function main2: near are main");
+    assert_eq!(error(&|f| f.symbol = text("main2")), "the profile has no function main2: near are main");
     assert_eq!(
-        told(&|f| f.symbol = text("\x1b[2J")),
+        error(&|f| f.symbol = text("\x1b[2J")),
         "the profile has no function \u{fffd}[2J: `vprof report FILE --by function -n 0` lists them"
     );
     assert_eq!(
-        told(&|f| f.cgroup = text("/docker/0124")),
+        error(&|f| f.cgroup = text("/docker/0124")),
         "the profile has no control group /docker/0124: near are /docker/0123"
     );
-    assert_eq!(told(&|f| f.thread = text("riter")), "the profile has no thread riter: near are writer");
-    assert!(told(&|f| f.instance = text("gzip#7")).contains("no instance gzip#7: near are gzip#0, gzip#1"));
+    assert_eq!(error(&|f| f.thread = text("riter")), "the profile has no thread riter: near are writer");
+    assert!(error(&|f| f.instance = text("gzip#7")).contains("no instance gzip#7: near are gzip#0, gzip#1"));
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn what_is_no_profile_is_told() {
     other.execute_batch("CREATE TABLE sample (x)").expect("room");
     assert_eq!(open_error(&path), format!("{shown} is not a vprof profile"));
     other.pragma_update(None, "application_id", APPLICATION_ID).expect("room");
-    for (found, told) in [
+    for (found, message) in [
         (SCHEMA_VERSION + 1, "use a newer vprof"),
         (SCHEMA_VERSION - 1, "record again, or use the vprof that wrote it"),
     ] {
@@ -36,7 +36,7 @@ fn what_is_no_profile_is_told() {
         let version = format!(
             "has version {found} of the profile format, and this vprof reads version {SCHEMA_VERSION}"
         );
-        assert_eq!(open_error(&path), format!("{shown} {version}: {told}"));
+        assert_eq!(open_error(&path), format!("{shown} {version}: {message}"));
     }
 }
 
@@ -46,8 +46,8 @@ fn what_is_cut_off_or_overwritten_is_told() {
     let bytes = fs::read(&path).expect("a file");
     for keep in [bytes.len() - 1, bytes.len() / 2, 4_096, 101] {
         fs::write(&path, &bytes[..keep]).expect("room");
-        let told = format!("{} is cut off: it has {keep} of {} bytes", path.display(), bytes.len());
-        assert_eq!(open_error(&path), told);
+        let message = format!("{} is cut off: it has {keep} of {} bytes", path.display(), bytes.len());
+        assert_eq!(open_error(&path), message);
     }
     // Overwritten pages: the answer is an error with a sentence, or rows, and never a panic.
     let mut damaged = 0;

@@ -28,12 +28,12 @@ fn queries_only_read() {
     for sql in ["SELECT 1; SELECT 2", "", "  -- nothing"] {
         assert_eq!(profile.query(sql).expect_err(sql).to_string(), "give exactly one SQL statement", "{sql}");
     }
-    for (sql, told) in [
+    for (sql, message) in [
         ("SELEC 1", "the query is wrong: near \"SELEC\": syntax error"),
         ("SELECT nosuch FROM sample", "the query is wrong: no such column: nosuch"),
         ("SELECT * FROM nowhere", "the query is wrong: no such table: nowhere"),
     ] {
-        assert_eq!(profile.query(sql).expect_err(sql).to_string(), told);
+        assert_eq!(profile.query(sql).expect_err(sql).to_string(), message);
     }
     let parameter = profile.query("SELECT ?").expect_err("no value for the parameter").to_string();
     assert!(parameter.starts_with("the query is wrong"), "{parameter}");

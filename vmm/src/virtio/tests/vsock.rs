@@ -29,8 +29,8 @@ fn the_guest_connects_and_bytes_flow_both_ways() {
         program.write_all(&sent).unwrap();
         assert_eq!(guest.collect(100_000), sent);
         guest.send(packet(CREDIT_REQUEST, 5000, 1234), b"");
-        let told = guest.expect(CREDIT_UPDATE, 5000, 1234);
-        assert_eq!(told.fwd_cnt, 5);
+        let update = guest.expect(CREDIT_UPDATE, 5000, 1234);
+        assert_eq!(update.fwd_cnt, 5);
         guest.send(Header { flags: 3, ..packet(SHUTDOWN, 5000, 1234) }, b"");
         guest.expect(RST, 5000, 1234);
         assert_eq!(rest(&mut program), b"");
@@ -53,10 +53,10 @@ fn a_program_connects_and_what_follows_its_first_line_is_the_guests() {
         let sent = bytes(1 << 20, 1);
         let expected = sent.clone();
         let reader = std::thread::spawn(move || rest(&mut program));
-        let (mut told, mut done) = (0, 0);
+        let (mut acknowledged, mut done) = (0, 0);
         for part in sent.chunks(4096) {
-            while done - told + 4096 > ROOM {
-                told = guest.expect(CREDIT_UPDATE, 7, request.src_port).fwd_cnt;
+            while done - acknowledged + 4096 > ROOM {
+                acknowledged = guest.expect(CREDIT_UPDATE, 7, request.src_port).fwd_cnt;
             }
             guest.send(packet(RW, 7, request.src_port), part);
             done += 4096;

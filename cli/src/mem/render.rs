@@ -48,7 +48,7 @@ fn group(row: &GroupMemory) -> Vec<String> {
 const FILESYSTEMS: [&str; 5] = ["mounted at", "pages", "files", "type", "device"];
 
 fn filesystem(row: &FilesystemMemory) -> Vec<String> {
-    let mount = row.mount.as_deref().map(visible).unwrap_or("(not mounted)".into());
+    let mount = row.mount.as_deref().map(visible).unwrap_or("(no path)".into());
     vec![
         mount.into_owned(),
         size(row.bytes),
@@ -301,7 +301,7 @@ mod tests {
             "a\\x1bb (7)",
             "(2 more: -n 0)",
             "60 MiB",
-            "(not mounted)",
+            "(no path)",
             "[inode 12]",
             "slab caches: the BTF of this kernel has no kmem_cache.list\n",
         ] {

@@ -10,6 +10,7 @@ mod documented;
 mod export;
 mod filter;
 mod image;
+mod mem;
 mod open;
 mod parse;
 mod recording;
@@ -32,7 +33,7 @@ use text::parse::positive_time;
 use crate::output::is_database;
 use crate::render::ColorChoice;
 
-pub use attach::{AttachArgs, VmChoice};
+pub use attach::AttachArgs;
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
@@ -40,6 +41,7 @@ pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
+pub use mem::MemArgs;
 pub use open::OpenArgs;
 pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
@@ -214,6 +216,8 @@ pub enum CliCommand {
     Boot(Box<BootArgs>),
     /// Profile a virtual machine that is already running, under any VMM on KVM
     Attach(Box<AttachArgs>),
+    /// Show who holds the memory of a virtual machine that is already running
+    Mem(MemArgs),
     /// Show the summary of a profile
     Report(ReportArgs),
     /// Compare the CPU time that the guest reports with the time measured by vprof

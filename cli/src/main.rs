@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
-//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`report`], [`stat`], [`rusage`],
-//! [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`], [`inspect`],
-//! [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program is that
-//! host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all of that
-//! guest's programs ([`selftest::guest`]).
+//! This crate is the only one that prints. Commands: [`run`], [`boot`], [`mem`], [`report`], [`stat`],
+//! [`rusage`], [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`],
+//! [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program
+//! is that host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all
+//! of that guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -22,6 +22,7 @@ mod errors;
 mod export;
 mod inspect;
 mod man;
+mod mem;
 mod open;
 mod output;
 mod pager;
@@ -108,6 +109,7 @@ fn main() -> ExitCode {
         CliCommand::Run(args) => run::command(&args),
         CliCommand::Boot(args) => boot::command(&args),
         CliCommand::Attach(args) => attach::command(&args),
+        CliCommand::Mem(args) => mem::command(&args),
         CliCommand::Report(args) => report::command(&args),
         CliCommand::Rusage(args) => rusage::command(&args),
         CliCommand::Stat(args) => stat::command(&args),

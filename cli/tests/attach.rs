@@ -365,6 +365,22 @@ fn the_first_signal_ends_a_run_whose_half_is_stopped() {
 }
 
 #[test]
+fn the_memory_of_a_vm_without_linux_is_refused_in_a_sentence_and_the_vm_runs_on() {
+    run_as_vmm();
+    let test = "the_memory_of_a_vm_without_linux_is_refused_in_a_sentence_and_the_vm_runs_on";
+    let Some(mut vm) = TestVm::start(test) else { return };
+    for engine in ["auto", "ptrace"] {
+        let output = vprof(["mem", &vm.pid(), "--engine", engine]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+        assert!(stderr(&output).contains("the guest's kernel was not found"), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+        assert!(vm.0.try_wait().unwrap().is_none() && !vm.is_held());
+    }
+    let output = vprof(["mem", "no-such-vm"]).output().unwrap();
+    assert!(!output.status.success() && stderr(&output).contains("no-such-vm"), "{}", stderr(&output));
+}
+
+#[test]
 fn a_lowered_rate_is_printed_unless_the_run_is_quiet() {
     run_as_vmm();
     let test = "a_lowered_rate_is_printed_unless_the_run_is_quiet";

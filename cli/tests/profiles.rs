@@ -255,6 +255,7 @@ fn help_opens_with_examples_and_there_is_a_version() {
         &["--help"][..],
         &["run", "--help"],
         &["attach", "--help"],
+        &["mem", "--help"],
         &["report", "--help"],
         &["annotate", "--help"],
         &["open", "--help"],

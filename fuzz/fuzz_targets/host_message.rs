@@ -1,5 +1,6 @@
-//! Messages of the wire between the halves of a run, in both directions, the first message of an attach half,
-//! the job that the inner half of the portable host is given, and the answer of the reader of images.
+//! Messages of the wire between the halves of a run, in both directions, the first message of an attach half
+//! and its answer about memory, the job that the inner half of the portable host is given, and the answer of
+//! the reader of images.
 //!
 //! The first byte says which of them, and in parts of what length they come.
 
@@ -8,7 +9,7 @@
 use std::time::Duration;
 
 use attach::{AttachmentEnd, RunningMachine};
-use host::attached::{AttachedVm, FoundVm};
+use host::attached::{AttachedMemoryUse, AttachedVm, FoundVm, HostMemory, MemoryAnswer};
 use host::protocol::{Control, Decoder, FromHost, Job, OutputStream, ToHost, encode};
 use host::reader::{Answer, BootFacts};
 use host::spec::{DiskSpec, GuestEnd, MachineSpec, Outcome, RunSpec};
@@ -22,12 +23,13 @@ use serde::de::DeserializeOwned;
 use vprof_fuzz::seeds;
 
 /// Kinds of messages, by the remainder of the first byte. The last one is the job.
-const KINDS: u8 = 5;
+const KINDS: u8 = 6;
 const FROM_HOST: u8 = 0;
 const TO_HOST: u8 = 1;
 const ANSWER: u8 = 2;
 const FOUND_VM: u8 = 3;
-const JOB: u8 = 4;
+const MEMORY: u8 = 4;
+const JOB: u8 = 5;
 
 fuzz_target!(
     init: seeds::offer(seeds),
@@ -39,6 +41,7 @@ fuzz_target!(
             TO_HOST => same_in_parts::<ToHost>(bytes, length),
             ANSWER => check_answer(bytes),
             FOUND_VM => same_in_parts::<FoundVm>(bytes, length),
+            MEMORY => same_in_parts::<MemoryAnswer>(bytes, length),
             _ => {
                 let Ok(mut job) = serde_json::from_slice::<Job>(bytes) else { return };
                 // JSON rounds numbers with a fraction.
@@ -96,6 +99,7 @@ fn seeds() -> Vec<Vec<u8>> {
         frames(4 * KINDS + FROM_HOST, encoded(&from_host())),
         frames(2 * KINDS + TO_HOST, encoded(&to_host())),
         frames(5 * KINDS + FOUND_VM, encoded(&found_vms())),
+        frames(6 * KINDS + MEMORY, encoded(&memory())),
     ];
     let answers = answers()
         .into_iter()
@@ -155,6 +159,21 @@ fn found_vms() -> Vec<FoundVm> {
         }]),
         FoundVm::Refused("process 4711 runs no virtual machine".to_owned()),
     ]
+}
+
+/// Answers about memory: of a guest with one holder of each kind, and a refusal.
+fn memory() -> Vec<MemoryAnswer> {
+    let config = linux::fixture::Config::new(linux::fixture::Style::V6_12);
+    let guest = config.build();
+    let kernel = linux::Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
+    let reader = kernel.memory_reader(&guest.memory).expect("a reader");
+    let memory = AttachedMemoryUse {
+        kernel: Some("6.12".to_owned()),
+        memory: reader.read(&guest.memory, 1).expect("memory"),
+        host: Some(HostMemory { mapped: 1 << 30, resident: 1 << 29, swapped: 0, huge: 0 }),
+        read_s: 0.01,
+    };
+    vec![MemoryAnswer::Memory(Box::new(memory)), MemoryAnswer::Refused("no Linux".to_owned())]
 }
 
 /// A condition for the end of sampling.

@@ -32,6 +32,9 @@ pub const ARGUMENTS: MemoryPlace = (0x2b0_0f00, 0x200);
 /// Its modules.
 pub const MODULES: MemoryPlace = (0x2c0_0000, 0x8000);
 
+/// Accounting of its memory: counters, control groups, slab caches, file systems.
+pub const MEMORY: MemoryPlace = (0x230_8000, 0x6000);
+
 /// Lists of the code that its kernel has generated.
 pub const GENERATED: MemoryPlace = (0x230_5000, 0x600);
 /// That code.

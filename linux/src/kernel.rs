@@ -8,8 +8,9 @@ use crate::generated::GeneratedCode;
 use crate::image::KernelImage;
 use crate::kallsyms::table::SymbolTable;
 use crate::kernel_identity::KernelIdentity;
-use crate::layout::Layouts;
+use crate::layout::{Layouts, MemoryLayouts};
 use crate::memory::PhysicalMemory;
+use crate::memory_use::MemoryReader;
 use crate::missing::Missing;
 use crate::module::{ModuleHead, Modules};
 use crate::paging::{AddressSpace, roots};
@@ -84,7 +85,7 @@ impl Kernel {
         let symbols = SymbolTable::read(memory, &image);
         ended(FindStep::Kallsyms);
         let layouts = match &symbols {
-            Some(symbols) => layouts(memory, &image, symbols),
+            Some(symbols) => from_btf(memory, &image, symbols, Layouts::new),
             None => Err(Missing::NoKallsyms),
         };
         ended(FindStep::Btf);
@@ -259,6 +260,16 @@ impl Kernel {
         GeneratedCode::read(self.view(memory), symbols, layouts.generated)
     }
 
+    /// Returns a reader of the guest's memory by holder, once the per-CPU areas are set up. It takes the time
+    /// of parsing BTF.
+    ///
+    /// # Errors
+    /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
+    pub fn memory_reader(&self, memory: &impl PhysicalMemory) -> Result<MemoryReader<'_>, Missing> {
+        let layouts = from_btf(memory, &self.image, self.symbol_table()?, MemoryLayouts::new)?;
+        MemoryReader::new(self, memory, layouts)
+    }
+
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
         View { memory, image: &self.image, space: self.space }
     }
@@ -273,12 +284,13 @@ impl Kernel {
     }
 }
 
-/// Looks up the offsets in the kernel's BTF, which is dropped again.
-fn layouts(
+/// Returns what `read` finds in the kernel's BTF, which is dropped again.
+fn from_btf<T>(
     memory: &impl PhysicalMemory,
     image: &KernelImage,
     symbols: &SymbolTable,
-) -> Result<Layouts, Missing> {
+    read: impl FnOnce(&Btf<'_>) -> Result<T, Missing>,
+) -> Result<T, Missing> {
     let start = symbols.address_of("__start_BTF").ok_or(Missing::NoBtf)?;
     let end = symbols.address_of("__stop_BTF").ok_or(Missing::NoBtf)?;
     match end.checked_sub(start) {
@@ -288,7 +300,7 @@ fn layouts(
     }
     let bytes = image.bytes(memory, (start, end)).ok_or(Missing::BadBtf)?;
     let btf = Btf::parse(&bytes).ok_or(Missing::BadBtf)?;
-    Layouts::new(&btf)
+    read(&btf)
 }
 
 /// Returns the release in the banner: where the symbol says, else the first in the image.

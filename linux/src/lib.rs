@@ -37,6 +37,7 @@ mod kernel;
 mod kernel_identity;
 mod layout;
 pub mod memory;
+mod memory_use;
 mod missing;
 mod module;
 mod pagecache;
@@ -69,6 +70,10 @@ pub use interrupt::{InterruptAction, InterruptLine, InterruptTables, InterruptVe
 pub use kernel::{FindStep, Kernel};
 pub use kernel_identity::KernelIdentity;
 pub use memory::{FlatMemory, PhysicalMemory};
+pub use memory_use::{
+    FileMemory, FilesystemMemory, GroupMemory, GroupStat, Holders, MemoryCounters, MemoryPart, MemoryReader,
+    MemoryUse, ProcessMemory, SlabMemory,
+};
 pub use missing::Missing;
 pub use module::Modules;
 pub use pagecache::PageCache;

@@ -47,6 +47,11 @@ impl PerCpuAreas {
         image.contains(address)
     }
 
+    /// Returns the offset of each CPU's area.
+    pub(crate) fn offsets(&self) -> impl Iterator<Item = u64> {
+        self.offsets.iter().flatten().copied()
+    }
+
     /// Returns the address of the first CPU's copy.
     pub(crate) fn first(&self, variable: u64) -> Result<u64, Missing> {
         let offset = self.offsets.iter().flatten().next();

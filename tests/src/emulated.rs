@@ -44,9 +44,17 @@ impl EmulatedGuest {
     /// # Panics
     /// QEMU is not installed, or the guest does not come up.
     pub fn start(options: &[&str], script: &str) -> Self {
+        Self::start_image("demo.img", options, script)
+    }
+
+    /// Boots another demo image in the same way.
+    ///
+    /// # Panics
+    /// As [`Self::start`].
+    pub fn start_image(image: &str, options: &[&str], script: &str) -> Self {
         let turn = GuestTurn::next_to_others();
         let directory = tempfile::tempdir().expect("a temporary directory");
-        let image = images().join("demo.img");
+        let image = images().join(image);
         let (kernel, initrd) = kernel_of(&image, directory.path());
         add_command(&initrd, &["sh", "-c", script]);
         let monitor = directory.path().join("monitor");
@@ -175,6 +183,21 @@ impl EmulatedGuest {
             std::io::copy(&mut from, &mut to)
         });
         address
+    }
+
+    /// Returns the object that `vprof mem --json` prints of the guest with the stub at this address.
+    ///
+    /// # Panics
+    /// The memory is not read, or the output is not JSON.
+    pub fn memory(&self, stub: &str) -> serde_json::Value {
+        let output = Command::new(vprof())
+            .args(["mem", "--json", "--gdb", stub])
+            .stdin(Stdio::null())
+            .output()
+            .expect("vprof starts");
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "vprof mem: {}: {words}", output.status);
+        serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
     /// Starts `vprof attach --gdb` with more options.

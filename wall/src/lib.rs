@@ -66,6 +66,18 @@ pub enum Reach {
     },
 }
 
+impl Reach {
+    /// Returns the VMM, if its memory is read.
+    pub fn process(&self) -> Option<i32> {
+        match self {
+            Self::Stops { process, .. } | Self::Kernel { process } | Self::Child { process } => {
+                Some(*process)
+            }
+            Self::Stub { process } => *process,
+        }
+    }
+}
+
 /// Possessions that an attached process keeps.
 #[derive(Debug)]
 pub struct AttachedWall {

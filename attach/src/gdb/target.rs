@@ -50,6 +50,8 @@ pub struct GdbTarget {
     heartbeat: Arc<Heartbeat>,
     /// Measured duration of a stop.
     cost: Option<Duration>,
+    /// CR3 and CR4.LA57 of a vCPU at one of these stops.
+    tables: Option<(u64, bool)>,
 }
 
 /// Connection to a stub of which no byte has been read yet, with all that is opened of its VMM.
@@ -147,8 +149,20 @@ impl ConnectedStub {
                     Some(memory) => AttachedMemory::Process(memory),
                     None => AttachedMemory::Stub(StubMemory::new(Arc::clone(&client))),
                 };
-                let cost = None;
-                Ok(GdbTarget { address, client, hurry, stub, process, memory, lock, guard, heartbeat, cost })
+                let (cost, tables) = (None, None);
+                Ok(GdbTarget {
+                    address,
+                    client,
+                    hurry,
+                    stub,
+                    process,
+                    memory,
+                    lock,
+                    guard,
+                    heartbeat,
+                    cost,
+                    tables,
+                })
             }
             Err(error) => {
                 if client.detach().is_ok()
@@ -228,6 +242,12 @@ impl GdbTarget {
             std::thread::sleep(PAUSE);
         }
         self.cost = spent.checked_div(trials);
+        self.tables = tables.last();
+    }
+
+    /// Returns CR3 and CR4.LA57 of a vCPU at the last stop of [`Self::prove`] that found them.
+    pub fn tables(&self) -> Option<(u64, bool)> {
+        self.tables
     }
 
     /// Makes one stop, as a tick does.

@@ -63,6 +63,12 @@ impl MemoryLayout {
         (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
     }
 
+    /// Makes a layout of pieces: guest physical address, address in the VMM, bytes. `None` if pieces overlap,
+    /// are empty, or exceed the address space.
+    pub fn from_pieces(pieces: &[(u64, u64, u64)]) -> Option<Self> {
+        Self::new(pieces.iter().map(|&(guest, host, bytes)| MemoryPiece::new(guest, host, bytes)).collect())
+    }
+
     /// Returns the pieces.
     pub fn pieces(&self) -> &[MemoryPiece] {
         &self.0

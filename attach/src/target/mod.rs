@@ -229,6 +229,11 @@ impl Target {
         &self.process
     }
 
+    /// Returns the guest's memory, which can be read once its layout is proven.
+    pub fn memory(&self) -> &ForeignMemory {
+        &self.memory
+    }
+
     /// Returns what this process reaches of the VMM from here on.
     pub fn reach(&self) -> Reach {
         let process = self.process.pid();

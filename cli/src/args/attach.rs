@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use attach::EngineChoice;
+use attach::{EngineChoice, TargetChoice};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
+use host::attached::{AttachTarget, ChosenVm};
 use wall::SyscallPolicy;
 
 use super::parse::{ValueError, policy_parser};
@@ -84,10 +85,9 @@ impl VmChoice {
     }
 }
 
-/// `vprof attach`.
+/// The virtual machine of another VMM, and the way to it.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
-pub struct AttachArgs {
+pub struct VmArgs {
     /// Process id or name of the virtual machine [default: the only one; vprof lists several]
     #[arg(
         value_name = "PID|NAME",
@@ -125,6 +125,31 @@ pub struct AttachArgs {
     /// `bpf`
     #[arg(long = "vm", value_name = "NUMBER", help_heading = "Guest", conflicts_with = "gdb")]
     pub vm_number: Option<usize>,
+}
+
+impl VmArgs {
+    /// Returns the machine. `host_stacks`: also take stacks of its threads in the host.
+    pub fn target(&self, host_stacks: bool) -> AttachTarget {
+        if let Some(address) = &self.gdb {
+            return AttachTarget::Stub(address.clone());
+        }
+        let vm = match (&self.vm, &self.name) {
+            (Some(VmChoice::Pid(pid)), _) => ChosenVm::Pid(*pid),
+            (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
+            (None, None) => ChosenVm::Only,
+        };
+        let target = TargetChoice { engine: self.engine.into(), vm: self.vm_number, host_stacks };
+        AttachTarget::Process(vm, target)
+    }
+}
+
+/// `vprof attach`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct AttachArgs {
+    /// The virtual machine.
+    #[command(flatten)]
+    pub vm: VmArgs,
 
     /// Also record the host's stack of a vCPU's thread at ticks outside of the guest: functions of the VMM,
     /// of KVM and of the host's kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)

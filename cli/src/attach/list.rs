@@ -39,8 +39,8 @@ impl ProcessUse {
     }
 }
 
-/// Prints the machines.
-pub fn print(machines: &[RunningMachine]) -> Result<(), Error> {
+/// Prints the machines that a command may choose from.
+pub fn print(machines: &[RunningMachine], command: &str) -> Result<(), Error> {
     let read = || machines.iter().map(|machine| ProcessUse::read(machine.pid)).collect::<Vec<_>>();
     let (begin, before) = (Instant::now(), read());
     thread::sleep(MEASURED);
@@ -50,7 +50,7 @@ pub fn print(machines: &[RunningMachine]) -> Result<(), Error> {
         Some((after.memory, cpus(after.ticks.saturating_sub(before.ticks), elapsed)))
     });
     let rows: Vec<_> = machines.iter().zip(uses).collect();
-    write_text(&render(&rows, PageLayout::stdout()))
+    write_text(&render(&rows, command, PageLayout::stdout()))
 }
 
 /// Returns the number of CPUs in use.
@@ -59,7 +59,7 @@ fn cpus(ticks: u64, elapsed: Duration) -> f64 {
 }
 
 /// Formats machines, each with its memory and the number of CPUs that it uses, if they are known.
-fn render(rows: &[(&RunningMachine, Option<(u64, f64)>)], page: PageLayout) -> String {
+fn render(rows: &[(&RunningMachine, Option<(u64, f64)>)], command: &str, page: PageLayout) -> String {
     let mut table = TextTable::new(&[
         ("pid", ColumnAlign::Right),
         ("vCPUs", ColumnAlign::Right),
@@ -81,7 +81,8 @@ fn render(rows: &[(&RunningMachine, Option<(u64, f64)>)], page: PageLayout) -> S
             escaped(&machine.name).into_owned(),
         ]);
     }
-    table.render(page.width) + "Choose one: vprof attach PID, or vprof attach NAME\n"
+    let table = table.render(page.width);
+    format!("{table}Choose one: vprof {command} PID, or vprof {command} NAME\n")
 }
 
 fn ticks_per_second() -> f64 {
@@ -121,7 +122,7 @@ mod tests {
         let page = PageLayout { width: 80, style: TextStyle::Plain };
         let rows = [(&web, Some((3 << 30, 1.5))), (&gone, None)];
         assert_eq!(
-            render(&rows, page),
+            render(&rows, "attach", page),
             " pid  vCPUs  CPUs now  memory  VMM              name\n\
              4711      2      1.50   3 GiB  qemu-system-x86  web\n  \
                99      2                    firecracker      e\\x1b[2J\n\

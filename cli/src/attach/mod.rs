@@ -1,14 +1,14 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM. The attach half
 //! ([`host::attached`]) does so; this process has the terminal, the profile and the control socket.
 
-mod list;
+pub mod list;
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
-use attach::{TargetChoice, keep_guard};
-use host::attached::{self, AttachHalf, AttachSpec, AttachTarget, ChosenVm, StartedHalf};
+use attach::keep_guard;
+use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, ProfileSpec, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
 use host::reader;
@@ -18,7 +18,7 @@ use profile::live;
 use text::clean::escaped;
 use vmm::DiskMode;
 
-use crate::args::{AttachArgs, VmChoice};
+use crate::args::AttachArgs;
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
 
@@ -28,18 +28,20 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let disks = args.disk.iter().map(|path| open_disk(path)).collect::<Result<Vec<_>, _>>()?;
     // A disk that no parser takes is refused before the VM is touched.
     reader::check(&disks, args.seccomp)?;
-    let spec = AttachSpec {
-        target: target(args),
+    let profile_spec = ProfileSpec {
         recording: args.recording.config(args.recording.seed.unwrap_or_else(random_seed)),
         duration: args.recording.duration,
         waits: args.recording.triggers(Then::End),
-        policy: args.seccomp,
         quiet: args.recording.quiet,
     };
+    let purpose = AttachPurpose::Profile(Box::new(profile_spec));
+    let spec = AttachSpec { target: args.vm.target(args.host_stacks), purpose, policy: args.seccomp };
     let (half, vm) = match AttachHalf::start(spec, disks)? {
         StartedHalf::Found(half, vm) => (half, vm),
         StartedHalf::Unchosen(machines) if machines.is_empty() => return Err(UsageError::NoVm.into()),
-        StartedHalf::Unchosen(machines) => return list::print(&machines).map(|()| ExitCode::Usage),
+        StartedHalf::Unchosen(machines) => {
+            return list::print(&machines, "attach").map(|()| ExitCode::Usage);
+        }
     };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
@@ -50,20 +52,6 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recorded =
         recording.record(label, Streams::none(), |link, tables| profile(args, half, link, tables))?;
     conclude(args, recorded)
-}
-
-fn target(args: &AttachArgs) -> AttachTarget {
-    if let Some(address) = &args.gdb {
-        return AttachTarget::Stub(address.clone());
-    }
-    let vm = match (&args.vm, &args.name) {
-        (Some(VmChoice::Pid(pid)), _) => ChosenVm::Pid(*pid),
-        (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
-        (None, None) => ChosenVm::Only,
-    };
-    let target =
-        TargetChoice { engine: args.engine.into(), vm: args.vm_number, host_stacks: args.host_stacks };
-    AttachTarget::Process(vm, target)
 }
 
 /// Opens a disk of the guest, which its VMM has open as well: it is only read.

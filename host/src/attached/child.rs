@@ -1,5 +1,6 @@
 //! The process of an attach half.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{OwnedFd, RawFd};
 use std::path::Path;
@@ -20,7 +21,11 @@ use text::units;
 use tokio::runtime::Runtime;
 use wall::{AttachedWall, Reach};
 
-use super::{AttachJob, AttachSpec, AttachTarget, AttachedVm, ChosenVm, FoundVm, LoweredRate};
+use super::memory::{self, MemoryUseError};
+use super::{
+    AttachJob, AttachPurpose, AttachTarget, AttachedMemoryUse, AttachedVm, ChosenVm, FoundVm, LoweredRate,
+    MemoryAnswer, ProfileSpec,
+};
 use crate::connection::{
     ChildError, Connection, ConnectionSink, forward, inherited, leave_signals_to_parent, obey,
 };
@@ -58,22 +63,68 @@ pub fn main(job: RawFd) -> io::Result<()> {
         Err(error) => return connection.send(&FoundVm::Refused(error.to_string())),
     };
     connection.send(&FoundVm::Found(prepared.found.vm.clone()))?;
-    let message = match profile(prepared, &connection) {
+    let spec = match prepared.purpose {
+        OpenPurpose::Profile(spec) => spec,
+        OpenPurpose::Memory { rows, smaps } => {
+            return connection.send(&answer(prepared.found.machine, rows, smaps.as_ref()));
+        }
+    };
+    let message = match profile(*spec, prepared.found, prepared.means, &connection) {
         Ok(outcome) => FromHost::End(outcome),
         Err(error) => error.message(),
     };
     connection.send(&message)
 }
 
+/// Returns the guest's memory by holder.
+fn answer(mut machine: Machine, rows: usize, smaps: Option<&File>) -> MemoryAnswer {
+    let read = machine.job_control().install(&STOPS).map_err(MemoryUseError::Start).and_then(|()| {
+        machine.prove();
+        machine.memory_use(rows, smaps)
+    });
+    match read {
+        Ok(memory) => MemoryAnswer::Memory(Box::new(memory)),
+        Err(error) => MemoryAnswer::Refused(error.to_string()),
+    }
+}
+
 /// A half inside its wall, before it reads a byte of the guest.
 struct Prepared {
-    spec: AttachSpec,
+    purpose: OpenPurpose,
     found: FoundMachine,
+    means: ProfileMeans,
+}
+
+/// Means of a profile besides its machine.
+struct ProfileMeans {
     files: OpenFiles,
     /// Parts of the wall, for the profile.
     wall: String,
     /// Made before the wall: it takes descriptors that are not available inside of it.
     runtime: Runtime,
+}
+
+/// Purpose with what was opened for it before the wall.
+enum OpenPurpose {
+    Profile(Box<ProfileSpec>),
+    Memory {
+        rows: usize,
+        /// `/proc/PID/smaps` of the VMM, if it may be read.
+        smaps: Option<File>,
+    },
+}
+
+impl OpenPurpose {
+    fn open(purpose: AttachPurpose, process: Option<i32>) -> Self {
+        match purpose {
+            AttachPurpose::Profile(spec) => Self::Profile(spec),
+            AttachPurpose::Memory { rows } => {
+                let _search = capabilities::SearchRight::raise();
+                let open = |pid| File::open(Path::new("/proc").join(i32::to_string(&pid)).join("smaps")).ok();
+                Self::Memory { rows, smaps: process.and_then(open) }
+            }
+        }
+    }
 }
 
 /// Finds the machine, and raises the wall. Returns the machines of this host instead if none was chosen and
@@ -92,6 +143,7 @@ fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildErr
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let reach = opened.reach();
+    let purpose = OpenPurpose::open(spec.purpose, reach.process());
     let capabilities = capabilities::kept(matches!(reach, Reach::Kernel { .. }));
     let wall = AttachedWall { policy: spec.policy, reach, capabilities, report };
     let wall = wall::enter_attached(wall)?.words();
@@ -101,7 +153,7 @@ fn prepare(job: RawFd) -> Result<Result<Prepared, Vec<RunningMachine>>, ChildErr
     // SAFETY: as above.
     let disks = disks.into_iter().map(|(disk, number)| (disk, unsafe { inherited(number) }));
     let files = open_disks(disks)?;
-    Ok(Ok(Prepared { spec, found, files, wall, runtime }))
+    Ok(Ok(Prepared { purpose, found, means: ProfileMeans { files, wall, runtime } }))
 }
 
 /// The guest's files on its disks, which its VMM has open as well.
@@ -238,6 +290,18 @@ impl Machine {
         }
     }
 
+    /// Reads the guest's memory by holder, with at most `rows` of each kind.
+    fn memory_use(&self, rows: usize, smaps: Option<&File>) -> Result<AttachedMemoryUse, MemoryUseError> {
+        match self {
+            Self::Process(target) => memory::of_process(target.memory(), rows, smaps),
+            Self::Stub(target) => match (target.memory(), target.tables()) {
+                (AttachedMemory::Process(memory), _) => memory::of_process(memory, rows, smaps),
+                (AttachedMemory::Stub(memory), Some(tables)) => memory::of_stub(memory, tables, rows),
+                (AttachedMemory::Stub(_), None) => Err(MemoryUseError::NoKernel),
+            },
+        }
+    }
+
     fn rate_limit(&self) -> Option<RateLimit> {
         match self {
             Self::Process(target) => target.rate_limit(),
@@ -271,8 +335,13 @@ impl Machine {
 }
 
 /// Samples the machine until it ends, or until the parent ends the run.
-fn profile(prepared: Prepared, connection: &Connection) -> Result<Outcome, ChildError> {
-    let Prepared { spec, found, files, wall, runtime } = prepared;
+fn profile(
+    spec: ProfileSpec,
+    found: FoundMachine,
+    means: ProfileMeans,
+    connection: &Connection,
+) -> Result<Outcome, ChildError> {
+    let ProfileMeans { files, wall, runtime } = means;
     let FoundMachine { mut machine, vm, by, engine, not_had, mut notes, counts, host_names } = found;
     machine.job_control().install(&STOPS)?;
     let (own_side, watcher) = link();

@@ -5,16 +5,20 @@
 //!  terminal, profile,    <-- frames: FoundVm, --    threads that tick, watcher, sampler
 //!  control socket            FromHost               descriptors of the VMM and of disks
 //!                        --- frames: ToHost  -->
+//!
+//!  vprof mem             <-- FoundVm, MemoryAnswer --    vprof attach-half
 //! ```
 //!
 //! The half finds the machine, opens all that it reads of the VMM later, and starts the guard. Then it raises
 //! the wall, before it reads a byte of the guest's memory or of a disk.
 
 mod child;
+mod memory;
 mod run;
 mod vm;
 
 pub use child::main;
+pub use memory::{AttachedMemoryUse, HostMemory, MemoryAnswer};
 pub use run::{AttachHalf, AttachedError, StartedHalf};
 pub use vm::LoweredRate;
 
@@ -33,19 +37,38 @@ use crate::spec::DiskSpec;
 /// `AttachJob`.
 pub const COMMAND: &str = "attach-half";
 
-/// Everything about a run of `vprof attach` but its open files.
+/// Everything about an attachment but its open files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AttachSpec {
     /// The machine.
     pub target: AttachTarget,
+    /// Purpose of the attachment.
+    pub purpose: AttachPurpose,
+    /// Fate of system calls that the half is not known to make.
+    pub policy: SyscallPolicy,
+}
+
+/// Purpose of an attachment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum AttachPurpose {
+    /// A profile.
+    Profile(Box<ProfileSpec>),
+    /// The guest's memory by holder, once.
+    Memory {
+        /// Rows of each kind of holder, at most.
+        rows: usize,
+    },
+}
+
+/// Everything about a run of `vprof attach` but its machine.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ProfileSpec {
     /// Configuration of the recording.
     pub recording: RecordingConfig,
     /// The run ends after this time.
     pub duration: Option<Duration>,
     /// Conditions that are waited for from the start on.
     pub waits: Vec<RunTrigger>,
-    /// Fate of system calls that the half is not known to make.
-    pub policy: SyscallPolicy,
     /// A rate that is lowered is in the profile alone.
     pub quiet: bool,
 }

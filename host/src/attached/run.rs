@@ -13,7 +13,7 @@ use text::message::Reason;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep};
 
-use super::{AttachJob, AttachSpec, AttachedVm, COMMAND, FoundVm};
+use super::{AttachJob, AttachSpec, AttachedMemoryUse, AttachedVm, COMMAND, FoundVm, MemoryAnswer};
 use crate::link::Link;
 use crate::portable::log::Log;
 use crate::process::{Foreign, continued, refused_call, walled_command};
@@ -114,6 +114,19 @@ impl AttachHalf {
             Some(FoundVm::Unchosen(machines)) => Ok(StartedHalf::Unchosen(machines)),
             Some(FoundVm::Refused(sentence)) => Err(AttachedError::Refused(sentence)),
             None => Err(half.ended_early()),
+        }
+    }
+
+    /// Reads the memory of the machine; the half was started for this.
+    ///
+    /// # Errors
+    /// The half cannot read it, or ends without an answer.
+    pub fn memory(mut self) -> Result<AttachedMemoryUse, AttachedError> {
+        let failed = start("hear from the process that attaches");
+        match read_message(&mut self.connection).map_err(failed)? {
+            Some(MemoryAnswer::Memory(memory)) => Ok(*memory),
+            Some(MemoryAnswer::Refused(sentence)) => Err(AttachedError::Refused(sentence)),
+            None => Err(self.ended_early()),
         }
     }
 

@@ -143,18 +143,16 @@ impl Btf<'_> {
         (target.kind == kind::INT).then_some(target.size_or_type as usize)
     }
 
-    /// Returns the value of `name` in the enumeration `of`.
+    /// Returns the value of `name` in the enumeration `of`; one without a name is `""`.
     pub(crate) fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
-        let found = self
-            .starts
-            .iter()
-            .filter_map(|&start| BtfType::read(self.types, start as usize))
-            .find(|found| found.kind == kind::ENUM && self.is_named(found.name, of))?;
+        let named = self.enumerations.iter().filter_map(|&number| self.get(number));
         // struct btf_enum: name, value.
-        (0..found.vlen)
-            .map(|i| found.body + i * 8)
-            .find(|&at| u32_at(self.types, at).is_some_and(|offset| self.is_named(offset, name)))
-            .and_then(|at| u32_at(self.types, at + 4))
+        let mut values = named
+            .filter(|found| self.is_named(found.name, of))
+            .flat_map(|found| (0..found.vlen).map(move |i| found.body + i * 8));
+        let at =
+            values.find(|&at| u32_at(self.types, at).is_some_and(|offset| self.is_named(offset, name)))?;
+        u32_at(self.types, at + 4)
     }
 
     /// Returns the size in bytes of a member, if it is a number.

@@ -110,6 +110,8 @@ pub(crate) struct Btf<'a> {
     structures: Vec<u32>,
     /// Numbers of all variables.
     variables: Vec<u32>,
+    /// Numbers of all enumerations, also of those without a name.
+    enumerations: Vec<u32>,
 }
 
 impl<'a> Btf<'a> {
@@ -130,6 +132,7 @@ impl<'a> Btf<'a> {
             starts: Vec::new(),
             structures: Vec::new(),
             variables: Vec::new(),
+            enumerations: Vec::new(),
         };
         btf.index();
         (!btf.structures.is_empty()).then_some(btf)
@@ -147,6 +150,7 @@ impl<'a> Btf<'a> {
             match found.kind {
                 kind::STRUCT | kind::UNION if found.name != 0 => self.structures.push(number),
                 kind::VAR => self.variables.push(number),
+                kind::ENUM => self.enumerations.push(number),
                 _ => {}
             }
             at = found.body + len;

@@ -8,6 +8,7 @@ mod accounting;
 mod clock;
 mod generated;
 mod interrupt;
+mod memory_use;
 mod module;
 mod orc;
 mod page_cache;
@@ -21,6 +22,10 @@ pub(crate) use accounting::{AccountingLayout, EndedTimesLayout, TaskTimesLayout}
 pub(crate) use clock::ClockLayout;
 pub(crate) use generated::GeneratedLayout;
 pub(crate) use interrupt::{DescLayout, InterruptLayouts, LineTreeLayout};
+pub(crate) use memory_use::{
+    CounterLayout, EventLayout, GROUP_ITEMS, GroupItem, GroupStatLayout, HugeLayout, MemoryGroupLayout,
+    MemoryLayouts, MmUseLayout, RssLayout, SlabLayout, StatItem, StatTable, SuperBlockLayout,
+};
 pub(crate) use module::{ModuleKallsymsLayout, ModuleLayout};
 pub(crate) use orc::{BitRange, OrcLayout};
 pub(crate) use page_cache::PageCacheLayout;

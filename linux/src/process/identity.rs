@@ -114,7 +114,11 @@ pub(super) fn cgroup<M: PhysicalMemory>(
 }
 
 /// Returns the names from a `struct cgroup` up to the root of its hierarchy, which has none.
-fn group_path<M: PhysicalMemory>(view: &View<'_, M>, layout: &CgroupLayout, group: u64) -> Option<String> {
+pub(super) fn group_path<M: PhysicalMemory>(
+    view: &View<'_, M>,
+    layout: &CgroupLayout,
+    group: u64,
+) -> Option<String> {
     let mut node = view.u64(group, layout.node)?;
     let mut names: Vec<String> = Vec::new();
     let mut len = 0;

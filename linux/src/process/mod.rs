@@ -13,7 +13,7 @@ mod cgroup;
 mod file;
 mod identity;
 mod lookup;
-mod path;
+pub(crate) mod path;
 mod vma;
 
 use std::collections::HashMap;
@@ -94,7 +94,7 @@ pub enum MappingKind {
 
 /// The root directory of a process. It stays where it is when the process ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct RootDirectory(DentryPath);
+pub struct RootDirectory(pub(crate) DentryPath);
 
 /// Identity of a process. Each answer may be missing without the others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -229,6 +229,16 @@ impl Kernel {
         let root = view.u64(mm(&view, layout, task)?, layout.pgd).and_then(|pgd| view.translate(pgd));
         let root = root.ok_or_else(|| Missing::Unreadable("the page tables of the process".into()))?;
         Ok(AddressSpace::new(root.0, view.space.five_level()))
+    }
+
+    /// Returns the path of the control group of `task`; `None` if it cannot be read.
+    pub(crate) fn control_group<M: PhysicalMemory>(&self, view: &View<'_, M>, task: u64) -> Option<String> {
+        identity::cgroup(view, self.process_layouts().ok()?.cgroup.as_ref().ok()?, task).ok()
+    }
+
+    /// Returns the path of the `struct cgroup` at `group`; `None` if it cannot be read.
+    pub(crate) fn group_path<M: PhysicalMemory>(&self, view: &View<'_, M>, group: u64) -> Option<String> {
+        identity::group_path(view, self.process_layouts().ok()?.cgroup.as_ref().ok()?, group)
     }
 
     fn process_layouts(&self) -> Result<&ProcessLayouts, Missing> {

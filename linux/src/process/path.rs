@@ -20,21 +20,21 @@ const MAX_NAME: u32 = 255;
 
 /// A `struct path`: a name in a mount.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct DentryPath {
+pub(crate) struct DentryPath {
     /// A `struct vfsmount`.
-    pub(super) mount: u64,
-    pub(super) dentry: u64,
+    pub(crate) mount: u64,
+    pub(crate) dentry: u64,
 }
 
 /// Reads paths.
-pub(super) struct PathReader<'a, M> {
-    pub(super) view: &'a View<'a, M>,
-    pub(super) layout: &'a DentryLayout,
+pub(crate) struct PathReader<'a, M> {
+    pub(crate) view: &'a View<'a, M>,
+    pub(crate) layout: &'a DentryLayout,
 }
 
 impl<M: PhysicalMemory> PathReader<'_, M> {
     /// Returns the `struct path` at `at`.
-    pub(super) fn path(&self, at: u64) -> Option<DentryPath> {
+    pub(crate) fn path(&self, at: u64) -> Option<DentryPath> {
         Some(DentryPath {
             mount: self.view.u64(at, self.layout.path_mount)?,
             dentry: self.view.u64(at, self.layout.path_dentry)?,
@@ -42,7 +42,7 @@ impl<M: PhysicalMemory> PathReader<'_, M> {
     }
 
     /// Returns true if this is a name of a file in a mount.
-    pub(super) fn exists(&self, path: DentryPath) -> bool {
+    pub(crate) fn exists(&self, path: DentryPath) -> bool {
         let root = self.view.u64(path.mount, self.layout.mount_root);
         root.is_some_and(|root| self.component(root).is_some())
             && self.component(path.dentry).is_some()
@@ -50,12 +50,12 @@ impl<M: PhysicalMemory> PathReader<'_, M> {
     }
 
     /// Returns the inode that a name stands for.
-    pub(super) fn inode(&self, dentry: u64) -> Option<u64> {
+    pub(crate) fn inode(&self, dentry: u64) -> Option<u64> {
         self.view.u64(dentry, self.layout.inode)
     }
 
     /// Returns true for a name that has been removed: it is no longer found by its parent's table of names.
-    pub(super) fn unlinked(&self, dentry: u64) -> Option<bool> {
+    pub(crate) fn unlinked(&self, dentry: u64) -> Option<bool> {
         let is_root = self.view.u64(dentry, self.layout.parent)? == dentry;
         Some(!is_root && self.view.u64(dentry, self.layout.hashed)? == 0)
     }
@@ -63,7 +63,7 @@ impl<M: PhysicalMemory> PathReader<'_, M> {
     /// Returns the path of `file` as seen from `root`; from the top of its mounts, where `root` is `None` or
     /// does not hold the file. `None` when it cannot be read, is longer than 4 KiB or has more than 256
     /// components.
-    pub(super) fn name(&self, file: DentryPath, root: Option<DentryPath>) -> Option<Vec<u8>> {
+    pub(crate) fn name(&self, file: DentryPath, root: Option<DentryPath>) -> Option<Vec<u8>> {
         let mut path = ReversedPath::default();
         let mut at = file;
         let mut mount_root = self.view.u64(at.mount, self.layout.mount_root)?;
@@ -96,7 +96,7 @@ impl<M: PhysicalMemory> PathReader<'_, M> {
     }
 
     /// Returns the name in its directory.
-    pub(super) fn component(&self, dentry: u64) -> Option<Vec<u8>> {
+    pub(crate) fn component(&self, dentry: u64) -> Option<Vec<u8>> {
         let len = self.view.u32(dentry, self.layout.name_len)?;
         if len == 0 || len > MAX_NAME {
             return None;

@@ -9,6 +9,7 @@ mod generated;
 mod hostile;
 mod iomem;
 mod lists;
+mod memory_use;
 mod probe;
 mod process;
 mod task_scan;

@@ -24,6 +24,7 @@ mod jit;
 mod kernels;
 mod lifecycle;
 mod managed;
+mod mem;
 mod microstates;
 mod names;
 mod network;

@@ -1,5 +1,7 @@
 //! Memory of a process with CPython, made by the layouts themselves: for tests and fuzz targets.
 
+pub mod hotspot;
+
 use symbols::{LinkAddr, VirtAddr};
 
 use crate::ProcessMemory;

@@ -17,6 +17,7 @@
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod frames;
+pub mod hotspot;
 mod memory;
 pub mod python;
 #[cfg(test)]

@@ -48,6 +48,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("git", "git", "lists the tree's files"),
     program("go", "golang-go", "reads pprof profiles"),
     program("ip", "iproute2", "makes taps"),
+    program("java", "openjdk-17-jdk-headless", "runs threads whose frames are read"),
     program("llvm-symbolizer", "llvm", "names inlined functions"),
     program("mcopy", "mtools", "fills FAT file systems"),
     program("mke2fs", "e2fsprogs", "makes ext4 file systems"),

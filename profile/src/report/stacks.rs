@@ -10,6 +10,9 @@
 //! managed   main,            a, b,             c,      sin    without those of the runtime's file
 //! native    main, run, eval,       call, eval,    add, sin
 //! ```
+//!
+//! Java's functions run in code that the runtime generates, which has no file: the runtime's file is that of
+//! the next frame outwards which has one, and all generated code inside of it is the runtime's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -24,6 +27,8 @@ use crate::rows::FrameKind;
 const WORK_CALLER: &str = "process_one_work";
 /// Limit of frames per stack. No walk takes so many; only a damaged profile has them.
 pub(super) const MOST_FRAMES: usize = 4_096;
+/// `frame.module` of functions that run in generated code.
+const GENERATING: &str = "java";
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 /// `frame.module` of a doubt about the frames of user code: the walk reached the end.
@@ -51,8 +56,25 @@ pub(super) struct Node {
     /// The caller of a managed frame that is called from here, or [`NONE`]: without the frames of the same
     /// file that precede it.
     managed_caller: u32,
-    /// File of the runtime that runs the managed frames up to here.
-    runtime: Option<u32>,
+    /// Runtime that runs the managed frames up to here.
+    runtime: Option<Runtime>,
+    /// File of the next user frame outwards, or of this one, that has a file.
+    file: Option<u32>,
+}
+
+/// Native code of a managed language.
+#[derive(Debug, Clone, Copy)]
+struct Runtime {
+    file: Option<u32>,
+    /// It runs its functions in code without a file.
+    generates: bool,
+}
+
+impl Runtime {
+    /// Returns true if a native frame with this file is the runtime's.
+    fn has(self, file: Option<u32>) -> bool {
+        if file.is_some() { file == self.file } else { self.generates }
+    }
 }
 
 /// All stacks of a profile.
@@ -96,15 +118,22 @@ impl Stacks {
             let mut runtime = outer.and_then(|outer| outer.runtime);
             let Frame { kind, file, .. } = code.frames[frame as usize];
             let is_managed = kind == FrameKind::Managed;
-            let is_of_runtime = kind == FrameKind::User && file.is_some() && file == runtime;
+            let is_of_runtime = kind == FrameKind::User && runtime.is_some_and(|runtime| runtime.has(file));
             if (native && is_managed) || (!native && is_of_runtime) {
                 stacks.index.insert(id, parent);
                 stacks.shortened.insert(id);
                 continue;
             }
             if is_managed {
-                runtime = runtime.or_else(|| outer.and_then(|outer| code.frames[outer.frame as usize].file));
-                parent = outer.map_or(NONE, |outer| outer.managed_caller);
+                let file = || outer.and_then(|outer| outer.file);
+                let generates =
+                    || code.functions[code.own(frame) as usize].module.as_deref() == Some(GENERATING);
+                let ran_by = runtime.unwrap_or_else(|| Runtime { file: file(), generates: generates() });
+                parent = match outer {
+                    Some(_) if ran_by.generates => stacks.outside(ran_by, parent, code),
+                    _ => outer.map_or(NONE, |outer| outer.managed_caller),
+                };
+                runtime = Some(ran_by);
             }
             let node = Node { runtime, ..stacks.node(parent, frame, code, caller) };
             let place = small(stacks.nodes.len());
@@ -117,6 +146,18 @@ impl Stacks {
     /// Returns true if the innermost frame of the stack with this row id is left out.
     pub(super) fn is_shortened(&self, id: u32) -> bool {
         self.shortened.contains(&id)
+    }
+
+    /// Returns the index of the first node, outwards from that with index `place`, that is not the runtime's.
+    fn outside(&self, runtime: Runtime, mut place: u32, code: &Code) -> u32 {
+        while let Some(node) = self.get(place) {
+            let frame = &code.frames[node.frame as usize];
+            if frame.kind != FrameKind::User || !runtime.has(frame.file) {
+                break;
+            }
+            place = node.parent;
+        }
+        place
     }
 
     /// Returns [`Node::managed_caller`] of the node that will have the index `place`.
@@ -143,8 +184,13 @@ impl Stacks {
                 user: false,
                 managed_caller: NONE,
                 runtime: None,
+                file: None,
             },
         };
+        let found = &code.frames[frame as usize];
+        if found.kind == FrameKind::User && found.file.is_some() {
+            node.file = found.file;
+        }
         let own = code.own(frame);
         let function = &code.functions[own as usize];
         match function.kind {

@@ -7,10 +7,9 @@ use std::fmt;
 use linux::{CodeAddr, VirtAddr};
 
 use super::entry::CodeOwner;
-use super::walker::{JitSymbol, LateNames, ReasonSubject};
+use super::walker::{JitSymbol, LateNames, ManagedFunction, ReasonSubject};
 use profile::rows::{FrameKind, FrameRow};
 use runtimes::ManagedFrame;
-use runtimes::python::PythonCode;
 use symbols::LinkAddr;
 use text::clean;
 
@@ -44,9 +43,6 @@ pub(crate) trait KernelNames: fmt::Debug + Send + Sync {
     /// Returns true if `address` is in the kernel image, whose code never moves.
     fn in_image(&self, address: VirtAddr) -> bool;
 }
-
-/// Module of all code of Python.
-const PYTHON: &str = "python";
 
 /// Key of a frame.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -202,11 +198,11 @@ impl FrameTable {
         id
     }
 
-    /// Returns the row id of a frame of Python, in the function `code` if that is known.
-    pub(crate) fn python(
+    /// Returns the row id of a frame of a managed language, in `function`.
+    pub(crate) fn managed(
         &mut self,
         frame: &ManagedFrame,
-        code: Option<&PythonCode>,
+        function: &ManagedFunction,
         instance: Option<u32>,
         rows: &mut Vec<FrameRow>,
     ) -> u32 {
@@ -221,11 +217,11 @@ impl FrameTable {
             address: frame.code.0.wrapping_add(offset),
             kind: FrameKind::Managed,
             instance,
-            symbol: code.map(|code| clean::printable(&code.name)),
-            module: Some(PYTHON.to_owned()),
+            symbol: function.name().map(clean::printable),
+            module: Some(function.language().to_owned()),
             offset,
-            source: code.map(|code| clean::printable(&code.file)),
-            line: code.and_then(|code| code.line(frame)),
+            source: function.file().map(clean::printable),
+            line: function.line(frame),
             ..FrameRow::default()
         });
         id

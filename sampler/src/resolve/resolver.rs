@@ -379,8 +379,8 @@ impl SampleResolver {
             StackStep::Memory { at, anonymous, made: None } => {
                 self.frames.user(*at, owner.map(|owner| owner.instance), *anonymous, rows)
             }
-            StackStep::Managed { frame, code } => {
-                self.frames.python(frame, code.as_deref(), owner.map(|owner| owner.instance), rows)
+            StackStep::Managed { frame, function } => {
+                self.frames.managed(frame, function, owner.map(|owner| owner.instance), rows)
             }
             StackStep::Reason { of, why } => self.frames.reason(*of, why, rows),
         }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::images::KnownRegisters;
 use super::row::{COLUMNS, CfaLocation, ColumnRule, General, PRESERVED, RA, Usual};
 use super::work_budget::WorkBudget;
 use super::{CfiTable, UserWalkError, expression};
@@ -77,6 +78,20 @@ impl FrameState {
             }
             None => self.known &= !(1 << column),
         }
+    }
+
+    /// Returns all columns.
+    pub fn registers(&self) -> KnownRegisters {
+        std::array::from_fn(|column| self.get(column).ok())
+    }
+
+    /// Sets all columns; `None` without RSP or RIP, with nothing done.
+    pub fn set_registers(&mut self, registers: &KnownRegisters) -> Option<()> {
+        registers[Registers::RSP].and(registers[RA])?;
+        for (column, &value) in registers.iter().enumerate() {
+            self.set(column, value);
+        }
+        Some(())
     }
 
     /// Forgets all but RSP and RIP.

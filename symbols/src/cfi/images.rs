@@ -1,7 +1,25 @@
 //! The process's mappings as an unwinder needs them.
 
 use super::CfiTable;
-use crate::address::{LinkAddr, VirtAddr};
+use super::row::COLUMNS;
+use crate::address::{CodeAddr, LinkAddr, VirtAddr};
+use crate::registers::StackMemory;
+
+/// Registers of a frame by their DWARF numbers, of which 16 is the return address; `None` for those that were
+/// lost on the way.
+pub type KnownRegisters = [Option<u64>; COLUMNS];
+
+/// Caller of a frame in code made at run time.
+#[expect(clippy::large_enum_variant, reason = "returned once for a frame, and not kept")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GeneratedCaller {
+    /// No rule covers the frame: the unwinder follows its instructions.
+    Unknown,
+    /// The caller's registers.
+    Found(KnownRegisters),
+    /// The word of the stack at this address is needed, and missing.
+    Missing(u64),
+}
 
 /// The executable mappings of one process at the moment of a sample.
 pub trait CodeMappings {
@@ -15,6 +33,17 @@ pub trait CodeMappings {
     /// does not recognize signal trampolines without CFI.
     fn code(&self, _address: VirtAddr, _into: &mut [u8]) -> Option<()> {
         None
+    }
+
+    /// Returns the caller of the frame at `at` in code made at run time ([`ImageCode::Anonymous`]), by the
+    /// rules of what has made it.
+    fn generated_caller(
+        &self,
+        _at: CodeAddr,
+        _registers: &KnownRegisters,
+        _stack: &dyn StackMemory,
+    ) -> GeneratedCaller {
+        GeneratedCaller::Unknown
     }
 }
 

@@ -39,6 +39,6 @@ mod work_budget;
 pub use cache::CacheUse;
 pub use end::{UserEnd, UserWalkError};
 pub use frame::{FrameDoubt, UserFrame};
-pub use images::{CodeMapping, CodeMappings, ImageCode};
+pub use images::{CodeMapping, CodeMappings, GeneratedCaller, ImageCode, KnownRegisters};
 pub use table::{CfiError, CfiSection, CfiSections, CfiTable};
 pub use walk::UserUnwinder;

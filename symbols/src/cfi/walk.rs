@@ -2,9 +2,9 @@
 
 use super::cache::RowCache;
 use super::code_exit::SearchContext;
-use super::frame::{FrameDoubt, FrameState, UserFrame};
+use super::frame::{FrameDoubt, FrameState, UserFrame, missing};
 use super::guess::{CallerGuess, caller};
-use super::images::{CodeMapping, CodeMappings, ImageCode};
+use super::images::{CodeMapping, CodeMappings, GeneratedCaller, ImageCode};
 use super::path_memory::PathMemory;
 use super::row::{CfiRow, RowContext};
 use super::work_budget::WorkBudget;
@@ -83,6 +83,7 @@ impl UserUnwinder {
         let rsp = state.rsp();
         let (place, doubt) = match self.by_cfi(state, frame, image, stack, bounds)? {
             Some(place) => (place, None),
+            None if by_maker(state, frame, image, stack, images)? => (AddressKind::Return, None),
             None => match self.guess_caller(state, frame.at.kind, stack, images, bounds) {
                 CallerGuess::Caller(doubt) => (AddressKind::Return, Some(doubt)),
                 CallerGuess::Interrupted => (AddressKind::Exact, None),
@@ -152,6 +153,25 @@ impl UserUnwinder {
             }
         }
         Ok(Some(AddressKind::Return))
+    }
+}
+
+/// Moves `state` to the caller of code made at run time, by the rules of what has made it; false, with
+/// nothing done, where these do not cover the frame.
+fn by_maker(
+    state: &mut FrameState,
+    frame: UserFrame,
+    image: Option<CodeMapping<'_>>,
+    stack: &impl StackMemory,
+    images: &impl CodeMappings,
+) -> Result<bool, UserEnd> {
+    if !image.is_some_and(|image| matches!(image.code, ImageCode::Anonymous)) {
+        return Ok(false);
+    }
+    match images.generated_caller(frame.at, &state.registers(), stack) {
+        GeneratedCaller::Unknown => Ok(false),
+        GeneratedCaller::Found(registers) => Ok(state.set_registers(&registers).is_some()),
+        GeneratedCaller::Missing(at) => Err(missing(stack, at).into()),
     }
 }
 

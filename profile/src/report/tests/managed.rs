@@ -52,7 +52,11 @@ fn run() -> Run {
 }
 
 fn stacks(native: bool) -> Vec<String> {
-    let (_directory, path) = run().write();
+    stacks_of(&run(), native)
+}
+
+fn stacks_of(run: &Run, native: bool) -> Vec<String> {
+    let (_directory, path) = run.write();
     let profile = Profile::open(&path).expect("a profile");
     let filter = Filter { native, ..Filter::default() };
     let shares = Shares::read(&profile, &filter, SharesBy::Stack).expect("stacks");
@@ -67,6 +71,58 @@ fn a_stack_has_functions_of_the_language_or_frames_of_its_runtime() {
     let native = ["", ";call;eval", ";call;eval;add", ";call;eval;add;sin"]
         .map(|inner| format!("main;run;eval{inner}"));
     assert_eq!(stacks(true), native);
+}
+
+/// Stacks of Java (file 2, code without a file) that libraries (1, 3) start and that calls one of them.
+fn java_run() -> Run {
+    let mut run = Run::new();
+    run.batch.files = [(1, "/lib/libc.so.6"), (2, "/lib/libjvm.so"), (3, "/lib/libnative.so")]
+        .map(|(id, path)| FileRow { id, path: path.to_owned(), ..FileRow::default() })
+        .to_vec();
+    let frame = |id: u32, kind: FrameKind, name: &str, file: Option<u32>, module: &str| FrameRow {
+        id,
+        kind,
+        file,
+        instance: file.is_none().then_some(1),
+        address: u64::from(id) << 8,
+        symbol: Some(name.to_owned()),
+        module: Some(module.to_owned()),
+        ..FrameRow::default()
+    };
+    let native = |id, name, file| frame(id, FrameKind::User, name, Some(file), "native");
+    let generated = |id, name| frame(id, FrameKind::User, name, None, "anonymous");
+    let java = |id, name| frame(id, FrameKind::Managed, name, None, "java");
+    run.batch.frames.extend([
+        native(20, "start", 1),
+        native(21, "run", 2),
+        generated(22, "stub"),
+        generated(23, "code"),
+        java(24, "A.main"),
+        java(25, "A.inlined"),
+        native(26, "call", 3),
+        java(27, "B.back"),
+        native(28, "collect", 2),
+    ]);
+    // Frames from the outermost on, each stack a caller of the next.
+    for (id, frame) in (1..).zip([20, 21, 22, 23, 24, 25, 26, 21, 22, 23, 27, 22, 28]) {
+        run.batch.stacks.push(StackRow { id, parent: id.checked_sub(1).filter(|&id| id > 0), frame });
+    }
+    for (frame, stack) in [(25, 6), (26, 7), (28, 13)] {
+        run.add(1, 0, Mode::User, Some(1), frame);
+        run.batch.samples.last_mut().expect("a sample").stack = Some(stack);
+    }
+    run
+}
+
+#[test]
+fn code_that_java_generates_is_its_runtimes() {
+    let inner = "start;A.main;A.inlined";
+    let wanted = [inner.to_owned(), format!("{inner};call"), format!("{inner};call;B.back")];
+    assert_eq!(stacks_of(&java_run(), false), wanted);
+    let native = "start;run;stub;code";
+    let wanted =
+        [native.to_owned(), format!("{native};call"), format!("{native};call;run;stub;code;stub;collect")];
+    assert_eq!(stacks_of(&java_run(), true), wanted);
 }
 
 #[test]

@@ -13,7 +13,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::AddressSpace;
+use linux::{AddressSpace, CodeAddr};
+use runtimes::hotspot::JavaMethod;
 use runtimes::python::{PythonBinary, PythonCode, PythonNames, PythonPlan, may_be_python};
 use runtimes::{FrameWords, ManagedFrame, ManagedStep, RuntimePlan, WalkFailure};
 use symbols::LinkAddr;
@@ -30,9 +31,54 @@ const REMEMBERED: usize = 4096;
 /// Code objects of a process that are remembered, at most.
 const MAX_CODE: usize = 65_536;
 
+/// Function of a managed frame; `None` if its memory has something else by now, or cannot be read.
+#[derive(Debug, Clone)]
+pub(crate) enum ManagedFunction {
+    /// Of Python.
+    Python(Option<Arc<PythonCode>>),
+    /// Of Java.
+    Java(Option<Arc<JavaMethod>>),
+}
+
+impl ManagedFunction {
+    /// Returns the language, which is the module of all its functions.
+    pub(crate) fn language(&self) -> &'static str {
+        match self {
+            Self::Python(_) => "python",
+            Self::Java(_) => "java",
+        }
+    }
+
+    /// Returns the function's name.
+    pub(crate) fn name(&self) -> Option<&str> {
+        match self {
+            Self::Python(code) => code.as_ref().map(|code| code.name.as_str()),
+            Self::Java(method) => method.as_ref().map(|method| method.name.as_str()),
+        }
+    }
+
+    /// Returns the source file.
+    pub(crate) fn file(&self) -> Option<&str> {
+        match self {
+            Self::Python(code) => code.as_ref().map(|code| code.file.as_str()),
+            Self::Java(method) => method.as_ref().and_then(|method| method.file.as_deref()),
+        }
+    }
+
+    /// Returns the line that `frame` of this function executes.
+    pub(crate) fn line(&self, frame: &ManagedFrame) -> Option<u32> {
+        match self {
+            Self::Python(code) => code.as_ref().and_then(|code| code.line(frame)),
+            Self::Java(method) => method.as_ref().and_then(|method| method.line(frame)),
+        }
+    }
+}
+
 /// A native frame that managed frames may run in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct NativeFrame {
+    /// Address of its code.
+    pub at: CodeAddr,
     /// Stack pointer in the frame: its part of the stack ends at that of the next one.
     pub stack: u64,
     /// It is the runtime's interpreter, for runtimes that do not show the native frame of a managed one.
@@ -171,7 +217,7 @@ impl FoundRuntime {
         let key = (frame.code.0, frame.identity);
         let read = || self.names.read(memory, &frame).map(Arc::new);
         let code = self.code.entry(key).or_insert_with(read).clone();
-        StackStep::Managed { frame, code }
+        StackStep::Managed { frame, function: ManagedFunction::Python(code) }
     }
 }
 
@@ -235,7 +281,7 @@ mod tests {
     use linux::VirtAddr;
 
     fn native(stack: u64) -> NativeFrame {
-        NativeFrame { stack, is_interpreter: false }
+        NativeFrame { at: CodeAddr::exact(VirtAddr(0)), stack, is_interpreter: false }
     }
 
     fn frame(number: u64) -> ManagedStep {
@@ -288,7 +334,7 @@ mod tests {
     #[test]
     fn without_entries_each_frame_has_its_interpreter() {
         let natives = |marks: &[bool]| -> Vec<NativeFrame> {
-            marks.iter().map(|&is_interpreter| NativeFrame { stack: 0x1000, is_interpreter }).collect()
+            marks.iter().map(|&is_interpreter| NativeFrame { is_interpreter, ..native(0x1000) }).collect()
         };
         let steps = [frame(2), frame(1)];
         let whole = natives(&[false, true, false, true, false]);

@@ -12,6 +12,7 @@
 //! A reason replaces missing frames.
 
 mod files;
+mod java;
 mod managed;
 mod maps;
 mod perfmap;
@@ -27,13 +28,16 @@ use linux::{
     VirtAddr, WalkEnd,
 };
 use runtimes::ManagedFrame;
-use runtimes::python::{PythonCode, may_be_python};
+use runtimes::hotspot::{JavaUnwinding, may_be_hotspot};
+use runtimes::python::may_be_python;
 use symbols::LinkAddr;
-use symbols::cfi::{UserEnd, UserUnwinder};
+use symbols::cfi::{UserEnd, UserFrame, UserUnwinder};
 
 use super::frames::KernelNames;
 use crate::managed::RuntimeTable;
 pub(crate) use files::{FileEntry, FileTable};
+use java::{JavaMemory, JavaRuntimes};
+pub(crate) use managed::ManagedFunction;
 use managed::{ManagedRuntimes, NativeFrame};
 pub(crate) use maps::LateNames;
 use maps::PerfMaps;
@@ -54,8 +58,8 @@ pub(crate) enum StackStep {
     /// Code of a process elsewhere: in memory without a file (`anonymous`), or in unknown memory. `made` is
     /// the function, if the process has made the code and named it.
     Memory { at: CodeAddr, anonymous: bool, made: Option<JitSymbol> },
-    /// A frame of a managed language. Its code is `None` if that has been freed before it was read.
-    Managed { frame: ManagedFrame, code: Option<Arc<PythonCode>> },
+    /// A frame of a managed language.
+    Managed { frame: ManagedFrame, function: ManagedFunction },
     /// Frames are missing or doubtful: the part of the stack, and the reason.
     Reason { of: ReasonSubject, why: String },
 }
@@ -132,6 +136,7 @@ pub(crate) struct StackWalker {
     maps: PerfMaps,
     files: FileTable,
     runtimes: ManagedRuntimes,
+    java: JavaRuntimes,
     depth: usize,
     code: Option<Arc<dyn CodeSource>>,
     /// Time before which no walk waits for code again.
@@ -151,6 +156,7 @@ impl StackWalker {
             maps: PerfMaps::default(),
             files: FileTable::default(),
             runtimes: ManagedRuntimes::default(),
+            java: JavaRuntimes::default(),
             depth,
             code: None,
             patient_at: Instant::now(),
@@ -284,10 +290,16 @@ impl StackWalker {
             &self.source,
             space.loaded_files(python, &self.source, &self.files),
         );
+        let hotspot = |file: &FileEntry| may_be_hotspot(file.name());
+        let mut java = self.java.get(
+            owner.0.instance,
+            (space, &self.source),
+            space.loaded_files(hotspot, &self.source, &self.files),
+        );
         let images = space.images(&self.source, &self.files);
         let (first, mut natives) = (steps.len(), Vec::new());
         let mut doubt = None;
-        let end = self.users.walk(&user.registers, copy, &images, limit.max(1), |frame| {
+        let mut push = |frame: UserFrame| {
             doubt = doubt.or(frame.doubt);
             // A signal's trampoline precedes the code that the signal interrupted. It called nothing, and
             // begins at its return address.
@@ -310,10 +322,22 @@ impl StackWalker {
                     StackStep::Memory { at: frame.at, anonymous, made: anonymous.then(find).flatten() }
                 }
             });
-            natives.push(NativeFrame { stack: frame.stack, is_interpreter });
-        });
+            natives.push(NativeFrame { at: frame.at, stack: frame.stack, is_interpreter });
+        };
+        let limit = limit.max(1);
+        let end = if let Some(java) = &mut java {
+            let memory = JavaMemory::new(space, &self.source);
+            let unwinding = JavaUnwinding::new(&images, java, &memory);
+            let end = self.users.walk(&user.registers, copy, &unwinding, limit, &mut push);
+            let found = unwinding.into_found();
+            java::insert(found, &natives, (java, &memory), (steps, first));
+            end
+        } else {
+            self.users.walk(&user.registers, copy, &images, limit, &mut push)
+        };
         let mut words = copy.notes().peekable();
-        if let Some(runtime) = &mut runtime
+        // Both in one process: the native frames would no longer be the steps.
+        if let Some(runtime) = runtime.as_mut().filter(|_| java.is_none())
             && words.peek().is_some()
         {
             let natives = (natives.as_slice(), end == UserEnd::Complete);

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use linux::{CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
+use runtimes::hotspot::may_hold_hotspot_data;
 use symbols::LinkAddr;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 
@@ -35,6 +36,15 @@ struct CodeRegion {
     unknown_file: bool,
 }
 
+/// Memory that has the bytes of a file.
+#[derive(Debug)]
+struct DataRegion {
+    start: VirtAddr,
+    end: VirtAddr,
+    file_offset: FileOffset,
+    file: Arc<FileRef>,
+}
+
 /// Position of code of a process.
 #[derive(Debug)]
 pub(super) enum CodePlace {
@@ -51,6 +61,8 @@ pub(super) struct ProcessSpace {
     read_ns: u64,
     /// By start address.
     regions: Vec<CodeRegion>,
+    /// Mappings, by start address, of files that may be read where the process has no page of them.
+    data: Vec<DataRegion>,
     missing: Option<Missing>,
 }
 
@@ -117,6 +129,19 @@ impl ProcessSpace {
     ) -> Self {
         for mapping in mappings {
             let range = (mapping.start, mapping.end);
+            // A page that the process has changed may be in its swap: then the file has other bytes.
+            if let MappingKind::File(file) = &mapping.kind
+                && !mapping.write
+                && may_hold_hotspot_data(file.path.rsplit('/').next().unwrap_or(&file.path))
+            {
+                let (start, end) = range;
+                self.data.push(DataRegion {
+                    start,
+                    end,
+                    file_offset: mapping.file_offset,
+                    file: Arc::clone(file),
+                });
+            }
             if !mapping.execute {
                 let is_file = matches!(&mapping.kind, MappingKind::File(file) if !is_memory(file, || None));
                 if mapping.write && !is_file && overlaps(made, range) {
@@ -163,6 +188,14 @@ impl ProcessSpace {
     fn region(&self, address: VirtAddr) -> Option<&CodeRegion> {
         let after = self.regions.partition_point(|region| region.start <= address);
         self.regions.get(after.checked_sub(1)?).filter(|region| address < region.end)
+    }
+
+    /// Returns the file, and the offset in it, of the byte at `address` of read-only data of a runtime.
+    pub(super) fn file_at(&self, address: VirtAddr) -> Option<(&FileRef, u64)> {
+        let after = self.data.partition_point(|region| region.start <= address);
+        let region = self.data.get(after.checked_sub(1)?).filter(|region| address < region.end)?;
+        let offset = region.file_offset.checked_add(address.offset_from(region.start)?)?;
+        Some((&region.file, offset.0))
     }
 
     /// Returns true if the mappings are known and none of them has `address`.

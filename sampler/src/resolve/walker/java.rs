@@ -1,0 +1,196 @@
+//! The Java virtual machines of processes: rules for frames of the code that they generate, and the methods
+//! of these frames.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use linux::{AddressSpace, PageCache, VirtAddr};
+use runtimes::ProcessMemory;
+use runtimes::hotspot::{HotspotBinary, JavaProcess, NativeJava, may_be_hotspot};
+use symbols::elf::ElfFile;
+
+use super::files::FileEntry;
+use super::managed::{ManagedFunction, NativeFrame};
+use super::source::GuestSource;
+use super::spaces::ProcessSpace;
+use super::{ReasonSubject, StackStep};
+use crate::managed::SpaceMemory;
+use crate::memory::GuestMemory;
+
+/// Processes that are remembered, at most; beyond that all are forgotten and found again.
+const REMEMBERED: usize = 4096;
+/// Shortest time between two searches in a process whose runtime has not started, ns.
+const AGAIN_NS: u64 = 100_000_000;
+/// Frames of Java in one stack, at most.
+const MAX_FRAMES: usize = 2048;
+/// Bytes of a page.
+const PAGE: u64 = 4096;
+
+/// Result of the search for the virtual machine of a process.
+#[derive(Debug)]
+struct ProcessJava {
+    /// Page tables, and the time when the mappings were read that were searched.
+    searched: (u64, u64),
+    found: Option<JavaProcess>,
+}
+
+/// The virtual machines of all processes.
+#[derive(Debug, Default)]
+pub(super) struct JavaRuntimes {
+    /// By row id of the file.
+    binaries: HashMap<u32, Option<HotspotBinary>>,
+    known: HashMap<u32, ProcessJava>,
+}
+
+impl JavaRuntimes {
+    /// Returns the virtual machine of the process `instance`, if it has one that has started.
+    pub(super) fn get(
+        &mut self,
+        instance: u32,
+        (space, source): (&ProcessSpace, &GuestSource),
+        images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
+    ) -> Option<&mut JavaProcess> {
+        if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
+            self.known.clear();
+        }
+        let searched = space.version();
+        let is_current = self.known.get(&instance).is_some_and(|known| {
+            let waits = searched.1.saturating_sub(known.searched.1) < AGAIN_NS;
+            // A virtual machine stays where it is until the process executes another program.
+            known.searched.0 == searched.0 && (known.found.is_some() || waits)
+        });
+        if !is_current {
+            let found = self.search((space, source), images);
+            self.known.insert(instance, ProcessJava { searched, found });
+        }
+        self.known.get_mut(&instance)?.found.as_mut()
+    }
+
+    fn search(
+        &mut self,
+        (space, source): (&ProcessSpace, &GuestSource),
+        images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
+    ) -> Option<JavaProcess> {
+        let memory = JavaMemory::new(space, source);
+        images.filter(|(file, _)| may_be_hotspot(file.name())).find_map(|(file, bias)| {
+            let binary = *self.binaries.entry(file.id()).or_insert_with(|| {
+                let elf = ElfFile::open(file.open(source).ok()?.0).ok()?;
+                HotspotBinary::read(&elf)
+            });
+            // A version that is not supported has native frames only.
+            JavaProcess::new(&binary?, &memory, bias).ok()
+        })
+    }
+}
+
+/// Memory of a process with a virtual machine. Pages of its library and archives that the process has not
+/// touched are read from the files.
+#[derive(Debug)]
+pub(super) struct JavaMemory<'a> {
+    present: SpaceMemory<'a, GuestMemory>,
+    space: &'a ProcessSpace,
+    source: &'a GuestSource,
+}
+
+impl<'a> JavaMemory<'a> {
+    pub(super) fn new(space: &'a ProcessSpace, source: &'a GuestSource) -> Self {
+        let five_level = source.kernel.address_space().five_level();
+        let tables = AddressSpace::new(space.version().0, five_level);
+        Self { present: SpaceMemory::new(tables, &source.memory), space, source }
+    }
+
+    /// Reads a part of a page from the file that it is mapped from.
+    fn read_file(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
+        let (file, offset) = self.space.file_at(at)?;
+        let (kernel, memory) = (&self.source.kernel, &self.source.memory);
+        let cached = PageCache::new(kernel, memory).ok();
+        if cached.and_then(|cache| cache.read(memory, file, offset, into)).is_some() {
+            return Some(());
+        }
+        self.source.open(file).ok()?.0.read_at(offset, into)
+    }
+}
+
+impl ProcessMemory for JavaMemory<'_> {
+    fn read(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
+        if self.present.read(at, into).is_some() {
+            return Some(());
+        }
+        let (mut at, mut rest) = (at, into);
+        while !rest.is_empty() {
+            let len = rest.len().min(usize::try_from(PAGE - at.0 % PAGE).ok()?);
+            let (part, behind) = rest.split_at_mut_checked(len)?;
+            self.present.read(at, part).or_else(|| self.read_file(at, part))?;
+            (at, rest) = (at.checked_add(len as u64)?, behind);
+        }
+        Some(())
+    }
+}
+
+/// Inserts the frames of Java in `found` into `steps`, whose frames from `first` on are `natives`: each
+/// before the native frame that runs it.
+pub(super) fn insert(
+    found: Vec<NativeJava>,
+    natives: &[NativeFrame],
+    (java, memory): (&mut JavaProcess, &impl ProcessMemory),
+    (steps, first): (&mut Vec<StackStep>, usize),
+) {
+    let rest = steps.split_off(first.min(steps.len()));
+    let (mut found, mut inserted) = (found.into_iter().peekable(), 0_usize);
+    for (native, step) in natives.iter().zip(rest) {
+        let runs = |java: &NativeJava| java.at == native.at && java.stack == native.stack;
+        for frame in found.next_if(runs).into_iter().flat_map(|native| native.frames) {
+            inserted += 1;
+            if inserted <= MAX_FRAMES {
+                let function = ManagedFunction::Java(java.method(memory, &frame));
+                steps.push(StackStep::Managed { frame, function });
+            }
+        }
+        steps.push(step);
+    }
+    if inserted > MAX_FRAMES {
+        let why = format!("Java: more than {MAX_FRAMES} frames");
+        steps.push(StackStep::Reason { of: ReasonSubject::User, why });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use linux::CodeAddr;
+    use runtimes::fixture::hotspot::{self as fixture, FRAMES, Version};
+
+    #[test]
+    fn frames_precede_the_native_frame_that_runs_them() {
+        let memory = fixture::java(Version::Jdk25);
+        let mut java = JavaProcess::new(&fixture::binary(), &memory, 0).expect("a layout");
+        let (frames, _) = fixture::walk(&mut java, &memory);
+        let native = |number: u64| NativeFrame {
+            at: CodeAddr::returning(VirtAddr(number)),
+            stack: number << 8,
+            is_interpreter: false,
+        };
+        let natives = [1, 2, 3, 4].map(native);
+        let java_of = |number: u64, frames: &[runtimes::ManagedFrame]| {
+            let NativeFrame { at, stack, .. } = native(number);
+            NativeJava { at, stack, frames: frames.to_vec() }
+        };
+        // The kernel's frame, then the native ones: two functions are compiled into one.
+        let step = |number| {
+            let at = CodeAddr::returning(VirtAddr(number));
+            StackStep::Memory { at, anonymous: true, made: None }
+        };
+        let kernel = StackStep::Kernel(CodeAddr::exact(VirtAddr(9)));
+        let mut steps: Vec<StackStep> = [kernel].into_iter().chain((1..=4).map(step)).collect();
+        let found = vec![java_of(2, &frames[..2]), java_of(4, &frames[2..])];
+        insert(found, &natives, (&mut java, &memory), (&mut steps, 1));
+        let names = steps.iter().map(|step| match step {
+            StackStep::Managed { function, .. } => function.name().unwrap_or("unknown").to_owned(),
+            StackStep::Memory { at, .. } => at.address.0.to_string(),
+            StackStep::Kernel(_) => "kernel".to_owned(),
+            other => format!("{other:?}"),
+        });
+        let [inner, middle, outer] = FRAMES.map(|(name, _)| name);
+        assert_eq!(names.collect::<Vec<_>>(), ["kernel", "1", inner, middle, "2", "3", outer, "4"]);
+    }
+}

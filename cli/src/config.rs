@@ -389,7 +389,7 @@ mod tests {
             let heading = format!("`[{}]`", command.get_name());
             let documented: Vec<&str> = sections
                 .iter()
-                .filter(|section| section.starts_with(&heading))
+                .filter(|section| section.lines().next().is_some_and(|line| line.contains(&heading)))
                 .flat_map(|section| section.lines())
                 .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
                 .collect();

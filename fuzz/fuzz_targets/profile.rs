@@ -204,5 +204,6 @@ fuzz_target!(|input: (u8, ProfileChange)| {
     let _ = Report::read_with(&profile, &filter, &request);
     let _ = HostReport::read(&profile, &filter);
     let host = question % 2 == 1;
-    let _ = Recording::read(&profile, &RecordingRequest { filter, host, ..Default::default() }, &mut |_, _| {});
+    let _ =
+        Recording::read(&profile, &RecordingRequest { filter, host, ..Default::default() }, &mut |_, _| {});
 });

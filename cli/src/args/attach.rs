@@ -23,7 +23,7 @@ Examples:
   vprof attach 4711 --top                  live on this terminal
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
   vprof attach 4711 --engine ptrace        by stops of the vCPUs in any case
-  vprof attach 4711 --host-stacks          the functions of the VMM and of KVM as well
+  vprof attach 4711 --host-stacks          functions of the VMM and KVM, too
 ";
 
 const NOTES: &str = "\

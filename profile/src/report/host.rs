@@ -283,13 +283,19 @@ impl HostReport {
             let mut frames = host.frames_of(outside.stack).peekable();
             let is_missing = |frame: &&HostFrame| frame.kind == FrameKind::Reason;
             without_stack += u64::from(frames.peek().is_none_or(is_missing));
-            for (at, frame) in frames.enumerate() {
+            // A function that calls itself counts once.
+            let mut on_stack = Vec::new();
+            for frame in frames {
                 let key = (frame.kind, frame.symbol.as_str(), frame.module.as_deref());
+                if on_stack.contains(&key) {
+                    continue;
+                }
                 let (own, total) = of_function.entry(key).or_default();
-                if at == 0 {
+                if on_stack.is_empty() {
                     own.add(&ticks, tick);
                 }
                 total.add(&ticks, tick);
+                on_stack.push(key);
             }
         }
         let times: Vec<(u8, u64)> = spans.iter().map(|span| (span.vcpu, span.run_ns)).collect();

@@ -19,10 +19,12 @@ fn add_host(batch: &mut Batch) {
         frame(3, FrameKind::User, None, "libc.so.6"),
     ];
     let stack = |id, parent, frame| StackRow { id, parent, frame };
-    batch.host_stacks = vec![stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3)];
+    // The function of stack 8 has called itself.
+    let stacks = [stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3), stack(8, Some(1), 1)];
+    batch.host_stacks = stacks.to_vec();
     let tick = |time_ns, state, stack| HostSampleRow { vcpu: 0, time_ns, state, on_cpu: true, stack };
     batch.host_samples = (0..10).map(|n| tick(n * 10 * MS, VcpuState::Guest, Some(2))).collect();
-    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, VcpuState::Vmm, Some(if n < 15 { 1 } else { 3 }));
+    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, VcpuState::Vmm, Some(if n < 15 { 8 } else { 3 }));
     batch.host_samples.extend((0..20).map(in_vmm));
 }
 
@@ -119,7 +121,7 @@ fn a_recording_has_guest_and_host_on_one_axis() {
         names.map(|entry| recording.functions[entry.function as usize].symbol.as_str()).collect::<Vec<_>>()
     };
     assert_eq!(stack(&recording.samples[0]), ["kvm_vcpu_ioctl", "main_loop"]);
-    assert_eq!(stack(&recording.samples[1]), ["main_loop"], "at 5 ms");
+    assert_eq!(stack(&recording.samples[1]), ["main_loop", "main_loop"], "at 5 ms");
 }
 
 #[test]

@@ -84,7 +84,7 @@ fn profile(directory: &std::path::Path, batch: &Batch) -> Profile {
 #[test]
 fn what_the_guest_does_not_see_is_told() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("the accounting");
     assert!(rusage.intervals_valid && rusage.processes.len() == 2);
     let [hog, victim] = &rusage.processes[..] else { panic!("two processes") };
     assert_eq!((hog.comm.as_str(), hog.samples, hog.measured_cpu_ns), ("hog", 500, 4_000 * MS));
@@ -101,7 +101,7 @@ fn what_the_guest_does_not_see_is_told() {
 #[test]
 fn a_cpu_is_compared_with_its_vcpu() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch())).expect("the accounting");
     let [cpu] = &rusage.cpus[..] else { panic!("one CPU") };
     assert_eq!((cpu.reported.user_ns, cpu.reported.idle_ns), (9_000 * MS, 2 * MS));
     assert_eq!((cpu.measured.user_ns, cpu.measured.softirq_ns), (6_800 * MS, 800 * MS));
@@ -135,7 +135,7 @@ fn family() -> Batch {
 #[test]
 fn children_are_those_that_have_ended_by_their_parents() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &family())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &family())).expect("the accounting");
     let of = |comm: &str| {
         let process = rusage.processes.iter().find(|process| process.comm == comm).expect("a process");
         process.children.clone()
@@ -152,7 +152,7 @@ fn children_are_those_that_have_ended_by_their_parents() {
     let mut batch = family();
     batch.rusage[0].time_ns = 11_000 * MS;
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("the accounting");
     let sh = rusage.processes.iter().find(|process| process.comm == "sh").expect("a process");
     assert_eq!(sh.children.as_ref().map(|children| children.processes), Some(1));
 }
@@ -165,7 +165,7 @@ fn what_exact_mode_has_seen_says_who_waited() {
     batch.reaped = vec![ReapedRow { child: 1, parent: 3, time_ns: 10_500 * MS }];
     let directory = tempfile::tempdir().expect("a directory");
     let path = profile(directory.path(), &batch);
-    let rusage = Rusage::read(&path).expect("books");
+    let rusage = Rusage::read(&path).expect("the accounting");
     let known: Vec<_> = rusage.processes.iter().map(|p| (p.comm.as_str(), p.children.is_some())).collect();
     assert_eq!(known, [("hog", false), ("victim", false), ("sh", true)]);
     let sh = rusage.processes[2].children.as_ref().expect("a child");
@@ -176,7 +176,7 @@ fn what_exact_mode_has_seen_says_who_waited() {
     // A damaged profile whose children are each other's.
     batch.reaped.extend([(2, 1), (1, 2)].map(|(child, parent)| ReapedRow { child, parent, time_ns: MS }));
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("the accounting");
     let sh = rusage.processes.iter().find(|process| process.comm == "sh").expect("a process");
     assert_eq!(sh.children, None);
 }
@@ -215,7 +215,7 @@ fn a_guest_that_claims_all_the_time_there_is_can_be_compared() {
     };
     batch.cpu_times[0].stat = stat;
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("the accounting");
     assert!(rusage.processes.iter().all(|process| process.outside && process.difference_ns > 0));
     assert!(rusage.cpus[0].reported.user_ns >= i64::MAX.cast_unsigned());
 }
@@ -268,7 +268,7 @@ fn later() -> Batch {
 #[test]
 fn what_was_before_the_first_reading_is_left_out_on_both_sides() {
     let directory = tempfile::tempdir().expect("a directory");
-    let rusage = Rusage::read(&profile(directory.path(), &later())).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &later())).expect("the accounting");
     let [hog] = &rusage.processes[..] else { panic!("one process: {:?}", rusage.processes) };
     // A sample at 2 s is of the time before: 400 of 500 are left, less one.
     assert_eq!((hog.samples, hog.since_s, hog.read_s), (399, Some(2.0), 10.0));
@@ -319,7 +319,7 @@ fn an_id_that_is_given_again_has_no_first_reading() {
     let first =
         ThreadTimeRow { first: true, time_ns: MS, tick_user_ns: 90 * MS, runtime_ns: 90 * MS, ..last };
     batch.thread_times = vec![first, last];
-    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("the accounting");
     assert_eq!((rusage.threads[0].since_s, rusage.threads[0].reported_user_ns), (None, 7 * MS));
 }
 
@@ -344,7 +344,7 @@ fn threads_are_told_as_the_kernel_shows_them_and_agree_with_their_process() {
     ];
     let (user_ns, system_ns) = (1_750 * MS, 750 * MS);
     batch.rusage[1] = RusageRow { user_ns, system_ns, runtime_ns: 2_500 * MS, ..batch.rusage[1] };
-    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("books");
+    let rusage = Rusage::read(&profile(directory.path(), &batch)).expect("the accounting");
     let reported: Vec<_> =
         rusage.threads.iter().map(|t| (t.tid, t.reported_user_ns, t.reported_system_ns)).collect();
     assert_eq!(reported, [(8, 1_500 * MS, 500 * MS), (9, 250 * MS, 250 * MS)]);

@@ -158,7 +158,7 @@ fn entries(
     if start == 0 || stride == 0 {
         return Err(HotspotError::NotReady);
     }
-    if stride > MAX_STRIDE || used.iter().any(|&offset| offset as u64 + 8 > stride) {
+    if stride > MAX_STRIDE || used.iter().any(|&offset| (offset as u64).saturating_add(8) > stride) {
         return Err(HotspotError::Invalid);
     }
     for _ in 0..MAX_ENTRIES {
@@ -185,4 +185,19 @@ pub(super) fn text(memory: &impl ProcessMemory, at: VirtAddr) -> Option<String> 
         memory.read(at.checked_add(in_page as u64)?, rest)?;
     }
     Some(String::from_utf8_lossy(until_nul(&bytes)).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixture::hotspot::{Version, java};
+
+    #[test]
+    fn offsets_beyond_an_entry_are_refused() {
+        let memory = java(Version::Jdk25);
+        for offset in [1, 8, usize::MAX - 7, usize::MAX] {
+            let found = entries(&memory, (0x1000, 8, [0, 0, 0, offset]), |_| false);
+            assert!(matches!(found, Err(HotspotError::Invalid)), "{offset:#x}: {found:?}");
+        }
+    }
 }

@@ -171,7 +171,7 @@ impl CodeNamer {
             symbol.and_then(|function| Some((function.start, function.start.checked_add(function.size?)?)));
         let (start, end) = sized.or(range)?;
         let size = end.checked_sub(start).filter(|&size| size <= MAX_BYTES)?;
-        let elf = ElfFile::open(file.open(&self.source).ok()?.0).ok()?;
+        let elf = file.elf(&self.source)?;
         let bytes = elf.bytes_at(start, size).ok()?.to_vec();
         Some(CodeRow { start, file: Some(file.id()), module: None, bytes, read: CodeSource::File })
     }

@@ -109,6 +109,11 @@ impl FileEntry {
         }
     }
 
+    /// Opens the file as an ELF file; `None` if it is something else, or cannot be opened.
+    pub(crate) fn elf(&self, source: &GuestSource) -> Option<ElfFile> {
+        ElfFile::open(self.open(source).ok()?.0).ok()
+    }
+
     /// Returns the file's contents, read at the first call.
     pub(super) fn load(&self, source: &GuestSource, room: &TableRoom) -> &LoadedFile {
         self.loaded.get_or_init(|| {

@@ -4,21 +4,19 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{AddressSpace, PageCache, VirtAddr};
+use linux::{PageCache, VirtAddr};
 use runtimes::ProcessMemory;
-use runtimes::hotspot::{HotspotBinary, JavaProcess, NativeJava, may_be_hotspot};
-use symbols::elf::ElfFile;
+use runtimes::hotspot::{HotspotBinary, JavaProcess, NativeJava};
 
 use super::files::FileEntry;
 use super::managed::{ManagedFunction, NativeFrame};
+use super::searches::ProcessSearches;
 use super::source::GuestSource;
 use super::spaces::ProcessSpace;
 use super::{ReasonSubject, StackStep};
 use crate::managed::SpaceMemory;
 use crate::memory::GuestMemory;
 
-/// Processes that are remembered, at most; beyond that all are forgotten and found again.
-const REMEMBERED: usize = 4096;
 /// Shortest time between two searches in a process whose runtime has not started, ns.
 const AGAIN_NS: u64 = 100_000_000;
 /// Frames of Java in one stack, at most.
@@ -26,59 +24,32 @@ const MAX_FRAMES: usize = 2048;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
-/// Result of the search for the virtual machine of a process.
-#[derive(Debug)]
-struct ProcessJava {
-    /// Page tables, and the time when the mappings were read that were searched.
-    searched: (u64, u64),
-    found: Option<JavaProcess>,
-}
-
 /// The virtual machines of all processes.
 #[derive(Debug, Default)]
 pub(super) struct JavaRuntimes {
     /// By row id of the file.
     binaries: HashMap<u32, Option<HotspotBinary>>,
-    known: HashMap<u32, ProcessJava>,
+    known: ProcessSearches<JavaProcess>,
 }
 
 impl JavaRuntimes {
-    /// Returns the virtual machine of the process `instance`, if it has one that has started.
+    /// Returns the virtual machine of the process `instance`, whose files that may be HotSpot's are `images`,
+    /// if it has one that has started.
     pub(super) fn get(
         &mut self,
         instance: u32,
         (space, source): (&ProcessSpace, &GuestSource),
-        images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
+        mut images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
     ) -> Option<&mut JavaProcess> {
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
-            self.known.clear();
-        }
-        let searched = space.version();
-        let is_current = self.known.get(&instance).is_some_and(|known| {
-            let waits = searched.1.saturating_sub(known.searched.1) < AGAIN_NS;
-            // A virtual machine stays where it is until the process executes another program.
-            known.searched.0 == searched.0 && (known.found.is_some() || waits)
-        });
-        if !is_current {
-            let found = self.search((space, source), images);
-            self.known.insert(instance, ProcessJava { searched, found });
-        }
-        self.known.get_mut(&instance)?.found.as_mut()
-    }
-
-    fn search(
-        &mut self,
-        (space, source): (&ProcessSpace, &GuestSource),
-        images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
-    ) -> Option<JavaProcess> {
-        let memory = JavaMemory::new(space, source);
-        images.filter(|(file, _)| may_be_hotspot(file.name())).find_map(|(file, bias)| {
-            let binary = *self.binaries.entry(file.id()).or_insert_with(|| {
-                let elf = ElfFile::open(file.open(source).ok()?.0).ok()?;
-                HotspotBinary::read(&elf)
-            });
-            // A version that is not supported has native frames only.
-            JavaProcess::new(&binary?, &memory, bias).ok()
+        let Self { binaries, known } = self;
+        known.get(instance, space.version(), AGAIN_NS, || {
+            let memory = JavaMemory::new(space, source);
+            images.find_map(|(file, bias)| {
+                let read = || HotspotBinary::read(&file.elf(source)?);
+                let binary = *binaries.entry(file.id()).or_insert_with(read);
+                // A version that is not supported has native frames only.
+                JavaProcess::new(&binary?, &memory, bias).ok()
+            })
         })
     }
 }
@@ -94,9 +65,8 @@ pub(super) struct JavaMemory<'a> {
 
 impl<'a> JavaMemory<'a> {
     pub(super) fn new(space: &'a ProcessSpace, source: &'a GuestSource) -> Self {
-        let five_level = source.kernel.address_space().five_level();
-        let tables = AddressSpace::new(space.version().0, five_level);
-        Self { present: SpaceMemory::new(tables, &source.memory), space, source }
+        let present = SpaceMemory::new(space.address_space(source), &source.memory);
+        Self { present, space, source }
     }
 
     /// Reads a part of a page from the file that it is mapped from.

@@ -13,21 +13,22 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{AddressSpace, CodeAddr};
+use linux::CodeAddr;
 use runtimes::hotspot::JavaMethod;
-use runtimes::python::{PythonBinary, PythonCode, PythonNames, PythonPlan, may_be_python};
+use runtimes::python::{PythonBinary, PythonCode, PythonNames, PythonPlan};
 use runtimes::{FrameWords, ManagedFrame, ManagedStep, RuntimePlan, WalkFailure};
 use symbols::LinkAddr;
-use symbols::elf::ElfFile;
 
 use super::files::FileEntry;
+use super::searches::ProcessSearches;
 use super::source::GuestSource;
 use super::spaces::ProcessSpace;
 use super::{ReasonSubject, StackStep};
 use crate::managed::{RuntimeTable, SpaceMemory};
 
-/// Processes that are remembered, at most; beyond that all are forgotten and found again.
-const REMEMBERED: usize = 4096;
+/// Shortest time between two searches in a process whose runtime was not found, ns: at each new reading of
+/// its mappings.
+const AGAIN_NS: u64 = 1;
 /// Code objects of a process that are remembered, at most.
 const MAX_CODE: usize = 65_536;
 
@@ -98,21 +99,13 @@ pub(super) struct FoundRuntime {
 /// A code object: address and identity.
 type ManagedCode = (u64, u32);
 
-/// Result of the search for the runtime of a process.
-#[derive(Debug)]
-struct ProcessRuntime {
-    /// Page tables, and the time when the mappings were read that were searched.
-    searched: (u64, u64),
-    found: Option<FoundRuntime>,
-}
-
 /// The runtimes of all processes.
 #[derive(Debug, Default)]
 pub(super) struct ManagedRuntimes {
     table: RuntimeTable,
     /// By row id of the file.
     binaries: HashMap<u32, Option<PythonBinary>>,
-    known: HashMap<u32, ProcessRuntime>,
+    known: ProcessSearches<FoundRuntime>,
 }
 
 impl ManagedRuntimes {
@@ -120,7 +113,8 @@ impl ManagedRuntimes {
         Self { table, ..Self::default() }
     }
 
-    /// Returns the runtime of the process `instance`; lets later ticks copy its frames.
+    /// Returns the runtime of the process `instance`, whose files that may be Python's are `images`; lets
+    /// later ticks copy its frames.
     pub(super) fn get(
         &mut self,
         instance: u32,
@@ -128,49 +122,27 @@ impl ManagedRuntimes {
         source: &GuestSource,
         images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
     ) -> Option<&mut FoundRuntime> {
-        if self.known.len() >= REMEMBERED && !self.known.contains_key(&instance) {
-            self.known.clear();
-        }
-        let searched = space.version();
-        let is_current = self.known.get(&instance).is_some_and(|known| known.searched == searched);
-        if !is_current {
-            let before = self.known.remove(&instance).filter(|known| known.searched.0 == searched.0);
-            // A runtime stays where it is until the process executes another program.
-            let found = before.and_then(|known| known.found).or_else(|| self.search(space, source, images));
-            self.known.insert(instance, ProcessRuntime { searched, found });
-        }
-        let found = self.known.get_mut(&instance)?.found.as_mut();
+        let Self { table, binaries, known } = self;
+        let search = || {
+            let memory = SpaceMemory::new(space.address_space(source), &source.memory);
+            for (file, bias) in images {
+                let read = || PythonBinary::read(&file.elf(source)?, file.name());
+                let binary = *binaries.entry(file.id()).or_insert_with(read);
+                // A version that is not supported, or whose table is not there yet, has native frames only.
+                if let Some(binary) = binary
+                    && let Ok((plan, names)) = binary.plan(&memory, bias)
+                {
+                    let interpreter = binary.interpreter().map(|range| (file.id(), range));
+                    return Some(FoundRuntime { plan, names, interpreter, code: HashMap::new() });
+                }
+            }
+            None
+        };
+        let found = known.get(instance, space.version(), AGAIN_NS, search);
         let plan = found.as_ref().map(|found| RuntimePlan::Python(found.plan));
-        self.table.set(searched.0, plan);
+        table.set(space.version().0, plan);
         found
     }
-
-    fn search(
-        &mut self,
-        space: &ProcessSpace,
-        source: &GuestSource,
-        images: impl Iterator<Item = (Arc<FileEntry>, u64)>,
-    ) -> Option<FoundRuntime> {
-        let memory = SpaceMemory::new(address_space(space, source), &source.memory);
-        for (file, bias) in images.filter(|(file, _)| may_be_python(file.name())) {
-            let binary = *self.binaries.entry(file.id()).or_insert_with(|| {
-                let elf = ElfFile::open(file.open(source).ok()?.0).ok()?;
-                PythonBinary::read(&elf, file.name())
-            });
-            // A version that is not supported, or whose table is not there yet, has native frames only.
-            if let Some(binary) = binary
-                && let Ok((plan, names)) = binary.plan(&memory, bias)
-            {
-                let interpreter = binary.interpreter().map(|range| (file.id(), range));
-                return Some(FoundRuntime { plan, names, interpreter, code: HashMap::new() });
-            }
-        }
-        None
-    }
-}
-
-fn address_space(space: &ProcessSpace, source: &GuestSource) -> AddressSpace {
-    AddressSpace::new(space.version().0, source.kernel.address_space().five_level())
 }
 
 impl FoundRuntime {
@@ -193,7 +165,7 @@ impl FoundRuntime {
             Ok(placed) => placed,
             Err(failure) => (Vec::new(), Some(failure)),
         };
-        let memory = SpaceMemory::new(address_space(space, source), &source.memory);
+        let memory = SpaceMemory::new(space.address_space(source), &source.memory);
         let rest = steps.split_off(first.min(steps.len()));
         let mut placed = placed.into_iter().peekable();
         for (at, step) in rest.into_iter().enumerate() {

@@ -16,6 +16,7 @@ mod java;
 mod managed;
 mod maps;
 mod perfmap;
+mod searches;
 mod source;
 mod spaces;
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use linux::{CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
+use linux::{AddressSpace, CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
 use runtimes::hotspot::may_hold_hotspot_data;
 use symbols::LinkAddr;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
@@ -214,6 +214,11 @@ impl ProcessSpace {
         (self.root, self.read_ns)
     }
 
+    /// Returns the page tables of the process in the guest of `source`.
+    pub(super) fn address_space(&self, source: &GuestSource) -> AddressSpace {
+        AddressSpace::new(self.root, source.kernel.address_space().five_level())
+    }
+
     /// Returns the files of executable mappings with their load biases. Reads the files that `wanted` is true
     /// for; the others are left out.
     pub(super) fn loaded_files<'a>(
@@ -312,9 +317,7 @@ impl CodeMappings for SpaceImages<'_> {
     }
 
     fn code(&self, address: VirtAddr, into: &mut [u8]) -> Option<()> {
-        let space =
-            linux::AddressSpace::new(self.space.root, self.source.kernel.address_space().five_level());
-        space.read(&self.source.memory, address, into)
+        self.space.address_space(self.source).read(&self.source.memory, address, into)
     }
 }
 

@@ -265,8 +265,7 @@ const LEAST_POWER: u32 = 5;
 
 /// Returns the sums of buckets by powers of two ns, from the first to the last without a gap.
 fn by_power(buckets: &[DelayBucket]) -> Vec<DelayBucket> {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a time below 2^63 ns")]
-    let power = |s: f64| ((s * 1e9).round() as u64).max(1).ilog2().max(LEAST_POWER);
+    let power = |s: f64| units::rounded(s * 1e9).max(1).ilog2().max(LEAST_POWER);
     let mut sums: BTreeMap<u32, u64> = BTreeMap::new();
     for bucket in buckets {
         let sum = sums.entry(power(bucket.from_s)).or_default();

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashSet};
 use std::str::FromStr;
 
+use rusqlite::Params;
 use serde::{Deserialize, Serialize};
 
 use super::code::{Code, Function, matches, module_name};
@@ -58,7 +59,17 @@ pub struct Filter {
     pub native: bool,
 }
 
+/// Condition of SQL on the columns `vcpu` and `time_ns`, with the parameters of [`Filter::vcpu_and_time`].
+pub(super) const VCPU_AND_TIME: &str =
+    "(?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)";
+
 impl Filter {
+    /// Returns the parameters of [`VCPU_AND_TIME`].
+    pub(super) fn vcpu_and_time(&self) -> impl Params {
+        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
+        (self.vcpu, bound(self.from_ns), bound(self.to_ns))
+    }
+
     /// True if at most the vCPU and the time are chosen.
     pub fn is_of_all(&self) -> bool {
         let Self { vcpu, from_ns, to_ns, relative, native, .. } = *self;

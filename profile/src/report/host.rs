@@ -5,10 +5,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize};
 
 use super::code::{NONE, small};
+use super::filter::VCPU_AND_TIME;
 use super::number_map::NumberMap;
 use super::stacks::MOST_FRAMES;
 use super::tables::{Span, Tables};
@@ -93,12 +94,10 @@ impl HostTicks {
             index.insert(row.get(0)?, small(found.stacks.len()));
             found.stacks.push(HostNode { parent: parent.unwrap_or(NONE), frame });
         }
-        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
-        let mut statement = connection.prepare(
-            "SELECT vcpu, time_ns, state, on_cpu, stack FROM host_sample \
-             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)",
-        )?;
-        let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
+        let mut statement = connection.prepare(&format!(
+            "SELECT vcpu, time_ns, state, on_cpu, stack FROM host_sample WHERE {VCPU_AND_TIME}"
+        ))?;
+        let mut rows = statement.query(filter.vcpu_and_time())?;
         while let Some(row) = rows.next()? {
             let Some(state) = row.get_ref(2)?.as_str().ok().and_then(VcpuState::from_name) else { continue };
             let stack = row.get::<_, Option<u32>>(4)?.and_then(|id| index.get(&id).copied());
@@ -341,12 +340,9 @@ fn places(
     let in_vmm = host.ticks.iter().filter(|(_, tick)| tick.may_lack_sample());
     let mut places: BTreeMap<_, _> =
         in_vmm.map(|(key, tick)| (*key, ThreadPlace::new(tick.state, true))).collect();
-    let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
-    let mut statement = connection.prepare(
-        "SELECT vcpu, time_ns, vcpu_state FROM sample \
-         WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)",
-    )?;
-    let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
+    let mut statement =
+        connection.prepare(&format!("SELECT vcpu, time_ns, vcpu_state FROM sample WHERE {VCPU_AND_TIME}"))?;
+    let mut rows = statement.query(filter.vcpu_and_time())?;
     while let Some(row) = rows.next()? {
         let key = (row.get(0)?, unsigned(row, 1)?);
         let state = row.get_ref(2)?.as_str().ok().and_then(VcpuState::from_name);

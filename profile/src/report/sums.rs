@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::hash::Hash;
 
 use hdrhistogram::Histogram;
-use rusqlite::{Row, params};
+use rusqlite::Row;
 
 use super::TickCounts;
 use super::code::{BOOT_FRAME, Code, NONE, small};
-use super::filter::{Filter, Selection};
+use super::filter::{Filter, Selection, VCPU_AND_TIME};
 use super::number_map::NumberMap;
 use super::stacks::Stacks;
 use super::tables::{Span, Tables};
@@ -175,14 +175,12 @@ impl Sample {
         (code, stacks): (&Code, &Stacks),
         mut each: impl FnMut(&Self),
     ) -> rusqlite::Result<()> {
-        let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
         // The order of ids is that of time for each vCPU.
-        let mut statement = profile.connection().prepare(
+        let mut statement = profile.connection().prepare(&format!(
             "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, vcpu_state FROM sample \
-             WHERE (?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3) \
-             ORDER BY id",
-        )?;
-        let mut rows = statement.query(params![filter.vcpu, bound(filter.from_ns), bound(filter.to_ns)])?;
+             WHERE {VCPU_AND_TIME} ORDER BY id",
+        ))?;
+        let mut rows = statement.query(filter.vcpu_and_time())?;
         while let Some(row) = rows.next()? {
             let mut sample = Self::from_row(row, code, stacks)?;
             // Its frame is left out of its stack: it counts for the next one.

@@ -3,6 +3,7 @@
 use rand::RngExt;
 use rand::rngs::ChaCha8Rng;
 use rand_distr::{Distribution, Exp1};
+use text::units::rounded;
 
 use super::timeline::{OUTSIDE, POLLING, REST, Timeline, WAITING};
 
@@ -125,13 +126,8 @@ pub(super) struct Task {
 }
 
 /// Converts a length to ns.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a positive length of a few hours at most"
-)]
 pub(super) fn ns(intervals: f64) -> u64 {
-    (intervals * MEAN_NS as f64).round() as u64
+    rounded(intervals * MEAN_NS as f64)
 }
 
 impl Program {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Options;
 use super::host::Host;
 use super::measure::Machine;
-use super::program::MEAN_NS;
+use super::program::{MEAN_NS, ns};
 use super::timeline::{REST, Timeline};
 use crate::clock::ClockKind;
 
@@ -51,7 +51,7 @@ pub(super) fn units(options: &Options, seed: impl Fn(u64, u64) -> u64) -> Vec<Un
 fn unit(run: f64, clock: ClockKind, profilings: u32, seed: impl Fn(u64) -> u64) -> Unit {
     let mut line = Timeline::default();
     line.push(REST, AROUND * MEAN_NS);
-    line.push(STATE, intervals(run));
+    line.push(STATE, ns(run));
     line.push(REST, AROUND * MEAN_NS);
     let machine = Machine { vcpus: vec![line], lost: 0.0, at_once: false, host: Host::default() };
     let (mut sum, mut squares, mut off) = (0.0, 0.0, 0_u32);
@@ -70,12 +70,6 @@ fn unit(run: f64, clock: ClockKind, profilings: u32, seed: impl Fn(u64) -> u64) 
     let count = f64::from(profilings.max(1));
     let mean = sum / count;
     Unit { run, clock, mean, variance: squares / count - (mean - run).powi(2), off: f64::from(off) / count }
-}
-
-/// Converts a number of intervals to ns.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some intervals")]
-fn intervals(run: f64) -> u64 {
-    (run * MEAN_NS as f64).round() as u64
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@
 //! lock  run_page  stop
 //! capabilities                      of the program's file
 //! guard                             the process that watches this one
-//! process  thread  rsp
+//! process  thread  rsp  maps
 //! descriptors
 //! error
 //! ```
@@ -54,6 +54,7 @@ mod guard;
 mod host_names;
 mod job_control;
 mod lock;
+mod maps;
 mod memory;
 mod process;
 mod rsp;

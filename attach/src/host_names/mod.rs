@@ -171,7 +171,13 @@ impl HostNames {
                     offset: frame.address.wrapping_sub(found.start),
                 })
             }
-            HostFrameKind::User => self.program.name(frame.lookup()).into_host_name(frame),
+            HostFrameKind::User => {
+                let mut name = self.program.name(frame.lookup());
+                if name.symbol.is_some() {
+                    name.offset = name.offset.saturating_add(u64::from(frame.call));
+                }
+                name
+            }
             HostFrameKind::Missing(reason) => {
                 HostName { symbol: Some(reason.reason().to_owned()), ..HostName::default() }
             }

@@ -8,7 +8,8 @@ use std::path::Path;
 use symbols::elf::ElfFile;
 use symbols::names::FunctionTable;
 
-use super::{HostFrame, HostName};
+use super::HostName;
+use crate::maps::MappingLine;
 
 /// Executable mappings, at most; a VMM has a hundred.
 const MOST_MAPPINGS: usize = 4096;
@@ -53,31 +54,6 @@ pub(super) struct ProgramCode {
     files: Vec<CodeFile>,
 }
 
-/// File and function of an address.
-#[derive(Debug, Default)]
-pub(super) struct ProgramName {
-    symbol: Option<String>,
-    module: Option<String>,
-    offset: u64,
-}
-
-impl ProgramName {
-    pub(super) fn into_host_name(self, frame: &HostFrame) -> HostName {
-        let Self { symbol, module, offset } = self;
-        let call = u64::from(frame.call && symbol.is_some());
-        HostName { symbol, module, offset: offset.saturating_add(call) }
-    }
-}
-
-/// File of a mapping, by /proc/PID/maps.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct MappedFile<'a> {
-    path: &'a str,
-    start: u64,
-    end: u64,
-    inode: u64,
-}
-
 impl ProgramCode {
     /// Reads the mappings of a process and opens their files.
     pub(super) fn open(pid: i32) -> Self {
@@ -87,22 +63,23 @@ impl ProgramCode {
         Self::from_maps(&maps, |mapped| open(&process, mapped))
     }
 
-    /// Parses /proc/PID/maps (proc_pid_maps(5)). `open` is called once for each file.
-    pub(super) fn from_maps(maps: &str, open: impl Fn(MappedFile<'_>) -> Option<File>) -> Self {
+    /// Parses /proc/PID/maps. `open` is called once for each file.
+    pub(super) fn from_maps(maps: &str, open: impl Fn(MappingLine<'_>) -> Option<File>) -> Self {
         let mut code = Self::default();
         let mut opened = 0;
-        let lines = maps.lines().filter_map(parse).filter(|(_, permissions, _)| permissions.contains('x'));
-        for (mapped, _, offset) in lines.take(MOST_MAPPINGS) {
-            let known = code.files.iter().position(|file| file.path == mapped.path);
+        let lines = maps.lines().filter_map(MappingLine::parse);
+        for mapped in lines.filter(|line| line.permissions.contains('x')).take(MOST_MAPPINGS) {
+            let MappingLine { start, end, offset, name, .. } = mapped;
+            let known = code.files.iter().position(|file| file.path == name);
             let file = known.unwrap_or_else(|| {
-                let is_file = mapped.path.starts_with('/') && opened < MOST_FILES;
+                let is_file = name.starts_with('/') && opened < MOST_FILES;
                 let state = is_file.then(|| open(mapped)).flatten();
                 opened += usize::from(state.is_some());
                 let state = state.map_or(FileState::Absent, FileState::Opened);
-                code.files.push(CodeFile { path: mapped.path.to_owned(), state });
+                code.files.push(CodeFile { path: name.to_owned(), state });
                 code.files.len().saturating_sub(1)
             });
-            code.mappings.push(CodeMapping { start: mapped.start, end: mapped.end, offset, file });
+            code.mappings.push(CodeMapping { start, end, offset, file });
         }
         code.mappings.sort_by_key(|mapping| mapping.start);
         code
@@ -120,9 +97,9 @@ impl ProgramCode {
     }
 
     /// Returns the name of the code at an address.
-    pub(super) fn name(&mut self, address: u64) -> ProgramName {
-        let Some(mapping) = self.mapping(address) else { return ProgramName::default() };
-        let Some(file) = self.files.get_mut(mapping.file) else { return ProgramName::default() };
+    pub(super) fn name(&mut self, address: u64) -> HostName {
+        let Some(mapping) = self.mapping(address) else { return HostName::default() };
+        let Some(file) = self.files.get_mut(mapping.file) else { return HostName::default() };
         let offset = (address - mapping.start).saturating_add(mapping.offset);
         let found = file.functions().and_then(|(elf, functions)| {
             let linked = elf.address_of(offset)?;
@@ -130,7 +107,7 @@ impl ProgramCode {
             Some((function.name, linked.saturating_sub(function.start)))
         });
         let (symbol, offset) = found.unzip();
-        ProgramName { symbol, module: file.module(), offset: offset.unwrap_or(0) }
+        HostName { symbol, module: file.module(), offset: offset.unwrap_or(0) }
     }
 }
 
@@ -160,24 +137,10 @@ impl CodeFile {
     }
 }
 
-/// Parses a line: the file, permissions, and the offset in the file.
-fn parse(line: &str) -> Option<(MappedFile<'_>, &str, u64)> {
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let mut words = line.splitn(6, ' ');
-    let (start, end) = words.next()?.split_once('-')?;
-    let (start, end) = (hex(start)?, hex(end)?);
-    let permissions = words.next()?;
-    let offset = hex(words.next()?)?;
-    let _device = words.next()?;
-    let inode = words.next()?.parse().ok()?;
-    let path = words.next().unwrap_or_default().trim_start();
-    (start < end).then_some((MappedFile { path, start, end, inode }, permissions, offset))
-}
-
 /// Opens the file of a mapping: the file itself where the kernel allows that, else the one that has its path
 /// in the process's own root, if it is the same.
-fn open(process: &Path, mapped: MappedFile<'_>) -> Option<File> {
-    let MappedFile { path, start, end, inode } = mapped;
+fn open(process: &Path, mapped: MappingLine<'_>) -> Option<File> {
+    let MappingLine { name: path, start, end, inode, .. } = mapped;
     if let Ok(file) = File::open(process.join("map_files").join(format!("{start:x}-{end:x}"))) {
         return regular(file);
     }
@@ -238,9 +201,9 @@ no-mapping
         fs::create_dir_all(root.join("opt")).unwrap();
         fs::write(root.join("opt/vmm"), b"").unwrap();
         let inode = fs::metadata(root.join("opt/vmm")).unwrap().ino();
-        let mapped = MappedFile { path: "/opt/vmm", start: 1, end: 2, inode };
+        let mapped = MappingLine { name: "/opt/vmm", start: 1, end: 2, inode, ..MappingLine::default() };
         assert!(open(directory.path(), mapped).is_some());
-        assert!(open(directory.path(), MappedFile { inode: inode + 1, ..mapped }).is_none());
-        assert!(open(directory.path(), MappedFile { path: "/opt", ..mapped }).is_none());
+        assert!(open(directory.path(), MappingLine { inode: inode + 1, ..mapped }).is_none());
+        assert!(open(directory.path(), MappingLine { name: "/opt", ..mapped }).is_none());
     }
 }

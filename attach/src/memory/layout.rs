@@ -42,7 +42,8 @@ pub struct MemoryPiece {
 }
 
 impl MemoryPiece {
-    pub(crate) fn new(guest: u64, host: u64, bytes: u64) -> Self {
+    /// Makes a piece: guest physical address, address in the VMM, bytes.
+    pub fn new(guest: u64, host: u64, bytes: u64) -> Self {
         Self { guest: PhysAddr(guest), host: HostAddr(host), bytes }
     }
 }
@@ -53,7 +54,7 @@ pub struct MemoryLayout(Vec<MemoryPiece>);
 
 impl MemoryLayout {
     /// Makes a layout; `None` if pieces overlap, are empty, or exceed the address space.
-    pub(crate) fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
+    pub fn new(mut pieces: Vec<MemoryPiece>) -> Option<Self> {
         pieces.sort_unstable();
         let end = |piece: &MemoryPiece| piece.guest.0.checked_add(piece.bytes);
         let sound = |piece: &MemoryPiece| {
@@ -61,12 +62,6 @@ impl MemoryLayout {
         };
         let apart = pieces.windows(2).all(|two| matches!(two, [a, b] if end(a) <= Some(b.guest.0)));
         (!pieces.is_empty() && apart && pieces.iter().all(sound)).then_some(Self(pieces))
-    }
-
-    /// Makes a layout of pieces: guest physical address, address in the VMM, bytes. `None` if pieces overlap,
-    /// are empty, or exceed the address space.
-    pub fn from_pieces(pieces: &[(u64, u64, u64)]) -> Option<Self> {
-        Self::new(pieces.iter().map(|&(guest, host, bytes)| MemoryPiece::new(guest, host, bytes)).collect())
     }
 
     /// Returns the pieces.

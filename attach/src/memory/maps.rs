@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 
+use crate::maps::MappingLine;
 use crate::process::read_again;
 
 /// Size of the smallest mapping that is considered, bytes: a Linux guest needs more.
@@ -64,23 +65,13 @@ fn candidates(maps: &str) -> Vec<ProcessMapping> {
     found
 }
 
-/// Parses a line of /proc/PID/maps (proc_pid_maps(5)). `None` unless it is writable memory without a name
-/// from the kernel.
+/// Parses a line of /proc/PID/maps. `None` unless it is writable memory without a name from the kernel.
 fn parse(line: &str) -> Option<ProcessMapping> {
-    let mut words = line.split_ascii_whitespace();
-    let (start, end) = words.next()?.split_once('-')?;
-    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    let (start, end) = (hex(start)?, hex(end)?);
-    let permissions = words.next()?;
-    let offset = hex(words.next()?)?;
-    let device = words.next()?;
-    let inode: u64 = words.next()?.parse().ok()?;
+    let MappingLine { start, end, permissions, offset, device, inode, name } = MappingLine::parse(line)?;
     // [heap], [stack]; [anon:...] is a name that the process gave, and may be the guest's memory.
-    let special = words.next().is_some_and(|name| name.starts_with('[') && !name.starts_with("[anon"));
-    let (major, minor) = device.split_once(':')?;
-    let device = (hex(major)?, hex(minor)?);
+    let special = name.starts_with('[') && !name.starts_with("[anon");
     let file = (inode != 0).then_some((device, inode, offset));
-    (permissions.starts_with("rw") && !special && end > start).then_some(ProcessMapping { start, end, file })
+    (permissions.starts_with("rw") && !special).then_some(ProcessMapping { start, end, file })
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::time::Instant;
 
-use attach::{ForeignMemory, MemoryLayout};
+use attach::{ForeignMemory, MemoryLayout, MemoryPiece};
 use linux::{Kernel, MemoryUse, Missing, PhysicalMemory};
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +138,7 @@ fn range(word: &str) -> Option<(u64, u64)> {
 
 /// Returns the bytes of a mapping that are guest memory.
 fn overlap(layout: &MemoryLayout, (start, end): (u64, u64)) -> u64 {
-    let piece = |piece: &attach::MemoryPiece| {
+    let piece = |piece: &MemoryPiece| {
         let (from, to) = (piece.host.0.max(start), piece.host.0.saturating_add(piece.bytes).min(end));
         to.saturating_sub(from)
     };
@@ -165,10 +165,10 @@ Rss:                1000 kB
 
     #[test]
     fn only_mappings_of_the_guest_count() {
-        let layout = MemoryLayout::from_pieces(&[
-            (0, 0x7f00_0000_0000, 0x3000_0000),
-            (1 << 32, 0x7f00_3000_0000, 0x1000_0000),
-            (1 << 33, 0x7f00_4000_0000, 0x1000_0000),
+        let layout = MemoryLayout::new(vec![
+            MemoryPiece::new(0, 0x7f00_0000_0000, 0x3000_0000),
+            MemoryPiece::new(1 << 32, 0x7f00_3000_0000, 0x1000_0000),
+            MemoryPiece::new(1 << 33, 0x7f00_4000_0000, 0x1000_0000),
         ]);
         let host = HostMemory::read(&layout.expect("a layout"), SMAPS.as_bytes()).expect("text");
         let kib = |number: u64| number * 1024;

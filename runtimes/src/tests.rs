@@ -135,15 +135,19 @@ fn loops_end() {
     }
 }
 
+/// Returns places of words in memory of `size` bytes, and values for them: any, addresses in it, and small
+/// ones.
+pub(crate) fn words(size: usize) -> impl Strategy<Value = Vec<(u64, u64)>> {
+    let size = size as u64;
+    let value = prop_oneof![any::<u64>(), (BASE..BASE + size).prop_map(|at| at & !7), 0_u64..16];
+    prop::collection::vec((0..size / 8, value), 0..40)
+}
+
 proptest! {
     #[test]
     fn any_memory_ends_every_walk(
         version in prop::sample::select(VERSIONS.to_vec()),
-        words in prop::collection::vec((0..SIZE as u64 / 8, prop_oneof![
-            any::<u64>(),
-            (BASE..BASE + SIZE as u64).prop_map(|at| at & !7),
-            0_u64..16,
-        ]), 0..40),
+        words in words(SIZE),
     ) {
         let mut memory = fixture::python(version);
         let before = found(version, &memory).expect("a layout");

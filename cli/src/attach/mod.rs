@@ -1,14 +1,14 @@
 //! `vprof attach`: profiles a virtual machine that runs under another VMM. The attach half
 //! ([`host::attached`]) does so; this process has the terminal, the profile and the control socket.
 
-pub mod list;
+mod list;
 
 use std::fs::File;
 use std::io;
 use std::path::Path;
 
 use attach::keep_guard;
-use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, ProfileSpec, StartedHalf};
+use host::attached::{self, AttachHalf, AttachPurpose, AttachSpec, AttachedVm, ProfileSpec, StartedHalf};
 use host::link::Link;
 use host::protocol::Then;
 use host::reader;
@@ -36,13 +36,7 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     };
     let purpose = AttachPurpose::Profile(Box::new(profile_spec));
     let spec = AttachSpec { target: args.vm.target(args.host_stacks), purpose, policy: args.seccomp };
-    let (half, vm) = match AttachHalf::start(spec, disks)? {
-        StartedHalf::Found(half, vm) => (half, vm),
-        StartedHalf::Unchosen(machines) if machines.is_empty() => return Err(UsageError::NoVm.into()),
-        StartedHalf::Unchosen(machines) => {
-            return list::print(&machines, "attach").map(|()| ExitCode::Usage);
-        }
-    };
+    let Some((half, vm)) = start(spec, disks, "attach")? else { return Ok(ExitCode::Usage) };
     if !args.recording.quiet {
         for sentence in &vm.sentences {
             eprintln!("vprof: {}", escaped(sentence));
@@ -52,6 +46,20 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
     let recorded =
         recording.record(label, Streams::none(), |link, tables| profile(args, half, link, tables))?;
     conclude(args, recorded)
+}
+
+/// Starts the attach half of a command. Prints the machines that it may choose from, and returns `None`, if
+/// none was chosen and there are several.
+pub fn start(
+    spec: AttachSpec,
+    disks: Vec<(DiskSpec, File)>,
+    command: &str,
+) -> Result<Option<(AttachHalf, AttachedVm)>, Error> {
+    match AttachHalf::start(spec, disks)? {
+        StartedHalf::Found(half, vm) => Ok(Some((half, vm))),
+        StartedHalf::Unchosen(machines) if machines.is_empty() => Err(UsageError::NoVm.into()),
+        StartedHalf::Unchosen(machines) => list::print(&machines, command).map(|()| None),
+    }
 }
 
 /// Opens a disk of the guest, which its VMM has open as well: it is only read.

@@ -3,11 +3,11 @@
 mod json;
 mod render;
 
-use host::attached::{AttachHalf, AttachPurpose, AttachSpec, StartedHalf};
+use host::attached::{AttachPurpose, AttachSpec};
 
 use crate::args::MemArgs;
-use crate::attach::list;
-use crate::errors::{Error, ExitCode, UsageError};
+use crate::attach;
+use crate::errors::{Error, ExitCode};
 use crate::output::write_json;
 use crate::pager;
 use crate::render::PageLayout;
@@ -23,13 +23,7 @@ pub fn command(args: &MemArgs) -> Result<ExitCode, Error> {
         purpose: AttachPurpose::Memory { rows },
         policy: args.seccomp,
     };
-    let (half, vm) = match AttachHalf::start(spec, Vec::new())? {
-        StartedHalf::Found(half, vm) => (half, vm),
-        StartedHalf::Unchosen(machines) if machines.is_empty() => return Err(UsageError::NoVm.into()),
-        StartedHalf::Unchosen(machines) => {
-            return list::print(&machines, "mem").map(|()| ExitCode::Usage);
-        }
-    };
+    let Some((half, vm)) = attach::start(spec, Vec::new(), "mem")? else { return Ok(ExitCode::Usage) };
     let memory = half.memory()?;
     if args.json {
         write_json(&json::MemJson::new(&vm.label, &memory))?;

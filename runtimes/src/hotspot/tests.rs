@@ -7,6 +7,7 @@ use symbols::{CodeAddr, Registers, VirtAddr};
 use super::*;
 use crate::fixture::hotspot::{self as fixture, FRAMES, NATIVE, SIZE, VERSIONS, Version};
 use crate::fixture::{BASE, FlatMemory};
+use crate::tests::words;
 
 fn process(memory: &FlatMemory) -> Result<JavaProcess, HotspotError> {
     JavaProcess::new(&fixture::binary(), memory, 0)
@@ -100,11 +101,7 @@ proptest! {
     #[test]
     fn any_memory_ends_every_walk(
         version in prop::sample::select(VERSIONS.to_vec()),
-        words in prop::collection::vec((0..SIZE as u64 / 8, prop_oneof![
-            any::<u64>(),
-            (BASE..BASE + SIZE as u64).prop_map(|at| at & !7),
-            0_u64..16,
-        ]), 0..40),
+        words in words(SIZE),
     ) {
         let mut memory = fixture::java(version);
         let before = process(&memory).expect("a layout");

@@ -9,7 +9,7 @@
 //! number(group)  = state + changes(group)
 //! ```
 
-use super::{GroupMemory, GroupStat, Holders, MemoryReader, PAGE, pages, signed};
+use super::{GroupMemory, GroupStat, Holders, MemoryReader, PAGE, pages, signed, unreadable};
 use crate::layout::{GROUP_ITEMS, GroupItem, GroupStatLayout, MemoryGroupLayout};
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -47,7 +47,7 @@ impl MemoryReader<'_> {
         view: &View<'_, M>,
     ) -> Result<Holders<GroupMemory>, Missing> {
         let layout = self.layouts.groups.as_ref().map_err(Clone::clone)?;
-        let what = || Missing::Unreadable("the control groups' memory".into());
+        let what = || unreadable("the control groups' memory");
         let root = view.u64(self.kernel.symbol("root_mem_cgroup")?, 0).filter(|&at| at != 0);
         let root = root.ok_or_else(what)?.wrapping_add(layout.css as u64);
         let stats = layout.stats.as_ref().and_then(|stats| Some((stats, self.indexes(view, stats)?)));

@@ -1,7 +1,7 @@
 //! Caches of kernel objects of SLUB, as `/proc/slabinfo` shows them (`get_slabinfo`, mm/slub.c).
 
 use super::counters::MAX_NODES;
-use super::{Holders, MemoryReader, PAGE, SlabMemory, signed};
+use super::{Holders, MemoryReader, PAGE, SlabMemory, signed, unreadable};
 use crate::layout::SlabLayout;
 use crate::memory::PhysicalMemory;
 use crate::missing::Missing;
@@ -26,8 +26,7 @@ impl MemoryReader<'_> {
         let head = self.kernel.symbol("slab_caches")?;
         let nodes = self.kernel.symbol("nr_node_ids").ok().and_then(|at| view.u32(at, 0)).unwrap_or(1);
         let nodes = u64::from(nodes.clamp(1, MAX_NODES)).min(layout.nodes.count as u64);
-        let links = list(view, head, MAX_CACHES)
-            .ok_or_else(|| Missing::Unreadable("the list of slab caches".into()))?;
+        let links = list(view, head, MAX_CACHES).ok_or_else(|| unreadable("the list of slab caches"))?;
         let mut read = 0;
         let mut rows = Vec::new();
         for link in links {

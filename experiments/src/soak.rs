@@ -45,7 +45,7 @@ const CODE: &[u8] = &[
 const MEMORY: u64 = 64 << 20;
 /// Files, processes, switches and calculation, without an end.
 const WORK: &str = "echo ready; while :; do cat /usr/bin/* | md5sum >/dev/null; \
-    for n in 1 2 3 4 5 6 7 8; do /bin/true; done; sleep 0.1; done";
+    for n in 1 2 3 4 5 6 7 8; do /bin/true; done; sleep 0.5; done";
 /// Prints size and resident part of each mapping of the process $1 and its children, KiB, then the sizes of
 /// the profile $2 and of its log, bytes.
 const MEASURE: &str = r#"
@@ -61,7 +61,9 @@ with its write-ahead log, with `--max-size 256M`.";
 const ABOUT_EXACT: &str = "\
 `vprof run --exact` with task-state sampling runs a guest on an emulated host, at 100 Hz. The guest reads files,
 starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the guest's. As the
-emulation fails after some time, the recording consists of spells of at most 10 minutes, each on a new host.";
+emulation fails after some time, the recording consists of spells of at most 10 minutes, each on a new host: most of a
+spell is the time in which tables fill. They have bounds: vprof remembers at most 65,536 processes of the sampled guest,
+of which the older half is then forgotten, 131,072 tasks of exact mode and 262,144 kinds of samples.";
 
 /// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]

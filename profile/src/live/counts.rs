@@ -7,7 +7,7 @@ use crate::rows::Charged;
 use crate::rows::{Mode, SampleRow, VcpuState};
 
 /// Limit of distinct kinds of samples over the whole run; beyond it new stacks count without their callers,
-/// and new frames for their process only.
+/// and new frames for their process only. Beyond twice as many new processes count as unknown.
 const KINDS: usize = 1 << 18;
 /// Limit of samples of the last seconds.
 const RECENT: usize = 1 << 16;
@@ -61,8 +61,20 @@ impl Counts {
         let coarse =
             [kind, SampleKind { stack: NONE, ..kind }, SampleKind { stack: NONE, frame: NONE, ..kind }];
         let known = coarse.into_iter().find(|kind| room || self.whole.contains_key(kind));
-        // Finally by process and mode alone, of which there are few.
-        *self.whole.entry(known.unwrap_or(coarse[2])).or_default() += 1;
+        let last = match self.whole.len() < 2 * KINDS {
+            true => coarse[2],
+            false => SampleKind { charged: Charged::Unknown, ..coarse[2] },
+        };
+        *self.whole.entry(known.unwrap_or(last)).or_default() += 1;
+    }
+
+    /// Returns the instances that samples are charged to.
+    pub fn instances(&self) -> impl Iterator<Item = u32> {
+        let recent = self.recent.iter().filter_map(|recent| recent.kind.as_ref());
+        self.whole.keys().chain(recent).filter_map(|kind| match kind.charged {
+            Charged::Instance(id) => Some(id),
+            _ => None,
+        })
     }
 
     /// Returns the time from which samples are kept, if older ones were dropped for lack of memory.

@@ -1,7 +1,7 @@
 //! Tables that are filled from batches and read as snapshots.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,10 @@ const EVENTS: usize = 200;
 const CONSOLE: usize = 32 << 10;
 /// Limit of the console's lines in a snapshot.
 const LINES: usize = 200;
+/// Newest instances, which are never forgotten.
+const NEWEST: u32 = 1 << 16;
+/// Number of new instances after which those that nothing refers to are forgotten.
+const NEW_INSTANCES: usize = 1 << 17;
 /// Limit of rows of task states of the last seconds.
 const TASK_ROWS: usize = 1 << 16;
 
@@ -94,6 +98,8 @@ pub struct Tables {
     rates: HashMap<u8, f64>,
     segments: VecDeque<MicrostateRow>,
     instances: HashMap<u32, InstanceRow>,
+    /// Number of instances after the last ones were forgotten.
+    instances_kept: usize,
     code: Code,
     counts: Counts,
     exits: HashMap<u32, ExitHistory>,
@@ -147,10 +153,27 @@ impl Tables {
         while self.tasks.len() > TASK_ROWS || self.tasks.front().is_some_and(|(time, _)| *time < before) {
             self.tasks.pop_front();
         }
+        if self.instances.len() >= self.instances_kept + NEW_INSTANCES {
+            self.forget_instances();
+        }
         let excess = self.events.len().saturating_sub(EVENTS);
         self.events.drain(..excess);
         let excess = self.console.len().saturating_sub(CONSOLE);
         self.console.drain(..excess);
+    }
+
+    #[cfg(test)]
+    pub(super) fn instance_count(&self) -> usize {
+        self.instances.len()
+    }
+
+    /// Forgets instances without samples and living tasks: a guest that starts programs for days must not
+    /// exhaust the host's memory. The newest may still get some.
+    fn forget_instances(&mut self) {
+        let newest = self.instances.keys().max().map_or(0, |id| id.saturating_sub(NEWEST));
+        let referred: HashSet<u32> = self.counts.instances().chain(self.task_scans.instances()).collect();
+        self.instances.retain(|id, _| *id > newest || referred.contains(id));
+        self.instances_kept = self.instances.len();
     }
 
     fn exit(&mut self, row: &ExitRow) {

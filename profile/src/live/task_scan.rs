@@ -51,6 +51,11 @@ impl SampledStates {
         self.changes.push_back(Change { scan: row.scan, task, from, to: row.state });
     }
 
+    /// Returns the instances of the tasks that the last scan saw.
+    pub fn instances(&self) -> impl Iterator<Item = u32> {
+        self.now.keys().map(|(instance, _)| *instance)
+    }
+
     /// Returns the number of scans of each task in each state since a time, and the mean time between two
     /// scans, ns.
     pub fn since(&self, from_ns: u64) -> (HashMap<TaskKey, StateCounts>, u64) {

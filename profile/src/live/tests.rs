@@ -286,3 +286,20 @@ mod properties {
         }
     }
 }
+
+#[test]
+fn a_guest_that_starts_programs_without_an_end_takes_bounded_memory() {
+    let mut tables = Tables::default();
+    tables.add(&batch());
+    for round in 0..40_u32 {
+        let ids = (0..10_000).map(|n| 1_000 + round * 10_000 + n);
+        let short = |id| InstanceRow { id, comm: "short".to_owned(), ..InstanceRow::default() };
+        tables.add(&Batch { instances: ids.map(short).collect(), ..Batch::default() });
+        assert!(tables.instance_count() < 250_000, "{}", tables.instance_count());
+    }
+    assert!(tables.instance_count() > 65_000, "the newest are known");
+    // Those with samples stay.
+    let whole = tables.snapshot(&View { span: Span::Run, ..View::default() });
+    let names: Vec<_> = whole.processes.iter().map(|row| row.comm.as_str()).collect();
+    assert_eq!(names, ["spin", "other"]);
+}

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use profile::boot::Boot;
 use profile::report::{
-    Breakdown, By, Direction, ExactReport, HostReport, Request, SourceChoice, StateReport, Timehist,
-    TreeRequest,
+    Breakdown, By, Direction, ExactReport, HostReport, MemoryReport, Request, SourceChoice, StateReport,
+    Timehist, TreeRequest,
 };
 use profile::{Filter, Profile, Report, Sort};
 use text::csv::Formulas;
@@ -17,7 +17,9 @@ use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{stdout_error, write_json};
 use crate::pager::{page, page_long};
 use crate::render::timehist::WriteError;
-use crate::render::{PageLayout, all_for_zero, boot, by, exact, host, states, summary, timehist, tree};
+use crate::render::{
+    PageLayout, all_for_zero, boot, by, exact, host, memory, states, summary, timehist, tree,
+};
 use crate::symbolize;
 
 /// Rows per table at the end of a run.
@@ -36,7 +38,7 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         None => drop(symbolize::add_names_of_servers(&args.profile, false)),
     }
     // A default of the configuration gives way to what is asked for.
-    let other = args.boot || args.exact || args.states.is_some() || args.host;
+    let other = args.boot || args.exact || args.states.is_some() || args.host || args.memory_use;
     let asked = args.json || args.csv || other || !args.by.is_empty();
     if args.interactive && !asked && args.callers.is_none() && args.callees.is_none() {
         return browse::command(args);
@@ -52,6 +54,9 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     if args.host {
         return host_report(args);
+    }
+    if args.memory_use {
+        return memory_report(args);
     }
     let request = request(args);
     let profile = Profile::open(&args.profile)?;
@@ -168,6 +173,19 @@ fn host_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     } else {
         let rows = all_for_zero(args.rows.unwrap_or(HOST_ROWS));
         page(&host::render(&report, rows, PageLayout::stdout()))?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// `report --memory-use`.
+fn memory_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let report = MemoryReport::read(&profile, &args.to_filter())?;
+    if args.json {
+        write_json(&report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
+        page(&memory::render(&report, rows, PageLayout::stdout()))?;
     }
     Ok(ExitCode::Done)
 }

@@ -14,8 +14,9 @@ use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, FrameKind, HostFrameRow, HostSampleRow, InterruptRow,
-    InterruptSourceRow, InterruptTimeRow, MicrostateRow, RusageRow, StackRow, TaskDelayRow, TaskLifeRow,
-    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskStateRow, ThreadRow, VcpuState, WakeupRow,
+    InterruptSourceRow, InterruptTimeRow, MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow,
+    RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
+    ThreadRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -215,7 +216,45 @@ fn with_task_scans() -> Batch {
         seen(2, 101, 1, TaskState::Running, WaitReason::None),
         seen(2, 101, 9, TaskState::Disk, WaitReason::Block),
     ];
+    add_memory(&mut batch);
     batch
+}
+
+/// Adds three readings of the guest's memory, in which a process grows by 16 MiB each.
+fn add_memory(batch: &mut Batch) {
+    const MIB: u64 = 1 << 20;
+    for id in 1..=3_u64 {
+        batch.memory_readings.push(MemoryReadingRow {
+            id,
+            time_ns: id * 200 * MS,
+            total: 463 * MIB,
+            available: Some((400 - id * 16) * MIB),
+            cost_ns: 2 * MS,
+            ..MemoryReadingRow::default()
+        });
+        for (kind, name, pid, mib) in [
+            (MemoryKind::Part, "free", 0, 400 - id * 16),
+            (MemoryKind::Part, "anonymous", 0, 48 + id * 16),
+            (MemoryKind::Part, "other", 0, 15),
+            (MemoryKind::Process, "worker", 100, id * 16),
+            (MemoryKind::Process, "writer", 101, 4),
+            (MemoryKind::Group, "/system.slice", 0, 52),
+            (MemoryKind::File, "/usr/lib/libc.so.6", 0, 2),
+        ] {
+            let (name, bytes) = (name.to_owned(), mib * MIB);
+            let (anonymous, file, swap) = (None, None, None);
+            batch.memory_uses.push(MemoryUseRow {
+                reading: id,
+                kind,
+                name,
+                pid,
+                bytes,
+                anonymous,
+                file,
+                swap,
+            });
+        }
+    }
 }
 
 fn golden(name: &str) -> PathBuf {
@@ -311,6 +350,7 @@ tables! {
     report_states_exact: "report --states @exact.vprof",
     report_states_sampled: "report --states @sampled.vprof",
     report_host: "report --host @p.vprof",
+    report_memory_use: "report --memory-use -n 1 @sampled.vprof",
     stat: "stat @p.vprof",
     stat_csv: "stat --csv @p.vprof",
     rusage: "rusage @p.vprof",

@@ -12,8 +12,9 @@ use std::process::Command;
 
 use export::{Format, Request};
 use profile::rows::{
-    Batch, EventRow, InstanceRow, InterruptRow, InterruptSourceRow, MicrostateRow, Microstates, TaskLifeRow,
-    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
+    Batch, EventRow, InstanceRow, InterruptRow, InterruptSourceRow, MemoryKind, MemoryReadingRow,
+    MemoryUseRow, MicrostateRow, Microstates, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow,
+    TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
 };
 use profile::store::Value;
 use profile::{Profile, ProfileWriter, Sink, made_up};
@@ -172,6 +173,27 @@ fn write(path: &Path) {
         count: 9,
         max_ns: 200,
     });
+    for id in 1..=3 {
+        batch.memory_readings.push(MemoryReadingRow {
+            id,
+            time_ns: id * 1_000,
+            ..MemoryReadingRow::default()
+        });
+        for (kind, name, pid) in [(MemoryKind::Part, "free", 0), (MemoryKind::Process, "twice", 100)] {
+            let (name, bytes) = (name.to_owned(), id * 4_096);
+            let (anonymous, file, swap) = (None, None, None);
+            batch.memory_uses.push(MemoryUseRow {
+                reading: id,
+                kind,
+                name,
+                pid,
+                bytes,
+                anonymous,
+                file,
+                swap,
+            });
+        }
+    }
     batch.events.push(EventRow { time_ns: 1, kind: "mark".to_owned(), text: "warm".to_owned() });
     writer.write(&batch).expect("room");
     writer.finish().expect("room");
@@ -197,6 +219,8 @@ fn the_schema_of_perfetto_reads_the_counts_of_queries() {
         ("samples vcpu 1", "SELECT count(*) FROM sample WHERE vcpu = 1"),
         ("user samples", "SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE name = 'user'"),
         ("samples twice", "SELECT count(*) FROM v_samples WHERE comm = 'twice'"),
+        ("memory free", "SELECT sum(bytes) FROM memory_use WHERE kind = 'part'"),
+        ("process twice (100)", "SELECT sum(bytes) FROM memory_use WHERE kind = 'process'"),
         ("state running", "SELECT count(*) FROM task_scan_state WHERE state = 'running'"),
         ("state sleep: futex", "SELECT count(*) FROM task_scan_state WHERE wait_reason = 'futex'"),
         ("ns running", "SELECT 10000000"),

@@ -9,7 +9,8 @@ mod capacity;
 mod collector;
 pub mod conditions;
 mod console;
-pub mod exact;
+mod event_thread;
+mod exact;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod guest_clock;
@@ -18,6 +19,7 @@ mod initrd;
 mod kexec;
 mod managed;
 mod memory;
+mod memory_use;
 pub mod microstate;
 pub mod record;
 mod resolve;

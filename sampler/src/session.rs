@@ -33,6 +33,7 @@ use crate::conditions::RunTrigger;
 use crate::exact::merger::EventMerger;
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
+use crate::memory_use::MemoryUseCollector;
 use crate::record::GuestCells;
 use crate::shared::{AddedVcpu, GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
@@ -69,6 +70,8 @@ pub struct RecordingConfig {
     pub exact: bool,
     /// Mean scans of all tasks per second; 0 for none.
     pub task_scan_hz: f64,
+    /// Time between two readings of the guest's memory by holder; `None` for none.
+    pub memory_interval: Option<Duration>,
     /// Precision after which the session is [`Session::precise`]: half the interval of the largest share, as
     /// a part of the whole.
     pub precision: Option<f64>,
@@ -84,6 +87,7 @@ impl Default for RecordingConfig {
             stack_depth: 0,
             exact: false,
             task_scan_hz: 0.0,
+            memory_interval: None,
             precision: None,
         }
     }
@@ -181,6 +185,9 @@ impl Session {
                 readers,
                 zero_ns,
             }));
+        }
+        if let Some(interval) = recording.memory_interval {
+            collector.set_memory_use(MemoryUseCollector::new(interval, zero_ns));
         }
         let (recording, idle) = (config.recording, Some(collector));
         (
@@ -434,8 +441,11 @@ fn first_meta(config: &SessionConfig) -> Vec<(String, String)> {
         ("task_scan_hz", recording.task_scan_hz.to_string()),
     ];
     let precision = recording.precision.map(|wanted| ("until_precision", wanted.to_string()));
+    let memory =
+        recording.memory_interval.map(|interval| ("memory_interval_s", interval.as_secs_f64().to_string()));
     own.into_iter()
         .chain(precision)
+        .chain(memory)
         .map(|(key, value)| (key.to_owned(), value))
         .chain(config.meta.iter().cloned())
         .collect()

@@ -271,6 +271,13 @@ pub fn parse_task_rate(text: &str) -> Result<f64, ValueError> {
     }
 }
 
+/// Parses the interval of readings of the guest's memory.
+pub fn parse_memory_interval(text: &str) -> Result<Duration, ValueError> {
+    let interval = time(text).map_err(|_| ValueError::Form("10s, or 1m"))?;
+    let range = Duration::from_secs(1)..=Duration::from_hours(24);
+    if range.contains(&interval) { Ok(interval) } else { Err(ValueError::OutOfRange("1s to 24h")) }
+}
+
 /// Parses a part of the whole like `1%` or `0.5%`.
 pub fn parse_precision(text: &str) -> Result<f64, ValueError> {
     let form = || ValueError::Form("1% or 0.5%");

@@ -12,7 +12,10 @@ use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use text::parse::positive_time;
 
-use super::parse::{clock_parser, parse_precision, parse_rate, parse_size, parse_task_rate, then_parser};
+use super::parse::{
+    clock_parser, parse_memory_interval, parse_precision, parse_rate, parse_size, parse_task_rate,
+    then_parser,
+};
 use super::{DEFAULT_PROFILE, DebugArgs};
 use crate::run::output::older_name;
 
@@ -41,6 +44,12 @@ pub struct RecordingArgs {
     /// would take more than 2 % of a CPU
     #[arg(long, alias = "census", default_value = "10", value_name = "HZ", value_parser = parse_task_rate, help_heading = "Sampling")]
     pub task_rate: f64,
+
+    /// Record the guest's memory by holder at this interval, which is 10 s without a value, and 1 s at least
+    /// (`vprof report --memory-use`). A reading takes some ms in a thread of its own, and stops no vCPU
+    #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
+        value_parser = parse_memory_interval, help_heading = "Sampling")]
+    pub memory_use: Option<Duration>,
 
     /// End the run after this time, like 20s, 500ms or 2m
     #[arg(long, short = 'd', value_name = "TIME", value_parser = positive_time, help_heading = "Sampling")]
@@ -150,6 +159,7 @@ impl RecordingArgs {
             stack_depth: usize::from(self.depth),
             exact: false,
             task_scan_hz: self.task_rate,
+            memory_interval: self.memory_use,
             precision: self.until_precision,
         }
     }

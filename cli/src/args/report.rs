@@ -45,7 +45,7 @@ pub struct ReportArgs {
     pub profile: PathBuf,
 
     /// Look through the tables on the terminal: Enter goes into a row, Esc goes out, ? shows all keys
-    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "host", "json", "csv", "sort", "rows"])]
+    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "host", "memory_use", "json", "csv", "sort", "rows"])]
     pub interactive: bool,
 
     /// One table of samples by this key, instead of the summary; or by several, like process,function
@@ -86,6 +86,12 @@ pub struct ReportArgs {
     #[arg(long, conflicts_with_all = ["boot", "exact", "states", "by", "callers", "callees", "sort", "process", "tree_of",
         "instance", "cgroup", "thread", "symbol", "module", "mode", "relative"])]
     pub host: bool,
+
+    /// The guest's memory by holder over time: processes, control groups, page cache, slab caches (profiles of
+    /// `run --memory-use` and `attach --memory-use`)
+    #[arg(long, conflicts_with_all = ["boot", "exact", "states", "host", "by", "callers", "callees", "sort", "process",
+        "tree_of", "instance", "cgroup", "thread", "symbol", "module", "mode", "cpu", "relative"])]
+    pub memory_use: bool,
 
     /// Depth of --callers and --callees, in calls
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=100))]

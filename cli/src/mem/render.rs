@@ -9,6 +9,7 @@ use text::clean::escaped;
 use text::units;
 
 use crate::render::PageLayout;
+use crate::render::memory::part_label;
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::visible;
 
@@ -113,7 +114,7 @@ fn whole(counters: &MemoryCounters, page: PageLayout) -> String {
     for (part, bytes) in counters.parts() {
         if bytes > 0 {
             let share = format!("{:.1} %", bytes as f64 / total as f64 * 100.0);
-            table.row(vec![name(part).to_owned(), size(bytes), share, detail(part, counters)]);
+            table.row(vec![part_label(part).to_owned(), size(bytes), share, detail(part, counters)]);
         }
     }
     table.row(vec!["all".to_owned(), size(counters.total), String::new(), available(counters)]);
@@ -128,23 +129,6 @@ fn whole(counters: &MemoryCounters, page: PageLayout) -> String {
         text += &format!("balloon: {} given back to the host\n", size(balloon));
     }
     text
-}
-
-fn name(part: MemoryPart) -> &'static str {
-    match part {
-        MemoryPart::Free => "free",
-        MemoryPart::Anonymous => "processes (anonymous)",
-        MemoryPart::PageCache => "page cache of files",
-        MemoryPart::Buffers => "page cache of disks",
-        MemoryPart::Shmem => "tmpfs, shared memory",
-        MemoryPart::SlabReclaimable => "slab, reclaimable",
-        MemoryPart::SlabUnreclaimable => "slab, other",
-        MemoryPart::PageTables => "page tables",
-        MemoryPart::KernelStacks => "kernel stacks",
-        MemoryPart::PerCpu => "per-CPU variables",
-        MemoryPart::HugePool => "pools of huge pages",
-        MemoryPart::Other => "other, of the kernel",
-    }
 }
 
 /// Returns numbers that are parts of a holder's.

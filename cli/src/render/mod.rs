@@ -7,6 +7,7 @@ pub mod diff;
 pub mod exact;
 pub mod host;
 pub mod live;
+pub mod memory;
 pub mod rusage;
 pub mod simulate;
 pub mod stat;

@@ -2,9 +2,10 @@
 
 use profile::estimate::share;
 use profile::live::{
-    CallShare, Detail, DetailView, ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare,
-    Sampling, Snapshot, TaskShare, VcpuShare,
+    CallShare, Detail, DetailView, ExitRate, FunctionShare, MemoryShare, ModeShares, Note, ProcessShare,
+    ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
+use profile::rows::MemoryKind;
 
 /// Samples that were not idle.
 const BUSY: u64 = 4_500;
@@ -113,6 +114,21 @@ pub fn snapshot(vcpus: u8, time_s: f64) -> Snapshot {
             exit("port write", Some("serial"), Some(0x3f8), 1_250.0, 8_400.0),
             exit("port read", None, Some(0xcf8), 2.0, 5_100.0),
         ],
+        memory: [
+            (MemoryKind::Part, "free", 0, 320, -24),
+            (MemoryKind::Part, "page_cache", 0, 96, 0),
+            (MemoryKind::Process, "python3", 84, 64, 12),
+            (MemoryKind::File, "/usr/lib/libc\u{1b}.so.6", 0, 2, 0),
+        ]
+        .map(|(kind, name, pid, mib, growth)| MemoryShare {
+            kind,
+            name: name.to_owned(),
+            pid,
+            bytes: mib << 20,
+            growth: growth << 20,
+            share: mib as f64 / 463.0,
+        })
+        .to_vec(),
         events: vec![
             Note { time_s: 0.4, kind: "kernel".to_owned(), text: "Linux 6.1.0-56-cloud-amd64".to_owned() },
             Note { time_s: 12.25, kind: "mark".to_owned(), text: "cache is\x1b[2J warm".to_owned() },

@@ -2,18 +2,20 @@
 
 use profile::estimate::Share;
 use profile::live::{
-    CallShare, ExitRate, FunctionShare, Note, ProcessShare, ProgramShare, SamplePart, Snapshot, TaskShare,
+    CallShare, ExitRate, FunctionShare, MemoryShare, Note, ProcessShare, ProgramShare, SamplePart, Snapshot,
+    TaskShare,
 };
 use text::clean::escaped;
 
 use super::table::{CellValue, ScreenTable, SortOrder, TableColumn, TableRow, column};
+use crate::render::memory::holder_name;
 use crate::render::summary::program_name;
 use crate::render::with_module;
 
 /// Thing that a row shows: the same in the next snapshot, wherever the row is there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum LiveTarget {
-    /// A line of the console, or an event.
+    /// A line of the console, an event, or a holder of memory.
     #[default]
     Line,
     /// An exit, by its reason.
@@ -50,12 +52,20 @@ pub enum PaneKind {
     Exits,
     Console,
     Events,
+    Memory,
 }
 
 impl PaneKind {
     /// Panes in the order of their keys.
-    pub const ALL: [Self; 6] =
-        [Self::Programs, Self::Functions, Self::Tasks, Self::Exits, Self::Console, Self::Events];
+    pub const ALL: [Self; 7] = [
+        Self::Programs,
+        Self::Functions,
+        Self::Tasks,
+        Self::Exits,
+        Self::Console,
+        Self::Events,
+        Self::Memory,
+    ];
 
     /// Returns the position in [`PaneKind::ALL`].
     pub fn place(self) -> usize {
@@ -76,6 +86,7 @@ impl PaneKind {
             Self::Exits => "exits",
             Self::Console => "console",
             Self::Events => "events",
+            Self::Memory => "memory",
         }
     }
 
@@ -94,6 +105,7 @@ impl PaneKind {
             Self::Exits => exits(&snapshot.exits),
             Self::Console => console(&snapshot.console),
             Self::Events => events(snapshot),
+            Self::Memory => memory(&snapshot.memory),
         };
         table.filter(filter);
         table.sort(order);
@@ -292,6 +304,36 @@ fn exits(rows: &[ExitRate]) -> PaneTable {
         last: 24,
         empty: "No exits to vprof in the last second.",
         sorts: true,
+    }
+}
+
+fn memory(rows: &[MemoryShare]) -> PaneTable {
+    const COLUMNS: [TableColumn; 6] = [
+        column("memory", 9, 0),
+        column("share", 7, 3),
+        column("", 10, 4),
+        column("growth", 10, 2),
+        column("kind", 10, 1),
+        column("holder", 0, 0),
+    ];
+    let row = |holder: &MemoryShare| {
+        let pid = (holder.pid != 0).then_some(holder.pid);
+        let cells = vec![
+            CellValue::Bytes(holder.bytes),
+            CellValue::Share(holder.share),
+            CellValue::Bar(holder.share),
+            CellValue::Growth(holder.growth),
+            CellValue::Text(holder.kind.name().to_owned()),
+            CellValue::Text(holder_name(holder.kind, &holder.name, pid)),
+        ];
+        TableRow { cells, target: LiveTarget::Line }
+    };
+    PaneTable {
+        columns: COLUMNS.to_vec(),
+        rows: rows.iter().map(row).collect(),
+        last: LAST,
+        empty: "The guest's memory is not read: --memory-use of `vprof run` and `vprof attach` turns it on.",
+        sorts: false,
     }
 }
 

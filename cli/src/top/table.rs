@@ -26,6 +26,10 @@ pub enum CellValue {
     Moment(f64),
     /// A part of the whole as a bar.
     Bar(f64),
+    /// A size, bytes.
+    Bytes(u64),
+    /// A change of a size, bytes; empty for 0.
+    Growth(i64),
 }
 
 impl CellValue {
@@ -45,6 +49,12 @@ impl CellValue {
             Self::PerSecond(rate) => per_second(*rate),
             Self::Time(ns) => units::brief(units::rounded(*ns)),
             Self::Moment(s) => format!("{s:.2} s"),
+            Self::Bytes(bytes) => units::bytes(*bytes),
+            Self::Growth(0) => String::new(),
+            Self::Growth(bytes) => {
+                let sign = if *bytes < 0 { '-' } else { '+' };
+                format!("{sign}{}", units::bytes(bytes.unsigned_abs()))
+            }
         }
     }
 
@@ -61,6 +71,8 @@ impl CellValue {
             Self::Id(id) => *id as f64,
             Self::Count(count) => *count as f64,
             Self::Share(n) | Self::Margin(n) | Self::PerSecond(n) => *n,
+            Self::Bytes(bytes) => *bytes as f64,
+            Self::Growth(bytes) => *bytes as f64,
             Self::Time(n) | Self::Moment(n) | Self::Bar(n) => *n,
         }
     }
@@ -285,6 +297,9 @@ mod tests {
             (CellValue::PerSecond(1_234.4), "1,234"),
             (CellValue::PerSecond(f64::NAN), "0"),
             (CellValue::Time(12_345.0), "12.3 us"),
+            (CellValue::Bytes(3 << 20), "3 MiB"),
+            (CellValue::Growth(-4096), "-4 KiB"),
+            (CellValue::Growth(0), ""),
             (CellValue::Time(f64::INFINITY), "18446744074 s"),
         ];
         for (value, shown) in cases {

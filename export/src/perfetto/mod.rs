@@ -4,6 +4,7 @@
 //! vCPU 0               a slice of the whole run: exits and interrupts of the vCPU as its arguments
 //!   guest, halted ...  counters: part of each segment of time that the vCPU was in the state
 //!   tasks              slices of the tasks that it ran, by exact mode, with the waits before as arguments
+//! Memory of the guest  counters: bytes of each part, and of the largest processes and control groups
 //! Events               instants
 //! PROCESS
 //!   THREAD             samples with their stacks; slices of the states that scans of the tasks found
@@ -11,6 +12,7 @@
 //! ```
 
 mod code;
+mod memory;
 mod proto;
 mod tables;
 mod tasks;
@@ -50,6 +52,7 @@ mod uuid {
     pub(super) const THREADS: u64 = 4 << 32;
     pub(super) const TOTALS: u64 = 5 << 32;
     pub(super) const RUNS: u64 = 6 << 32;
+    pub(super) const MEMORY: u64 = 7 << 32;
 }
 
 /// Number of the only sequence of packets.
@@ -82,6 +85,7 @@ pub(crate) fn write(
         for &vcpu in &recording.vcpus {
             trace.vcpu(profile, vcpu, recording.about.duration_ns)?;
         }
+        trace.memory(profile)?;
         trace.runs(profile)?;
         let mut threads = ThreadTracks::new(&recording, tasks);
         trace.scanned_states(profile, &mut threads)?;

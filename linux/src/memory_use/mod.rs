@@ -203,6 +203,42 @@ pub enum MemoryPart {
     Other,
 }
 
+impl MemoryPart {
+    /// All parts, in the order of [`MemoryCounters::parts`].
+    pub const ALL: [Self; 12] = [
+        Self::Free,
+        Self::Anonymous,
+        Self::PageCache,
+        Self::Buffers,
+        Self::Shmem,
+        Self::SlabReclaimable,
+        Self::SlabUnreclaimable,
+        Self::PageTables,
+        Self::KernelStacks,
+        Self::PerCpu,
+        Self::HugePool,
+        Self::Other,
+    ];
+
+    /// Returns the name in JSON and in profiles.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Anonymous => "anonymous",
+            Self::PageCache => "page_cache",
+            Self::Buffers => "buffers",
+            Self::Shmem => "shmem",
+            Self::SlabReclaimable => "slab_reclaimable",
+            Self::SlabUnreclaimable => "slab_unreclaimable",
+            Self::PageTables => "page_tables",
+            Self::KernelStacks => "kernel_stacks",
+            Self::PerCpu => "per_cpu",
+            Self::HugePool => "huge_pool",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// Memory of a process, bytes. Pages that processes share count for each of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessMemory {

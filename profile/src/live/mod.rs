@@ -13,6 +13,7 @@ mod code;
 mod console;
 mod counts;
 mod detail;
+mod memory;
 mod snapshot;
 mod tables;
 mod task_scan;
@@ -24,8 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub use detail::{CallShare, CallsView, Detail, DetailView, SamplePart};
 pub use snapshot::{
-    ExitRate, FunctionShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare,
-    VcpuShare,
+    ExitRate, FunctionShare, MemoryShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot,
+    TaskShare, VcpuShare,
 };
 pub use tables::{Span, Tables, View};
 

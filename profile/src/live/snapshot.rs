@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::detail::Detail;
 use crate::estimate::Share;
+use crate::rows::MemoryKind;
 
 /// State of a run at one time.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +36,9 @@ pub struct Snapshot {
     pub exact: bool,
     /// Exits to vprof, those that took longest first.
     pub exits: Vec<ExitRate>,
+    /// The guest's memory at the last reading, if it is read: by kind, those with the most memory first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memory: Vec<MemoryShare>,
     /// Events of the run, the latest last.
     pub events: Vec<Note>,
     /// The last lines of the console, without control sequences.
@@ -178,6 +182,23 @@ pub struct ExitRate {
     /// Mean time from the exit to the next entry, ns.
     pub mean_ns: f64,
     /// Part of one vCPU's time that they took.
+    pub share: f64,
+}
+
+/// A holder of the guest's memory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct MemoryShare {
+    /// Kind.
+    pub kind: MemoryKind,
+    /// Name, as in table `memory_use`.
+    pub name: String,
+    /// Id of a process; 0 for others.
+    pub pid: i32,
+    /// Memory, bytes.
+    pub bytes: u64,
+    /// Growth since the reading before, bytes; 0 for one that was not among the largest of its kind.
+    pub growth: i64,
+    /// Part of the whole memory.
     pub share: f64,
 }
 

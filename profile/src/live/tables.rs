@@ -9,6 +9,7 @@ use super::code::Code;
 use super::console;
 use super::counts::{Counts, SampleKind};
 use super::detail::{self, Detail, DetailView, SamplePart};
+use super::memory::LiveMemory;
 use super::snapshot::{
     ExitRate, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
@@ -105,6 +106,7 @@ pub struct Tables {
     exits: HashMap<u32, ExitHistory>,
     tasks: VecDeque<(u64, TaskStateRow)>,
     task_scans: SampledStates,
+    memory: LiveMemory,
     events: VecDeque<Note>,
     console: VecDeque<u8>,
 }
@@ -136,6 +138,7 @@ impl Tables {
         self.tasks.extend(batch.task_states.iter().map(|row| (now_ns, *row)));
         batch.task_scans.iter().for_each(|row| self.task_scans.scan(row));
         batch.task_scan_states.iter().for_each(|row| self.task_scans.change(row));
+        self.memory.add(batch);
         for row in &batch.events {
             let time_s = seconds(row.time_ns);
             self.events.push_back(Note { time_s, kind: row.kind.clone(), text: row.text.clone() });
@@ -225,6 +228,7 @@ impl Tables {
             tasks: self.tasks(from_ns, view.rows),
             exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
             exits: self.exits(view.rows),
+            memory: self.memory.shares(view.rows),
             events: self.events.iter().cloned().collect(),
             console: console::lines(&self.console.iter().copied().collect::<Vec<_>>(), LINES),
             detail: view.detail.as_ref().map(|detail| self.detail(kinds, (busy, view.rows), detail)),

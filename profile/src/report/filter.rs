@@ -63,11 +63,24 @@ pub struct Filter {
 pub(super) const VCPU_AND_TIME: &str =
     "(?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)";
 
+/// Condition of SQL on the column `time_ns`, with the parameters of [`Filter::time`].
+pub(super) const TIME: &str = "(?1 IS NULL OR time_ns >= ?1) AND (?2 IS NULL OR time_ns < ?2)";
+
 impl Filter {
     /// Returns the parameters of [`VCPU_AND_TIME`].
     pub(super) fn vcpu_and_time(&self) -> impl Params {
+        let (from_ns, to_ns) = self.bounds();
+        (self.vcpu, from_ns, to_ns)
+    }
+
+    /// Returns the parameters of [`TIME`].
+    pub(super) fn time(&self) -> impl Params {
+        self.bounds()
+    }
+
+    fn bounds(&self) -> (Option<i64>, Option<i64>) {
         let bound = |time: Option<u64>| time.map(|time| i64::try_from(time).unwrap_or(i64::MAX));
-        (self.vcpu, bound(self.from_ns), bound(self.to_ns))
+        (bound(self.from_ns), bound(self.to_ns))
     }
 
     /// True if at most the vCPU and the time are chosen.

@@ -11,6 +11,7 @@ mod exact;
 mod filter;
 mod host;
 mod listing;
+mod memory;
 mod number_map;
 mod quality;
 mod read;
@@ -43,6 +44,7 @@ pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
 pub use host::{HostFunction, HostReport, PlaceTime, ThreadPlace};
 pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};
+pub use memory::{HolderHistory, MemoryReport, WholeMemory};
 pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
 pub use read::FullReport;
 pub use recording::{
@@ -172,6 +174,9 @@ pub enum ReportError {
     /// The profile has no stacks of the host.
     #[error("the profile has no stacks of the host: record with `vprof attach --host-stacks`")]
     NoHost,
+    /// The profile has no readings of the guest's memory.
+    #[error("the profile has no readings of the guest's memory in this time: record with --memory")]
+    NoMemory,
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {

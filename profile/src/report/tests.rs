@@ -2,6 +2,7 @@ mod code;
 mod command;
 mod host;
 mod managed;
+mod memory;
 mod shares;
 mod times;
 mod views;

@@ -127,6 +127,7 @@ impl Batch {
             || !self.instances.is_empty()
             || !self.task_states.is_empty()
             || !self.task_scan_states.is_empty()
+            || !self.memory_readings.is_empty()
             || self.vcpus.iter().any(ran)
     }
 
@@ -279,6 +280,14 @@ tables! {
 
     task_scan_states: TaskScanStateRow => (replace) task_scan_state |row| {
         instance, tid, scan, state = ScannedState(row.state), wait_reason, stack,
+    }
+
+    memory_readings: MemoryReadingRow => (replace) memory_reading |row| {
+        id, time_ns, total, available, swap_total, swap_used, cost_ns,
+    }
+
+    memory_uses: MemoryUseRow => (add) memory_use |row| {
+        reading, kind, name, pid, bytes, anonymous, file, swap,
     }
 
     console: ConsoleRow => (add) console |row| { time_ns, bytes }

@@ -23,7 +23,7 @@ pub use writer::ProfileWriter;
 
 /// `PRAGMA user_version`: the version of the schema. Each release whose tables differ from those of the
 /// release before has a larger one.
-pub const SCHEMA_VERSION: u32 = 9;
+pub const SCHEMA_VERSION: u32 = 10;
 /// `PRAGMA application_id`: "vprf".
 pub const APPLICATION_ID: u32 = 0x7670_7266;
 /// The tables and views.

@@ -1,4 +1,4 @@
--- Schema 9 of a vprof profile. Described for users in docs/profile.md.
+-- Schema 10 of a vprof profile. Described for users in docs/profile.md.
 --
 -- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
 -- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
@@ -427,6 +427,29 @@ CREATE TABLE task_scan_state (
     stack    INTEGER NOT NULL,  -- stack.id of the kernel functions that it slept in; 0: none
     PRIMARY KEY (instance, tid, scan)
 ) WITHOUT ROWID;
+
+-- Readings of the guest's memory.
+CREATE TABLE memory_reading (
+    id         INTEGER PRIMARY KEY,  -- 1 and up
+    time_ns    INTEGER NOT NULL,     -- since the run's start
+    total      INTEGER NOT NULL,     -- bytes that the guest's kernel manages: MemTotal
+    available  INTEGER,              -- bytes that programs can get: MemAvailable
+    swap_total INTEGER,              -- bytes
+    swap_used  INTEGER,              -- bytes
+    cost_ns    INTEGER NOT NULL      -- CPU time of the reading
+);
+
+-- Holders of memory at a reading: the largest of each kind. Several may have the same name.
+CREATE TABLE memory_use (
+    reading   INTEGER NOT NULL,  -- memory_reading.id
+    kind      TEXT NOT NULL,     -- part (the parts add up to total), process, group, filesystem, file, slab
+    name      TEXT NOT NULL,
+    pid       INTEGER NOT NULL,  -- of a process; else 0
+    bytes     INTEGER NOT NULL,  -- resident memory of a process, memory.current of a control group, else pages
+    anonymous INTEGER,           -- of processes and control groups
+    file      INTEGER,           -- the same: of files, tmpfs and shared memory
+    swap      INTEGER            -- the same: swapped out
+);
 
 CREATE TABLE console (
     id      INTEGER PRIMARY KEY,

@@ -14,12 +14,12 @@ use profile::boot::{
 use profile::diff::Diff;
 use profile::made_up;
 use profile::report::{
-    By, Direction, HostReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice, StateReport,
-    StateSource, TreeRequest,
+    By, Direction, HostReport, MemoryReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice,
+    StateReport, StateSource, TreeRequest,
 };
 use profile::rows::{
-    Batch, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, Microstates, SampleRow, Sink, StackRow,
-    TaskScanRow, TaskScanStateRow, ThreadRow, VcpuRow,
+    Batch, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, MemoryKind, MemoryReadingRow, MemoryUseRow,
+    Microstates, SampleRow, Sink, StackRow, TaskScanRow, TaskScanStateRow, ThreadRow, VcpuRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use profile::rusage::Rusage;
@@ -179,6 +179,30 @@ fn stacks_of_the_host_fit_their_schema() {
     let report = HostReport::read(&profile, &Filter::default()).expect("a report");
     assert_eq!((report.functions.len(), report.places[1].estimate.samples), (3, 4), "{report:?}");
     types().check(&serde_json::to_value(&report).expect("JSON"), "HostReport");
+}
+
+#[test]
+fn memory_over_time_fits_its_schema() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let used = |kind, pid| MemoryUseRow {
+        reading: 1,
+        kind,
+        name: "free".to_owned(),
+        pid,
+        bytes: 4096,
+        anonymous: None,
+        file: None,
+        swap: None,
+    };
+    let batch = Batch {
+        memory_readings: vec![MemoryReadingRow { id: 1, total: 4096, ..MemoryReadingRow::default() }],
+        memory_uses: MemoryKind::ALL.map(|kind| used(kind, i32::from(kind == MemoryKind::Process))).to_vec(),
+        ..Batch::default()
+    };
+    let profile = written(&directory.path().join("memory.vprof"), &[batch]);
+    let report = MemoryReport::read(&profile, &Filter::default()).expect("a report");
+    assert_eq!(report.holders.len(), MemoryKind::ALL.len());
+    types().check(&serde_json::to_value(&report).expect("JSON"), "MemoryReport");
 }
 
 #[test]

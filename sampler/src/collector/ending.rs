@@ -34,6 +34,9 @@ impl Collector {
         if let Some(task_states) = &mut self.task_states {
             task_states.close(&mut self.resolver, &mut self.batch);
         }
+        if let Some(memory_use) = &mut self.memory_use {
+            memory_use.close(&mut self.batch);
+        }
         self.resolver.name_made(true, &mut self.batch);
         self.end_namer();
         let SessionEnding { meta, complete } = self.shared.ending();

@@ -54,6 +54,9 @@ impl Collector {
         if let Some(task_states) = &mut self.task_states {
             task_states.close(&mut self.resolver, &mut self.batch);
         }
+        if let Some(memory_use) = &mut self.memory_use {
+            memory_use.close(&mut self.batch);
+        }
     }
 
     pub(super) fn take_finder_events(&mut self) {
@@ -104,10 +107,13 @@ impl Collector {
                 }
                 // The walker takes the stack inputs, so there is one for the whole run.
                 let walker = self.walker(&found.code);
-                if let (Some(task_states), Some(kernel), Some(memory)) =
-                    (&mut self.task_states, found.code.kernel, &self.memory)
-                {
-                    task_states.start(kernel, memory.clone(), &mut self.batch);
+                if let Some((kernel, memory)) = found.code.kernel.zip(self.memory.as_ref()) {
+                    if let Some(task_states) = &mut self.task_states {
+                        task_states.start(Arc::clone(&kernel), memory.clone(), &mut self.batch);
+                    }
+                    if let Some(memory_use) = &mut self.memory_use {
+                        memory_use.start(kernel, memory.clone(), &mut self.batch);
+                    }
                 }
                 self.resolver.kernel_found(found.code.names, walker, &mut self.batch);
             }

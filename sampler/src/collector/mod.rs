@@ -31,6 +31,7 @@ use crate::initrd::Initrd;
 use crate::kexec::KexecDetector;
 use crate::managed::RuntimeTable;
 use crate::memory::GuestMemory;
+use crate::memory_use::MemoryUseCollector;
 use crate::microstate::host::{own_schedstat, waited};
 use crate::record::{GuestReaders, SampleMessage};
 use crate::resolve::resolver::SampleResolver;
@@ -126,6 +127,8 @@ pub(crate) struct Collector {
     exact: Option<EventMerger>,
     /// Task-state sampling, if it is on.
     task_states: Option<TaskStateCollector>,
+    /// Readings of the guest's memory, if there are any.
+    memory_use: Option<MemoryUseCollector>,
     batch: Batch,
     flushed: Instant,
     window_began: Instant,
@@ -175,6 +178,7 @@ impl Collector {
             precision: None,
             exact: None,
             task_states: None,
+            memory_use: None,
             batch: Batch { meta, ..Batch::default() },
             flushed: now,
             window_began: now,
@@ -223,6 +227,11 @@ impl Collector {
     /// Turns task-state sampling on.
     pub(crate) fn set_task_states(&mut self, task_states: TaskStateCollector) {
         self.task_states = Some(task_states);
+    }
+
+    /// Turns readings of the guest's memory on.
+    pub(crate) fn set_memory_use(&mut self, memory_use: MemoryUseCollector) {
+        self.memory_use = Some(memory_use);
     }
 
     /// Sets the machine in which exact mode sets its probes.
@@ -343,6 +352,9 @@ impl Collector {
         }
         if let Some(task_states) = &mut self.task_states {
             task_states.step(&mut self.resolver, &mut self.batch);
+        }
+        if let Some(memory_use) = &mut self.memory_use {
+            memory_use.step(&mut self.batch);
         }
         self.steps.note(RoundStep::Events, began);
         self.ask_finder();

@@ -3,16 +3,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use linux::{Kernel, TaskSnapshot};
 use vmm::monotonic_ns;
 
 use super::scanner::TaskScanner;
 use super::{ScanConfig, ScanCost, ScanEvent, TaskChange, TaskScan, TaskSighting};
+use crate::event_thread::{EventThread, EventThreadError};
 use crate::memory::GuestMemory;
 use crate::resolve::resolver::SampleResolver;
 use crate::task_state::{TaskActivity, TaskKey};
@@ -20,15 +17,10 @@ use profile::rows::TaskState;
 use profile::rows::WaitReason;
 use profile::rows::{Batch, EventRow, TaskScanRow, TaskScanStateRow};
 
-/// Scans that wait for the collector, at most.
-const WAITING: usize = 4;
-/// Time that the thread may take to end: its longest step is one walk over the list of tasks.
-const LIMIT: Duration = Duration::from_secs(10);
-
 /// Task-state sampling as the collector sees it.
 pub(crate) struct TaskStateCollector {
     plan: ScanConfig,
-    thread: Option<(JoinHandle<()>, Arc<AtomicBool>, Receiver<ScanEvent>)>,
+    thread: Option<EventThread<ScanEvent>>,
     /// Last activity of each task, by the address of its task_struct.
     doing: HashMap<u64, (TaskKey, TaskActivity)>,
     scans: u64,
@@ -59,26 +51,20 @@ impl TaskStateCollector {
 
     /// Starts the scanner: the kernel was found.
     pub(crate) fn start(&mut self, kernel: Arc<Kernel>, memory: GuestMemory, batch: &mut Batch) {
-        let stop = Arc::new(AtomicBool::new(false));
-        let (sender, receiver) = sync_channel(WAITING);
-        let scanner = TaskScanner::new(self.plan.clone(), kernel, memory, Arc::clone(&stop), sender);
-        match thread::Builder::new().name("task-scanner".to_owned()).spawn(move || scanner.run()) {
-            Ok(thread) => self.thread = Some((thread, stop, receiver)),
-            Err(error) => self.missing(&format!("cannot start its thread: {error}"), batch),
+        let plan = self.plan.clone();
+        let run = |stop, sender| TaskScanner::new(plan, kernel, memory, stop, sender).run();
+        match EventThread::start("task-scanner", run) {
+            Ok(thread) => self.thread = Some(thread),
+            Err(error) => self.missing(&error.to_string(), batch),
         }
     }
 
     /// Takes the scanner's events.
     pub(crate) fn step(&mut self, resolver: &mut SampleResolver, batch: &mut Batch) {
-        let Some((thread, stop, receiver)) = self.thread.take() else { return };
-        loop {
-            match receiver.try_recv() {
-                Ok(event) => self.take_event(event, resolver, batch),
-                Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) => return self.join(thread, batch),
-            }
-        }
-        self.thread = Some((thread, stop, receiver));
+        let Some(mut thread) = self.thread.take() else { return };
+        let taken = thread.take(|event| self.take_event(event, resolver, batch));
+        self.thread = Some(thread);
+        self.report(taken, batch);
     }
 
     fn take_event(&mut self, event: ScanEvent, resolver: &mut SampleResolver, batch: &mut Batch) {
@@ -181,25 +167,14 @@ impl TaskStateCollector {
 
     /// Ends the thread and takes its last events: the machine has ended.
     pub(crate) fn close(&mut self, resolver: &mut SampleResolver, batch: &mut Batch) {
-        let Some((thread, stop, receiver)) = self.thread.take() else { return };
-        stop.store(true, Ordering::Release);
-        thread.thread().unpark();
-        let until = Instant::now() + LIMIT;
-        loop {
-            match receiver.recv_timeout(until.saturating_duration_since(Instant::now())) {
-                Ok(event) => self.take_event(event, resolver, batch),
-                Err(RecvTimeoutError::Disconnected) => return self.join(thread, batch),
-                Err(RecvTimeoutError::Timeout) => {
-                    return self.missing(&format!("its thread did not end within {LIMIT:?}"), batch);
-                }
-            }
-        }
+        let Some(thread) = self.thread.take() else { return };
+        let ended = thread.end(|event| self.take_event(event, resolver, batch));
+        self.report(ended, batch);
     }
 
-    /// Joins the thread: it has ended with the run, for a reason that it reported, or by a panic.
-    fn join(&self, thread: JoinHandle<()>, batch: &mut Batch) {
-        if thread.join().is_err() {
-            self.missing("its thread failed unexpectedly", batch);
+    fn report(&self, result: Result<(), EventThreadError>, batch: &mut Batch) {
+        if let Err(error) = result {
+            self.missing(&error.to_string(), batch);
         }
     }
 
@@ -211,18 +186,10 @@ impl TaskStateCollector {
     }
 }
 
-impl Drop for TaskStateCollector {
-    /// Stops the thread: it must not outlive the collector for long, whatever happens to the collector.
-    fn drop(&mut self) {
-        if let Some((thread, stop, _)) = &self.thread {
-            stop.store(true, Ordering::Release);
-            thread.thread().unpark();
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use profile::rows::TaskState;
 

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::thread;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use linux::{
 use vmm::monotonic_ns;
 
 use super::{MAX_BACKOFF, MOST_COST, ScanConfig, ScanCost, ScanEvent, TaskChange, TaskScan, TaskSighting};
+use crate::event_thread::StopFlag;
 use crate::exact::record::STACK_BYTES;
 use crate::microstate::host::own_cpu_time;
 use profile::clock::{ClockKind, Intervals};
@@ -59,7 +59,7 @@ pub(super) struct TaskScanner<M> {
     plan: ScanConfig,
     kernel: Arc<Kernel>,
     memory: M,
-    stop: Arc<AtomicBool>,
+    stop: StopFlag,
     sender: SyncSender<ScanEvent>,
     known: HashMap<u64, KnownTask>,
     walks: u64,
@@ -71,7 +71,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
         plan: ScanConfig,
         kernel: Arc<Kernel>,
         memory: M,
-        stop: Arc<AtomicBool>,
+        stop: StopFlag,
         sender: SyncSender<ScanEvent>,
     ) -> Self {
         Self {
@@ -109,7 +109,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
                 None => from_ns.saturating_add(intervals.first_ns()),
             };
             before_ns = Some(due_ns);
-            if !self.wait(due_ns) {
+            if !self.stop.wait_until(due_ns) {
                 return;
             }
             let (time_ns, before) = (monotonic_ns(), own_cpu_time().unwrap_or(0));
@@ -133,7 +133,7 @@ impl<M: PhysicalMemory> TaskScanner<M> {
     /// Waits until the tasks can be read.
     fn begin(&self) -> Option<TaskListReader> {
         loop {
-            if self.stop.load(Ordering::Acquire) {
+            if self.stop.is_set() {
                 return None;
             }
             // Published once the kernel has set up the vCPUs' current tasks, which is when tasks exist.
@@ -149,20 +149,6 @@ impl<M: PhysicalMemory> TaskScanner<M> {
                 }
             }
             thread::park_timeout(PAUSE);
-        }
-    }
-
-    /// Waits until `due_ns`; returns false if the scanner is stopped before.
-    fn wait(&self, due_ns: u64) -> bool {
-        loop {
-            if self.stop.load(Ordering::Acquire) {
-                return false;
-            }
-            let left = due_ns.saturating_sub(monotonic_ns());
-            if left == 0 {
-                return true;
-            }
-            thread::park_timeout(Duration::from_nanos(left));
         }
     }
 

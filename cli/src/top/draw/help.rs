@@ -8,9 +8,9 @@ use super::theme::ScreenTheme;
 use super::{RowSlot, put};
 
 /// Keys and their actions. A line without a key is text, or a heading if it ends with a colon.
-const LINES: [(&str, &str); 42] = [
+const LINES: [(&str, &str); 43] = [
     ("", "Keys:"),
-    ("1 to 6, Tab", "choose a pane"),
+    ("1 to 7, Tab", "choose a pane"),
     ("j k, arrows", "select a row; PgUp PgDn by a page, g G the ends"),
     ("Enter", "go in: the functions of a program, process or task; the"),
     ("", "             callees of a function"),
@@ -48,6 +48,7 @@ const LINES: [(&str, &str); 42] = [
     ("", "             exact, or by scans of all tasks"),
     ("exits", "of the last second: part of a vCPU's time, rate, and mean time"),
     ("", "             from the exit to the next entry"),
+    ("memory", "the largest holders of each kind, with --memory-use"),
     ("", ""),
     ("", "Tables have the first 200 rows of the run; docs/top.md describes"),
     ("", "the screen."),

@@ -64,12 +64,18 @@ fn text(state: &mut ViewState, size: (u16, u16), theme: ScreenTheme) -> String {
     lines(&drawn(state, size, theme)).join("\n") + "\n"
 }
 
-/// Compares these screens with those in `golden/`.
+/// Compares these screens with those in `golden/`. `VPROF_GOLDEN=write cargo test -p vprof top::draw` writes
+/// them.
 macro_rules! golden {
     ($($name:ident: $vcpus:expr, $keys:expr, $size:expr, $theme:expr;)*) => {
         $(#[test]
         fn $name() {
             let drawn = text(&mut watched($vcpus, $keys), $size, $theme);
+            if std::env::var("VPROF_GOLDEN").is_ok_and(|value| value == "write") {
+                let name = concat!(env!("CARGO_MANIFEST_DIR"), "/src/top/draw/golden/", stringify!($name), ".txt");
+                std::fs::write(name, &drawn).expect("the file of the screen");
+                return;
+            }
             let golden = include_str!(concat!("golden/", stringify!($name), ".txt"));
             assert!(drawn == golden, "drawn:\n{drawn}\ngolden:\n{golden}");
         })*
@@ -86,6 +92,7 @@ golden! {
     exits_paused_and_filtered: 2, "4/ser\r ", (80, 16), PLAIN;
     console_while_a_mark_is_typed: 2, "5\x1b[Amcache is warm", (80, 20), PLAIN;
     events_on_a_narrow_screen: 2, "6", (60, 18), PLAIN;
+    memory: 2, "7", (80, 24), PLAIN;
     help: 2, "?", (80, 24), PLAIN;
     functions_of_a_process: 2, "ij\r", (80, 24), PLAIN;
     callers: 2, "\rj\rcj", (80, 24), PLAIN;

@@ -223,7 +223,7 @@ impl ViewState {
             KeyPress::Char('?' | 'h') => self.help = Some(0),
             KeyPress::Tab => return self.choose(self.pane.after(1)),
             KeyPress::BackTab => return self.choose(self.pane.after(PaneKind::ALL.len() - 1)),
-            KeyPress::Char(digit @ '1'..='6') => {
+            KeyPress::Char(digit @ '1'..='7') => {
                 return self.choose(PaneKind::Programs.after(digit as usize - '1' as usize));
             }
             KeyPress::Char('i') if self.pane == PaneKind::Programs && self.details.is_empty() => {

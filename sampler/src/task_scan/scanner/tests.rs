@@ -17,7 +17,7 @@ fn scanner(guest: &Guest) -> (TaskScanner<FlatMemory<Vec<u8>>>, TaskListReader, 
     let plan = ScanConfig { hz: 500.0, seed: 1, readers, zero_ns: 0 };
     let reader = kernel.task_list_reader(&memory).expect("a reader");
     let (sender, receiver) = sync_channel(64);
-    (TaskScanner::new(plan, kernel, memory, Arc::default(), sender), reader, receiver)
+    (TaskScanner::new(plan, kernel, memory, StopFlag::default(), sender), reader, receiver)
 }
 
 fn states(changes: &[TaskChange]) -> Vec<(i32, Option<TaskState>)> {
@@ -74,7 +74,7 @@ fn who_is_not_seen_any_more_is_gone() {
 fn the_thread_reports_scans_until_it_is_stopped() {
     let guest = Config::new(Style::V6_15).build();
     let (scanner, _, receiver) = scanner(&guest);
-    let stop = Arc::clone(&scanner.stop);
+    let stop = scanner.stop.clone();
     let thread = thread::spawn(move || scanner.run());
     let Ok(ScanEvent::Begins(from_ns)) = receiver.recv() else { panic!("it does not begin") };
     let mut due_before_ns = from_ns;
@@ -87,7 +87,7 @@ fn the_thread_reports_scans_until_it_is_stopped() {
         assert_eq!(scan.changes.is_empty(), n > 0);
         due_before_ns = due_ns;
     }
-    stop.store(true, Ordering::Release);
+    stop.set();
     thread.thread().unpark();
     drop(receiver);
     thread.join().expect("it ends by itself");

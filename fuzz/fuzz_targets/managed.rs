@@ -7,33 +7,46 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use runtimes::fixture::{self, BASE, FS_BASE, FlatMemory, SIZE, VERSIONS, hotspot};
+use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, ruby};
 use runtimes::hotspot::JavaProcess;
-use runtimes::python::{PythonNames, PythonPlan};
-use runtimes::{FrameWords, MAX_FRAMES, ManagedStep, RuntimePlan};
+use runtimes::{
+    FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
+    RuntimePlan, place,
+};
 use symbols::VirtAddr;
 use vprof_fuzz::seeds;
 
 /// Bytes of a change.
 const CHANGE: usize = 10;
 
-/// Walks the thread with frames, and names them.
-fn walk(plan: PythonPlan, names: &PythonNames, memory: &FlatMemory) {
-    let runtime = RuntimePlan::Python(plan);
-    let hint = runtime.thread(memory, FS_BASE, None);
-    let Some(thread) = runtime.thread(memory, FS_BASE, hint.or(Some(VirtAddr(BASE)))) else { return };
+/// Walks the thread with frames, puts these among native ones, and names them.
+fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base: u64) {
+    let hint = runtime.thread(memory, fs_base, None);
+    let Some(thread) = runtime.thread(memory, fs_base, hint.or(Some(VirtAddr(BASE)))) else { return };
     let mut words = Vec::new();
     runtime.walk(memory, thread, |word| {
         words.push(word);
         true
     });
     assert!(words.len() <= 4 * MAX_FRAMES + 1, "{} words", words.len());
-    for step in FrameWords::new(words.into_iter()) {
-        if let ManagedStep::Frame(frame) = step
-            && let Some(code) = names.read(memory, &frame)
-        {
-            assert!(code.name.chars().count() <= 1024 && code.file.chars().count() <= 1024);
-            code.line(&frame);
+    let steps: Vec<ManagedStep> = FrameWords::new(words.into_iter()).collect();
+    let code = [NativeCode::Made, NativeCode::Interpreter, NativeCode::Runtime, NativeCode::Other];
+    let frames: Vec<NativeFrame> =
+        (0..16).zip(code.into_iter().cycle()).map(|(at, code)| NativeFrame { stack: BASE + at * 0x800, code }).collect();
+    for is_whole in [false, true] {
+        let natives = NativeStack { frames: &frames, is_whole, may_begin: runtime.pushes_before_native() };
+        if let Ok((placed, _)) = place(steps.iter().copied(), natives) {
+            assert!(placed.len() <= MAX_FRAMES);
+            assert!(placed.is_sorted_by_key(|(place, _)| *place), "{placed:?}");
+        }
+    }
+    for step in steps {
+        if let ManagedStep::Frame(frame) = step {
+            names.interpreter(memory, &frame);
+            if let Some(code) = names.read(memory, &frame) {
+                assert!(code.name.len() <= 3 * 4096 && code.file.as_ref().is_none_or(|file| file.len() <= 3 * 4096));
+                code.line(&frame);
+            }
         }
     }
 }
@@ -65,21 +78,33 @@ fn java(version: hotspot::Version, changes: &[u8]) {
     }
 }
 
+/// Processes with a runtime whose frames are read at a tick: the binary, the memory, and the FS base of the
+/// thread that has frames.
+fn processes() -> impl Iterator<Item = (RuntimeBinary, FlatMemory, u64)> {
+    let python = fixture::VERSIONS.into_iter().map(|version| {
+        (RuntimeBinary::Python(fixture::binary(version)), fixture::python(version), fixture::FS_BASE)
+    });
+    let ruby = ruby::VERSIONS.into_iter().map(|version| {
+        (RuntimeBinary::Ruby(ruby::binary(version)), ruby::ruby(version), ruby::FS_BASE)
+    });
+    python.chain(ruby)
+}
+
 fuzz_target!(
-    init: seeds::offer(|| (0..8_u8).map(|version| vec![version; 1 + CHANGE])),
+    init: seeds::offer(|| (0..16_u8).map(|version| vec![version; 1 + CHANGE])),
     |bytes: &[u8]| {
         let Some((&version, changes)) = bytes.split_first() else { return };
-        let number = usize::from(version) % (VERSIONS.len() + hotspot::VERSIONS.len());
-        let Some(&version) = VERSIONS.get(number) else {
-            return java(hotspot::VERSIONS[number - VERSIONS.len()], changes);
+        let copied = processes().count();
+        let number = usize::from(version) % (copied + hotspot::VERSIONS.len());
+        let Some((binary, mut memory, fs_base)) = processes().nth(number) else {
+            return java(hotspot::VERSIONS[number - copied], changes);
         };
-        let mut memory = fixture::python(version);
-        let before = fixture::binary(version).plan(&memory, 0).expect("a layout");
+        let before = binary.plan(&memory, 0).expect("a layout");
         change(&mut memory, SIZE, changes);
         // The plan from before the changes, as when memory changes while a process is known, and theirs.
-        let after = fixture::binary(version).plan(&memory, 0).ok();
+        let after = binary.plan(&memory, 0).ok();
         for (plan, names) in [Some(before), after].into_iter().flatten() {
-            walk(plan, &names, &memory);
+            walk(plan, &names, &memory, fs_base);
         }
     }
 );

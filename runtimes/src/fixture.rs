@@ -1,6 +1,7 @@
 //! Memory of a process with CPython, made by the layouts themselves: for tests and fuzz targets.
 
 pub mod hotspot;
+pub mod ruby;
 
 use symbols::{LinkAddr, VirtAddr};
 

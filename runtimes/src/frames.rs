@@ -3,9 +3,10 @@
 //! ```text
 //! frame    two words   address of the code object (even)
 //!                      instruction, bytes from the code object << 32 | identity of the code object
-//! entry    one word    address on the native stack | 1: all frames since the last entry, or since the start,
-//!                      run in the native frame around this address
-//! failure  one word    the last one, if frames are missing: number of the reason << 1 | 1, below 4096
+//! entry    one word    where all frames since the last entry, or since the start, run: address in the native
+//!                      frame | 1; 4095 for an interpreter without such an address, 4093 for the outermost
+//!                      native frame
+//! failure  one word    the last one, if frames are missing: number of the reason << 1 | 1, below 4093
 //! ```
 
 use symbols::VirtAddr;
@@ -15,6 +16,10 @@ pub const MAX_FRAMES: usize = 512;
 /// Lowest address: Linux maps nothing below (`vm.mmap_min_addr` is 65,536, SELinux' minimum
 /// 4,096).
 const LOWEST: u64 = 4096;
+/// Word of [`EntryPlace::Interpreter`].
+const INTERPRETER: u64 = LOWEST - 1;
+/// Word of [`EntryPlace::Outermost`].
+const OUTERMOST: u64 = LOWEST - 3;
 
 /// Frame of a managed language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -28,13 +33,24 @@ pub struct ManagedFrame {
     pub identity: u32,
 }
 
+/// Native frame that managed frames run in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntryPlace {
+    /// The one that has this address on the stack.
+    Address(u64),
+    /// One of the interpreter's function: entries of this kind are in the order of its frames.
+    Interpreter,
+    /// The thread's first one: native code has called their functions before it entered the interpreter.
+    Outermost,
+}
+
 /// A step of a walk, innermost first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ManagedStep {
     /// A frame.
     Frame(ManagedFrame),
-    /// The frames since the last entry run in the native frame that has this address on the stack.
-    Entry(u64),
+    /// The frames since the last entry run in this native frame.
+    Entry(EntryPlace),
     /// Outer frames are missing.
     Failure(WalkFailure),
 }
@@ -77,12 +93,17 @@ impl<I: Iterator<Item = u64>> Iterator for FrameWords<I> {
     fn next(&mut self) -> Option<ManagedStep> {
         let first = self.0.next()?;
         if first < LOWEST {
+            match first {
+                INTERPRETER => return Some(ManagedStep::Entry(EntryPlace::Interpreter)),
+                OUTERMOST => return Some(ManagedStep::Entry(EntryPlace::Outermost)),
+                _ => {}
+            }
             let number = usize::try_from(first >> 1).ok();
             let failure = number.and_then(|number| FAILURES.get(number).copied());
             return Some(ManagedStep::Failure(failure.unwrap_or(WalkFailure::Inconsistent)));
         }
         if first & 1 == 1 {
-            return Some(ManagedStep::Entry(first & !1));
+            return Some(ManagedStep::Entry(EntryPlace::Address(first & !1)));
         }
         // A frame in two halves was cut where the buffer ended.
         let Some(second) = self.0.next() else { return Some(ManagedStep::Failure(WalkFailure::NoRoom)) };
@@ -125,11 +146,14 @@ impl<P: FnMut(u64) -> bool> FrameWriter<P> {
     }
 
     /// Adds the entry of the frames since the last one.
-    pub(crate) fn entry(&mut self, at: VirtAddr) -> Result<(), WalkFailure> {
-        if at.0 < LOWEST {
-            return Err(WalkFailure::Inconsistent);
-        }
-        if (self.push)(at.0 | 1) { Ok(()) } else { Err(WalkFailure::NoRoom) }
+    pub(crate) fn entry(&mut self, place: EntryPlace) -> Result<(), WalkFailure> {
+        let word = match place {
+            EntryPlace::Address(at) if at < LOWEST => return Err(WalkFailure::Inconsistent),
+            EntryPlace::Address(at) => at | 1,
+            EntryPlace::Interpreter => INTERPRETER,
+            EntryPlace::Outermost => OUTERMOST,
+        };
+        if (self.push)(word) { Ok(()) } else { Err(WalkFailure::NoRoom) }
     }
 }
 
@@ -176,16 +200,20 @@ mod tests {
     fn steps_come_back() {
         let found = steps(100, |out| {
             out.frame(VirtAddr(0x7f00_0000_1000), VirtAddr(0x7f00_0000_10c8), 7)?;
-            out.entry(VirtAddr(0x7fff_0000_0008))?;
+            out.entry(EntryPlace::Address(0x7fff_0000_0008))?;
             out.frame(VirtAddr(0x7f00_0000_2000), VirtAddr(0x1000), u32::MAX)?;
+            out.entry(EntryPlace::Interpreter)?;
+            out.entry(EntryPlace::Outermost)?;
             Err(WalkFailure::NotPresent)
         });
         assert_eq!(
             found,
             [
                 frame(0x7f00_0000_1000, Some(0xc8), 7),
-                ManagedStep::Entry(0x7fff_0000_0008),
+                ManagedStep::Entry(EntryPlace::Address(0x7fff_0000_0008)),
                 frame(0x7f00_0000_2000, None, u32::MAX),
+                ManagedStep::Entry(EntryPlace::Interpreter),
+                ManagedStep::Entry(EntryPlace::Outermost),
                 ManagedStep::Failure(WalkFailure::NotPresent),
             ]
         );
@@ -198,7 +226,7 @@ mod tests {
                 for at in 1..=4 {
                     out.frame(VirtAddr(at << 12), VirtAddr(at << 12), 0)?;
                 }
-                out.entry(VirtAddr(0x9000))
+                out.entry(EntryPlace::Interpreter)
             });
             let frames = found.iter().filter(|step| matches!(step, ManagedStep::Frame(_))).count();
             assert_eq!(frames, room / 2);

@@ -14,47 +14,22 @@
 //! All structures belong to the guest and may be hostile: each offset is checked when a plan is made, each
 //! list and walk is bounded, and a walk that contradicts itself ends with that reason.
 
+mod code;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod frames;
 pub mod hotspot;
 mod memory;
+mod order;
 pub mod python;
+pub mod ruby;
+mod runtime;
 #[cfg(test)]
 mod tests;
+mod thread_local;
 
-pub use frames::{FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure};
+pub use code::ManagedCode;
+pub use frames::{EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure};
 pub use memory::ProcessMemory;
-
-use symbols::VirtAddr;
-
-/// Positions and layout of the runtime of one process: what a walk of one of its threads needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RuntimePlan {
-    /// CPython.
-    Python(python::PythonPlan),
-}
-
-impl RuntimePlan {
-    /// Returns the runtime's state of the thread whose FS base is `fs_base`, by which [`RuntimePlan::walk`]
-    /// finds its frames; `None` for a thread that the runtime does not know. `hint` is an earlier result for
-    /// the same FS base, which saves the search if it still holds. Bounded reads, no allocation.
-    pub fn thread(
-        &self,
-        memory: &impl ProcessMemory,
-        fs_base: u64,
-        hint: Option<VirtAddr>,
-    ) -> Option<VirtAddr> {
-        match self {
-            Self::Python(plan) => plan.thread(memory, fs_base, hint),
-        }
-    }
-
-    /// Passes the words of the frames of `thread` to `push`, until it returns false. No allocation; at most
-    /// [`MAX_FRAMES`] frames.
-    pub fn walk(&self, memory: &impl ProcessMemory, thread: VirtAddr, push: impl FnMut(u64) -> bool) {
-        match self {
-            Self::Python(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
-        }
-    }
-}
+pub use order::{NativeCode, NativeFrame, NativeStack, PlacedFrames, place};
+pub use runtime::{LayoutError, RuntimeBinary, RuntimeLanguage, RuntimeNames, RuntimePlan};

@@ -66,6 +66,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("qemu-io", "qemu-utils", "locks disks as QEMU does"),
     program("qemu-system-x86_64", "qemu-system-x86", "locks its guest's disks"),
     program("readelf", "binutils", "reads ELF headers"),
+    program("ruby", "ruby", "runs threads whose frames are read"),
     program("sfdisk", "fdisk", "makes partition tables"),
     program("strip", "binutils", "strips programs"),
     program("tar", "tar", "unpacks packages of npm"),

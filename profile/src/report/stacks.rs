@@ -11,8 +11,9 @@
 //! native    main, run, eval,       call, eval,    add, sin
 //! ```
 //!
-//! Java's functions run in code that the runtime generates, which has no file: the runtime's file is that of
-//! the next frame outwards which has one, and all generated code inside of it is the runtime's.
+//! Functions of Java, and those of Ruby and PHP that are compiled, run in code that the runtime generates,
+//! which has no file: the runtime's file is that of the next frame outwards which has one, and all generated
+//! code inside of it is the runtime's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -27,8 +28,8 @@ use crate::rows::FrameKind;
 const WORK_CALLER: &str = "process_one_work";
 /// Limit of frames per stack. No walk takes so many; only a damaged profile has them.
 pub(super) const MOST_FRAMES: usize = 4_096;
-/// `frame.module` of functions that run in generated code.
-const GENERATING: &str = "java";
+/// `frame.module` of functions that may run in generated code.
+const GENERATING: [&str; 3] = ["java", "ruby", "php"];
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 /// `frame.module` of a doubt about the frames of user code: the walk reached the end.
@@ -126,8 +127,8 @@ impl Stacks {
             }
             if is_managed {
                 let file = || outer.and_then(|outer| outer.file);
-                let generates =
-                    || code.functions[code.own(frame) as usize].module.as_deref() == Some(GENERATING);
+                let module = code.functions[code.own(frame) as usize].module.as_deref();
+                let generates = || module.is_some_and(|module| GENERATING.contains(&module));
                 let ran_by = runtime.unwrap_or_else(|| Runtime { file: file(), generates: generates() });
                 parent = match outer {
                     Some(_) if ran_by.generates => stacks.outside(ran_by, parent, code),

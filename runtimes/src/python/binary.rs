@@ -6,10 +6,10 @@ use symbols::LinkAddr;
 use symbols::elf::ElfFile;
 use symbols::names::exported;
 
-use super::layout::{LayoutError, PythonLayout};
+use super::layout::PythonLayout;
 use super::names::PythonNames;
 use super::walk::PythonPlan;
-use crate::ProcessMemory;
+use crate::{LayoutError, ProcessMemory};
 
 /// Symbols of each CPython: its state, its version (3.11 and later), the type of code objects, and the
 /// interpreter.

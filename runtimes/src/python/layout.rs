@@ -8,7 +8,7 @@
 use symbols::VirtAddr;
 use symbols::bytes::u64_at;
 
-use crate::ProcessMemory;
+use crate::{LayoutError, ProcessMemory, RuntimeLanguage};
 
 /// First bytes of `_PyRuntime` since 3.13 (`_Py_Debug_Cookie`).
 const COOKIE: &[u8; 8] = b"xdebugpy";
@@ -18,23 +18,6 @@ const TABLE_WORDS: usize = 50;
 pub(super) const LARGEST_NEAR: u16 = 256;
 /// Offsets in other structures, at most: `_PyRuntime` has 460,000 bytes in 3.12.
 const LARGEST: u64 = 1 << 20;
-
-/// Reasons why the frames of a CPython cannot be read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-pub enum LayoutError {
-    /// The version is older than 3.9 or newer than 3.14.
-    #[error("CPython {}.{} is not supported", .0.0, .0.1)]
-    Version((u8, u8)),
-    /// A build without the global interpreter lock.
-    #[error("CPython without the global interpreter lock is not supported")]
-    FreeThreaded,
-    /// The runtime's table of offsets is not present in memory.
-    #[error("the offsets in _PyRuntime are not present")]
-    NotPresent,
-    /// The runtime's table of offsets is not one of its version.
-    #[error("the offsets in _PyRuntime are not valid")]
-    Invalid,
-}
 
 /// Offsets of one version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -334,7 +317,7 @@ impl PythonLayout {
             (3, 12) => return Ok(V3_12),
             (3, 13) => TABLE_3_13,
             (3, 14) => TABLE_3_14,
-            other => return Err(LayoutError::Version(other)),
+            (major, minor) => return Err(LayoutError::Version(RuntimeLanguage::Python, major, minor)),
         };
         let mut table = [0; TABLE_WORDS * 8];
         memory.read(runtime, &mut table).ok_or(LayoutError::NotPresent)?;

@@ -1,51 +1,32 @@
 //! Line tables of code objects, in their three formats.
 
 use super::layout::LineFormat;
+use crate::code::LineTable;
 
-/// Lines of one code object by position in its bytecode.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct LineTable {
-    /// Start of a range in bytes, and its line; `None` for instructions without a line. Ranges are in order.
-    ranges: Vec<(u32, Option<u32>)>,
-}
-
-impl LineTable {
-    /// Parses a table. Whatever follows an entry that is cut is left out.
-    pub(super) fn parse(format: LineFormat, table: &[u8], first_line: u32) -> Self {
-        let mut parser = LineParser { ranges: Vec::new(), at: 0, line: first_line.into() };
-        match format {
-            LineFormat::Lnotab => parser.lnotab(table),
-            LineFormat::Ranges => parser.ranges(table),
-            LineFormat::Locations => {
-                // Ends without a value where an entry is cut.
-                let _ = parser.locations(table);
-            }
+/// Parses a table. Whatever follows an entry that is cut is left out.
+pub(super) fn parse(format: LineFormat, table: &[u8], first_line: u32) -> LineTable {
+    let mut parser = LineParser { table: LineTable::default(), at: 0, line: first_line.into() };
+    match format {
+        LineFormat::Lnotab => parser.lnotab(table),
+        LineFormat::Ranges => parser.ranges(table),
+        LineFormat::Locations => {
+            // Ends without a value where an entry is cut.
+            let _ = parser.locations(table);
         }
-        Self { ranges: parser.ranges }
     }
-
-    /// Returns the line of the instruction `offset` bytes after the bytecode's start.
-    pub(super) fn find(&self, offset: u32) -> Option<u32> {
-        let after = self.ranges.partition_point(|&(start, _)| start <= offset);
-        self.ranges.get(after.checked_sub(1)?)?.1
-    }
+    parser.table
 }
 
 /// Parser of a table: the position in the bytecode and the line up to now.
 struct LineParser {
-    ranges: Vec<(u32, Option<u32>)>,
+    table: LineTable,
     at: u32,
     line: i64,
 }
 
 impl LineParser {
     fn push(&mut self, line: Option<i64>) {
-        let line = line.and_then(|line| u32::try_from(line).ok()).filter(|&line| line > 0);
-        match self.ranges.last_mut() {
-            Some(last) if last.0 == self.at => last.1 = line,
-            Some(last) if last.1 == line => {}
-            _ => self.ranges.push((self.at, line)),
-        }
+        self.table.push(self.at, line.and_then(|line| u32::try_from(line).ok()));
     }
 
     /// Pairs: bytes of the code before the line changes, signed change of the line.
@@ -138,7 +119,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn lines(format: LineFormat, table: &[u8], offsets: &[u32]) -> Vec<Option<u32>> {
-        let table = LineTable::parse(format, table, 10);
+        let table = parse(format, table, 10);
         offsets.iter().map(|&offset| table.find(offset)).collect()
     }
 
@@ -190,9 +171,9 @@ mod tests {
         #[test]
         fn any_bytes_give_ranges_in_order(table in prop::collection::vec(any::<u8>(), 0..400), line: u32) {
             for format in [LineFormat::Lnotab, LineFormat::Ranges, LineFormat::Locations] {
-                let table = LineTable::parse(format, &table, line);
-                prop_assert!(table.ranges.windows(2).all(|pair| pair[0].0 < pair[1].0));
-                prop_assert!(table.ranges.iter().all(|range| range.1 != Some(0)));
+                let table = parse(format, &table, line);
+                prop_assert!(table.ranges().windows(2).all(|pair| pair[0].0 < pair[1].0));
+                prop_assert!(table.ranges().iter().all(|range| range.1 != Some(0)));
             }
         }
     }

@@ -24,5 +24,5 @@ mod names;
 mod walk;
 
 pub use binary::{PythonBinary, may_be_python};
-pub use names::{PythonCode, PythonNames};
+pub use names::PythonNames;
 pub use walk::PythonPlan;

@@ -4,9 +4,9 @@ use symbols::VirtAddr;
 use symbols::bytes::{array_at, u64_at};
 
 use super::layout::NameLayout;
-use super::lines::LineTable;
+use super::lines;
 use super::walk::identity;
-use crate::{ManagedFrame, ProcessMemory};
+use crate::{ManagedCode, ManagedFrame, ProcessMemory};
 
 /// Characters of a name, at most: a longer one is cut there.
 const MAX_NAME: u64 = 1024;
@@ -33,28 +33,6 @@ pub struct PythonNames {
     code_type: VirtAddr,
 }
 
-/// Function of a code object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PythonCode {
-    /// Qualified name (3.11 and later), or name.
-    pub name: String,
-    /// Source file.
-    pub file: String,
-    /// First line.
-    pub first_line: u32,
-    bytecode: u32,
-    lines: LineTable,
-}
-
-impl PythonCode {
-    /// Returns the line that `frame` of this code executes; `None` for instructions without a line.
-    pub fn line(&self, frame: &ManagedFrame) -> Option<u32> {
-        // In front of the first instruction the frame is about to begin.
-        let offset = frame.instruction?.saturating_sub(self.bytecode);
-        self.lines.find(offset)
-    }
-}
-
 impl PythonNames {
     pub(super) fn new(layout: NameLayout, code_type: VirtAddr) -> Self {
         Self { layout, code_type }
@@ -62,7 +40,7 @@ impl PythonNames {
 
     /// Returns the function of a frame's code; `None` if it cannot be read, or if its memory has another
     /// object by now. Reads at most 256 KiB.
-    pub fn read(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<PythonCode> {
+    pub fn read(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<ManagedCode> {
         let member = |offset: u16| memory.read_u64(frame.code.checked_add(offset.into())?).map(VirtAddr);
         if memory.read_u64(frame.code.checked_add(TYPE)?)? != self.code_type.0 {
             return None;
@@ -78,8 +56,8 @@ impl PythonNames {
         if identity(memory, frame.code, &self.layout.identity)? != frame.identity {
             return None;
         }
-        let lines = LineTable::parse(self.layout.line_format, &table, first_line);
-        Some(PythonCode { name, file, first_line, bytecode: self.layout.bytecode.into(), lines })
+        let lines = lines::parse(self.layout.line_format, &table, first_line);
+        Some(ManagedCode { name, file: Some(file), start: self.layout.bytecode.into(), lines })
     }
 
     /// Reads a `str`, with its last characters left out beyond 1,024.

@@ -3,9 +3,9 @@
 use symbols::VirtAddr;
 use symbols::bytes::{u32_at, u64_at};
 
-use super::layout::{CodeIdentity, FrameChain, Instruction, LARGEST_NEAR, LayoutError, WalkLayout};
-use crate::ProcessMemory;
-use crate::frames::{FrameWriter, MAX_FRAMES, WalkFailure};
+use super::layout::{CodeIdentity, FrameChain, Instruction, LARGEST_NEAR, WalkLayout};
+use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure};
+use crate::{LayoutError, ProcessMemory};
 
 /// Interpreters of a process that are searched for a thread, at most.
 const MAX_INTERPRETERS: usize = 16;
@@ -51,12 +51,6 @@ impl PythonPlan {
             return Err(LayoutError::Invalid);
         }
         Ok(Self { runtime, layout })
-    }
-
-    /// Returns true if the walk gives the native frame of each frame ([`crate::ManagedStep::Entry`]). If not,
-    /// each frame runs in its own native frame.
-    pub fn has_entries(&self) -> bool {
-        !matches!(self.layout.chain, FrameChain::Objects { .. })
     }
 
     /// See [`crate::RuntimePlan::thread`].
@@ -119,6 +113,7 @@ impl PythonPlan {
                 let mut frame = read(thread, frame)?;
                 while frame.0 != 0 {
                     frame = self.push(memory, frame, out)?.previous;
+                    out.entry(EntryPlace::Interpreter)?;
                 }
                 Ok(())
             }
@@ -127,7 +122,7 @@ impl PythonPlan {
                 let mut frame = read(thread, frame)?;
                 while frame.0 != 0 {
                     frame = self.push(memory, frame, out)?.previous;
-                    out.entry(cframe)?;
+                    out.entry(EntryPlace::Address(cframe.0))?;
                     cframe = read(cframe, previous)?;
                 }
                 ends_in(thread, cframe)
@@ -139,7 +134,7 @@ impl PythonPlan {
                     let head = self.push(memory, frame, out)?;
                     frame = head.previous;
                     if head.mark != 0 {
-                        out.entry(cframe)?;
+                        out.entry(EntryPlace::Address(cframe.0))?;
                         cframe = read(cframe, previous)?;
                         // It points to the frame in which a native function has called.
                         if read(cframe, current)? != frame {
@@ -173,7 +168,7 @@ impl PythonPlan {
             if is_open {
                 self.push_head(memory, head, out)?;
             } else {
-                out.entry(frame)?;
+                out.entry(EntryPlace::Address(frame.0))?;
             }
             frame = head.previous;
         }

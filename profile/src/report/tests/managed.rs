@@ -73,8 +73,9 @@ fn a_stack_has_functions_of_the_language_or_frames_of_its_runtime() {
     assert_eq!(stacks(true), native);
 }
 
-/// Stacks of Java (file 2, code without a file) that libraries (1, 3) start and that calls one of them.
-fn java_run() -> Run {
+/// Stacks of a language with generated code (file 2, code without a file) that libraries (1, 3) start and that
+/// calls one of them.
+fn generating_run(language: &str) -> Run {
     let mut run = Run::new();
     run.batch.files = [(1, "/lib/libc.so.6"), (2, "/lib/libjvm.so"), (3, "/lib/libnative.so")]
         .map(|(id, path)| FileRow { id, path: path.to_owned(), ..FileRow::default() })
@@ -91,7 +92,7 @@ fn java_run() -> Run {
     };
     let native = |id, name, file| frame(id, FrameKind::User, name, Some(file), "native");
     let generated = |id, name| frame(id, FrameKind::User, name, None, "anonymous");
-    let java = |id, name| frame(id, FrameKind::Managed, name, None, "java");
+    let java = |id, name| frame(id, FrameKind::Managed, name, None, language);
     run.batch.frames.extend([
         native(20, "start", 1),
         native(21, "run", 2),
@@ -115,14 +116,16 @@ fn java_run() -> Run {
 }
 
 #[test]
-fn code_that_java_generates_is_its_runtimes() {
-    let inner = "start;A.main;A.inlined";
-    let wanted = [inner.to_owned(), format!("{inner};call"), format!("{inner};call;B.back")];
-    assert_eq!(stacks_of(&java_run(), false), wanted);
-    let native = "start;run;stub;code";
-    let wanted =
-        [native.to_owned(), format!("{native};call"), format!("{native};call;run;stub;code;stub;collect")];
-    assert_eq!(stacks_of(&java_run(), true), wanted);
+fn code_that_a_runtime_generates_is_its_own() {
+    for language in ["java", "ruby", "php"] {
+        let inner = "start;A.main;A.inlined";
+        let wanted = [inner.to_owned(), format!("{inner};call"), format!("{inner};call;B.back")];
+        assert_eq!(stacks_of(&generating_run(language), false), wanted);
+        let native = "start;run;stub;code";
+        let wanted =
+            [native.to_owned(), format!("{native};call"), format!("{native};call;run;stub;code;stub;collect")];
+        assert_eq!(stacks_of(&generating_run(language), true), wanted);
+    }
 }
 
 #[test]

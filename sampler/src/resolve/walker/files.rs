@@ -173,6 +173,12 @@ impl FileEntry {
         LinkAddr(segment.map_or(offset, address))
     }
 
+    /// Returns the addresses of the function that covers `at`, by the unwind table, if the file was loaded.
+    pub(super) fn function_at(&self, at: LinkAddr) -> Option<std::ops::Range<u64>> {
+        let (start, end) = self.loaded.get()?.cfi.as_ref()?.function_start(at)?;
+        Some(start.0..end.0)
+    }
+
     /// Returns the row; `named_by` as far as it is known.
     pub(crate) fn row(&self, named_by: Option<String>) -> FileRow {
         let loaded = self.loaded.get();

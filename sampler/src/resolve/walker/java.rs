@@ -126,6 +126,7 @@ pub(super) fn insert(
 
 #[cfg(test)]
 mod tests {
+    use super::super::managed::NativePlace;
     use super::*;
     use linux::CodeAddr;
     use runtimes::fixture::hotspot::{self as fixture, FRAMES, Version};
@@ -138,7 +139,7 @@ mod tests {
         let native = |number: u64| NativeFrame {
             at: CodeAddr::returning(VirtAddr(number)),
             stack: number << 8,
-            is_interpreter: false,
+            place: NativePlace::Anonymous,
         };
         let natives = [1, 2, 3, 4].map(native);
         let java_of = |number: u64, frames: &[runtimes::ManagedFrame]| {

@@ -28,9 +28,8 @@ use linux::{
     AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
     VirtAddr, WalkEnd,
 };
-use runtimes::ManagedFrame;
 use runtimes::hotspot::{JavaUnwinding, may_be_hotspot};
-use runtimes::python::may_be_python;
+use runtimes::{ManagedFrame, RuntimeBinary};
 use symbols::LinkAddr;
 use symbols::cfi::{UserEnd, UserFrame, UserUnwinder};
 
@@ -39,7 +38,7 @@ use crate::managed::RuntimeTable;
 pub(crate) use files::{FileEntry, FileTable};
 use java::{JavaMemory, JavaRuntimes};
 pub(crate) use managed::ManagedFunction;
-use managed::{ManagedRuntimes, NativeFrame};
+use managed::{ManagedRuntimes, NativeFrame, NativePlace};
 pub(crate) use maps::LateNames;
 use maps::PerfMaps;
 pub(crate) use perfmap::JitSymbol;
@@ -284,12 +283,12 @@ impl StackWalker {
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
             return;
         }
-        let python = |file: &FileEntry| may_be_python(file.name());
+        let is_runtime = |file: &FileEntry| RuntimeBinary::may_be(file.name());
         let mut runtime = self.runtimes.get(
             owner.0.instance,
             space,
             &self.source,
-            space.loaded_files(python, &self.source, &self.files),
+            space.loaded_files(is_runtime, &self.source, &self.files),
         );
         let hotspot = |file: &FileEntry| may_be_hotspot(file.name());
         let mut java = self.java.get(
@@ -311,19 +310,21 @@ impl StackWalker {
                     _ => {}
                 }
             }
-            let mut is_interpreter = false;
+            let mut place = NativePlace::Unknown;
             steps.push(match space.place(frame.at) {
                 CodePlace::File(at, file) => {
-                    is_interpreter =
-                        runtime.as_ref().is_some_and(|runtime| runtime.is_interpreter(&file, at.lookup()));
+                    place = NativePlace::File(file.id(), at.lookup());
                     StackStep::File { at, file }
                 }
                 CodePlace::Memory { anonymous } => {
+                    if anonymous {
+                        place = NativePlace::Anonymous;
+                    }
                     let find = || self.maps.find(owner, frame.at.lookup(), &self.source).cloned();
                     StackStep::Memory { at: frame.at, anonymous, made: anonymous.then(find).flatten() }
                 }
             });
-            natives.push(NativeFrame { at: frame.at, stack: frame.stack, is_interpreter });
+            natives.push(NativeFrame { at: frame.at, stack: frame.stack, place });
         };
         let limit = limit.max(1);
         let end = if let Some(java) = &mut java {
@@ -336,13 +337,10 @@ impl StackWalker {
         } else {
             self.users.walk(&user.registers, copy, &images, limit, &mut push)
         };
-        let mut words = copy.notes().peekable();
         // Both in one process: the native frames would no longer be the steps.
-        if let Some(runtime) = runtime.as_mut().filter(|_| java.is_none())
-            && words.peek().is_some()
-        {
+        if let Some(runtime) = runtime.as_mut().filter(|_| java.is_none()) {
             let natives = (natives.as_slice(), end == UserEnd::Complete);
-            runtime.insert(words, natives, (space, &self.source), (steps, first));
+            runtime.insert(copy.notes(), natives, (space, &self.source), (steps, first));
         }
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonSubject::Doubt, doubt.to_string())),

@@ -1,0 +1,190 @@
+//! The runtimes whose frames are read at a tick, as one kind.
+
+use std::fmt;
+use std::ops::Range;
+
+use symbols::VirtAddr;
+use symbols::elf::ElfFile;
+
+use crate::frames::{self, ManagedFrame};
+use crate::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
+use crate::ruby::{RubyBinary, RubyNames, RubyPlan, may_be_ruby};
+use crate::{ManagedCode, ProcessMemory};
+
+/// Language whose runtime keeps frames that are read at a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RuntimeLanguage {
+    /// CPython.
+    Python,
+    /// CRuby.
+    Ruby,
+}
+
+impl RuntimeLanguage {
+    /// Returns the module of all functions of the language.
+    pub fn module(self) -> &'static str {
+        match self {
+            Self::Python => "python",
+            Self::Ruby => "ruby",
+        }
+    }
+}
+
+impl fmt::Display for RuntimeLanguage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Python => "Python",
+            Self::Ruby => "Ruby",
+        })
+    }
+}
+
+/// Reasons why the frames of a runtime cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
+pub enum LayoutError {
+    /// Its structures have other offsets than those of the versions that are known: major and minor version.
+    #[error("version {1}.{2} is not supported")]
+    Version(RuntimeLanguage, u8, u8),
+    /// CPython without the global interpreter lock.
+    #[error("builds without the global interpreter lock are not supported")]
+    FreeThreaded,
+    /// Its code does not show where it keeps the state of each thread.
+    #[error("this build is not supported: its variable of each thread was not found")]
+    NoThreadVariable,
+    /// Its own tables are not present in memory: it may not have started yet.
+    #[error("its tables are not present")]
+    NotPresent,
+    /// Its own table of offsets is not one of its version.
+    #[error("its table of offsets is not valid")]
+    Invalid,
+}
+
+/// Program or library that is a runtime.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeBinary {
+    /// CPython.
+    Python(PythonBinary),
+    /// CRuby.
+    Ruby(RubyBinary),
+}
+
+impl RuntimeBinary {
+    /// Returns true if a file of this name may be a runtime. Only such files are opened.
+    pub fn may_be(name: &str) -> bool {
+        may_be_python(name) || may_be_ruby(name)
+    }
+
+    /// Returns the runtime in `elf`, the file `name`; `None` if it has none.
+    pub fn read(elf: &ElfFile, name: &str) -> Option<Self> {
+        let python = || PythonBinary::read(elf, name).map(Self::Python);
+        let ruby = || RubyBinary::read(elf).map(Self::Ruby);
+        may_be_python(name).then(python).flatten().or_else(|| may_be_ruby(name).then(ruby).flatten())
+    }
+
+    /// Returns the language.
+    pub fn language(&self) -> RuntimeLanguage {
+        match self {
+            Self::Python(_) => RuntimeLanguage::Python,
+            Self::Ruby(_) => RuntimeLanguage::Ruby,
+        }
+    }
+
+    /// Returns the addresses in the file of the function that interprets code, where a symbol shows it.
+    pub fn interpreter(&self) -> Option<Range<u64>> {
+        match self {
+            Self::Python(binary) => binary.interpreter(),
+            Self::Ruby(_) => None,
+        }
+    }
+
+    /// Returns the plan for walks of a process that has mapped this file at `bias`, and its reader of names.
+    pub fn plan(
+        &self,
+        memory: &impl ProcessMemory,
+        bias: u64,
+    ) -> Result<(RuntimePlan, RuntimeNames), LayoutError> {
+        Ok(match self {
+            Self::Python(binary) => {
+                let (plan, names) = binary.plan(memory, bias)?;
+                (RuntimePlan::Python(plan), RuntimeNames::Python(names))
+            }
+            Self::Ruby(binary) => {
+                let (plan, names) = binary.plan(memory, bias)?;
+                (RuntimePlan::Ruby(plan), RuntimeNames::Ruby(names))
+            }
+        })
+    }
+}
+
+/// Positions and layout of the runtime of one process: what a walk of one of its threads needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimePlan {
+    /// CPython.
+    Python(PythonPlan),
+    /// CRuby.
+    Ruby(RubyPlan),
+}
+
+impl RuntimePlan {
+    /// Returns the runtime's state of the thread whose FS base is `fs_base`, by which [`RuntimePlan::walk`]
+    /// finds its frames; `None` for a thread that the runtime does not know. `hint` is an earlier result for
+    /// the same FS base, which saves the search if it still holds. Bounded reads, no allocation.
+    pub fn thread(
+        &self,
+        memory: &impl ProcessMemory,
+        fs_base: u64,
+        hint: Option<VirtAddr>,
+    ) -> Option<VirtAddr> {
+        match self {
+            Self::Python(plan) => plan.thread(memory, fs_base, hint),
+            Self::Ruby(plan) => plan.thread(memory, fs_base),
+        }
+    }
+
+    /// Passes the words of the frames of `thread` to `push`, until it returns false. No allocation; at most
+    /// [`crate::MAX_FRAMES`] frames.
+    pub fn walk(&self, memory: &impl ProcessMemory, thread: VirtAddr, push: impl FnMut(u64) -> bool) {
+        match self {
+            Self::Python(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
+            Self::Ruby(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
+        }
+    }
+
+    /// Returns true if the runtime has a frame before its interpreter runs, so that the innermost one may
+    /// still have no native frame.
+    pub fn pushes_before_native(&self) -> bool {
+        match self {
+            Self::Python(_) => false,
+            Self::Ruby(_) => true,
+        }
+    }
+}
+
+/// Reader of the code objects of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeNames {
+    /// CPython.
+    Python(PythonNames),
+    /// CRuby.
+    Ruby(RubyNames),
+}
+
+impl RuntimeNames {
+    /// Returns the function of a frame's code; `None` if it cannot be read, or if its memory has another
+    /// object by now. Bounded reads.
+    pub fn read(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<ManagedCode> {
+        match self {
+            Self::Python(names) => names.read(memory, frame),
+            Self::Ruby(names) => names.read(memory, frame),
+        }
+    }
+
+    /// Returns an address in the function that interprets the frame's code, for runtimes whose code leads to
+    /// it.
+    pub fn interpreter(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<VirtAddr> {
+        match self {
+            Self::Python(_) => None,
+            Self::Ruby(names) => names.interpreter(memory, frame),
+        }
+    }
+}

@@ -7,11 +7,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, ruby};
+use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, php, ruby};
 use runtimes::hotspot::JavaProcess;
 use runtimes::{
     FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
-    RuntimePlan, place,
+    RuntimePlan, ThreadRegisters, place,
 };
 use symbols::VirtAddr;
 use vprof_fuzz::seeds;
@@ -21,8 +21,9 @@ const CHANGE: usize = 10;
 
 /// Walks the thread with frames, puts these among native ones, and names them.
 fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base: u64) {
-    let hint = runtime.thread(memory, fs_base, None);
-    let Some(thread) = runtime.thread(memory, fs_base, hint.or(Some(VirtAddr(BASE)))) else { return };
+    let registers = ThreadRegisters { fs_base, stack_pointer: php::STACK };
+    let hint = runtime.thread(memory, registers, None);
+    let Some(thread) = runtime.thread(memory, registers, hint.or(Some(VirtAddr(BASE)))) else { return };
     let mut words = Vec::new();
     runtime.walk(memory, thread, |word| {
         words.push(word);
@@ -31,8 +32,10 @@ fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base
     assert!(words.len() <= 4 * MAX_FRAMES + 1, "{} words", words.len());
     let steps: Vec<ManagedStep> = FrameWords::new(words.into_iter()).collect();
     let code = [NativeCode::Made, NativeCode::Interpreter, NativeCode::Runtime, NativeCode::Other];
-    let frames: Vec<NativeFrame> =
-        (0..16).zip(code.into_iter().cycle()).map(|(at, code)| NativeFrame { stack: BASE + at * 0x800, code }).collect();
+    let frames: Vec<NativeFrame> = (0..16)
+        .zip(code.into_iter().cycle())
+        .map(|(at, code)| NativeFrame { stack: BASE + at * 0x800, code })
+        .collect();
     for is_whole in [false, true] {
         let natives = NativeStack { frames: &frames, is_whole, may_begin: runtime.pushes_before_native() };
         if let Ok((placed, _)) = place(steps.iter().copied(), natives) {
@@ -44,7 +47,10 @@ fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base
         if let ManagedStep::Frame(frame) = step {
             names.interpreter(memory, &frame);
             if let Some(code) = names.read(memory, &frame) {
-                assert!(code.name.len() <= 3 * 4096 && code.file.as_ref().is_none_or(|file| file.len() <= 3 * 4096));
+                assert!(
+                    code.name.len() <= 3 * 4096
+                        && code.file.as_ref().is_none_or(|file| file.len() <= 3 * 4096)
+                );
                 code.line(&frame);
             }
         }
@@ -84,10 +90,13 @@ fn processes() -> impl Iterator<Item = (RuntimeBinary, FlatMemory, u64)> {
     let python = fixture::VERSIONS.into_iter().map(|version| {
         (RuntimeBinary::Python(fixture::binary(version)), fixture::python(version), fixture::FS_BASE)
     });
-    let ruby = ruby::VERSIONS.into_iter().map(|version| {
-        (RuntimeBinary::Ruby(ruby::binary(version)), ruby::ruby(version), ruby::FS_BASE)
-    });
-    python.chain(ruby)
+    let ruby = ruby::VERSIONS
+        .into_iter()
+        .map(|version| (RuntimeBinary::Ruby(ruby::binary(version)), ruby::ruby(version), ruby::FS_BASE));
+    let php = php::VERSIONS
+        .into_iter()
+        .map(|version| (RuntimeBinary::Php(php::binary()), php::php(version), fixture::FS_BASE));
+    python.chain(ruby).chain(php)
 }
 
 fuzz_target!(

@@ -30,7 +30,8 @@ pub(crate) struct LineTable {
 }
 
 impl LineTable {
-    /// Adds the line of the code from `at` on, which must not be before that of the last call. Line 0 is none.
+    /// Adds the line of the code from `at` on, which must not be before that of the last call. Line 0 means
+    /// that there is no line.
     pub(crate) fn push(&mut self, at: u32, line: Option<u32>) {
         let line = line.filter(|&line| line > 0);
         match self.ranges.last_mut() {

@@ -1,6 +1,7 @@
 //! Memory of a process with CPython, made by the layouts themselves: for tests and fuzz targets.
 
 pub mod hotspot;
+pub mod php;
 pub mod ruby;
 
 use symbols::{LinkAddr, VirtAddr};
@@ -56,7 +57,11 @@ impl FlatMemory {
         self.write(at, &word.to_le_bytes());
     }
 
-    fn write(&mut self, at: u64, bytes: &[u8]) {
+    /// Writes bytes.
+    ///
+    /// # Panics
+    /// The address is outside of the memory.
+    pub fn write(&mut self, at: u64, bytes: &[u8]) {
         let start = usize::try_from(at - BASE).expect("small");
         self.bytes[start..start + bytes.len()].copy_from_slice(bytes);
     }

@@ -119,6 +119,17 @@ impl<I: Iterator<Item = u64>> Iterator for FrameWords<I> {
     }
 }
 
+/// Returns a hash of the words that identify a code object.
+pub(crate) fn identity(words: impl IntoIterator<Item = u64>) -> u32 {
+    let mut hash = 0_u64;
+    for word in words {
+        // Multiplication by 2^64 divided by the golden ratio spreads close addresses.
+        hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        hash ^= hash >> 32;
+    }
+    u32::try_from(hash & 0xffff_ffff).unwrap_or(0)
+}
+
 /// Writer of the words of one walk.
 pub(crate) struct FrameWriter<P> {
     push: P,

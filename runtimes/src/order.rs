@@ -9,8 +9,8 @@
 //! main    [0x8220, ...                                main
 //! ```
 //!
-//! Entries without an address ([`EntryPlace::Interpreter`]) belong to the frames of the interpreter's function
-//! in the same order.
+//! Entries without an address ([`EntryPlace::Interpreter`]) belong to the frames of the interpreter's
+//! function in the same order.
 
 use crate::frames::{EntryPlace, ManagedFrame, ManagedStep, WalkFailure};
 
@@ -106,7 +106,7 @@ fn places(natives: NativeStack<'_>, groups: usize, has_failed: bool) -> Result<V
     let frames = natives.frames;
     let runs = |at: &usize| match frames[*at].code {
         NativeCode::Interpreter => true,
-        // The interpreter calls made code without a frame of its own.
+        // The interpreter calls made code within the same managed frames.
         NativeCode::Made => match frames.get(at + 1) {
             Some(caller) => caller.code == NativeCode::Runtime,
             None => !natives.is_whole,
@@ -208,7 +208,7 @@ mod tests {
         let natives = |code: &[NativeCode]| -> Vec<NativeFrame> {
             code.iter().map(|&code| NativeFrame { stack: 0x1000, code }).collect()
         };
-        // The last one is that of a library, which calls back into the runtime through code of its own.
+        // The last one is that of a library, which calls back into the runtime through code that it has made.
         let whole = natives(&[Made, Runtime, Made, Interpreter, Runtime, Made, Other]);
         assert_eq!(placed(&steps, &whole, true, true), Ok((vec![(0, 3), (3, 2), (3, 1)], None)));
         let cut = natives(&[Made, Runtime, Made]);

@@ -7,6 +7,7 @@ use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
 use crate::frames::{self, ManagedFrame};
+use crate::php::{PhpBinary, PhpNames, PhpPlan, may_be_php};
 use crate::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
 use crate::ruby::{RubyBinary, RubyNames, RubyPlan, may_be_ruby};
 use crate::{ManagedCode, ProcessMemory};
@@ -18,6 +19,8 @@ pub enum RuntimeLanguage {
     Python,
     /// CRuby.
     Ruby,
+    /// PHP.
+    Php,
 }
 
 impl RuntimeLanguage {
@@ -26,6 +29,7 @@ impl RuntimeLanguage {
         match self {
             Self::Python => "python",
             Self::Ruby => "ruby",
+            Self::Php => "php",
         }
     }
 }
@@ -35,6 +39,7 @@ impl fmt::Display for RuntimeLanguage {
         f.write_str(match self {
             Self::Python => "Python",
             Self::Ruby => "Ruby",
+            Self::Php => "PHP",
         })
     }
 }
@@ -48,6 +53,9 @@ pub enum LayoutError {
     /// CPython without the global interpreter lock.
     #[error("builds without the global interpreter lock are not supported")]
     FreeThreaded,
+    /// PHP with thread safety (ZTS).
+    #[error("builds with thread safety are not supported")]
+    ThreadSafe,
     /// Its code does not show where it keeps the state of each thread.
     #[error("this build is not supported: its variable of each thread was not found")]
     NoThreadVariable,
@@ -66,19 +74,24 @@ pub enum RuntimeBinary {
     Python(PythonBinary),
     /// CRuby.
     Ruby(RubyBinary),
+    /// PHP.
+    Php(PhpBinary),
 }
 
 impl RuntimeBinary {
     /// Returns true if a file of this name may be a runtime. Only such files are opened.
     pub fn may_be(name: &str) -> bool {
-        may_be_python(name) || may_be_ruby(name)
+        may_be_python(name) || may_be_ruby(name) || may_be_php(name)
     }
 
     /// Returns the runtime in `elf`, the file `name`; `None` if it has none.
     pub fn read(elf: &ElfFile, name: &str) -> Option<Self> {
         let python = || PythonBinary::read(elf, name).map(Self::Python);
         let ruby = || RubyBinary::read(elf).map(Self::Ruby);
-        may_be_python(name).then(python).flatten().or_else(|| may_be_ruby(name).then(ruby).flatten())
+        let php = || PhpBinary::read(elf).map(Self::Php);
+        let python = may_be_python(name).then(python).flatten();
+        let ruby = || may_be_ruby(name).then(ruby).flatten();
+        python.or_else(ruby).or_else(|| may_be_php(name).then(php).flatten())
     }
 
     /// Returns the language.
@@ -86,6 +99,7 @@ impl RuntimeBinary {
         match self {
             Self::Python(_) => RuntimeLanguage::Python,
             Self::Ruby(_) => RuntimeLanguage::Ruby,
+            Self::Php(_) => RuntimeLanguage::Php,
         }
     }
 
@@ -94,6 +108,7 @@ impl RuntimeBinary {
         match self {
             Self::Python(binary) => binary.interpreter(),
             Self::Ruby(_) => None,
+            Self::Php(binary) => binary.interpreter(),
         }
     }
 
@@ -112,8 +127,21 @@ impl RuntimeBinary {
                 let (plan, names) = binary.plan(memory, bias)?;
                 (RuntimePlan::Ruby(plan), RuntimeNames::Ruby(names))
             }
+            Self::Php(binary) => {
+                let (plan, names) = binary.plan(memory, bias)?;
+                (RuntimePlan::Php(plan), RuntimeNames::Php(names))
+            }
         })
     }
+}
+
+/// Registers of a thread in user mode, by which a runtime's state of the thread is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadRegisters {
+    /// FS base: the address of the thread's own variables.
+    pub fs_base: u64,
+    /// Stack pointer.
+    pub stack_pointer: u64,
 }
 
 /// Positions and layout of the runtime of one process: what a walk of one of its threads needs.
@@ -123,21 +151,24 @@ pub enum RuntimePlan {
     Python(PythonPlan),
     /// CRuby.
     Ruby(RubyPlan),
+    /// PHP.
+    Php(PhpPlan),
 }
 
 impl RuntimePlan {
-    /// Returns the runtime's state of the thread whose FS base is `fs_base`, by which [`RuntimePlan::walk`]
-    /// finds its frames; `None` for a thread that the runtime does not know. `hint` is an earlier result for
-    /// the same FS base, which saves the search if it still holds. Bounded reads, no allocation.
+    /// Returns the runtime's state of a thread, by which [`RuntimePlan::walk`] finds its frames; `None` for a
+    /// thread that the runtime does not know. `hint` is an earlier result for the same FS base, which saves
+    /// the search if it still holds. Bounded reads, no allocation.
     pub fn thread(
         &self,
         memory: &impl ProcessMemory,
-        fs_base: u64,
+        registers: ThreadRegisters,
         hint: Option<VirtAddr>,
     ) -> Option<VirtAddr> {
         match self {
-            Self::Python(plan) => plan.thread(memory, fs_base, hint),
-            Self::Ruby(plan) => plan.thread(memory, fs_base),
+            Self::Python(plan) => plan.thread(memory, registers.fs_base, hint),
+            Self::Ruby(plan) => plan.thread(memory, registers.fs_base),
+            Self::Php(plan) => plan.thread(memory, registers.stack_pointer),
         }
     }
 
@@ -147,6 +178,7 @@ impl RuntimePlan {
         match self {
             Self::Python(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
             Self::Ruby(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
+            Self::Php(plan) => frames::write(push, |out| plan.walk(memory, thread, out)),
         }
     }
 
@@ -155,7 +187,7 @@ impl RuntimePlan {
     pub fn pushes_before_native(&self) -> bool {
         match self {
             Self::Python(_) => false,
-            Self::Ruby(_) => true,
+            Self::Ruby(_) | Self::Php(_) => true,
         }
     }
 }
@@ -167,6 +199,8 @@ pub enum RuntimeNames {
     Python(PythonNames),
     /// CRuby.
     Ruby(RubyNames),
+    /// PHP.
+    Php(PhpNames),
 }
 
 impl RuntimeNames {
@@ -176,6 +210,7 @@ impl RuntimeNames {
         match self {
             Self::Python(names) => names.read(memory, frame),
             Self::Ruby(names) => names.read(memory, frame),
+            Self::Php(names) => names.read(memory, frame),
         }
     }
 
@@ -183,7 +218,7 @@ impl RuntimeNames {
     /// it.
     pub fn interpreter(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<VirtAddr> {
         match self {
-            Self::Python(_) => None,
+            Self::Python(_) | Self::Php(_) => None,
             Self::Ruby(names) => names.interpreter(memory, frame),
         }
     }

@@ -6,7 +6,8 @@ use symbols::VirtAddr;
 use crate::fixture::{self, BASE, CODE_TYPE, ENTRIES, FS_BASE, FlatMemory, NAMES, RUNTIME, SIZE, VERSIONS};
 use crate::python::PythonNames;
 use crate::{
-    EntryPlace, FrameWords, LayoutError, MAX_FRAMES, ManagedStep, RuntimeLanguage, RuntimePlan, WalkFailure,
+    EntryPlace, FrameWords, LayoutError, MAX_FRAMES, ManagedStep, RuntimeLanguage, RuntimePlan,
+    ThreadRegisters, WalkFailure,
 };
 
 fn found(version: (u8, u8), memory: &FlatMemory) -> Result<(RuntimePlan, PythonNames), LayoutError> {
@@ -14,10 +15,15 @@ fn found(version: (u8, u8), memory: &FlatMemory) -> Result<(RuntimePlan, PythonN
     Ok((RuntimePlan::Python(plan), names))
 }
 
+/// Returns the registers of the thread with this FS base.
+pub(crate) fn thread(fs_base: u64) -> ThreadRegisters {
+    ThreadRegisters { fs_base, stack_pointer: BASE }
+}
+
 fn walked(plan: &RuntimePlan, memory: &FlatMemory) -> Option<Vec<ManagedStep>> {
-    let thread = plan.thread(memory, FS_BASE, None)?;
+    let state = plan.thread(memory, thread(FS_BASE), None)?;
     let mut words = Vec::new();
-    plan.walk(memory, thread, |word| {
+    plan.walk(memory, state, |word| {
         words.push(word);
         true
     });
@@ -56,7 +62,7 @@ fn each_version_has_its_frames_names_and_lines() {
                 "{version:?}"
             ),
         }
-        assert_eq!(plan.thread(&memory, FS_BASE + 1, None), None);
+        assert_eq!(plan.thread(&memory, thread(FS_BASE + 1), None), None);
     }
 }
 
@@ -91,10 +97,10 @@ fn a_thread_that_has_ended_is_not_taken_for_one_that_runs() {
     for version in VERSIONS {
         let mut memory = fixture::python(version);
         let (plan, _) = found(version, &memory).expect("a layout");
-        let thread = plan.thread(&memory, FS_BASE, None).expect("a thread");
+        let state = plan.thread(&memory, thread(FS_BASE), None).expect("a thread");
         // Its memory is as it was, but the thread before it leads past it.
         memory.put(BASE + 0x3000 + 8, 0);
-        assert_eq!(plan.thread(&memory, FS_BASE, Some(thread)), None, "{version:?}");
+        assert_eq!(plan.thread(&memory, thread(FS_BASE), Some(state)), None, "{version:?}");
     }
 }
 
@@ -143,7 +149,7 @@ fn loops_end() {
         ));
         // Threads that lead in a circle do not have this one.
         memory.put(BASE + 0x3400 + 8, BASE + 0x3000);
-        assert_eq!(plan.thread(&memory, 0x55, Some(VirtAddr(BASE))), None);
+        assert_eq!(plan.thread(&memory, thread(0x55), Some(VirtAddr(BASE))), None);
     }
 }
 

@@ -22,8 +22,8 @@ const CANARY: u64 = 0x28;
 /// Offset from the FS base of the pointer to the vector of the blocks of all modules (`tcbhead_t.dtv`,
 /// sysdeps/x86_64/nptl/tls.h of glibc 2.31 to 2.42).
 const VECTOR: u64 = 8;
-/// Bytes of an entry of the vector (`dtv_t`, sysdeps/generic/dl-dtv.h); the one before the first is the number
-/// of entries.
+/// Bytes of an entry of the vector (`dtv_t`, sysdeps/generic/dl-dtv.h); the one before the first is the
+/// number of entries.
 const ENTRY: u64 = 16;
 /// Modules with variables of each thread, at most.
 const MAX_MODULES: u64 = 1 << 16;

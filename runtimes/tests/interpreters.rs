@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 
 use runtimes::{
     FrameWords, ManagedFrame, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
-    RuntimePlan, WalkFailure, place,
+    RuntimePlan, ThreadRegisters, WalkFailure, place,
 };
 use symbols::VirtAddr;
 use symbols::cfi::{UserEnd, UserUnwinder};
@@ -24,8 +24,11 @@ struct Walker {
     memory: LiveMemory,
     reader: MappingReader,
     unwinder: UserUnwinder,
-    runtime: Option<(RuntimePlan, RuntimeNames)>,
+    runtime: Option<FoundRuntime>,
 }
+
+/// Runtime of the process: its plan, its names, and the addresses of its interpreter, if a symbol shows them.
+type FoundRuntime = (RuntimePlan, RuntimeNames, Option<std::ops::Range<u64>>);
 
 /// A walk.
 struct Walked {
@@ -45,14 +48,16 @@ impl Walker {
     }
 
     /// Returns the runtime among the mappings.
-    fn find(&self, mappings: &[LiveMapping]) -> (RuntimePlan, RuntimeNames) {
+    fn find(&self, mappings: &[LiveMapping]) -> FoundRuntime {
         for (path, file) in &self.reader.files {
             let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
             if RuntimeBinary::may_be(name)
                 && let Some(binary) = RuntimeBinary::read(&self.reader.elves[file], name)
             {
                 let mapping = mappings.iter().find(|mapping| mapping.file == Some(*file)).expect("a mapping");
-                return binary.plan(&self.memory, mapping.bias).expect("a layout");
+                let (plan, names) = binary.plan(&self.memory, mapping.bias).expect("a layout");
+                let at = |address: u64| address.wrapping_add(mapping.bias);
+                return (plan, names, binary.interpreter().map(|range| at(range.start)..at(range.end)));
             }
         }
         panic!("no runtime in {:?}", self.reader.files);
@@ -62,12 +67,13 @@ impl Walker {
         let stopped = StoppedThread::new(tid);
         let registers = stopped.registers();
         let mappings = self.reader.read(self.pid);
-        let (plan, names) = *self.runtime.get_or_insert(match &self.runtime {
-            Some(found) => *found,
-            None => self.find(&mappings),
-        });
+        if self.runtime.is_none() {
+            self.runtime = Some(self.find(&mappings));
+        }
+        let (plan, names, symbol) = self.runtime.clone().expect("found");
+        let state = ThreadRegisters { fs_base: stopped.fs_base(), stack_pointer: registers.rsp() };
         let mut words = Vec::new();
-        if let Some(thread) = plan.thread(&self.memory, stopped.fs_base(), None) {
+        if let Some(thread) = plan.thread(&self.memory, state, None) {
             plan.walk(&self.memory, thread, |word| {
                 words.push(word);
                 true
@@ -81,7 +87,7 @@ impl Walker {
             ManagedStep::Frame(frame) => names.interpreter(&self.memory, frame),
             _ => None,
         });
-        let interpreter = first.and_then(|at| function(&images, at)).unwrap_or_default();
+        let interpreter = symbol.or_else(|| function(&images, first?)).unwrap_or_default();
         let natives: Vec<NativeFrame> = natives
             .iter()
             .map(|native| NativeFrame {
@@ -167,10 +173,11 @@ fn interpreters(variable: &str, program: &str) -> Vec<PathBuf> {
     }
 }
 
-/// Asserts that the frames of a thread are those that its program sees, from its function `park` on; functions
-/// without a file, and those inside of the runtime's own files, have only their names.
+/// Asserts that the frames of a thread are those that its program sees, from its function `park` on;
+/// functions without a file, and those inside of the runtime's own files, have only their names.
 fn assert_frames(found: &[String], wanted: &[String], place: &str) {
-    let from = found.iter().position(|frame| frame.starts_with("park|"));
+    let parks = |frame: &String| frame.starts_with("park|") || frame.starts_with("Live\\park|");
+    let from = found.iter().position(parks);
     let from = from.unwrap_or_else(|| panic!("{place}: {found:?}"));
     let name = |frame: &str| frame.split('|').next().unwrap_or("").to_owned();
     let pairs: Vec<(String, String)> = found[from..]
@@ -200,38 +207,38 @@ fn without_handlers(frames: &[String]) -> Vec<String> {
     without
 }
 
-/// Compares the threads of a program; returns its process and the id of its busy thread.
-fn check(mut command: Command, still: usize, place: &str) {
+/// Starts a program; returns its process and its first lines.
+fn start(mut command: Command, lines: usize, place: &str) -> (Process, Vec<String>) {
     let mut process = Process(command.stdout(Stdio::piped()).spawn().expect("an interpreter"));
     let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
-    let lines: Vec<String> = out.lines().take(still + 1).map(|line| line.expect("a line")).collect();
-    assert_eq!(lines.len(), still + 1, "{place}: threads");
+    let found: Vec<String> = out.lines().take(lines).map(|line| line.expect("a line")).collect();
+    assert_eq!(found.len(), lines, "{place}: threads");
+    // Those that have just printed go to sleep.
     std::thread::sleep(std::time::Duration::from_millis(100));
-    let mut walker = Walker::new(process.0.id());
-    let mut busy_thread = None;
-    for line in &lines {
-        let mut parts = line.split('\t');
-        let tid = parts.next().and_then(|tid| tid.parse().ok()).expect("a thread");
-        let wanted: Vec<String> = parts.map(str::to_owned).collect();
-        if wanted.is_empty() {
-            busy_thread = Some(tid);
-            continue;
-        }
-        let found = walker.walk(tid);
-        assert_eq!(found.failure, None, "{place}: {:?}", found.managed);
-        let has_handlers = wanted.iter().any(|frame| frame.starts_with("rescue in "));
-        let managed = if has_handlers { found.managed.clone() } else { without_handlers(&found.managed) };
-        assert_frames(&managed, &wanted, place);
-        assert_eq!(found.end, UserEnd::Complete, "{place}: {wanted:?}");
-        let mixed = found.mixed.unwrap_or_else(|why| panic!("{place}: {why}: {wanted:?}"));
-        let managed: Vec<&String> =
-            mixed.iter().filter(|frame| !["-", "*", "+"].contains(&frame.as_str())).collect();
-        assert_eq!(managed, found.managed.iter().collect::<Vec<_>>(), "{place}: in the order of calls");
-        if std::env::var_os("VPROF_TESTS_PRINT").is_some() {
-            println!("{mixed:?}");
-        }
+    (process, found)
+}
+
+/// Compares the frames of a thread with the line that it has printed; returns its id if it has none there.
+fn compare(walker: &mut Walker, line: &str, place: &str) -> Option<i32> {
+    let mut parts = line.split('\t');
+    let tid = parts.next().and_then(|tid| tid.parse().ok()).expect("a thread");
+    let wanted: Vec<String> = parts.map(str::to_owned).collect();
+    if wanted.is_empty() {
+        return Some(tid);
     }
-    busy(&mut walker, busy_thread.expect("a busy thread"), place);
+    let found = walker.walk(tid);
+    assert_eq!(found.failure, None, "{place}: {:?}", found.managed);
+    let has_handlers = wanted.iter().any(|frame| frame.starts_with("rescue in "));
+    let managed = if has_handlers { found.managed.clone() } else { without_handlers(&found.managed) };
+    assert_frames(&managed, &wanted, place);
+    // The code that starts a fiber of PHP has no unwind table.
+    let in_fiber = wanted.iter().any(|frame| frame == "Fiber::start");
+    assert!(in_fiber || found.end == UserEnd::Complete, "{place}: {:?} {wanted:?}", found.end);
+    let mixed = found.mixed.unwrap_or_else(|why| panic!("{place}: {why}: {wanted:?}"));
+    let managed: Vec<&String> =
+        mixed.iter().filter(|frame| !["-", "*", "+"].contains(&frame.as_str())).collect();
+    assert_eq!(managed, found.managed.iter().collect::<Vec<_>>(), "{place}: in the order of calls");
+    None
 }
 
 /// Samples the thread that is busy: all but a few stacks must be whole.
@@ -244,7 +251,8 @@ fn busy(walker: &mut Walker, tid: i32, place: &str) {
             walked.managed.iter().map(|frame| frame.split('|').next().unwrap_or("")).collect();
         let first = names.first().copied().unwrap_or("nothing").to_owned();
         *innermost.entry(first).or_insert(0) += 1;
-        let whole = names.contains(&"busy") && !names.contains(&"unknown") && walked.failure.is_none();
+        let is_busy = |name: &&str| ["busy", "Live\\busy"].contains(name);
+        let whole = names.iter().any(is_busy) && !names.contains(&"unknown") && walked.failure.is_none();
         if !whole || walked.end != UserEnd::Complete || walked.mixed.is_err() {
             let why = walked.mixed.err();
             bad.push(format!("{:?} {:?} {why:?} {names:?}", walked.end, walked.failure));
@@ -269,7 +277,34 @@ fn threads_of_ruby_have_the_frames_that_their_program_sees() {
         for options in options {
             let mut command = Command::new(&ruby);
             command.args(*options).args(["--disable-gems", script]);
-            check(command, 13, &format!("{ruby:?} {options:?}"));
+            let place = format!("{ruby:?} {options:?}");
+            let (process, lines) = start(command, 14, &place);
+            let mut walker = Walker::new(process.0.id());
+            let threads: Vec<i32> =
+                lines.iter().filter_map(|line| compare(&mut walker, line, &place)).collect();
+            let [tid] = threads.as_slice() else { panic!("{place}: busy threads {threads:?}") };
+            busy(&mut walker, *tid, &place);
         }
+    }
+}
+
+#[test]
+fn processes_of_php_have_the_frames_that_their_program_sees() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/live.php");
+    for php in interpreters("VPROF_TESTS_PHP", "php") {
+        for kind in 0..10 {
+            let place = format!("{php:?} {kind}");
+            let mut command = Command::new(&php);
+            command.args([script, &kind.to_string()]);
+            let (process, lines) = start(command, 1, &place);
+            assert_eq!(compare(&mut Walker::new(process.0.id()), &lines[0], &place), None);
+        }
+        let place = format!("{php:?}");
+        let mut command = Command::new(&php);
+        command.arg(script);
+        let (process, lines) = start(command, 1, &place);
+        let mut walker = Walker::new(process.0.id());
+        let tid = compare(&mut walker, &lines[0], &place).expect("a busy thread");
+        busy(&mut walker, tid, &place);
     }
 }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use runtimes::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
-use runtimes::{EntryPlace, FrameWords, ManagedStep, ProcessMemory, RuntimePlan};
+use runtimes::{EntryPlace, FrameWords, ManagedStep, ProcessMemory, RuntimePlan, ThreadRegisters};
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
@@ -59,6 +59,11 @@ fn python(pid: u32, memory: &LiveMemory) -> (PythonPlan, PythonNames) {
     panic!("no CPython in {maps}");
 }
 
+/// Returns the registers of the thread with this ident.
+fn registers(fs_base: u64) -> ThreadRegisters {
+    ThreadRegisters { fs_base, stack_pointer: 0 }
+}
+
 /// Returns the interpreters to test: those of `VPROF_TESTS_PYTHON`, separated by colons, or this machine's.
 fn interpreters() -> Vec<Command> {
     match std::env::var("VPROF_TESTS_PYTHON") {
@@ -87,19 +92,27 @@ fn threads_have_the_frames_that_their_program_sees() {
             let found = frames(&plan, &names, &memory, ident);
             assert_eq!(found, wanted, "{interpreter:?}");
         }
-        assert_eq!(RuntimePlan::Python(plan).thread(&memory, 0x1234, None), None, "no such thread");
+        assert_eq!(
+            RuntimePlan::Python(plan).thread(&memory, registers(0x1234), None),
+            None,
+            "no such thread"
+        );
     }
 }
 
 /// Returns the frames of a thread as tests/live.py prints them.
 fn frames(plan: &PythonPlan, names: &PythonNames, memory: &LiveMemory, ident: u64) -> Vec<String> {
     let runtime = RuntimePlan::Python(*plan);
-    let thread = runtime.thread(memory, ident, None).expect("a thread of the runtime");
+    let thread = runtime.thread(memory, registers(ident), None).expect("a thread of the runtime");
     *memory.reads.borrow_mut() = 0;
-    assert_eq!(runtime.thread(memory, ident, Some(thread)), Some(thread));
+    assert_eq!(runtime.thread(memory, registers(ident), Some(thread)), Some(thread));
     assert!(*memory.reads.borrow() <= 4, "a hint saves the search");
     let other = VirtAddr(thread.0 + 64);
-    assert_eq!(runtime.thread(memory, ident, Some(other)), Some(thread), "a wrong hint does no harm");
+    assert_eq!(
+        runtime.thread(memory, registers(ident), Some(other)),
+        Some(thread),
+        "a wrong hint does no harm"
+    );
     *memory.reads.borrow_mut() = 0;
     let mut words = Vec::new();
     runtime.walk(memory, thread, |word| {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
-use runtimes::{ProcessMemory, RuntimePlan};
+use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters};
 
 /// Processes in the table, at most; beyond that all are forgotten and found again.
 const MAX_PROCESSES: usize = 4096;
@@ -84,7 +84,15 @@ impl FrameCopier {
         let slot = usize::try_from((fs_base >> 12 ^ root >> 13) % HINTS as u64).unwrap_or(0);
         let Some(hint) = self.hints.get_mut(slot) else { return };
         let known = (hint.root == root && hint.fs_base == fs_base).then_some(hint.thread);
-        let Some(thread) = plan.thread(&space, fs_base, known) else { return };
+        let user = if into.is_user_mode() {
+            Some(*into.registers())
+        } else {
+            into.task_pt_regs().map(|user| user.registers)
+        };
+        let stack_pointer = user.map_or(0, |user| user.rsp());
+        let Some(thread) = plan.thread(&space, ThreadRegisters { fs_base, stack_pointer }, known) else {
+            return;
+        };
         *hint = ThreadHint { root, fs_base, thread };
         plan.walk(&space, thread, |word| into.note(word));
     }

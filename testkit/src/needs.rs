@@ -61,6 +61,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("openssl", "openssl", "makes certificates of servers"),
     program("c++filt", "binutils", "demangles names"),
     program("passt", "passt", "is a guest's network"),
+    program("php", "php-cli", "runs functions whose frames are read"),
     program("python3", "python3", "reads CSV, Parquet and traces of Perfetto"),
     program("qemu-img", "qemu-utils", "makes qcow2 images"),
     program("qemu-io", "qemu-utils", "locks disks as QEMU does"),

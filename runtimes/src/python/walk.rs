@@ -4,7 +4,7 @@ use symbols::VirtAddr;
 use symbols::bytes::{u32_at, u64_at};
 
 use super::layout::{CodeIdentity, FrameChain, Instruction, LARGEST_NEAR, WalkLayout};
-use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure};
+use crate::frames::{self, EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure};
 use crate::{LayoutError, ProcessMemory};
 
 /// Interpreters of a process that are searched for a thread, at most.
@@ -240,13 +240,8 @@ pub(super) fn identity(memory: &impl ProcessMemory, code: VirtAddr, of: &CodeIde
     let bytes = bytes.get_mut(..usize::from(last - first) + 8)?;
     memory.read(code.checked_add(first.into())?, bytes)?;
     let line = u32_at(bytes, usize::from(of.first_line - first))?;
-    let mut hash = u64::from(line);
-    for at in of.pointers {
-        // Multiplication by 2^64 divided by the golden ratio spreads close addresses.
-        hash = (hash ^ u64_at(bytes, usize::from(at - first))?).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^= hash >> 32;
-    }
-    u32::try_from(hash & 0xffff_ffff).ok()
+    let [file, name, lines] = of.pointers.map(|at| u64_at(bytes, usize::from(at - first)));
+    Some(frames::identity([line.into(), file?, name?, lines?]))
 }
 
 /// Reads the pointer at `offset` of the structure at `base`.

@@ -11,8 +11,8 @@ use super::walk::RubyPlan;
 use crate::thread_local::ThreadAccess;
 use crate::{LayoutError, ProcessMemory};
 
-/// Symbols of each CRuby: its version, a function that reads the execution context of its thread, and one that
-/// reads the table of symbols.
+/// Symbols of each CRuby: its version, a function that reads the execution context of its thread, and one
+/// that reads the table of symbols.
 const SYMBOLS: [&str; 3] = ["ruby_version", "rb_thread_current", "rb_id2str"];
 /// Bytes of a function that are searched, at most.
 const FUNCTION: u64 = 256;
@@ -55,11 +55,6 @@ impl RubyBinary {
     pub fn new(version: RubyVersion, context: i64, (last, last_operator): (LinkAddr, u64)) -> Self {
         let symbols = SymbolTable { last, ids: LinkAddr(last.0 + IDS), last_operator };
         Self { version, context: Some(ThreadAccess::Offset(context)), symbols: Some(symbols) }
-    }
-
-    /// Returns major and minor version.
-    pub fn version(&self) -> RubyVersion {
-        self.version
     }
 
     /// Returns the plan for walks of a process that has mapped this file at `bias`, and its reader of names.

@@ -1,8 +1,8 @@
 //! Offsets of the members of CRuby's structures, in bytes.
 //!
-//! `offsetof` by a compiler on the headers of 3.0.0, 3.1.2, 3.2.0, 3.3.8 and 3.4.5 (vm_core.h, iseq.h, method.h,
-//! internal/imemo.h, include/ruby/internal/core/rstring.h and rarray.h). Releases of one minor version have the
-//! same layout.
+//! `offsetof` by a compiler on the headers of 3.0.0, 3.1.2, 3.2.0, 3.3.8 and 3.4.5 (vm_core.h, iseq.h,
+//! method.h, internal/imemo.h, include/ruby/internal/core/rstring.h and rarray.h). Releases of one minor
+//! version have the same layout.
 
 use crate::{LayoutError, RuntimeLanguage};
 
@@ -21,8 +21,8 @@ pub struct RubyLayout {
     pub frame: u8,
     /// `rb_control_frame_t.jit_return`, for versions with YJIT.
     pub jit_return: Option<u8>,
-    /// `rb_iseq_constant_body.insns_info`: its members `body`, `size` and `succ_index_table` follow at 0, 16 and
-    /// 24.
+    /// `rb_iseq_constant_body.insns_info`: its members `body`, `size` and `succ_index_table` follow at 0, 16
+    /// and 24.
     pub lines: u8,
     /// Characters of a string inside of its object, and whether their number is before them. Otherwise it is
     /// in the object's flags.

@@ -28,8 +28,8 @@ const IDS_OF_ARRAY: u64 = 512;
 const ID_WORDS: u64 = 2;
 /// Bits of a number that are not the place in the table, for all but operators (`ID_SCOPE_SHIFT`).
 const SCOPE: u32 = 4;
-/// Positions in the first part of the index of a line table, of which 9 share a word, 7 bits each; positions in
-/// a block of the second part, and its bytes (`struct succ_index_table`, iseq.c).
+/// Positions in the first part of the index of a line table, of which 9 share a word, 7 bits each; positions
+/// in a block of the second part, and its bytes (`struct succ_index_table`, iseq.c).
 const IMMEDIATE: usize = 54;
 const IN_WORD: usize = 9;
 const IN_BLOCK: usize = 512;

@@ -18,7 +18,7 @@ fn found(version: (u8, u8), memory: &FlatMemory) -> Result<(RubyPlan, RubyNames)
 
 fn walked(plan: RubyPlan, memory: &FlatMemory) -> Vec<ManagedStep> {
     let plan = RuntimePlan::Ruby(plan);
-    let Some(thread) = plan.thread(memory, FS_BASE, None) else { return Vec::new() };
+    let Some(thread) = plan.thread(memory, crate::tests::thread(FS_BASE), None) else { return Vec::new() };
     let mut words = Vec::new();
     plan.walk(memory, thread, |word| {
         words.push(word);

@@ -6,7 +6,7 @@ use symbols::bytes::u64_at;
 use super::layout::{BODY, LARGEST_FRAME, RubyLayout};
 use super::objects::InternalKind;
 use crate::ProcessMemory;
-use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure};
+use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure, identity};
 use crate::thread_local::ThreadVariable;
 
 /// Bytes of a virtual machine's stack, at most (`RUBY_THREAD_VM_STACK_SIZE` is 1 MiB by default).
@@ -71,7 +71,7 @@ impl CodeWords {
         match InternalKind::new(word(0)?) {
             Some(kind @ InternalKind::Method) => {
                 let body = word(DEFINITION)?;
-                let identity = hash([body, word(CALLED_ID)?, word(OWNER)?, 0]);
+                let identity = identity([body, word(CALLED_ID)?, word(OWNER)?]);
                 Ok(Self { kind, body, bytecode: (0, 0), identity })
             }
             Some(kind @ InternalKind::Bytecode) => {
@@ -81,7 +81,7 @@ impl CodeWords {
                 let word = |offset: usize| u64_at(&bytes, offset).ok_or(WalkFailure::Inconsistent);
                 // An unsigned int, in words.
                 let size = (word(ISEQ_SIZE)? & 0xffff_ffff) * 8;
-                let identity = hash([body, word(ENCODED)?, word(PATH)?, word(LABEL)?]);
+                let identity = identity([body, word(ENCODED)?, word(PATH)?, word(LABEL)?]);
                 Ok(Self { kind, body, bytecode: (word(ENCODED)?, size), identity })
             }
             _ => Err(WalkFailure::Inconsistent),
@@ -184,7 +184,7 @@ impl RubyPlan {
     }
 }
 
-/// How a control frame ends the frames of a native one.
+/// Position of a control frame among those of its native frame.
 enum FrameEnd {
     /// It is the last one of its native frame.
     Native,
@@ -207,15 +207,4 @@ fn method_of(memory: &impl ProcessMemory, at: u64) -> Result<(VirtAddr, CodeWord
 
 fn read(memory: &impl ProcessMemory, at: VirtAddr, into: &mut [u8]) -> Result<(), WalkFailure> {
     memory.read(at, into).ok_or(WalkFailure::NotPresent)
-}
-
-/// Returns a hash of words.
-fn hash(words: [u64; 4]) -> u32 {
-    let mut hash = 0_u64;
-    for word in words {
-        // Multiplication by 2^64 divided by the golden ratio spreads close addresses.
-        hash = (hash ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        hash ^= hash >> 32;
-    }
-    u32::try_from(hash & 0xffff_ffff).unwrap_or(0)
 }

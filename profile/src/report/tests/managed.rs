@@ -73,8 +73,8 @@ fn a_stack_has_functions_of_the_language_or_frames_of_its_runtime() {
     assert_eq!(stacks(true), native);
 }
 
-/// Stacks of a language with generated code (file 2, code without a file) that libraries (1, 3) start and that
-/// calls one of them.
+/// Stacks of a language with generated code (file 2, code without a file) that libraries (1, 3) start and
+/// that calls one of them.
 fn generating_run(language: &str) -> Run {
     let mut run = Run::new();
     run.batch.files = [(1, "/lib/libc.so.6"), (2, "/lib/libjvm.so"), (3, "/lib/libnative.so")]
@@ -122,8 +122,11 @@ fn code_that_a_runtime_generates_is_its_own() {
         let wanted = [inner.to_owned(), format!("{inner};call"), format!("{inner};call;B.back")];
         assert_eq!(stacks_of(&generating_run(language), false), wanted);
         let native = "start;run;stub;code";
-        let wanted =
-            [native.to_owned(), format!("{native};call"), format!("{native};call;run;stub;code;stub;collect")];
+        let wanted = [
+            native.to_owned(),
+            format!("{native};call"),
+            format!("{native};call;run;stub;code;stub;collect"),
+        ];
         assert_eq!(stacks_of(&generating_run(language), true), wanted);
     }
 }

@@ -3,6 +3,7 @@
 pub mod hotspot;
 pub mod php;
 pub mod ruby;
+pub mod v8;
 
 use symbols::{LinkAddr, VirtAddr};
 

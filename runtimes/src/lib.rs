@@ -18,6 +18,7 @@ mod code;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod frames;
+mod generated;
 pub mod hotspot;
 mod memory;
 mod order;
@@ -28,9 +29,11 @@ mod runtime;
 #[cfg(test)]
 mod tests;
 mod thread_local;
+pub mod v8;
 
 pub use code::ManagedCode;
 pub use frames::{EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure};
+pub use generated::{GeneratedFrames, GeneratedRules, GeneratedUnwinding, NativeManaged};
 pub use memory::ProcessMemory;
 pub use order::{NativeCode, NativeFrame, NativeStack, PlacedFrames, place};
 pub use runtime::{LayoutError, RuntimeBinary, RuntimeLanguage, RuntimeNames, RuntimePlan, ThreadRegisters};

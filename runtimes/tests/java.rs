@@ -6,8 +6,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use runtimes::ManagedFrame;
-use runtimes::hotspot::{HotspotBinary, JavaProcess, JavaUnwinding, may_be_hotspot};
+use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot};
+use runtimes::{GeneratedUnwinding, ManagedFrame};
 use symbols::cfi::{UserEnd, UserUnwinder};
 
 mod process;
@@ -71,7 +71,7 @@ impl Walker {
         }
         let images = LiveMappings { mappings, tables: &self.reader.tables, memory: &self.memory };
         let mut java = self.java.as_ref().expect("a process").borrow_mut();
-        let unwinding = JavaUnwinding::new(&images, &mut java, &self.memory);
+        let unwinding = GeneratedUnwinding::new(&images, &mut *java, &self.memory);
         let mut doubts = 0;
         let end = self.unwinder.walk(&registers, &self.memory, &unwinding, 2000, |frame| {
             doubts += usize::from(frame.doubt.is_some());

@@ -54,7 +54,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("mke2fs", "e2fsprogs", "makes ext4 file systems"),
     program("mkfs.vfat", "dosfstools", "makes FAT file systems"),
     program("nm", "binutils", "lists symbols"),
-    program("node", "nodejs", "runs speedscope's importers"),
+    program("node", "nodejs", "runs speedscope's importers, and functions whose frames are read"),
     program("npm", "npm", "fetches speedscope and the Firefox Profiler"),
     program("objcopy", "binutils", "separates debug information"),
     program("objdump", "binutils", "names PLT entries"),

@@ -11,9 +11,9 @@
 //! native    main, run, eval,       call, eval,    add, sin
 //! ```
 //!
-//! Functions of Java, and those of Ruby and PHP that are compiled, run in code that the runtime generates,
-//! which has no file: the runtime's file is that of the next frame outwards which has one, and all generated
-//! code inside of it is the runtime's.
+//! Functions of Java and JavaScript, and those of Ruby and PHP that are compiled, run in code that the runtime
+//! generates, which has no file: the runtime's file is that of the next frame outwards which has one, and all
+//! generated code inside of it is the runtime's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -29,7 +29,7 @@ const WORK_CALLER: &str = "process_one_work";
 /// Limit of frames per stack. No walk takes so many; only a damaged profile has them.
 pub(super) const MOST_FRAMES: usize = 4_096;
 /// `frame.module` of functions that may run in generated code.
-const GENERATING: [&str; 3] = ["java", "ruby", "php"];
+const GENERATING: [&str; 4] = ["java", "javascript", "ruby", "php"];
 /// `frame.module` of a reason that ended a walk over user code.
 const USER: &str = "user";
 /// `frame.module` of a doubt about the frames of user code: the walk reached the end.

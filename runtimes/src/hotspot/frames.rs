@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use symbols::cfi::{GeneratedCaller, KnownRegisters};
+use symbols::cfi::{CodeMapping, GeneratedCaller, ImageCode, KnownRegisters};
 use symbols::{CodeAddr, VirtAddr};
 use symbols::{Registers, StackMemory};
 
@@ -17,25 +17,16 @@ use super::scopes::{MethodPoint, read_scopes};
 use super::tables::text;
 use crate::ProcessMemory;
 use crate::frames::ManagedFrame;
+use crate::generated::{GeneratedFrames, GeneratedRules, NativeFrame, unknown};
 
 /// Methods and places in compiled code that are remembered, at most.
 const REMEMBERED: usize = 65_536;
-/// DWARF numbers of RBX, R13 and the return address (System V ABI, AMD64 supplement 1.0, figure 3.36).
+/// DWARF numbers of RBX and R13 (System V ABI, AMD64 supplement 1.0, figure 3.36).
 const RBX: usize = 3;
 const R13: usize = 13;
-const RA: usize = 16;
 /// Registers that the call stub saves, and their offsets from RBP (src/hotspot/cpu/x86/
 /// stubGenerator_x86_64.cpp, JDK 11 to 25: `generate_call_stub`, Linux).
 const CALL_STUB: [(usize, i64); 5] = [(RBX, -56), (12, -64), (R13, -72), (14, -80), (15, -88)];
-
-/// Frames of Java in one native frame.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JavaFrames {
-    /// Innermost first: a method and those that it is inlined into. Empty for code that belongs to no method.
-    pub frames: Vec<ManagedFrame>,
-    /// The caller of the native frame.
-    pub caller: GeneratedCaller,
-}
 
 /// Place in compiled code.
 type CompiledPlace = (VirtAddr, Nmethod, u64);
@@ -78,42 +69,6 @@ impl JavaProcess {
         self.heaps.iter().any(|heap| heap.contains(at))
     }
 
-    /// Returns the frames of Java in the native frame at `at` with these registers; `None` if its code is not
-    /// HotSpot's.
-    pub fn frames(
-        &mut self,
-        memory: &impl ProcessMemory,
-        at: CodeAddr,
-        registers: &KnownRegisters,
-        stack: &dyn StackMemory,
-    ) -> Option<JavaFrames> {
-        let code = at.lookup();
-        let heap = *self.heaps.iter().find(|heap| heap.contains(code))?;
-        let frame = NativeFrame { at, registers, stack };
-        if at.is_return() && at.address == self.layout.interpreter.call_stub_return {
-            return Some(JavaFrames { frames: Vec::new(), caller: frame.caller_of_stub() });
-        }
-        if self.interpreter(memory).is_some_and(|range| range.contains(&code)) {
-            return Some(self.interpreted(memory, &frame));
-        }
-        let block = heap.find(memory, &self.layout.heap, code);
-        let blob = block.and_then(|block| CodeBlob::read(memory, &self.layout, block));
-        // What had this code is no longer there: no frame follows from other code.
-        let Some(blob) = blob.filter(|blob| blob.code.contains(&code)) else {
-            return Some(JavaFrames { frames: vec![unknown(code)], caller: GeneratedCaller::Unknown });
-        };
-        if self.is_nmethod(memory, &blob) {
-            return Some(self.compiled(memory, &frame, &blob));
-        }
-        // Stubs without a fixed frame are left to the unwinder, which follows their instructions.
-        let caller = match blob.frame_size {
-            0 => GeneratedCaller::Unknown,
-            size if at.is_return() => frame.caller_above(size),
-            _ => self.caller_of_leaf(memory, &frame, &blob),
-        };
-        Some(JavaFrames { frames: Vec::new(), caller })
-    }
-
     /// Returns the caller of the innermost frame in a stub with a fixed frame: it has a frame pointer, or the
     /// frame of compiled code.
     fn caller_of_leaf(
@@ -124,7 +79,7 @@ impl JavaProcess {
     ) -> GeneratedCaller {
         let stage = frame_stage(memory, blob, frame.at.address);
         if stage != FrameStage::Complete {
-            return frame.caller_in(stage, blob.frame_size);
+            return caller_in(frame, stage, blob.frame_size);
         }
         let returns = |slot: u64| frame.word(slot).is_some_and(|at| self.contains(VirtAddr(at)));
         let (Some(rsp), Some(rbp)) = (frame.rsp(), frame.register(Registers::RBP)) else {
@@ -175,10 +130,10 @@ impl JavaProcess {
         memory: &impl ProcessMemory,
         frame: &NativeFrame<'_>,
         blob: &CodeBlob,
-    ) -> JavaFrames {
+    ) -> GeneratedFrames {
         let Some(nmethod) = Nmethod::read(memory, &self.layout, blob) else {
             let caller = frame.caller_above(blob.frame_size);
-            return JavaFrames { frames: vec![unknown(blob.start)], caller };
+            return GeneratedFrames { frames: vec![unknown(blob.start)], caller };
         };
         let mut at = frame.at.address;
         if frame.at.is_return() && nmethod.deopt.contains(&Some(at)) {
@@ -191,13 +146,13 @@ impl JavaProcess {
         } else {
             frame_stage(memory, blob, frame.at.address)
         };
-        let caller = frame.caller_in(stage, blob.frame_size);
+        let caller = caller_in(frame, stage, blob.frame_size);
         let offset = at.offset_from(blob.code.start).unwrap_or(0);
         let frames = match self.points(memory, blob, &nmethod, offset) {
             Some(points) => points.iter().map(|&point| self.frame(memory, point)).collect(),
             None => vec![unknown(blob.start)],
         };
-        JavaFrames { frames, caller }
+        GeneratedFrames { frames, caller }
     }
 
     /// Returns the methods at `offset` of the code of `nmethod`.
@@ -225,13 +180,16 @@ impl JavaProcess {
         words.map_or_else(|| unknown(point.method), |words| words.frame(point))
     }
 
-    fn interpreted(&self, memory: &impl ProcessMemory, frame: &NativeFrame<'_>) -> JavaFrames {
+    fn interpreted(&self, memory: &impl ProcessMemory, frame: &NativeFrame<'_>) -> GeneratedFrames {
         if let Some(entered) = self.entered(memory, frame) {
             return entered;
         }
         let layout = &self.layout.interpreter;
         let Some(rbp) = frame.register(Registers::RBP) else {
-            return JavaFrames { frames: vec![unknown(frame.at.address)], caller: GeneratedCaller::Unknown };
+            return GeneratedFrames {
+                frames: vec![unknown(frame.at.address)],
+                caller: GeneratedCaller::Unknown,
+            };
         };
         // Below RSP are words of earlier frames: a frame that is being made has not pushed all its slots.
         // Until then R13 is the caller's stack pointer, and RBX the method.
@@ -251,19 +209,19 @@ impl JavaProcess {
         let words =
             method.and_then(|method| Some((method, MethodWords::read(memory, &self.layout.method, method)?)));
         let Some((method, words)) = words else {
-            return JavaFrames { frames: vec![unknown(frame.at.address)], caller };
+            return GeneratedFrames { frames: vec![unknown(frame.at.address)], caller };
         };
         // The innermost frame has its bytecode in R13, and saves it when it calls.
         let live = frame.register(R13).filter(|_| !frame.at.is_return()).map(VirtAddr);
         let live = live.and_then(|at| words.bytecode(&self.layout.method, at));
         let saved = || words.bytecode(&self.layout.method, pushed(layout.bytecode, R13).map(VirtAddr)?);
         let point = MethodPoint { method, bytecode: live.or_else(saved) };
-        JavaFrames { frames: vec![words.frame(point)], caller }
+        GeneratedFrames { frames: vec![words.frame(point)], caller }
     }
 
     /// Returns the frame of a method that the interpreter is about to enter: RBX is the method, RSP points to
     /// the return address, and R13 is the caller's stack pointer.
-    fn entered(&self, memory: &impl ProcessMemory, frame: &NativeFrame<'_>) -> Option<JavaFrames> {
+    fn entered(&self, memory: &impl ProcessMemory, frame: &NativeFrame<'_>) -> Option<GeneratedFrames> {
         if frame.at.is_return() {
             return None;
         }
@@ -273,93 +231,56 @@ impl JavaProcess {
         let words = MethodWords::read(memory, &self.layout.method, method)?;
         let point = MethodPoint { method, bytecode: Some(0) };
         let caller = frame.caller(returns, sender, frame.register(Registers::RBP));
-        Some(JavaFrames { frames: vec![words.frame(point)], caller })
+        Some(GeneratedFrames { frames: vec![words.frame(point)], caller })
     }
 }
 
-/// Returns a frame whose method is not known: it has no name.
-fn unknown(at: VirtAddr) -> ManagedFrame {
-    ManagedFrame { code: at, instruction: None, identity: 0 }
+impl GeneratedRules for JavaProcess {
+    fn frames(
+        &mut self,
+        memory: &impl ProcessMemory,
+        image: &CodeMapping<'_>,
+        at: CodeAddr,
+        registers: &KnownRegisters,
+        stack: &dyn StackMemory,
+    ) -> Option<GeneratedFrames> {
+        if !matches!(image.code, ImageCode::Anonymous) {
+            return None;
+        }
+        let code = at.lookup();
+        let heap = *self.heaps.iter().find(|heap| heap.contains(code))?;
+        let frame = NativeFrame { at, registers, stack };
+        if at.is_return() && at.address == self.layout.interpreter.call_stub_return {
+            return Some(GeneratedFrames { frames: Vec::new(), caller: frame.caller_of_entry(&CALL_STUB) });
+        }
+        if self.interpreter(memory).is_some_and(|range| range.contains(&code)) {
+            return Some(self.interpreted(memory, &frame));
+        }
+        let block = heap.find(memory, &self.layout.heap, code);
+        let blob = block.and_then(|block| CodeBlob::read(memory, &self.layout, block));
+        // What had this code is no longer there: no frame follows from other code.
+        let Some(blob) = blob.filter(|blob| blob.code.contains(&code)) else {
+            return Some(GeneratedFrames { frames: vec![unknown(code)], caller: GeneratedCaller::Unknown });
+        };
+        if self.is_nmethod(memory, &blob) {
+            return Some(self.compiled(memory, &frame, &blob));
+        }
+        // Stubs without a fixed frame are left to the unwinder, which follows their instructions.
+        let caller = match blob.frame_size {
+            0 => GeneratedCaller::Unknown,
+            size if at.is_return() => frame.caller_above(size),
+            _ => self.caller_of_leaf(memory, &frame, &blob),
+        };
+        Some(GeneratedFrames { frames: Vec::new(), caller })
+    }
 }
 
-/// A native frame in generated code.
-struct NativeFrame<'a> {
-    at: CodeAddr,
-    registers: &'a KnownRegisters,
-    stack: &'a dyn StackMemory,
-}
-
-impl NativeFrame<'_> {
-    fn register(&self, number: usize) -> Option<u64> {
-        self.registers.get(number).copied().flatten()
-    }
-
-    fn rsp(&self) -> Option<u64> {
-        self.register(Registers::RSP)
-    }
-
-    fn word(&self, at: u64) -> Option<u64> {
-        self.stack.read_u64(at)
-    }
-
-    fn caller(&self, pc: u64, rsp: u64, rbp: Option<u64>) -> GeneratedCaller {
-        let mut registers = [None; RA + 1];
-        registers[Registers::RSP] = Some(rsp);
-        registers[Registers::RBP] = rbp;
-        registers[RA] = Some(pc);
-        GeneratedCaller::Found(registers)
-    }
-
-    /// Returns the caller of a frame that has `size` bytes when it is complete.
-    fn caller_in(&self, stage: FrameStage, size: u64) -> GeneratedCaller {
-        match stage {
-            FrameStage::Complete => self.caller_above(size),
-            FrameStage::ReturnAddress => self.caller_at(0),
-            FrameStage::SavedPointer => self.caller_above(16),
-            FrameStage::WithoutSavedPointer => self.caller_at(size.saturating_sub(8)),
-        }
-    }
-
-    /// Returns the caller if the frame has `size` bytes, of which the last two words are the caller's RBP and
-    /// the return address.
-    fn caller_above(&self, size: u64) -> GeneratedCaller {
-        let Some(top) = self.rsp().and_then(|rsp| rsp.checked_add(size)) else {
-            return GeneratedCaller::Unknown;
-        };
-        if size < 16 {
-            return GeneratedCaller::Unknown;
-        }
-        match (self.word(top - 8), self.word(top - 16)) {
-            (Some(pc), Some(rbp)) => self.caller(pc, top, Some(rbp)),
-            _ => GeneratedCaller::Missing(top - 8),
-        }
-    }
-
-    /// Returns the caller if the return address is `offset` bytes above RSP, and RBP is the caller's.
-    fn caller_at(&self, offset: u64) -> GeneratedCaller {
-        let Some(slot) = self.rsp().and_then(|rsp| rsp.checked_add(offset)) else {
-            return GeneratedCaller::Unknown;
-        };
-        match self.word(slot) {
-            Some(pc) => self.caller(pc, slot.saturating_add(8), self.register(Registers::RBP)),
-            None => GeneratedCaller::Missing(slot),
-        }
-    }
-
-    /// Returns the caller of the call stub, which has a frame pointer and saves what its caller preserves.
-    fn caller_of_stub(&self) -> GeneratedCaller {
-        let Some(rbp) = self.register(Registers::RBP) else { return GeneratedCaller::Unknown };
-        let slot = |offset: i64| self.word(rbp.wrapping_add_signed(offset));
-        let (Some(saved), Some(pc)) = (slot(0), slot(8)) else { return GeneratedCaller::Missing(rbp) };
-        let GeneratedCaller::Found(mut registers) = self.caller(pc, rbp.saturating_add(16), Some(saved))
-        else {
-            return GeneratedCaller::Unknown;
-        };
-        for (number, offset) in CALL_STUB {
-            if let Some(register) = registers.get_mut(number) {
-                *register = slot(offset);
-            }
-        }
-        GeneratedCaller::Found(registers)
+/// Returns the caller of `frame`, which has `size` bytes when it is complete.
+fn caller_in(frame: &NativeFrame<'_>, stage: FrameStage, size: u64) -> GeneratedCaller {
+    match stage {
+        FrameStage::Complete => frame.caller_above(size),
+        FrameStage::ReturnAddress => frame.caller_at(0),
+        FrameStage::SavedPointer => frame.caller_above(16),
+        FrameStage::WithoutSavedPointer => frame.caller_at(size.saturating_sub(8)),
     }
 }

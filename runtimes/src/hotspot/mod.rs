@@ -11,9 +11,9 @@
 //! Method ──▶ ConstMethod ──▶ ConstantPool ──▶ class, name, file; line table
 //! ```
 //!
-//! [`JavaUnwinding`] gives these rules to the unwinder of native frames, so both kinds of frames are one
-//! stack. All offsets are read from the tables that the runtime exports for debuggers (`gHotSpotVMStructs`
-//! and others: src/hotspot/share/runtime/vmStructs.cpp in OpenJDK).
+//! [`crate::GeneratedUnwinding`] gives these rules to the unwinder of native frames, so both kinds of frames
+//! are one stack. All offsets are read from the tables that the runtime exports for debuggers
+//! (`gHotSpotVMStructs` and others: src/hotspot/share/runtime/vmStructs.cpp in OpenJDK).
 
 mod blob;
 mod code_bytes;
@@ -27,13 +27,11 @@ mod scopes;
 mod tables;
 #[cfg(test)]
 mod tests;
-mod unwind;
 
-pub use frames::{JavaFrames, JavaProcess};
+pub use frames::JavaProcess;
 pub use layout::HotspotError;
 pub use names::JavaMethod;
 pub use recognise::{HotspotBinary, may_be_hotspot, may_hold_hotspot_data};
-pub use unwind::{JavaUnwinding, NativeJava};
 
 use symbols::VirtAddr;
 

@@ -5,6 +5,7 @@ use symbols::cfi::{GeneratedCaller, UserEnd, UserWalkError};
 use symbols::{CodeAddr, Registers, VirtAddr};
 
 use super::*;
+use crate::GeneratedRules as _;
 use crate::fixture::hotspot::{self as fixture, FRAMES, NATIVE, SIZE, VERSIONS, Version};
 use crate::fixture::{BASE, FlatMemory};
 use crate::tests::words;
@@ -40,7 +41,7 @@ fn the_native_caller_gets_its_registers_back() {
     registers[Registers::RSP] = Some(stub - 0x60);
     registers[Registers::RBP] = Some(stub);
     let at = CodeAddr::returning(VirtAddr(BASE + 0xb020));
-    let found = java.frames(&memory, at, &registers, &memory).expect("HotSpot's code");
+    let found = java.frames(&memory, &fixture::GENERATED, at, &registers, &memory).expect("HotSpot's code");
     let GeneratedCaller::Found(caller) = found.caller else { panic!("{found:?}") };
     assert!(found.frames.is_empty());
     assert_eq!((caller[16], caller[Registers::RSP]), (Some(NATIVE), Some(stub + 16)));
@@ -71,7 +72,7 @@ fn a_stack_that_was_not_copied_is_the_reason() {
     let mut java = process(&memory).expect("a layout");
     let (at, mut registers) = fixture::registers();
     registers[Registers::RSP] = Some(BASE + SIZE as u64);
-    let found = java.frames(&memory, at, &registers, &memory).expect("HotSpot's code");
+    let found = java.frames(&memory, &fixture::GENERATED, at, &registers, &memory).expect("HotSpot's code");
     assert_eq!(found.caller, GeneratedCaller::Missing(BASE + SIZE as u64 + 56));
     assert_eq!(found.frames.len(), 2, "the methods are known");
 }

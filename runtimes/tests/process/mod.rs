@@ -112,6 +112,21 @@ impl MappingReader {
         mappings
     }
 
+    /// Returns the first mapped file whose name is `wanted`, its number and its load bias.
+    #[allow(dead_code, reason = "for some of the tests")]
+    pub fn named(
+        &self,
+        mappings: &[LiveMapping],
+        wanted: impl Fn(&str) -> bool,
+    ) -> Option<(&ElfFile, u32, u64)> {
+        mappings.iter().find_map(|mapping| {
+            let number = mapping.file?;
+            let path = self.files.iter().find(|(_, file)| **file == number)?.0;
+            let is_it = path.file_name().and_then(|name| name.to_str()).is_some_and(&wanted);
+            is_it.then(|| Some((self.elves.get(&number)?, number, mapping.bias)))?
+        })
+    }
+
     fn file(&mut self, path: &Path) -> u32 {
         if let Some(&file) = self.files.get(path) {
             return file;

@@ -9,7 +9,7 @@ use crate::registers::StackMemory;
 /// lost on the way.
 pub type KnownRegisters = [Option<u64>; COLUMNS];
 
-/// Caller of a frame in code made at run time.
+/// Caller of a frame in code of a runtime.
 #[expect(clippy::large_enum_variant, reason = "returned once for a frame, and not kept")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GeneratedCaller {
@@ -35,10 +35,12 @@ pub trait CodeMappings {
         None
     }
 
-    /// Returns the caller of the frame at `at` in code made at run time ([`ImageCode::Anonymous`]), by the
-    /// rules of what has made it.
+    /// Returns the caller of the frame at `at` in the mapping `image`, where no CFI covers it, by the rules
+    /// of the runtime whose code it is: code made at run time ([`ImageCode::Anonymous`]), or of the runtime's
+    /// file.
     fn generated_caller(
         &self,
+        _image: &CodeMapping<'_>,
         _at: CodeAddr,
         _registers: &KnownRegisters,
         _stack: &dyn StackMemory,

@@ -156,7 +156,7 @@ impl UserUnwinder {
     }
 }
 
-/// Moves `state` to the caller of code made at run time, by the rules of what has made it; false, with
+/// Moves `state` to the caller of code of a runtime that no CFI covers, by the runtime's rules; false, with
 /// nothing done, where these do not cover the frame.
 fn by_maker(
     state: &mut FrameState,
@@ -165,10 +165,8 @@ fn by_maker(
     stack: &impl StackMemory,
     images: &impl CodeMappings,
 ) -> Result<bool, UserEnd> {
-    if !image.is_some_and(|image| matches!(image.code, ImageCode::Anonymous)) {
-        return Ok(false);
-    }
-    match images.generated_caller(frame.at, &state.registers(), stack) {
+    let Some(image) = image else { return Ok(false) };
+    match images.generated_caller(&image, frame.at, &state.registers(), stack) {
         GeneratedCaller::Unknown => Ok(false),
         GeneratedCaller::Found(registers) => Ok(state.set_registers(&registers).is_some()),
         GeneratedCaller::Missing(at) => Err(missing(stack, at).into()),

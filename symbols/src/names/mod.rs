@@ -29,4 +29,4 @@ pub use demangle::readable;
 pub use functions::{Function, FunctionKind, FunctionStarts, FunctionTable, unnamed};
 pub use lines::{DebugInfoLimit, SourceFrame, SourceLines};
 pub use symbolizer::Symbolizer;
-pub use symbols::exported;
+pub use symbols::{defined, exported, exported_with_prefix};

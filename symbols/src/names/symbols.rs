@@ -80,6 +80,21 @@ impl SymbolTable {
         })
     }
 
+    /// Passes the names of all functions and variables that are defined to `each`, with their places.
+    fn places(&self, mut each: impl FnMut(&[u8], SymbolPlace)) {
+        for entry in self.entries.chunks_exact(ENTRY) {
+            let is_one = entry.get(4).is_some_and(|info| matches!(info & 0xf, STT_OBJECT | STT_FUNC));
+            let section = u16_at(entry, 6).map_or(SHN_UNDEF, u32::from);
+            if !is_one || section == SHN_UNDEF {
+                continue;
+            }
+            let name = u32_at(entry, 0).map(|name| self.names.get(name)).unwrap_or_default();
+            if let Some(place) = u64_at(entry, 8).map(LinkAddr).zip(u64_at(entry, 16)) {
+                each(name, place);
+            }
+        }
+    }
+
     /// Returns the offset of the name of the symbol with this number, as relocations count them; `None`
     /// without a name.
     pub fn name_of(&self, number: u32) -> Option<u32> {
@@ -93,28 +108,59 @@ impl SymbolTable {
     }
 }
 
+/// Address and size in bytes of a function or variable.
+type SymbolPlace = (LinkAddr, u64);
+
 /// Returns address and size of the functions and variables `names` that other files can use (`.dynsym`), each
 /// `None` if it is not defined there.
 pub fn exported<const N: usize>(
     elf: &ElfFile,
     names: &[&str; N],
-) -> Result<[Option<(LinkAddr, u64)>; N], ElfError> {
+) -> Result<[Option<SymbolPlace>; N], ElfError> {
     let table = SymbolTable::read(elf, ".dynsym", ".dynstr")?;
     let mut found = [None; N];
-    for entry in table.entries.chunks_exact(ENTRY) {
-        let is_one = entry.get(4).is_some_and(|info| matches!(info & 0xf, STT_OBJECT | STT_FUNC));
-        let section = u16_at(entry, 6).map_or(SHN_UNDEF, u32::from);
-        if !is_one || section == SHN_UNDEF {
-            continue;
-        }
-        let name = u32_at(entry, 0).map(|name| table.names.get(name)).unwrap_or_default();
-        for (place, wanted) in found.iter_mut().zip(names) {
-            if place.is_none() && wanted.as_bytes() == name {
-                *place = u64_at(entry, 8).map(LinkAddr).zip(u64_at(entry, 16));
-            }
-        }
+    table.places(|name, place| note(&mut found, names, name, place));
+    Ok(found)
+}
+
+/// Returns address and size of the functions and variables `names`, also of those that other files cannot use
+/// (`.symtab`), each `None` if it is not defined, or if the table was stripped.
+pub fn defined<const N: usize>(
+    elf: &ElfFile,
+    names: &[&str; N],
+) -> Result<[Option<SymbolPlace>; N], ElfError> {
+    let mut found = exported(elf, names)?;
+    if found.contains(&None)
+        && let Ok(table) = SymbolTable::read(elf, ".symtab", ".strtab")
+    {
+        table.places(|name, place| note(&mut found, names, name, place));
     }
     Ok(found)
+}
+
+/// Returns the names, without `prefix`, and the addresses of the functions and variables that other files can
+/// use and whose names begin with it; at most `limit`.
+pub fn exported_with_prefix(
+    elf: &ElfFile,
+    prefix: &str,
+    limit: usize,
+) -> Result<Vec<(String, LinkAddr)>, ElfError> {
+    let table = SymbolTable::read(elf, ".dynsym", ".dynstr")?;
+    let mut found = Vec::new();
+    table.places(|name, (at, _)| {
+        let rest = name.strip_prefix(prefix.as_bytes()).filter(|_| found.len() < limit);
+        found.extend(rest.map(|rest| (String::from_utf8_lossy(rest).into_owned(), at)));
+    });
+    Ok(found)
+}
+
+/// Notes the place of a symbol whose name is among `names`, unless it has one.
+fn note(found: &mut [Option<SymbolPlace>], names: &[&str], name: &[u8], place: SymbolPlace) {
+    for (known, wanted) in found.iter_mut().zip(names) {
+        if known.is_none() && wanted.as_bytes() == name {
+            *known = Some(place);
+        }
+    }
 }
 
 impl SymbolNames {

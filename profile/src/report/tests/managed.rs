@@ -131,6 +131,53 @@ fn code_that_a_runtime_generates_is_its_own() {
     }
 }
 
+/// Stacks of JavaScript that a program (file 2) runs in itself and in generated code.
+fn node_run() -> Run {
+    let mut run = Run::new();
+    run.batch.files = [(1, "/lib/libc.so.6"), (2, "/usr/bin/node")]
+        .map(|(id, path)| FileRow { id, path: path.to_owned(), ..FileRow::default() })
+        .to_vec();
+    let frame = |id: u32, kind: FrameKind, name: &str, file: Option<u32>| FrameRow {
+        id,
+        kind,
+        file,
+        instance: file.is_none().then_some(1),
+        address: u64::from(id) << 8,
+        symbol: Some(name.to_owned()),
+        module: Some(if kind == FrameKind::Managed { "javascript" } else { "native" }.to_owned()),
+        ..FrameRow::default()
+    };
+    run.batch.frames.extend([
+        frame(30, FrameKind::User, "start", Some(1)),
+        frame(31, FrameKind::User, "JSEntry", Some(2)),
+        frame(32, FrameKind::User, "InterpreterEntryTrampoline", Some(2)),
+        frame(33, FrameKind::Managed, "main", None),
+        frame(34, FrameKind::User, "code", None),
+        frame(35, FrameKind::Managed, "parse", None),
+        frame(36, FrameKind::User, "malloc", Some(1)),
+    ]);
+    for (id, frame) in (1..).zip([30, 31, 32, 33, 34, 35, 31, 36]) {
+        run.batch.stacks.push(StackRow { id, parent: id.checked_sub(1).filter(|&id| id > 0), frame });
+    }
+    for (frame, stack) in [(33, 4), (35, 6), (31, 7), (36, 8)] {
+        run.add(1, 0, Mode::User, Some(1), frame);
+        run.batch.samples.last_mut().expect("a sample").stack = Some(stack);
+    }
+    run
+}
+
+#[test]
+fn functions_of_javascript_are_shown_instead_of_their_program() {
+    let inner = "start;main;parse";
+    let wanted = ["start;main".to_owned(), inner.to_owned(), format!("{inner};malloc")];
+    assert_eq!(stacks_of(&node_run(), false), wanted);
+    let native = "start;JSEntry;InterpreterEntryTrampoline";
+    let code = format!("{native};code");
+    let wanted =
+        [native.to_owned(), code.clone(), format!("{code};JSEntry"), format!("{code};JSEntry;malloc")];
+    assert_eq!(stacks_of(&node_run(), true), wanted);
+}
+
 #[test]
 fn a_sample_in_the_interpreter_is_in_the_function_that_it_runs() {
     let (_directory, path) = run().write();

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use linux::CodeAddr;
 use runtimes::hotspot::JavaMethod;
+use runtimes::v8::JsFunction;
 use runtimes::{
     FrameWords, LayoutError, ManagedCode, ManagedFrame, ManagedStep, NativeCode, NativeStack, RuntimeBinary,
     RuntimeLanguage, RuntimeNames, RuntimePlan, place,
@@ -33,6 +34,8 @@ pub(crate) enum ManagedFunction {
     Copied(RuntimeLanguage, Option<Arc<ManagedCode>>),
     /// Of Java.
     Java(Option<Arc<JavaMethod>>),
+    /// Of JavaScript.
+    JavaScript(Option<Arc<JsFunction>>),
 }
 
 impl ManagedFunction {
@@ -41,6 +44,7 @@ impl ManagedFunction {
         match self {
             Self::Copied(language, _) => language.module(),
             Self::Java(_) => "java",
+            Self::JavaScript(_) => "javascript",
         }
     }
 
@@ -49,6 +53,7 @@ impl ManagedFunction {
         match self {
             Self::Copied(_, code) => code.as_ref().map(|code| code.name.as_str()),
             Self::Java(method) => method.as_ref().map(|method| method.name.as_str()),
+            Self::JavaScript(function) => function.as_ref().map(|function| function.name.as_str()),
         }
     }
 
@@ -57,6 +62,7 @@ impl ManagedFunction {
         match self {
             Self::Copied(_, code) => code.as_ref().and_then(|code| code.file.as_deref()),
             Self::Java(method) => method.as_ref().and_then(|method| method.file.as_deref()),
+            Self::JavaScript(function) => function.as_ref().and_then(|function| function.file()),
         }
     }
 
@@ -65,6 +71,7 @@ impl ManagedFunction {
         match self {
             Self::Copied(_, code) => code.as_ref().and_then(|code| code.line(frame)),
             Self::Java(method) => method.as_ref().and_then(|method| method.line(frame)),
+            Self::JavaScript(function) => function.as_ref().and_then(|function| function.line(frame)),
         }
     }
 }

@@ -12,7 +12,7 @@
 //! A reason replaces missing frames.
 
 mod files;
-mod java;
+mod generated;
 mod managed;
 mod maps;
 mod perfmap;
@@ -28,15 +28,14 @@ use linux::{
     AddressKind, CodeAddr, KernelUnwinder, KernelWalkError, Missing, StackCopy, TaskSnapshot, UserRegisters,
     VirtAddr, WalkEnd,
 };
-use runtimes::hotspot::{JavaUnwinding, may_be_hotspot};
-use runtimes::{ManagedFrame, RuntimeBinary};
+use runtimes::{GeneratedUnwinding, ManagedFrame, RuntimeBinary};
 use symbols::LinkAddr;
 use symbols::cfi::{UserEnd, UserFrame, UserUnwinder};
 
 use super::frames::KernelNames;
 use crate::managed::RuntimeTable;
 pub(crate) use files::{FileEntry, FileTable};
-use java::{JavaMemory, JavaRuntimes};
+use generated::{GeneratedRuntimes, RuntimeMemory, may_be_runtime};
 pub(crate) use managed::ManagedFunction;
 use managed::{ManagedRuntimes, NativeFrame, NativePlace};
 pub(crate) use maps::LateNames;
@@ -136,7 +135,7 @@ pub(crate) struct StackWalker {
     maps: PerfMaps,
     files: FileTable,
     runtimes: ManagedRuntimes,
-    java: JavaRuntimes,
+    generated: GeneratedRuntimes,
     depth: usize,
     code: Option<Arc<dyn CodeSource>>,
     /// Time before which no walk waits for code again.
@@ -156,7 +155,7 @@ impl StackWalker {
             maps: PerfMaps::default(),
             files: FileTable::default(),
             runtimes: ManagedRuntimes::default(),
-            java: JavaRuntimes::default(),
+            generated: GeneratedRuntimes::default(),
             depth,
             code: None,
             patient_at: Instant::now(),
@@ -290,11 +289,11 @@ impl StackWalker {
             &self.source,
             space.loaded_files(is_runtime, &self.source, &self.files),
         );
-        let hotspot = |file: &FileEntry| may_be_hotspot(file.name());
-        let mut java = self.java.get(
+        let generating = |file: &FileEntry| may_be_runtime(file.name());
+        let mut generated = self.generated.get(
             owner.0.instance,
             (space, &self.source),
-            space.loaded_files(hotspot, &self.source, &self.files),
+            space.loaded_files(generating, &self.source, &self.files),
         );
         let images = space.images(&self.source, &self.files);
         let (first, mut natives) = (steps.len(), Vec::new());
@@ -327,18 +326,18 @@ impl StackWalker {
             natives.push(NativeFrame { at: frame.at, stack: frame.stack, place });
         };
         let limit = limit.max(1);
-        let end = if let Some(java) = &mut java {
-            let memory = JavaMemory::new(space, &self.source);
-            let unwinding = JavaUnwinding::new(&images, java, &memory);
+        let end = if let Some(generated) = &mut generated {
+            let memory = RuntimeMemory::new(space, &self.source);
+            let unwinding = GeneratedUnwinding::new(&images, *generated, &memory);
             let end = self.users.walk(&user.registers, copy, &unwinding, limit, &mut push);
             let found = unwinding.into_found();
-            java::insert(found, &natives, (java, &memory), (steps, first));
+            generated::insert(found, &natives, (generated, &memory), (steps, first));
             end
         } else {
             self.users.walk(&user.registers, copy, &images, limit, &mut push)
         };
         // Both in one process: the native frames would no longer be the steps.
-        if let Some(runtime) = runtime.as_mut().filter(|_| java.is_none()) {
+        if let Some(runtime) = runtime.as_mut().filter(|_| generated.is_none()) {
             let natives = (natives.as_slice(), end == UserEnd::Complete);
             runtime.insert(copy.notes(), natives, (space, &self.source), (steps, first));
         }

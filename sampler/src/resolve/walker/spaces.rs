@@ -4,12 +4,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use linux::{AddressSpace, CodeAddr, FileOffset, FileRef, Mapping, MappingKind, Missing, VirtAddr};
-use runtimes::hotspot::may_hold_hotspot_data;
 use symbols::LinkAddr;
 use symbols::cfi::{CodeMapping, CodeMappings, ImageCode};
 
 use super::StackOwner;
 use super::files::{FileEntry, FileTable};
+use super::generated::may_hold_runtime_data;
 use super::source::GuestSource;
 use crate::managed::ROOT;
 use profile::rows::{Batch, MappingRow};
@@ -132,7 +132,7 @@ impl ProcessSpace {
             // A page that the process has changed may be in its swap: then the file has other bytes.
             if let MappingKind::File(file) = &mapping.kind
                 && !mapping.write
-                && may_hold_hotspot_data(file.path.rsplit('/').next().unwrap_or(&file.path))
+                && may_hold_runtime_data(file.path.rsplit('/').next().unwrap_or(&file.path))
             {
                 let (start, end) = range;
                 self.data.push(DataRegion {

@@ -7,7 +7,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, php, ruby};
+use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, php, ruby, v8};
 use runtimes::hotspot::JavaProcess;
 use runtimes::{
     FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
@@ -84,6 +84,25 @@ fn java(version: hotspot::Version, changes: &[u8]) {
     }
 }
 
+/// Walks the thread of a process with V8 before and after the changes, and names its frames.
+fn javascript(version: v8::Version, changes: &[u8]) {
+    let mut memory = v8::javascript(version);
+    let mut before = v8::process(version, &memory);
+    // What it remembers must not be believed afterwards.
+    v8::walk(&mut before, version, &memory);
+    change(&mut memory, v8::SIZE, changes);
+    for mut process in [before, v8::process(version, &memory)] {
+        let (frames, _) = v8::walk(&mut process, version, &memory);
+        assert!(frames.len() <= 100 * 65, "{} frames", frames.len());
+        for frame in frames {
+            if let Some(function) = process.function(&memory, &frame) {
+                assert!(function.name.chars().count() <= 1024);
+                function.line(&frame);
+            }
+        }
+    }
+}
+
 /// Processes with a runtime whose frames are read at a tick: the binary, the memory, and the FS base of the
 /// thread that has frames.
 fn processes() -> impl Iterator<Item = (RuntimeBinary, FlatMemory, u64)> {
@@ -100,13 +119,16 @@ fn processes() -> impl Iterator<Item = (RuntimeBinary, FlatMemory, u64)> {
 }
 
 fuzz_target!(
-    init: seeds::offer(|| (0..16_u8).map(|version| vec![version; 1 + CHANGE])),
+    init: seeds::offer(|| (0..18_u8).map(|version| vec![version; 1 + CHANGE])),
     |bytes: &[u8]| {
         let Some((&version, changes)) = bytes.split_first() else { return };
         let copied = processes().count();
-        let number = usize::from(version) % (copied + hotspot::VERSIONS.len());
+        let number = usize::from(version) % (copied + hotspot::VERSIONS.len() + v8::VERSIONS.len());
         let Some((binary, mut memory, fs_base)) = processes().nth(number) else {
-            return java(hotspot::VERSIONS[number - copied], changes);
+            return match hotspot::VERSIONS.get(number - copied) {
+                Some(&version) => java(version, changes),
+                None => javascript(v8::VERSIONS[number - copied - hotspot::VERSIONS.len()], changes),
+            };
         };
         let before = binary.plan(&memory, 0).expect("a layout");
         change(&mut memory, SIZE, changes);

@@ -11,9 +11,9 @@
 //! native    main, run, eval,       call, eval,    add, sin
 //! ```
 //!
-//! Functions of Java and JavaScript, and those of Ruby and PHP that are compiled, run in code that the runtime
-//! generates, which has no file: the runtime's file is that of the next frame outwards which has one, and all
-//! generated code inside of it is the runtime's.
+//! Functions of Java and JavaScript, and those of Ruby and PHP that are compiled, run in code that the
+//! runtime generates, which has no file: the runtime's file is that of the next frame outwards which has one,
+//! and all generated code inside of it is the runtime's.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

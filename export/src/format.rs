@@ -92,7 +92,7 @@ impl Format {
 
     /// True if the format can show stacks of the host.
     pub fn shows_host(self) -> bool {
-        !matches!(self, Self::Html | Self::Bootchart | Self::Perfetto)
+        !matches!(self, Self::Html | Self::Bootchart)
     }
 
     /// True if the format can show samples of an idle vCPU.

@@ -12,9 +12,10 @@ use std::process::Command;
 
 use export::{Format, Request};
 use profile::rows::{
-    Batch, EventRow, InstanceRow, InterruptRow, InterruptSourceRow, MemoryKind, MemoryReadingRow,
-    MemoryUseRow, MicrostateRow, Microstates, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow,
-    TaskState, TaskStateRow, ThreadRow, WaitReason, WakeupRow,
+    Batch, EventRow, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, InterruptRow, InterruptSourceRow,
+    MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow, Microstates, StackRow, TaskLifeRow,
+    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, VcpuState, WaitReason,
+    WakeupRow,
 };
 use profile::store::Value;
 use profile::{Profile, ProfileWriter, Sink, made_up};
@@ -50,6 +51,12 @@ for packet in trace.packet:
         counts['samples ' + threads[sample.tid]] += 1
         counts['user samples'] += sample.cpu_mode == schema.Profiling.MODE_USER
         leaves[frames[stacks[sample.callstack_iid][-1]]] += 1
+        if sample.cpu_mode == schema.Profiling.MODE_HYPERVISOR:
+            counts['host samples of ' + threads[sample.tid]] += 1
+            counts['ns of host samples'] += packet.timestamp
+            place, *functions = (frames[frame] for frame in stacks[sample.callstack_iid])
+            counts[place] += 1
+            counts.update('in ' + name for name in functions)
         assert sample.timebase_count >= last.get(sample.cpu, 0)
         last[sample.cpu] = sample.timebase_count
     elif packet.HasField('track_event'):
@@ -110,6 +117,7 @@ fn write(path: &Path) {
         batch.samples.push(sample);
     }
     made_up::finish(&mut batch, 600);
+    add_host(&mut batch);
     for time_ns in [100_000_000, 200_000_000] {
         let states = Microstates { guest: 75_000_000, halted: 25_000_000, ..Microstates::default() };
         batch.microstates.push(MicrostateRow { vcpu: 0, time_ns, states });
@@ -199,22 +207,73 @@ fn write(path: &Path) {
     writer.finish().expect("room");
 }
 
-#[test]
-fn the_schema_of_perfetto_reads_the_counts_of_queries() {
-    let Some(python) = python::with_package(PACKAGE) else { return };
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("made-up.vprof");
-    write(&path);
-    let profile = Profile::open(&path).expect("a profile");
+/// Adds stacks of the host: each fifth sample was in KVM, and between samples ticks were in the VMM.
+fn add_host(batch: &mut Batch) {
+    let frame = |id, kind, symbol: &str| HostFrameRow {
+        id,
+        kind,
+        address: 0x1000 * u64::from(id),
+        symbol: Some(symbol.to_owned()),
+        ..HostFrameRow::default()
+    };
+    batch.host_frames = vec![
+        frame(1, FrameKind::User, "main_loop"),
+        frame(2, FrameKind::Kernel, "kvm_vcpu_ioctl"),
+        frame(3, FrameKind::Kernel, "__schedule"),
+    ];
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    batch.host_stacks = vec![stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3)];
+    let in_kvm = batch.samples.iter().step_by(5).map(|sample| HostSampleRow {
+        vcpu: sample.vcpu,
+        time_ns: sample.time_ns,
+        state: VcpuState::Guest,
+        on_cpu: true,
+        stack: Some(2),
+    });
+    batch.host_samples = in_kvm.collect();
+    batch.host_samples.extend((0..90_u64).map(|n| {
+        let on_cpu = n % 3 > 0;
+        let (state, stack) = if on_cpu { (VcpuState::Vmm, 1) } else { (VcpuState::Waiting, 3) };
+        let vcpu = u8::from(n % 2 > 0);
+        HostSampleRow { vcpu, time_ns: n * 2_000_000 + 7, state, on_cpu, stack: Some(stack) }
+    }));
+    for vcpu in &mut batch.vcpus {
+        (vcpu.states.vmm, vcpu.states.waiting) = (30_000_000, 15_000_000);
+    }
+}
+
+/// Exports the profile, and returns what Perfetto's schema reads; `None` without Perfetto's package.
+fn exported(profile: &Profile, directory: &Path, request: &Request) -> Option<BTreeMap<String, u64>> {
+    let python = python::with_package(PACKAGE)?;
     let mut bytes = Vec::new();
-    export::write(&profile, &Request::new(Format::Perfetto), &mut bytes, &mut |_, _| {}).expect("an export");
-    let file = directory.path().join("made-up.pftrace");
+    export::write(profile, request, &mut bytes, &mut |_, _| {}).expect("an export");
+    let file = directory.join("made-up.pftrace");
     fs::write(&file, bytes).expect("room");
     let output = Command::new(python).args(["-c", PROGRAM]).arg(&file).output().expect("Python");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    let counts: BTreeMap<String, u64> = serde_json::from_slice(&output.stdout).expect("JSON");
-    for (name, sql) in [
+    Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+}
+
+/// Compares counts with the answers of queries.
+fn assert_counted(profile: &Profile, counts: &BTreeMap<String, u64>, wanted: &[(&str, &str)]) {
+    for (name, sql) in wanted {
+        let rows = profile.query(sql).expect("an answer").rows;
+        let Some([Value::Integer(wanted)]) = rows.first().map(Vec::as_slice) else { panic!("{sql}") };
+        assert!(*wanted > 0, "{sql}");
+        assert_eq!(counts.get(*name).copied(), u64::try_from(*wanted).ok(), "{name}: {counts:#?}");
+    }
+}
+
+#[test]
+fn the_schema_of_perfetto_reads_the_counts_of_queries() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    write(&path);
+    let profile = Profile::open(&path).expect("a profile");
+    let request = Request::new(Format::Perfetto);
+    let Some(counts) = exported(&profile, directory.path(), &request) else { return };
+    let wanted = [
         ("samples", "SELECT count(*) FROM sample"),
         ("samples vcpu 1", "SELECT count(*) FROM sample WHERE vcpu = 1"),
         ("user samples", "SELECT count(*) FROM sample JOIN mode ON mode.id = mode WHERE name = 'user'"),
@@ -238,15 +297,46 @@ fn the_schema_of_perfetto_reads_the_counts_of_queries() {
         ("ns of runs", "SELECT sum(running_ns + interrupted_ns) FROM task_run"),
         ("delay_ns", "SELECT sum(delay_ns) FROM task_run"),
         ("TYPE_INSTANT", "SELECT count(*) FROM event"),
-    ] {
-        let rows = profile.query(sql).expect("an answer").rows;
-        let Some([Value::Integer(wanted)]) = rows.first().map(Vec::as_slice) else { panic!("{sql}") };
-        assert!(*wanted > 0, "{sql}");
-        assert_eq!(counts.get(name).copied(), u64::try_from(*wanted).ok(), "{name}: {counts:#?}");
-    }
+    ];
+    assert_counted(&profile, &counts, &wanted);
+    assert!(!counts.contains_key("ns of host samples"), "only where it is wanted: {counts:#?}");
     // Both vCPUs' time in the guest, which samples are weighted by.
     let rows = profile.query("SELECT sum(guest_ns) FROM vcpu").expect("an answer").rows;
     let Some([Value::Integer(guest)]) = rows.first().map(Vec::as_slice) else { panic!("{rows:?}") };
     assert!(counts["ns"].abs_diff(guest.unsigned_abs()) <= 2, "{counts:#?}");
     assert_eq!(counts["TYPE_SLICE_BEGIN"], counts["TYPE_SLICE_END"]);
+}
+
+#[test]
+fn guest_and_host_have_one_axis_of_time() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("made-up.vprof");
+    write(&path);
+    let profile = Profile::open(&path).expect("a profile");
+    let request = Request { host: true, ..Request::new(Format::Perfetto) };
+    let Some(counts) = exported(&profile, directory.path(), &request) else { return };
+    let wanted = [
+        (
+            "samples",
+            "SELECT (SELECT count(*) FROM sample) + (SELECT count(*) FROM host_sample WHERE state <> 'guest')",
+        ),
+        ("host samples of vCPU 0", "SELECT count(*) FROM host_sample WHERE vcpu = 0"),
+        ("host samples of vCPU 1", "SELECT count(*) FROM host_sample WHERE vcpu = 1"),
+        ("ns of host samples", "SELECT sum(time_ns) FROM host_sample"),
+        ("[host: kvm]", "SELECT count(*) FROM host_sample WHERE state = 'guest'"),
+        ("[host: vmm]", "SELECT count(*) FROM host_sample WHERE state = 'vmm'"),
+        ("[host: waiting]", "SELECT count(*) FROM host_sample WHERE state = 'waiting'"),
+        ("in main_loop", "SELECT count(*) FROM host_sample"),
+        ("in kvm_vcpu_ioctl", "SELECT sum(ticks) FROM v_host_functions WHERE symbol = 'kvm_vcpu_ioctl'"),
+        ("in __schedule", "SELECT sum(ticks) FROM v_host_functions WHERE symbol = '__schedule'"),
+        // A tick in KVM has the stack of the host in place of the guest's.
+        (
+            "samples twice",
+            "SELECT (SELECT count(*) FROM sample) - (SELECT count(*) FROM host_sample WHERE state = 'guest')",
+        ),
+    ];
+    assert_counted(&profile, &counts, &wanted);
+    let rows = profile.query("SELECT sum(guest_ns + vmm_ns + waiting_ns) FROM vcpu").expect("an answer").rows;
+    let Some([Value::Integer(all)]) = rows.first().map(Vec::as_slice) else { panic!("{rows:?}") };
+    assert!(counts["ns"].abs_diff(all.unsigned_abs()) <= 2, "{counts:#?}");
 }

@@ -50,7 +50,7 @@ pub enum Engine {
     Auto,
     /// The host's kernel, without stops.
     Bpf,
-    /// Vprof, by stops of the vCPU.
+    /// Stops of the vCPU by vprof.
     Ptrace,
 }
 

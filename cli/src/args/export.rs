@@ -48,7 +48,7 @@ pub struct ExportArgs {
     pub root: Option<Root>,
 
     /// Also the functions of the host at ticks outside of the guest: of the VMM, KVM and the host's kernel,
-    /// on one axis with the guest's (profiles of `attach --host-stacks`; not html, perfetto and bootchart)
+    /// on one axis with the guest's (profiles of `attach --host-stacks`; not html and bootchart)
     #[arg(long)]
     pub host: bool,
 

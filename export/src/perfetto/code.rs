@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use profile::report::{RecordedFrame, Recording};
+use profile::report::{RecordedFrame, Recording, ThreadPlace};
 use text::clean::escaped;
 
 use super::proto::{Callstack, Frame, InternedData, InternedString, Mapping};
@@ -41,6 +41,9 @@ pub(super) struct Code<'a> {
     frame_count: u64,
     /// Numbers of the recording's stacks; 0 for one that has none yet.
     stacks: Vec<u64>,
+    /// Numbers of stacks of the host, and of the frames that are their places.
+    host_stacks: HashMap<(ThreadPlace, u32), u64>,
+    places: HashMap<ThreadPlace, u64>,
     stack_count: u64,
     new: InternedData,
 }
@@ -57,30 +60,53 @@ impl<'a> Code<'a> {
             frames: vec![Vec::new(); recording.frames.len()],
             frame_count: 0,
             stacks: vec![0; recording.stacks.len()],
+            host_stacks: HashMap::new(),
+            places: HashMap::new(),
             stack_count: 0,
             new: InternedData::default(),
         }
     }
 
-    /// Returns the number of a stack.
-    pub(super) fn stack(&mut self, place: u32) -> u64 {
-        let known = self.stacks.get(place as usize).copied().unwrap_or(0);
-        if known > 0 {
+    /// Returns the number of a stack; one of the host has the thread's place as its outermost frame.
+    pub(super) fn stack(&mut self, stack: u32, place: Option<ThreadPlace>) -> u64 {
+        let known = match place {
+            Some(place) => self.host_stacks.get(&(place, stack)),
+            None => self.stacks.get(stack as usize),
+        };
+        if let Some(&known) = known.filter(|known| **known > 0) {
             return known;
         }
-        let mut frames: Vec<u32> = self.recording.frames_of(place).collect();
+        let mut frames: Vec<u32> = self.recording.frames_of(stack).collect();
         frames.reverse();
-        let mut frame_ids = Vec::with_capacity(frames.len());
+        let mut frame_ids = Vec::with_capacity(frames.len() + 1);
+        frame_ids.extend(place.map(|place| self.place_frame(place)));
         for frame in frames {
             self.add_frame(frame);
             frame_ids.extend(self.frames.get(frame as usize).into_iter().flatten());
         }
         self.stack_count += 1;
-        if let Some(number) = self.stacks.get_mut(place as usize) {
+        if let Some(place) = place {
+            self.host_stacks.insert((place, stack), self.stack_count);
+        } else if let Some(number) = self.stacks.get_mut(stack as usize) {
             *number = self.stack_count;
         }
         self.new.callstacks.push(Callstack { iid: self.stack_count, frame_ids });
         self.stack_count
+    }
+
+    /// Returns the number of the frame of a place.
+    fn place_frame(&mut self, place: ThreadPlace) -> u64 {
+        if let Some(&known) = self.places.get(&place) {
+            return known;
+        }
+        let name = place.owner();
+        let function_name_id = self.functions.place(name.as_bytes(), &mut self.new.function_names);
+        let mapping_id = self.mapping_of(MappedContent::Anonymous(None));
+        self.frame_count += 1;
+        let iid = self.frame_count;
+        self.new.frames.push(Frame { iid, function_name_id, mapping_id, ..Frame::default() });
+        self.places.insert(place, iid);
+        iid
     }
 
     /// Takes the data that no packet has yet; `None` if there is none.
@@ -129,7 +155,10 @@ impl<'a> Code<'a> {
     /// Returns the number of the mapping of a frame. Reasons have one too: readers drop a frame without.
     fn mapping(&mut self, frame: &RecordedFrame) -> u64 {
         let content = MappedContent::new(self.recording, frame);
-        let content = content.unwrap_or(MappedContent::Anonymous(None));
+        self.mapping_of(content.unwrap_or(MappedContent::Anonymous(None)))
+    }
+
+    fn mapping_of(&mut self, content: MappedContent) -> u64 {
         let next = self.mappings.len() as u64 + 1;
         let iid = *self.mappings.entry(content.clone()).or_insert(next);
         if iid == next {

@@ -9,6 +9,8 @@
 //! PROCESS
 //!   THREAD             samples with their stacks; slices of the states that scans of the tasks found
 //!     Exact totals     a slice of the time for which exact mode followed it: its states and wakers
+//! [host]
+//!   vCPU 0             stacks of the vCPU's thread in the host, each below the place of the thread
 //! ```
 
 mod code;
@@ -72,7 +74,7 @@ pub(crate) fn write(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
-    let wanted = RecordingRequest { filter: request.filter.clone(), idle: false, host: false };
+    let wanted = RecordingRequest { filter: request.filter.clone(), idle: false, host: request.host };
     let recording = Recording::read(profile, &wanted, progress)?;
     let mut trace = TraceWriter { out, flags: proto::CLEARED };
     trace.head(&recording)?;
@@ -165,15 +167,23 @@ impl TraceWriter<'_> {
         let mut code = Code::new(recording);
         let mut counts: HashMap<u8, f64> = HashMap::new();
         for sample in &recording.samples {
-            let stack = code.stack(sample.stack);
-            let TaskIds { pid, tid, .. } = tasks.owner(sample.owner, new);
+            let place = recording.owners.get(sample.owner as usize).and_then(|owner| owner.place);
+            let stack = code.stack(sample.stack, place);
+            let TaskIds { pid, tid, .. } = match place {
+                Some(_) => tasks.host_thread(sample.vcpu, new),
+                None => tasks.owner(sample.owner, new),
+            };
             self.describe(new)?;
             if let Some(interned) = code.take() {
                 self.packet(TracePacket { interned_data: Some(interned), ..TracePacket::default() })?;
             }
             let count = counts.entry(sample.vcpu).or_default();
             *count += sample.weight_ns;
-            let mode = if sample.mode == Mode::User { CpuMode::User } else { CpuMode::Kernel };
+            let mode = match (place, sample.mode) {
+                (Some(_), _) => CpuMode::Hypervisor,
+                (None, Mode::User) => CpuMode::User,
+                (None, _) => CpuMode::Kernel,
+            };
             let data = PerfSample {
                 cpu: Some(sample.vcpu.into()),
                 pid: Some(pid.unsigned_abs()),

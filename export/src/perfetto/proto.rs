@@ -183,6 +183,8 @@ pub(super) enum CpuMode {
     Unknown = 0,
     Kernel = 1,
     User = 2,
+    /// The host, as seen by its guest.
+    Hypervisor = 3,
 }
 
 /// Readings of several clocks at one time.

@@ -15,11 +15,16 @@ use super::uuid;
 /// (include/linux/threads.h, `PID_MAX_LIMIT`).
 const FIRST_MADE_UP: i32 = 4 * 1024 * 1024 + 1;
 
-/// A process or a thread: index of the process and thread id, or the name of what is neither.
+/// Name of the process that the vCPUs' threads in the host are shown in.
+const HOST: &str = "[host]";
+
+/// A process or a thread: index of the process and thread id, the name of what is neither, or a vCPU's thread
+/// in the host.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum TaskKey {
     Thread(u32, i32),
     Name(String),
+    Vcpu(u8),
 }
 
 /// Ids of a thread in the trace.
@@ -40,6 +45,8 @@ pub(super) struct Tasks<'a> {
     used_pids: HashSet<i32>,
     used_tids: HashSet<i32>,
     next: i32,
+    /// Id of the process [`HOST`].
+    host: Option<i32>,
 }
 
 impl<'a> Tasks<'a> {
@@ -51,6 +58,7 @@ impl<'a> Tasks<'a> {
             used_pids: HashSet::new(),
             used_tids: HashSet::new(),
             next: FIRST_MADE_UP,
+            host: None,
         }
     }
 
@@ -70,6 +78,22 @@ impl<'a> Tasks<'a> {
                 self.add(key, id, id, name, new)
             }
         }
+    }
+
+    /// Returns the ids of the thread of a vCPU in the host.
+    pub(super) fn host_thread(&mut self, vcpu: u8, new: &mut Vec<PacketData>) -> TaskIds {
+        let key = TaskKey::Vcpu(vcpu);
+        if let Some(&known) = self.known.get(&key) {
+            return known;
+        }
+        let pid = self.host.unwrap_or_else(|| {
+            let pid = self.made_up();
+            new.push(process_track(pid, HOST, Vec::new()));
+            pid
+        });
+        self.host = Some(pid);
+        let tid = self.made_up();
+        self.add(key, pid, tid, &format!("vCPU {vcpu}"), new)
     }
 
     /// Returns the ids of a thread of a process.

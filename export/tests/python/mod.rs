@@ -6,12 +6,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use testkit::{missing, tool};
 
 /// Returns a Python that has a package of one version, like `pyarrow==26.0.1`; `None` if it cannot be
 /// installed and is not required.
 pub fn with_package(package: &str) -> Option<PathBuf> {
+    // Tests of one program would install it at the same time.
+    static ONE: Mutex<()> = Mutex::new(());
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(package);
     let python = directory.join("bin/python3");
     let ready = directory.join("ready");

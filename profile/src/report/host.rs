@@ -146,7 +146,7 @@ fn read_frames(connection: &Connection) -> rusqlite::Result<(Vec<HostFrame>, Num
 }
 
 /// Place of a vCPU's thread at a tick.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ThreadPlace {
     /// In the guest.
@@ -174,6 +174,11 @@ impl ThreadPlace {
             Self::Waiting => "waiting",
             Self::Halted => "halted",
         }
+    }
+
+    /// Returns the name of the owner of samples there, in exports.
+    pub fn owner(self) -> String {
+        format!("[host: {}]", self.name())
     }
 
     /// Returns the place of a tick: `state` of its sample or of the tick itself, `outside` of the guest.

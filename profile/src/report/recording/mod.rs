@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::stacks::MOST_FRAMES;
-use super::{Event, Filter};
+use super::{Event, Filter, ThreadPlace};
 use crate::rows::{FrameKind, Mode};
 
 /// Request for a recording.
@@ -116,6 +116,8 @@ pub struct Owner {
     pub tid: Option<i32>,
     /// The thread's own name, or that of its process; like `[hard interrupts]` without a process.
     pub name: String,
+    /// Place of the vCPU's thread, for a stack of the host.
+    pub place: Option<ThreadPlace>,
 }
 
 /// A process.

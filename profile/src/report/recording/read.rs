@@ -239,8 +239,8 @@ impl<'a> Reader<'a> {
     fn host_owner(&mut self, place: ThreadPlace) -> u32 {
         let key = (NONE - 5 - place as u32, -1);
         *self.known_owners.entry(key).or_insert_with(|| {
-            let name = format!("[host: {}]", place.name());
-            self.owners.push(Owner { process: None, tid: None, name });
+            let name = place.owner();
+            self.owners.push(Owner { process: None, tid: None, name, place: Some(place) });
             small(self.owners.len() - 1)
         })
     }
@@ -275,7 +275,7 @@ impl<'a> Reader<'a> {
         let other = charged.map_or(IDLE, Charged::name);
         let name = thread.or(comm).map_or_else(|| other.to_owned(), String::clone);
         let place = small(self.owners.len());
-        self.owners.push(Owner { process, tid, name });
+        self.owners.push(Owner { process, tid, name, place: None });
         self.known_owners.insert(key, place);
         place
     }

@@ -165,7 +165,7 @@ struct options {
 	u32 task_comm;
 	// The process that asks for samples.
 	u32 asker;
-	// 1 to copy the stacks of vCPUs' threads outside of the guest.
+	// 1 to copy the stacks of vCPUs' threads.
 	u32 host_stacks;
 };
 
@@ -1018,7 +1018,7 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 	}
 	record->cpu = get_smp_processor_id();
 	u32 in_guest = in_run && kernel_u32(task + options.task_flags) & IN_GUEST;
-	struct host_stacks *host = options.host_stacks && !in_guest ? map_lookup(&stacks, &index) : 0;
+	struct host_stacks *host = options.host_stacks ? map_lookup(&stacks, &index) : 0;
 	if (host)
 		take_stack(arguments, &host->ticked);
 	if (!in_run)

@@ -499,7 +499,8 @@ fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
     // Some of these wait for a CPU.
     let missed = missed("in the VMM") + missed("blocked in the VMM");
     assert!(in_vmm <= missed && missed <= in_vmm + in_wait, "{missed}: {counts:?}");
-    assert!(in_vmm > 0 && in_kvm > 0, "{counts:?}");
+    let in_guest = count(HostState::Guest);
+    assert!(in_vmm > 0 && in_kvm > 0 && in_guest > 0, "{counts:?}, {in_guest}");
     let mut found: HashMap<HostState, HashSet<String>> = HashMap::new();
     for tick in first.iter().filter(|tick| tick.on_cpu) {
         let frames = names.frames(tick);
@@ -512,6 +513,14 @@ fn stacks_of_the_host_have_the_functions_of_kvm_and_of_the_vmm() {
         "{found:?}"
     );
     assert!(has(HostState::Vmm, "ioctl"), "{found:?}");
+    // In the guest, the stack is that of KVM_RUN, if the kernel can walk it: it cannot with kvm_pvm.
+    for tick in first.iter().filter(|tick| tick.state == HostState::Guest) {
+        let functions: Vec<_> =
+            names.frames(tick).iter().filter_map(|frame| names.name(frame).symbol).collect();
+        let calls = |wanted: &str| functions.iter().any(|name| name == wanted);
+        assert!(functions.is_empty() || calls("kvm_arch_vcpu_ioctl_run"), "{functions:?}");
+        assert!(tick.on_cpu && functions.iter().all(|name| !name.starts_with("asm_")), "{functions:?}");
+    }
     // A thread that waits for a CPU is in the scheduler.
     let off = first.iter().filter(|tick| !tick.on_cpu && tick.stack.is_some());
     let off: Vec<_> = off.map(|tick| names.frames(tick)).collect();

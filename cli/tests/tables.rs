@@ -16,7 +16,7 @@ use profile::rows::{
     Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, FrameKind, HostFrameRow, HostSampleRow, InterruptRow,
     InterruptSourceRow, InterruptTimeRow, MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow,
     RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
-    ThreadRow, VcpuState, WakeupRow,
+    ThreadPlace, ThreadRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -92,9 +92,9 @@ fn with_host(batch: &mut Batch) {
     let guest = batch.samples.iter().filter(|sample| sample.vcpu_state == VcpuState::Guest);
     let hits = guest.step_by(4).map(|sample| (sample.vcpu, sample.time_ns));
     for (n, (vcpu, time_ns)) in hits.enumerate() {
-        let tick = HostSampleRow { vcpu, time_ns, on_cpu: true, stack: Some(2), ..HostSampleRow::default() };
+        let tick = HostSampleRow { vcpu, time_ns, place: ThreadPlace::Kvm, on_cpu: true, stack: Some(2) };
         let stack = Some(if n % 5 == 0 { 4 } else { 3 });
-        let in_vmm = HostSampleRow { time_ns: time_ns + 1, state: VcpuState::Vmm, stack, ..tick };
+        let in_vmm = HostSampleRow { time_ns: time_ns + 1, place: ThreadPlace::Vmm, stack, ..tick };
         batch.host_samples.extend([tick, in_vmm]);
     }
 }

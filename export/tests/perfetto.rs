@@ -14,7 +14,7 @@ use export::{Format, Request};
 use profile::rows::{
     Batch, EventRow, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, InterruptRow, InterruptSourceRow,
     MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow, Microstates, StackRow, TaskLifeRow,
-    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadRow, VcpuState, WaitReason,
+    TaskRunRow, TaskScanRow, TaskScanStateRow, TaskState, TaskStateRow, ThreadPlace, ThreadRow, WaitReason,
     WakeupRow,
 };
 use profile::store::Value;
@@ -226,16 +226,16 @@ fn add_host(batch: &mut Batch) {
     let in_kvm = batch.samples.iter().step_by(5).map(|sample| HostSampleRow {
         vcpu: sample.vcpu,
         time_ns: sample.time_ns,
-        state: VcpuState::Guest,
+        place: ThreadPlace::Kvm,
         on_cpu: true,
         stack: Some(2),
     });
     batch.host_samples = in_kvm.collect();
     batch.host_samples.extend((0..90_u64).map(|n| {
         let on_cpu = n % 3 > 0;
-        let (state, stack) = if on_cpu { (VcpuState::Vmm, 1) } else { (VcpuState::Waiting, 3) };
+        let (place, stack) = if on_cpu { (ThreadPlace::Vmm, 1) } else { (ThreadPlace::Waiting, 3) };
         let vcpu = u8::from(n % 2 > 0);
-        HostSampleRow { vcpu, time_ns: n * 2_000_000 + 7, state, on_cpu, stack: Some(stack) }
+        HostSampleRow { vcpu, time_ns: n * 2_000_000 + 7, place, on_cpu, stack: Some(stack) }
     }));
     for vcpu in &mut batch.vcpus {
         (vcpu.states.vmm, vcpu.states.waiting) = (30_000_000, 15_000_000);
@@ -318,21 +318,21 @@ fn guest_and_host_have_one_axis_of_time() {
     let wanted = [
         (
             "samples",
-            "SELECT (SELECT count(*) FROM sample) + (SELECT count(*) FROM host_sample WHERE state <> 'guest')",
+            "SELECT (SELECT count(*) FROM sample) + (SELECT count(*) FROM host_sample WHERE place <> 'kvm')",
         ),
         ("host samples of vCPU 0", "SELECT count(*) FROM host_sample WHERE vcpu = 0"),
         ("host samples of vCPU 1", "SELECT count(*) FROM host_sample WHERE vcpu = 1"),
         ("ns of host samples", "SELECT sum(time_ns) FROM host_sample"),
-        ("[host: kvm]", "SELECT count(*) FROM host_sample WHERE state = 'guest'"),
-        ("[host: vmm]", "SELECT count(*) FROM host_sample WHERE state = 'vmm'"),
-        ("[host: waiting]", "SELECT count(*) FROM host_sample WHERE state = 'waiting'"),
+        ("[host: kvm]", "SELECT count(*) FROM host_sample WHERE place = 'kvm'"),
+        ("[host: vmm]", "SELECT count(*) FROM host_sample WHERE place = 'vmm'"),
+        ("[host: waiting]", "SELECT count(*) FROM host_sample WHERE place = 'waiting'"),
         ("in main_loop", "SELECT count(*) FROM host_sample"),
         ("in kvm_vcpu_ioctl", "SELECT sum(ticks) FROM v_host_functions WHERE symbol = 'kvm_vcpu_ioctl'"),
         ("in __schedule", "SELECT sum(ticks) FROM v_host_functions WHERE symbol = '__schedule'"),
         // A tick in KVM has the stack of the host in place of the guest's.
         (
             "samples twice",
-            "SELECT (SELECT count(*) FROM sample) - (SELECT count(*) FROM host_sample WHERE state = 'guest')",
+            "SELECT (SELECT count(*) FROM sample) - (SELECT count(*) FROM host_sample WHERE place = 'kvm')",
         ),
     ];
     assert_counted(&profile, &counts, &wanted);

@@ -119,8 +119,8 @@ impl VcpuCourse {
         taken
     }
 
-    /// Takes the ticks outside of the guest since the last call, and the number of those for which there was
-    /// no room. There are none without [`TargetChoice::host_stacks`](crate::TargetChoice::host_stacks).
+    /// Takes the ticks with stacks of the host since the last call, and the number of those for which there
+    /// was no room. There are none without [`TargetChoice::host_stacks`](crate::TargetChoice::host_stacks).
     pub fn take_host_ticks(&self) -> (Vec<HostTick>, u64) {
         self.vm.take_host_ticks(self.index)
     }

@@ -1,4 +1,4 @@
-//! Stacks of vCPUs' threads in the host, outside of the guest.
+//! Stacks of vCPUs' threads in the host. In the guest, that is the way into the guest.
 //!
 //! ```text
 //!  tick, thread on its CPU ────▶ program `tick` ─────▶ `ticked` ─┐
@@ -17,9 +17,11 @@ use super::shared::{HOST_FRAMES, RawHostStack, RawHostStacks};
 /// Ticks of a vCPU that the collector has not taken yet, at most: some seconds at 1,000 Hz, and 8 MiB.
 const MOST_WAITING: usize = 4096;
 
-/// State of a vCPU at a tick outside of the guest, as its clock counts the time.
+/// Place of a vCPU's thread at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HostState {
+    /// In the guest, from which the tick has taken its CPU.
+    Guest,
     /// In KVM, between two stays in the guest: the clock counts this as time in the guest.
     Kvm,
     /// The guest is halted, or has not been started.
@@ -30,12 +32,12 @@ pub enum HostState {
     Vmm,
 }
 
-/// Tick that has found a vCPU's thread outside of the guest.
+/// Tick of a vCPU's thread.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostTick {
     /// Time of the tick, CLOCK_MONOTONIC ns: that of its sample, if it has one.
     pub time_ns: u64,
-    /// State of the vCPU.
+    /// Place of the thread.
     pub state: HostState,
     /// The thread was on a CPU.
     pub on_cpu: bool,

@@ -83,7 +83,7 @@ pub(crate) struct RawOptions {
     pub task_comm: u32,
     /// The process that asks for samples.
     pub asker: u32,
-    /// 1 to copy the stacks of vCPUs' threads outside of the guest.
+    /// 1 to copy the stacks of vCPUs' threads.
     pub host_stacks: u32,
 }
 

@@ -17,7 +17,7 @@ use vmm::{
 use super::host_stack::HostState;
 use super::registers;
 use super::shared::{RawState, ThreadFinding};
-use super::vm::{FoundOutside, KernelStatistics, SampleOutcome, SampledVm};
+use super::vm::{FoundPlace, KernelStatistics, SampleOutcome, SampledVm};
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
 use crate::shared::{AttachEvent, AttachmentEnd, SharedState};
 use crate::ticker::{NextTick, before_tick, run_vcpu};
@@ -106,15 +106,17 @@ impl TickMeaning {
 }
 
 impl TickMeaning {
-    /// Returns the place of the thread outside of the guest; `None` for a tick in the guest, and for one that
-    /// no time is counted by. `preempted` is true if vprof has taken the thread's CPU.
-    fn outside(self, finding: ThreadFinding, preempted: bool) -> Option<FoundOutside> {
-        let on_cpu = matches!(finding, ThreadFinding::Kvm | ThreadFinding::Vmm);
+    /// Returns the place of the thread; `None` for a tick that no time is counted by, and for one in the
+    /// guest that cannot show the way into it. `preempted` is true if vprof has taken the thread's CPU.
+    fn place(self, finding: ThreadFinding, preempted: bool) -> Option<FoundPlace> {
+        let on_cpu = matches!(finding, ThreadFinding::Guest | ThreadFinding::Kvm | ThreadFinding::Vmm);
         let state = match self {
             Self::Sample { activity: Activity::Halted | Activity::NotStarted, .. } => HostState::Halted,
             Self::Sample { waiting: true, .. } => HostState::Waiting,
-            // A vCPU whose CPU vprof has taken was in the guest.
-            Self::Sample { .. } => Some(HostState::Kvm).filter(|_| finding == ThreadFinding::Kvm)?,
+            Self::Sample { .. } if finding == ThreadFinding::Kvm => HostState::Kvm,
+            Self::Sample { .. } if finding == ThreadFinding::Guest => HostState::Guest,
+            // A vCPU whose CPU vprof has taken was in the guest, and has left it since.
+            Self::Sample { .. } => return None,
             Self::Miss(MissReason::InVmm) if finding == ThreadFinding::Queued && !preempted => {
                 HostState::Waiting
             }
@@ -123,7 +125,7 @@ impl TickMeaning {
                 return None;
             }
         };
-        Some(FoundOutside { state, on_cpu })
+        Some(FoundPlace { state, on_cpu })
     }
 }
 
@@ -166,7 +168,7 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         }
         let now_ns = state.time_ns.max(due_ns);
         let meaning = TickMeaning::new(finding, &state, pause.is_some());
-        if let Some(found) = meaning.outside(finding, state.preempted != 0) {
+        if let Some(found) = meaning.place(finding, state.preempted != 0) {
             self.vm.add_host_tick(self.index, (now_ns, state.time_ns), found);
         }
         match meaning {
@@ -260,27 +262,28 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_outside_of_the_guest_where_a_clock_counts_its_time() {
-        let outside = |finding, in_run, mp_state| {
-            let found = meaning(finding, in_run, mp_state).outside(finding, false);
+    fn a_thread_is_in_the_place_that_its_clock_counts_the_time_for() {
+        let place = |finding, in_run, mp_state| {
+            let found = meaning(finding, in_run, mp_state).place(finding, false);
             found.map(|found| (found.state, found.on_cpu))
         };
         use ThreadFinding::{Blocked, Elsewhere, Gone, Guest, Kvm, Queued, Vmm};
-        assert_eq!(outside(Guest, true, 0), None);
-        assert_eq!(outside(Kvm, true, 0), Some((HostState::Kvm, true)));
-        assert_eq!(outside(Kvm, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, true)));
-        assert_eq!(outside(Vmm, false, 0), Some((HostState::Vmm, true)));
-        assert_eq!(outside(Queued, true, 0), Some((HostState::Waiting, false)));
-        assert_eq!(outside(Queued, false, 0), Some((HostState::Waiting, false)));
-        assert_eq!(outside(Blocked, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, false)));
-        assert_eq!(outside(Blocked, true, 0), Some((HostState::Vmm, false)), "on a page");
-        assert_eq!([outside(Elsewhere, true, 0), outside(Gone, true, 0)], [None; 2]);
+        assert_eq!(place(Guest, true, 0), Some((HostState::Guest, true)));
+        assert_eq!(place(Kvm, true, 0), Some((HostState::Kvm, true)));
+        assert_eq!(place(Kvm, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, true)));
+        assert_eq!(place(Vmm, false, 0), Some((HostState::Vmm, true)));
+        assert_eq!(place(Queued, true, 0), Some((HostState::Waiting, false)));
+        assert_eq!(place(Queued, false, 0), Some((HostState::Waiting, false)));
+        assert_eq!(place(Blocked, true, KVM_MP_STATE_HALTED), Some((HostState::Halted, false)));
+        assert_eq!(place(Blocked, true, 0), Some((HostState::Vmm, false)), "on a page");
+        assert_eq!([place(Elsewhere, true, 0), place(Gone, true, 0)], [None; 2]);
         let taken = RawState { in_run: 1, preempted: 1, ..RawState::default() };
-        assert_eq!(TickMeaning::new(Queued, &taken, false).outside(Queued, true), None, "vprof took its CPU");
-        let in_vmm = TickMeaning::new(Queued, &RawState { in_run: 0, ..taken }, false).outside(Queued, true);
-        assert_eq!(in_vmm, Some(FoundOutside { state: HostState::Vmm, on_cpu: false }));
+        let by_vprof = |state| TickMeaning::new(Queued, &state, false).place(Queued, true);
+        let found = |state| Some(FoundPlace { state, on_cpu: false });
+        assert_eq!(by_vprof(taken), None, "vprof took its CPU");
+        assert_eq!(by_vprof(RawState { in_run: 0, ..taken }), found(HostState::Vmm));
         let paused = TickMeaning::new(Blocked, &RawState::default(), true);
-        assert_eq!(paused.outside(Blocked, false), None);
+        assert_eq!(paused.place(Blocked, false), None);
     }
 
     #[test]

@@ -63,7 +63,7 @@ struct SampledVcpu {
     changed: AtomicBool,
     /// CPU that the thread was on last.
     cpu: AtomicU64,
-    /// Ticks outside of the guest.
+    /// Ticks with stacks of the host.
     host_ticks: Mutex<HostQueue>,
 }
 
@@ -74,9 +74,9 @@ pub(crate) struct SampleOutcome {
     pub state: RawState,
 }
 
-/// Place of a thread outside of the guest.
+/// Place of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct FoundOutside {
+pub(crate) struct FoundPlace {
     pub state: HostState,
     pub on_cpu: bool,
 }
@@ -102,7 +102,7 @@ pub(crate) struct VmSearch<'a> {
     pub number: Option<usize>,
     /// Maximum number of its vCPUs.
     pub most: usize,
-    /// Copy the stacks of vCPUs' threads outside of the guest.
+    /// Copy the stacks of vCPUs' threads.
     pub host_stacks: bool,
 }
 
@@ -208,9 +208,9 @@ impl SampledVm {
         Some(outcome)
     }
 
-    /// Adds the tick of a sample that has found the thread of a vCPU outside of the guest, at `now_ns`. The
-    /// sample is the vCPU's last one.
-    pub(crate) fn add_host_tick(&self, index: usize, (now_ns, sampled_ns): (u64, u64), found: FoundOutside) {
+    /// Adds the tick of a sample that has found the thread of a vCPU in this place, at `now_ns`. The sample
+    /// is the vCPU's last one.
+    pub(crate) fn add_host_tick(&self, index: usize, (now_ns, sampled_ns): (u64, u64), found: FoundPlace) {
         let Some(vcpu) = self.vcpu(index).filter(|_| self.takes_host_stacks()) else { return };
         let stacks = self.programs.host_stacks(index);
         let stack = match found.on_cpu {
@@ -221,12 +221,13 @@ impl SampledVm {
         vcpu.host_ticks.lock().unwrap_or_else(PoisonError::into_inner).push(tick);
     }
 
-    /// Returns true if ticks outside of the guest have stacks.
+    /// Returns true if ticks have stacks of the host.
     pub(crate) fn takes_host_stacks(&self) -> bool {
         self.offsets.options.host_stacks != 0
     }
 
-    /// Takes the ticks outside of the guest of a vCPU, and the number of those for which there was no room.
+    /// Takes the ticks of a vCPU that have stacks of the host, and the number of those for which there was no
+    /// room.
     pub(crate) fn take_host_ticks(&self, index: usize) -> (Vec<HostTick>, u64) {
         let queue = self.vcpu(index).map(|vcpu| &vcpu.host_ticks);
         queue.map_or_else(Default::default, |queue| {

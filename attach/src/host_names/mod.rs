@@ -12,7 +12,7 @@ mod program;
 
 use std::io;
 
-use crate::bpf::{HostStack, HostTick};
+use crate::bpf::{HostStack, HostState, HostTick};
 use kernel::KernelSymbols;
 use program::ProgramCode;
 
@@ -110,14 +110,20 @@ impl HostNames {
         Ok(Self { kernel: KernelSymbols::read()?, program: ProgramCode::open(pid) })
     }
 
-    /// Returns the frames of a tick, outermost first.
+    /// Returns the frames of a tick, outermost first; none for a tick in the guest without a stack.
     pub fn frames(&self, tick: &HostTick) -> Vec<HostFrame> {
         let missing = |reason| HostFrame { kind: HostFrameKind::Missing(reason), address: 0, call: false };
-        let Some(HostStack { kernel, user }) = &tick.stack else {
-            return vec![missing(MissingFrames::NoStack)];
+        let nothing = || match tick.state {
+            HostState::Guest => Vec::new(),
+            _ => vec![missing(MissingFrames::NoStack)],
         };
+        let Some(HostStack { kernel, user }) = &tick.stack else { return nothing() };
         let (skipped, exact) = self.begin(kernel, tick.on_cpu);
         let own = kernel.get(skipped..).unwrap_or_default();
+        // The interrupt has to have come from KVM_RUN.
+        if tick.state == HostState::Guest && (!exact || own.is_empty()) {
+            return nothing();
+        }
         // The instruction that was interrupted, or follows the system call, is not a return address.
         let kernel_frame = |(at, address): (usize, &u64)| HostFrame {
             kind: HostFrameKind::Kernel,
@@ -141,7 +147,7 @@ impl HostNames {
         }
         frames.reverse();
         // The program's code was interrupted by the tick itself, and nothing is left of it.
-        if frames.is_empty() { vec![missing(MissingFrames::NoStack)] } else { frames }
+        if frames.is_empty() { nothing() } else { frames }
     }
 
     /// Returns the index of the first function that belongs to the thread itself, and not to the interrupt or
@@ -211,8 +217,12 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     }
 
     fn named(on_cpu: bool, stack: Option<HostStack>) -> Vec<String> {
+        named_in(HostState::Vmm, on_cpu, stack)
+    }
+
+    fn named_in(state: HostState, on_cpu: bool, stack: Option<HostStack>) -> Vec<String> {
         let mut names = names();
-        let tick = HostTick { time_ns: 1, state: HostState::Vmm, on_cpu, stack };
+        let tick = HostTick { time_ns: 1, state, on_cpu, stack };
         let frames = names.frames(&tick);
         let name = |frame: &HostFrame| {
             let name = names.name(frame);
@@ -230,6 +240,18 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
         assert_eq!(named(true, Some(stack)), in_kernel);
         let in_program = HostStack { kernel: vec![BPF, INTERRUPTED], user };
         assert_eq!(named(true, Some(in_program)), ["0x55550020", "0x55550010"]);
+    }
+
+    #[test]
+    fn in_the_guest_the_stack_is_the_way_into_it() {
+        let stack = HostStack { kernel: vec![BPF, INTERRUPTED, IOCTL, ENTRY], user: vec![0x5555_0010] };
+        let way = ["0x55550010", "entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl"];
+        assert_eq!(named_in(HostState::Guest, true, Some(stack)), way);
+        for kernel in [vec![BPF, INTERRUPTED], vec![BPF, IOCTL]] {
+            let unknown = HostStack { kernel, user: vec![0x5555_0010] };
+            assert_eq!(named_in(HostState::Guest, true, Some(unknown)), [""; 0]);
+        }
+        assert_eq!(named_in(HostState::Guest, true, None), [""; 0]);
     }
 
     #[test]

@@ -64,8 +64,7 @@ pub struct TargetChoice {
     pub engine: EngineChoice,
     /// Number of the machine, from 1 on, in a process that has several.
     pub vm: Option<usize>,
-    /// Stacks of vCPUs' threads in the host, at ticks outside of the guest. Only the host's kernel takes
-    /// them.
+    /// Stacks of vCPUs' threads in the host. Only the host's kernel takes them.
     pub host_stacks: bool,
 }
 

@@ -6,7 +6,7 @@ use profile::rows::Microstates;
 use profile::rows::{
     Batch, CodeRow, CodeSource, EventRow, FileRow, FrameKind, FrameRow, HostFrameRow, HostSampleRow,
     InlinedRow, InstanceRow, InterruptRow, Mode, SampleRow, StackRow, TaskDelayRow, TaskLifeRow, TaskState,
-    TaskStateRow, ThreadRow, VcpuRow, VcpuState,
+    TaskStateRow, ThreadPlace, ThreadRow, VcpuRow, VcpuState,
 };
 use profile::{ProfileWriter, Sink, made_up};
 use tempfile::TempDir;
@@ -79,8 +79,8 @@ pub fn several() -> Made {
     finished(&batch)
 }
 
-/// Returns the run of [`plain`] with stacks of the host: the first ten samples were in KVM, and five more
-/// ticks in the VMM.
+/// Returns the run of [`plain`] with stacks of the host: the first ten samples were in KVM, the next ten in
+/// the guest, and five more ticks in the VMM.
 pub fn with_host() -> Made {
     let mut batch = run("prog");
     samples(&mut batch);
@@ -93,13 +93,17 @@ pub fn with_host() -> Made {
         module: Some("vmm".to_owned()),
         ..HostFrameRow::default()
     };
-    batch.host_frames =
-        vec![frame(1, FrameKind::User, "main_loop"), frame(2, FrameKind::Kernel, "kvm_vcpu_ioctl")];
-    batch.host_stacks =
-        vec![StackRow { id: 1, parent: None, frame: 1 }, StackRow { id: 2, parent: Some(1), frame: 2 }];
-    let tick = |time_ns, state, stack| HostSampleRow { vcpu: 0, time_ns, state, on_cpu: true, stack };
-    batch.host_samples = (1..=10).map(|n| tick(n * MS, VcpuState::Guest, Some(2))).collect();
-    batch.host_samples.extend((1..=5).map(|n| tick(n * MS + MS / 2, VcpuState::Vmm, Some(1))));
+    batch.host_frames = vec![
+        frame(1, FrameKind::User, "main_loop"),
+        frame(2, FrameKind::Kernel, "kvm_vcpu_ioctl"),
+        frame(3, FrameKind::Kernel, "vcpu_enter_guest"),
+    ];
+    let stack = |id, parent, frame| StackRow { id, parent, frame };
+    batch.host_stacks = vec![stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(2), 3)];
+    let tick = |time_ns, place, stack| HostSampleRow { vcpu: 0, time_ns, place, on_cpu: true, stack };
+    batch.host_samples = (1..=10).map(|n| tick(n * MS, ThreadPlace::Kvm, Some(2))).collect();
+    batch.host_samples.extend((11..=20).map(|n| tick(n * MS, ThreadPlace::Guest, Some(3))));
+    batch.host_samples.extend((1..=5).map(|n| tick(n * MS + MS / 2, ThreadPlace::Vmm, Some(1))));
     finished(&batch)
 }
 

@@ -1,4 +1,4 @@
-//! Time of vCPUs in the guest and in the host, by the stacks of the host at ticks outside of the guest.
+//! Time of vCPUs in the guest and in the host, by the stacks of the host at ticks.
 //!
 //! These stacks have their own tables: no report on the guest reads them, and its shares do not depend on
 //! them.
@@ -17,7 +17,7 @@ use super::{Estimate, Filter, ReportError};
 use crate::estimate::{Tallies, Ticks};
 use crate::numbers::{seconds, unsigned};
 use crate::rate_history::RateHistory;
-use crate::rows::{FrameKind, VcpuState};
+use crate::rows::{FrameKind, ThreadPlace, VcpuState};
 use crate::store::{Profile, snapshot};
 
 /// A row of table `host_frame`.
@@ -43,7 +43,7 @@ pub(super) struct HostNode {
 /// A row of table `host_sample`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HostTick {
-    pub state: VcpuState,
+    pub place: ThreadPlace,
     pub on_cpu: bool,
     /// Index of its stack, or [`NONE`].
     pub stack: u32,
@@ -52,11 +52,22 @@ pub(super) struct HostTick {
 impl HostTick {
     /// Returns true if the tick may have no sample: in the VMM, on a CPU, blocked, or waiting for a CPU.
     pub(super) fn may_lack_sample(&self) -> bool {
-        matches!(self.state, VcpuState::Vmm | VcpuState::Waiting)
+        matches!(self.place, ThreadPlace::Vmm | ThreadPlace::Waiting)
     }
 }
 
-/// Ticks outside of the guest.
+/// Returns the place of a thread at a tick with a sample, by the state of the vCPU.
+pub(super) fn sampled_place(state: VcpuState, tick: Option<&HostTick>) -> ThreadPlace {
+    match state {
+        VcpuState::Guest if tick.is_some_and(|tick| tick.place == ThreadPlace::Kvm) => ThreadPlace::Kvm,
+        VcpuState::Guest => ThreadPlace::Guest,
+        VcpuState::Vmm => ThreadPlace::Vmm,
+        VcpuState::Waiting => ThreadPlace::Waiting,
+        VcpuState::Halted => ThreadPlace::Halted,
+    }
+}
+
+/// Ticks with stacks of the host.
 #[derive(Debug, Default)]
 pub(super) struct HostTicks {
     pub frames: Vec<HostFrame>,
@@ -95,13 +106,15 @@ impl HostTicks {
             found.stacks.push(HostNode { parent: parent.unwrap_or(NONE), frame });
         }
         let mut statement = connection.prepare(&format!(
-            "SELECT vcpu, time_ns, state, on_cpu, stack FROM host_sample WHERE {VCPU_AND_TIME}"
+            "SELECT vcpu, time_ns, place, on_cpu, stack FROM host_sample WHERE {VCPU_AND_TIME}"
         ))?;
         let mut rows = statement.query(filter.vcpu_and_time())?;
         while let Some(row) = rows.next()? {
-            let Some(state) = row.get_ref(2)?.as_str().ok().and_then(VcpuState::from_name) else { continue };
+            let Some(place) = row.get_ref(2)?.as_str().ok().and_then(ThreadPlace::from_name) else {
+                continue;
+            };
             let stack = row.get::<_, Option<u32>>(4)?.and_then(|id| index.get(&id).copied());
-            let tick = HostTick { state, on_cpu: row.get(3)?, stack: stack.unwrap_or(NONE) };
+            let tick = HostTick { place, on_cpu: row.get(3)?, stack: stack.unwrap_or(NONE) };
             found.ticks.insert((row.get(0)?, unsigned(row, 1)?), tick);
         }
         Ok(Some(found))
@@ -145,54 +158,6 @@ fn read_frames(connection: &Connection) -> rusqlite::Result<(Vec<HostFrame>, Num
     Ok((frames, index))
 }
 
-/// Place of a vCPU's thread at a tick.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ThreadPlace {
-    /// In the guest.
-    Guest,
-    /// In KVM, between two stays in the guest.
-    Kvm,
-    /// In the VMM, on a CPU or blocked; also in KVM_RUN while the host gets a page of the guest's memory.
-    Vmm,
-    /// Without a CPU of the host, which it waits for.
-    Waiting,
-    /// The guest is halted.
-    Halted,
-}
-
-impl ThreadPlace {
-    /// All places, in the order of reports.
-    pub const ALL: [Self; 5] = [Self::Guest, Self::Kvm, Self::Vmm, Self::Waiting, Self::Halted];
-
-    /// Returns the name in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Guest => "guest",
-            Self::Kvm => "kvm",
-            Self::Vmm => "vmm",
-            Self::Waiting => "waiting",
-            Self::Halted => "halted",
-        }
-    }
-
-    /// Returns the name of the owner of samples there, in exports.
-    pub fn owner(self) -> String {
-        format!("[host: {}]", self.name())
-    }
-
-    /// Returns the place of a tick: `state` of its sample or of the tick itself, `outside` of the guest.
-    pub(super) fn new(state: VcpuState, outside: bool) -> Self {
-        match state {
-            VcpuState::Guest if outside => Self::Kvm,
-            VcpuState::Guest => Self::Guest,
-            VcpuState::Vmm => Self::Vmm,
-            VcpuState::Waiting => Self::Waiting,
-            VcpuState::Halted => Self::Halted,
-        }
-    }
-}
-
 /// Time of vCPUs, in the guest and in the host. All shares are of the vCPUs' time except for pauses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct HostReport {
@@ -202,6 +167,10 @@ pub struct HostReport {
     pub ticks: u64,
     /// Ticks outside of the guest that have no stack of the host.
     pub without_stack: u64,
+    /// Ticks outside of the guest with functions of the VMM on the stack.
+    pub vmm_stacks: u64,
+    /// Those of them with one such function: its callers are not known.
+    pub vmm_stacks_of_one: u64,
     /// Places of the vCPUs' threads. The shares add up to 1.
     pub places: Vec<PlaceTime>,
     /// Functions of the host, most time first. A function is in the time of a halted guest only as far as it
@@ -217,6 +186,13 @@ pub struct PlaceTime {
     /// Time in it.
     #[serde(flatten)]
     pub estimate: Estimate,
+}
+
+impl HostReport {
+    /// Returns true if most stacks lack the callers in the VMM, whose code has no frame pointers then.
+    pub fn lacks_callers(&self) -> bool {
+        self.vmm_stacks_of_one > self.vmm_stacks / 2
+    }
 }
 
 /// A function of the host.
@@ -235,6 +211,17 @@ pub struct HostFunction {
     pub total: Estimate,
 }
 
+/// A tick of a vCPU's thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlacedTick {
+    /// vCPU.
+    pub vcpu: u8,
+    /// Time since the run's start, ns.
+    pub time_ns: u64,
+    /// Place of the thread.
+    pub place: ThreadPlace,
+}
+
 /// Function of the host: kind, symbol, module.
 type FunctionKey<'a> = (FrameKind, &'a str, Option<&'a str>);
 /// Tallies of a function: own, and with its callees.
@@ -247,6 +234,17 @@ impl HostReport {
     /// [`ReportError::NoHost`] if the profile has no stacks of the host; the filter names a vCPU that does
     /// not exist.
     pub fn read(profile: &Profile, filter: &Filter) -> Result<Self, ReportError> {
+        Ok(Self::read_with_ticks(profile, filter)?.0)
+    }
+
+    /// Reads the report and the ticks that it counts, by vCPU and time.
+    ///
+    /// # Errors
+    /// As [`HostReport::read`].
+    pub fn read_with_ticks(
+        profile: &Profile,
+        filter: &Filter,
+    ) -> Result<(Self, Vec<PlacedTick>), ReportError> {
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         let _snapshot = snapshot(connection).map_err(sql)?;
@@ -258,7 +256,9 @@ impl HostReport {
         let rates = RateHistory::read(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, filter).map_err(sql)?;
         let places = places(connection, filter, &host).map_err(sql)?;
-        Ok(Self::new(&tables, &spans, &host, &places))
+        let ticks = places.iter().map(|(&(vcpu, time_ns), &place)| PlacedTick { vcpu, time_ns, place });
+        let ticks = ticks.collect();
+        Ok((Self::new(&tables, &spans, &host, &places), ticks))
     }
 
     fn new(
@@ -275,21 +275,23 @@ impl HostReport {
         }
         let mut of_place: [Tallies; 5] = Default::default();
         let mut of_function: HashMap<FunctionKey<'_>, FunctionTallies> = HashMap::new();
-        let mut without_stack = 0;
+        let (mut without_stack, mut vmm_stacks, mut vmm_stacks_of_one) = (0, 0, 0);
         for (&(vcpu, time_ns), &place) in places {
             let tick = ticks.tick(vcpu, time_ns, true);
             of_place[place as usize].add(&ticks, tick);
-            let Some(outside) = host.ticks.get(&(vcpu, time_ns)) else { continue };
-            // Nothing is executed for a guest that sleeps.
-            if place == ThreadPlace::Halted && !outside.on_cpu {
+            let Some(found) = host.ticks.get(&(vcpu, time_ns)) else { continue };
+            // The host executes nothing while the guest runs, or sleeps.
+            if place == ThreadPlace::Guest || place == ThreadPlace::Halted && !found.on_cpu {
                 continue;
             }
-            let mut frames = host.frames_of(outside.stack).peekable();
+            let mut frames = host.frames_of(found.stack).peekable();
             let is_missing = |frame: &&HostFrame| frame.kind == FrameKind::Reason;
             without_stack += u64::from(frames.peek().is_none_or(is_missing));
             // A function that calls itself counts once.
             let mut on_stack = Vec::new();
+            let mut of_vmm = 0;
             for frame in frames {
+                of_vmm += u32::from(frame.kind == FrameKind::User);
                 let key = (frame.kind, frame.symbol.as_str(), frame.module.as_deref());
                 if on_stack.contains(&key) {
                     continue;
@@ -301,6 +303,8 @@ impl HostReport {
                 total.add(&ticks, tick);
                 on_stack.push(key);
             }
+            vmm_stacks += u64::from(of_vmm > 0);
+            vmm_stacks_of_one += u64::from(of_vmm == 1);
         }
         let times: Vec<(u8, u64)> = spans.iter().map(|span| (span.vcpu, span.run_ns)).collect();
         let estimate = |tallies: &Tallies| {
@@ -328,6 +332,8 @@ impl HostReport {
             run_s: seconds(times.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))),
             ticks: ticks.inside(),
             without_stack,
+            vmm_stacks,
+            vmm_stacks_of_one,
             places: ThreadPlace::ALL
                 .map(|place| PlaceTime { place, estimate: estimate(&of_place[place as usize]) })
                 .to_vec(),
@@ -343,16 +349,15 @@ fn places(
     host: &HostTicks,
 ) -> rusqlite::Result<BTreeMap<(u8, u64), ThreadPlace>> {
     let in_vmm = host.ticks.iter().filter(|(_, tick)| tick.may_lack_sample());
-    let mut places: BTreeMap<_, _> =
-        in_vmm.map(|(key, tick)| (*key, ThreadPlace::new(tick.state, true))).collect();
+    let mut places: BTreeMap<_, _> = in_vmm.map(|(key, tick)| (*key, tick.place)).collect();
     let mut statement =
         connection.prepare(&format!("SELECT vcpu, time_ns, vcpu_state FROM sample WHERE {VCPU_AND_TIME}"))?;
     let mut rows = statement.query(filter.vcpu_and_time())?;
     while let Some(row) = rows.next()? {
         let key = (row.get(0)?, unsigned(row, 1)?);
         let state = row.get_ref(2)?.as_str().ok().and_then(VcpuState::from_name);
-        let outside = host.ticks.contains_key(&key);
-        places.insert(key, ThreadPlace::new(state.unwrap_or(VcpuState::Waiting), outside));
+        let state = state.unwrap_or(VcpuState::Waiting);
+        places.insert(key, sampled_place(state, host.ticks.get(&key)));
     }
     Ok(places)
 }

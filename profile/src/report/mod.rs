@@ -42,7 +42,7 @@ pub use exact::{
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
-pub use host::{HostFunction, HostReport, PlaceTime, ThreadPlace};
+pub use host::{HostFunction, HostReport, PlaceTime, PlacedTick};
 pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};
 pub use memory::{HolderHistory, MemoryReport, WholeMemory};
 pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
@@ -58,6 +58,7 @@ pub use tree::{CallTree, MOST_MODULES, TreeNode, TreeRequest};
 
 pub use crate::calls::{Direction, LEAST_PART};
 use crate::estimate;
+pub use crate::rows::ThreadPlace;
 use crate::rows::VcpuState;
 use crate::store::ProfileError;
 

@@ -233,7 +233,7 @@ tables! {
 
     host_stacks: StackRow => (add) host_stack |row| { id, parent, frame }
 
-    host_samples: HostSampleRow => (replace) host_sample |row| { vcpu, time_ns, state, on_cpu, stack }
+    host_samples: HostSampleRow => (replace) host_sample |row| { vcpu, time_ns, place, on_cpu, stack }
 
     // Sums of exact mode grow: rows have what was added since the last batch.
     task_states: TaskStateRow => (merge "ns = ns + excluded.ns, count = count + excluded.count") task_state |row| {

@@ -2,7 +2,9 @@
 
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 
-use crate::rows::{CodeSource, FrameKind, MemoryKind, Mode, PageFaultKind, TaskState, VcpuState, WaitReason};
+use crate::rows::{
+    CodeSource, FrameKind, MemoryKind, Mode, PageFaultKind, TaskState, ThreadPlace, VcpuState, WaitReason,
+};
 
 /// A field of a row, which is stored in one column.
 pub(super) trait Column {
@@ -86,7 +88,7 @@ macro_rules! names {
     )*};
 }
 
-names!(CodeSource, FrameKind, MemoryKind, PageFaultKind, TaskState, VcpuState, WaitReason);
+names!(CodeSource, FrameKind, MemoryKind, PageFaultKind, TaskState, ThreadPlace, VcpuState, WaitReason);
 
 /// State of a task in a scan; `gone`: the task has exited.
 pub(super) struct ScannedState(pub Option<TaskState>);

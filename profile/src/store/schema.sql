@@ -297,11 +297,11 @@ CREATE TABLE host_stack (
     frame  INTEGER NOT NULL      -- host_frame.id
 );
 
--- Ticks that have found the thread of an attached vCPU outside of the guest.
+-- Ticks of the threads of attached vCPUs with their stacks in the host.
 CREATE TABLE host_sample (
     vcpu    INTEGER NOT NULL,  -- vcpu.id
     time_ns INTEGER NOT NULL,  -- since the run's start; a sample of the same vCPU and time is of the same tick
-    state   TEXT NOT NULL,     -- as in sample.vcpu_state; guest: KVM's work between two stays in the guest
+    place   TEXT NOT NULL,     -- of the thread: guest, kvm, vmm, waiting, halted
     on_cpu  INTEGER NOT NULL,  -- 1: the thread was on a CPU
     stack   INTEGER,           -- host_stack.id of the innermost frame; NULL: beyond the profile's limit
     PRIMARY KEY (vcpu, time_ns)
@@ -490,12 +490,12 @@ WITH RECURSIVE chain (id, next, depth, text) AS (
 )
 SELECT id, depth, text FROM chain WHERE next IS NULL;
 
--- Ticks outside of the guest by the innermost function of the host.
+-- Ticks by place and innermost function of the host.
 CREATE VIEW v_host_functions AS
 SELECT coalesce(f.symbol, '[' || f.module || ']', printf('0x%x', f.address)) AS symbol,
        f.module,
        f.kind,
-       h.state,
+       h.place,
        h.on_cpu,
        count(*) AS ticks
 FROM host_sample h

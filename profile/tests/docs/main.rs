@@ -19,7 +19,7 @@ use profile::report::{
 };
 use profile::rows::{
     Batch, FrameKind, HostFrameRow, HostSampleRow, InstanceRow, MemoryKind, MemoryReadingRow, MemoryUseRow,
-    Microstates, SampleRow, Sink, StackRow, TaskScanRow, TaskScanStateRow, ThreadRow, VcpuRow,
+    Microstates, SampleRow, Sink, StackRow, TaskScanRow, TaskScanStateRow, ThreadPlace, ThreadRow, VcpuRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use profile::rusage::Rusage;
@@ -161,7 +161,8 @@ fn states_fit_their_schema() {
 fn stacks_of_the_host_fit_their_schema() {
     let directory = tempfile::tempdir().expect("a directory");
     let frame = |id, kind| HostFrameRow { id, kind, ..HostFrameRow::default() };
-    let tick = |time_ns, stack| HostSampleRow { time_ns, stack, ..HostSampleRow::default() };
+    let place = ThreadPlace::Kvm;
+    let tick = |time_ns, stack| HostSampleRow { time_ns, place, stack, ..HostSampleRow::default() };
     let states = Microstates { guest: 4_000_000, ..Microstates::default() };
     let batch = Batch {
         host_frames: vec![

@@ -135,7 +135,7 @@ impl VcpuCounters {
         self.meters.iter().enumerate().filter_map(taken)
     }
 
-    /// Takes the ticks outside of the guest, and the number of those for which there was no room, with the
+    /// Takes the ticks with stacks of the host, and the number of those for which there was no room, with the
     /// number of their vCPU.
     pub(super) fn take_host_ticks(&self) -> Vec<(u8, (Vec<HostTick>, u64))> {
         let taken = |(vcpu, meter): (u8, &VcpuMeter)| Some((vcpu, meter.take_host_ticks()?));

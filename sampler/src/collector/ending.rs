@@ -69,10 +69,7 @@ impl Collector {
         }
         let lost = self.host_stacks.as_ref().map_or(0, HostStackTable::lost);
         if lost > 0 {
-            self.event(
-                "missing",
-                format!("{lost} ticks outside of the guest have no stack of the host: there was no room"),
-            );
+            self.event("missing", format!("{lost} ticks have no stack of the host: there was no room"));
         }
         self.totals.seen = self.gate.seen;
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);

@@ -1,9 +1,9 @@
-//! Stacks of vCPUs' threads in the host, as the host's kernel takes them at ticks outside of the guest.
+//! Stacks of vCPUs' threads in the host, as the host's kernel takes them at ticks.
 
 use std::collections::HashMap;
 
 use attach::{HostFrame, HostFrameKind, HostNames, HostState, HostTick};
-use profile::rows::{Batch, FrameKind, HostFrameRow, HostSampleRow, VcpuState};
+use profile::rows::{Batch, FrameKind, HostFrameRow, HostSampleRow, ThreadPlace};
 use text::clean;
 
 use super::Collector;
@@ -33,18 +33,23 @@ impl HostStackTable {
         self.lost
     }
 
-    /// Adds the row of a tick. `zero_ns` is the start of the profile, CLOCK_MONOTONIC.
+    /// Adds the row of a tick, but not of one in the guest without a stack. `zero_ns` is the start of the
+    /// profile, CLOCK_MONOTONIC.
     fn add(&mut self, vcpu: u8, tick: &HostTick, zero_ns: u64, batch: &mut Batch) {
         let frames = self.names.frames(tick);
+        if frames.is_empty() {
+            return;
+        }
         let ids: Vec<u32> = frames.iter().map(|frame| self.frame(frame, batch)).collect();
         batch.host_samples.push(HostSampleRow {
             vcpu,
             time_ns: tick.time_ns.saturating_sub(zero_ns),
-            state: match tick.state {
-                HostState::Kvm => VcpuState::Guest,
-                HostState::Halted => VcpuState::Halted,
-                HostState::Waiting => VcpuState::Waiting,
-                HostState::Vmm => VcpuState::Vmm,
+            place: match tick.state {
+                HostState::Guest => ThreadPlace::Guest,
+                HostState::Kvm => ThreadPlace::Kvm,
+                HostState::Halted => ThreadPlace::Halted,
+                HostState::Waiting => ThreadPlace::Waiting,
+                HostState::Vmm => ThreadPlace::Vmm,
             },
             on_cpu: tick.on_cpu,
             stack: self.stacks.intern(ids.into_iter(), &mut batch.host_stacks),
@@ -85,7 +90,8 @@ impl Collector {
         self.host_stacks = Some(HostStackTable::new(names));
     }
 
-    /// Takes the ticks outside of the guest. Those of a time in which samples are dropped are dropped, too.
+    /// Takes the ticks with stacks of the host. Those of a time in which samples are dropped are dropped,
+    /// too.
     pub(super) fn take_host_ticks(&mut self) {
         let Some(table) = &mut self.host_stacks else { return };
         for (vcpu, (ticks, lost)) in self.counters.take_host_ticks() {

@@ -220,8 +220,8 @@ impl VcpuMeter {
         self.course.as_ref().map(|course| (course.apic_id(), course.take_notes()))
     }
 
-    /// Takes the ticks outside of the guest since the last call, and the number of those for which there was
-    /// no room.
+    /// Takes the ticks with stacks of the host since the last call, and the number of those for which there
+    /// was no room.
     pub(crate) fn take_host_ticks(&self) -> Option<(Vec<HostTick>, u64)> {
         self.course.as_ref().map(VcpuCourse::take_host_ticks)
     }

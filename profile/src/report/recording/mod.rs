@@ -23,8 +23,8 @@ pub struct RecordingRequest {
     /// True to include the samples of an idle or halted vCPU. They belong to no process, so only the filter's
     /// vCPU and time choose among them.
     pub idle: bool,
-    /// True to include the stacks of the host at ticks outside of the guest, but those of a halted guest.
-    /// They replace the guest's stack at ticks in KVM. Only the filter's vCPU and time choose among them.
+    /// True to include the stacks of the host, but those of a halted guest. They replace the guest's stack at
+    /// ticks in KVM. Only the filter's vCPU and time choose among those outside of the guest.
     pub host: bool,
 }
 
@@ -97,6 +97,8 @@ pub struct RecordedSample {
     pub owner: u32,
     /// Index in [`Recording::stacks`].
     pub stack: u32,
+    /// Index there of the stack of the host with which the thread entered the guest, if it is known.
+    pub host_stack: Option<u32>,
     /// System call that the task was in.
     pub syscall: Option<u32>,
     /// Index in [`Recording::interrupts`] of the interrupt that was served.

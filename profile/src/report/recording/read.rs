@@ -14,14 +14,14 @@ use crate::rate_history::RateHistory;
 use crate::report::ReportError;
 use crate::report::code::{Code, NONE, small};
 use crate::report::filter::Selection;
-use crate::report::host::{HostTick, HostTicks, ThreadPlace};
+use crate::report::host::{HostTick, HostTicks, sampled_place};
 use crate::report::number_map::NumberMap;
 use crate::report::stacks::{DOUBT, Stacks};
 use crate::report::sums::Sample;
 use crate::report::tables::{Span, Tables};
 use crate::report::tick_log::{guest_ns, ticks};
 use crate::rows::Charged;
-use crate::rows::{FrameKind, Mode, VcpuState};
+use crate::rows::{FrameKind, Mode, ThreadPlace, VcpuState};
 use crate::store::{Profile, snapshot};
 
 /// Name of the owner of idle samples.
@@ -74,11 +74,13 @@ impl Recording {
             *counts.entry((sample.vcpu, state)).or_default() += 1;
             let weight = if state == VcpuState::Guest { Weight::Tick(tick) } else { Weight::State(state) };
             let key = (sample.vcpu, sample.time_ns);
-            if let Some(outside) = host.ticks.get(&key)
-                && state != VcpuState::Halted
+            let on_host = host.ticks.get(&key);
+            let place = sampled_place(state, on_host);
+            if let Some(tick) = on_host
+                && !matches!(place, ThreadPlace::Guest | ThreadPlace::Halted)
             {
                 sampled.insert(key);
-                return chosen.push((weight, reader.outside(sample.vcpu, sample.time_ns, state, outside)));
+                return chosen.push((weight, reader.outside(key, place, tick)));
             }
             let charged = Charged::from_mode(sample.mode, sample.instance, |id| tables.is_ksoftirqd(id));
             let wanted = match (sample.vcpu_state, charged) {
@@ -87,16 +89,18 @@ impl Recording {
                 _ => false,
             };
             if wanted {
-                chosen.push((weight, reader.sample(sample, charged)));
+                let below = on_host.filter(|tick| tick.place == place);
+                chosen.push((weight, reader.sample(sample, charged, below)));
             }
         })
         .map_err(sql)?;
         // In the VMM there are no samples of the guest.
         let alone = host.ticks.iter().filter(|(key, tick)| tick.may_lack_sample() && !sampled.contains(*key));
-        for (&(vcpu, time_ns), outside) in alone {
-            *counts.entry((vcpu, outside.state)).or_default() += 1;
-            let sample = reader.outside(vcpu, time_ns, outside.state, outside);
-            chosen.push((Weight::State(outside.state), sample));
+        for (&key, tick) in alone {
+            let waits = tick.place == ThreadPlace::Waiting;
+            let state = if waits { VcpuState::Waiting } else { VcpuState::Vmm };
+            *counts.entry((key.0, state)).or_default() += 1;
+            chosen.push((Weight::State(state), reader.outside(key, tick.place, tick)));
         }
         let counts = &counts;
         // The time that a tick represents is known once all ticks are read.
@@ -200,8 +204,13 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns a sample whose weight is not known yet.
-    fn sample(&mut self, sample: &Sample, charged: Option<Charged>) -> RecordedSample {
+    /// Returns a sample whose weight is not known yet, with the stack of the host of its tick.
+    fn sample(
+        &mut self,
+        sample: &Sample,
+        charged: Option<Charged>,
+        below: Option<&HostTick>,
+    ) -> RecordedSample {
         let halted = sample.vcpu_state == Some(VcpuState::Halted);
         let idle = halted || charged.is_none();
         RecordedSample {
@@ -209,6 +218,7 @@ impl<'a> Reader<'a> {
             weight_ns: 0.0,
             owner: self.owner(charged.filter(|_| !idle), sample.tid),
             stack: self.stack(sample),
+            host_stack: below.and_then(|tick| self.host_stack(tick)),
             syscall: sample.syscall.filter(|_| sample.mode == Mode::Kernel),
             interrupt: sample.interrupt.and_then(|id| self.interrupts.get(&id).copied()),
             mode: if idle { Mode::Idle } else { sample.mode },
@@ -217,15 +227,23 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the sample of a tick outside of the guest, with the stack of the host.
-    fn outside(&mut self, vcpu: u8, time_ns: u64, state: VcpuState, tick: &HostTick) -> RecordedSample {
-        let place = ThreadPlace::new(state, true);
-        let stack = match tick.stack {
-            NONE => self.no_host_stack(),
-            stack => self.first_host.saturating_add(stack),
-        };
-        let (syscall, interrupt, mode) = (None, None, Mode::Unknown);
-        let owner = self.host_owner(place);
-        RecordedSample { time_ns, weight_ns: 0.0, owner, stack, syscall, interrupt, mode, vcpu }
+    fn outside(&mut self, (vcpu, time_ns): (u8, u64), place: ThreadPlace, tick: &HostTick) -> RecordedSample {
+        RecordedSample {
+            time_ns,
+            weight_ns: 0.0,
+            owner: self.host_owner(place),
+            stack: self.host_stack(tick).unwrap_or_else(|| self.no_host_stack()),
+            host_stack: None,
+            syscall: None,
+            interrupt: None,
+            mode: Mode::Unknown,
+            vcpu,
+        }
+    }
+
+    /// Returns the stack of the host of a tick.
+    fn host_stack(&self, tick: &HostTick) -> Option<u32> {
+        (tick.stack != NONE).then(|| self.first_host.saturating_add(tick.stack))
     }
 
     /// Returns the stack with the note that there is none.

@@ -3,7 +3,8 @@
 use super::*;
 use crate::rows::{HostFrameRow, HostSampleRow, StackRow};
 
-/// Returns ticks of vCPU 0 outside of the guest: ten of its samples in KVM, and 20 in the VMM.
+/// Adds stacks of the host to ticks of vCPU 0: ten of its samples were in KVM and ten in the guest, and 20
+/// ticks in the VMM.
 fn add_host(batch: &mut Batch) {
     let frame = |id, kind, symbol: Option<&str>, module: &str| HostFrameRow {
         id,
@@ -17,14 +18,17 @@ fn add_host(batch: &mut Batch) {
         frame(1, FrameKind::User, Some("main_loop"), "vmm"),
         frame(2, FrameKind::Kernel, Some("kvm_vcpu_ioctl"), "kvm"),
         frame(3, FrameKind::User, None, "libc.so.6"),
+        frame(4, FrameKind::Kernel, Some("vcpu_enter_guest"), "kvm"),
     ];
     let stack = |id, parent, frame| StackRow { id, parent, frame };
     // The function of stack 8 has called itself.
     let stacks = [stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3), stack(8, Some(1), 1)];
     batch.host_stacks = stacks.to_vec();
-    let tick = |time_ns, state, stack| HostSampleRow { vcpu: 0, time_ns, state, on_cpu: true, stack };
-    batch.host_samples = (0..10).map(|n| tick(n * 10 * MS, VcpuState::Guest, Some(2))).collect();
-    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, VcpuState::Vmm, Some(if n < 15 { 8 } else { 3 }));
+    batch.host_stacks.push(stack(9, Some(2), 4));
+    let tick = |time_ns, place, stack| HostSampleRow { vcpu: 0, time_ns, place, on_cpu: true, stack };
+    batch.host_samples = (0..10).map(|n| tick(n * 10 * MS, ThreadPlace::Kvm, Some(2))).collect();
+    batch.host_samples.extend((10..20).map(|n| tick(n * 10 * MS, ThreadPlace::Guest, Some(9))));
+    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, ThreadPlace::Vmm, Some(if n < 15 { 8 } else { 3 }));
     batch.host_samples.extend((0..20).map(in_vmm));
 }
 
@@ -67,6 +71,8 @@ fn all_ticks_divide_all_time_into_places_and_functions() {
     // 40 samples of the guest, ten of them in KVM, and 20 ticks in the VMM; 2 s.
     assert_eq!((report.ticks, report.without_stack), (60, 0));
     assert!((report.run_s - 2.0).abs() < 1e-9);
+    // Those in KVM have one function of the VMM, the others two.
+    assert_eq!((report.vmm_stacks, report.vmm_stacks_of_one, report.lacks_callers()), (30, 10, false));
     let places = report.places.iter().map(|place| (place.place, place.estimate.samples));
     let wanted = [
         (ThreadPlace::Guest, 30),
@@ -122,6 +128,15 @@ fn a_recording_has_guest_and_host_on_one_axis() {
     };
     assert_eq!(stack(&recording.samples[0]), ["kvm_vcpu_ioctl", "main_loop"]);
     assert_eq!(stack(&recording.samples[1]), ["main_loop", "main_loop"], "at 5 ms");
+    let below: Vec<_> =
+        recording.samples.iter().filter_map(|sample| Some((sample, sample.host_stack?))).collect();
+    assert_eq!(below.len(), 10, "of 30 in the guest");
+    for (sample, host_stack) in below {
+        assert_eq!(recording.owners[sample.owner as usize].place, None);
+        let entered = stack(&RecordedSample { stack: host_stack, ..*sample });
+        assert_eq!(entered, ["vcpu_enter_guest", "kvm_vcpu_ioctl", "main_loop"]);
+        assert_ne!(stack(sample), entered, "the guest's stack stays");
+    }
 }
 
 #[test]
@@ -143,8 +158,8 @@ fn rows_that_vprof_does_not_write_do_no_harm() {
     run.batch.host_stacks.push(StackRow { id: 5, parent: Some(4), frame: 2 });
     run.batch.host_stacks.push(StackRow { id: 6, parent: Some(6), frame: 99 });
     for (time_ns, stack) in [(1, Some(5)), (2, Some(6)), (3, Some(77)), (4, None)] {
-        let state = VcpuState::Vmm;
-        run.batch.host_samples.push(HostSampleRow { vcpu: 0, time_ns, state, on_cpu: false, stack });
+        let place = ThreadPlace::Vmm;
+        run.batch.host_samples.push(HostSampleRow { vcpu: 0, time_ns, place, on_cpu: false, stack });
     }
     let (_directory, path) = run.write();
     let profile = Profile::open(&path).expect("a profile");

@@ -18,6 +18,7 @@ use text::clean::escaped;
 use text::units::rounded;
 
 use crate::names::symbol;
+use crate::sums::StackParts;
 use crate::{ExportError, Request};
 
 /// Writes the format.
@@ -40,6 +41,7 @@ struct Categories {
     kernel: CategoryHandle,
     hard: CategoryHandle,
     soft: CategoryHandle,
+    host: CategoryHandle,
     idle: CategoryHandle,
 }
 
@@ -50,6 +52,7 @@ impl Categories {
             kernel: profile.add_category("Kernel", CategoryColor::Orange),
             hard: profile.add_category("Hard interrupt", CategoryColor::Red),
             soft: profile.add_category("Soft interrupt", CategoryColor::Purple),
+            host: profile.add_category("Host", CategoryColor::Blue),
             idle: profile.add_category("Idle", CategoryColor::Transparent),
         }
     }
@@ -68,6 +71,9 @@ impl Categories {
     }
 }
 
+/// Thread, owner and stack of the host if they are in the stack, stack, mode.
+type StackKey = (ThreadHandle, Option<(u32, Option<u32>)>, u32, Mode);
+
 struct Writer<'a> {
     recording: &'a Recording,
     profile: Profile,
@@ -78,8 +84,7 @@ struct Writer<'a> {
     processes: HashMap<u32, ProcessHandle>,
     /// By owner.
     threads: HashMap<u32, ThreadHandle>,
-    /// By thread, owner if the stack begins with it, stack, mode.
-    stacks: HashMap<(ThreadHandle, Option<u32>, u32, Mode), Option<StackHandle>>,
+    stacks: HashMap<StackKey, Option<StackHandle>>,
     /// By function.
     labels: Vec<StringHandle>,
 }
@@ -140,7 +145,7 @@ impl<'a> Writer<'a> {
         let cpu = CpuDelta::from_nanos(rounded(busy));
         let time = timestamp(sample.time_ns);
         if let Some(&thread) = self.vcpus.get(&sample.vcpu) {
-            let stack = self.stack(thread, Some(sample.owner), sample);
+            let stack = self.stack(thread, Some((sample.owner, sample.host_stack)), sample);
             self.profile.add_sample(thread, time, stack, cpu, 1);
         }
         if let Some(thread) = self.thread(sample.owner) {
@@ -169,49 +174,63 @@ impl<'a> Writer<'a> {
         Some(thread)
     }
 
+    /// Returns the stack of a sample. On a vCPU's track, `outer` is the owner and the stack of the host,
+    /// which are in the stack, since the track has many owners.
     fn stack(
         &mut self,
         thread: ThreadHandle,
-        owner: Option<u32>,
+        outer: Option<(u32, Option<u32>)>,
         sample: &RecordedSample,
     ) -> Option<StackHandle> {
-        let key = (thread, owner, sample.stack, sample.mode);
+        let key = (thread, outer, sample.stack, sample.mode);
         if let Some(&known) = self.stacks.get(&key) {
             return known;
         }
         let recording = self.recording;
-        let info = |label, category: CategoryHandle| FrameInfo {
-            frame: Frame::Label(label),
-            category_pair: CategoryPairHandle::from(category),
-            flags: FrameFlags::empty(),
+        let StackParts { host, guest } = match outer {
+            Some(_) => StackParts::new(recording, sample),
+            None => StackParts::only(sample.stack),
         };
-        // On a vCPU's track the owner is the outermost frame, since the track has many owners.
         let mut frames = Vec::new();
-        if let Some(owner) = owner.and_then(|owner| recording.owners.get(owner as usize)) {
+        if let Some(stack) = host {
+            self.append(stack, |_| self.categories.host, &mut frames);
+        }
+        if let Some(owner) = outer.and_then(|(owner, _)| recording.owners.get(owner as usize)) {
             let name = match recording.process_of(owner) {
                 Some(process) => process.instance(),
                 None => owner.name.clone(),
             };
-            let category =
-                if sample.mode == Mode::Idle { self.categories.idle } else { CategoryHandle::OTHER };
+            let category = match (owner.place, sample.mode) {
+                (Some(_), _) => self.categories.host,
+                (None, Mode::Idle) => self.categories.idle,
+                (None, _) => CategoryHandle::OTHER,
+            };
             frames.push(info(self.profile.intern_string(&escaped(&name)), category));
         }
-        let mut places: Vec<u32> = recording.frames_of(sample.stack).collect();
-        places.reverse();
-        for place in places {
-            for entry in recording.entries_of(place).iter().rev() {
-                let function = entry.function as usize;
-                let Some((&label, kind)) =
-                    self.labels.get(function).zip(recording.functions.get(function).map(|f| f.kind))
-                else {
-                    continue;
-                };
-                frames.push(info(label, self.categories.category(kind, sample.mode)));
-            }
+        if let Some(stack) = guest {
+            self.append(stack, |kind| self.categories.category(kind, sample.mode), &mut frames);
         }
         let stack = self.profile.intern_stack_frames(thread, frames.into_iter());
         self.stacks.insert(key, stack);
         stack
+    }
+
+    /// Appends the frames of a stack, outermost first.
+    fn append(
+        &self,
+        stack: u32,
+        category: impl Fn(FrameKind) -> CategoryHandle,
+        frames: &mut Vec<FrameInfo>,
+    ) {
+        let mut places: Vec<u32> = self.recording.frames_of(stack).collect();
+        places.reverse();
+        for entry in places.iter().flat_map(|place| self.recording.entries_of(*place).iter().rev()) {
+            let function = entry.function as usize;
+            let kind = self.recording.functions.get(function).map(|function| function.kind);
+            if let Some((&label, kind)) = self.labels.get(function).zip(kind) {
+                frames.push(info(label, category(kind)));
+            }
+        }
     }
 
     fn events(&mut self) {
@@ -222,6 +241,14 @@ impl<'a> Writer<'a> {
             let time = MarkerTiming::Instant(timestamp(rounded(event.time_s * 1e9)));
             self.profile.add_marker(thread, time, EventMarker { name, text });
         }
+    }
+}
+
+fn info(label: StringHandle, category: CategoryHandle) -> FrameInfo {
+    FrameInfo {
+        frame: Frame::Label(label),
+        category_pair: CategoryPairHandle::from(category),
+        flags: FrameFlags::empty(),
     }
 }
 

@@ -8,9 +8,9 @@ use profile::report::Recording;
 use text::clean::{escaped, xml};
 use text::units;
 
-use crate::folded::{KERNEL_MARK, lines};
+use crate::folded::{KERNEL_MARK, ROOT_MARK, lines};
 use crate::palette::{Colour, FULL_CHANGE, KERNEL, PROCESS, REASON, USER};
-use crate::{Count, ExportError, Format, Request, Root};
+use crate::{Count, ExportError, Format, Request};
 
 /// Width of the picture, px.
 pub(crate) const WIDTH: f64 = 1_200.0;
@@ -41,13 +41,8 @@ pub(crate) fn write(
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
     let mut tree = FrameTree::default();
-    let roots = match request.root {
-        Root::None => 0,
-        Root::Process => 1,
-        Root::Thread | Root::Vcpu => 2,
-    };
     for (line, number) in lines(recording, (request.root, request.count), true) {
-        tree.add(&line, roots, 0, number);
+        tree.add(&line, 0, number);
     }
     if tree.frames[0].after == 0 {
         return Err(ExportError::Empty(Format::Flamegraph));
@@ -55,7 +50,7 @@ pub(crate) fn write(
     let legend = [
         ("user code", USER),
         ("kernel", KERNEL),
-        ("program or thread", PROCESS),
+        ("program, thread or vCPU", PROCESS),
         ("reason for missing frames", REASON),
     ];
     let note = format!("{}. A click zooms; Ctrl-F searches.", source(recording));
@@ -89,7 +84,7 @@ pub fn write_difference(
 ) -> Result<(), ExportError> {
     let mut tree = FrameTree::default();
     for (stack, before, after) in stacks {
-        tree.add(&stack, 0, before, after);
+        tree.add(&stack, before, after);
     }
     if tree.frames[0].after == 0 {
         return Err(ExportError::Empty(Format::Flamegraph));
@@ -156,18 +151,18 @@ impl Default for FrameTree {
 }
 
 impl FrameTree {
-    /// Adds a folded stack, whose first `roots` frames are not functions.
-    fn add(&mut self, stack: &str, roots: usize, before: u64, after: u64) {
+    /// Adds a folded stack.
+    fn add(&mut self, stack: &str, before: u64, after: u64) {
         let mut at = 0;
         self.count(at, before, after);
-        for (depth, part) in stack.split(';').take(DEEPEST).enumerate() {
-            let (name, kind) = match part.strip_suffix(KERNEL_MARK) {
-                _ if depth < roots => (part, FrameKind::Process),
-                Some(name) => (name, FrameKind::Kernel),
-                None if part.starts_with("[no frame: ") || part.starts_with("[doubtful ") => {
+        for part in stack.split(';').take(DEEPEST) {
+            let (name, kind) = match (part.strip_suffix(ROOT_MARK), part.strip_suffix(KERNEL_MARK)) {
+                (Some(name), _) => (name, FrameKind::Process),
+                (None, Some(name)) => (name, FrameKind::Kernel),
+                (None, None) if part.starts_with("[no frame: ") || part.starts_with("[doubtful ") => {
                     (part, FrameKind::Reason)
                 }
-                None => (part, FrameKind::User),
+                (None, None) => (part, FrameKind::User),
             };
             let key = (name.to_owned(), kind);
             at = match self.frames[at].callees.get(&key) {

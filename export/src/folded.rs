@@ -11,11 +11,13 @@ use profile::rows::FrameKind;
 use text::clean::escaped_with;
 
 use crate::names::symbol;
-use crate::sums::{Sum, Sums};
+use crate::sums::{StackParts, Sum, SummedStack, Sums};
 use crate::{Count, ExportError, Request, Root};
 
 /// Mark of code of the kernel at the end of a name.
 pub(crate) const KERNEL_MARK: &str = "_[k]";
+/// Mark of what is not a function, like a program. Names have no control characters.
+pub(crate) const ROOT_MARK: &str = "\u{1}";
 
 /// Text of each frame of a recording in a folded line.
 pub(crate) struct Names<'a> {
@@ -57,18 +59,26 @@ impl<'a> Names<'a> {
 pub(crate) fn lines(recording: &Recording, (root, count): (Root, Count), marked: bool) -> Vec<(String, u64)> {
     let sums = Sums::new(recording, root);
     let names = Names::new(recording, marked);
-    let roots: Vec<String> = sums
-        .roots
-        .iter()
-        .map(|names| {
-            names.iter().map(|name| escaped_with(name, &[';']).into_owned()).collect::<Vec<_>>().join(";")
-        })
-        .collect();
+    let mark = if marked { ROOT_MARK } else { "" };
+    let text = |name: &String| format!("{}{mark}", escaped_with(name, &[';']));
+    let roots: Vec<Vec<String>> = sums.roots.iter().map(|names| names.iter().map(text).collect()).collect();
     // Stacks of different addresses may have the same names.
     let mut all: HashMap<String, Sum> = HashMap::with_capacity(sums.stacks.len());
-    for (root, stack, sum) in &sums.stacks {
-        let mut line = roots.get(*root as usize).cloned().unwrap_or_default();
-        names.append(*stack, &mut line);
+    for SummedStack { root: of_root, parts: StackParts { host, guest }, sum } in &sums.stacks {
+        let of_root = roots.get(*of_root as usize).map_or(&[][..], Vec::as_slice);
+        let between = if root == Root::Vcpu { 1 } else { of_root.len() };
+        let (outer, inner) = of_root.split_at_checked(between).unwrap_or((of_root, &[]));
+        let mut line = outer.join(";");
+        if let Some(host) = host {
+            names.append(*host, &mut line);
+        }
+        for name in inner {
+            line.push(';');
+            line.push_str(name);
+        }
+        if let Some(stack) = guest {
+            names.append(*stack, &mut line);
+        }
         all.entry(line).or_default().add(*sum);
     }
     let mut lines: Vec<(String, u64)> =

@@ -53,7 +53,7 @@ pub struct Request {
     pub format: Format,
     /// Part of the profile.
     pub filter: Filter,
-    /// Include the stacks of the host at ticks outside of the guest ([`Format::shows_host`]).
+    /// Include the stacks of the host ([`Format::shows_host`]).
     pub host: bool,
     /// Root of stacks, in formats that have no separate field for processes and threads.
     pub root: Root,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use profile::report::Recording;
+use profile::report::{RecordedSample, Recording};
 use text::units::rounded;
 
 use crate::{Count, Root, names};
@@ -33,55 +33,97 @@ impl Sum {
     }
 }
 
+/// Samples of one stack below one root.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct SummedStack {
+    /// Index of the root.
+    pub root: u32,
+    /// Its parts; that of the host only with [`Root::Vcpu`].
+    pub parts: StackParts,
+    /// Sum of the samples.
+    pub sum: Sum,
+}
+
+/// Parts of the stack of a sample, by their indexes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct StackParts {
+    /// Stack of the host with which the thread came to where it was.
+    pub host: Option<u32>,
+    /// Stack of the guest below that; `None` outside of the guest.
+    pub guest: Option<u32>,
+}
+
+impl StackParts {
+    pub(crate) fn new(recording: &Recording, sample: &RecordedSample) -> Self {
+        let owner = recording.owners.get(sample.owner as usize);
+        match owner.and_then(|owner| owner.place) {
+            Some(_) => Self { host: Some(sample.stack), guest: None },
+            None => Self { host: sample.host_stack, guest: Some(sample.stack) },
+        }
+    }
+
+    /// Returns the stack as one part, without that of the host below a guest's.
+    pub(crate) fn only(stack: u32) -> Self {
+        Self { host: None, guest: Some(stack) }
+    }
+}
+
 /// Sums of stacks by their roots.
 #[derive(Debug)]
 pub(crate) struct Sums {
-    /// Names above the outermost frame.
+    /// Names above the outermost frame; with [`Root::Vcpu`], the last one is between the frames of the host
+    /// and the others.
     pub roots: Vec<Vec<String>>,
-    /// Index of the root, index of the stack, sum: in the order of both.
-    pub stacks: Vec<(u32, u32, Sum)>,
+    /// In the order of their indexes.
+    pub stacks: Vec<SummedStack>,
 }
 
 impl Sums {
     /// Sums of all samples.
-    pub(crate) fn new(recording: &Recording, root: Root) -> Self {
+    pub(crate) fn new(recording: &Recording, of_root: Root) -> Self {
         let mut roots: Vec<Vec<String>> = Vec::new();
         let mut known: HashMap<Vec<String>, u32> = HashMap::new();
         // Owners have the same roots on all vCPUs, unless the vCPU is one of them.
         let mut of_owner: HashMap<(u32, u8), Option<u32>> = HashMap::new();
         let mut root_of = |owner: u32, vcpu: u8| {
-            let vcpu = if root == Root::Vcpu { vcpu } else { 0 };
+            let vcpu = if of_root == Root::Vcpu { vcpu } else { 0 };
             *of_owner.entry((owner, vcpu)).or_insert_with(|| {
-                let names = names::roots(recording, recording.owners.get(owner as usize)?, vcpu, root);
+                let names = names::roots(recording, recording.owners.get(owner as usize)?, vcpu, of_root);
                 Some(*known.entry(names).or_insert_with_key(|names| {
                     roots.push(names.clone());
                     u32::try_from(roots.len() - 1).unwrap_or(u32::MAX)
                 }))
             })
         };
-        let mut keyed: Vec<(u32, u32, Sum)> = Vec::new();
-        // By stack, of which there are many, then by root, of which each stack has few.
-        let mut first: Vec<Vec<(u32, u32)>> = vec![Vec::new(); recording.stacks.len()];
+        let mut keyed: Vec<SummedStack> = Vec::new();
+        // Indexes of sums by stack, of which there are many; each has few roots and stacks of the host.
+        let mut of_stack: Vec<Vec<usize>> = vec![Vec::new(); recording.stacks.len()];
         for sample in &recording.samples {
-            let (Some(root), Some(list)) =
-                (root_of(sample.owner, sample.vcpu), first.get_mut(sample.stack as usize))
+            let (Some(root), Some(places)) =
+                (root_of(sample.owner, sample.vcpu), of_stack.get_mut(sample.stack as usize))
             else {
                 continue;
             };
-            let place = match list.iter().find(|(of, _)| *of == root) {
-                Some((_, place)) => *place,
+            let parts = match of_root {
+                Root::Vcpu => StackParts::new(recording, sample),
+                Root::Process | Root::Thread | Root::None => StackParts::only(sample.stack),
+            };
+            let is_known = |place: &&usize| {
+                keyed.get(**place).is_some_and(|summed| (summed.root, summed.parts) == (root, parts))
+            };
+            let place = match places.iter().find(is_known) {
+                Some(&place) => place,
                 None => {
-                    let place = u32::try_from(keyed.len()).unwrap_or(u32::MAX);
-                    keyed.push((root, sample.stack, Sum::default()));
-                    list.push((root, place));
-                    place
+                    places.push(keyed.len());
+                    keyed.push(SummedStack { root, parts, sum: Sum::default() });
+                    keyed.len() - 1
                 }
             };
-            if let Some((_, _, sum)) = keyed.get_mut(place as usize) {
-                sum.add(Sum { samples: 1, ns: sample.weight_ns });
+            if let Some(summed) = keyed.get_mut(place) {
+                summed.sum.add(Sum { samples: 1, ns: sample.weight_ns });
             }
         }
-        keyed.sort_unstable_by_key(|(root, stack, _)| (*root, *stack));
+        keyed.sort_unstable_by_key(|summed| (summed.root, summed.parts));
         Self { roots, stacks: keyed }
     }
 }

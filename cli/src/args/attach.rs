@@ -151,8 +151,8 @@ pub struct AttachArgs {
     #[command(flatten)]
     pub vm: VmArgs,
 
-    /// Also record the host's stack of a vCPU's thread at ticks outside of the guest: functions of the VMM,
-    /// of KVM and of the host's kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
+    /// Also record the stack of a vCPU's thread in the host: functions of the VMM, of KVM and of the host's
+    /// kernel; needs the engine `bpf` (`vprof report --host`, `vprof export --host`)
     #[arg(long, help_heading = "Guest", conflicts_with = "gdb")]
     pub host_stacks: bool,
 

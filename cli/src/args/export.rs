@@ -47,8 +47,8 @@ pub struct ExportArgs {
     #[arg(long, value_name = "WHAT", value_parser = named(Root::ALL))]
     pub root: Option<Root>,
 
-    /// Also the functions of the host at ticks outside of the guest: of the VMM, KVM and the host's kernel,
-    /// on one axis with the guest's (profiles of `attach --host-stacks`; not html and bootchart)
+    /// Also the functions of the host: of the VMM, KVM and the host's kernel, on one axis with the guest's
+    /// (profiles of `attach --host-stacks`; not html and bootchart)
     #[arg(long)]
     pub host: bool,
 

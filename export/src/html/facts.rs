@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use profile::boot::Boot;
 use profile::histogram;
 use profile::report::{
-    Annotation, Breakdown, By, CodeLine, Event, ExactReport, FunctionListing, Report, Row, ShownLines,
+    Annotation, Breakdown, By, CodeLine, Event, ExactReport, FunctionListing, HostReport, Report, Row,
+    ShownLines,
 };
 use profile::rusage::Rusage;
 use profile::stat::{ExitStat, Stat};
@@ -71,6 +72,9 @@ pub(super) fn collect(
     facts.put("microstates", sources.lanes.iter().map(super::lanes::Lane::json).collect::<Value>());
     let lines = sources.console.lines.into_iter().map(|(s, line)| json!([s, line]));
     let (lines, left_out) = (lines.collect::<Value>(), sources.console.left_out);
+    if let Some(host) = sources.host {
+        facts.host(host.report);
+    }
     facts.put("console", json!({ "lines": lines, "leftOut": left_out }));
     facts
 }
@@ -196,6 +200,12 @@ impl Facts {
         let counters = &stat.kvm_counters[..stat.kvm_counters.len().min(MOST_ROWS)];
         let stat = json!({ "exits": exits, "exitTimes": times, "exitSites": sites, "interrupts": interrupts, "counters": counters });
         self.put("stat", value(stat));
+    }
+
+    fn host(&mut self, mut report: HostReport) {
+        self.put("hostFunctionsLeftOut", report.functions.len().saturating_sub(MOST_BY));
+        report.functions.truncate(MOST_BY);
+        self.put_value("host", &report);
     }
 
     fn exact(&mut self, mut exact: ExactReport) {

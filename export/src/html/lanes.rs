@@ -2,7 +2,7 @@
 //! samples.
 
 use profile::Profile;
-use profile::report::{Recording, Report, Vcpu};
+use profile::report::{PlacedTick, Recording, Report, ThreadPlace, Vcpu};
 use profile::rows::Mode;
 use profile::store::{QueryError, Value};
 use serde_json::{Value as Json, json};
@@ -22,6 +22,8 @@ struct Segment {
     states: [u64; 7],
     /// Samples by [`PARTS`].
     parts: [u64; 4],
+    /// Ticks by place of the thread, in the order of [`ThreadPlace::ALL`].
+    places: [u64; ThreadPlace::ALL.len()],
     /// The part of the time in the guest in which sampling was stopped, ns.
     unsampled_ns: u64,
 }
@@ -33,19 +35,22 @@ pub(super) struct Lane {
     segments: Vec<Segment>,
     /// Times in which it was not sampled, from and to, ns: the longest [`MOST`] of them.
     stops: Vec<(u64, u64)>,
+    /// The places of the thread at ticks are known.
+    has_places: bool,
 }
 
 impl Lane {
     fn new(vcpu: u8, segments: Vec<Segment>) -> Self {
-        Self { vcpu, segments, stops: Vec::new() }
+        Self { vcpu, segments, stops: Vec::new(), has_places: false }
     }
 }
 
-/// Reads the lanes of the report's vCPUs.
+/// Reads the lanes of the report's vCPUs, with the places of their threads at `ticks`, if they are known.
 pub(super) fn read(
     profile: &Profile,
     report: &Report,
     recording: &Recording,
+    ticks: Option<&[PlacedTick]>,
 ) -> Result<Vec<Lane>, QueryError> {
     let mut lanes: Vec<Lane> = report.vcpus.iter().map(|vcpu| Lane::new(vcpu.id, Vec::new())).collect();
     let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
@@ -73,16 +78,27 @@ pub(super) fn read(
             Mode::Idle => 3,
             Mode::Kernel | Mode::Boot | Mode::Unknown => 1,
         };
-        count(&mut lanes, sample.vcpu, sample.time_ns, part);
+        if let Some(segment) = segment_at(&mut lanes, sample.vcpu, sample.time_ns) {
+            segment.parts[part] += 1;
+        }
     }
     // The recording has no idle samples.
     let sql = "SELECT s.vcpu, s.time_ns FROM sample s JOIN mode m ON m.id = s.mode \
                WHERE m.name = 'idle' AND s.vcpu_state = 'guest'";
     for row in &profile.query(sql)?.rows {
         if let [vcpu, time] = row.as_slice() {
-            count(&mut lanes, u8::try_from(number(vcpu)).unwrap_or(u8::MAX), number(time), 3);
+            let vcpu = u8::try_from(number(vcpu)).unwrap_or(u8::MAX);
+            if let Some(segment) = segment_at(&mut lanes, vcpu, number(time)) {
+                segment.parts[3] += 1;
+            }
         }
     }
+    for &PlacedTick { vcpu, time_ns, place } in ticks.unwrap_or_default() {
+        if let Some(segment) = segment_at(&mut lanes, vcpu, time_ns) {
+            segment.places[place as usize] += 1;
+        }
+    }
+    lanes.iter_mut().for_each(|lane| lane.has_places = ticks.is_some());
     Ok(lanes)
 }
 
@@ -116,13 +132,12 @@ fn whole(vcpu: &Vcpu) -> Segment {
     Segment { end_ns: text::units::rounded(vcpu.wall_s * 1e9), states, ..Segment::default() }
 }
 
-fn count(lanes: &mut [Lane], vcpu: u8, time_ns: u64, part: usize) {
-    let Some(lane) = lanes.iter_mut().find(|lane| lane.vcpu == vcpu) else { return };
+/// Returns the segment of a vCPU at a time.
+fn segment_at(lanes: &mut [Lane], vcpu: u8, time_ns: u64) -> Option<&mut Segment> {
+    let lane = lanes.iter_mut().find(|lane| lane.vcpu == vcpu)?;
     let place = lane.segments.partition_point(|segment| segment.end_ns <= time_ns);
-    let place = place.min(lane.segments.len().saturating_sub(1));
-    if let Some(segment) = lane.segments.get_mut(place) {
-        segment.parts[part] += 1;
-    }
+    let last = lane.segments.len().saturating_sub(1);
+    lane.segments.get_mut(place.min(last))
 }
 
 impl Lane {
@@ -185,6 +200,13 @@ impl Lane {
         for (place, name) in PARTS.iter().enumerate() {
             columns[*name] = column(&|segment| segment.parts[place]);
         }
+        let of_place = |place: ThreadPlace| {
+            (place.name().to_owned(), column(&move |segment| segment.places[place as usize]))
+        };
+        columns["places"] = match self.has_places {
+            true => ThreadPlace::ALL.map(of_place).into_iter().collect(),
+            false => Json::Null,
+        };
         columns
     }
 }
@@ -221,10 +243,10 @@ mod tests {
         assert_eq!((lane.segments[0].end_ns, lane.segments[0].states[..2].to_vec()), (3_000, vec![3, 3_000]));
         assert_eq!(lane.segments.iter().map(|s| s.states[0]).sum::<u64>(), 2_500 * 2_499 / 2);
         let mut lanes = [lane];
-        count(&mut lanes, 0, 2_999, 0);
-        count(&mut lanes, 0, 3_000, 2);
-        count(&mut lanes, 0, u64::MAX, 1);
-        count(&mut lanes, 9, 0, 1);
+        for (time_ns, part) in [(2_999, 0), (3_000, 2), (u64::MAX, 1)] {
+            segment_at(&mut lanes, 0, time_ns).expect("a segment").parts[part] += 1;
+        }
+        assert!(segment_at(&mut lanes, 9, 0).is_none(), "no such vCPU");
         let json = lanes[0].json();
         assert_eq!((json["user"][0].as_u64(), json["interrupt"][1].as_u64()), (Some(1), Some(1)));
         assert_eq!((json["kernel"][833].as_u64(), json["end"][0].as_u64()), (Some(1), Some(3)));

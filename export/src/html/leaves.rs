@@ -1,13 +1,15 @@
-//! Stacks of a whole run with their weights: sleeps of tasks, and samples of another profile.
+//! Stacks of a whole run with their weights: sleeps of tasks, samples of another profile, and stacks that
+//! lead from the host into the guest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use profile::report::{ExactReport, OffCpu, Recording};
 use text::units::rounded;
 
 use super::block::Numbers;
-use super::tree::{FunctionKind, Functions, Tree};
+use super::tree::{Function, FunctionKind, Functions, Tree};
 use super::who::{ASLEEP, ProcessRows, Role, mode_number};
+use crate::sums::StackParts;
 
 /// Number and time, ns, by node and role.
 #[derive(Debug, Clone, Default)]
@@ -75,6 +77,42 @@ pub(super) fn asleep(
         leaves.add(node, process_rows.role(Role { thread, mode: ASLEEP, call: 0 }), *count, s * 1e9);
     }
     leaves
+}
+
+/// Returns the samples of a recording with stacks of the host: below each vCPU the functions of the host,
+/// then the program or the place in the host, then the functions of the guest.
+pub(super) fn under_vcpus(
+    recording: &Recording,
+    functions: &mut Functions,
+    tree: &mut Tree,
+    process_rows: &mut ProcessRows,
+) -> Leaves {
+    let mut leaves = Leaves::default();
+    // Many samples have the same stacks.
+    let mut known: HashMap<(u8, u32, StackParts), (u32, u32)> = HashMap::new();
+    for sample in &recording.samples {
+        let Some(owner) = recording.owners.get(sample.owner as usize) else { continue };
+        let parts = StackParts::new(recording, sample);
+        let (node, thread) = *known.entry((sample.vcpu, sample.owner, parts)).or_insert_with(|| {
+            let name = recording.process_of(owner).map_or(&owner.name, |process| &process.comm);
+            let mut node = tree.node(0, functions.number(state(format!("vCPU {}", sample.vcpu))));
+            if let Some(stack) = parts.host {
+                node = tree.below(node, recording, stack, functions);
+            }
+            node = tree.node(node, functions.number(state(name.clone())));
+            if let Some(stack) = parts.guest {
+                node = tree.below(node, recording, stack, functions);
+            }
+            (node, process_rows.of_owner(recording, owner))
+        });
+        let role = process_rows.role(Role { thread, mode: mode_number(sample.mode), call: 0 });
+        leaves.add(node, role, 1, sample.weight_ns);
+    }
+    leaves
+}
+
+fn state(name: String) -> Function {
+    (name, None, FunctionKind::State)
 }
 
 /// Returns the samples of another profile.

@@ -12,6 +12,7 @@ mod block;
 mod clean;
 mod console;
 mod facts;
+mod host;
 mod lanes;
 mod leaves;
 mod page;
@@ -32,6 +33,7 @@ use profile::store::QueryError;
 use profile::{Profile, ProfileError};
 
 use block::Block;
+use host::Host;
 use tree::{Functions, Tree};
 use who::ProcessRows;
 
@@ -102,6 +104,8 @@ struct Sources {
     stat: Stat,
     exact: Result<ExactReport, NoExactData>,
     lanes: Vec<lanes::Lane>,
+    /// `None` if the profile has no stacks of the host.
+    host: Option<Host>,
     console: console::Console,
 }
 
@@ -122,8 +126,11 @@ impl Sources {
             Err(ReportError::NoExact(reason)) => Err(NoExactData(reason)),
             Err(error) => return Err(error.into()),
         };
+        let host = Host::read(profile, filter, progress)?;
+        let ticks = host.as_ref().map(|host| host.ticks.as_slice());
         Ok(Self {
-            lanes: lanes::read(profile, &report, &recording)?,
+            lanes: lanes::read(profile, &report, &recording, ticks)?,
+            host,
             console: console::read(profile)?,
             rusage: Rusage::read(profile)?,
             stat: Stat::read(profile)?,
@@ -176,6 +183,11 @@ pub fn write_page(
         None => None,
     };
 
+    let on_host = sources
+        .host
+        .as_ref()
+        .map(|host| leaves::under_vcpus(&host.recording, &mut functions, &mut tree, &mut process_rows));
+
     let mut facts = facts::collect(sources, &request.title, &mut functions, &process_rows);
     let order = tree.order();
     let mut block = Block::default();
@@ -185,6 +197,10 @@ pub fn write_page(
     if let Some(asleep) = &asleep {
         facts.leaves("offCpu", asleep);
         block.section("offCpu", asleep.written(&order));
+    }
+    if let Some(on_host) = &on_host {
+        facts.leaves("host", on_host);
+        block.section("host", on_host.written(&order));
     }
     if let Some((name, leaves)) = &base {
         facts.base(name, leaves);

@@ -16,7 +16,7 @@ const STYLES: [&str; 4] = [
 ];
 
 /// Scripts in the order of their dependencies.
-const SCRIPTS: [&str; 25] = [
+const SCRIPTS: [&str; 26] = [
     include_str!("page/script/elements.js"),
     include_str!("page/script/theme.js"),
     include_str!("page/script/data.js"),
@@ -26,6 +26,7 @@ const SCRIPTS: [&str; 25] = [
     include_str!("page/script/summary.js"),
     include_str!("page/script/activity.js"),
     include_str!("page/script/phases.js"),
+    include_str!("page/script/host.js"),
     include_str!("page/script/timeline.js"),
     include_str!("page/script/heat.js"),
     include_str!("page/script/layout.js"),

@@ -14,7 +14,7 @@ pub(super) enum FunctionKind {
     Kernel,
     /// The reason why frames are missing.
     Reason,
-    /// The wait reason of a sleep.
+    /// Not a function: the wait reason of a sleep; a vCPU, program or place in a stack from the host.
     State,
 }
 
@@ -70,6 +70,25 @@ impl Tree {
             nodes.push((parent, function));
             small(nodes.len())
         })
+    }
+
+    /// Returns the node of a stack below another node.
+    pub(super) fn below(
+        &mut self,
+        mut node: u32,
+        recording: &Recording,
+        stack: u32,
+        functions: &mut Functions,
+    ) -> u32 {
+        let mut frames: Vec<u32> = recording.frames_of(stack).collect();
+        frames.reverse();
+        for entry in frames.iter().flat_map(|frame| recording.entries_of(*frame).iter().rev()) {
+            if let Some(function) = recording.functions.get(entry.function as usize) {
+                let key = (function.symbol.clone(), function.module.clone(), function.kind.into());
+                node = self.node(node, functions.number(key));
+            }
+        }
+        node
     }
 
     /// Adds the stacks that samples of a recording have. Returns the node of each stack; 0 for those without

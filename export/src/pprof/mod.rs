@@ -29,6 +29,7 @@ use tables::{Code, Strings};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Key {
     stack: u32,
+    host_stack: Option<u32>,
     owner: u32,
     vcpu: u8,
     mode: &'static str,
@@ -38,8 +39,8 @@ struct Key {
 
 impl Key {
     fn new(sample: &RecordedSample) -> Self {
-        let RecordedSample { stack, owner, vcpu, syscall, interrupt, .. } = *sample;
-        Self { stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
+        let RecordedSample { stack, host_stack, owner, vcpu, syscall, interrupt, .. } = *sample;
+        Self { stack, host_stack, owner, vcpu, mode: sample.mode.name(), syscall, interrupt }
     }
 }
 
@@ -68,8 +69,10 @@ fn profile(recording: &Recording) -> Result<Profile, ExportError> {
     let mut samples = Vec::with_capacity(sums.len());
     for (key, sum) in sums {
         samples.push(Sample {
+            // Innermost first.
             location_id: recording
                 .frames_of(key.stack)
+                .chain(key.host_stack.into_iter().flat_map(|stack| recording.frames_of(stack)))
                 .map(|frame| code.location(frame, &mut strings))
                 .collect(),
             value: vec![signed(sum.samples), whole(sum.ns)],

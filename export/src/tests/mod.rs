@@ -61,10 +61,16 @@ fn guest_and_host_have_one_axis_under_their_vcpu() {
     let request = |count| Request { host: true, ..folded(Root::Vcpu, count) };
     let lines = text(&made, &request(Count::Samples));
     let has = |line: &str| assert!(lines.lines().any(|found| found == line), "{line}: {lines}");
-    has("vCPU 0;[host: kvm];main_loop;kvm_vcpu_ioctl 10");
-    has("vCPU 0;[host: vmm];main_loop 5");
-    has("vCPU 0;prog;main;work;hash;mix 30");
+    has("vCPU 0;main_loop;kvm_vcpu_ioctl;[host: kvm] 10");
+    has("vCPU 0;main_loop;[host: vmm] 5");
+    // Ten samples of these have a stack of the host.
+    has("vCPU 0;main_loop;kvm_vcpu_ioctl;vcpu_enter_guest;prog;main;work;hash;mix 10");
+    has("vCPU 0;prog;main;work;hash;mix 20");
     has("vCPU 0;[hard interrupts];main;work;ksys_read;vfs_read 6");
+    let by_program = text(&made, &Request { root: Root::Process, ..request(Count::Samples) });
+    for line in ["prog;main;work;hash;mix 30", "[host: kvm];main_loop;kvm_vcpu_ioctl 10"] {
+        assert!(by_program.lines().any(|found| found == line), "{line}: {by_program}");
+    }
     let times = text(&made, &request(Count::Time));
     let sum: u64 = times.lines().filter_map(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok()).sum();
     // The guest's time, of which KVM has a part, and that in the VMM; each line is rounded.

@@ -168,7 +168,7 @@ fn firefox_gets_tracks_categories_and_markers() {
     assert_eq!(vcpu["markers"]["length"], 1);
     let categories = profile["meta"]["categories"].as_array().expect("categories");
     let names: Vec<&str> = categories.iter().filter_map(|category| category["name"].as_str()).collect();
-    assert_eq!(names, ["Other", "User", "Kernel", "Hard interrupt", "Soft interrupt", "Idle"]);
+    assert_eq!(names, ["Other", "User", "Kernel", "Hard interrupt", "Soft interrupt", "Host", "Idle"]);
     let texts = worker["stringArray"].as_array().expect("texts");
     assert!(texts.iter().any(|text| text == "work [prog]"), "{texts:?}");
 }

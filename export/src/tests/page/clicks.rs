@@ -246,8 +246,47 @@ fn a_base_has_a_list_of_changes() {
 }
 
 #[test]
+fn the_host_has_the_figures_of_queries() {
+    let made = fixture::with_host();
+    let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };
+    let count = |sql: &str| number(&made.path, sql);
+    let ticks = |place: &str| count(&format!("SELECT count(*) FROM host_sample WHERE place = '{place}'"));
+    let sampled = |state: &str| count(&format!("SELECT count(*) FROM sample WHERE vcpu_state = '{state}'"));
+    let shown: Vec<u64> = browser.rows("#host-places").iter().map(|row| digits(&row[1])).collect();
+    let (kvm, vmm) = (ticks("kvm"), ticks("vmm"));
+    assert_eq!(shown, [sampled("guest") - kvm, kvm, vmm, ticks("waiting"), sampled("halted")]);
+    let rows = browser.rows("#host-functions-table");
+    for (name, kind) in [("main_loop", "VMM"), ("kvm_vcpu_ioctl", "kernel")] {
+        let own =
+            format!("SELECT sum(ticks) FROM v_host_functions WHERE symbol = '{name}' AND place <> 'guest'");
+        let row = rows.iter().find(|row| row[0] == name).unwrap_or_else(|| panic!("{name}: {rows:?}"));
+        assert_eq!((digits(&row[3]), row[2].as_str()), (count(&own), kind));
+    }
+    // The lane below that of the vCPU, on the same axis.
+    let (_, _, left, width) = browser.place("#lane-canvas");
+    let (_, lane, ..) = browser.place("#lane-names span[title='vCPU 0, host']");
+    browser.mouse("mouseMoved", (left + width * 0.5, lane), 0);
+    let tip = browser.text("#lane-tip");
+    for part in ["100 ticks", "Guest 75.0 %", "KVM, between two stays in the guest 10.0 %", "VMM 5.0 %"] {
+        assert!(tip.contains(part), "{part}: {tip}");
+    }
+    // Guest and host in one flame graph.
+    browser.click("#with-host");
+    let busy = count("SELECT count(*) FROM v_charged") + vmm;
+    assert_eq!(samples_in(&browser.text("#frame-detail")), busy);
+    assert_eq!(browser.value("document.getElementById('by-process').disabled"), true);
+    browser.value("document.getElementById('search').focus()");
+    browser.write("kvm_vcpu_ioctl");
+    let found = browser.text("#match");
+    let below = count("SELECT count(*) FROM host_sample WHERE stack IN (2, 3)");
+    assert_eq!(digits(found.rsplit(" · ").next().unwrap_or_default()), below, "{found}");
+    assert!(browser.value("location.hash").as_str().is_some_and(|hash| hash.contains("host=1")));
+    browser.assert_quiet();
+}
+
+#[test]
 fn a_phone_shows_all_of_it() {
-    let (made, other) = (fixture::plain(), fixture::named("other"));
+    let (made, other) = (fixture::with_host(), fixture::named("other"));
     let base = profile::Profile::open(&other.path).expect("a profile");
     let request = PageRequest { base: Some(("before".to_owned(), &base)), ..PageRequest::default() };
     let Some(mut browser) = Browser::open(&page_file(&made.path, &request)) else { return };

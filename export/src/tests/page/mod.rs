@@ -10,7 +10,7 @@ use std::path::Path;
 use flate2::read::ZlibDecoder;
 use profile::Profile;
 use profile::boot::Boot;
-use profile::report::{By, Filter, FullReport};
+use profile::report::{By, Filter, FullReport, HostReport};
 use profile::rows::TaskState;
 use profile::store::Value as Cell;
 use serde_json::Value;
@@ -232,6 +232,28 @@ fn a_base_brings_its_stacks() {
     let rows = block.0["processes"].as_array().expect("rows");
     let other = rows.iter().find(|row| row["comm"] == "other").expect("a row");
     assert_eq!(other["samples"], 0);
+}
+
+#[test]
+fn the_host_has_the_reports_figures() {
+    let made = fixture::with_host();
+    let block = block(&page(&made.path, &PageRequest::default()));
+    let profile = Profile::open(&made.path).expect("a profile");
+    let report = HostReport::read(&profile, &Filter::default()).expect("a report");
+    // As text: it loses the last digit of some numbers.
+    let text = serde_json::to_string(&report).expect("JSON");
+    assert_eq!(block.0["host"], serde_json::from_str::<Value>(&text).expect("JSON"));
+    let leaves: u64 = section(&block, "host").chunks(4).map(|leaf| leaf[2]).sum();
+    let in_vmm = number(&made.path, "SELECT count(*) FROM host_sample WHERE place = 'vmm'");
+    assert_eq!(leaves, fixture::SAMPLES + in_vmm);
+    for place in &report.places {
+        let lane = block.0["microstates"][0]["places"][place.place.name()].as_array().expect("a column");
+        let ticks: u64 = lane.iter().filter_map(Value::as_u64).sum();
+        assert_eq!(ticks, place.estimate.samples, "{place:?}");
+    }
+    let plain = fixture::plain();
+    let (facts, _) = self::block(&page(&plain.path, &PageRequest::default()));
+    assert_eq!((facts.get("host"), &facts["microstates"][0]["places"]), (None, &Value::Null));
 }
 
 #[test]

@@ -42,7 +42,7 @@ class PageAddress {
       view.pickAll();
     }
     flame.restore({
-      offCpu: wanted.get('off') === '1',
+      shows: wanted.get('off') === '1' ? 'offCpu' : wanted.get('host') === '1' ? 'host' : 'onCpu',
       invert: wanted.get('invert') === '1',
       byProcess: wanted.get('merged') !== '1',
       search: wanted.get('search') ?? '',
@@ -61,8 +61,8 @@ class PageAddress {
     if (view.process !== null) {
       parts.set('process', processName(profile.processes[view.process]));
     }
-    const { byProcess, invert } = flame.shape;
-    for (const [name, on] of [['off', flame.offCpu], ['invert', invert], ['merged', !byProcess]]) {
+    const { invert } = flame.shape;
+    for (const [name, on] of [['off', flame.offCpu], ['host', flame.shows === 'host'], ['invert', invert], ['merged', !$('by-process').checked]]) {
       if (on) {
         parts.set(name, '1');
       }

@@ -108,7 +108,7 @@ function readSamples({ json, section }) {
   return samples;
 }
 
-/** Whole stacks with their weights, s: sleeps of tasks, or the samples of the base. */
+/** Whole stacks with their weights, s: sleeps of tasks, the samples of the base, or stacks from the host. */
 function readLeaves({ json, section }, name) {
   const size = json.leaves[name];
   if (size === undefined) {
@@ -155,6 +155,7 @@ async function load() {
     tree: readTree(block),
     samples: readSamples(block),
     offCpu: readLeaves(block, 'offCpu'),
+    hostLeaves: readLeaves(block, 'host'),
     baseLeaves: readLeaves(block, 'base'),
   };
   // Row of processes, mode, thread and call of each role.

@@ -10,7 +10,8 @@ class Flame {
     /** The frame that the keyboard is at, by its place. */
     this.focus = 0;
     this.wanted = '';
-    this.offCpu = false;
+    /** What the graph shows: `onCpu`, `offCpu`, or `host`, stacks from the host into the guest. */
+    this.shows = 'onCpu';
     this.isMatch = new Uint8Array(profile.functions.symbol.length);
     /** The frames that were found, by their places, and the one of them that is shown. */
     this.matches = [];
@@ -31,8 +32,10 @@ class Flame {
       $('off-cpu').disabled = true;
       $('off-cpu').title = 'Made without `vprof run --exact`, which records where tasks sleep';
     }
-    $('on-cpu').addEventListener('click', () => this.show(false));
-    $('off-cpu').addEventListener('click', () => this.show(true));
+    $('with-host').hidden = !profile.hostLeaves;
+    $('on-cpu').addEventListener('click', () => this.show('onCpu'));
+    $('off-cpu').addEventListener('click', () => this.show('offCpu'));
+    $('with-host').addEventListener('click', () => this.show('host'));
     for (const id of ['by-process', 'invert', 'colour-change', 'base-widths']) {
       $(id).addEventListener('change', () => { this.zoom = []; this.focus = 0; this.reshape(); });
     }
@@ -51,23 +54,30 @@ class Flame {
     this.update();
   }
 
-  show(offCpu) {
-    this.choose(offCpu);
+  show(shows) {
+    this.choose(shows);
     this.zoom = [];
     this.focus = 0;
     this.update();
   }
 
-  choose(offCpu) {
-    this.offCpu = offCpu;
-    $('on-cpu').setAttribute('aria-pressed', String(!offCpu));
-    $('off-cpu').setAttribute('aria-pressed', String(offCpu));
+  choose(shows) {
+    this.shows = shows;
+    for (const [id, what] of [['on-cpu', 'onCpu'], ['off-cpu', 'offCpu'], ['with-host', 'host']]) {
+      $(id).setAttribute('aria-pressed', String(shows === what));
+    }
+    // A program has its frames below those of the host.
+    $('by-process').disabled = shows === 'host';
+  }
+
+  get offCpu() {
+    return this.shows === 'offCpu';
   }
 
   get shape() {
     const on = (id) => $(id).checked;
-    const differs = Boolean(this.profile.base) && !this.offCpu;
-    return { byProcess: on('by-process'), invert: on('invert'), change: differs && on('colour-change'), baseWidths: differs && on('base-widths') };
+    const differs = Boolean(this.profile.base) && this.shows === 'onCpu';
+    return { byProcess: on('by-process') && this.shows !== 'host', invert: on('invert'), change: differs && on('colour-change'), baseWidths: differs && on('base-widths') };
   }
 
   resized() {
@@ -79,7 +89,7 @@ class Flame {
 
   /** Draws everything again after a change of the view. */
   update() {
-    this.stacks = collect(this.profile, this.view, this.offCpu);
+    this.stacks = collect(this.profile, this.view, this.shows);
     $('flame-process').value = this.view.process === null ? '' : String(this.view.process);
     this.reshape();
   }
@@ -117,8 +127,9 @@ class Flame {
   }
 
   /** Shows another graph: values as the page's address has them. */
-  restore({ offCpu, invert, byProcess, search, zoom }) {
-    this.choose(offCpu && Boolean(this.profile.offCpu));
+  restore({ shows, invert, byProcess, search, zoom }) {
+    const known = { offCpu: this.profile.offCpu, host: this.profile.hostLeaves }[shows];
+    this.choose(known ? shows : 'onCpu');
     $('invert').checked = invert;
     $('by-process').checked = byProcess;
     $('search').value = search;
@@ -145,11 +156,13 @@ class Flame {
   notes() {
     const { view, profile } = this;
     const [from, to] = view.seconds();
-    const sorry = 'Exact mode has sums over its whole time: the picked time does not apply.';
+    const sorry = view.whole ? '' : ' The picked time does not apply here.';
     const time = view.whole && !profile.isPart ? 'the whole run' : `${moment(from, profile.step)} to ${moment(to, profile.step)} s`;
-    const text = this.offCpu
-      ? `Exact time of sleeps, by the kernel functions in which tasks slept, without kernel threads. ${view.whole ? '' : sorry}`
-      : `Time on a CPU in ${time}, by samples: a sample represents its part of the exact time in the guest.`;
+    const text = {
+      onCpu: `Time on a CPU in ${time}, by samples: a sample represents its part of the exact time in the guest.`,
+      offCpu: `Exact time of sleeps, by the kernel functions in which tasks slept, without kernel threads.${sorry}`,
+      host: `Time of the vCPUs that were not halted, by samples: below each vCPU the functions of the VMM, KVM and the host's kernel, below them the guest's programs, or the place in the host. A program is directly below its vCPU where the host's kernel could not walk the stack.${sorry}`,
+    }[this.shows];
     const base = this.shape.change ? ` Red takes more of the time than in ${profile.base.name}, blue less${view.whole ? '' : '; the base is its whole run'}.` : '';
     $('flame-note').textContent = text + base;
   }
@@ -161,8 +174,8 @@ class Flame {
       return;
     }
     const entries = [['user code', 'frame-user'], ['kernel', 'frame-kernel'], ['process', 'frame-process']];
-    if (this.offCpu) {
-      entries.push(['what for', 'frame-state']);
+    if (this.shows !== 'onCpu') {
+      entries.push([this.offCpu ? 'what for' : 'vCPU, program, place', 'frame-state']);
     }
     legend(target, [...entries, ['reason for missing frames', 'frame-reason'], ['found', 'frame-match']]);
   }
@@ -361,7 +374,7 @@ class Flame {
       const { low, high } = wilson(frame.time / all, this.all.count);
       lines.push(`95 % interval ${intervalText(low, high)}, as if samples were independent`);
     }
-    if (this.profile.base && !this.offCpu && frame.above >= 0) {
+    if (this.profile.base && this.shows === 'onCpu' && frame.above >= 0) {
       lines.push(`in the base ${percent(frame.base / (this.all.base || 1))}: ${change(this.changeOf(frame))}`);
     }
     return lines;

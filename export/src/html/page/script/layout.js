@@ -57,18 +57,19 @@ function sortBy(list, keys, bound) {
 }
 
 /** Time, number and the base's time of each stack of an index in the picked time, and their sums up to each. */
-function collect(profile, view, offCpu) {
-  const name = offCpu ? 'offCpuIndex' : 'onCpuIndex';
-  const lists = offCpu ? [profile.offCpu] : [profile.samples, ...(profile.baseLeaves ? [profile.baseLeaves] : [])];
+function collect(profile, view, shows) {
+  const name = `${shows}Index`;
+  const whole = { offCpu: profile.offCpu, host: profile.hostLeaves }[shows] ?? null;
+  const lists = whole ? [whole] : [profile.samples, ...(profile.baseLeaves ? [profile.baseLeaves] : [])];
   profile[name] ??= indexStacks(profile, lists);
   const index = profile[name];
-  const compared = !offCpu && Boolean(profile.baseLeaves);
+  const compared = !whole && Boolean(profile.baseLeaves);
   const [time, count] = [0, 0].map(() => new Float64Array(index.size));
   // Without a base its sums are not kept: a million stacks take time.
   const base = new Float64Array(compared ? index.size : 0);
   const chosen = Uint8Array.from(profile.roles, ([who]) => Number(view.process === null || who === view.process));
-  if (offCpu) {
-    addLeaves(profile.offCpu, index.of, 0, chosen, time, count);
+  if (whole) {
+    addLeaves(whole, index.of, 0, chosen, time, count);
   } else {
     addPicked(profile, view, index.of, chosen, time, count);
     if (compared) {

@@ -74,6 +74,7 @@ async function main() {
   showCode(profile);
   showTasks(profile);
   showAccounting(profile);
+  showHost(profile);
   showExits(profile);
   showLatency(profile);
   new Log(profile, view, timeline);

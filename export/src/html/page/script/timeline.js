@@ -45,7 +45,10 @@ class Timeline {
   constructor(profile, view) {
     this.profile = profile;
     this.view = view;
-    this.lanes = profile.microstates.map((row) => ({ id: row.vcpu, list: segments(row) }));
+    this.lanes = profile.microstates.map((row) => {
+      const list = segments(row);
+      return { id: row.vcpu, list, host: row.places ? { id: row.vcpu, list: hostSegments(row, list) } : null };
+    });
     this.length = profile.length;
     this.begin = profile.begin;
     this.zoom = [this.begin, this.begin + this.length];
@@ -80,7 +83,12 @@ class Timeline {
       return { top, height };
     };
     this.phases = this.profile.phases.length > 0 ? next(LANE.marks, LANE.gap) : null;
-    this.lanes.forEach((lane) => Object.assign(lane, next(LANE.height, LANE.gap)));
+    this.lanes.forEach((lane) => {
+      Object.assign(lane, next(LANE.height, lane.host ? 3 : LANE.gap));
+      if (lane.host) {
+        Object.assign(lane.host, next(LANE.use, LANE.gap));
+      }
+    });
     this.uses = this.activity.shown().map((use) => ({ ...use, ...next(use.lane ? LANE.use : LANE.more, 3) }));
     this.marks = next(2 * LANE.marks, 4);
     this.height = y;
@@ -104,7 +112,7 @@ class Timeline {
     const name = (place, text) => at(place, el('span', { title: text }, text));
     return [
       ...(this.phases ? [name(this.phases, 'Boot')] : []),
-      ...this.lanes.map((lane) => name(lane, `vCPU ${lane.id}`)),
+      ...this.lanes.flatMap((lane) => [name(lane, `vCPU ${lane.id}`), ...(lane.host ? [name(lane.host, `vCPU ${lane.id}, host`)] : [])]),
       ...this.uses.map((use) => at(use, this.useLabel(use))),
       name({ top, height: height / 2 }, 'Events'),
       name({ top: top + height / 2, height: height / 2 }, 'Console'),
@@ -213,9 +221,10 @@ class Timeline {
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     const holds = (place) => place && y >= place.top && y < place.top + place.height;
     const lane = this.lanes.find(holds);
-    const segment = lane?.list.find((s) => s.begin <= time && time < s.end);
+    const host = this.lanes.map((of) => of.host).find(holds);
+    const segment = (lane ?? host)?.list.find((s) => s.begin <= time && time < s.end);
     const phase = holds(this.phases) ? phaseAt(this.profile, time) : undefined;
-    return { time, lane, segment, phase, use: this.uses.find(holds)?.lane, isMark: holds(this.marks), x, y };
+    return { time, lane, host, segment, phase, use: this.uses.find(holds)?.lane, isMark: holds(this.marks), x, y };
   }
 
   /** Picks the segment or the phase at the pointer, or shows the process of a lane alone. */
@@ -232,11 +241,13 @@ class Timeline {
   }
 
   hover(event) {
-    const { time, lane, segment, phase, use, isMark, x, y } = this.at(event);
+    const { time, lane, host, segment, phase, use, isMark, x, y } = this.at(event);
     const perPixel = (this.zoom[1] - this.zoom[0]) / this.canvas.parentElement.clientWidth;
     const tip = $('lane-tip');
     const lines = [`${moment(time, this.profile.step / 10)} s`];
-    if (segment) {
+    if (segment && host) {
+      lines.push(`vCPU ${host.id} in the host, ${duration(segment.end - segment.begin)} to ${moment(segment.end, this.profile.step / 10)} s`, ...describePlaces(segment));
+    } else if (segment) {
       const length = segment.end - segment.begin;
       lines.push(`vCPU ${lane.id}, ${duration(length)} to ${moment(segment.end, this.profile.step / 10)} s`);
       for (const [state, name] of STATES) {
@@ -310,7 +321,12 @@ class Timeline {
     if (this.phases) {
       drawPhases(context, this.profile, x, this.phases);
     }
-    this.lanes.forEach((lane) => this.drawLane(context, width, x, lane));
+    this.lanes.forEach((lane) => {
+      this.drawLane(context, width, x, lane, STATES);
+      if (lane.host) {
+        this.drawLane(context, width, x, lane.host, PLACES);
+      }
+    });
     this.uses.filter(({ lane }) => lane).forEach(({ lane, top, height }) => this.activity.draw(context, { width, x, from, to }, lane, top, height));
     this.drawMarks(context, width, x);
     if (!this.view.whole) {
@@ -343,18 +359,18 @@ class Timeline {
     }
   }
 
-  drawLane(context, width, x, { list, top }) {
+  drawLane(context, width, x, { list, top, height }, states) {
     context.fillStyle = theme.colour('raised');
-    context.fillRect(0, top, width, LANE.height);
+    context.fillRect(0, top, width, height);
     for (const { begin, end, state } of list) {
       const left = x(begin);
       const right = x(end);
       if (right < 0 || left > width || end <= begin) {
         continue;
       }
-      let y = top + LANE.height;
-      for (const [name] of STATES) {
-        const part = state[name] / (end - begin) * LANE.height;
+      let y = top + height;
+      for (const [name] of states) {
+        const part = state[name] / (end - begin) * height;
         context.fillStyle = name === 'unsampled' ? hatched(context) : theme.colour(name);
         context.fillRect(left, y - part, Math.max(right - left, 0.5), part);
         y -= part;

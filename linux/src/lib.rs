@@ -46,6 +46,7 @@ mod per_cpu;
 mod preempt;
 mod probe;
 mod process;
+mod progress;
 mod pt_regs;
 mod sample_reads;
 mod stack;
@@ -83,6 +84,7 @@ pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedSt
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
+pub use progress::GracePeriod;
 pub use sample_reads::{SampleReads, StructurePart};
 pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;

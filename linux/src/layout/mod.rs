@@ -13,6 +13,7 @@ mod module;
 mod orc;
 mod page_cache;
 mod process;
+mod progress;
 mod resource;
 mod stack;
 mod task;
@@ -23,8 +24,9 @@ pub(crate) use clock::ClockLayout;
 pub(crate) use generated::GeneratedLayout;
 pub(crate) use interrupt::{DescLayout, InterruptLayouts, LineTreeLayout};
 pub(crate) use memory_use::{
-    CounterLayout, EventLayout, GROUP_ITEMS, GroupItem, GroupStatLayout, HugeLayout, MemoryGroupLayout,
-    MemoryLayouts, MmUseLayout, RssLayout, SlabLayout, StatItem, StatTable, SuperBlockLayout,
+    CounterLayout, EnumValue, EventLayout, GROUP_ITEMS, GroupItem, GroupStatLayout, HugeLayout,
+    MemoryGroupLayout, MemoryLayouts, MmUseLayout, RssLayout, SlabLayout, StatItem, StatTable,
+    SuperBlockLayout,
 };
 pub(crate) use module::{ModuleKallsymsLayout, ModuleLayout};
 pub(crate) use orc::{BitRange, OrcLayout};
@@ -34,6 +36,7 @@ pub(crate) use process::{
     ParentLayout, ProcessLayouts, RbLayout, RootLayout, UidLayout, VmaField, VmaLayout, VmaTree,
     WorkerLayout,
 };
+pub(crate) use progress::ProgressLayout;
 pub(crate) use resource::ResourceLayout;
 pub(crate) use stack::StackLayout;
 pub(crate) use task::{COMM, HotLayout, ObservationLayout, StateLayout, TaskField, TaskLayout, ThreadLayout};
@@ -68,5 +71,6 @@ layout! {
         generated: GeneratedLayout,
         resource: Result<ResourceLayout, Missing>,
         clock: Result<ClockLayout, Missing>,
+        progress: ProgressLayout,
     }
 }

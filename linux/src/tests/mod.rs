@@ -12,6 +12,7 @@ mod lists;
 mod memory_use;
 mod probe;
 mod process;
+mod progress;
 mod task_scan;
 
 use crate::fixture::{Config, Guest, Style};

@@ -29,6 +29,7 @@ pub mod simulate;
 pub mod stat;
 pub mod store;
 pub mod symbolize;
+pub mod watch;
 
 pub use clock::ClockKind;
 pub use report::{Filter, Report, Sort};

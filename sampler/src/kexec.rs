@@ -133,7 +133,7 @@ impl KexecDetector {
     }
 
     /// Returns the kernel, while it runs.
-    pub(crate) fn kernel(&self) -> Option<&Kernel> {
+    pub(crate) fn kernel(&self) -> Option<&Arc<Kernel>> {
         match self {
             Self::Running(there) => Some(&there.kernel),
             Self::NotFound | Self::Gone => None,

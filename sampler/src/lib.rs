@@ -29,6 +29,7 @@ mod shared;
 mod task_scan;
 mod task_state;
 mod vcpu;
+mod watch;
 
 pub use attached::AttachedSampler;
 pub use collector::standstill::STANDSTILL;
@@ -38,3 +39,4 @@ pub use session::{
     PrecisionStatus, RateOutOfRange, RecordingConfig, Session, SessionConfig, SessionStatus, SessionTotals,
     VcpuSampler, checked_rate,
 };
+pub use watch::WatchConfig;

@@ -37,6 +37,7 @@ use crate::memory_use::MemoryUseCollector;
 use crate::record::GuestCells;
 use crate::shared::{AddedVcpu, GateCommand, SessionEnding, SharedState};
 use crate::task_scan::{ScanConfig, TaskStateCollector};
+use crate::watch::WatchConfig;
 use profile::clock::{ClockKind, Intervals};
 use profile::estimate::ONE_CLOCK;
 use profile::rows::{Sink, SinkError};
@@ -75,6 +76,8 @@ pub struct RecordingConfig {
     /// Precision after which the session is [`Session::precise`]: half the interval of the largest share, as
     /// a part of the whole.
     pub precision: Option<f64>,
+    /// Watch for stalls of the guest.
+    pub watch: Option<WatchConfig>,
 }
 
 impl Default for RecordingConfig {
@@ -89,6 +92,7 @@ impl Default for RecordingConfig {
             task_scan_hz: 0.0,
             memory_interval: None,
             precision: None,
+            watch: None,
         }
     }
 }
@@ -169,6 +173,9 @@ impl Session {
                 recording.rate_hz,
                 one_clock,
             ));
+        }
+        if let Some(watch) = &recording.watch {
+            collector.set_watch(watch.clone());
         }
         if recording.exact {
             let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &cells.readers);

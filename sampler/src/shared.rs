@@ -69,6 +69,8 @@ pub struct SessionTotals {
     pub precision: Option<PrecisionStatus>,
     /// Times at which awaited conditions were met.
     pub seen: ConditionTimes,
+    /// Alerts of the watch.
+    pub alerts: u32,
     /// True if the run ended since the guest had started another kernel
     /// ([`crate::Session::ends_with_kernel`]).
     pub kernel_gone: bool,

@@ -28,9 +28,10 @@ pub use snapshot::{
     ExitRate, FunctionShare, MemoryShare, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot,
     TaskShare, VcpuShare,
 };
-pub use tables::{Span, Tables, View};
+pub use tables::{Span, StackFunction, Tables, View};
 
 use crate::rows::{Batch, Sink, SinkError};
+use crate::watch::WatchReport;
 
 /// Tables that a sink fills and others read.
 #[derive(Clone, Default)]
@@ -74,6 +75,10 @@ impl Sink for LiveSink {
         self.to.write(batch)?;
         self.tables.lock().add(batch);
         Ok(())
+    }
+
+    fn report(&mut self, report: &WatchReport) -> Result<(), SinkError> {
+        self.to.report(report)
     }
 
     fn finish(&mut self) -> Result<(), SinkError> {

@@ -73,6 +73,15 @@ impl Default for View {
     }
 }
 
+/// A function on a stack.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StackFunction {
+    /// Name.
+    pub symbol: String,
+    /// Kernel module, or the program or library; `None` for the kernel image.
+    pub module: Option<String>,
+}
+
 /// An exit's row, and its figures about a second before.
 #[derive(Debug)]
 struct ExitHistory {
@@ -199,6 +208,25 @@ impl Tables {
     /// Returns the time of the latest batch since the run's start, ns.
     pub fn time_ns(&self) -> u64 {
         self.now_ns
+    }
+
+    /// Returns the functions of a stack, innermost first; `stack` 0: those at `frame`. Frames that are
+    /// missing are left out.
+    pub fn stack(&self, frame: u32, stack: u32) -> Vec<StackFunction> {
+        let mut functions = Vec::new();
+        self.code.functions(frame, stack, |number| {
+            let function = self.code.function(number);
+            functions.extend(function.map(|function| StackFunction {
+                symbol: function.symbol.clone(),
+                module: function.module.clone(),
+            }));
+        });
+        functions
+    }
+
+    /// Returns the instance with this row id.
+    pub fn instance_row(&self, id: u32) -> Option<&InstanceRow> {
+        self.instances.get(&id)
     }
 
     /// Returns a snapshot.

@@ -38,6 +38,8 @@ pub use vcpu::*;
 pub use wait_reason::WaitReason;
 pub use who::*;
 
+use crate::watch::WatchReport;
+
 /// Failure to write a batch.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{0}")]
@@ -47,6 +49,11 @@ pub struct SinkError(pub String);
 pub trait Sink: Send + 'static {
     /// Writes all rows or none.
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError>;
+    /// Takes a report on the guest, which refers to rows that were written before.
+    fn report(&mut self, report: &WatchReport) -> Result<(), SinkError> {
+        let _unused = report;
+        Ok(())
+    }
     /// Ends the rows; called once, after the last batch.
     fn finish(&mut self) -> Result<(), SinkError> {
         Ok(())

@@ -9,6 +9,7 @@ use linux::CpuStat;
 use vmm::{Counters, InjectionCount, Injections, Machine, Observer, Region};
 
 use super::standstill::DueTicks;
+use crate::guest_cpu::GuestCpu;
 use crate::microstate::meter::{ReportedExit, VcpuMeter};
 use crate::microstate::stats::VcpuStats;
 use profile::estimate::guest_error_key;
@@ -76,6 +77,11 @@ impl VcpuCounters {
     /// Returns the ticks that each vCPU is to have.
     pub(super) fn due_ticks(&self) -> impl Iterator<Item = DueTicks> {
         self.meters.iter().map(VcpuMeter::due_ticks).map(|(rate_hz, since_ns)| DueTicks { rate_hz, since_ns })
+    }
+
+    /// Returns the CPU of the guest's kernel that each vCPU is.
+    pub(super) fn guest_cpus(&self) -> impl Iterator<Item = GuestCpu> {
+        self.meters.iter().map(VcpuMeter::guest_cpu)
     }
 
     /// Changes the numbers of CPUs from APIC ids to those of their vCPUs. CPUs whose vCPU is not sampled go.
@@ -168,7 +174,6 @@ impl VcpuCounters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guest_cpu::GuestCpu;
 
     /// Times of CPUs with these APIC ids, whose user time is the id, as those of these vCPUs.
     fn numbered(vcpus: &[GuestCpu], apic_ids: &[u32]) -> Vec<(u32, u64)> {

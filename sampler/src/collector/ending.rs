@@ -10,6 +10,7 @@ use super::finder_events::take_name;
 use super::host_stacks::HostStackTable;
 use super::namer::NameRequest;
 use super::precision::PrecisionTarget;
+use super::watching::StallWatch;
 use super::{Collector, FLUSH_PERIOD, NamerHandle};
 use crate::shared::{SessionEnding, SessionTotals};
 
@@ -72,6 +73,7 @@ impl Collector {
             self.event("missing", format!("{lost} ticks have no stack of the host: there was no room"));
         }
         self.totals.seen = self.gate.seen;
+        self.totals.alerts = self.watch.as_ref().map_or(0, StallWatch::alerts);
         self.totals.precision = self.precision.as_ref().and_then(PrecisionTarget::largest_share);
         let mut last = std::mem::take(&mut self.batch);
         last.console.splice(..0, self.console_budget.rest());

@@ -47,6 +47,7 @@ impl Collector {
             self.shared.reached.store(true, Ordering::Release);
         }
         self.finder = None;
+        self.forget_watched();
         self.resolver.kernel_gone();
         if let Some(exact) = &mut self.exact {
             exact.kernel_gone(&mut self.batch);

@@ -12,6 +12,7 @@ mod stall;
 pub(crate) mod standstill;
 mod steps;
 mod waiting;
+mod watching;
 
 use std::fmt;
 use std::fs::File;
@@ -38,6 +39,7 @@ use crate::resolve::resolver::SampleResolver;
 use crate::shared::{AddedVcpu, SessionTotals, SharedState};
 use crate::task_scan::TaskStateCollector;
 use crate::vcpu::RingEnds;
+use crate::watch::StandstillFinding;
 use counters::VcpuCounters;
 use exit_sites::ExitSites;
 use finder::{FinderEvent, FinderRequests};
@@ -49,6 +51,7 @@ use stall::{STALL, StallReports};
 use standstill::{DueTicks, GuestTimer, STANDSTILL, StandstillDetector};
 use steps::{RoundStep, StepTimes};
 use symbols::names::OpenFiles;
+use watching::StallWatch;
 
 /// Time between drains of the rings: the mappings of a process that has ended meanwhile can no longer be
 /// read.
@@ -121,6 +124,8 @@ pub(crate) struct Collector {
     stalls: StallReports,
     standstill: StandstillDetector,
     steps: StepTimes,
+    /// The watch for stalls, if it is on.
+    watch: Option<StallWatch>,
     /// The precision target of the run.
     precision: Option<PrecisionTarget>,
     /// Exact mode, if it is on.
@@ -175,6 +180,7 @@ impl Collector {
             stalls: StallReports::default(),
             standstill: StandstillDetector::default(),
             steps: StepTimes::default(),
+            watch: None,
             precision: None,
             exact: None,
             task_states: None,
@@ -277,6 +283,7 @@ impl Collector {
             let ns = u64::try_from(stopped.as_nanos()).unwrap_or(u64::MAX);
             self.counters.stopped(ns);
             self.standstill.forget();
+            self.forget_watched();
         }
     }
 
@@ -329,6 +336,9 @@ impl Collector {
                     let stack = stack.as_deref().filter(|_| known);
                     self.resolver.sample(id, &record, stack, &mut self.batch);
                     self.stacks_missed += u64::from(stack_missed);
+                    if let (Some(watch), Some(sample)) = (&mut self.watch, self.batch.samples.last()) {
+                        watch.sample(vcpu, &record, sample);
+                    }
                     if let (Some(precision), Some(sample)) = (&mut self.precision, self.batch.samples.last())
                     {
                         precision.sample(sample, task.map(|task| (task.process_comm, task.kernel_thread)));
@@ -432,7 +442,8 @@ impl Collector {
         if let Some(task_states) = &self.task_states {
             task_states.flush(&mut self.batch);
         }
-        self.check_standstill();
+        let standstill = self.check_standstill();
+        let reports = self.check_watch(standstill);
         // Reported once during the run; the end reports the total.
         let lost: u64 = self.batch.vcpus.iter().map(|row| row.lost).sum();
         if lost > 0 && !std::mem::replace(&mut self.lost_reported, true) {
@@ -459,10 +470,11 @@ impl Collector {
             self.steps.note(RoundStep::Write, began);
         }
         self.batch.clear();
+        self.send(&reports);
     }
 
-    /// Reports a standstill of the guest.
-    fn check_standstill(&mut self) {
+    /// Reports a standstill of the guest once. Returns the present one.
+    fn check_standstill(&mut self) -> StandstillFinding {
         let due: Vec<DueTicks> = self.counters.due_ticks().collect();
         let ready = self.task_states.iter().flat_map(TaskStateCollector::ready);
         let (kexec, memory) = (&self.kexec, self.memory.as_ref());
@@ -471,10 +483,17 @@ impl Collector {
             let (clock, next) = (kernel.clock(memory).ok()?, kernel.next_timer(memory).ok()??);
             Some(GuestTimer { clock_ns: clock.monotonic_ns, next_ns: next })
         };
-        if let Some(found) = self.standstill.check(monotonic_ns(), &due, &self.batch, ready, timer) {
-            let text = found.sentence(|who| self.resolver.thread_name(who));
-            self.event(STANDSTILL, text);
+        let (found, is_new) = self.standstill.check(monotonic_ns(), &due, &self.batch, ready, timer);
+        let Some(found) = found else {
+            // A batch without rows of the clocks shows nothing of halted vCPUs.
+            let known = !self.batch.microstates.is_empty();
+            return if known { StandstillFinding::Absent } else { StandstillFinding::Unknown };
+        };
+        let sentence = found.sentence(|who| self.resolver.thread_name(who));
+        if is_new {
+            self.event(STANDSTILL, sentence.clone());
         }
+        StandstillFinding::Present { length_ns: found.took_ns, sentence }
     }
 
     fn fail(&mut self, error: String) {

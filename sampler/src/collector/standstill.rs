@@ -139,8 +139,8 @@ impl StandstillDetector {
     }
 
     /// Checks the samples so far, the counters and clocks of the batch, and the tasks that were runnable at
-    /// the last scan. Returns a standstill once. `now_ns` is CLOCK_MONOTONIC; `timer` reads the guest's
-    /// timer.
+    /// the last scan. Returns the present standstill, and true if it is to be reported: once. `now_ns` is
+    /// CLOCK_MONOTONIC; `timer` reads the guest's timer.
     pub(super) fn check(
         &mut self,
         now_ns: u64,
@@ -148,7 +148,7 @@ impl StandstillDetector {
         batch: &Batch,
         ready: impl Iterator<Item = TaskKey>,
         timer: impl FnOnce() -> Option<GuestTimer>,
-    ) -> Option<Standstill> {
+    ) -> (Option<Standstill>, bool) {
         self.note_injections(now_ns, &batch.kvm_counters);
         let halted = self.all_halted(due.len(), &batch.microstates, ready);
         let lost = self.timer_lost(now_ns, timer);
@@ -157,14 +157,14 @@ impl StandstillDetector {
         if found.is_none() {
             // A batch without rows of the clocks shows nothing of halted vCPUs.
             self.reported &= batch.microstates.is_empty() || self.halted.is_some();
-            return None;
+            return (None, false);
         }
-        if self.reported || self.count == MOST {
-            return None;
+        let is_new = !self.reported && self.count < MOST;
+        if is_new {
+            self.reported = true;
+            self.count += 1;
         }
-        self.reported = true;
-        self.count += 1;
-        found
+        (found, is_new)
     }
 
     fn note_injections(&mut self, now_ns: u64, counters: &[KvmCounterRow]) {
@@ -312,7 +312,8 @@ mod tests {
 
     /// Checks clocks and runnable tasks of two vCPUs without samples.
     fn halted(detector: &mut StandstillDetector, batch: &Batch, ready: &[TaskKey]) -> Option<Standstill> {
-        detector.check(0, &[DUE; 2], batch, ready.iter().copied(), || None)
+        let (found, is_new) = detector.check(0, &[DUE; 2], batch, ready.iter().copied(), || None);
+        found.filter(|_| is_new)
     }
 
     #[test]
@@ -381,8 +382,9 @@ mod tests {
             let row = |vcpu, value| KvmCounterRow { vcpu, name: INJECTIONS.to_owned(), value, grows: true };
             let kvm_counters = vec![row(0, injected(second)), row(1, 5)];
             let batch = Batch { kvm_counters, ..Batch::default() };
-            let found = detector.check(second * SECOND, &[due; 2], &batch, std::iter::empty(), || None)?;
-            Some((second, found.sign))
+            let (found, is_new) =
+                detector.check(second * SECOND, &[due; 2], &batch, std::iter::empty(), || None);
+            Some((second, found.filter(|_| is_new)?.sign))
         })
     }
 
@@ -395,8 +397,9 @@ mod tests {
                 let timer =
                     || Some(GuestTimer { clock_ns: clock(second) * SECOND, next_ns: next(second) * SECOND });
                 let batch = windows(second, guest);
-                let found = detector.check(second * SECOND, &[DUE; 2], &batch, std::iter::empty(), timer)?;
-                Some((second, found))
+                let (found, is_new) =
+                    detector.check(second * SECOND, &[DUE; 2], &batch, std::iter::empty(), timer);
+                Some((second, found.filter(|_| is_new)?))
             })
         };
         let lost = |took_ns| Standstill { sign: StandstillSign::TimerLost, took_ns };

@@ -13,6 +13,7 @@ use crate::event_thread::{EventThread, EventThreadError};
 use crate::memory::GuestMemory;
 use crate::resolve::resolver::SampleResolver;
 use crate::task_state::{TaskActivity, TaskKey};
+use crate::watch::Sleeper;
 use profile::rows::TaskState;
 use profile::rows::WaitReason;
 use profile::rows::{Batch, EventRow, TaskScanRow, TaskScanStateRow};
@@ -23,6 +24,9 @@ pub(crate) struct TaskStateCollector {
     thread: Option<EventThread<ScanEvent>>,
     /// Last activity of each task, by the address of its task_struct.
     doing: HashMap<u64, (TaskKey, TaskActivity)>,
+    /// Tasks in uninterruptible sleep, and the time of the scan that found the sleep first, CLOCK_MONOTONIC
+    /// ns.
+    blocked: HashMap<u64, (TaskKey, u64)>,
     scans: u64,
     /// From the first to the last scan that counts, ns since the run's start.
     from_ns: Option<u64>,
@@ -42,6 +46,7 @@ impl TaskStateCollector {
             plan,
             thread: None,
             doing: HashMap::new(),
+            blocked: HashMap::new(),
             scans: 0,
             from_ns: None,
             to_ns: 0,
@@ -93,6 +98,7 @@ impl TaskStateCollector {
             match seen {
                 Some(seen) => self.note(&task, seen, scan.time_ns, resolver, batch),
                 None => {
+                    self.blocked.remove(&task.task);
                     if let Some((who, _)) = self.doing.remove(&task.task) {
                         self.row(who, None, batch);
                     }
@@ -125,6 +131,13 @@ impl TaskStateCollector {
             _ => TaskActivity { state, wait_reason: WaitReason::None, stack: 0 },
         };
         self.doing.insert(task.task, (who, doing));
+        if state == TaskState::Disk {
+            let known = self.blocked.get(&task.task).filter(|(before, _)| same_sleep && *before == who);
+            let since_ns = known.map_or(time_ns, |(_, since_ns)| *since_ns);
+            self.blocked.insert(task.task, (who, since_ns));
+        } else {
+            self.blocked.remove(&task.task);
+        }
         if before != Some(doing) {
             self.row(who, Some(doing), batch);
         }
@@ -145,6 +158,21 @@ impl TaskStateCollector {
     /// Returns the tasks that were runnable, but had no CPU, at the last scan.
     pub(crate) fn ready(&self) -> impl Iterator<Item = TaskKey> {
         self.doing.values().filter(|(_, doing)| doing.state == TaskState::Runnable).map(|&(who, _)| who)
+    }
+
+    /// Returns the tasks in uninterruptible sleep at the last scan.
+    pub(crate) fn sleepers(&self) -> impl Iterator<Item = Sleeper> {
+        let activity = |task: &u64| self.doing.get(task).map(|&(_, doing)| doing).unwrap_or_default();
+        self.blocked.iter().map(move |(task, &(who, since_ns))| Sleeper {
+            who,
+            since_ns,
+            activity: activity(task),
+        })
+    }
+
+    /// Returns the number of scans so far.
+    pub(crate) fn scans(&self) -> u64 {
+        self.scans
     }
 
     /// Adds the sums up to now.

@@ -9,6 +9,7 @@ use clap_complete::env::{CompleteEnv, Shells};
 use host::control::client::Client;
 use host::control::place;
 use host::protocol::About;
+use profile::watch::WatchCondition;
 use text::clean::escaped;
 
 use crate::errors::Error;
@@ -73,6 +74,15 @@ pub fn runs(typed: &OsStr) -> Vec<CompletionCandidate> {
     beginning(typed, runs.map(candidate))
 }
 
+/// Returns the conditions of `vprof attach --watch`; in a list, for the last one.
+pub fn watch_conditions(typed: &OsStr) -> Vec<CompletionCandidate> {
+    let before = typed.to_str().and_then(|typed| typed.rsplit_once(',')).map_or("", |(before, _)| before);
+    let list = |name: &str| if before.is_empty() { name.to_owned() } else { format!("{before},{name}") };
+    let names = WatchCondition::ALL.map(WatchCondition::name);
+    let all = ["all"].into_iter().filter(|_| before.is_empty());
+    beginning(typed, all.chain(names).map(|name| CompletionCandidate::new(list(name))))
+}
+
 fn beginning(typed: &OsStr, all: impl Iterator<Item = CompletionCandidate>) -> Vec<CompletionCandidate> {
     let typed = typed.as_encoded_bytes();
     all.filter(|candidate| candidate.get_value().as_encoded_bytes().starts_with(typed)).collect()
@@ -99,6 +109,17 @@ mod tests {
         for name in ["", "-o", "4711", "a b", "$(reboot)", "a;b", "a*", "~", "`x`", "a\nb", "näme", "a:b"] {
             assert!(!is_plain(name), "{name}");
         }
+    }
+
+    #[test]
+    fn a_list_of_conditions_is_completed_at_its_end() {
+        let values = |typed: &str| {
+            let found = watch_conditions(OsStr::new(typed));
+            found.iter().map(|candidate| candidate.get_value().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(values("").len(), WatchCondition::ALL.len() + 1);
+        assert_eq!(values("irqs"), ["irqs-off"]);
+        assert_eq!(values("oom,pa"), ["oom,paused"]);
     }
 
     #[test]

@@ -216,6 +216,11 @@ pub enum UsageError {
     /// `--top` and the console on the same terminal.
     #[error("--top and --console - both need the terminal: the live view has a pane for the console")]
     TopAndConsole,
+    /// `--top` and the lines of a watch on the same terminal.
+    #[error(
+        "--top and --watch --json both need standard output: without --json, stalls are shown after the view"
+    )]
+    TopAndWatch,
     /// `--json` and the console on the same stream.
     #[error("--json and --console - both need standard output: give --console a file")]
     JsonAndConsole,

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use attach::AttachError;
 use images::ImageError;
+use profile::watch::WatchReport;
 use profile::{Batch, Sink, SinkError};
 use serde::Serialize;
 use tokio::sync::{mpsc, watch};
@@ -170,13 +171,19 @@ impl Connection {
     }
 }
 
+fn unsent(error: io::Error) -> SinkError {
+    SinkError(format!("cannot send to the vprof that writes the profile: {error}"))
+}
+
 /// Sink that sends rows to the parent.
 pub(crate) struct ConnectionSink(pub(crate) Connection);
 
 impl Sink for ConnectionSink {
     fn write(&mut self, batch: &Batch) -> Result<(), SinkError> {
-        self.0
-            .send(&BatchMessage(batch))
-            .map_err(|error| SinkError(format!("cannot send to the vprof that writes the profile: {error}")))
+        self.0.send(&BatchMessage(batch)).map_err(unsent)
+    }
+
+    fn report(&mut self, report: &WatchReport) -> Result<(), SinkError> {
+        self.0.send(&FromHost::Report(report.clone())).map_err(unsent)
     }
 }

@@ -267,6 +267,11 @@ impl Relay {
                 // Fails once nobody listens.
                 let _ended = link.notes.send(text::clean::escaped(&sentence).into_owned());
             }
+            FromHost::Report(report) => {
+                if self.sink_error.is_none() {
+                    self.sink_error = self.sink.report(&report).err().map(|error| error.to_string());
+                }
+            }
             FromHost::End(outcome) => return Ok(Some(outcome)),
             FromHost::Error { stage, sentence } => return Err(RelayEnd::Failed(stage, sentence)),
         }

@@ -1,11 +1,14 @@
 //! `vprof attach`.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use attach::{EngineChoice, TargetChoice};
 use clap::{Args, ValueEnum};
 use clap_complete::engine::ArgValueCompleter;
 use host::attached::{AttachTarget, ChosenVm};
+use profile::watch::{BadWatch, WatchThreshold};
+use sampler::WatchConfig;
 use wall::SyscallPolicy;
 
 use super::parse::{ValueError, policy_parser};
@@ -24,6 +27,8 @@ Examples:
   vprof attach 4711 --disk web.qcow2       names from the guest's own files
   vprof attach 4711 --engine ptrace        by stops of the vCPUs in any case
   vprof attach 4711 --host-stacks          functions of the VMM and KVM, too
+  vprof attach 4711 --watch -F 100         until Ctrl-C; reports stalls
+  vprof attach web --watch=blocked-task:30s,oom --watch-exit --json
 ";
 
 const NOTES: &str = "\
@@ -35,12 +40,16 @@ vCPU for some 100 us, and fewer samples cost less (-F). docs/attach.md lists wha
 With --gdb the VM needs QEMU's option `-gdb tcp:127.0.0.1:1234` instead of KVM. A sample then stops all vCPUs; \
 vprof lowers the rate where stops would take more than a tenth of the time.
 
+Conditions of --watch, and when each is reported: irqs-off (5 s), soft-lockup (10 s), rcu-stall (21 s), \
+blocked-task (120 s), lost-timer (5 s), paused (5 s), starved (5 s of waiting for a CPU in 10 s), oom (at once). \
+docs/watch.md has their exact meaning, and what each engine can judge.
+
 vprof needs the right to trace the VM's process: run it as root, or give that right to a group, once:
   sudo groupadd -f vprof && sudo chgrp vprof $(command -v vprof) && sudo chmod 0750 $(command -v vprof)
   sudo setcap cap_sys_ptrace,cap_dac_read_search+ep $(command -v vprof)
 
 Exit codes: 0 done, also if the VM ended; 1 failed; 2 the command line is wrong; \
-3 --until-precision was not reached.";
+3 --until-precision was not reached, or --watch has seen a stall.";
 
 /// Means by which vCPUs are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
@@ -82,6 +91,22 @@ impl VmChoice {
             Err(_) if text.bytes().all(|byte| byte.is_ascii_digit()) => Err(ValueError::Pid),
             Err(_) => Ok(Self::Name(text.to_owned())),
         }
+    }
+}
+
+/// Conditions to watch for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WatchChoice(pub Vec<WatchThreshold>);
+
+impl FromStr for WatchChoice {
+    type Err = BadWatch;
+
+    /// Parses `all`, or a list of conditions with commas. Of a repeated condition the last one counts.
+    fn from_str(text: &str) -> Result<Self, BadWatch> {
+        if text == "all" {
+            return Ok(Self(WatchThreshold::all()));
+        }
+        text.split(',').map(str::parse).collect::<Result<_, _>>().map(Self)
     }
 }
 
@@ -156,6 +181,18 @@ pub struct AttachArgs {
     #[arg(long, help_heading = "Guest", conflicts_with = "gdb")]
     pub host_stacks: bool,
 
+    /// Report a stall of the guest within seconds, with the stacks of all vCPUs and blocked tasks: all
+    /// conditions, or a list like `irqs-off,blocked-task:60s`, each with the time after which it counts;
+    /// below. Exit code 3 if there was one. With --json a line for each
+    #[arg(long, value_name = "CONDITION[:TIME],...", num_args = 0..=1, require_equals = true,
+        default_missing_value = "all", help_heading = "Watch",
+        add = ArgValueCompleter::new(completion::watch_conditions))]
+    pub watch: Option<WatchChoice>,
+
+    /// End the run with the first stall
+    #[arg(long, requires = "watch", help_heading = "Watch")]
+    pub watch_exit: bool,
+
     /// A disk image of the guest, raw or qcow2, from which functions of its programs get their names;
     /// only read; repeatable
     #[arg(long, value_name = "FILE", help_heading = "Guest")]
@@ -169,4 +206,31 @@ pub struct AttachArgs {
     /// Options of sampling and output.
     #[command(flatten)]
     pub recording: RecordingArgs,
+}
+
+impl AttachArgs {
+    /// Returns the configuration of the watch, if there is one.
+    pub fn watch_config(&self) -> Option<WatchConfig> {
+        let WatchChoice(conditions) = self.watch.clone()?;
+        Some(WatchConfig { conditions, exit: self.watch_exit, unjudged: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use profile::watch::WatchCondition;
+
+    use super::*;
+
+    #[test]
+    fn a_watch_is_of_all_conditions_or_of_a_list() {
+        let parse = str::parse::<WatchChoice>;
+        assert_eq!(parse("all").map(|choice| choice.0.len()), Ok(WatchCondition::ALL.len()));
+        let list = parse("oom,blocked-task:30s").expect("a list").0;
+        let names: Vec<_> = list.iter().map(ToString::to_string).collect();
+        assert_eq!(names, ["oom", "blocked-task:30s"]);
+        for wrong in ["", "oom,", "oom:1s", "hang", "paused:soon"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -161,6 +161,7 @@ impl RecordingArgs {
             task_scan_hz: self.task_rate,
             memory_interval: self.memory_use,
             precision: self.until_precision,
+            watch: None,
         }
     }
 

@@ -2,6 +2,7 @@
 //! ([`host::attached`]) does so; this process has the terminal, the profile and the control socket.
 
 mod list;
+mod watch;
 
 use std::fs::File;
 use std::io;
@@ -15,21 +16,30 @@ use host::reader;
 use host::spec::{DiskSpec, Outcome};
 use images::ImageError;
 use profile::live;
+use sampler::RecordingConfig;
 use text::clean::escaped;
+use text::units::counted;
 use vmm::DiskMode;
 
-use crate::args::AttachArgs;
+use crate::args::{AttachArgs, RecordingArgs};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::run::recording::{Recorded, Recording, Streams, random_seed};
+use watch::{WatchOutput, WatchSink};
 
 /// Runs the command.
 pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
+    if args.watch.is_some() && args.recording.json && args.recording.top {
+        return Err(UsageError::TopAndWatch.into());
+    }
     let recording = Recording::prepare(&args.recording)?;
     let disks = args.disk.iter().map(|path| open_disk(path)).collect::<Result<Vec<_>, _>>()?;
     // A disk that no parser takes is refused before the VM is touched.
     reader::check(&disks, args.seccomp)?;
     let profile_spec = ProfileSpec {
-        recording: args.recording.config(args.recording.seed.unwrap_or_else(random_seed)),
+        recording: RecordingConfig {
+            watch: args.watch_config(),
+            ..args.recording.config(args.recording.seed.unwrap_or_else(random_seed))
+        },
         duration: args.recording.duration,
         waits: args.recording.triggers(Then::End),
         quiet: args.recording.quiet,
@@ -43,8 +53,9 @@ pub fn command(args: &AttachArgs) -> Result<ExitCode, Error> {
         }
     }
     let label = escaped(&vm.label).into_owned();
-    let recorded =
-        recording.record(label, Streams::none(), |link, tables| profile(args, half, link, tables))?;
+    let vm_label = label.clone();
+    let recorded = recording
+        .record(label, Streams::none(), |link, tables| profile(args, vm_label, half, link, tables))?;
     conclude(args, recorded)
 }
 
@@ -72,12 +83,15 @@ fn open_disk(path: &Path) -> Result<(DiskSpec, File), ImageError> {
 /// Writes the profile until the machine ends, or until vprof is to let it go.
 async fn profile(
     args: &AttachArgs,
+    vm: String,
     half: AttachHalf,
     link: Link,
     tables: live::SharedTables,
 ) -> Result<Outcome, Error> {
     let writer = args.recording.create(args.recording.force)?;
-    let sink = Box::new(live::LiveSink::new(Box::new(writer), tables));
+    let live = Box::new(live::LiveSink::new(Box::new(writer), tables.clone()));
+    let RecordingArgs { json, quiet, .. } = args.recording;
+    let sink = Box::new(WatchSink::new(live, vm, tables, link.notes.clone(), WatchOutput { json, quiet }));
     Ok(half.run(link, sink).await?)
 }
 
@@ -87,8 +101,19 @@ fn conclude(args: &AttachArgs, recorded: Recorded) -> Result<ExitCode, Error> {
     if !args.recording.quiet && recorded.outcome.trouble.is_empty() {
         eprintln!("vprof: {}", recorded.outcome.end.sentence());
     }
-    recorded.conclude(&args.recording, |recorded| match &recorded.outcome.totals.sink_error {
+    let alerts = recorded.outcome.totals.alerts;
+    let mut recording = args.recording.clone();
+    if args.watch.is_some() && recording.json {
+        // Standard output has the lines of the watch, each an object.
+        (recording.json, recording.quiet) = (false, true);
+    }
+    if args.watch.is_some() && !recording.quiet {
+        let seen = if alerts == 0 { "no stall was seen".to_owned() } else { counted(alerts.into(), "stall") };
+        eprintln!("vprof: --watch: {seen}");
+    }
+    recorded.conclude(&recording, |recorded| match &recorded.outcome.totals.sink_error {
         Some(error) => Err(Error::Sink(error.clone())),
+        None if alerts > 0 => Ok(ExitCode::Expectation),
         None => Ok(ExitCode::Done),
     })
 }

@@ -8,6 +8,7 @@ use profile::Filter;
 use profile::report::{
     CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, Vcpu, WalkEnds,
 };
+use profile::watch::WATCH;
 use text::clean::escaped;
 use text::units;
 
@@ -139,9 +140,11 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
 
 /// Adds stalls of the guest, or of a CPU or a thread: as its kernel reports them, or by its vCPUs and tasks.
 fn stalls(text: &mut String, report: &Report, page: PageLayout) {
-    for (kind, what) in
-        [("stall", "The guest's kernel reports a stall"), ("standstill", "The guest made no progress")]
-    {
+    for (kind, what) in [
+        ("stall", "The guest's kernel reports a stall"),
+        ("standstill", "The guest made no progress"),
+        (WATCH, "The watch reports a stall"),
+    ] {
         let mut events = report.events.iter().filter(|event| event.kind == kind);
         let Some(first) = events.next() else { continue };
         let more = match events.count() {

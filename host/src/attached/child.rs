@@ -14,7 +14,8 @@ use attach::{
 };
 use images::ImageError;
 use profile::estimate::ONE_CLOCK;
-use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig};
+use profile::watch::WatchCondition;
+use sampler::{AttachedSampler, RecordingConfig, Session, SessionConfig, WatchConfig};
 use symbols::names::{OpenFiles, no_files};
 use text::clean::escaped;
 use text::units;
@@ -379,6 +380,7 @@ fn profile(
         vcpus: u8::try_from(machine.vcpus()).unwrap_or(u8::MAX),
         recording: RecordingConfig {
             rate_hz: lowered.map_or(wanted, |lowered| lowered.hz),
+            watch: spec.recording.watch.clone().map(|watch| judged(watch, &spec.recording, &machine)),
             ..spec.recording.clone()
         },
         meta: meta.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect(),
@@ -403,6 +405,20 @@ fn profile(
     };
     runtime.block_on(forward(run, phase, connection))?;
     Ok(finish(session, attached.wait()))
+}
+
+/// Adds the conditions that a watch of this machine cannot judge.
+fn judged(mut watch: WatchConfig, recording: &RecordingConfig, machine: &Machine) -> WatchConfig {
+    if matches!(machine, Machine::Stub(_)) {
+        let reason = "a GDB stub does not show the threads of the host";
+        watch.unjudged.push((WatchCondition::Starved, reason.to_owned()));
+    }
+    if recording.task_scan_hz <= 0.0 {
+        watch
+            .unjudged
+            .push((WatchCondition::BlockedTask, "--task-rate 0 reads no states of tasks".to_owned()));
+    }
+    watch
 }
 
 /// Ends the profile, however the attachment ended.

@@ -6,6 +6,7 @@
 use std::path::PathBuf;
 
 use profile::Batch;
+use profile::watch::WatchReport;
 use sampler::SessionStatus;
 use serde::{Deserialize, Serialize, Serializer};
 
@@ -90,6 +91,8 @@ pub enum FromHost {
     },
     /// A sentence for a person, at once.
     Note(String),
+    /// A report of the watch, on rows that were sent before.
+    Report(WatchReport),
 }
 
 /// [`FromHost::Batch`] without a copy of the rows: both have the same bytes.

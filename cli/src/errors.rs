@@ -154,6 +154,9 @@ pub enum Error {
     /// The guest or its processor failed.
     #[error("the guest failed: {0}")]
     Guest(String),
+    /// Functions could not be watched. The message has names from the guest, in printable form.
+    #[error("--trip: {0}")]
+    Trip(String),
     /// The profile could not be written to its end.
     #[error("{0}; the data written before is readable")]
     Sink(String),
@@ -251,6 +254,9 @@ pub enum UsageError {
         /// A clause about the guest.
         reason: &'static str,
     },
+    /// More functions than there are probes; their number and the limit.
+    #[error("--trip names {0} functions: give at most {1}")]
+    TooManyTrips(usize, usize),
     /// The self-test without KVM.
     #[error("the self-test needs exact mode, which --host tcg does not have")]
     SelftestWithoutKvm,
@@ -277,6 +283,9 @@ pub enum UsageError {
     /// Stacks of the host in a format that has none.
     #[error("{0} has no stacks of the host: use --host with --format flamegraph, folded or another one")]
     NoHostStacks(::export::Format),
+    /// Calls of a watched function in a format that shows samples.
+    #[error("{0} cannot show the calls of one function: use --trip with --format folded")]
+    NoCalls(::export::Format),
     /// A page of HTML from this choice of samples.
     #[error(transparent)]
     Page(::export::PageError),

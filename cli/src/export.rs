@@ -21,6 +21,9 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     if args.host && !format.shows_host() {
         return Err(UsageError::NoHostStacks(format).into());
     }
+    if args.trip.is_some() && !format.shows_calls() {
+        return Err(UsageError::NoCalls(format).into());
+    }
     if format == Format::Html {
         return page(args);
     }
@@ -37,6 +40,7 @@ pub fn command(args: &ExportArgs) -> Result<ExitCode, Error> {
     let request = Request {
         filter,
         host: args.host,
+        trip: args.trip.clone(),
         root: args.root.unwrap_or(if args.host { Root::Vcpu } else { Root::Process }),
         count: args.count,
         title,

@@ -6,7 +6,7 @@ use std::path::Path;
 use profile::boot::Boot;
 use profile::report::{
     Breakdown, By, Direction, ExactReport, HostReport, MemoryReport, Request, SourceChoice, StateReport,
-    Timehist, TreeRequest,
+    Timehist, TreeRequest, TripReport,
 };
 use profile::{Filter, Profile, Report, Sort};
 use text::csv::Formulas;
@@ -18,7 +18,7 @@ use crate::output::{stdout_error, write_json};
 use crate::pager::{page, page_long};
 use crate::render::timehist::WriteError;
 use crate::render::{
-    PageLayout, all_for_zero, boot, by, exact, host, memory, states, summary, timehist, tree,
+    PageLayout, all_for_zero, boot, by, exact, host, memory, states, summary, timehist, tree, trips,
 };
 use crate::symbolize;
 
@@ -38,7 +38,8 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
         None => drop(symbolize::add_names_of_servers(&args.profile, false)),
     }
     // A default of the configuration gives way to what is asked for.
-    let other = args.boot || args.exact || args.states.is_some() || args.host || args.memory_use;
+    let views = [args.boot, args.exact, args.trips, args.states.is_some(), args.host, args.memory_use];
+    let other = views.contains(&true);
     let asked = args.json || args.csv || other || !args.by.is_empty();
     if args.interactive && !asked && args.callers.is_none() && args.callees.is_none() {
         return browse::command(args);
@@ -48,6 +49,9 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     if args.exact {
         return exact_report(args);
+    }
+    if args.trips {
+        return trip_report(args);
     }
     if let Some(from) = args.states {
         return state_report(args, from.into());
@@ -148,6 +152,19 @@ fn timehist_report(args: &ReportArgs) -> Result<ExitCode, Error> {
         }
     })?;
     failed.map_or(Ok(ExitCode::Done), |error| Err(error.into()))
+}
+
+/// `report --trips`.
+fn trip_report(args: &ReportArgs) -> Result<ExitCode, Error> {
+    let profile = Profile::open(&args.profile)?;
+    let report = TripReport::read(&profile, &args.to_filter())?;
+    if args.json {
+        write_json(&report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
+        page(&trips::render(&report, rows, PageLayout::stdout()))?;
+    }
+    Ok(ExitCode::Done)
 }
 
 /// `report --states`.

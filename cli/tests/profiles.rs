@@ -345,6 +345,17 @@ fn sums_of_exact_mode_have_no_parts_and_a_timehist_is_a_part_of_them() {
 }
 
 #[test]
+fn calls_of_functions_need_a_run_that_watched_some() {
+    let profile = TestProfile::new();
+    refused(&profile.report(&["--trips"]), 1, &["no watched functions", "run --trip FUNCTION"]);
+    for wrong in
+        [&["--trips", "--exact"][..], &["--trips", "--by", "function"], &["--trips", "--symbol", "f"]]
+    {
+        assert_eq!(profile.report(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}
+
+#[test]
 fn a_configuration_gives_defaults_and_a_wrong_one_is_refused() {
     let place = tempfile::tempdir().unwrap();
     let file = place.path().join("config.toml");

@@ -14,9 +14,9 @@ use profile::made_up;
 use profile::rows::Microstates;
 use profile::rows::{
     Batch, CgroupRow, CpuTimeRow, ExactVcpuRow, FrameKind, HostFrameRow, HostSampleRow, InterruptRow,
-    InterruptSourceRow, InterruptTimeRow, MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow,
+    InterruptSourceRow, InterruptTimeRow, MemoryKind, MemoryReadingRow, MemoryUseRow, MicrostateRow, Mode,
     RusageRow, StackRow, TaskDelayRow, TaskLifeRow, TaskRunRow, TaskScanRow, TaskScanStateRow, TaskStateRow,
-    ThreadPlace, ThreadRow, VcpuState, WakeupRow,
+    ThreadPlace, ThreadRow, TripArgumentRow, TripCallRow, TripRow, TripTextRow, VcpuState, WakeupRow,
 };
 use profile::rows::{TaskState, WaitReason};
 use support::{batch_with_quarters, run, stderr, stdout, write_batch, write_profile_with_quarters};
@@ -195,6 +195,65 @@ fn with_exact() -> Batch {
     batch
 }
 
+/// Rows of two watched functions: one with callers of which a part has a stack, and one without types.
+fn with_trips() -> Batch {
+    let mut batch = with_everything(3);
+    for (key, value) in [
+        ("trips", "vfs_fsync_range, foo.isra.0"),
+        ("trip_from_ns", "100000000"),
+        ("trip_to_ns", "600000000"),
+        ("trip_end", "the run ended"),
+        ("trip_exit_ns", "2100"),
+        ("trip_calls", "45"),
+        ("trip_lost", "2"),
+        ("trip_cost_ns", "1300000"),
+    ] {
+        batch.meta.push((key.to_owned(), value.to_owned()));
+    }
+    let trip = |id, symbol: &str, calls, typed| TripRow {
+        id,
+        symbol: symbol.to_owned(),
+        calls,
+        typed,
+        ..TripRow::default()
+    };
+    let (lost, cost_ns, switching_ns, switching_samples) = (2, 300_000, MS, 4);
+    batch.trips = vec![
+        TripRow { lost, cost_ns, switching_ns, switching_samples, ..trip(1, "vfs_fsync_range", 42, true) },
+        TripRow { stacks_missed: 1, ..trip(2, "foo.isra.0", 3, false) },
+    ];
+    let argument = |number, name: &str, type_name: &str, kind: &str| TripArgumentRow {
+        trip: 1,
+        number,
+        name: name.to_owned(),
+        type_name: type_name.to_owned(),
+        kind: kind.to_owned(),
+        values: Vec::new(),
+    };
+    batch.trip_arguments = vec![
+        argument(1, "file", "struct file *", "pointer"),
+        argument(2, "start", "loff_t", "signed"),
+        argument(3, "name", "const char *", "text"),
+    ];
+    batch.trip_texts.push(TripTextRow { id: 1, text: "data.db".to_owned() });
+    let call = |n: u32| {
+        let has_stack = !n.is_multiple_of(4);
+        TripCallRow {
+            trip: 1,
+            vcpu: 0,
+            time_ns: 100 * MS + u64::from(n) * u64::from(n) * MS / 10,
+            mode: if n == 39 { Mode::SoftIrq } else { Mode::Kernel },
+            instance: Some(1 + u32::from(n > 30)),
+            tid: Some(100),
+            stack: has_stack.then_some(2),
+            weight: if has_stack { 1 + u32::from(n > 20) } else { 0 },
+            arguments: [Some(4_096), Some(-i64::from(n % 3)), Some(i64::from(n % 2)), None, None, None],
+        }
+    };
+    batch.trip_calls = (0..40).map(call).collect();
+    batch
+}
+
 /// Rows of the same tasks by 40 scans.
 fn with_task_scans() -> Batch {
     let mut batch = with_everything(3);
@@ -278,6 +337,7 @@ fn profiles() -> &'static Path {
         write_batch(&at("p.vprof"), &with_everything(3));
         write_batch(&at("exact.vprof"), &with_exact());
         write_batch(&at("sampled.vprof"), &with_task_scans());
+        write_batch(&at("trips.vprof"), &with_trips());
         write_profile_with_quarters(&at("after.vprof"), 1);
         directory
     })
@@ -349,6 +409,9 @@ tables! {
     report_timehist_part: "report --exact --timehist --cpu 0 --time 200ms.. @exact.vprof",
     report_states_exact: "report --states @exact.vprof",
     report_states_sampled: "report --states @sampled.vprof",
+    report_trips: "report --trips @trips.vprof",
+    report_trips_part: "report --trips --process 100 --rows 2 @trips.vprof",
+    export_trips: "export --trip vfs_fsync_range --format folded @trips.vprof",
     report_host: "report --host @p.vprof",
     report_memory_use: "report --memory-use -n 1 @sampled.vprof",
     stat: "stat @p.vprof",

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::io::Write;
 
-use profile::report::Recording;
+use profile::report::{CallStack, Recording};
 use profile::rows::FrameKind;
 use text::clean::escaped_with;
 
@@ -95,6 +95,17 @@ pub(crate) fn write(
 ) -> Result<(), ExportError> {
     for (line, number) in lines(recording, (request.root, request.count), false) {
         writeln!(out, "{line} {number}")?;
+    }
+    Ok(())
+}
+
+/// Writes the stacks of calls with the numbers of these, below the program unless stacks have no root.
+pub(crate) fn write_calls(calls: &[CallStack], root: Root, out: &mut dyn Write) -> Result<(), ExportError> {
+    for CallStack { comm, stack, calls } in calls {
+        let program = Some(comm).filter(|_| root != Root::None);
+        let names = program.into_iter().chain(stack.iter().rev());
+        let line: Vec<_> = names.map(|name| escaped_with(name, &[';'])).collect();
+        writeln!(out, "{} {calls}", line.join(";"))?;
     }
     Ok(())
 }

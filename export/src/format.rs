@@ -95,6 +95,11 @@ impl Format {
         !matches!(self, Self::Html | Self::Bootchart)
     }
 
+    /// True if the format can show the calls of one watched function instead of samples.
+    pub fn shows_calls(self) -> bool {
+        self == Self::Folded
+    }
+
     /// True if the format can show samples of an idle vCPU.
     pub(crate) fn shows_idle(self) -> bool {
         matches!(self, Self::Firefox | Self::FirefoxGz)

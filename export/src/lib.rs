@@ -37,7 +37,7 @@ use flate2::write::GzEncoder;
 use std::io::{self, Write};
 
 use profile::boot::{Boot, Chart};
-use profile::report::{Filter, Recording, RecordingRequest, ReportError};
+use profile::report::{Filter, Recording, RecordingRequest, ReportError, call_stacks};
 use profile::store::QueryError;
 use profile::{Profile, ProfileError};
 
@@ -55,6 +55,8 @@ pub struct Request {
     pub filter: Filter,
     /// Include the stacks of the host ([`Format::shows_host`]).
     pub host: bool,
+    /// Stacks of the calls of this watched function instead of samples ([`Format::shows_calls`]).
+    pub trip: Option<String>,
     /// Root of stacks, in formats that have no separate field for processes and threads.
     pub root: Root,
     /// Unit of numbers, in formats that have only one.
@@ -70,7 +72,7 @@ impl Request {
     pub fn new(format: Format) -> Self {
         let (filter, root, count) = (Filter::default(), Root::default(), Count::default());
         let formulas = Formulas::default();
-        Self { format, filter, host: false, root, count, title: "vprof".to_owned(), formulas }
+        Self { format, filter, host: false, trip: None, root, count, title: "vprof".to_owned(), formulas }
     }
 }
 
@@ -128,6 +130,10 @@ pub fn write(
     out: &mut dyn Write,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
+    if let Some(symbol) = request.trip.as_ref().filter(|_| request.format.shows_calls()) {
+        folded::write_calls(&call_stacks(profile, &request.filter, symbol)?, request.root, out)?;
+        return Ok(out.flush()?);
+    }
     if request.format == Format::Html {
         let page = PageRequest { filter: request.filter.clone(), title: request.title.clone(), base: None };
         return Ok(write_page(profile, &page, out, progress)?);

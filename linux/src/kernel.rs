@@ -266,12 +266,21 @@ impl Kernel {
     /// # Errors
     /// The reason; [`Missing::may_come`] is true if a later attempt may succeed.
     pub fn memory_reader(&self, memory: &impl PhysicalMemory) -> Result<MemoryReader<'_>, Missing> {
-        let layouts = from_btf(memory, &self.image, self.symbol_table()?, MemoryLayouts::new)?;
+        let layouts = self.with_btf(memory, MemoryLayouts::new)?;
         MemoryReader::new(self, memory, layouts)
     }
 
     pub(crate) fn view<'a, M: PhysicalMemory>(&'a self, memory: &'a M) -> View<'a, M> {
         View { memory, image: &self.image, space: self.space }
+    }
+
+    /// Returns what `read` finds in the kernel's BTF, which is parsed for it.
+    pub(crate) fn with_btf<T>(
+        &self,
+        memory: &impl PhysicalMemory,
+        read: impl FnOnce(&Btf<'_>) -> Result<T, Missing>,
+    ) -> Result<T, Missing> {
+        from_btf(memory, &self.image, self.symbol_table()?, read)
     }
 
     pub(crate) fn symbol_table(&self) -> Result<&SymbolTable, Missing> {

@@ -62,7 +62,7 @@ mod view;
 pub use accounting::{
     ChildCpuTimes, CpuStat, CpuTime, ExitAccounting, ExitAccountingReader, ProcessCpuTimes, ThreadCpuTimes,
 };
-pub use btf::{HostLayouts, HostTypes};
+pub use btf::{ArgumentKind, FunctionArgument, HostLayouts, HostTypes};
 pub use clock::GuestClock;
 pub use current::{CurrentContext, CurrentReader};
 pub use frame::{KernelWalkError, UserRegisters, WalkEnd};
@@ -80,7 +80,10 @@ pub use module::Modules;
 pub use pagecache::PageCache;
 pub use paging::{AddressSpace, Translation};
 pub use preempt::IrqContext;
-pub use probe::{ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader};
+pub use probe::{
+    CannotWatch, MAX_WATCHED, ProbeEvent, ProbeSite, ProbeSites, RunState, SchedState, SchedStateReader,
+    WatchedFunction,
+};
 pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };

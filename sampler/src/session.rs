@@ -31,6 +31,8 @@ use crate::collector::precision::PrecisionTarget;
 use crate::collector::{Collector, FinderHandle, StackInputs};
 use crate::conditions::RunTrigger;
 use crate::exact::merger::EventMerger;
+use crate::exact::record::EventRecorder;
+use crate::exact::trip::{TripCollector, TripRecorder};
 use crate::initrd::Initrd;
 use crate::memory::GuestMemory;
 use crate::memory_use::MemoryUseCollector;
@@ -69,6 +71,8 @@ pub struct RecordingConfig {
     pub stack_depth: usize,
     /// Exact mode: events of tasks and interrupts besides the samples.
     pub exact: bool,
+    /// Functions of the guest's kernel whose calls are recorded, at most [`linux::MAX_WATCHED`].
+    pub trips: Vec<String>,
     /// Mean scans of all tasks per second; 0 for none.
     pub task_scan_hz: f64,
     /// Time between two readings of the guest's memory by holder; `None` for none.
@@ -89,6 +93,7 @@ impl Default for RecordingConfig {
             seed: 1,
             stack_depth: 0,
             exact: false,
+            trips: Vec::new(),
             task_scan_hz: 0.0,
             memory_interval: None,
             precision: None,
@@ -177,8 +182,8 @@ impl Session {
         if let Some(watch) = &recording.watch {
             collector.set_watch(watch.clone());
         }
-        if recording.exact {
-            let (merger, recorders) = EventMerger::new(config.vcpus, zero_ns, &cells.readers);
+        if recording.exact || !recording.trips.is_empty() {
+            let (merger, recorders) = observe_events(&config, zero_ns, &cells);
             collector.set_exact(merger);
             for (sampler, recorder) in samplers.iter_mut().zip(recorders) {
                 sampler.record_events(recorder);
@@ -420,6 +425,27 @@ impl Drop for Session {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// Makes the merger and the recorders of exact mode and of watched functions.
+fn observe_events(
+    config: &SessionConfig,
+    zero_ns: u64,
+    cells: &GuestCells,
+) -> (EventMerger, Vec<EventRecorder>) {
+    let SessionConfig { vcpus, recording, .. } = config;
+    let (mut merger, mut recorders) = EventMerger::new(*vcpus, zero_ns, &cells.readers);
+    if !recording.trips.is_empty() {
+        let mut all = Vec::new();
+        for (recorder, vcpu) in recorders.iter_mut().zip(0..) {
+            let (watch, ends) = TripRecorder::new((vcpu, *vcpus), recording.seed, cells.runtimes.clone());
+            recorder.watch(watch);
+            all.push(ends);
+        }
+        let names = recording.trips.iter().take(linux::MAX_WATCHED).cloned().collect();
+        merger.watch(TripCollector::new(names, all, zero_ns), recording.exact);
+    }
+    (merger, recorders)
 }
 
 fn spawn<T: Send + 'static>(

@@ -74,6 +74,8 @@ pub struct SessionTotals {
     /// True if the run ended since the guest had started another kernel
     /// ([`crate::Session::ends_with_kernel`]).
     pub kernel_gone: bool,
+    /// Reason why the functions of [`RecordingConfig::trips`](crate::RecordingConfig) were not watched.
+    pub trip_refused: Option<String>,
     /// The first failure of the sink; rows written before stay readable.
     pub sink_error: Option<String>,
 }

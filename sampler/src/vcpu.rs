@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvm_bindings::kvm_regs;
-use linux::{PhysicalMemory, ProbeEvent, StackCopy};
+use linux::{PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{
     Activity, AttachedThread, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns,
@@ -391,14 +391,10 @@ impl Observer for VcpuSampler {
     fn probe_hit(&mut self, hit: &ProbeHit<'_>) -> ProbeVerdict {
         self.published.clock.change(ThreadState::Sampler, hit.now_ns);
         self.event = Some((hit.now_ns, u64::MAX));
-        let (Some(recorder), Some(event)) = (&mut self.recorder, ProbeEvent::from_number(hit.kind)) else {
-            return ProbeVerdict::Keep;
-        };
-        if recorder.serve(event, hit.now_ns, hit.regs, hit.memory) {
-            ProbeVerdict::Withdraw
-        } else {
-            ProbeVerdict::Keep
-        }
+        let Some(recorder) = &mut self.recorder else { return ProbeVerdict::Keep };
+        let ProbeHit { kind, now_ns, regs, sregs, memory } = *hit;
+        let context = TickContext { due_ns: now_ns, now_ns, in_run: true, regs, sregs, memory };
+        if recorder.hit(kind, &context) { ProbeVerdict::Withdraw } else { ProbeVerdict::Keep }
     }
 
     fn suspended(&mut self, from_ns: u64, to_ns: u64) {

@@ -15,6 +15,7 @@ Examples:
   vprof export after.vprof --base before.vprof -o change.html
   vprof export vprof.vprof --format folded --root none -o - | head
   vprof export vprof.vprof --host -o vcpus.svg   the guest and its host
+  vprof export vprof.vprof --trip vfs_read -o calls.folded
 ";
 
 const NOTES: &str = "\
@@ -51,6 +52,11 @@ pub struct ExportArgs {
     /// (profiles of `attach --host-stacks`; not html and bootchart)
     #[arg(long)]
     pub host: bool,
+
+    /// The calls of this watched function instead of samples, with their stacks (folded; profiles of `run
+    /// --trip`)
+    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["host", "count"])]
+    pub trip: Option<String>,
 
     /// Number of a stack (folded): estimated time in us, or samples
     #[arg(long, default_value = "time", value_name = "WHAT", value_parser = named(Count::ALL))]

@@ -342,6 +342,19 @@ fn named<T: Copy + Send + Sync + 'static>(
     })
 }
 
+/// Parses the name of a function of the guest's kernel.
+pub fn trip_parser(text: &str) -> Result<String, &'static str> {
+    if text.contains(['*', '?', '[']) {
+        return Err("give the name of one function: patterns are not supported");
+    }
+    let is_named = !text.is_empty() && text.len() < 512;
+    if is_named && text.chars().all(|c| c.is_ascii_alphanumeric() || "_.$".contains(c)) {
+        Ok(text.to_owned())
+    } else {
+        Err("a function of the kernel has letters, digits, `_`, `.` and `$` in its name")
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

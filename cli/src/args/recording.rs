@@ -158,6 +158,7 @@ impl RecordingArgs {
             seed,
             stack_depth: usize::from(self.depth),
             exact: false,
+            trips: Vec::new(),
             task_scan_hz: self.task_rate,
             memory_interval: self.memory_use,
             precision: self.until_precision,

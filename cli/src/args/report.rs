@@ -25,6 +25,7 @@ Examples:
   vprof report vprof.vprof --states --process postgres
   vprof report vprof.vprof --host                   the VMM and KVM
   vprof report vprof.vprof --exact --timehist --time 2s..2.1s
+  vprof report vprof.vprof --trips --process postgres
   vprof report vprof.vprof --json | jq .processes[0]
 ";
 
@@ -45,7 +46,7 @@ pub struct ReportArgs {
     pub profile: PathBuf,
 
     /// Look through the tables on the terminal: Enter goes into a row, Esc goes out, ? shows all keys
-    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "states", "host", "memory_use", "json", "csv", "sort", "rows"])]
+    #[arg(short = 'i', long, conflicts_with_all = ["by", "callers", "callees", "boot", "exact", "trips", "states", "host", "memory_use", "json", "csv", "sort", "rows"])]
     pub interactive: bool,
 
     /// One table of samples by this key, instead of the summary; or by several, like process,function
@@ -73,6 +74,12 @@ pub struct ReportArgs {
     /// One line per run of a task on a vCPU, with the waits before it, in the order of time; with --exact
     #[arg(long, requires = "exact")]
     pub timehist: bool,
+
+    /// Calls of watched functions: count, intervals, processes, callers, values of the arguments (profiles of
+    /// `run --trip`)
+    #[arg(long, conflicts_with_all = ["boot", "exact", "states", "host", "memory_use", "by", "callers", "callees", "sort",
+        "symbol", "module", "mode", "relative"])]
+    pub trips: bool,
 
     /// Time of each task in each state: on a CPU, waiting for one, asleep and what for. Exact where `run
     /// --exact` has measured it, else estimated by task-state sampling, with intervals; --states=exact and

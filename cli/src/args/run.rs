@@ -14,7 +14,7 @@ use wall::SyscallPolicy;
 
 use super::parse::{
     NetworkChoice, VsockChoice, format_parser, host_parser, parse_memory, parse_network, parse_vsock,
-    policy_parser,
+    policy_parser, trip_parser,
 };
 use super::{RecordingArgs, TEMPLATE};
 
@@ -27,6 +27,7 @@ Examples:
   vprof run guest.img --snapshot -- sha256sum /big     a command (with systemd)
   vprof run guest.img --start-when process:bench --stop-when process-end:bench
   vprof run guest.img --top                live on this terminal, `?` for help
+  vprof run guest.img --trip vfs_fsync_range -- make    each call of a function
   vprof run vmlinuz --initrd initrd.img --disk root.img --append root=/dev/vda
 ";
 
@@ -182,6 +183,12 @@ pub struct RunArgs {
     #[arg(long, help_heading = "Sampling")]
     pub exact: bool,
 
+    /// Record each call of this function of the guest's kernel: time, process, arguments, callers;
+    /// repeatable, up to 16 functions. The run fails if the kernel has no such function, or if it cannot be
+    /// traced. Costs an exit per call; `vprof report --trips` shows the calls
+    #[arg(long, value_name = "FUNCTION", value_parser = trip_parser, help_heading = "Sampling")]
+    pub trip: Vec<String>,
+
     /// Run this many times, each a separate run: with --snapshot from the same image. Profiles are
     /// NAME.1.vprof, NAME.2.vprof ..., and vprof shows the spread between the runs
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000), conflicts_with = "top",
@@ -224,6 +231,15 @@ mod tests {
             panic!("a run")
         };
         *args
+    }
+
+    #[test]
+    fn functions_are_named_one_by_one() {
+        assert_eq!(run(&["--trip", "vfs_read", "--trip", "foo.isra.0"]).trip, ["vfs_read", "foo.isra.0"]);
+        for wrong in ["", "ext4_*", "a b", "a;b", "f\u{e9}"] {
+            let words = ["vprof", "run", "x.img", "--trip", wrong];
+            assert!(crate::args::Cli::try_parse_from(words).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! `report --exact`: tasks and their states, their sleeps, and their wake-ups.
 
 use profile::report::{
-    CpuPart, CpuParts, DelayBucket, ExactCost, ExactReport, OffCpu, Task, TaskStates, WakeupLatency,
+    CpuPart, CpuParts, DelayBucket, DurationSummary, ExactCost, ExactReport, OffCpu, Task, TaskStates,
 };
 use std::collections::BTreeMap;
 use text::clean::escaped;
@@ -229,7 +229,7 @@ fn delays(text: &mut String, report: &ExactReport, rows: usize, page: PageLayout
 const BAR: usize = 40;
 
 /// Adds the histogram of wake-up latencies, in powers of two.
-fn wakeup_latency(text: &mut String, latency: Option<&WakeupLatency>, page: PageLayout) {
+fn wakeup_latency(text: &mut String, latency: Option<&DurationSummary>, page: PageLayout) {
     let Some(latency) = latency else { return };
     heading(text, page, "Wake-up latencies", ": from wake-ups, and from starts of tasks, until they ran");
     let quantiles = format!(
@@ -242,12 +242,17 @@ fn wakeup_latency(text: &mut String, latency: Option<&WakeupLatency>, page: Page
         units::seconds(latency.max_s),
     );
     wrapped(text, &quantiles, "  ", page.width);
-    let powers = by_power(&latency.buckets);
+    text.push_str(&histogram(latency, "wake-ups", page));
+}
+
+/// Formats a histogram in powers of two; `what` is counted.
+pub(super) fn histogram(durations: &DurationSummary, what: &str, page: PageLayout) -> String {
+    let powers = by_power(&durations.buckets);
     let most = powers.iter().map(|power| power.count).max().unwrap_or(0).max(1);
     let columns = [
         ("us", ColumnAlign::Right),
         ("below us", ColumnAlign::Right),
-        ("wake-ups", ColumnAlign::Right),
+        (what, ColumnAlign::Right),
         ("", ColumnAlign::Left),
     ];
     let mut table = TextTable::new(&columns).indent(2).flexible(3);
@@ -257,7 +262,7 @@ fn wakeup_latency(text: &mut String, latency: Option<&WakeupLatency>, page: Page
         let fine = |s: f64| format!("{:.3}", s * 1e6);
         table.row(vec![fine(power.from_s), fine(power.to_s), units::count(power.count), bar]);
     }
-    text.push_str(&table.render(page.width));
+    table.render(page.width)
 }
 
 /// Power of two ns below which all is one bucket: half of the end of the histogram's first one.

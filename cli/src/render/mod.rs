@@ -16,6 +16,7 @@ pub mod summary;
 pub mod table;
 pub mod timehist;
 pub mod tree;
+pub mod trips;
 
 use std::borrow::Cow;
 use std::io::IsTerminal;

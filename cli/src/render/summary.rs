@@ -136,6 +136,9 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
     if report.meta.get("exact").is_some_and(|value| value == "1") {
         wrapped(text, &exact(report), "  ", page.width);
     }
+    if let Some(calls) = trips(report) {
+        wrapped(text, &calls, "  ", page.width);
+    }
 }
 
 /// Adds stalls of the guest, or of a CPU or a thread: as its kernel reports them, or by its vCPUs and tasks.
@@ -182,6 +185,19 @@ fn exact(report: &Report) -> String {
         super::exact::cost(cost.as_ref(), served),
         end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
     )
+}
+
+/// Formats the calls of watched functions, if there are any; `report --trips` has the details.
+fn trips(report: &Report) -> Option<String> {
+    let number = |key: &str| report.meta.get(key).and_then(|value| value.parse::<u64>().ok());
+    let end = report.meta.get("trip_end").filter(|end| *end != "the run ended");
+    Some(format!(
+        "Watched functions: {}, {} lost; they cost about {} of the vCPUs' time{}; `vprof report --trips` shows them",
+        units::counted(number("trip_calls")?, "call"),
+        units::count(number("trip_lost").unwrap_or(0)),
+        units::seconds(Duration::from_nanos(number("trip_cost_ns").unwrap_or(0)).as_secs_f64()),
+        end.map_or_else(String::new, |end| format!(", until {}", escaped(end)))
+    ))
 }
 
 /// Returns the message for a filter that chooses no sample.

@@ -4,6 +4,7 @@ pub mod output;
 pub mod recording;
 pub mod repeat;
 pub mod screen;
+mod trips;
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -63,6 +64,7 @@ const CONSOLE_HINT: &str =
 
 /// Runs a guest once, with these triggers, and records it.
 pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error> {
+    trips::check(args)?;
     // A missing image is reported before a profile that exists.
     let files = FoundFiles::open(args)?;
     let recording = Recording::prepare(&args.recording)?;
@@ -71,8 +73,16 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
     // QEMU's machine has no ports.
     plan.spec.machine.output_ports &= !matches!(chosen.host, Host::Tcg(_));
     let streams = streams(args, plan.spec.command.is_some() || plan.spec.machine.output_ports)?;
+    let cost = trips::cost(args, &chosen.host);
+    plan.spec.meta.extend(cost.iter().flat_map(trips::Cost::meta));
     if !args.recording.quiet {
-        for sentence in plan.doubts(args).iter().chain(&plan.choice).chain([&chosen.sentence()]) {
+        for sentence in plan
+            .doubts(args)
+            .iter()
+            .chain(&plan.choice)
+            .chain([&chosen.sentence()])
+            .chain(cost.as_ref().map(trips::Cost::sentence))
+        {
             eprintln!("vprof: {sentence}");
         }
         let is_watched = matches!(streams.console, ConsoleTarget::None) && !args.recording.top;
@@ -97,6 +107,7 @@ pub fn once(args: &RunArgs, triggers: Vec<RunTrigger>) -> Result<Recorded, Error
 fn refuse_without_kvm(args: &RunArgs) -> Result<(), Error> {
     let given = [
         ("--exact", args.exact, "its probes need KVM"),
+        ("--trip", !args.trip.is_empty(), "its probes need KVM"),
         ("--vsock", args.vsock.is_some(), "its device needs KVM"),
         ("--huge-pages", args.huge_pages, "the guest's memory is QEMU's"),
         (
@@ -157,7 +168,11 @@ impl RunPlan {
                 output_ports: command.is_some() || (facts.takes_command && !takes_console(args)),
             },
             command,
-            recording: RecordingConfig { exact: args.exact, ..args.recording.config(seed) },
+            recording: RecordingConfig {
+                exact: args.exact,
+                trips: trips::names(args),
+                ..args.recording.config(seed)
+            },
             duration: args.recording.duration,
             retries: args.retry.unwrap_or(0),
             policy: args.seccomp,
@@ -304,6 +319,9 @@ fn meta(args: &RunArgs, kernel_file: &str) -> Vec<(String, String)> {
     if !args.command.is_empty() {
         rows.push(("command", words(&args.command)));
     }
+    if !args.trip.is_empty() {
+        rows.push(("trips", trips::names(args).join(", ")));
+    }
     rows.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
@@ -425,6 +443,9 @@ fn judge(args: &RunArgs, recorded: &Recorded) -> Result<ExitCode, Error> {
     };
     if let Some(error) = &outcome.totals.sink_error {
         return Err(Error::Sink(error.clone()));
+    }
+    if let Some(reason) = &outcome.totals.trip_refused {
+        return Err(Error::Trip(reason.clone()));
     }
     let panicked = last_lines.iter().find(|line| line.contains("Kernel panic - not syncing"));
     let GuestEnd::Ran(end) = &outcome.end else { return Ok(ExitCode::Done) };

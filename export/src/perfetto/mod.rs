@@ -4,6 +4,7 @@
 //! vCPU 0               a slice of the whole run: exits and interrupts of the vCPU as its arguments
 //!   guest, halted ...  counters: part of each segment of time that the vCPU was in the state
 //!   tasks              slices of the tasks that it ran, by exact mode, with the waits before as arguments
+//!   calls              instants: calls of watched functions, with their arguments
 //! Memory of the guest  counters: bytes of each part, and of the largest processes and control groups
 //! Events               instants
 //! PROCESS
@@ -13,6 +14,7 @@
 //!   vCPU 0             stacks of the vCPU's thread in the host, each below the place of the thread
 //! ```
 
+mod calls;
 mod code;
 mod memory;
 mod proto;
@@ -55,6 +57,7 @@ mod uuid {
     pub(super) const TOTALS: u64 = 5 << 32;
     pub(super) const RUNS: u64 = 6 << 32;
     pub(super) const MEMORY: u64 = 7 << 32;
+    pub(super) const CALLS: u64 = 8 << 32;
 }
 
 /// Number of the only sequence of packets.
@@ -89,6 +92,7 @@ pub(crate) fn write(
         }
         trace.memory(profile)?;
         trace.runs(profile)?;
+        trace.calls(profile)?;
         let mut threads = ThreadTracks::new(&recording, tasks);
         trace.scanned_states(profile, &mut threads)?;
         trace.thread_totals(profile, &mut threads)?;

@@ -301,16 +301,22 @@ pub(super) struct Annotation {
     pub name: String,
     #[prost(uint64, optional, tag = "3")]
     pub uint_value: Option<u64>,
+    #[prost(string, optional, tag = "6")]
+    pub string_value: Option<String>,
     #[prost(message, repeated, tag = "11")]
     pub dict_entries: Vec<Annotation>,
 }
 
 impl Annotation {
     pub(super) fn number(name: &str, value: u64) -> Self {
-        Self { name: name.to_owned(), uint_value: Some(value), dict_entries: Vec::new() }
+        Self { name: name.to_owned(), uint_value: Some(value), ..Self::default() }
+    }
+
+    pub(super) fn text(name: String, value: String) -> Self {
+        Self { name, string_value: Some(value), ..Self::default() }
     }
 
     pub(super) fn of_several(name: String, dict_entries: Vec<Self>) -> Self {
-        Self { name, uint_value: None, dict_entries }
+        Self { name, dict_entries, ..Self::default() }
     }
 }

@@ -118,7 +118,7 @@ impl Btf<'_> {
     }
 
     /// Returns the type without its typedefs and qualifiers.
-    fn strip(&self, number: u32) -> Option<BtfType> {
+    pub(super) fn strip(&self, number: u32) -> Option<BtfType> {
         let mut found = self.get(number)?;
         for _ in 0..MAX_MODIFIERS {
             match found.kind {
@@ -199,7 +199,7 @@ impl Btf<'_> {
     }
 
     /// Returns a name that is not longer than any in a kernel.
-    fn name(&self, offset: u32) -> Option<String> {
+    pub(super) fn name(&self, offset: u32) -> Option<String> {
         let rest = self.strings.get(offset as usize..)?;
         let name = rest.get(..MAX_NAME.min(rest.len()))?.split(|byte| *byte == 0).next()?;
         let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || *byte == b'_';

@@ -8,12 +8,14 @@
 //! is followed without a bound: types are indexed once, names are compared in place, members are
 //! searched with a budget. That also keeps memory at 4 bytes a type.
 
+mod functions;
 mod host;
 pub(crate) mod layout;
 mod members;
 #[cfg(test)]
 mod tests;
 
+pub use functions::{ArgumentKind, FunctionArgument};
 pub use host::{HostLayouts, HostTypes};
 
 use symbols::bytes::{u16_at, u32_at};

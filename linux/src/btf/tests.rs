@@ -1,6 +1,6 @@
 //! BTF written by the fixture, broken BTF, and another parser as a witness.
 
-use super::Btf;
+use super::{ArgumentKind, Btf};
 use crate::fixture::BtfWriter;
 use proptest::prelude::*;
 
@@ -171,6 +171,7 @@ proptest! {
         // Small kinds and numbers, so that many are types.
         bytes.extend(words.iter().flat_map(|w| (w & 0x0f00_001f).to_le_bytes()));
         if let Some(btf) = Btf::parse(&bytes) {
+            let _ = btf.arguments(&[""]);
             let _ = btf.member("", "");
             let _ = btf.member("\u{1}", "a.b");
         }
@@ -198,4 +199,61 @@ fn bit_fields_are_had_by_bits() {
         assert_eq!(btf.bits("entry", "sp_offset"), Some((0, 16)));
         assert_eq!((btf.bits("entry", "none"), btf.size_of("entry")), (None, Some(6)));
     }
+}
+
+#[test]
+fn arguments_have_the_meaning_of_their_types() {
+    let mut w = BtfWriter::new();
+    w.structure("s", &[]);
+    let [int, unsigned] = [("int", 1), ("unsigned int", 0)].map(|(name, how)| w.encoded(name, 4, how));
+    let letter = w.encoded("char", 1, 1);
+    let constant = w.constant(letter);
+    let text = w.pointer(constant);
+    let texts = w.pointer(text);
+    let texts = w.constant(texts);
+    let nothing = w.pointer(0);
+    let alias = w.typedef("pid_t", int);
+    let signed = w.raw("mode", 1 << 31 | 6 << 24, 4, &[]);
+    let by_value = w.sized("pair", 16, &[]);
+    w.function(
+        "f",
+        &[("a", alias), ("b", unsigned), ("c", text), ("d", texts), ("e", nothing), ("g", signed)],
+    );
+    w.function("by_value", &[("a", int), ("b", by_value), ("c", int)]);
+    w.function("seven", &[("x", int); 7]);
+    w.function("variadic", &[("format", text), ("", 0)]);
+    let bytes = w.bytes();
+    let btf = Btf::parse(&bytes).unwrap();
+    let types = |name| {
+        let arguments = btf.arguments(&[name]).remove(0).unwrap();
+        arguments
+            .iter()
+            .map(|argument| (argument.type_name.clone(), argument.kind.clone()))
+            .collect::<Vec<_>>()
+    };
+    use ArgumentKind::{Enum, Pointer, Signed, Text, Unsigned};
+    let all = [
+        ("pid_t", Signed(4)),
+        ("unsigned int", Unsigned(4)),
+        ("const char *", Text),
+        ("const char ** const", Pointer),
+        ("void *", Pointer),
+        ("enum mode", Enum(4, Vec::new())),
+    ];
+    assert_eq!(types("f"), all.map(|(name, kind)| (name.to_owned(), kind)));
+    // Which register has an argument after a structure is not known.
+    assert_eq!((types("by_value").len(), types("seven").len(), types("variadic").len()), (1, 6, 1));
+    assert_eq!(btf.arguments(&["nothing"]), [None]);
+}
+
+#[test]
+fn registers_have_the_values_of_their_types() {
+    let garbage = 0xdead_beef_0000_0000;
+    assert_eq!(ArgumentKind::Signed(4).value(garbage | 0xffff_fffe), -2);
+    assert_eq!(ArgumentKind::Unsigned(4).value(garbage | 0xffff_fffe), 0xffff_fffe);
+    assert_eq!(ArgumentKind::Unsigned(8).value(u64::MAX), -1, "all bits");
+    assert_eq!(ArgumentKind::Signed(1).value(0x1ff), -1);
+    assert_eq!((ArgumentKind::Bool.value(0x100), ArgumentKind::Bool.value(2)), (0, 1));
+    assert_eq!(ArgumentKind::Enum(4, Vec::new()).value(garbage | 7), 7);
+    assert_eq!(ArgumentKind::Pointer.value(garbage).cast_unsigned(), garbage);
 }

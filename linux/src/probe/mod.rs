@@ -20,11 +20,14 @@
 //!
 //! All but one begin with a no-op for the function tracer. The tracer's own code has none, but the first
 //! function that it calls is `mutex_lock(&text_mutex)`: the instruction that loads the argument serves as the
-//! site. This module does not know how the calls are observed.
+//! site. Any other function of the image that begins with the no-op can be watched on request
+//! ([`WatchedFunction`]). This module does not know how the calls are observed.
 
 mod sched_state;
 mod site;
 mod trace;
+mod watch;
 
 pub use sched_state::{RunState, SchedState, SchedStateReader};
-pub use site::{ProbeEvent, ProbeSite, ProbeSites};
+pub use site::{MAX_WATCHED, ProbeEvent, ProbeSite, ProbeSites};
+pub use watch::{CannotWatch, WatchedFunction};

@@ -1,5 +1,6 @@
 //! The places in the kernel's text, by their bytes.
 
+use super::watch::WatchedFunction;
 use crate::image::KernelImage;
 use crate::kernel::Kernel;
 use crate::memory::PhysicalMemory;
@@ -8,14 +9,14 @@ use symbols::{PhysAddr, VirtAddr};
 
 /// The no-op at the start of a function of a kernel that can trace functions (`x86_nops[5]`,
 /// arch/x86/include/asm/nops.h).
-const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
+pub(super) const NOP: [u8; 5] = [0x0f, 0x1f, 0x44, 0x00, 0x00];
 /// Instructions that may precede it: ENDBR64 where indirect calls are checked (CONFIG_X86_KERNEL_IBT), or one
 /// of the no-ops of 4 bytes that replace ENDBR64 in a function nobody calls indirectly (`gen_endbr_poison`,
 /// arch/x86/include/asm/ibt.h).
 const BEFORE: [[u8; 4]; 4] =
     [[0xf3, 0x0f, 0x1e, 0xfa], [0x66, 0x0f, 0x1f, 0x00], [0x0f, 0x1f, 0x40, 0x00], [0x0f, 0x1f, 0x40, 0xd6]];
 /// Bytes of a page; a site is within one.
-const PAGE: u64 = 4096;
+pub(super) const PAGE: u64 = 4096;
 /// The instructions that load an address into RDI, the first argument of a call: `mov $imm32, %rdi` and
 /// `lea rel32(%rip), %rdi` (Intel SDM vol. 2, MOV and LEA), each with 4 more bytes.
 const LOADS: [[u8; 3]; 2] = [[0x48, 0xc7, 0xc7], [0x48, 0x8d, 0x3d]];
@@ -29,6 +30,9 @@ const SEARCHED: usize = 32;
 const MAX_VARIANTS: usize = 4;
 /// Bytes of a patch of the kernel's text around which it is taken for one of a site.
 const NEAR: u64 = 16;
+
+/// Functions that are watched on request, at most.
+pub const MAX_WATCHED: usize = 16;
 
 /// Event that a call of a site means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -108,8 +112,14 @@ impl ProbeEvent {
         is_variant(name, self.function()) || self == Self::Core && is_variant(name, "read_kcore")
     }
 
-    /// Without these there is nothing exact: switches and wakes are what states follow from, and a kernel
-    /// must not find bytes in its text that it has not put there.
+    /// Returns true if the guest is about to read or to change its own code: a kernel must not find bytes in
+    /// its text that it has not put there.
+    pub fn is_guard(self) -> bool {
+        matches!(self, Self::Trace | Self::Patch | Self::Core)
+    }
+
+    /// Without these there is nothing exact: switches and wakes are what states follow from. Without guards
+    /// there are no probes at all.
     fn is_needed(self) -> bool {
         !matches!(self, Self::InterruptBegin | Self::InterruptEnd | Self::Vector)
     }
@@ -121,11 +131,13 @@ impl ProbeEvent {
     }
 }
 
-/// One place to see an event.
+/// One place to see calls of a function: for an event, on request, or for both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeSite {
-    /// Meaning of a call.
-    pub event: ProbeEvent,
+    /// Event that a call means.
+    pub event: Option<ProbeEvent>,
+    /// Number of the function among those that are watched on request.
+    pub watched: Option<u8>,
     /// Address of the instruction: the no-op, or the one that loads an argument.
     pub virt: VirtAddr,
     /// Physical address of the same byte; all of it is in one page.
@@ -135,6 +147,18 @@ pub struct ProbeSite {
 }
 
 impl ProbeSite {
+    /// Number of kinds of sites.
+    pub const KINDS: usize = ProbeEvent::COUNT + MAX_WATCHED;
+
+    /// Returns the number of the site's kind, below [`Self::KINDS`]: that of its event, or, after all of
+    /// these, that of the function that is watched.
+    pub fn kind(&self) -> u8 {
+        match (self.watched, self.event) {
+            (Some(number), _) => number.saturating_add(ProbeEvent::Core.number() + 1),
+            (None, event) => event.map_or(u8::MAX, ProbeEvent::number),
+        }
+    }
+
     /// Returns the bytes of the instruction: 5 or 7.
     pub fn bytes(&self) -> usize {
         self.loads.map_or(NOP.len(), |_| LOAD)
@@ -153,12 +177,18 @@ pub struct ProbeSites {
 }
 
 impl Kernel {
-    /// Returns the places where events can be seen, by the kernel's present text.
+    /// Returns the places where events and calls of the `watched` functions can be seen, by the kernel's
+    /// present text. Without `exact` the only events are guards ([`ProbeEvent::is_guard`]).
     ///
     /// # Errors
     /// The reason why there are no sites: a function that is needed does not exist or does not start with the
     /// no-op.
-    pub fn probe_sites(&self, memory: &impl PhysicalMemory) -> Result<ProbeSites, Missing> {
+    pub fn probe_sites(
+        &self,
+        memory: &impl PhysicalMemory,
+        exact: bool,
+        watched: &[WatchedFunction],
+    ) -> Result<ProbeSites, Missing> {
         let mut found: [Vec<u64>; EVENTS.len()] = Default::default();
         for (name, at) in self.symbols() {
             for (addresses, event) in found.iter_mut().zip(EVENTS) {
@@ -169,7 +199,7 @@ impl Kernel {
         }
         let mut all = ProbeSites { sites: Vec::new(), missing: Vec::new(), traced: Vec::new() };
         for (addresses, event) in found.iter().zip(EVENTS) {
-            if addresses.is_empty() && event.may_never_come() {
+            if addresses.is_empty() && event.may_never_come() || !exact && !event.is_guard() {
                 continue;
             }
             match self.sites_of(memory, event, addresses) {
@@ -180,9 +210,16 @@ impl Kernel {
         }
         // The beginning of an interrupt is useless without its end, and the reverse.
         let interrupts = [ProbeEvent::InterruptBegin, ProbeEvent::InterruptEnd];
-        let has = |event| all.sites.iter().any(|site| site.event == event);
+        let has = |event| all.sites.iter().any(|site| site.event == Some(event));
         if !interrupts.into_iter().all(has) {
-            all.sites.retain(|site| !interrupts.contains(&site.event) && site.event != ProbeEvent::Vector);
+            let is_of_interrupts = |event| interrupts.contains(&event) || event == ProbeEvent::Vector;
+            all.sites.retain(|site| !site.event.is_some_and(is_of_interrupts));
+        }
+        for (function, number) in watched.iter().zip(0..) {
+            match all.sites.iter_mut().find(|site| site.virt == function.virt) {
+                Some(site) => site.watched = Some(number),
+                None => all.sites.push(function.site(number)),
+            }
         }
         let functions: Vec<u64> =
             all.sites.iter().filter(|site| site.loads.is_none()).map(|site| site.virt.0).collect();
@@ -207,7 +244,9 @@ impl Kernel {
                 Some(argument) => load(memory, image, address, argument)?,
                 None => no_op(memory, image, address)?,
             };
-            let site = ProbeSite { event, virt: VirtAddr(virt), phys: image.translate(virt)?, loads };
+            let (event, watched) = (Some(event), None);
+            let site =
+                ProbeSite { event, watched, virt: VirtAddr(virt), phys: image.translate(virt)?, loads };
             (virt & (PAGE - 1) <= PAGE - site.bytes() as u64).then_some(site)
         };
         let missing = || match loads {
@@ -219,11 +258,16 @@ impl Kernel {
 }
 
 impl ProbeSites {
-    /// Returns the event of the instruction in whose place an instruction pointer is, or right after it,
-    /// where the guest continues.
-    pub fn event_at(&self, rip: VirtAddr) -> Option<ProbeEvent> {
+    /// Returns the site in whose place an instruction pointer is, or right after it, where the guest
+    /// continues.
+    pub fn site_at(&self, rip: VirtAddr) -> Option<&ProbeSite> {
         let within = |site: &&ProbeSite| rip.0.wrapping_sub(site.virt.0) <= site.bytes() as u64;
-        self.sites.iter().find(within).map(|site| site.event)
+        self.sites.iter().find(within)
+    }
+
+    /// Returns the first site of a kind ([`ProbeSite::kind`]).
+    pub fn of_kind(&self, kind: u8) -> Option<&ProbeSite> {
+        self.sites.iter().find(|site| site.kind() == kind)
     }
 
     /// Returns true if this call of [`ProbeEvent::Trace`], [`ProbeEvent::Patch`] or [`ProbeEvent::Core`]
@@ -251,7 +295,7 @@ fn is_variant(name: &str, base: &str) -> bool {
 }
 
 /// Returns the address of the no-op of the function at `address`.
-fn no_op(memory: &impl PhysicalMemory, image: &KernelImage, address: u64) -> Option<u64> {
+pub(super) fn no_op(memory: &impl PhysicalMemory, image: &KernelImage, address: u64) -> Option<u64> {
     let mut start = [0; 9];
     image.read(memory, address, &mut start)?;
     let (before, after) = start.split_at(4);
@@ -307,9 +351,20 @@ mod tests {
 
     #[test]
     fn a_call_concerns_the_sites_that_it_leads_to() {
-        let site =
-            ProbeSite { event: ProbeEvent::Wake, virt: VirtAddr(0x1000), phys: PhysAddr(0), loads: None };
-        let load = ProbeSite { event: ProbeEvent::Trace, virt: VirtAddr(0x2000), loads: Some(1), ..site };
+        let site = ProbeSite {
+            event: Some(ProbeEvent::Wake),
+            watched: None,
+            virt: VirtAddr(0x1000),
+            phys: PhysAddr(0),
+            loads: None,
+        };
+        let load = ProbeSite {
+            event: Some(ProbeEvent::Trace),
+            watched: Some(3),
+            virt: VirtAddr(0x2000),
+            loads: Some(1),
+            ..site
+        };
         let sites = ProbeSites { sites: vec![site, load], missing: Vec::new(), traced: vec![PhysAddr(8)] };
         let with_count = |count: u64| {
             let memory = [[0; 8], count.to_le_bytes()].concat();
@@ -325,8 +380,11 @@ mod tests {
         );
         assert!(!concerns(ProbeEvent::Patch, [0x3000, 0, u64::MAX, 0x1010]));
         assert!(concerns(ProbeEvent::Core, [0; 4]) && !concerns(ProbeEvent::Wake, [0x1000; 4]));
-        assert_eq!([0x1000, 0x1005].map(|rip| sites.event_at(VirtAddr(rip))), [Some(ProbeEvent::Wake); 2]);
-        assert_eq!([0x2000, 0x2007].map(|rip| sites.event_at(VirtAddr(rip))), [Some(ProbeEvent::Trace); 2]);
-        assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.event_at(VirtAddr(rip))), [None; 3]);
+        assert_eq!([0x1000, 0x1005].map(|rip| sites.site_at(VirtAddr(rip))), [Some(&site); 2]);
+        assert_eq!([0x2000, 0x2007].map(|rip| sites.site_at(VirtAddr(rip))), [Some(&load); 2]);
+        assert_eq!([0xfff, 0x1006, 0x2008].map(|rip| sites.site_at(VirtAddr(rip))), [None; 3]);
+        // What is watched has its own kind, also where a call means an event.
+        assert_eq!([site.kind(), load.kind()], [1, 13]);
+        assert_eq!([1, 13, 6, 255].map(|kind| sites.of_kind(kind)), [Some(&site), Some(&load), None, None]);
     }
 }

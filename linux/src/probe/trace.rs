@@ -64,6 +64,11 @@ impl ProbeSites {
     /// Returns true if a function that has a site is traced, or is about to be traced; also where that cannot
     /// be read.
     pub(super) fn are_traced(&self, memory: &impl PhysicalMemory) -> bool {
-        self.traced.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))
+        are_traced(&self.traced, memory)
     }
+}
+
+/// Returns true if one of these counts of tracers is not 0, or cannot be read.
+pub(super) fn are_traced(counts: &[PhysAddr], memory: &impl PhysicalMemory) -> bool {
+    counts.iter().any(|at| memory.read_u64(*at).is_none_or(|flags| flags & COUNT != 0))
 }

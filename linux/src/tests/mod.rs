@@ -14,6 +14,7 @@ mod probe;
 mod process;
 mod progress;
 mod task_scan;
+mod watch;
 
 use crate::fixture::{Config, Guest, Style};
 use crate::{FlatMemory, Kernel, Missing};

@@ -19,9 +19,10 @@ fn traceable(style: Style, change: impl FnOnce(&mut Guest)) -> (Guest, Kernel) {
 fn each_event_has_its_site() {
     for style in STYLES {
         let (guest, kernel) = traceable(style, |_| ());
-        let found = kernel.probe_sites(&guest.memory).unwrap();
+        let found = kernel.probe_sites(&guest.memory, true, &[]).unwrap();
         assert!(found.missing.is_empty());
-        let mut sites: Vec<_> = found.sites.iter().map(|site| (site.virt, site.event.function())).collect();
+        let mut sites: Vec<_> =
+            found.sites.iter().map(|site| (site.virt, site.event.unwrap().function())).collect();
         sites.sort();
         // One that each guest has, and one after its landing pad.
         let others = [(0x50c0, "irq_enter_rcu"), (PREPARE + 4, "ftrace_arch_code_modify_prepare")];
@@ -33,7 +34,7 @@ fn each_event_has_its_site() {
         for site in &found.sites {
             let mut bytes = [0; 5];
             guest.memory.read(site.phys, &mut bytes).unwrap();
-            let is_load = site.event == ProbeEvent::Trace;
+            let is_load = site.event == Some(ProbeEvent::Trace);
             assert_eq!(
                 (bytes == NOP, site.loads.is_some(), site.bytes()),
                 (!is_load, is_load, if is_load { 7 } else { 5 })
@@ -51,8 +52,8 @@ fn a_site_may_stand_behind_a_landing_pad() {
         guest.set_traced_at(0x5040, 0x5044);
         guest.set_traced_at(0x5080, 0x5084);
     });
-    let found = kernel.probe_sites(&guest.memory).unwrap();
-    let at = |event| found.sites.iter().find(|site| site.event == event).unwrap().virt;
+    let found = kernel.probe_sites(&guest.memory, true, &[]).unwrap();
+    let at = |event| found.sites.iter().find(|site| site.event == Some(event)).unwrap().virt;
     assert_eq!((at(ProbeEvent::Wake), at(ProbeEvent::New)), (guest.text(0x5044), guest.text(0x5084)));
 }
 
@@ -64,16 +65,16 @@ fn what_stands_elsewhere_is_a_reason() {
         (0x5000, vec![0x0f, 0x1f, 0x44, 0, 1]),
     ] {
         let (guest, kernel) = traceable(Style::V6_1, |guest| guest.put_text(offset, &bytes));
-        let missing = kernel.probe_sites(&guest.memory).unwrap_err();
+        let missing = kernel.probe_sites(&guest.memory, true, &[]).unwrap_err();
         assert!(matches!(&missing, Missing::NoNoOp(_)) && !missing.may_come(), "{missing}");
     }
     let (guest, kernel) = styled(Style::V6_1, |_| ());
-    let missing = kernel.probe_sites(&guest.memory).unwrap_err();
+    let missing = kernel.probe_sites(&guest.memory, true, &[]).unwrap_err();
     assert_eq!(missing, Missing::NoSymbol("finish_task_switch".into()));
     // Another argument of the same call, and the same argument of no call.
     for at in [PREPARE + 8, PREPARE + 11] {
         let (guest, kernel) = traceable(Style::V6_12, |guest| guest.put_text(at, &[0xcc]));
-        let missing = kernel.probe_sites(&guest.memory).unwrap_err();
+        let missing = kernel.probe_sites(&guest.memory, true, &[]).unwrap_err();
         assert_eq!(missing, Missing::UnknownCode("ftrace_arch_code_modify_prepare".into()));
     }
 }
@@ -87,8 +88,8 @@ fn an_argument_is_loaded_by_its_distance_too() {
             &[&[0x55, 0x48, 0x89, 0xe5, 0x90, 0x48, 0x8d, 0x3d][..], &distance, &[0xe8]].concat(),
         );
     });
-    let found = kernel.probe_sites(&guest.memory).unwrap();
-    let site = found.sites.iter().find(|site| site.event == ProbeEvent::Trace).unwrap();
+    let found = kernel.probe_sites(&guest.memory, true, &[]).unwrap();
+    let site = found.sites.iter().find(|site| site.event == Some(ProbeEvent::Trace)).unwrap();
     assert_eq!((site.virt, site.loads), (guest.text(PREPARE + 5), Some(guest.text(LOCK).0)));
 }
 
@@ -96,7 +97,7 @@ fn an_argument_is_loaded_by_its_distance_too() {
 fn the_tracers_books_tell_who_is_traced() {
     for style in STYLES {
         let (mut guest, kernel) = traceable(style, |_| ());
-        let found = kernel.probe_sites(&guest.memory).unwrap();
+        let found = kernel.probe_sites(&guest.memory, true, &[]).unwrap();
         let concerns = |guest: &Guest| found.concerns(ProbeEvent::Trace, [0; 4], &guest.memory);
         assert!(!concerns(&guest));
         for (at, _) in FUNCTIONS {
@@ -112,7 +113,7 @@ fn the_tracers_books_tell_who_is_traced() {
             let next = if next == 0x5680 { guest.text(next).0 } else { next };
             guest.put_text(0x5680, &next.to_le_bytes());
         });
-        let missing = kernel.probe_sites(&guest.memory).unwrap_err();
+        let missing = kernel.probe_sites(&guest.memory, true, &[]).unwrap_err();
         assert!(matches!(missing, Missing::Unreadable(_)), "{missing}");
     }
 }
@@ -122,7 +123,7 @@ fn interrupts_are_seen_at_both_ends_or_not_at_all() {
     // Without the vectors of devices nothing else is lost.
     for (at, function, left) in [(0x5100, "irq_exit_rcu", 7), (0x5200, "__common_interrupt", 9)] {
         let (guest, kernel) = traceable(Style::V6_1, |guest| guest.put_text(at, &[0xcc]));
-        let found = kernel.probe_sites(&guest.memory).unwrap();
+        let found = kernel.probe_sites(&guest.memory, true, &[]).unwrap();
         assert_eq!(found.missing, [Missing::NoNoOp(function.into())]);
         assert_eq!(found.sites.len(), left);
     }
@@ -181,7 +182,7 @@ fn hostile_pointers_and_memory_are_no_tasks() {
     }
     assert_eq!(states.read(&empty(), good), None);
     assert_eq!(states.switches(&empty(), 0), None);
-    assert!(kernel.probe_sites(&empty()).is_err());
+    assert!(kernel.probe_sites(&empty(), true, &[]).is_err());
     assert!(kernel.sched_state_reader(&empty()).is_err());
 }
 

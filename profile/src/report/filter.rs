@@ -216,6 +216,11 @@ impl Selection {
             && self.threads.as_ref().is_none_or(|ids| ids.contains(&(instance, tid)))
     }
 
+    /// Returns true if no task is left out.
+    pub(super) fn has_all_tasks(&self) -> bool {
+        self.instances.is_none() && self.threads.is_none()
+    }
+
     /// Keeps the instances that are in `found`, too.
     fn narrow(&mut self, found: HashSet<u32>, none: impl FnOnce() -> ReportError) -> Result<(), ReportError> {
         if found.is_empty() {

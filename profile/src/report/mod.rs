@@ -26,6 +26,7 @@ pub(crate) mod tables;
 pub(crate) mod task_scan;
 mod tick_log;
 mod tree;
+mod trips;
 mod view;
 
 use std::collections::BTreeMap;
@@ -36,9 +37,9 @@ pub use annotate::{Annotation, Hit, MOST_CODE, Target};
 pub use by::{Breakdown, By, KeyName, Row};
 pub use command::CommandTimes;
 pub use exact::{
-    ChildrenStates, CpuPart, CpuParts, DelayBucket, ExactCost, ExactReport, ExactVcpu, InterruptSource,
-    InterruptTime, OffCpu, SoftInterrupt, StateTime, Task, TaskDelay, TaskRun, TaskStates, Timehist, Wakeup,
-    WakeupLatency,
+    ChildrenStates, CpuPart, CpuParts, DelayBucket, DurationSummary, ExactCost, ExactReport, ExactVcpu,
+    InterruptSource, InterruptTime, OffCpu, SoftInterrupt, StateTime, Task, TaskDelay, TaskRun, TaskStates,
+    Timehist, Wakeup,
 };
 pub use filter::{Filter, ModeGroup, Sort};
 pub(crate) use filter::{is_process, no_such};
@@ -55,6 +56,10 @@ pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{ScanStatistics, SourceChoice, StateReport, StateSource, TaskStateTimes, TimeInState};
 pub use subtree::COMMAND;
 pub use tree::{CallTree, MOST_MODULES, TreeNode, TreeRequest};
+pub use trips::{
+    CallStack, TripArgument, TripCall, TripCaller, TripCost, TripFunction, TripOwner, TripReport, TripValue,
+    call_stacks, for_each_call,
+};
 
 pub use crate::calls::{Direction, LEAST_PART};
 use crate::estimate;
@@ -169,6 +174,9 @@ pub enum ReportError {
     /// The profile has no exact data.
     #[error("the profile has no exact data: {0}")]
     NoExact(String),
+    /// The profile has no calls of watched functions.
+    #[error("the profile has no watched functions: {0}")]
+    NoTrips(String),
     /// The profile has no states of tasks.
     #[error("the profile has no states of tasks: {0}")]
     NoStates(String),

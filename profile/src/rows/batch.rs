@@ -5,7 +5,7 @@
 use rusqlite::{Transaction, params};
 use serde::{Deserialize, Serialize};
 
-use super::column::{Bits, Column, PairList, ScannedState};
+use super::column::{Bits, Column, NameList, PairList, ScannedState};
 use super::*;
 
 /// Expands to the start and the end of the statement that adds a row.
@@ -128,6 +128,7 @@ impl Batch {
             || !self.task_states.is_empty()
             || !self.task_scan_states.is_empty()
             || !self.memory_readings.is_empty()
+            || !self.trip_calls.is_empty()
             || self.vcpus.iter().any(ran)
     }
 
@@ -274,6 +275,23 @@ tables! {
 
     exact_vcpus: ExactVcpuRow => (replace) exact_vcpu |row| {
         vcpu, probe_exits, lost, switches, guest_switches, idle_ns, stacks_missed, cost_ns,
+    }
+
+    trips: TripRow => (replace) trip |row| {
+        id, symbol, address = Bits(row.address), typed, calls, lost, stacks_missed, cost_ns, switching_ns,
+        switching_samples,
+    }
+
+    trip_arguments: TripArgumentRow => (replace) trip_argument |row| {
+        trip, number, name, type_name, kind, names = NameList(&row.values),
+    }
+
+    trip_texts: TripTextRow => (replace) trip_text |row| { id, text }
+
+    trip_calls: TripCallRow => (add) trip_call |row| {
+        trip, vcpu, time_ns, mode, instance, tid, stack, weight, argument_1 = row.arguments[0],
+        argument_2 = row.arguments[1], argument_3 = row.arguments[2], argument_4 = row.arguments[3],
+        argument_5 = row.arguments[4], argument_6 = row.arguments[5],
     }
 
     task_scans: TaskScanRow => (replace) task_scan |row| { id, time_ns, late_ns, backoff }

@@ -100,6 +100,17 @@ impl Column for ScannedState {
     }
 }
 
+/// A list of values with their names, stored as JSON.
+pub(super) struct NameList<'a>(pub &'a [(i64, String)]);
+
+impl Column for NameList<'_> {
+    fn column(&self) -> ToSqlOutput<'_> {
+        // Numbers and texts have a form in JSON.
+        let text = serde_json::to_string(self.0).unwrap_or_else(|_| "[]".to_owned());
+        ToSqlOutput::Owned(Value::Text(text))
+    }
+}
+
 /// A list of pairs of numbers, stored as JSON.
 pub(super) struct PairList<'a>(pub &'a [(u64, u64)]);
 

@@ -2,8 +2,9 @@
 //!
 //! A guest decides how many different stacks, tasks and lines it has, and so how large its profile gets.
 //! Beyond the limit samples continue, without what makes them large: new stacks are cut to their innermost
-//! frame, and a frame or process gets a row once a sample is in it. Runs of tasks end earlier: they have a
-//! part of the limit, and a fixed number of rows. What counts them (`exact_runs` of table `meta`) continues.
+//! frame, and a frame or process gets a row once a sample is in it. Runs of tasks and calls of watched
+//! functions end earlier: each have a part of the limit, and a fixed number of rows. What counts them
+//! (`exact_runs` of table `meta`, table `trip`) continues.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -15,11 +16,13 @@ use crate::rows::{Batch, EventRow, FrameRow, InstanceRow};
 /// Rows that are held back, at most, of each table.
 const HELD: usize = 1 << 18;
 
-/// Rows of table `task_run`, at most: seven minutes of a guest that switches 10,000 times a second.
+/// Rows of table `task_run`, at most: seven minutes of a guest that switches 10,000 times a second. Also of
+/// table `trip_call`.
 const RUNS: u64 = 1 << 22;
-/// Size of such a row in the file, bytes: measured, rounded up.
+/// Sizes of such rows in the file, bytes: measured, rounded up.
 const RUN_BYTES: u64 = 56;
-/// Part of the profile's limit that the table may take: a divisor.
+const CALL_BYTES: u64 = 80;
+/// Part of the profile's limit that each of these tables may take: a divisor.
 const RUNS_PART: u64 = 4;
 
 /// Rows that wait for a sample that refers to them.
@@ -80,6 +83,13 @@ struct Beyond {
     instances: Held<InstanceRow>,
 }
 
+/// Takes room for as many of `count` rows as there is. Returns their number.
+fn take_room(left: &mut u64, count: usize) -> usize {
+    let kept = count.min(usize::try_from(*left).unwrap_or(usize::MAX));
+    *left -= kept as u64;
+    kept
+}
+
 /// The limit of a profile, and what is beyond it.
 #[derive(Debug)]
 pub(super) struct SizeLimit {
@@ -87,27 +97,30 @@ pub(super) struct SizeLimit {
     /// Largest ids that were written: stacks, frames, instances, stacks of the host.
     last: [u32; 4],
     beyond: Option<Beyond>,
-    /// Runs of tasks that there is still room for.
+    /// Runs of tasks and calls of watched functions that there is still room for.
     runs: u64,
+    calls: u64,
 }
 
 impl SizeLimit {
     pub(super) fn new(bytes: u64) -> Self {
-        let runs = RUNS.min(bytes / RUNS_PART / RUN_BYTES);
-        Self { bytes, last: [0; 4], beyond: None, runs }
+        let room = |row: u64| RUNS.min(bytes / RUNS_PART / row);
+        Self { bytes, last: [0; 4], beyond: None, runs: room(RUN_BYTES), calls: room(CALL_BYTES) }
     }
 
     /// Returns what is written of a batch in its place, if that is less.
     pub(super) fn cut(&mut self, batch: &Batch) -> Option<Batch> {
         let mut cut = self.cut_stacks(batch);
         if self.beyond.is_some() {
-            self.runs = 0;
+            (self.runs, self.calls) = (0, 0);
         }
-        let room = usize::try_from(self.runs).unwrap_or(usize::MAX);
-        let kept = batch.task_runs.len().min(room);
-        self.runs -= kept as u64;
-        if kept < batch.task_runs.len() {
-            cut.get_or_insert_with(|| batch.clone()).task_runs.truncate(kept);
+        let runs = take_room(&mut self.runs, batch.task_runs.len());
+        if runs < batch.task_runs.len() {
+            cut.get_or_insert_with(|| batch.clone()).task_runs.truncate(runs);
+        }
+        let calls = take_room(&mut self.calls, batch.trip_calls.len());
+        if calls < batch.trip_calls.len() {
+            cut.get_or_insert_with(|| batch.clone()).trip_calls.truncate(calls);
         }
         cut
     }
@@ -175,8 +188,8 @@ impl SizeLimit {
         let time_ns = time_ns.chain(batch.samples.iter().map(|row| row.time_ns)).max().unwrap_or_default();
         let text = format!(
             "the profile has reached its limit of {} (--max-size): from here on, stacks that are new are cut to the \
-             innermost function, only processes that were sampled are listed, and runs of tasks (exact mode) are only \
-             counted",
+             innermost function, only processes that were sampled are listed, and runs of tasks (exact mode) and calls \
+             of watched functions are only counted",
             text::units::bytes(self.bytes)
         );
         Some(EventRow { time_ns, kind: "missing".to_owned(), text })

@@ -409,6 +409,56 @@ CREATE TABLE exact_vcpu (
     cost_ns        INTEGER NOT NULL      -- from the events' exits to the next entries
 );
 
+-- Functions that were watched on request.
+CREATE TABLE trip (
+    id                INTEGER PRIMARY KEY,  -- 1 and up
+    symbol            TEXT NOT NULL,        -- its name in the guest's kernel
+    address           INTEGER NOT NULL,
+    typed             INTEGER NOT NULL,     -- 1: the kernel's types describe its arguments
+    calls             INTEGER NOT NULL,     -- all, whatever trip_call has of them
+    lost              INTEGER NOT NULL,     -- calls without a row: the ring was full
+    stacks_missed     INTEGER NOT NULL,     -- chosen stacks that were not read: all buffers were in use
+    cost_ns           INTEGER NOT NULL,     -- from the exits of calls to the next entries
+    switching_ns      INTEGER NOT NULL,     -- switches between guest and host for calls: estimated
+    switching_samples INTEGER NOT NULL      -- from so many samples at the function's first instruction
+);
+
+-- Their arguments that registers hold.
+CREATE TABLE trip_argument (
+    trip      INTEGER NOT NULL,  -- trip.id
+    number    INTEGER NOT NULL,  -- 1 to 6
+    name      TEXT NOT NULL,     -- empty: it has none
+    type_name TEXT NOT NULL,     -- as in C
+    kind      TEXT NOT NULL,     -- signed, unsigned, bool, pointer, text or enum
+    names     TEXT NOT NULL,     -- of an enumeration, JSON: [value, name]
+    PRIMARY KEY (trip, number)
+) WITHOUT ROWID;
+
+-- Texts that arguments pointed to.
+CREATE TABLE trip_text (
+    id   INTEGER PRIMARY KEY,  -- 1 and up
+    text TEXT NOT NULL         -- the first 64 bytes
+);
+
+-- Calls of watched functions.
+CREATE TABLE trip_call (
+    id         INTEGER PRIMARY KEY,
+    trip       INTEGER NOT NULL,  -- trip.id
+    vcpu       INTEGER NOT NULL,  -- vcpu.id
+    time_ns    INTEGER NOT NULL,  -- since the run's start
+    mode       INTEGER NOT NULL,  -- mode.id: context of the caller
+    instance   INTEGER,           -- instance.id of the current task's process; NULL: not known
+    tid        INTEGER,
+    stack      INTEGER,           -- stack.id, from the function on; NULL: none was taken
+    weight     INTEGER NOT NULL,  -- number of calls that the stack is for; 0 without a stack
+    argument_1 INTEGER,           -- by trip_argument.kind; text: trip_text.id, 0: could not be read
+    argument_2 INTEGER,
+    argument_3 INTEGER,
+    argument_4 INTEGER,
+    argument_5 INTEGER,
+    argument_6 INTEGER
+);
+
 -- Task-state sampling: scans of all tasks. Times that follow from it are estimated.
 CREATE TABLE task_scan (
     id      INTEGER PRIMARY KEY,  -- 1 and up
@@ -620,6 +670,25 @@ FROM task_state t
 JOIN instance i ON i.id = t.instance
 GROUP BY t.instance, t.tid, t.state, t.wait_reason
 ORDER BY i.comm, i.pid, t.tid, sum(t.ns) DESC;
+
+-- Calls of watched functions as a person reads them.
+CREATE VIEW v_trip_calls AS
+SELECT c.id,
+       c.time_ns / 1e9 AS time_s,
+       t.symbol,
+       c.vcpu,
+       m.name AS mode,
+       i.comm,
+       i.pid,
+       i.number AS instance,
+       c.tid,
+       c.argument_1, c.argument_2, c.argument_3, c.argument_4, c.argument_5, c.argument_6,
+       c.stack,
+       c.weight
+FROM trip_call c
+JOIN trip t ON t.id = c.trip
+JOIN mode m ON m.id = c.mode
+LEFT JOIN instance i ON i.id = c.instance;
 
 -- Task-state sampling: scans in which each task was in each state. `vprof report --states` estimates times with
 -- intervals from them.

@@ -2,6 +2,7 @@
 //! schema.
 
 mod exact;
+mod trips;
 mod types;
 
 use std::fs;

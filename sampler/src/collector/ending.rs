@@ -31,6 +31,7 @@ impl Collector {
         // These still use the resolver, so they end before the namer does.
         if let Some(exact) = &mut self.exact {
             exact.close(&mut self.resolver, &mut self.batch);
+            self.totals.trip_refused = exact.refused().map(str::to_owned);
         }
         if let Some(task_states) = &mut self.task_states {
             task_states.close(&mut self.resolver, &mut self.batch);

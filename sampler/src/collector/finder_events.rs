@@ -104,7 +104,7 @@ impl Collector {
                     self.kexec.found(Arc::clone(kernel), monotonic_ns());
                 }
                 if let Some(exact) = &mut self.exact {
-                    exact.kernel_found(found.code.kernel.clone());
+                    exact.kernel_found(found.code.kernel.clone(), &mut self.batch);
                 }
                 // The walker takes the stack inputs, so there is one for the whole run.
                 let walker = self.walker(&found.code);

@@ -359,6 +359,9 @@ impl Collector {
         // After the samples: events wait for their turn anyway, but a full sample ring loses samples.
         if let Some(exact) = &mut self.exact {
             exact.step(&mut self.resolver, &mut self.batch);
+            if exact.refused().is_some() {
+                self.shared.reached.store(true, Ordering::Release);
+            }
         }
         if let Some(task_states) = &mut self.task_states {
             task_states.step(&mut self.resolver, &mut self.batch);

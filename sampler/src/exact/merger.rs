@@ -1,5 +1,6 @@
 //! Event merger on the collector's side: sets the probes once the kernel is found, merges the events of all
-//! vCPUs by time, keeps the accounts, and turns sums into rows.
+//! vCPUs by time, keeps the accounts, and turns sums into rows. Calls of watched functions, which need no
+//! order, go to a [`TripCollector`].
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -11,10 +12,11 @@ use linux::{IrqContext, Kernel, ProbeEvent, TaskSnapshot};
 use vmm::{GuestMemoryMmap, ProbeSet, monotonic_ns};
 
 use super::accounts::TaskAccounts;
-use super::probes::{self, EndCell, ProbeStart, SetFailure};
+use super::probes::{self, EndCell, ProbePurpose, ProbeStart, SetFailure};
 use super::record::{EventReaders, EventRecord, EventRecorder, EventRingEnds};
 use super::rows::{self, UnnamedSources};
 use super::task::{outcome, task_id};
+use super::trip::TripCollector;
 use crate::record::GuestReaders;
 use crate::resolve::resolver::SampleResolver;
 use crate::task_state::{InterruptSource, SwitchOutcome, WakeSource};
@@ -72,6 +74,12 @@ enum ExactPhase {
 
 /// Merger of the events of all vCPUs.
 pub(crate) struct EventMerger {
+    /// Exact mode is wanted, and possible as far as is known.
+    exact: bool,
+    /// Watched functions, if there are any.
+    trips: Option<TripCollector>,
+    /// Why functions are not watched, as a sentence.
+    refused: Option<String>,
     readers: Arc<OnceLock<GuestReaders>>,
     events: Arc<OnceLock<EventReaders>>,
     ends: Vec<EventRingEnds>,
@@ -112,6 +120,9 @@ impl EventMerger {
             .map(|vcpu| EventRecorder::new(vcpu, vcpus, Arc::clone(readers), Arc::clone(&events)))
             .unzip();
         let merger = Self {
+            exact: true,
+            trips: None,
+            refused: None,
             readers: Arc::clone(readers),
             events,
             ends,
@@ -133,13 +144,28 @@ impl EventMerger {
         (merger, recorders)
     }
 
+    /// Has functions watched, with exact mode or instead of it.
+    pub(crate) fn watch(&mut self, trips: TripCollector, exact: bool) {
+        (self.trips, self.exact) = (Some(trips), exact);
+    }
+
+    /// Returns the reason why functions are not watched, once it is known that they are not.
+    pub(crate) fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
+    }
+
     /// Sets the machine whose vCPUs these are.
     pub(crate) fn set_machine(&mut self, probes: ProbeSet, memory: GuestMemoryMmap) {
         self.machine = Some((probes, memory));
     }
 
-    /// Sets the kernel that was found.
-    pub(crate) fn kernel_found(&mut self, kernel: Option<Arc<Kernel>>) {
+    /// Sets the kernel that was found. A name that is not one of its functions is known before it has booted.
+    pub(crate) fn kernel_found(&mut self, kernel: Option<Arc<Kernel>>, batch: &mut Batch) {
+        if let (Some(kernel), Some((_, memory)), Some(trips)) = (&kernel, &self.machine, &self.trips)
+            && let Err(refusal) = kernel.check_watched(memory, trips.names())
+        {
+            self.refuse(&refusal.to_string(), batch);
+        }
         self.kernel = kernel;
     }
 
@@ -166,6 +192,9 @@ impl EventMerger {
         }
         let until_ns = self.complete_until(monotonic_ns());
         self.drain(resolver, batch);
+        if let Some(trips) = &mut self.trips {
+            trips.drain(resolver, batch);
+        }
         self.account(until_ns, resolver, batch);
         if matches!(self.phase, ExactPhase::On) {
             self.check_probes(batch);
@@ -191,12 +220,19 @@ impl EventMerger {
             return;
         };
         let guest = probes::GuestParts { kernel, memory, readers, vcpus: self.ends.len() };
-        match probes::set(&guest, machine_probes, &self.events, &self.end) {
+        let watched = self.trips.as_ref().map_or(&[][..], TripCollector::names);
+        let purpose = ProbePurpose { exact: self.exact, watched };
+        match probes::set(&guest, purpose, machine_probes, &self.events, &self.end) {
             Ok((start, missing)) => {
                 for reason in missing {
                     self.add_event(batch, format!("interrupt data is incomplete: {reason}"));
                 }
                 self.begin(start, resolver, batch);
+            }
+            Err(SetFailure::Refused(reason)) => self.refuse(&reason, batch),
+            // Functions can be watched in a kernel that has no exact mode.
+            Err(SetFailure::Never(reason)) if self.exact && self.trips.is_some() => {
+                self.no_exact(&reason, batch);
             }
             Err(SetFailure::Never(reason)) => self.give_up(&reason, batch),
             // A booting kernel takes its time, so such attempts do not count.
@@ -214,17 +250,45 @@ impl EventMerger {
         if let ExactPhase::Before(tries, _) = self.phase { tries } else { 0 }
     }
 
+    /// Ends the attempts to set probes.
     fn give_up(&mut self, reason: &str, batch: &mut Batch) {
         self.phase = ExactPhase::Over;
+        if self.exact {
+            self.no_exact(reason, batch);
+        }
+        if self.trips.is_some() {
+            self.refuse(&format!("no function was watched: {reason}"), batch);
+        }
+    }
+
+    fn no_exact(&mut self, reason: &str, batch: &mut Batch) {
+        self.exact = false;
         batch.meta.push(("exact_missing".to_owned(), reason.to_owned()));
         self.add_event(batch, format!("exact mode is not possible: {reason}"));
     }
 
-    /// Starts exact data with the tasks at the start.
+    /// Notes that functions cannot be watched: the run ends.
+    fn refuse(&mut self, reason: &str, batch: &mut Batch) {
+        self.phase = ExactPhase::Over;
+        self.refused = Some(reason.to_owned());
+        self.add_event(batch, format!("--trip is not possible: {reason}"));
+    }
+
+    /// Starts the data, exact data with the tasks at the start.
     fn begin(&mut self, start: ProbeStart, resolver: &mut SampleResolver, batch: &mut Batch) {
         self.phase = ExactPhase::On;
-        self.done_ns = start.time_ns;
         let from_ns = start.time_ns.saturating_sub(self.zero_ns);
+        if let (Some(trips), Some(events)) = (&mut self.trips, self.events.get()) {
+            let count = events.watched.len();
+            trips.begin(events.watched.clone(), batch);
+            batch.meta.push(("trip_from_ns".to_owned(), from_ns.to_string()));
+            let functions = if count == 1 { "function is" } else { "functions are" };
+            self.add_event(batch, format!("{count} {functions} watched from now on"));
+        }
+        if !self.exact {
+            return;
+        }
+        self.done_ns = start.time_ns;
         batch.meta.push(("exact_from_ns".to_owned(), from_ns.to_string()));
         self.add_event(batch, format!("exact mode begins with {} tasks", start.tasks.len()));
         for (task, stack) in &start.tasks {
@@ -248,9 +312,12 @@ impl EventMerger {
         if let Some(end) = ended {
             self.phase = ExactPhase::Over;
             let to_ns = end.time_ns.saturating_sub(self.zero_ns);
-            batch.meta.push(("exact_to_ns".to_owned(), to_ns.to_string()));
-            batch.meta.push(("exact_end".to_owned(), end.sentence()));
-            self.add_event(batch, format!("exact mode ends: {}", end.sentence()));
+            let parts = [("exact", "exact mode", self.exact), ("trip", "watching", self.trips.is_some())];
+            for (key, what, _) in parts.into_iter().filter(|(_, _, is_on)| *is_on) {
+                batch.meta.push((format!("{key}_to_ns"), to_ns.to_string()));
+                batch.meta.push((format!("{key}_end"), end.sentence()));
+                self.add_event(batch, format!("{what} ends: {}", end.sentence()));
+            }
         } else if self.checked.elapsed() >= CHECK_PERIOD {
             self.checked = Instant::now();
             if let Some((probes, _)) = &self.machine
@@ -399,6 +466,9 @@ impl EventMerger {
 
     /// Adds rows of the sums since the last call.
     pub(crate) fn flush(&mut self, resolver: &mut SampleResolver, batch: &mut Batch) {
+        if let Some(trips) = &self.trips {
+            trips.flush(batch);
+        }
         if self.done_ns == 0 {
             return;
         }
@@ -446,9 +516,15 @@ impl EventMerger {
             self.give_up(&reason, batch);
         }
         self.drain(resolver, batch);
+        if let Some(trips) = &mut self.trips {
+            trips.drain(resolver, batch);
+        }
         self.account(u64::MAX, resolver, batch);
         if matches!(self.phase, ExactPhase::On) {
             self.check_probes(batch);
+        }
+        if !self.exact {
+            return self.flush(resolver, batch);
         }
         self.settle(monotonic_ns());
         self.accounts.finish();
@@ -471,87 +547,4 @@ impl EventMerger {
 }
 
 #[cfg(test)]
-mod tests {
-    use kvm_bindings::kvm_regs;
-    use linux::fixture::{Guest, Style};
-
-    use super::*;
-    use profile::rows::TaskState;
-
-    use crate::task_state::{TaskActivity, TaskId, TaskKey};
-
-    /// Returns a merger for one vCPU that runs a task from time 0 on, and its recorder, whose ring is full:
-    /// an event is lost at 1 ms.
-    fn merger(guest: &Guest) -> (EventMerger, EventRecorder) {
-        let kernel = Kernel::find(&guest.memory, guest.cr3, guest.five_level).expect("a kernel");
-        let readers: Arc<OnceLock<GuestReaders>> = Arc::default();
-        let current = kernel.current_reader(&guest.memory).expect("a reader");
-        readers.set(GuestReaders { current, stacks: None }).expect("once");
-        let (mut merger, mut recorders) = EventMerger::new(1, 0, &readers);
-        let sites = kernel.probe_sites(&guest.memory).expect("sites");
-        let states = kernel.sched_state_reader(&guest.memory).expect("states");
-        merger.events.set(EventReaders { sites, states, accounting: None }).expect("once");
-        let task = TaskId { address: 8, who: TaskKey { instance: 1, tid: 8 } };
-        merger.accounts.runs(0, 0, Some(task));
-        let mut recorder = recorders.remove(0);
-        let mut serve = |time_ns| {
-            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
-        };
-        (1..=merger.ends[0].events.buffer().capacity() as u64).for_each(&mut serve);
-        assert_eq!(merger.ends[0].counters.lost.load(Ordering::Relaxed), 0);
-        serve(1_000_000);
-        (merger, recorder)
-    }
-
-    fn ns(merger: &mut EventMerger, state: TaskState) -> u64 {
-        let who = TaskKey { instance: 1, tid: 8 };
-        merger.accounts.take().states.get(&(who, TaskActivity::plain(state))).map_or(0, |sum| sum.ns)
-    }
-
-    #[test]
-    fn what_is_lost_is_unknown_from_the_first_lost_event_on() {
-        let guest = Guest::traceable(Style::V6_12);
-        let (mut merger, mut recorder) = merger(&guest);
-        let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
-        let mut serve = |time_ns| {
-            recorder.serve(ProbeEvent::InterruptEnd, time_ns, &kvm_regs::default(), &guest.memory);
-        };
-        // The ring is full of older events: this is the second one that is lost.
-        serve(1_200_000);
-        merger.drain(&mut resolver, &mut batch);
-        merger.account(u64::MAX, &mut resolver, &mut batch);
-        serve(1_300_000);
-        merger.drain(&mut resolver, &mut batch);
-        merger.account(u64::MAX, &mut resolver, &mut batch);
-        merger.accounts.settle(1_500_000);
-        assert_eq!(ns(&mut merger, TaskState::Unknown), 500_000);
-    }
-
-    #[test]
-    fn a_loss_that_is_over_when_the_ring_is_looked_into_counts_from_its_begin() {
-        let guest = Guest::traceable(Style::V6_12);
-        let (mut merger, mut recorder) = merger(&guest);
-        let (mut resolver, mut batch) = (SampleResolver::new(0), Batch::default());
-        drop(merger.ends[0].events.pop());
-        recorder.serve(ProbeEvent::InterruptEnd, 1_400_000, &kvm_regs::default(), &guest.memory);
-        assert_eq!(merger.ends[0].counters.losing_ns.load(Ordering::Relaxed), 0);
-        merger.drain(&mut resolver, &mut batch);
-        merger.account(u64::MAX, &mut resolver, &mut batch);
-        merger.accounts.settle(1_500_000);
-        assert_eq!(ns(&mut merger, TaskState::Unknown), 500_000);
-    }
-
-    #[test]
-    fn an_event_that_is_being_recorded_holds_up_what_is_younger() {
-        let (merger, _) = EventMerger::new(2, 0, &Arc::default());
-        let now_ns = 5_000_000_000;
-        assert_eq!(merger.complete_until(now_ns), now_ns - SLACK_NS);
-        let serving = |ns| merger.ends[1].counters.serving_ns.store(ns, Ordering::Relaxed);
-        serving(now_ns - 10);
-        assert_eq!(merger.complete_until(now_ns), now_ns - SLACK_NS);
-        serving(now_ns - 70_000_000);
-        assert_eq!(merger.complete_until(now_ns), now_ns - 70_000_001);
-        serving(1);
-        assert_eq!(merger.complete_until(now_ns), now_ns - LONGEST_NS, "not for ever");
-    }
-}
+mod tests;

@@ -10,6 +10,8 @@
 //!
 //! The events give the state of every task at every time: microstates after Chubb (*Micro-State Accounting
 //! for Linux*, 2003) and Solaris, none of which is sampled. The states of a task add up to its lifetime.
+//!
+//! The same probes watch other functions on request ([`trip`]), with exact mode or without.
 
 pub(crate) mod accounts;
 pub(crate) mod merger;
@@ -18,3 +20,4 @@ pub(crate) mod record;
 mod rows;
 mod runs;
 mod task;
+pub(crate) mod trip;

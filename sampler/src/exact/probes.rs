@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use linux::{Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
+use linux::{CannotWatch, Kernel, Missing, ProbeEvent, RunState, SchedState, StackCopy, TaskSnapshot};
 use vmm::{
     GuestAddress, GuestMemoryMmap, ProbeError, ProbePoint, ProbeSet, WithdrawReason, Withdrawal, monotonic_ns,
 };
@@ -49,6 +49,17 @@ pub(crate) enum SetFailure {
     NotStopped(String),
     /// Setting fails in this run.
     Never(String),
+    /// A function cannot be watched.
+    Refused(String),
+}
+
+impl From<CannotWatch> for SetFailure {
+    fn from(refusal: CannotWatch) -> Self {
+        match refusal {
+            CannotWatch::Missing(missing) => missing.into(),
+            other => Self::Refused(other.to_string()),
+        }
+    }
 }
 
 impl From<Missing> for SetFailure {
@@ -74,9 +85,20 @@ pub(crate) struct GuestParts<'a> {
     pub vcpus: usize,
 }
 
-/// Sets probes at all events of a kernel that has booted. Stores the readers in `events` before.
+/// Purpose of the probes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ProbePurpose<'a> {
+    /// The events of exact mode.
+    pub exact: bool,
+    /// Names of functions to watch.
+    pub watched: &'a [String],
+}
+
+/// Sets the probes of a kernel that has booted. Stores the readers in `events` before. Tasks at the start are
+/// read for exact mode only.
 pub(crate) fn set(
     guest: &GuestParts<'_>,
+    purpose: ProbePurpose<'_>,
     probes: &ProbeSet,
     events: &OnceLock<EventReaders>,
     end: &EndCell,
@@ -85,7 +107,8 @@ pub(crate) fn set(
     if !kernel.has_booted(memory)? {
         return Err(SetFailure::Later("the guest's kernel has not booted yet".to_owned()));
     }
-    let found = kernel.probe_sites(memory)?;
+    let watched = kernel.watched(memory, purpose.watched)?;
+    let found = kernel.probe_sites(memory, purpose.exact, &watched)?;
     let states = kernel.sched_state_reader(memory)?;
     let accounting = kernel.exit_accounting_reader(memory).ok();
     let missing = found.missing.clone();
@@ -95,12 +118,12 @@ pub(crate) fn set(
         .map(|site| ProbePoint {
             virt: site.virt.0,
             phys: GuestAddress(site.phys.0),
-            kind: site.event.number(),
+            kind: site.kind(),
             loads_rdi: site.loads,
         })
         .collect();
     // A second attempt finds the same sites.
-    let readers = events.get_or_init(|| EventReaders { sites: found, states, accounting });
+    let readers = events.get_or_init(|| EventReaders { sites: found, states, accounting, watched });
     let mut start = ProbeStart::default();
     let at_end = (Arc::clone(end), memory.clone(), readers.states.clone());
     let at_withdrawal = move |withdrawn: &Withdrawal| {
@@ -109,7 +132,13 @@ pub(crate) fn set(
         let ended = ProbeEnd { time_ns: monotonic_ns(), switches, withdrawn: withdrawn.clone() };
         *end.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     };
-    probes.set(&sites, || start = read_tasks(guest, readers), Box::new(at_withdrawal))?;
+    let at_start = || {
+        start.time_ns = monotonic_ns();
+        if purpose.exact {
+            start = read_tasks(guest, readers);
+        }
+    };
+    probes.set(&sites, at_start, Box::new(at_withdrawal))?;
     Ok((start, missing))
 }
 
@@ -150,8 +179,9 @@ fn read_tasks(guest: &GuestParts<'_>, events: &EventReaders) -> ProbeStart {
 impl ProbeEnd {
     /// Returns the reason why exact data ends, in one sentence.
     pub(crate) fn sentence(&self) -> String {
-        let foreign =
-            |site: &ProbePoint| ProbeEvent::from_number(site.kind).map_or("a function", ProbeEvent::function);
+        let foreign = |site: &ProbePoint| {
+            ProbeEvent::from_number(site.kind).map_or("a watched function", ProbeEvent::function)
+        };
         let changed: Vec<&str> = self.withdrawn.foreign.iter().map(foreign).collect();
         match self.withdrawn.reason {
             _ if !changed.is_empty() => {

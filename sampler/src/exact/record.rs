@@ -6,11 +6,13 @@ use std::sync::{Arc, OnceLock};
 
 use kvm_bindings::kvm_regs;
 use linux::{
-    ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSites, RunState,
-    SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr,
+    ExitAccounting, ExitAccountingReader, IrqContext, PhysicalMemory, ProbeEvent, ProbeSite, ProbeSites,
+    RunState, SchedState, SchedStateReader, StackCopy, TaskSnapshot, VirtAddr, WatchedFunction,
 };
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
+use vmm::TickContext;
 
+use super::trip::{TripCall, TripRecorder};
 use crate::record::GuestReaders;
 
 /// Events per vCPU's ring: a third of a second at 50,000 events a second.
@@ -33,6 +35,8 @@ pub(crate) struct EventReaders {
     pub states: SchedStateReader,
     /// `None` if the kernel's CPU accounting cannot be read.
     pub accounting: Option<ExitAccountingReader>,
+    /// Functions that are watched on request, by their numbers.
+    pub watched: Vec<WatchedFunction>,
 }
 
 /// One event: fixed size, nothing resolved.
@@ -89,7 +93,7 @@ pub(crate) struct EventMessage {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct EventCounters {
-    /// Probe exits, guards included.
+    /// Probe exits for events, guards included.
     pub trips: AtomicU64,
     /// Events whose record found no room in the ring.
     pub lost: AtomicU64,
@@ -111,7 +115,8 @@ pub(crate) struct EventCounters {
     pub switching_ns: AtomicU64,
 }
 
-fn add(counter: &AtomicU64, value: u64) {
+/// Adds to a counter that only the calling thread writes.
+pub(super) fn add(counter: &AtomicU64, value: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(value), Ordering::Relaxed);
 }
 
@@ -134,6 +139,21 @@ struct SwitchCost {
     trips: u64,
 }
 
+/// Payer of the exit of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ProbeHitKind {
+    /// Exact mode.
+    Event,
+    /// The watched function with this number, also where its call means an event.
+    Watched(u8),
+}
+
+impl ProbeHitKind {
+    fn new(site: &ProbeSite) -> Self {
+        site.watched.map_or(Self::Event, Self::Watched)
+    }
+}
+
 /// Recorder of the events of one vCPU.
 pub(crate) struct EventRecorder {
     vcpu: usize,
@@ -143,12 +163,14 @@ pub(crate) struct EventRecorder {
     readers: Arc<OnceLock<GuestReaders>>,
     events: Arc<OnceLock<EventReaders>>,
     counters: Arc<EventCounters>,
-    /// Time at which KVM_RUN returned for what is being served, and true if that is a probe.
-    since: Option<(u64, bool)>,
+    /// Recorder of the calls of watched functions, if there are any.
+    watch: Option<TripRecorder>,
+    /// Time at which KVM_RUN returned for what is being served, and the probe that this is.
+    since: Option<(u64, Option<ProbeHitKind>)>,
     /// See [`EventRecord::served_ns`].
     served_ns: u64,
-    /// By the number of the event.
-    switching: [SwitchCost; ProbeEvent::COUNT],
+    /// By the kind of the site.
+    switching: [SwitchCost; ProbeSite::KINDS],
     /// See [`EventCounters::losing_ns`].
     losing_ns: u64,
 }
@@ -181,64 +203,81 @@ impl EventRecorder {
             readers,
             events,
             counters,
+            watch: None,
             since: None,
             served_ns: 0,
-            switching: [SwitchCost::default(); ProbeEvent::COUNT],
+            switching: [SwitchCost::default(); ProbeSite::KINDS],
             losing_ns: 0,
         };
         (recorder, ends)
     }
 
+    /// Has calls of watched functions recorded.
+    pub(crate) fn watch(&mut self, recorder: TripRecorder) {
+        self.watch = Some(recorder);
+    }
+
     /// Notes that KVM_RUN has returned at `now_ns` for a tick, or for another signal.
     pub(crate) fn interrupted(&mut self, now_ns: u64) {
-        self.since = Some((now_ns, false));
+        self.since = Some((now_ns, None));
     }
 
     /// Notes a sample in the guest's own time at `rip`, with `mean_ns` between two samples on average. The
     /// guest is stopped at a probe while the CPU switches to the host and back. No clock of the host sees
     /// that time, but samples fall in it in proportion to its length.
     pub(crate) fn sampled(&mut self, rip: u64, mean_ns: u64) {
-        let event = self.events.get().and_then(|events| events.sites.event_at(VirtAddr(rip)));
-        let switching = event.and_then(|event| self.switching.get_mut(usize::from(event.number())));
-        if let Some(switching) = switching.filter(|switching| switching.trips > 0) {
-            switching.ns = switching.ns.saturating_add(mean_ns);
-            add(&self.counters.switching, 1);
-            add(&self.counters.switching_ns, mean_ns);
+        let Some(events) = self.events.get() else { return };
+        let Some(site) = events.sites.site_at(VirtAddr(rip)) else { return };
+        let switching = self.switching.get_mut(usize::from(site.kind()));
+        let Some(switching) = switching.filter(|switching| switching.trips > 0) else { return };
+        switching.ns = switching.ns.saturating_add(mean_ns);
+        match (ProbeHitKind::new(site), &self.watch) {
+            (ProbeHitKind::Watched(number), Some(watch)) => watch.switched(number, mean_ns),
+            _ => {
+                add(&self.counters.switching, 1);
+                add(&self.counters.switching_ns, mean_ns);
+            }
         }
     }
 
-    /// Records an event at `now_ns`. Returns true if all probes must be removed before the guest continues:
-    /// it is about to read or change its own code.
-    pub(crate) fn serve<M: PhysicalMemory>(
-        &mut self,
-        event: ProbeEvent,
-        now_ns: u64,
-        regs: &kvm_regs,
-        memory: &M,
-    ) -> bool {
+    /// Records a hit of a probe of this kind. Returns true if all probes must be removed before the guest
+    /// continues: it is about to read or change its own code.
+    pub(crate) fn hit<M: PhysicalMemory>(&mut self, kind: u8, context: &TickContext<'_, M>) -> bool {
+        let now_ns = context.now_ns;
         self.counters.serving_ns.store(now_ns, Ordering::Release);
-        let withdraw = self.record(event, now_ns, regs, memory);
+        let withdraw = self.serve(kind, context);
         self.counters.serving_ns.store(0, Ordering::Release);
         withdraw
     }
 
-    fn record<M: PhysicalMemory>(
-        &mut self,
-        event: ProbeEvent,
-        now_ns: u64,
-        regs: &kvm_regs,
-        memory: &M,
-    ) -> bool {
-        self.since = Some((now_ns, true));
-        add(&self.counters.trips, 1);
+    fn serve<M: PhysicalMemory>(&mut self, kind: u8, context: &TickContext<'_, M>) -> bool {
         // Set before any probe was.
-        let Some(EventReaders { sites, states, accounting }) = self.events.get() else { return false };
-        let mut record = EventRecord::new(now_ns, self.served_ns, event);
-        // The way back into the guest, and the way out for the next event, belong to the next record.
-        if let Some(switching) = self.switching.get_mut(usize::from(event.number())) {
+        let Some(events) = self.events.get() else { return false };
+        let Some(site) = events.sites.of_kind(kind) else { return false };
+        self.since = Some((context.now_ns, Some(ProbeHitKind::new(site))));
+        if let (Some(number), Some(watch)) = (site.watched, &mut self.watch)
+            && let Some(function) = events.watched.get(usize::from(number))
+        {
+            let readers = self.readers.get();
+            watch.record(&TripCall { number, function, context, readers, vcpu: self.vcpu });
+        }
+        // The way back into the guest, and the way out for the next hit, belong to the next record.
+        let served_ns = self.served_ns;
+        if let Some(switching) = self.switching.get_mut(usize::from(kind)) {
             switching.trips = switching.trips.saturating_add(1);
             self.served_ns = self.served_ns.wrapping_add(switching.ns / switching.trips);
         }
+        let event = site.event;
+        event.is_some_and(|event| {
+            let record = EventRecord::new(context.now_ns, served_ns, event);
+            self.record(record, context.regs, context.memory)
+        })
+    }
+
+    fn record<M: PhysicalMemory>(&mut self, mut record: EventRecord, regs: &kvm_regs, memory: &M) -> bool {
+        add(&self.counters.trips, 1);
+        let Some(EventReaders { sites, states, accounting, .. }) = self.events.get() else { return false };
+        let event = record.event;
         let mut stack = None;
         match event {
             ProbeEvent::Trace | ProbeEvent::Patch | ProbeEvent::Core => {
@@ -320,11 +359,13 @@ impl EventRecorder {
 
     /// Notes that KVM_RUN is entered at `now_ns`.
     pub(crate) fn entering(&mut self, now_ns: u64) {
-        if let Some((since_ns, is_trip)) = self.since.take() {
+        if let Some((since_ns, hit)) = self.since.take() {
             let ns = now_ns.saturating_sub(since_ns);
             self.served_ns = self.served_ns.wrapping_add(ns);
-            if is_trip {
-                add(&self.counters.cost_ns, ns);
+            match (hit, &self.watch) {
+                (None, _) => {}
+                (Some(ProbeHitKind::Watched(number)), Some(watch)) => watch.entered(number, ns),
+                (Some(_), _) => add(&self.counters.cost_ns, ns),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! Resolver from samples to rows: identity, stack and mode of each sample. It knows neither threads nor a
 //! clock.
 
+mod call;
 mod exit;
 
 use std::collections::{HashMap, HashSet};
@@ -20,7 +21,7 @@ use super::identity::{InstanceTable, ThreadNames};
 use super::interrupts::InterruptNames;
 use super::mode::{ModeClassifier, refined};
 use super::stacks::StackTable;
-use super::walker::{FileEntry, StackOwner, StackStep, StackWalker};
+use super::walker::{FileEntry, StackOwner, StackStep, StackWalker, WalkResult};
 use crate::record::{KERNEL_HALF, SampleRecord};
 use crate::task_state::{InterruptSource, TaskKey};
 pub(crate) use exit::ExitPlace;
@@ -254,18 +255,30 @@ impl SampleResolver {
         // Without the page tables of its program, only the kernel's part is available.
         let owner =
             stack.user_root().map(|_| StackOwner { instance: self.task(task, read_ns, batch), task: *task });
-        let Some(walker) = &mut self.walker else { return (0, WaitReason::Other) };
+        let Some((walked, ids)) = self.walk(stack, owner, batch) else { return (0, WaitReason::Other) };
+        let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
+        let kernel = self.kernel_functions(&self.steps, &ids);
+        let wait_reason = WaitReason::from_sleep(functions, kernel, walked.from_user, stack.is_fetching());
+        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
+    }
+
+    /// Walks a stack, whose steps stay until the next walk. Returns the row ids of its frames, innermost
+    /// first; `None` if stacks cannot be walked.
+    fn walk(
+        &mut self,
+        stack: &StackCopy,
+        owner: Option<StackOwner>,
+        batch: &mut Batch,
+    ) -> Option<(WalkResult, Vec<u32>)> {
+        let walker = self.walker.as_mut()?;
         let mut steps = std::mem::take(&mut self.steps);
         steps.clear();
         let walked = walker.walk(stack, owner, &mut steps, batch);
         let learnt = walker.learnt_names();
         self.learn_names(learnt, batch);
-        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
-        let functions = ids.iter().filter_map(|&id| Some(self.frames.function(id)?.1));
-        let kernel = self.kernel_functions(&steps, &ids);
-        let wait_reason = WaitReason::from_sleep(functions, kernel, walked.from_user, stack.is_fetching());
+        let ids = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         self.steps = steps;
-        (self.stacks.intern(ids.iter().rev().copied(), &mut batch.stacks).unwrap_or(0), wait_reason)
+        Some((walked, ids))
     }
 
     /// Returns the functions of the kernel among these steps, innermost first; `ids` are the frames of the
@@ -304,19 +317,14 @@ impl SampleResolver {
         record: &SampleRecord,
         batch: &mut Batch,
     ) -> Option<ResolvedStack> {
-        let walker = self.walker.as_mut()?;
-        let mut steps = std::mem::take(&mut self.steps);
-        steps.clear();
-        let walked = walker.walk(stack, owner, &mut steps, batch);
-        let learnt = walker.learnt_names();
-        self.learn_names(learnt, batch);
-        // Counted before frames are stored: the code of the hottest functions is kept for `vprof annotate`.
+        let (walked, ids) = self.walk(stack, owner, batch)?;
+        let steps = std::mem::take(&mut self.steps);
+        // The code of the hottest functions is kept for `vprof annotate`.
         match steps.iter().find(|step| !matches!(step, StackStep::Managed { .. })) {
             Some(StackStep::Kernel(at)) => self.hot.kernel(at.address),
             Some(StackStep::File { at, file }) => self.hot.file(file, at.address),
             _ => {}
         }
-        let ids: Vec<u32> = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         // Up to the code that was interrupted, whose registers were saved.
         let called = |step: &StackStep| matches!(step, StackStep::Kernel(at) if at.is_return());
         let since = 1 + steps.iter().skip(1).take_while(|step| called(step)).count();

@@ -35,4 +35,5 @@ mod stacks;
 mod startup;
 mod states;
 mod tcg;
+mod trip;
 mod vsock;

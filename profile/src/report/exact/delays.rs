@@ -6,7 +6,7 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
 use super::{Key, count, key, part, seconds};
-use crate::histogram::{end_ns, quantile};
+use crate::histogram::{bucket_low_ns, end_ns, quantile};
 
 /// Waits of a task for a CPU, from the wake-up or from the loss of a CPU on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -23,21 +23,21 @@ pub struct TaskDelay {
     pub max_from_s: f64,
 }
 
-/// Waits of one bucket of the histogram.
+/// Durations of one bucket of the histogram.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DelayBucket {
-    /// Shortest wait, s.
+    /// Shortest duration, s.
     pub from_s: f64,
-    /// End of the bucket, s: shortest wait of the next one.
+    /// End of the bucket, s: shortest duration of the next one.
     pub to_s: f64,
-    /// Number of waits.
+    /// Number of durations.
     pub count: u64,
 }
 
-/// Wake-up latencies: times from wake-ups of tasks, and from their starts, until they ran.
+/// Durations in buckets: wake-up latencies, or intervals between calls.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WakeupLatency {
-    /// Number of wake-ups.
+pub struct DurationSummary {
+    /// Number of durations.
     pub count: u64,
     /// Mean, s.
     pub mean_s: f64,
@@ -49,22 +49,47 @@ pub struct WakeupLatency {
     pub p99_s: f64,
     /// The longest, s.
     pub max_s: f64,
-    /// Buckets with waits, shortest first.
+    /// Buckets that are not empty, shortest first.
     pub buckets: Vec<DelayBucket>,
 }
 
-/// Sum of waits.
+/// Sum of durations.
 #[derive(Debug, Default)]
-struct DelaySum {
+pub(in crate::report) struct DelaySum {
     count: u64,
     ns: u64,
     max_ns: u64,
     max_from_ns: u64,
-    /// Number of waits by the shortest of their bucket, ns.
+    /// Number of durations by the shortest of their bucket, ns.
     buckets: BTreeMap<u64, u64>,
 }
 
 impl DelaySum {
+    /// Counts a duration from `from_ns` on.
+    pub(in crate::report) fn count(&mut self, ns: u64, from_ns: u64) {
+        let one = Self { count: 1, ns, max_ns: ns, max_from_ns: from_ns, buckets: BTreeMap::new() };
+        self.add(bucket_low_ns(ns), &one);
+    }
+
+    /// Returns the summary; `None` without a duration.
+    pub(in crate::report) fn summary(&self) -> Option<DurationSummary> {
+        let [p50_s, p90_s, p99_s] = self.quantiles_s([0.5, 0.9, 0.99]);
+        let bucket = |(&low, &count): (&u64, &u64)| DelayBucket {
+            from_s: seconds(low),
+            to_s: seconds(end_ns(low)),
+            count,
+        };
+        (self.count > 0).then(|| DurationSummary {
+            count: self.count,
+            mean_s: self.mean_s(),
+            p50_s,
+            p90_s,
+            p99_s,
+            max_s: seconds(self.max_ns),
+            buckets: self.buckets.iter().map(bucket).collect(),
+        })
+    }
+
     fn add(&mut self, low_ns: u64, more: &Self) {
         self.count = self.count.saturating_add(more.count);
         self.ns = self.ns.saturating_add(more.ns);
@@ -135,22 +160,7 @@ impl Delays {
     }
 
     /// Returns the wake-up latencies of all tasks; `None` without wake-ups.
-    pub(super) fn wakeup_latency(&self) -> Option<WakeupLatency> {
-        let sum = &self.woken;
-        let [p50_s, p90_s, p99_s] = sum.quantiles_s([0.5, 0.9, 0.99]);
-        let bucket = |(&low, &count): (&u64, &u64)| DelayBucket {
-            from_s: seconds(low),
-            to_s: seconds(end_ns(low)),
-            count,
-        };
-        (sum.count > 0).then(|| WakeupLatency {
-            count: sum.count,
-            mean_s: sum.mean_s(),
-            p50_s,
-            p90_s,
-            p99_s,
-            max_s: seconds(sum.max_ns),
-            buckets: sum.buckets.iter().map(bucket).collect(),
-        })
+    pub(super) fn wakeup_latency(&self) -> Option<DurationSummary> {
+        self.woken.summary()
     }
 }

@@ -17,10 +17,11 @@ use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
 use crate::estimate::Z_95;
 use crate::report::is_process;
 use crate::store::Profile;
+pub(super) use delays::DelaySum;
 use delays::Delays;
-pub use delays::{DelayBucket, TaskDelay, WakeupLatency};
+pub use delays::{DelayBucket, DurationSummary, TaskDelay};
 pub use parts::{CpuPart, CpuParts};
-use stacks::Stacks;
+pub(super) use stacks::Stacks;
 use tasks::Names;
 pub use timehist::{TaskRun, Timehist};
 
@@ -273,7 +274,7 @@ pub struct ExactReport {
     /// Tasks, longest on a CPU first.
     pub tasks: Vec<TaskStates>,
     /// Wake-up latencies of these tasks; `None` without wake-ups.
-    pub wakeup_latency: Option<WakeupLatency>,
+    pub wakeup_latency: Option<DurationSummary>,
     /// Sums over children that were waited for, most time on a CPU first.
     pub children: Vec<ChildrenStates>,
     /// Sleeps by task and place, longest first.
@@ -409,7 +410,7 @@ fn part(of: u64, all: u64) -> f64 {
     if all == 0 { 0.0 } else { of as f64 / all as f64 }
 }
 
-fn meta(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
+pub(super) fn meta(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
     let mut statement = connection.prepare_cached("SELECT value FROM meta WHERE key = ?")?;
     let mut rows = statement.query(params![key])?;
     rows.next()?.map(|row| row.get(0)).transpose()

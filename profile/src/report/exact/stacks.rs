@@ -11,10 +11,10 @@ const MOST_FRAMES: usize = 1024;
 const EXCEPTION_ENTRIES: [&str; 2] = ["asm_exc_", "exc_"];
 
 /// Tree of stacks, with the names of their frames.
-pub(super) struct Stacks(HashMap<i64, (Option<i64>, String)>);
+pub(in crate::report) struct Stacks(HashMap<i64, (Option<i64>, String)>);
 
 impl Stacks {
-    pub(super) fn read(connection: &Connection) -> rusqlite::Result<Self> {
+    pub(in crate::report) fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare(
             "SELECT s.id, s.parent, CASE f.kind WHEN 'reason' THEN '[' || f.symbol || ']' \
              ELSE coalesce(f.symbol, '[' || f.module || ']', printf('0x%x', f.address)) END \
@@ -25,7 +25,7 @@ impl Stacks {
     }
 
     /// Returns the functions, innermost first; empty if there is no stack.
-    pub(super) fn functions(&self, stack: i64) -> Vec<String> {
+    pub(in crate::report) fn functions(&self, stack: i64) -> Vec<String> {
         let mut list = Vec::new();
         let mut at = self.0.get(&stack);
         while let Some((parent, name)) = at.filter(|_| list.len() < MOST_FRAMES) {

@@ -19,7 +19,8 @@ use tempfile::{TempDir, tempdir};
 use super::*;
 use crate::rows::Microstates;
 use crate::rows::{
-    Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, TaskRunRow, VcpuRow,
+    Batch, ConsoleRow, EventRow, FrameRow, InstanceRow, SampleRow, Sink, StackRow, TaskRunRow, TripCallRow,
+    VcpuRow,
 };
 use crate::rows::{COMPLETE, Mode, TaskState, WaitReason};
 

@@ -14,7 +14,7 @@ fn queries_only_read() {
         "INSERT INTO meta VALUES ('a', 'b')",
         "DROP TABLE sample",
         "CREATE TABLE t (x)",
-        "PRAGMA user_version = 9",
+        "PRAGMA user_version = 10",
         "PRAGMA journal_mode = WAL",
         vacuum.as_str(),
     ] {

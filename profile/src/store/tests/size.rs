@@ -65,6 +65,36 @@ fn runs_take_a_quarter_of_the_size_and_the_first_ones_stay() {
 }
 
 #[test]
+fn calls_take_a_quarter_of_the_size_and_the_first_ones_stay() {
+    let directory = tempdir().expect("a directory");
+    let path = directory.path().join("p.vprof");
+    let mut writer = ProfileWriter::create(&path, false).expect("a profile").limited_to(8 << 20);
+    let call = |n: u64| TripCallRow {
+        trip: 2,
+        vcpu: 1,
+        time_ns: 60_000_000_000 + n * 10_000,
+        mode: Mode::Kernel,
+        instance: Some(300),
+        tid: Some(4_711),
+        stack: Some(70_000),
+        weight: 1,
+        arguments: [Some(i64::MIN + 5), Some(70_000), Some(4_096), Some(3), None, None],
+    };
+    let calls = Batch { trip_calls: (0..1_000).map(call).collect(), ..Batch::default() };
+    for _ in 0..100 {
+        writer.write(&calls).expect("room");
+    }
+    writer.finish().expect("room");
+    let size = fs::metadata(&path).expect("a file").len();
+    // The empty profile has 200 KiB.
+    assert!(size < (8 << 20) / 4 + (256 << 10) && size > 1 << 20, "{size} bytes");
+    let profile = Profile::open(&path).expect("a profile");
+    let kept = first(&profile, "SELECT count(*), max(id) FROM trip_call");
+    let room = (8 << 20) / 4 / 80;
+    assert_eq!(kept, [room, room].map(Value::Integer));
+}
+
+#[test]
 fn beyond_its_size_a_profile_has_no_more_runs() {
     let directory = tempdir().expect("a directory");
     let path = directory.path().join("p.vprof");

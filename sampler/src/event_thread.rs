@@ -1,4 +1,4 @@
-//! Threads that read the guest beside the samples, and report to the collector by events.
+//! Threads that read the guest besides the vCPUs' threads, and report to the collector by events.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,7 +37,7 @@ impl StopFlag {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Makes the thread end at its next look at the flag.
+    /// Makes the thread end at its next check of the flag.
     pub(crate) fn set(&self) {
         self.0.store(true, Ordering::Release);
     }

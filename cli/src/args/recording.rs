@@ -46,7 +46,7 @@ pub struct RecordingArgs {
     pub task_rate: f64,
 
     /// Record the guest's memory by holder at this interval, which is 10 s without a value, and 1 s at least
-    /// (`vprof report --memory-use`). A reading takes some ms in a thread of its own, and stops no vCPU
+    /// (`vprof report --memory-use`). A reading takes some ms in a separate thread, and stops no vCPU
     #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "10s",
         value_parser = parse_memory_interval, help_heading = "Sampling")]
     pub memory_use: Option<Duration>,

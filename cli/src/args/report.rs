@@ -94,8 +94,8 @@ pub struct ReportArgs {
         "instance", "cgroup", "thread", "symbol", "module", "mode", "relative"])]
     pub host: bool,
 
-    /// The guest's memory by holder over time: processes, control groups, page cache, slab caches (profiles of
-    /// `run --memory-use` and `attach --memory-use`)
+    /// The guest's memory by holder over time: processes, control groups, page cache, slab caches (profiles
+    /// of `run --memory-use` and `attach --memory-use`)
     #[arg(long, conflicts_with_all = ["boot", "exact", "states", "host", "by", "callers", "callees", "sort", "process",
         "tree_of", "instance", "cgroup", "thread", "symbol", "module", "mode", "cpu", "relative"])]
     pub memory_use: bool,

@@ -36,7 +36,7 @@ pub struct MemoryReport {
 pub struct WholeMemory {
     /// Memory that the guest's kernel manages.
     pub total: u64,
-    /// What programs can get without swapping.
+    /// Memory that programs can get without swapping.
     pub available: Option<u64>,
     /// Swap.
     pub swap_total: Option<u64>,
@@ -123,7 +123,7 @@ impl MemoryReport {
             }
             point += usize::from(is_point);
         }
-        // A file of 0 bytes is no holder.
+        // A file of 0 bytes holds nothing.
         let mut holders: Vec<_> = found.into_values().filter(|holder| holder.peak > 0).collect();
         holders.sort_by(|a, b| {
             a.kind

@@ -11,7 +11,7 @@ pub struct MemoryReadingRow {
     pub time_ns: u64,
     /// Memory that the guest's kernel manages (`MemTotal`), bytes.
     pub total: u64,
-    /// What programs can get without swapping, as the guest's kernel estimates it (`MemAvailable`), bytes.
+    /// Memory that programs can get without swapping, by the guest kernel's estimate (`MemAvailable`), bytes.
     pub available: Option<u64>,
     /// Swap of the guest, bytes.
     pub swap_total: Option<u64>,

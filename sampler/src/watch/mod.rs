@@ -114,7 +114,7 @@ pub(crate) enum StandstillFinding {
     },
 }
 
-/// What a check knows besides the samples and rows that were noted before.
+/// Inputs of a check besides the samples and rows that were noted before.
 pub(crate) struct WatchInputs<'a> {
     /// CLOCK_MONOTONIC ns.
     pub now_ns: u64,

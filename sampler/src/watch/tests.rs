@@ -10,10 +10,10 @@ const SECOND: u64 = 1_000_000_000;
 const RATE: u64 = 50;
 const RATE_HZ: f64 = 50.0;
 
-/// What a guest does in one second.
+/// Activity of a guest in one second.
 #[derive(Debug, Clone)]
 struct Second {
-    /// What the samples of each vCPU find; `None`: it has none.
+    /// Findings of the samples of each vCPU; `None`: it has none.
     vcpus: Vec<Option<Found>>,
     /// Each vCPU's part of the second in which it waits for a CPU of the host.
     waiting: f64,

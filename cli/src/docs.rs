@@ -16,7 +16,7 @@ macro_rules! documents {
 documents! {
     "attach", "boot", "browse", "coming-from", "config", "contributing", "control", "experiments", "export", "glossary", "guests",
     "hosts", "how-it-works", "images", "json", "limits", "mem", "page", "performance", "profile", "security", "statistics",
-    "symbols", "testing", "top", "tutorial",
+    "symbols", "testing", "top", "trip", "tutorial", "watch",
 }
 
 /// Returns the names of the documents.

@@ -28,7 +28,7 @@ fn panes_are_chosen_and_remember_their_order() {
     );
     press(&mut state, "s");
     assert_eq!(state.here().list.order, SortOrder { column: 5, reversed: false });
-    press(&mut state, "6\t");
+    press(&mut state, "7\t");
     assert_eq!((state.pane, state.instances), (PaneKind::Programs, false));
     press(&mut state, "i2i");
     assert!(state.instances, "i is a key of the first pane");

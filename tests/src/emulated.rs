@@ -212,12 +212,17 @@ impl EmulatedGuest {
 
     /// Starts `vprof attach` with these arguments.
     pub fn attach_with(&self, arguments: &[&str]) -> ActiveRun {
+        self.attach_within(ATTACH_LIMIT, arguments)
+    }
+
+    /// Starts `vprof attach` with these arguments, which has to end within `limit`.
+    pub fn attach_within(&self, limit: Duration, arguments: &[&str]) -> ActiveRun {
         let directory = tempfile::tempdir().expect("a temporary directory");
         let profile = directory.path().join("out.vprof");
         let mut command = Command::new(vprof());
         command.args(["attach", "-o"]).arg(&profile);
         command.arg("--control").arg(profile.with_extension("sock")).args(arguments).stdin(Stdio::null());
-        ActiveRun::in_turn(command, directory, profile, ATTACH_LIMIT)
+        ActiveRun::in_turn(command, directory, profile, limit)
     }
 
     /// Runs `vprof attach --gdb` to its end.

@@ -37,3 +37,4 @@ mod states;
 mod tcg;
 mod trip;
 mod vsock;
+mod watch;

@@ -1,4 +1,4 @@
-//! The attach half behind the wall.
+//! The attach half inside the wall.
 
 use super::*;
 

@@ -184,7 +184,7 @@ pub enum ReportError {
     #[error("the profile has no stacks of the host: record with `vprof attach --host-stacks`")]
     NoHost,
     /// The profile has no readings of the guest's memory.
-    #[error("the profile has no readings of the guest's memory in this time: record with --memory")]
+    #[error("the profile has no readings of the guest's memory in this time: record with --memory-use")]
     NoMemory,
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]

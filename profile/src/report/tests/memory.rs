@@ -59,4 +59,5 @@ fn a_profile_without_readings_says_so() {
     let profile = Profile::open(&path).expect("a profile");
     let error = MemoryReport::read(&profile, &Filter::default()).unwrap_err();
     assert!(matches!(error, ReportError::NoMemory), "{error}");
+    assert!(error.to_string().ends_with("record with --memory-use"), "{error}");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Row};
 use serde::{Deserialize, Serialize};
 
 use super::filter::TIME;
@@ -84,45 +84,18 @@ impl MemoryReport {
         let _snapshot = snapshot(connection).map_err(sql)?;
         let readings = read_readings(connection, filter).map_err(sql)?;
         let memory = readings.last().ok_or(ReportError::NoMemory)?.memory;
-        let mut found: HashMap<(MemoryKind, String, i32), HolderHistory> = HashMap::new();
-        let points = point_indexes(readings.len());
+        let mut histories = Histories::new(&readings);
         let mut statement = connection
-            .prepare("SELECT kind, name, pid, bytes FROM memory_use WHERE reading = ?1")
+            .prepare(&format!(
+                "SELECT reading, kind, name, pid, bytes FROM memory_use \
+                 WHERE reading IN (SELECT id FROM memory_reading WHERE {TIME}) ORDER BY reading"
+            ))
             .map_err(sql)?;
-        let mut point = 0;
-        for (index, reading) in readings.iter().enumerate() {
-            let is_point = points.get(point) == Some(&index);
-            let mut sums: HashMap<(MemoryKind, String, i32), u64> = HashMap::new();
-            let mut rows = statement.query([reading.id.cast_signed()]).map_err(sql)?;
-            while let Some(row) = rows.next().map_err(sql)? {
-                let kind = row.get_ref(0).map_err(sql)?;
-                let Some(kind) = kind.as_str().ok().and_then(MemoryKind::from_name) else { continue };
-                let key = (kind, row.get(1).map_err(sql)?, row.get(2).map_err(sql)?);
-                let sum = sums.entry(key).or_default();
-                *sum = sum.saturating_add(unsigned(row, 3).map_err(sql)?);
-            }
-            for (key, bytes) in sums {
-                if found.len() >= HOLDERS && !found.contains_key(&key) {
-                    continue;
-                }
-                let (kind, name, pid) = &key;
-                let holder = found.entry(key.clone()).or_insert_with(|| HolderHistory {
-                    kind: *kind,
-                    name: name.clone(),
-                    pid: (*pid != 0).then_some(*pid),
-                    first: None,
-                    last: None,
-                    peak: 0,
-                    peak_s: 0.0,
-                    bytes: vec![None; points.len()],
-                });
-                holder.add(bytes, seconds(reading.time_ns), index, readings.len());
-                if let Some(at) = holder.bytes.get_mut(point).filter(|_| is_point) {
-                    *at = Some(bytes);
-                }
-            }
-            point += usize::from(is_point);
+        let mut rows = statement.query(filter.time()).map_err(sql)?;
+        while let Some(row) = rows.next().map_err(sql)? {
+            histories.add_row(row).map_err(sql)?;
         }
+        let (found, points) = histories.finish();
         // A file of 0 bytes holds nothing.
         let mut holders: Vec<_> = found.into_values().filter(|holder| holder.peak > 0).collect();
         holders.sort_by(|a, b| {
@@ -141,7 +114,86 @@ impl MemoryReport {
     }
 }
 
+/// A holder: kind, name and process id.
+type Key = (MemoryKind, String, i32);
+
+/// Histories in the making.
+struct Histories<'a> {
+    readings: &'a [Reading],
+    /// Indexes of `readings` by id.
+    indexes: HashMap<u64, usize>,
+    /// Indexes of the readings that are points.
+    points: Vec<usize>,
+    found: HashMap<Key, HolderHistory>,
+    /// Index of the reading whose rows are being added.
+    index: usize,
+    /// Bytes of its holders.
+    sums: HashMap<Key, u64>,
+}
+
+impl<'a> Histories<'a> {
+    fn new(readings: &'a [Reading]) -> Self {
+        Self {
+            readings,
+            indexes: readings.iter().zip(0..).map(|(reading, index)| (reading.id, index)).collect(),
+            points: point_indexes(readings.len()),
+            found: HashMap::new(),
+            index: 0,
+            sums: HashMap::new(),
+        }
+    }
+
+    /// Adds a row of table `memory_use`. Those of one reading come together.
+    fn add_row(&mut self, row: &Row<'_>) -> rusqlite::Result<()> {
+        let Some(index) = self.indexes.get(&unsigned(row, 0)?).copied() else { return Ok(()) };
+        if index != self.index {
+            self.end_reading();
+            self.index = index;
+        }
+        let kind = row.get_ref(1)?;
+        let Some(kind) = kind.as_str().ok().and_then(MemoryKind::from_name) else { return Ok(()) };
+        let sum = self.sums.entry((kind, row.get(2)?, row.get(3)?)).or_default();
+        *sum = sum.saturating_add(unsigned(row, 4)?);
+        Ok(())
+    }
+
+    fn end_reading(&mut self) {
+        let Some(reading) = self.readings.get(self.index) else { return };
+        let point = self.points.binary_search(&self.index).ok();
+        for (key, bytes) in self.sums.drain() {
+            if self.found.len() >= HOLDERS && !self.found.contains_key(&key) {
+                continue;
+            }
+            let points = self.points.len();
+            let holder = self.found.entry(key).or_insert_with_key(|key| HolderHistory::new(key, points));
+            holder.add(bytes, seconds(reading.time_ns), self.index, self.readings.len());
+            if let Some(at) = point.and_then(|point| holder.bytes.get_mut(point)) {
+                *at = Some(bytes);
+            }
+        }
+    }
+
+    /// Returns the histories and the indexes of the points.
+    fn finish(mut self) -> (HashMap<Key, HolderHistory>, Vec<usize>) {
+        self.end_reading();
+        (self.found, self.points)
+    }
+}
+
 impl HolderHistory {
+    fn new((kind, name, pid): &Key, points: usize) -> Self {
+        Self {
+            kind: *kind,
+            name: name.clone(),
+            pid: (*pid != 0).then_some(*pid),
+            first: None,
+            last: None,
+            peak: 0,
+            peak_s: 0.0,
+            bytes: vec![None; points],
+        }
+    }
+
     fn add(&mut self, bytes: u64, time_s: f64, index: usize, readings: usize) {
         if index == 0 {
             self.first = Some(bytes);

@@ -59,6 +59,18 @@ pub(super) fn around(p: f64, effective: f64, k: u64, n: u64) -> Share {
     Share { share: p, low: low.clamp(0.0, p), high: high.clamp(p, 1.0) }
 }
 
+/// Returns the 95 % interval of a time of which `samples` were counted, few among all: the score interval of
+/// a Poisson count, n + z²/2 ± z √(n + z²/4). Without samples it is 0.
+pub fn sampled(time_s: f64, samples: u64) -> (f64, f64) {
+    if samples == 0 {
+        return (0.0, 0.0);
+    }
+    let (n, square) = (samples as f64, Z_95 * Z_95);
+    let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
+    let each = time_s / n;
+    (each * (middle - half), each * (middle + half))
+}
+
 /// Returns centre and half width of Wilson's interval.
 pub(super) fn wilson(p: f64, n: f64) -> (f64, f64) {
     let z2 = Z_95 * Z_95;

@@ -39,7 +39,7 @@ mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use interval::{Share, Z_95, share};
+pub use interval::{Share, Z_95, sampled, share};
 pub use part::{PartTallies, PartTicks};
 pub use plan::{needed, needed_for, reached};
 pub use strata::{Estimate, Time};

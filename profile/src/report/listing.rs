@@ -10,6 +10,7 @@ use serde::{Serialize, Serializer};
 use text::clean::{cut, escaped};
 
 use super::{Annotation, Estimate, Hit, MOST_CODE};
+use crate::numbers::part;
 
 /// Longest name of a call's target in an instruction, characters.
 const LONGEST_NAME: usize = 120;
@@ -131,11 +132,6 @@ impl FunctionListing {
         let end = self.lines.iter().rposition(is_code).map_or(0, |last| last + 1);
         &self.lines[..end]
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 samples")]
-fn part(k: u64, n: u64) -> f64 {
-    if n == 0 { 0.0 } else { k as f64 / n as f64 }
 }
 
 impl CodeLine {

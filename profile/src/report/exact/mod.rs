@@ -14,7 +14,8 @@ use rusqlite::{Connection, params};
 use serde::{Deserialize, Serialize};
 
 use super::{By, Estimate, Filter, ModeGroup, Report, ReportError, Request};
-use crate::estimate::Z_95;
+use crate::estimate::sampled;
+use crate::numbers::{part, seconds};
 use crate::report::is_process;
 use crate::store::Profile;
 pub(super) use delays::DelaySum;
@@ -230,7 +231,7 @@ impl ExactCost {
 
     /// Returns the cost of `vcpus` vCPUs from table `meta`; `None` if there is no exact data, or no cost in
     /// this profile.
-    #[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
+    #[expect(clippy::cast_precision_loss, reason = "a few vCPUs")]
     pub fn from_meta<'a>(meta: impl Fn(&str) -> Option<&'a str>, vcpus: usize) -> Option<Self> {
         let number = |key: &str| meta(key).and_then(|value| value.parse::<u64>().ok());
         let from_ns = number("exact_from_ns")?;
@@ -238,17 +239,14 @@ impl ExactCost {
         let served_s = seconds(number("exact_cost_ns")?);
         let switching_s = seconds(number("exact_switching_ns")?);
         let samples = number("exact_switching_samples")?;
-        // The samples are few among all: score interval of a Poisson count (n + z²/2 ± z √(n + z²/4)).
-        let (n, square) = (samples as f64, Z_95 * Z_95);
-        let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
-        let each = if samples == 0 { 0.0 } else { switching_s / n };
+        let (switching_low_s, switching_high_s) = sampled(switching_s, samples);
         Some(Self {
             whole_s: served_s + switching_s,
             of_s: seconds(to_ns.saturating_sub(from_ns)) * vcpus as f64,
             served_s,
             switching_s,
-            switching_low_s: each * (middle - half),
-            switching_high_s: each * (middle + half),
+            switching_low_s,
+            switching_high_s,
             switching_samples: samples,
         })
     }
@@ -400,16 +398,6 @@ fn soft_interrupts(profile: &Profile) -> Result<Vec<SoftInterrupt>, ReportError>
     Ok(soft)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a time in ns below 2^53")]
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times and counts below 2^53")]
-fn part(of: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { of as f64 / all as f64 }
-}
-
 pub(super) fn meta(connection: &Connection, key: &str) -> rusqlite::Result<Option<String>> {
     let mut statement = connection.prepare_cached("SELECT value FROM meta WHERE key = ?")?;
     let mut rows = statement.query(params![key])?;
@@ -421,7 +409,7 @@ fn key(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<Key> {
 }
 
 /// Reads a count or time.
-fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
+pub(super) fn count(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<u64> {
     Ok(row.get::<_, i64>(column)?.unsigned_abs())
 }
 

@@ -6,14 +6,15 @@ mod values;
 
 use std::collections::BTreeMap;
 
-use rusqlite::{Connection, Row};
+use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 
-use super::exact::{DurationSummary, Stacks};
+use super::exact::{DurationSummary, Stacks, count};
 use super::filter::Selection;
 use super::tables::Tables;
 use super::{Filter, ReportError};
-use crate::estimate::Z_95;
+use crate::estimate::sampled;
+use crate::numbers::{part, seconds};
 use crate::store::Profile;
 pub use calls::{CallStack, TripCall, call_stacks, for_each_call};
 use tally::Tallies;
@@ -41,19 +42,15 @@ pub struct TripCost {
 }
 
 impl TripCost {
-    #[expect(clippy::cast_precision_loss, reason = "a count below 2^53")]
     fn new(served_ns: u64, switching_ns: u64, samples: u64) -> Self {
-        let (served_s, switching_s) = (served_ns as f64 / 1e9, switching_ns as f64 / 1e9);
-        // Score interval of a Poisson count (n + z²/2 ± z √(n + z²/4)), as of exact mode's cost.
-        let (n, square) = (samples as f64, Z_95 * Z_95);
-        let (middle, half) = (n + square / 2.0, Z_95 * (n + square / 4.0).sqrt());
-        let each = if samples == 0 { 0.0 } else { switching_s / n };
+        let (served_s, switching_s) = (seconds(served_ns), seconds(switching_ns));
+        let (switching_low_s, switching_high_s) = sampled(switching_s, samples);
         Self {
             whole_s: served_s + switching_s,
             served_s,
             switching_s,
-            switching_low_s: each * (middle - half),
-            switching_high_s: each * (middle + half),
+            switching_low_s,
+            switching_high_s,
             switching_samples: samples,
         }
     }
@@ -206,21 +203,6 @@ impl TripReport {
             functions: functions.into_values().collect(),
         })
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "times below 2^53 ns")]
-fn seconds(ns: u64) -> f64 {
-    ns as f64 / 1e9
-}
-
-#[expect(clippy::cast_precision_loss, reason = "counts below 2^53")]
-fn part(of: u64, all: u64) -> f64 {
-    if all == 0 { 0.0 } else { of as f64 / all as f64 }
-}
-
-/// Reads a count or time.
-fn count(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    Ok(row.get::<_, i64>(column)?.unsigned_abs())
 }
 
 /// Reads the functions with their totals, by row id.

@@ -7,7 +7,7 @@ use rusqlite::{Connection, Row};
 use super::{ARGUMENTS, TripCaller, TripFunction, TripOwner, count, part};
 use crate::report::Filter;
 use crate::report::exact::{DelaySum, Stacks};
-use crate::report::filter::Selection;
+use crate::report::filter::{Selection, VCPU_AND_TIME};
 use crate::report::tables::Tables;
 use crate::rows::Mode;
 
@@ -164,14 +164,12 @@ pub(super) fn for_each_row<E: From<rusqlite::Error>>(
     chosen: &Selection,
     mut each: impl FnMut(&Row<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
-    let stored = |ns: Option<u64>, absent| ns.map_or(absent, |ns| i64::try_from(ns).unwrap_or(i64::MAX));
-    let (from_ns, to_ns) = (stored(filter.from_ns, 0), stored(filter.to_ns, i64::MAX));
-    let mut statement = connection.prepare(
+    let mut statement = connection.prepare(&format!(
         "SELECT trip, time_ns, mode, instance, tid, stack, weight, argument_1, argument_2, argument_3, \
          argument_4, argument_5, argument_6, vcpu FROM trip_call \
-         WHERE time_ns >= ?1 AND time_ns < ?2 AND (?3 IS NULL OR vcpu = ?3) ORDER BY time_ns, id",
-    )?;
-    let mut rows = statement.query(rusqlite::params![from_ns, to_ns, filter.vcpu])?;
+         WHERE {VCPU_AND_TIME} ORDER BY time_ns, id"
+    ))?;
+    let mut rows = statement.query(filter.vcpu_and_time())?;
     while let Some(row) = rows.next()? {
         let task = (row.get::<_, Option<u32>>(3)?.unwrap_or(0), row.get::<_, Option<i32>>(4)?.unwrap_or(0));
         // What is charged to no process is not a task's.

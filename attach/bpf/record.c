@@ -251,6 +251,8 @@ enum outcome {
 	BLOCKED = 6,
 	// The thread is no longer that of the vCPU.
 	GONE = 7,
+	// This CPU is taking another sample.
+	BUSY = 8,
 };
 
 struct record {
@@ -965,8 +967,8 @@ struct arguments {
 	u64 argument[2];
 };
 
-// Argument: the vCPU's index.
-SEC("raw_tp") int tick(struct arguments *arguments)
+// Takes a sample; returns its outcome.
+static __attribute__((noinline)) u32 take_sample(struct arguments *arguments)
 {
 	u32 index = arguments->argument[0];
 	struct target *target = map_lookup(&targets, &index);
@@ -1026,6 +1028,29 @@ SEC("raw_tp") int tick(struct arguments *arguments)
 	copy_registers(target, record, in_guest);
 	copy_memory(index);
 	return in_guest ? GUEST : KVM;
+}
+
+// CPUs of a host, at most (NR_CPUS_RANGE_END, arch/x86/Kconfig, Linux 5.10 to 6.18). A power of two.
+#define CPUS 8192
+
+// CPUs that are taking a sample.
+static volatile u8 busy[CPUS];
+
+// Argument: the vCPU's index.
+//
+// A sample that an interrupt takes may interrupt one that is taken on the same CPU without an interrupt. Since Linux 6.13
+// all runs of a program on a CPU have one stack (bpf_enable_priv_stack, kernel/bpf/verifier.c), and
+// BPF_PROG_TEST_RUN does not exclude this: the first sample would go on with the other's vCPU. So this function has
+// nothing on its stack, and ends before anything else has.
+SEC("raw_tp") int tick(struct arguments *arguments)
+{
+	u32 cpu = get_smp_processor_id() & (CPUS - 1);
+	if (busy[cpu])
+		return BUSY;
+	busy[cpu] = 1;
+	u32 outcome = take_sample(arguments);
+	busy[cpu] = 0;
+	return outcome;
 }
 
 SEC("raw_tp") int peek(struct arguments *arguments)

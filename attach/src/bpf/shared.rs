@@ -361,6 +361,8 @@ pub(crate) enum ThreadFinding {
     Blocked,
     /// The thread has ended, or is no longer the vCPU's.
     Gone,
+    /// The CPU that was asked is taking another sample.
+    Busy,
 }
 
 impl ThreadFinding {
@@ -374,6 +376,7 @@ impl ThreadFinding {
             5 => Self::Queued,
             6 => Self::Blocked,
             7 => Self::Gone,
+            8 => Self::Busy,
             _ => return None,
         })
     }

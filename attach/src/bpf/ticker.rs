@@ -99,7 +99,7 @@ impl TickMeaning {
             }
             ThreadFinding::Blocked if paused => Self::Miss(MissReason::Paused),
             ThreadFinding::Blocked => Self::Miss(MissReason::BlockedInVmm),
-            ThreadFinding::Elsewhere => Self::Miss(MissReason::NotRun),
+            ThreadFinding::Elsewhere | ThreadFinding::Busy => Self::Miss(MissReason::NotRun),
             ThreadFinding::Gone => Self::Gone,
         }
     }

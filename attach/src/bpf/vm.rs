@@ -445,7 +445,7 @@ impl ThreadStatistics for KernelStatistics {
 const NO_CPU: u64 = u64::MAX;
 
 /// Asks the CPU `first`, or this one, and then the one that each answer names, for a sample of a thread.
-/// `None` if that thread moves all the time, or this CPU has no answer.
+/// `None` if that thread moves all the time, a CPU is always busy, or this CPU has no answer.
 fn ask_cpus(
     first: Option<u32>,
     mut ask: impl FnMut(Option<u32>) -> Option<SampleOutcome>,
@@ -456,6 +456,8 @@ fn ask_cpus(
             Some(SampleOutcome { finding: ThreadFinding::Elsewhere, state }) => {
                 cpu = u32::try_from(state.cpu).ok();
             }
+            // For some µs: an interrupt found it at a sample without one.
+            Some(SampleOutcome { finding: ThreadFinding::Busy, .. }) => {}
             Some(outcome) => return Some(outcome),
             // A CPU that is offline by now has no thread: from here, the thread's own CPU is found.
             None => {
@@ -473,7 +475,7 @@ fn first_cpu(finding: ThreadFinding, state: &RawState) -> Option<u32> {
         ThreadFinding::Guest | ThreadFinding::Kvm | ThreadFinding::Vmm | ThreadFinding::Elsewhere => true,
         // The one that asks has taken the CPU only now.
         ThreadFinding::Queued => state.preempted != 0,
-        ThreadFinding::Blocked | ThreadFinding::Gone => false,
+        ThreadFinding::Blocked | ThreadFinding::Gone | ThreadFinding::Busy => false,
     };
     u32::try_from(state.cpu).ok().filter(|_| has_cpu)
 }
@@ -569,6 +571,21 @@ mod tests {
             outcome(ThreadFinding::Elsewhere, cpu)
         });
         assert!(found.is_none() && cpu == 4, "{cpu}");
+    }
+
+    #[test]
+    fn a_cpu_that_takes_another_sample_is_asked_again() {
+        let after = |busy: usize| {
+            let mut asked = Vec::new();
+            let found = ask_cpus(Some(3), |cpu| {
+                asked.push(cpu);
+                let finding = if asked.len() > busy { ThreadFinding::Guest } else { ThreadFinding::Busy };
+                outcome(finding, 7)
+            });
+            (found.map(|found| found.finding), asked)
+        };
+        assert_eq!(after(2), (Some(ThreadFinding::Guest), vec![Some(3); 3]));
+        assert_eq!(after(9), (None, vec![Some(3); MOST_CPUS]));
     }
 
     #[test]

@@ -32,14 +32,15 @@ static u32 (*get_prandom_u32)(void) = (void *)7;
 static u32 (*get_smp_processor_id)(void) = (void *)8;
 static u64 (*get_current_task)(void) = (void *)35;
 static long (*get_stack)(void *context, void *into, u32 bytes, u64 flags) = (void *)67;
+static long (*get_task_stack)(void *task, void *into, u32 bytes, u64 flags) = (void *)141;
+static void *(*get_current_task_btf)(void) = (void *)158;
+static void *(*task_pt_regs)(void *task) = (void *)175;
 static long (*probe_read_user)(void *into, u32 bytes, u64 from) = (void *)112;
 static long (*probe_read_kernel)(void *into, u32 bytes, u64 from) = (void *)113;
 static long (*seq_write)(void *seq, const void *data, u32 bytes) = (void *)127;
 #define MAP_TYPE_HASH 1
 #define MAP_TYPE_ARRAY 2
 #define MAP_MMAPABLE (1u << 10)
-// Flag of get_stack: the stack of the user code (BPF_F_USER_STACK).
-#define USER_STACK (1u << 8)
 
 struct bpf_map_def {
 	u32 type;
@@ -115,6 +116,8 @@ struct bpf_map_def {
 
 // Functions on a stack of the host, at most: as many as the kernel walks (kernel.perf_event_max_stack by default).
 #define HOST_FRAMES 127
+// Bytes of the VMM's stack that are copied, at most.
+#define HOST_BYTES 8192
 
 // Kinds of KVM.
 #define VENDOR_SVM 1
@@ -398,11 +401,13 @@ struct host_stack {
 	u64 version;
 	// Time at which it was taken; 0 for none.
 	u64 time_ns;
-	// Bytes of the two parts; below 0 for an error of the kernel.
+	// Bytes of the addresses in the kernel; below 0 for an error of the kernel.
 	s32 kernel_bytes;
-	s32 user_bytes;
+	u32 user_bytes;
 	u64 kernel[HOST_FRAMES];
-	u64 user[HOST_FRAMES];
+	// Registers of the user code (struct pt_regs), and the stack from the red zone below its RSP on.
+	u64 registers[PT_REGS / 8];
+	u8 user[HOST_BYTES + PAGE];
 };
 
 // Stacks of a vCPU's thread: at the last tick that has found it on its CPU, and when it left its CPU last.
@@ -950,15 +955,42 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 	}
 }
 
-// Copies the stacks of this thread: the kernel's with the program that asks, and that of the user code below it.
-INLINE void take_stack(void *context, struct host_stack *stack)
+// Copies the stack of this thread's user code, as far as its pages are present; returns the number of bytes.
+INLINE u32 copy_user_stack(struct host_stack *stack)
 {
+	u64 from = stack->registers[PT_REGS_SP / 8] - RED_ZONE;
+	u64 done = 0;
+	NO_UNROLL
+	for (u32 i = 0; i <= HOST_BYTES / PAGE; i++) {
+		u64 bytes = PAGE - ((from + done) & (PAGE - 1));
+		HIDE(bytes);
+		HIDE(done);
+		if (done >= HOST_BYTES || bytes == 0 || bytes > PAGE)
+			break;
+		if (probe_read_user(stack->user + done, bytes, from + done))
+			break;
+		done += bytes;
+	}
+	return done;
+}
+
+// Copies the stacks of this thread: the functions of the kernel, with the program that asks, and what the user code has
+// below them. With an interrupt that has just taken the CPU out of the guest, the kernel has no stack for get_stack()
+// (perf_guest_state() in perf_callchain_kernel(), arch/x86/events/core.c, Linux 5.17 to 6.18), but one of a task, without
+// the scheduler's functions.
+INLINE void take_stack(void *context, struct host_stack *stack, u32 in_guest)
+{
+	void *task = get_current_task_btf();
 	stack->version++;
 	// x86 keeps the order of stores.
 	asm volatile("" ::: "memory");
 	stack->time_ns = ktime_get_ns();
-	stack->kernel_bytes = get_stack(context, stack->kernel, sizeof(stack->kernel), 0);
-	stack->user_bytes = get_stack(context, stack->user, sizeof(stack->user), USER_STACK);
+	if (in_guest)
+		stack->kernel_bytes = get_task_stack(task, stack->kernel, sizeof(stack->kernel), 0);
+	else
+		stack->kernel_bytes = get_stack(context, stack->kernel, sizeof(stack->kernel), 0);
+	probe_read_kernel(stack->registers, sizeof(stack->registers), (u64)task_pt_regs(task));
+	stack->user_bytes = copy_user_stack(stack);
 	asm volatile("" ::: "memory");
 	stack->version++;
 }
@@ -1022,7 +1054,7 @@ static __attribute__((noinline)) u32 take_sample(struct arguments *arguments)
 	u32 in_guest = in_run && kernel_u32(task + options.task_flags) & IN_GUEST;
 	struct host_stacks *host = options.host_stacks ? map_lookup(&stacks, &index) : 0;
 	if (host)
-		take_stack(arguments, &host->ticked);
+		take_stack(arguments, &host->ticked, in_guest);
 	if (!in_run)
 		return VMM;
 	copy_registers(target, record, in_guest);
@@ -1547,7 +1579,7 @@ SEC("raw_tp") int switched(struct switch_arguments *arguments)
 		left_cpu(index, previous, next, arguments->preempted & 1);
 		struct host_stacks *host = options.host_stacks ? map_lookup(&stacks, &index) : 0;
 		if (host)
-			take_stack(arguments, &host->left);
+			take_stack(arguments, &host->left, 0);
 	}
 	index = index_of(next);
 	if (index != ABSENT)

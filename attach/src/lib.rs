@@ -70,7 +70,7 @@ mod watch;
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use bpf::{
     BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter, VcpuCourse,
-    VmList, VmSummary, VmmTimes,
+    VmList, VmSummary, VmmStack, VmmTimes,
 };
 pub use error::{AttachError, HostStacksRefusal};
 pub use guard::{HELD_LIMIT_MS, keep_guard};

@@ -85,15 +85,21 @@ fn with_host(batch: &mut Batch) {
         frame(2, FrameKind::Kernel, Some("kvm_arch_vcpu_ioctl_run"), Some("kvm")),
         frame(3, FrameKind::User, None, Some("libc.so.6")),
         frame(4, FrameKind::Reason, Some("no stack was taken of this thread"), None),
+        frame(5, FrameKind::Reason, Some("stack beyond what was copied"), None),
     ];
     let stack = |id, parent, frame| StackRow { id, parent, frame };
-    batch.host_stacks =
-        vec![stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3), stack(4, None, 4)];
+    batch.host_stacks = vec![
+        stack(1, None, 1),
+        stack(2, Some(1), 2),
+        stack(4, None, 4),
+        stack(5, None, 5),
+        stack(6, Some(5), 3),
+    ];
     let guest = batch.samples.iter().filter(|sample| sample.vcpu_state == VcpuState::Guest);
     let hits = guest.step_by(4).map(|sample| (sample.vcpu, sample.time_ns));
     for (n, (vcpu, time_ns)) in hits.enumerate() {
         let tick = HostSampleRow { vcpu, time_ns, place: ThreadPlace::Kvm, on_cpu: true, stack: Some(2) };
-        let stack = Some(if n % 5 == 0 { 4 } else { 3 });
+        let stack = Some(if n % 5 == 0 { 4 } else { 6 });
         let in_vmm = HostSampleRow { time_ns: time_ns + 1, place: ThreadPlace::Vmm, stack, ..tick };
         batch.host_samples.extend([tick, in_vmm]);
     }

@@ -11,11 +11,13 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
-use super::area::ArrayMapping;
-use super::shared::{HOST_FRAMES, RawHostStack, RawHostStacks};
+use symbols::{Registers, StackMemory};
 
-/// Ticks of a vCPU that the collector has not taken yet, at most: some seconds at 1,000 Hz, and 8 MiB.
-const MOST_WAITING: usize = 4096;
+use super::area::ArrayMapping;
+use super::shared::{HOST_FRAMES, PT_REGS, RED_ZONE, RawHostStack, RawHostStacks};
+
+/// Ticks of a vCPU that the collector has not taken yet, at most: a second at 1,000 Hz, and 13 MiB.
+const MOST_WAITING: usize = 1024;
 
 /// Place of a vCPU's thread at a tick.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,19 +47,47 @@ pub struct HostTick {
     pub stack: Option<HostStack>,
 }
 
-/// Stack of a thread: addresses, the innermost one first. The kernel's part begins with the functions that
-/// have taken the stack.
+/// Stack of a thread.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostStack {
-    /// In the host's kernel.
+    /// Addresses in the host's kernel, the innermost one first. It begins with the functions that have taken
+    /// the stack.
     pub kernel: Vec<u64>,
-    /// In the VMM, by its frame pointers.
-    pub user: Vec<u64>,
+    /// Stack of the VMM's code.
+    pub user: VmmStack,
 }
 
 impl HostStack {
     /// Number of functions of each part, at most.
     pub const MOST: usize = HOST_FRAMES;
+}
+
+/// Copy of the stack of a VMM's code, with its registers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct VmmStack {
+    /// Registers when the thread has entered the kernel.
+    pub registers: Registers,
+    /// The stack, from the red zone below RSP on.
+    pub bytes: Vec<u8>,
+}
+
+impl VmmStack {
+    /// Decodes `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 5.10 to 6.18).
+    fn new(saved: &[u64; PT_REGS], bytes: &[u8]) -> Self {
+        let [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, _, rip, _, _, rsp, _] =
+            *saved;
+        let gpr = [rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15];
+        Self { registers: Registers { gpr, rip }, bytes: bytes.to_vec() }
+    }
+}
+
+impl StackMemory for VmmStack {
+    fn read_u64(&self, at: u64) -> Option<u64> {
+        let start = self.registers.rsp().wrapping_sub(RED_ZONE);
+        let offset = usize::try_from(at.wrapping_sub(start)).ok()?;
+        let word = self.bytes.get(offset..offset.checked_add(8)?)?;
+        Some(u64::from_le_bytes(word.try_into().ok()?))
+    }
 }
 
 /// Stacks of a vCPU's thread in the array of stacks. The kernel writes them at any time, each word at once.
@@ -107,11 +137,11 @@ unsafe fn read_whole(stack: *const RawHostStack) -> Option<RawHostStack> {
 
 fn decoded(stack: &RawHostStack) -> HostStack {
     // An error of the kernel is below 0: there are no addresses then.
-    let words = |bytes: i32, all: &[u64]| {
-        let count = usize::try_from(bytes).unwrap_or(0) / size_of::<u64>();
-        all.iter().copied().take(count).take_while(|address| *address != 0).collect()
-    };
-    HostStack { kernel: words(stack.kernel_bytes, &stack.kernel), user: words(stack.user_bytes, &stack.user) }
+    let count = usize::try_from(stack.kernel_bytes).unwrap_or(0) / size_of::<u64>();
+    let kernel = stack.kernel.iter().copied().take(count).take_while(|address| *address != 0).collect();
+    let bytes = usize::try_from(stack.user_bytes).unwrap_or(usize::MAX).min(stack.user.len());
+    let user = VmmStack::new(&stack.registers, stack.user.get(..bytes).unwrap_or_default());
+    HostStack { kernel, user }
 }
 
 /// Ticks that wait for the collector.
@@ -139,14 +169,15 @@ impl HostQueue {
 
 #[cfg(test)]
 mod tests {
+    use super::super::shared::HOST_BYTES;
     use super::*;
 
-    fn raw(version: u64, time_ns: u64, kernel_bytes: i32, user_bytes: i32) -> RawHostStack {
-        let (mut kernel, mut user) = ([0; HOST_FRAMES], [0; HOST_FRAMES]);
-        for (at, (kernel, user)) in (1..).zip(kernel.iter_mut().zip(&mut user)) {
-            (*kernel, *user) = (at, 1000 + at);
-        }
-        RawHostStack { version, time_ns, kernel_bytes, user_bytes, kernel, user }
+    fn raw(version: u64, time_ns: u64, kernel_bytes: i32, user_bytes: u32) -> RawHostStack {
+        let kernel = std::array::from_fn(|index| 1 + u64::try_from(index).unwrap());
+        let registers = std::array::from_fn(|index| 1000 + u64::try_from(index).unwrap());
+        let mut user = [0; HOST_BYTES];
+        user[0] = 7;
+        RawHostStack { version, time_ns, kernel_bytes, user_bytes, kernel, registers, user }
     }
 
     fn read(stack: &RawHostStack) -> Option<HostStack> {
@@ -156,8 +187,8 @@ mod tests {
 
     #[test]
     fn a_stack_has_what_the_kernel_has_written_and_no_more() {
-        let stack = read(&raw(2, 5, 16, 8)).unwrap();
-        assert_eq!((stack.kernel, stack.user), (vec![1, 2], vec![1001]));
+        let stack = read(&raw(2, 5, 16, 9)).unwrap();
+        assert_eq!((stack.kernel, stack.user.bytes.len()), (vec![1, 2], 9));
         let mut gap = raw(2, 5, 32, 0);
         gap.kernel[2] = 0;
         assert_eq!(read(&gap).unwrap().kernel, [1, 2], "an address of 0 ends a stack");
@@ -168,12 +199,23 @@ mod tests {
     #[test]
     fn lengths_that_no_kernel_returns_are_bounded() {
         for bytes in [i32::MIN, -14, -1, 7, 0] {
-            assert_eq!(read(&raw(2, 5, bytes, bytes)), Some(HostStack::default()), "{bytes}");
+            assert_eq!(read(&raw(2, 5, bytes, 0)).unwrap().kernel, [0; 0], "{bytes}");
         }
         for bytes in [i32::MAX, 8 * 127, 8 * 127 + 7, 8 * 128] {
-            let stack = read(&raw(2, 5, bytes, bytes)).unwrap();
-            assert_eq!((stack.kernel.len(), stack.user.len()), (HOST_FRAMES, HOST_FRAMES), "{bytes}");
+            let stack = read(&raw(2, 5, bytes, u32::MAX)).unwrap();
+            assert_eq!((stack.kernel.len(), stack.user.bytes.len()), (HOST_FRAMES, HOST_BYTES), "{bytes}");
         }
+    }
+
+    #[test]
+    fn registers_have_the_places_of_the_kernels_structure() {
+        let stack = read(&raw(2, 5, 0, 16)).unwrap().user;
+        let Registers { gpr, rip } = stack.registers;
+        // Of pt_regs: R15 is the first word, RBP the fifth, RAX the eleventh, RIP the 17th, RSP the 20th.
+        assert_eq!((gpr[15], gpr[6], gpr[0], rip, gpr[7]), (1000, 1004, 1010, 1016, 1019));
+        let word = |at: u64| stack.read_u64(at);
+        assert_eq!((word(1019 - RED_ZONE), word(1019 - RED_ZONE + 8)), (Some(7), Some(0)));
+        assert_eq!([word(1019 - RED_ZONE - 1), word(1019 - RED_ZONE + 9), word(u64::MAX)], [None; 3]);
     }
 
     #[test]

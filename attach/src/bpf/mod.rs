@@ -47,7 +47,7 @@ mod vm;
 pub(crate) use area::registers;
 pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
-pub use host_stack::{HostStack, HostState, HostTick};
+pub use host_stack::{HostStack, HostState, HostTick, VmmStack};
 pub use notes::ExitNote;
 pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;

@@ -31,8 +31,14 @@ pub(crate) const NOTE_PARTS: usize = 12;
 /// Bytes of these parts.
 pub(crate) const NOTE_BYTES: usize = 256 + 256;
 
-/// Functions on a stack of the host.
+/// Functions of the kernel on a stack of the host.
 pub(crate) const HOST_FRAMES: usize = 127;
+/// Words of `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 5.10 to 6.18).
+pub(crate) const PT_REGS: usize = 21;
+/// Bytes of the VMM's stack.
+pub(crate) const HOST_BYTES: usize = 8192 + PAGE;
+/// Bytes of it that are below RSP (System V ABI, AMD64 supplement 1.0, 3.2.2).
+pub(crate) const RED_ZONE: u64 = 128;
 
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
@@ -322,10 +328,13 @@ pub(crate) struct RawHostStack {
     pub time_ns: u64,
     /// Bytes of the addresses, or an error number below 0.
     pub kernel_bytes: i32,
-    pub user_bytes: i32,
+    pub user_bytes: u32,
     /// The innermost one first.
     pub kernel: [u64; HOST_FRAMES],
-    pub user: [u64; HOST_FRAMES],
+    /// `struct pt_regs` of the user code.
+    pub registers: [u64; PT_REGS],
+    /// The user code's stack.
+    pub user: [u8; HOST_BYTES],
 }
 
 /// `struct host_stacks`: at the last tick on a CPU, and when the thread left its CPU last.
@@ -399,7 +408,10 @@ mod tests {
         assert_eq!(size_of::<RawExits>(), EXITS * size_of::<RawExit>());
         assert_eq!(size_of::<RawNote>(), 7 * 8 + 6 * 4 + NOTE_PARTS * 16 + NOTE_BYTES);
         assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
-        assert_eq!(size_of::<RawHostStacks>(), 2 * (2 * 8 + 2 * 4 + 2 * HOST_FRAMES * 8));
+        assert_eq!(
+            size_of::<RawHostStacks>(),
+            2 * (2 * 8 + 2 * 4 + HOST_FRAMES * 8 + PT_REGS * 8 + HOST_BYTES)
+        );
         let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  /proc/kallsyms ──────────────────▶ kernel   functions by address
-//!  /proc/PID/maps, mapped files ────▶ program  mappings; functions of a file, read at its first frame
+//!  /proc/PID/maps, mapped files ────▶ program  mappings; functions and unwind tables of a file
 //! ```
 //!
 //! Everything is opened before the process enters its wall, and files are parsed within it.
@@ -12,7 +12,9 @@ mod program;
 
 use std::io;
 
-use crate::bpf::{HostStack, HostState, HostTick};
+use symbols::cfi::{UserEnd, UserUnwinder, UserWalkError};
+
+use crate::bpf::{HostStack, HostState, HostTick, VmmStack};
 use kernel::KernelSymbols;
 use program::ProgramCode;
 
@@ -54,14 +56,17 @@ pub enum MissingFrames {
     NoStack,
     /// The stack is longer than the kernel walks.
     TooLong,
+    /// The walk of the VMM's stack ends before its outermost function.
+    Walk(UserWalkError),
 }
 
 impl MissingFrames {
     /// Returns the reason as a clause.
-    pub fn reason(self) -> &'static str {
+    pub fn reason(self) -> String {
         match self {
-            Self::NoStack => "no stack was taken of this thread",
-            Self::TooLong => "more frames than the host's kernel walks",
+            Self::NoStack => "no stack was taken of this thread".to_owned(),
+            Self::TooLong => "more frames than the host's kernel walks".to_owned(),
+            Self::Walk(why) => why.to_string(),
         }
     }
 }
@@ -83,6 +88,10 @@ impl HostFrame {
     }
 }
 
+fn missing(reason: MissingFrames) -> HostFrame {
+    HostFrame { kind: HostFrameKind::Missing(reason), address: 0, call: false }
+}
+
 /// Name of a frame.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostName {
@@ -99,6 +108,7 @@ pub struct HostName {
 pub struct HostNames {
     kernel: KernelSymbols,
     program: ProgramCode,
+    unwinder: UserUnwinder,
 }
 
 impl HostNames {
@@ -107,12 +117,12 @@ impl HostNames {
     /// # Errors
     /// The kernel's functions have no names. Code of the VMM without a file has none.
     pub(crate) fn open(pid: i32) -> Result<Self, NamesRefusal> {
-        Ok(Self { kernel: KernelSymbols::read()?, program: ProgramCode::open(pid) })
+        let (kernel, program) = (KernelSymbols::read()?, ProgramCode::open(pid));
+        Ok(Self { kernel, program, unwinder: UserUnwinder::new() })
     }
 
     /// Returns the frames of a tick, outermost first; none for a tick in the guest without a stack.
-    pub fn frames(&self, tick: &HostTick) -> Vec<HostFrame> {
-        let missing = |reason| HostFrame { kind: HostFrameKind::Missing(reason), address: 0, call: false };
+    pub fn frames(&mut self, tick: &HostTick) -> Vec<HostFrame> {
         let nothing = || match tick.state {
             HostState::Guest => Vec::new(),
             _ => vec![missing(MissingFrames::NoStack)],
@@ -124,30 +134,36 @@ impl HostNames {
         if tick.state == HostState::Guest && (!exact || own.is_empty()) {
             return nothing();
         }
-        // The instruction that was interrupted, or follows the system call, is not a return address.
+        // The instruction that was interrupted is not a return address.
         let kernel_frame = |(at, address): (usize, &u64)| HostFrame {
             kind: HostFrameKind::Kernel,
             address: *address,
             call: at > 0 || !exact,
         };
-        let user_frame = |(at, address): (usize, &u64)| HostFrame {
-            kind: HostFrameKind::User,
-            address: *address,
-            call: at > 0,
-        };
-        // Without frame pointers the words that the kernel follows lead out of the code.
-        let is_code = |frame: &HostFrame| !frame.call || self.program.is_code(frame.lookup());
-        let program = user.iter().enumerate().map(user_frame).take_while(is_code);
-        let mut frames: Vec<_> = own.iter().enumerate().map(kernel_frame).chain(program).collect();
+        let mut frames: Vec<_> = own.iter().enumerate().map(kernel_frame).collect();
         if kernel.len() >= HostStack::MOST {
-            frames.truncate(own.len());
-        }
-        if kernel.len() >= HostStack::MOST || user.len() >= HostStack::MOST {
             frames.push(missing(MissingFrames::TooLong));
+        } else {
+            self.add_user_frames(user, &mut frames);
         }
         frames.reverse();
         // The program's code was interrupted by the tick itself, and nothing is left of it.
         if frames.is_empty() { nothing() } else { frames }
+    }
+
+    /// Adds the frames of the VMM's code, innermost first.
+    fn add_user_frames(&mut self, user: &VmmStack, frames: &mut Vec<HostFrame>) {
+        // The kernel has not shown its registers.
+        if user.registers.rip == 0 {
+            return;
+        }
+        let end = self.unwinder.walk(&user.registers, user, &self.program, HostStack::MOST, |frame| {
+            let (kind, address) = (HostFrameKind::User, frame.at.address.0);
+            frames.push(HostFrame { kind, address, call: frame.at.is_return() });
+        });
+        if let UserEnd::Broken(why) = end {
+            frames.push(missing(MissingFrames::Walk(why)));
+        }
     }
 
     /// Returns the index of the first function that belongs to the thread itself, and not to the interrupt or
@@ -167,7 +183,7 @@ impl HostNames {
     }
 
     /// Returns the name of a frame.
-    pub fn name(&mut self, frame: &HostFrame) -> HostName {
+    pub fn name(&self, frame: &HostFrame) -> HostName {
         match frame.kind {
             HostFrameKind::Kernel => {
                 let found = self.kernel.find(frame.lookup());
@@ -185,7 +201,7 @@ impl HostNames {
                 name
             }
             HostFrameKind::Missing(reason) => {
-                HostName { symbol: Some(reason.reason().to_owned()), ..HostName::default() }
+                HostName { symbol: Some(reason.reason()), ..HostName::default() }
             }
         }
     }
@@ -193,6 +209,8 @@ impl HostNames {
 
 #[cfg(test)]
 mod tests {
+    use symbols::Registers;
+
     use super::*;
     use crate::bpf::HostState;
 
@@ -212,8 +230,25 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     const ENTRY: u64 = 0xffff_ffff_8100_5010;
 
     fn names() -> HostNames {
-        let program = ProgramCode::from_maps("55550000-55551000 r-xp 00000000 00:00 0 \n", |_| None);
-        HostNames { kernel: KernelSymbols::parse(KALLSYMS).unwrap(), program }
+        let maps = "55550000-55551000 r-xp 00000000 00:00 0 \n";
+        let program = ProgramCode::from_maps(maps, |_| None);
+        let kernel = KernelSymbols::parse(KALLSYMS).unwrap();
+        HostNames { kernel, program, unwinder: UserUnwinder::new() }
+    }
+
+    /// Returns the stack of code without tables, which has frame pointers: called at each of these addresses,
+    /// the innermost first, from address 0.
+    fn framed(addresses: &[u64]) -> VmmStack {
+        const RSP: u64 = 0x7ffc_0000_0000;
+        let mut user = VmmStack { bytes: vec![0; 128], ..VmmStack::default() };
+        user.registers.rip = addresses[0];
+        (user.registers.gpr[Registers::RSP], user.registers.gpr[Registers::RBP]) = (RSP, RSP);
+        for (frame, caller) in addresses[1..].iter().chain(&[0]).enumerate() {
+            // The outermost one has no frame below it.
+            let next = if *caller == 0 { 0 } else { RSP + 16 * u64::try_from(frame + 1).unwrap() };
+            user.bytes.extend(next.to_le_bytes().into_iter().chain(caller.to_le_bytes()));
+        }
+        user
     }
 
     fn named(on_cpu: bool, stack: Option<HostStack>) -> Vec<String> {
@@ -233,7 +268,7 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
 
     #[test]
     fn the_interrupt_that_takes_a_stack_is_not_part_of_it() {
-        let user = vec![0x5555_0010, 0x5555_0020, 0x7777];
+        let user = framed(&[0x5555_0010, 0x5555_0020]);
         let stack = HostStack { kernel: vec![BPF, INTERRUPTED, IOCTL, ENTRY], user: user.clone() };
         // The first byte of a function was interrupted.
         let in_kernel = ["0x55550020", "0x55550010", "entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl"];
@@ -243,12 +278,22 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     }
 
     #[test]
+    fn a_walk_that_ends_early_says_why() {
+        let mut user = framed(&[0x5555_0010, 0x5555_0020]);
+        user.bytes.truncate(128 + 16);
+        let stack = HostStack { kernel: vec![BPF, INTERRUPTED], user };
+        let why = UserWalkError::AnonymousCode.to_string();
+        assert_eq!(named(true, Some(stack)), [why.as_str(), "0x55550020", "0x55550010"]);
+    }
+
+    #[test]
     fn in_the_guest_the_stack_is_the_way_into_it() {
-        let stack = HostStack { kernel: vec![BPF, INTERRUPTED, IOCTL, ENTRY], user: vec![0x5555_0010] };
+        let user = framed(&[0x5555_0010]);
+        let stack = HostStack { kernel: vec![BPF, INTERRUPTED, IOCTL, ENTRY], user: user.clone() };
         let way = ["0x55550010", "entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl"];
         assert_eq!(named_in(HostState::Guest, true, Some(stack)), way);
         for kernel in [vec![BPF, INTERRUPTED], vec![BPF, IOCTL]] {
-            let unknown = HostStack { kernel, user: vec![0x5555_0010] };
+            let unknown = HostStack { kernel, user: user.clone() };
             assert_eq!(named_in(HostState::Guest, true, Some(unknown)), [""; 0]);
         }
         assert_eq!(named_in(HostState::Guest, true, None), [""; 0]);
@@ -257,7 +302,7 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     #[test]
     fn a_thread_without_a_cpu_is_where_it_has_left_it() {
         let kernel = vec![BPF, SWITCH, 0xffff_ffff_8100_3010, IOCTL + 0x20, ENTRY];
-        let stack = HostStack { kernel, user: Vec::new() };
+        let stack = HostStack { kernel, user: VmmStack::default() };
         assert_eq!(
             named(false, Some(stack)),
             ["entry_SYSCALL_64_after_hwframe", "kvm_vcpu_ioctl", "schedule", "__schedule"]
@@ -267,11 +312,11 @@ ffffffffc0001000 t kvm_vcpu_ioctl\t[kvm]
     #[test]
     fn missing_frames_have_a_reason() {
         let no_stack = MissingFrames::NoStack.reason();
-        assert_eq!(named(false, None), [no_stack]);
-        assert_eq!(named(true, Some(HostStack::default())), [no_stack]);
-        let long = HostStack { kernel: vec![ENTRY; HostStack::MOST], user: vec![0x5555_0010] };
+        assert_eq!(named(false, None), [no_stack.as_str()]);
+        assert_eq!(named(true, Some(HostStack::default())), [no_stack.as_str()]);
+        let long = HostStack { kernel: vec![ENTRY; HostStack::MOST], user: framed(&[0x5555_0010]) };
         let names = named(true, Some(long));
-        assert_eq!((names.len(), names[0].as_str()), (HostStack::MOST + 1, MissingFrames::TooLong.reason()));
+        assert_eq!((names.len(), names[0].clone()), (HostStack::MOST + 1, MissingFrames::TooLong.reason()));
         assert!(names[1..].iter().all(|name| name == "entry_SYSCALL_64_after_hwframe"));
     }
 

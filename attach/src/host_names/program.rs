@@ -1,10 +1,13 @@
-//! Code of a VMM: its executable mappings, and the functions of the files.
+//! Code of a VMM: its executable mappings, and the functions and unwind tables of the files.
 
+use std::cell::{Cell, OnceCell};
 use std::fmt;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use symbols::VirtAddr;
+use symbols::cfi::{CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
 use symbols::elf::ElfFile;
 use symbols::names::FunctionTable;
 
@@ -15,10 +18,12 @@ use crate::maps::MappingLine;
 const MOST_MAPPINGS: usize = 4096;
 /// Files that are opened, at most.
 const MOST_FILES: usize = 256;
+/// Bytes of unwind tables of all files, at most; QEMU and its libraries have some MiB.
+const MAX_TABLES: usize = 32 << 20;
 
 /// Executable mapping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct CodeMapping {
+struct MappedCode {
     start: u64,
     end: u64,
     /// Offset in the file.
@@ -30,7 +35,16 @@ struct CodeMapping {
 /// File of mappings, or another name that the kernel gives to mappings.
 struct CodeFile {
     path: String,
-    state: FileState,
+    /// Not there for other names, a file that could not be opened, and one that was read.
+    opened: Cell<Option<File>>,
+    read: OnceCell<Option<Box<ReadFile>>>,
+}
+
+/// Contents of a file.
+struct ReadFile {
+    elf: ElfFile,
+    functions: FunctionTable,
+    unwinding: Option<CfiTable>,
 }
 
 impl fmt::Debug for CodeFile {
@@ -39,19 +53,14 @@ impl fmt::Debug for CodeFile {
     }
 }
 
-enum FileState {
-    /// Not a file, or one that could not be opened.
-    Absent,
-    Opened(File),
-    Read(Box<(ElfFile, FunctionTable)>),
-}
-
 /// Code of a program.
 #[derive(Debug, Default)]
 pub(super) struct ProgramCode {
     /// In the order of addresses.
-    mappings: Vec<CodeMapping>,
+    mappings: Vec<MappedCode>,
     files: Vec<CodeFile>,
+    /// Bytes of unwind tables.
+    tables: Cell<usize>,
 }
 
 impl ProgramCode {
@@ -73,60 +82,87 @@ impl ProgramCode {
             let known = code.files.iter().position(|file| file.path == name);
             let file = known.unwrap_or_else(|| {
                 let is_file = name.starts_with('/') && opened < MOST_FILES;
-                let state = is_file.then(|| open(mapped)).flatten();
-                opened += usize::from(state.is_some());
-                let state = state.map_or(FileState::Absent, FileState::Opened);
-                code.files.push(CodeFile { path: name.to_owned(), state });
+                let file = is_file.then(|| open(mapped)).flatten();
+                opened += usize::from(file.is_some());
+                let opened = Cell::new(file);
+                code.files.push(CodeFile { path: name.to_owned(), opened, read: OnceCell::new() });
                 code.files.len().saturating_sub(1)
             });
-            code.mappings.push(CodeMapping { start, end, offset, file });
+            code.mappings.push(MappedCode { start, end, offset, file });
         }
         code.mappings.sort_by_key(|mapping| mapping.start);
         code
     }
 
-    fn mapping(&self, address: u64) -> Option<CodeMapping> {
+    fn mapping(&self, address: u64) -> Option<MappedCode> {
         let after = self.mappings.partition_point(|mapping| mapping.start <= address);
         let mapping = self.mappings.get(after.checked_sub(1)?)?;
         (address < mapping.end).then_some(*mapping)
     }
 
-    /// Returns true if an address is in an executable mapping.
-    pub(super) fn is_code(&self, address: u64) -> bool {
-        self.mapping(address).is_some()
+    /// Returns the contents of a mapping's file, which are read at the first call.
+    fn contents(&self, mapping: MappedCode) -> Option<&ReadFile> {
+        let file = self.files.get(mapping.file)?;
+        file.read.get_or_init(|| file.read(&self.tables)).as_deref()
+    }
+
+    /// Returns the contents of the file that has the code at an address, and the code's address in it.
+    fn linked(&self, mapping: MappedCode, address: u64) -> Option<(&ReadFile, u64)> {
+        let file = self.contents(mapping)?;
+        let offset = address.wrapping_sub(mapping.start).saturating_add(mapping.offset);
+        Some((file, file.elf.address_of(offset)?))
     }
 
     /// Returns the name of the code at an address.
-    pub(super) fn name(&mut self, address: u64) -> HostName {
+    pub(super) fn name(&self, address: u64) -> HostName {
         let Some(mapping) = self.mapping(address) else { return HostName::default() };
-        let Some(file) = self.files.get_mut(mapping.file) else { return HostName::default() };
-        let offset = (address - mapping.start).saturating_add(mapping.offset);
-        let found = file.functions().and_then(|(elf, functions)| {
-            let linked = elf.address_of(offset)?;
-            let function = functions.find(linked, &|_: u64| None::<u64>)?;
+        let found = self.linked(mapping, address).and_then(|(file, linked)| {
+            let function = file.functions.find(linked, &|_: u64| None::<u64>)?;
             Some((function.name, linked.saturating_sub(function.start)))
         });
         let (symbol, offset) = found.unzip();
-        HostName { symbol, module: file.module(), offset: offset.unwrap_or(0) }
+        let module = self.files.get(mapping.file).and_then(CodeFile::module);
+        HostName { symbol, module, offset: offset.unwrap_or(0) }
+    }
+}
+
+impl CodeMappings for ProgramCode {
+    fn find(&self, VirtAddr(address): VirtAddr) -> Option<CodeMapping<'_>> {
+        let mapping = self.mapping(address)?;
+        let id = u32::try_from(mapping.file).ok()?;
+        let found = self.linked(mapping, address);
+        let code = match &found {
+            Some((ReadFile { unwinding: Some(table), .. }, _)) => ImageCode::Cfi(table),
+            Some(_) => ImageCode::NoCfi,
+            None if self.files.get(mapping.file)?.path.is_empty() => ImageCode::Anonymous,
+            None => ImageCode::NotRead,
+        };
+        let bias = found.map_or(0, |(_, linked)| address.wrapping_sub(linked));
+        Some(CodeMapping { id, bias, code })
+    }
+
+    fn code(&self, VirtAddr(address): VirtAddr, into: &mut [u8]) -> Option<()> {
+        let (file, linked) = self.linked(self.mapping(address)?, address)?;
+        let bytes = file.elf.bytes_at(linked, u64::try_from(into.len()).ok()?).ok()?;
+        into.copy_from_slice(bytes.get(..into.len())?);
+        Some(())
     }
 }
 
 impl CodeFile {
-    /// Returns the file with its functions, which are read at the first call.
-    fn functions(&mut self) -> Option<&(ElfFile, FunctionTable)> {
-        if let FileState::Opened(_) = &self.state {
-            let state = std::mem::replace(&mut self.state, FileState::Absent);
-            if let FileState::Opened(file) = state
-                && let Ok(elf) = ElfFile::open(Box::new(file))
-            {
-                let functions = FunctionTable::read(&elf, None);
-                self.state = FileState::Read(Box::new((elf, functions)));
+    /// Reads the file. `tables` has the bytes of unwind tables so far.
+    fn read(&self, tables: &Cell<usize>) -> Option<Box<ReadFile>> {
+        let elf = ElfFile::open(Box::new(self.opened.take()?)).ok()?;
+        let functions = FunctionTable::read(&elf, None);
+        let unwinding = CfiTable::parse(CfiSections::read(&elf)).ok().filter(|table| {
+            let all = tables.get().saturating_add(table.memory());
+            let has_room = all <= MAX_TABLES;
+            if has_room {
+                tables.set(all);
             }
-        }
-        match &self.state {
-            FileState::Read(read) => Some(read),
-            FileState::Opened(_) | FileState::Absent => None,
-        }
+            has_room
+        });
+        Some(Box::new(ReadFile { elf, functions, unwinding }))
     }
 
     /// Returns the file's name; `[vdso]` for the kernel's own.
@@ -172,21 +208,24 @@ no-mapping
 
     #[test]
     fn an_address_belongs_to_the_file_that_is_mapped_there() {
-        let mut code = ProgramCode::from_maps(MAPS, |_| None);
+        let code = ProgramCode::from_maps(MAPS, |_| None);
         assert_eq!(code.mappings.len(), 4);
         assert_eq!(code.files.len(), 3, "a file has one entry");
-        let mut module = |address| code.name(address).module;
+        let module = |address| code.name(address).module;
         assert_eq!(module(0x40_0fff).as_deref(), Some("a vmm"));
         assert_eq!(module(0x50_1000).as_deref(), Some("a vmm"));
         assert_eq!((module(0x40_1000), module(0x7f00_0000_0010)), (None, None));
         assert_eq!(module(0x7ffc_0000_0010).as_deref(), Some("[vdso]"));
-        assert!(!code.is_code(0x40_1000) && code.is_code(0x7f00_0000_0010) && !code.is_code(u64::MAX));
+        let kind = |address| code.find(VirtAddr(address)).map(|found| found.code);
+        assert!(kind(0x40_1000).is_none() && kind(u64::MAX).is_none());
+        assert!(matches!(kind(0x7f00_0000_0010), Some(ImageCode::Anonymous)));
+        assert!(matches!(kind(0x40_0000), Some(ImageCode::NotRead)));
     }
 
     #[test]
     fn functions_of_this_program_are_found_by_its_own_mappings() {
         let pid = i32::try_from(std::process::id()).unwrap();
-        let mut code = ProgramCode::open(pid);
+        let code = ProgramCode::open(pid);
         let address = functions_of_this_program_are_found_by_its_own_mappings as fn() as usize;
         let found = code.name(u64::try_from(address).unwrap() + 1);
         let symbol = found.symbol.expect("a symbol");

@@ -54,12 +54,10 @@ fn functions(text: &mut String, report: &HostReport, rows: usize, page: PageLayo
         let ticks = units::counted(report.without_stack, "tick");
         wrapped(text, &format!("{ticks} outside of the guest without a stack"), "  ", page.width);
     }
-    if report.lacks_callers() {
-        let (all, of_one) = (units::count(report.vmm_stacks), units::count(report.vmm_stacks_of_one));
-        let note = format!(
-            "{of_one} of {all} stacks have one function of the VMM: its code has no frame pointers, so callers and \
-             totals are missing"
-        );
+    if report.cut_stacks > 0 {
+        let (all, cut) = (units::count(report.stacks), units::count(report.cut_stacks));
+        let note =
+            format!("{cut} of {all} stacks lack their outermost functions, whose totals are too small");
         wrapped(text, &note, "  ", page.width);
     }
     let mut columns = estimate_columns("self", page);

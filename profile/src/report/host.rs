@@ -167,10 +167,10 @@ pub struct HostReport {
     pub ticks: u64,
     /// Ticks outside of the guest that have no stack of the host.
     pub without_stack: u64,
-    /// Ticks outside of the guest with functions of the VMM on the stack.
-    pub vmm_stacks: u64,
-    /// Those of them with one such function: its callers are not known.
-    pub vmm_stacks_of_one: u64,
+    /// Ticks outside of the guest that have one.
+    pub stacks: u64,
+    /// Those of them that lack their outermost functions.
+    pub cut_stacks: u64,
     /// Places of the vCPUs' threads. The shares add up to 1.
     pub places: Vec<PlaceTime>,
     /// Functions of the host, most time first. A function is in the time of a halted guest only as far as it
@@ -186,13 +186,6 @@ pub struct PlaceTime {
     /// Time in it.
     #[serde(flatten)]
     pub estimate: Estimate,
-}
-
-impl HostReport {
-    /// Returns true if most stacks lack the callers in the VMM, whose code has no frame pointers then.
-    pub fn lacks_callers(&self) -> bool {
-        self.vmm_stacks_of_one > self.vmm_stacks / 2
-    }
 }
 
 /// A function of the host.
@@ -275,7 +268,7 @@ impl HostReport {
         }
         let mut of_place: [Tallies; 5] = Default::default();
         let mut of_function: HashMap<FunctionKey<'_>, FunctionTallies> = HashMap::new();
-        let (mut without_stack, mut vmm_stacks, mut vmm_stacks_of_one) = (0, 0, 0);
+        let (mut without_stack, mut stacks, mut cut_stacks) = (0, 0, 0);
         for (&(vcpu, time_ns), &place) in places {
             let tick = ticks.tick(vcpu, time_ns, true);
             of_place[place as usize].add(&ticks, tick);
@@ -285,13 +278,14 @@ impl HostReport {
                 continue;
             }
             let mut frames = host.frames_of(found.stack).peekable();
-            let is_missing = |frame: &&HostFrame| frame.kind == FrameKind::Reason;
-            without_stack += u64::from(frames.peek().is_none_or(is_missing));
+            let has_stack = frames.peek().is_some_and(|frame| frame.kind != FrameKind::Reason);
+            without_stack += u64::from(!has_stack);
+            stacks += u64::from(has_stack);
             // A function that calls itself counts once.
             let mut on_stack = Vec::new();
-            let mut of_vmm = 0;
+            let mut outermost = FrameKind::Kernel;
             for frame in frames {
-                of_vmm += u32::from(frame.kind == FrameKind::User);
+                outermost = frame.kind;
                 let key = (frame.kind, frame.symbol.as_str(), frame.module.as_deref());
                 if on_stack.contains(&key) {
                     continue;
@@ -303,8 +297,7 @@ impl HostReport {
                 total.add(&ticks, tick);
                 on_stack.push(key);
             }
-            vmm_stacks += u64::from(of_vmm > 0);
-            vmm_stacks_of_one += u64::from(of_vmm == 1);
+            cut_stacks += u64::from(has_stack && outermost == FrameKind::Reason);
         }
         let times: Vec<(u8, u64)> = spans.iter().map(|span| (span.vcpu, span.run_ns)).collect();
         let estimate = |tallies: &Tallies| {
@@ -332,8 +325,8 @@ impl HostReport {
             run_s: seconds(times.iter().fold(0, |sum, (_, ns)| sum.saturating_add(*ns))),
             ticks: ticks.inside(),
             without_stack,
-            vmm_stacks,
-            vmm_stacks_of_one,
+            stacks,
+            cut_stacks,
             places: ThreadPlace::ALL
                 .map(|place| PlaceTime { place, estimate: estimate(&of_place[place as usize]) })
                 .to_vec(),

@@ -13,6 +13,7 @@ use super::work_budget::WorkBudget;
 use super::{UserWalkError, expression};
 use crate::address::LinkAddr;
 use crate::bytes::{index, u32_at};
+use crate::elf::{ElfFile, ElfSection};
 use crate::go::{GoFrame, GoTable};
 
 /// Bytes of one section; the `.eh_frame` of Debian 12's python3.11 has 410,000.
@@ -54,6 +55,22 @@ pub struct CfiSections {
     pub got: Option<u64>,
     /// Go's own table: it unwinds what the others do not cover, and has the functions at which a stack ends.
     pub go: Option<GoTable>,
+}
+
+impl CfiSections {
+    /// Reads the sections of a file.
+    pub fn read(elf: &ElfFile) -> Self {
+        let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
+        let start = |name| elf.section_range(name).map(|(start, _)| start);
+        Self {
+            eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
+            eh_frame: elf.eh_frame().ok().map(section),
+            debug_frame: elf.section(".debug_frame").ok().map(section),
+            text: start(".text"),
+            got: start(".got"),
+            go: GoTable::read(elf),
+        }
+    }
 }
 
 /// Reason why a file has no [`CfiTable`].

@@ -19,16 +19,17 @@ fn add_host(batch: &mut Batch) {
         frame(2, FrameKind::Kernel, Some("kvm_vcpu_ioctl"), "kvm"),
         frame(3, FrameKind::User, None, "libc.so.6"),
         frame(4, FrameKind::Kernel, Some("vcpu_enter_guest"), "kvm"),
+        HostFrameRow { module: None, ..frame(5, FrameKind::Reason, Some("a reason"), "") },
     ];
     let stack = |id, parent, frame| StackRow { id, parent, frame };
-    // The function of stack 8 has called itself.
-    let stacks = [stack(1, None, 1), stack(2, Some(1), 2), stack(3, Some(1), 3), stack(8, Some(1), 1)];
-    batch.host_stacks = stacks.to_vec();
-    batch.host_stacks.push(stack(9, Some(2), 4));
+    // The callers of stack 7 are missing. The function of stack 8 has called itself.
+    let stacks =
+        [(1, None, 1), (2, Some(1), 2), (3, None, 5), (7, Some(3), 3), (8, Some(1), 1), (9, Some(2), 4)];
+    batch.host_stacks = stacks.map(|(id, parent, frame)| stack(id, parent, frame)).to_vec();
     let tick = |time_ns, place, stack| HostSampleRow { vcpu: 0, time_ns, place, on_cpu: true, stack };
     batch.host_samples = (0..10).map(|n| tick(n * 10 * MS, ThreadPlace::Kvm, Some(2))).collect();
     batch.host_samples.extend((10..20).map(|n| tick(n * 10 * MS, ThreadPlace::Guest, Some(9))));
-    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, ThreadPlace::Vmm, Some(if n < 15 { 8 } else { 3 }));
+    let in_vmm = |n: u64| tick(n * 10 * MS + 5 * MS, ThreadPlace::Vmm, Some(if n < 15 { 8 } else { 7 }));
     batch.host_samples.extend((0..20).map(in_vmm));
 }
 
@@ -71,8 +72,7 @@ fn all_ticks_divide_all_time_into_places_and_functions() {
     // 40 samples of the guest, ten of them in KVM, and 20 ticks in the VMM; 2 s.
     assert_eq!((report.ticks, report.without_stack), (60, 0));
     assert!((report.run_s - 2.0).abs() < 1e-9);
-    // Those in KVM have one function of the VMM, the others two.
-    assert_eq!((report.vmm_stacks, report.vmm_stacks_of_one, report.lacks_callers()), (30, 10, false));
+    assert_eq!((report.stacks, report.cut_stacks), (30, 5));
     let places = report.places.iter().map(|place| (place.place, place.estimate.samples));
     let wanted = [
         (ThreadPlace::Guest, 30),
@@ -94,8 +94,12 @@ fn all_ticks_divide_all_time_into_places_and_functions() {
         let HostFunction { symbol, module, own, total, .. } = function;
         (symbol.as_str(), module.as_deref().unwrap_or("-"), own.samples, total.samples)
     });
-    let wanted =
-        [("main_loop", "vmm", 15, 30), ("kvm_vcpu_ioctl", "kvm", 10, 10), ("[libc.so.6]", "libc.so.6", 5, 5)];
+    let wanted = [
+        ("main_loop", "vmm", 15, 25),
+        ("kvm_vcpu_ioctl", "kvm", 10, 10),
+        ("[libc.so.6]", "libc.so.6", 5, 5),
+        ("[no frame: a reason]", "-", 0, 5),
+    ];
     assert_eq!(functions.collect::<Vec<_>>(), wanted);
     let all = HostReport::read(&profile, &Filter::default()).expect("a report");
     assert_eq!((all.ticks, all.places[4].estimate.samples), (120, 20), "with the other vCPU");

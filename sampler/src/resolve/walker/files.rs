@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use linux::{FileOffset, FileRef};
 use symbols::LinkAddr;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable};
-use symbols::elf::{ElfError, ElfFile, ElfSection, ElfSegment, ReadAt};
-use symbols::go::GoTable;
+use symbols::cfi::{CfiSections, CfiTable};
+use symbols::elf::{ElfError, ElfFile, ElfSegment, ReadAt};
 
 use super::source::{FileUnavailable, GuestSource};
 use profile::rows::FileRow;
@@ -130,16 +129,7 @@ impl FileEntry {
     fn read(&self, source: &GuestSource, room: &TableRoom) -> Result<LoadedFile, FileError> {
         let (reader, place) = self.open(source)?;
         let elf = ElfFile::open(reader)?;
-        let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
-        let start = |name| elf.section_range(name).map(|(start, _)| start);
-        let cfi = CfiTable::parse(CfiSections {
-            eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
-            eh_frame: elf.eh_frame().ok().map(section),
-            debug_frame: elf.section(".debug_frame").ok().map(section),
-            text: start(".text"),
-            got: start(".got"),
-            go: GoTable::read(&elf),
-        });
+        let cfi = CfiTable::parse(CfiSections::read(&elf));
         Ok(LoadedFile {
             cfi: cfi.ok().filter(|table| room.take(table.memory())),
             segments: elf.segments().to_vec(),

@@ -341,7 +341,7 @@ fn attached(ram: &Path, engine: EngineChoice, rate_hz: f64) -> anyhow::Result<(f
     let before = ProgramRuns::read_all()?;
     measuring.store(true, Ordering::Relaxed);
     std::thread::sleep(TURN);
-    let runs = ProgramRuns::most_since(&before)?;
+    let runs = ProgramRuns::slowest_since(&before, 100)?;
     let ended = attached.wait()?;
     let speed = ended.observers.first().context("one vCPU")?.speed()?;
     drop(ended);

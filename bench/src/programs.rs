@@ -34,12 +34,8 @@ impl ProgramRuns {
         Ok(all)
     }
 
-    /// Returns the runs, since `before`, of the program that has run most often.
-    pub fn most_since(before: &HashMap<OsString, Self>) -> anyhow::Result<Self> {
-        Ok(Self::since(before)?.max_by_key(|runs| runs.count).unwrap_or_default())
-    }
-
-    /// Returns the runs, since `before`, of the slowest program of those that have run that often.
+    /// Returns the runs, since `before`, of the slowest program of those that have run that often. Those at
+    /// trace points run more often than samples are taken, and take less time.
     pub fn slowest_since(before: &HashMap<OsString, Self>, least: u64) -> anyhow::Result<Self> {
         let often = Self::since(before)?.filter(|runs| runs.count >= least);
         Ok(often.max_by_key(Self::mean_ns).unwrap_or_default())

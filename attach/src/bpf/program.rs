@@ -79,7 +79,10 @@ impl KernelPrograms {
     }
 
     fn load_object(object: &[u8], options: &RawOptions, vcpus: usize) -> Result<Self, BpfRefusal> {
-        let elements = u32::try_from(vcpus).unwrap_or(u32::MAX);
+        let number = |vcpus: usize| u32::try_from(vcpus).unwrap_or(u32::MAX);
+        let elements = number(vcpus);
+        // The kernel has no empty arrays.
+        let with_stacks = if options.host_stacks == 0 { 1 } else { vcpus };
         let mut ebpf = EbpfLoader::new()
             .btf(None)
             .override_global("options", options, true)
@@ -89,7 +92,7 @@ impl KernelPrograms {
             .map_max_entries("exits", elements)
             .map_max_entries("notes", elements)
             .map_max_entries("taken", elements)
-            .map_max_entries("stacks", elements)
+            .map_max_entries("stacks", number(with_stacks))
             .map_max_entries("followed", elements)
             .load(object)?;
         program::<RawTracePoint>(&mut ebpf, "tick")?.load()?;
@@ -107,7 +110,7 @@ impl KernelPrograms {
         let exits = ArrayMapping::new(exits, vcpus)?;
         let notes = ArrayMapping::new(notes, vcpus)?;
         let taken = ArrayMapping::writable(taken, vcpus)?;
-        let stacks = ArrayMapping::new(stacks, vcpus)?;
+        let stacks = ArrayMapping::new(stacks, with_stacks)?;
         let followed = Mutex::new(HashMap::try_from(map("followed")?)?);
         Ok(Self {
             ebpf,

@@ -1,17 +1,17 @@
 //! Frames of real Java virtual machines, compared with what their threads say of themselves.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot};
-use runtimes::{GeneratedUnwinding, ManagedFrame};
-use symbols::cfi::{UserEnd, UserUnwinder};
+use runtimes::ManagedFrame;
+use symbols::cfi::UserEnd;
 
 mod process;
-use process::{LiveMapping, LiveMappings, LiveMemory, MappingReader, Process, StoppedThread, thread};
+use process::generated::{LiveRuntime, Walker};
+use process::{LiveMapping, LiveMemory, MappingReader, Process, thread};
 
 /// Threads of tests/Live.java that stay as they are, besides the idle ones.
 const STILL: usize = 8;
@@ -28,66 +28,18 @@ fn machines() -> Vec<PathBuf> {
     }
 }
 
-/// Returns the virtual machine among the mappings of a process, and where it is mapped.
-fn hotspot(reader: &MappingReader, mappings: &[LiveMapping]) -> (HotspotBinary, u64) {
-    let is_it = |path: &&PathBuf| path.file_name().and_then(|name| name.to_str()).is_some_and(may_be_hotspot);
-    let file = reader.files[reader.files.keys().find(is_it).expect("libjvm.so")];
-    let mapping = mappings.iter().find(|mapping| mapping.file == Some(file)).expect("a mapping");
-    (HotspotBinary::read(&reader.elves[&file]).expect("HotSpot"), mapping.bias)
-}
-
-/// Process whose threads are walked.
-struct Walker {
-    pid: u32,
-    memory: LiveMemory,
-    reader: MappingReader,
-    unwinder: UserUnwinder,
-    java: Option<RefCell<JavaProcess>>,
-}
-
-/// A walk: its frames as tests/Live.java prints them, and its end.
-struct Walked {
-    frames: Vec<String>,
-    end: UserEnd,
-    doubts: usize,
-    top: u64,
-}
-
-impl Walker {
-    fn new(pid: u32) -> Self {
-        let memory = LiveMemory::new(pid);
-        let (reader, unwinder) = (MappingReader::default(), UserUnwinder::new());
-        Self { pid, memory, reader, unwinder, java: None }
+impl LiveRuntime for JavaProcess {
+    fn start(reader: &MappingReader, mappings: &[LiveMapping], memory: &LiveMemory) -> Self {
+        let (elf, _, bias) = reader.named(mappings, may_be_hotspot).expect("libjvm.so");
+        let binary = HotspotBinary::read(elf).expect("HotSpot");
+        Self::new(&binary, memory, bias).expect("a layout")
     }
 
-    fn walk(&mut self, tid: i32) -> Walked {
-        let stopped = StoppedThread::new(tid);
-        let registers = stopped.registers();
-        let mappings = self.reader.read(self.pid);
-        if self.java.is_none() {
-            let (binary, bias) = hotspot(&self.reader, &mappings);
-            let java = JavaProcess::new(&binary, &self.memory, bias).expect("a layout");
-            self.java = Some(RefCell::new(java));
-        }
-        let images = LiveMappings { mappings, tables: &self.reader.tables, memory: &self.memory };
-        let mut java = self.java.as_ref().expect("a process").borrow_mut();
-        let unwinding = GeneratedUnwinding::new(&images, &mut *java, &self.memory);
-        let mut doubts = 0;
-        let end = self.unwinder.walk(&registers, &self.memory, &unwinding, 2000, |frame| {
-            doubts += usize::from(frame.doubt.is_some());
-        });
-        let found = unwinding.into_found();
-        let frames = found.iter().flat_map(|native| &native.frames);
-        let frames = frames.map(|frame| described(&mut java, &self.memory, frame)).collect();
-        Walked { frames, end, doubts, top: registers.rip }
+    fn describe(&mut self, memory: &LiveMemory, frame: &ManagedFrame) -> String {
+        let Some(method) = self.method(memory, frame) else { return "unknown".to_owned() };
+        let file = method.file.as_deref().unwrap_or("-");
+        normal(&format!("{}|{file}|{}", method.name, method.line(frame).unwrap_or(0)))
     }
-}
-
-/// Returns a frame as tests/Live.java prints it.
-fn described(java: &mut JavaProcess, memory: &LiveMemory, frame: &ManagedFrame) -> String {
-    let Some(method) = java.method(memory, frame) else { return "unknown".to_owned() };
-    let file = method.file.as_deref().unwrap_or("-");
-    normal(&format!("{}|{file}|{}", method.name, method.line(frame).unwrap_or(0)))
 }
 
 /// Removes the number of a hidden class, which JDK 11 does not have in the class's name.
@@ -106,7 +58,7 @@ fn check(java: &Path, options: &[&str], warm: &str) {
     let out = BufReader::new(process.0.stdout.take().expect("a pipe"));
     let lines: Vec<String> = out.lines().take(STILL + IDLE).map(|line| line.expect("a line")).collect();
     assert_eq!(lines.len(), STILL + IDLE, "{java:?} {options:?}: threads");
-    let mut walker = Walker::new(process.0.id());
+    let mut walker = Walker::<JavaProcess>::new(process.0.id());
     for line in &lines {
         let mut parts = line.split('\t').map(normal);
         let name = parts.next().expect("a name");
@@ -126,7 +78,7 @@ fn check(java: &Path, options: &[&str], warm: &str) {
 }
 
 /// Samples the thread that is busy: all but a few stacks must be whole, and none may have another order.
-fn busy(walker: &mut Walker, place: &str) {
+fn busy(walker: &mut Walker<JavaProcess>, place: &str) {
     let tid = thread(walker.pid, "busy");
     let (mut bad, mut kinds, mut doubtful) = (Vec::new(), HashMap::new(), 0);
     for _ in 0..SAMPLES {

@@ -1,6 +1,5 @@
 //! Frames of real processes of Node.js, compared with what they say of themselves.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -8,11 +7,12 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use runtimes::v8::{V8Binary, V8Process, may_be_v8};
-use runtimes::{GeneratedUnwinding, ManagedFrame};
-use symbols::cfi::{UserEnd, UserUnwinder};
+use runtimes::ManagedFrame;
+use symbols::cfi::UserEnd;
 
 mod process;
-use process::{LiveMappings, LiveMemory, MappingReader, Process, StoppedThread};
+use process::generated::{LiveRuntime, Walked, Walker};
+use process::{LiveMapping, LiveMemory, MappingReader, Process};
 
 /// Samples of a busy process.
 const SAMPLES: usize = 400;
@@ -25,61 +25,24 @@ fn programs() -> Vec<PathBuf> {
     }
 }
 
-/// Process whose first thread is walked.
-struct Walker {
-    pid: u32,
-    memory: LiveMemory,
-    reader: MappingReader,
-    unwinder: UserUnwinder,
-    v8: Option<RefCell<V8Process>>,
-}
-
-/// A walk: its frames as tests/Live.js prints them, and its end.
-struct Walked {
-    frames: Vec<String>,
-    end: UserEnd,
-    doubts: usize,
-    top: u64,
-}
-
-impl Walker {
-    fn new(pid: u32) -> Self {
-        let memory = LiveMemory::new(pid);
-        let (reader, unwinder) = (MappingReader::default(), UserUnwinder::new());
-        Self { pid, memory, reader, unwinder, v8: None }
+impl LiveRuntime for V8Process {
+    fn start(reader: &MappingReader, mappings: &[LiveMapping], memory: &LiveMemory) -> Self {
+        // Debian's program is a small one with a library.
+        let library = reader.named(mappings, |name| name.starts_with("libnode"));
+        let (elf, file, bias) = library.or_else(|| reader.named(mappings, may_be_v8)).expect("Node.js");
+        let binary = V8Binary::read(elf).expect("a supported build").expect("V8");
+        Self::new(Arc::new(binary), memory, (file, bias))
     }
 
-    fn walk(&mut self) -> Walked {
-        let pid = i32::try_from(self.pid).expect("a pid");
-        let stopped = StoppedThread::new(pid);
-        let registers = stopped.registers();
-        let mappings = self.reader.read(self.pid);
-        if self.v8.is_none() {
-            // Debian's program is a small one with a library.
-            let library = self.reader.named(&mappings, |name| name.starts_with("libnode"));
-            let found = library.or_else(|| self.reader.named(&mappings, may_be_v8)).expect("Node.js");
-            let binary = V8Binary::read(found.0).expect("a supported build").expect("V8");
-            let v8 = V8Process::new(Arc::new(binary), &self.memory, (found.1, found.2));
-            self.v8 = Some(RefCell::new(v8));
-        }
-        let images = LiveMappings { mappings, tables: &self.reader.tables, memory: &self.memory };
-        let mut v8 = self.v8.as_ref().expect("a process").borrow_mut();
-        let unwinding = GeneratedUnwinding::new(&images, &mut *v8, &self.memory);
-        let mut doubts = 0;
-        let end = self.unwinder.walk(&registers, &self.memory, &unwinding, 2000, |frame| {
-            doubts += usize::from(frame.doubt.is_some());
-        });
-        let found = unwinding.into_found();
-        let frames = found.iter().flat_map(|native| &native.frames);
-        let frames = frames.map(|frame| described(&mut v8, &self.memory, frame)).collect();
-        Walked { frames, end, doubts, top: registers.rip }
+    fn describe(&mut self, memory: &LiveMemory, frame: &ManagedFrame) -> String {
+        let Some(function) = self.function(memory, frame) else { return format!("unknown {frame:x?}") };
+        format!("{}|{}|{}", function.name, function.file().unwrap_or("-"), function.line(frame).unwrap_or(0))
     }
 }
 
-/// Returns a frame as tests/Live.js prints it.
-fn described(v8: &mut V8Process, memory: &LiveMemory, frame: &ManagedFrame) -> String {
-    let Some(function) = v8.function(memory, frame) else { return format!("unknown {frame:x?}") };
-    format!("{}|{}|{}", function.name, function.file().unwrap_or("-"), function.line(frame).unwrap_or(0))
+/// Walks the first thread.
+fn walk(walker: &mut Walker<V8Process>) -> Walked {
+    walker.walk(i32::try_from(walker.pid).expect("a pid"))
 }
 
 /// Starts tests/Live.js and returns the process with its first line.
@@ -116,7 +79,7 @@ fn check(node: &Path, options: &[&str], warm: &str, code: ChainCode) {
     let wanted: Vec<&str> = wanted.into_iter().filter(is_shown).collect();
     // It reports, then blocks.
     std::thread::sleep(std::time::Duration::from_millis(200));
-    let walked = Walker::new(process.0.id()).walk();
+    let walked = walk(&mut Walker::new(process.0.id()));
     let place = format!("{node:?} {options:?} {warm}");
     let (reports, frames): (Vec<_>, Vec<_>) =
         walked.frames.iter().partition(|frame| frame.starts_with("report|") || frame.starts_with("wait|"));
@@ -153,7 +116,7 @@ fn busy(node: &Path, options: &[&str]) {
     let (mut bad, mut kinds, mut doubtful, mut lines) = (Vec::new(), HashMap::new(), 0, 0);
     for _ in 0..SAMPLES {
         std::thread::sleep(std::time::Duration::from_millis(2));
-        let walked = walker.walk();
+        let walked = walk(&mut walker);
         let names: Vec<&str> =
             walked.frames.iter().map(|frame| frame.split('|').next().unwrap_or("")).collect();
         let whole =

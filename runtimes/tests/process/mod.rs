@@ -11,6 +11,9 @@ use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings,
 use symbols::elf::{ElfFile, ElfSection};
 use symbols::{Registers, StackMemory, VirtAddr};
 
+#[allow(dead_code, reason = "for some of the tests")]
+pub mod generated;
+
 /// A process that ends with the test.
 pub struct Process(pub Child);
 

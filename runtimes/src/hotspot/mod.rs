@@ -15,6 +15,7 @@
 //! are one stack. All offsets are read from the tables that the runtime exports for debuggers
 //! (`gHotSpotVMStructs` and others: src/hotspot/share/runtime/vmStructs.cpp in OpenJDK).
 
+mod ahead;
 mod blob;
 mod code_bytes;
 mod compressed;

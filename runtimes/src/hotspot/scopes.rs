@@ -3,7 +3,8 @@
 use symbols::VirtAddr;
 use symbols::bytes::u32_at;
 
-use super::blob::Nmethod;
+use super::ahead::{follows_call, places_ahead};
+use super::blob::{AddressRange, Nmethod};
 use super::compressed::CompressedReader;
 use super::layout::HotspotLayout;
 use crate::ProcessMemory;
@@ -28,46 +29,89 @@ pub(super) struct MethodPoint {
     pub bytecode: Option<u32>,
 }
 
-/// Returns the methods at the instruction `offset` bytes after the start of the code, innermost first; `None`
-/// if the tables contradict themselves.
+/// Returns the methods at the instruction `offset` bytes after the start of `code`, innermost first; `None` if
+/// the tables contradict themselves.
 ///
 /// Tables only have return addresses of calls and some other places. Another instruction is in the methods
-/// that the places before and after it share: what is inlined between them is not known.
+/// that the place before it and all places share that execution reaches next: by addresses alone, code of the
+/// caller that is between two calls of the same inlined method would be that method's.
 pub(super) fn read_scopes(
     memory: &impl ProcessMemory,
     layout: &HotspotLayout,
     nmethod: &Nmethod,
+    code: &AddressRange,
     offset: u64,
 ) -> Option<Vec<MethodPoint>> {
-    let whole = || vec![MethodPoint { method: nmethod.method, bytecode: None }];
-    let size = u64::from(layout.nmethod.pc_size);
-    let count = (nmethod.pcs.end.offset_from(nmethod.pcs.start)? / size).min(MAX_PCS);
-    let (mut low, mut high) = (0, count);
-    let mut is_exact = false;
-    while low < high {
-        let middle = low.midpoint(high);
-        let (at, _) = descriptor(memory, layout, nmethod, middle)?;
-        // The first one is at -1.
-        if at < 0 || at.unsigned_abs() < offset {
-            low = middle + 1
-        } else {
-            high = middle
-        }
-        is_exact |= at >= 0 && at.unsigned_abs() == offset;
+    let whole = vec![MethodPoint { method: nmethod.method, bytecode: None }];
+    let descriptors = Descriptors::new(memory, layout, nmethod)?;
+    let scopes = |number: u64| chain(memory, layout, nmethod, descriptors.get(number)?.1);
+    let (number, is_exact) = descriptors.search(offset)?;
+    if is_exact {
+        let found = scopes(number)?;
+        return Some(if found.is_empty() { whole } else { found });
     }
-    let scopes = |number: u64| -> Option<Vec<MethodPoint>> {
-        let (_, scope) = descriptor(memory, layout, nmethod, number)?;
-        chain(memory, layout, nmethod, scope)
+    let Some(number) = number.checked_sub(1) else { return Some(whole) };
+    let before = scopes(number)?;
+    let at = u64::try_from(descriptors.get(number)?.0).ok().and_then(|at| code.start.checked_add(at));
+    let is_called = at.is_some_and(|at| follows_call(memory, code, at));
+    let place = |at: VirtAddr| {
+        let (number, is_exact) = descriptors.search(at.offset_from(code.start)?)?;
+        is_exact.then_some(number)
     };
-    if low >= count {
-        return Some(whole());
+    let from = code.start.checked_add(offset)?;
+    let Some(ahead) = places_ahead(memory, code, from, |at| place(at).is_some()) else {
+        return Some(whole);
+    };
+    let mut found: Option<Vec<MethodPoint>> = None;
+    for at in ahead {
+        let next = between(&before, &scopes(place(at)?)?, is_called);
+        found = Some(found.map_or_else(|| next.clone(), |found| shared(&found, &next)));
     }
-    let mut found = scopes(low)?;
-    if !is_exact {
-        let before = low.checked_sub(1).map_or(Some(Vec::new()), scopes)?;
-        found = shared(&before, &found);
+    Some(found.filter(|found| !found.is_empty()).unwrap_or(whole))
+}
+
+/// Descriptors of a compiled method.
+struct Descriptors<'a, M> {
+    memory: &'a M,
+    layout: &'a HotspotLayout,
+    start: VirtAddr,
+    count: u64,
+}
+
+impl<'a, M: ProcessMemory> Descriptors<'a, M> {
+    fn new(memory: &'a M, layout: &'a HotspotLayout, nmethod: &Nmethod) -> Option<Self> {
+        let size = u64::from(layout.nmethod.pc_size);
+        let count = nmethod.pcs.end.offset_from(nmethod.pcs.start)?.checked_div(size)?.min(MAX_PCS);
+        Some(Self { memory, layout, start: nmethod.pcs.start, count })
     }
-    Some(if found.is_empty() { whole() } else { found })
+
+    /// Reads a descriptor: bytes from the start of the code, and offset of its scope.
+    fn get(&self, number: u64) -> Option<(i64, u32)> {
+        let layout = &self.layout.nmethod;
+        let mut bytes = [0; PC_SIZE];
+        let bytes = bytes.get_mut(..layout.pc_size.into())?;
+        let at = self.start.checked_add(number.checked_mul(layout.pc_size.into())?)?;
+        self.memory.read(at, bytes)?;
+        let at = u32_at(bytes, layout.pc_offset.offset.into())?.cast_signed();
+        Some((at.into(), u32_at(bytes, layout.scope_offset.offset.into())?))
+    }
+
+    /// Returns the number of the first descriptor at `offset` or after it, and whether it is at `offset`. The
+    /// first one of all is at -1.
+    fn search(&self, offset: u64) -> Option<(u64, bool)> {
+        let (mut low, mut high, mut is_exact) = (0, self.count, false);
+        while low < high {
+            let middle = low.midpoint(high);
+            let (at, _) = self.get(middle)?;
+            if at < 0 || at.unsigned_abs() < offset {
+                low = middle + 1;
+            } else {
+                high = middle;
+                is_exact |= at.unsigned_abs() == offset;
+            }
+        }
+        Some((low, is_exact))
+    }
 }
 
 /// Returns the scope at `scope` and those that it is inlined into; nothing for the scope of the first and the
@@ -100,6 +144,24 @@ fn chain(
     Some(found)
 }
 
+/// Returns the methods, innermost first, that an instruction after the place `before` is in if `after` is
+/// reached next; `is_called` if a call returns to `before`. Nothing if execution may have left an inlined
+/// method and come back to it meanwhile: after a call no bytecode up to that of the call is the next one,
+/// unless there is a loop, whose method is not known.
+fn between(before: &[MethodPoint], after: &[MethodPoint], is_called: bool) -> Vec<MethodPoint> {
+    let found = shared(before, after);
+    let places = |points: &[MethodPoint]| points.iter().rev().nth(found.len().saturating_sub(1)).copied();
+    let comes_back = match (places(before), places(after)) {
+        (Some(before), Some(after)) if before.method == after.method => after.bytecode <= before.bytecode,
+        _ => false,
+    };
+    let goes_deeper = before.len() != after.len() && found.len() == before.len().min(after.len());
+    if is_called && comes_back && !(goes_deeper && places(before) == places(after)) {
+        return Vec::new();
+    }
+    found
+}
+
 /// Returns the methods that two places share, innermost first; the innermost one has no bytecode unless that
 /// is shared, too.
 fn shared(one: &[MethodPoint], other: &[MethodPoint]) -> Vec<MethodPoint> {
@@ -116,21 +178,6 @@ fn shared(one: &[MethodPoint], other: &[MethodPoint]) -> Vec<MethodPoint> {
     }
     found.reverse();
     found
-}
-
-/// Reads a descriptor: bytes from the start of the code, and offset of its scope.
-fn descriptor(
-    memory: &impl ProcessMemory,
-    layout: &HotspotLayout,
-    nmethod: &Nmethod,
-    number: u64,
-) -> Option<(i64, u32)> {
-    let size = layout.nmethod.pc_size;
-    let mut bytes = [0; PC_SIZE];
-    let bytes = bytes.get_mut(..size.into())?;
-    memory.read(nmethod.pcs.start.checked_add(number * u64::from(size))?, bytes)?;
-    let at = u32_at(bytes, layout.nmethod.pc_offset.offset.into())?.cast_signed();
-    Some((at.into(), u32_at(bytes, layout.nmethod.scope_offset.offset.into())?))
 }
 
 #[cfg(test)]
@@ -157,5 +204,28 @@ mod tests {
         let wanted = [&[middle][..], &points(&[(1, 9)])].concat();
         assert_eq!(shared(&one, &points(&[(2, 6), (1, 9)])), wanted, "another place in it");
         assert_eq!(shared(&one, &[]), []);
+    }
+
+    #[test]
+    fn code_after_a_call_is_not_of_a_method_that_execution_may_have_left() {
+        let clock = points(&[(3, 10), (2, 3), (1, 4)]);
+        let outermost = vec![MethodPoint { method: VirtAddr(1), bytecode: None }];
+        for (after, wanted, what) in [
+            (points(&[(1, 20)]), outermost.clone(), "the caller's loop"),
+            (clock.clone(), Vec::new(), "the same call again"),
+            (points(&[(3, 2), (2, 3), (1, 4)]), Vec::new(), "an earlier place of the same method"),
+            (points(&[(4, 0), (2, 3), (1, 4)]), Vec::new(), "another method at the same place"),
+            (
+                points(&[(3, 12), (2, 3), (1, 4)]),
+                [&[MethodPoint { method: VirtAddr(3), bytecode: None }][..], &points(&[(2, 3), (1, 4)])]
+                    .concat(),
+                "a later place of the same method",
+            ),
+        ] {
+            assert_eq!(between(&clock, &after, true), wanted, "{what}");
+        }
+        assert_eq!(between(&clock, &clock, false), clock, "a place in a loop");
+        let deeper = points(&[(2, 0), (1, 4)]);
+        assert_eq!(between(&points(&[(1, 4)]), &deeper, true), points(&[(1, 4)]));
     }
 }

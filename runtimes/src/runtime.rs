@@ -172,6 +172,20 @@ impl RuntimePlan {
         }
     }
 
+    /// Returns the address above which the native stack of `thread` continues, if it has memory of the runtime
+    /// between its first frames and the others. Bounded reads, no allocation.
+    pub fn stack_above(
+        &self,
+        memory: &impl ProcessMemory,
+        thread: VirtAddr,
+        stack_pointer: u64,
+    ) -> Option<VirtAddr> {
+        match self {
+            Self::Python(_) | Self::Php(_) => None,
+            Self::Ruby(plan) => plan.stack_above(memory, thread, stack_pointer),
+        }
+    }
+
     /// Passes the words of the frames of `thread` to `push`, until it returns false. No allocation; at most
     /// [`crate::MAX_FRAMES`] frames.
     pub fn walk(&self, memory: &impl ProcessMemory, thread: VirtAddr, push: impl FnMut(u64) -> bool) {

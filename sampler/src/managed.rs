@@ -17,6 +17,8 @@ const MAX_PROCESSES: usize = 4096;
 const HINTS: usize = 64;
 /// Translated pages that a walk remembers.
 const PAGES: usize = 16;
+/// Bytes of a thread's first frames: those of libc and of the runtime's function that starts it.
+const ABOVE: u64 = 4096;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 
@@ -94,6 +96,9 @@ impl FrameCopier {
             return;
         };
         *hint = ThreadHint { root, fs_base, thread };
+        if let Some(above) = plan.stack_above(&space, thread, stack_pointer) {
+            into.add_user(&AddressSpace::new(root, five_level), memory, (above, ABOVE));
+        }
         plan.walk(&space, thread, |word| into.note(word));
     }
 }

@@ -7,9 +7,9 @@ use crate::pt_regs::PtRegs;
 use symbols::AddressKind;
 use symbols::{Registers, StackMemory};
 
-/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, and the user stack,
-/// whose eleven pages have at most five holes between them.
-const MAX_SEGMENTS: usize = 11;
+/// Runs of bytes that a copy holds, at most: four kernel stacks, the user's registers, the user stack, whose
+/// eleven pages have at most five holes between them, and a part of it further up, of at most two pages.
+const MAX_SEGMENTS: usize = 13;
 
 /// Bytes of stack that are together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -461,6 +461,23 @@ fn copy_user(
     }
 }
 
+impl StackCopy {
+    /// Adds what is present of the `bytes` at `start`, a part of the user stack that is not next to the one
+    /// that was copied. Before any notes: these are forgotten. No allocation, bounded reads.
+    pub fn add_user(
+        &mut self,
+        space: &AddressSpace,
+        memory: &impl PhysicalMemory,
+        (start, bytes): (VirtAddr, u64),
+    ) {
+        if is_kernel(start.0) || self.read_u64(start.0).is_some() {
+            return;
+        }
+        let end = start.0.saturating_add(bytes);
+        self.gaps.user_not_present |= !copy_pages(space, memory, (start.0, end), self);
+    }
+}
+
 /// RSP in the iret frame that ends at `top`, if what is there is one.
 fn interrupted_rsp(copy: &StackCopy, top: u64) -> Option<u64> {
     let frame = |offset: u64| copy.read_u64(top.checked_sub(pt_regs::SIZE - offset)?);

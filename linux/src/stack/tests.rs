@@ -192,6 +192,26 @@ fn a_user_stack_starts_with_its_red_zone_and_ends_where_no_page_is() {
 }
 
 #[test]
+fn another_part_of_a_user_stack_may_be_added() {
+    let mut guest = Guest::new();
+    guest.put(PAGES + 0x12_010, 77);
+    let mut copy = guest.copied(3, USER_STACK + 0x4800, false);
+    copy.gaps = StackGaps::default();
+    let space = AddressSpace::new(USER, false);
+    copy.add_user(&space, &guest.memory, (VirtAddr(USER_STACK + 0x1ff0), 0x100));
+    let expected = [(USER_STACK + 0x4780, 0x880), (USER_STACK + 0x1ff0, 0x100)];
+    assert_eq!((segments(&copy), copy.gaps()), (expected.to_vec(), StackGaps::default()));
+    assert_eq!(copy.read_u64(USER_STACK + 0x2010), Some(77));
+    for (start, what) in [(USER_STACK + 0x4800, "copied already"), (TOP - 0x100, "the kernel's")] {
+        copy.add_user(&space, &guest.memory, (VirtAddr(start), 0x100));
+        assert_eq!(segments(&copy), expected, "{what}");
+    }
+    copy.add_user(&space, &guest.memory, (VirtAddr(USER_STACK + 0x5000), 0x1000));
+    assert_eq!((segments(&copy), copy.gaps()), (expected.to_vec(), NO_MORE_USER_PAGES));
+    assert!(copy.note(5) && copy.notes().eq([5]));
+}
+
+#[test]
 fn a_hole_in_a_user_stack_is_left_out() {
     let mut guest = Guest::new();
     // The second page, and one that is outside of the guest's memory.

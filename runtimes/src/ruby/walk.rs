@@ -11,6 +11,11 @@ use crate::thread_local::ThreadVariable;
 
 /// Bytes of a virtual machine's stack, at most (`RUBY_THREAD_VM_STACK_SIZE` is 1 MiB by default).
 const MAX_STACK: u64 = 1 << 32;
+/// Bytes of a thread's native stack below that stack, at most (`RUBY_THREAD_MACHINE_STACK_SIZE` is 1 MiB by
+/// default).
+const MAX_NATIVE: u64 = 64 << 20;
+/// `rb_execution_context_t.cfp`.
+const FRAME: u64 = 16;
 /// Members of `rb_control_frame_t`.
 const PC: usize = 0;
 const ISEQ: usize = 16;
@@ -100,6 +105,19 @@ impl RubyPlan {
         (context != 0).then_some(VirtAddr(context))
     }
 
+    /// See [`crate::RuntimePlan::stack_above`]: threads but the first one have the stack of their frames on
+    /// their native stack (`alloca` in `thread_start_func_2`, thread.c).
+    pub(crate) fn stack_above(
+        &self,
+        memory: &impl ProcessMemory,
+        context: VirtAddr,
+        stack_pointer: u64,
+    ) -> Option<VirtAddr> {
+        let (stack, end) = frame_stack(memory, context).ok()?;
+        let below = stack.checked_sub(stack_pointer)?;
+        (below <= MAX_NATIVE).then_some(VirtAddr(end))
+    }
+
     /// See [`crate::RuntimePlan::walk`].
     pub(crate) fn walk<P: FnMut(u64) -> bool>(
         &self,
@@ -107,12 +125,9 @@ impl RubyPlan {
         context: VirtAddr,
         out: &mut FrameWriter<P>,
     ) -> Result<(), WalkFailure> {
-        // `vm_stack`, `vm_stack_size` in words, `cfp`.
-        let mut head = [0; 24];
-        read(memory, context, &mut head)?;
-        let [stack, words, mut frame] = [0, 8, 16].map(|at| u64_at(&head, at).unwrap_or(0));
-        let size = words.checked_mul(8).filter(|&size| size <= MAX_STACK);
-        let end = size.and_then(|size| stack.checked_add(size)).ok_or(WalkFailure::Inconsistent)?;
+        let (stack, end) = frame_stack(memory, context)?;
+        let frame_at = context.checked_add(FRAME).ok_or(WalkFailure::Inconsistent)?;
+        let mut frame = memory.read_u64(frame_at).ok_or(WalkFailure::NotPresent)?;
         let step = u64::from(self.layout.frame);
         if frame < stack || frame > end || !(end - frame).is_multiple_of(step) {
             return Err(WalkFailure::Inconsistent);
@@ -203,6 +218,17 @@ fn method_of(memory: &impl ProcessMemory, at: u64) -> Result<(VirtAddr, CodeWord
     let at = VirtAddr(behind.unwrap_or(at));
     let words = CodeWords::read(memory, at)?;
     if words.kind == InternalKind::Method { Ok((at, words)) } else { Err(WalkFailure::Inconsistent) }
+}
+
+/// Returns start and end of the stack of a context's frames.
+fn frame_stack(memory: &impl ProcessMemory, context: VirtAddr) -> Result<(u64, u64), WalkFailure> {
+    // `vm_stack`, `vm_stack_size` in words.
+    let mut head = [0; 16];
+    read(memory, context, &mut head)?;
+    let [stack, words] = [0, 8].map(|at| u64_at(&head, at).unwrap_or(0));
+    let size = words.checked_mul(8).filter(|&size| size <= MAX_STACK);
+    let end = size.and_then(|size| stack.checked_add(size)).ok_or(WalkFailure::Inconsistent)?;
+    Ok((stack, end))
 }
 
 fn read(memory: &impl ProcessMemory, at: VirtAddr, into: &mut [u8]) -> Result<(), WalkFailure> {

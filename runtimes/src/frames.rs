@@ -3,6 +3,7 @@
 //! ```text
 //! frame    two words   address of the code object (even)
 //!                      instruction, bytes from the code object << 32 | identity of the code object
+//! thread   one word    the first one, if any: address of the runtime's state of the thread | 3
 //! entry    one word    where all frames since the last entry, or since the start, run: address in the native
 //!                      frame | 1; 4095 for an interpreter without such an address, 4093 for the outermost
 //!                      native frame
@@ -20,6 +21,14 @@ const LOWEST: u64 = 4096;
 const INTERPRETER: u64 = LOWEST - 1;
 /// Word of [`EntryPlace::Outermost`].
 const OUTERMOST: u64 = LOWEST - 3;
+
+/// Bits of the word of a thread.
+const THREAD: u64 = 3;
+
+/// Returns the word for the runtime's state of a thread, if it may be one.
+pub fn thread_word(thread: VirtAddr) -> Option<u64> {
+    (thread.0 >= LOWEST && thread.0 & THREAD == 0).then_some(thread.0 | THREAD)
+}
 
 /// Frame of a managed language.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -53,6 +62,8 @@ pub enum ManagedStep {
     Entry(EntryPlace),
     /// Outer frames are missing.
     Failure(WalkFailure),
+    /// The runtime's state of the thread is at this address.
+    Thread(VirtAddr),
 }
 
 /// Reason for missing frames.
@@ -101,6 +112,9 @@ impl<I: Iterator<Item = u64>> Iterator for FrameWords<I> {
             let number = usize::try_from(first >> 1).ok();
             let failure = number.and_then(|number| FAILURES.get(number).copied());
             return Some(ManagedStep::Failure(failure.unwrap_or(WalkFailure::Inconsistent)));
+        }
+        if first & THREAD == THREAD {
+            return Some(ManagedStep::Thread(VirtAddr(first & !THREAD)));
         }
         if first & 1 == 1 {
             return Some(ManagedStep::Entry(EntryPlace::Address(first & !1)));
@@ -159,7 +173,7 @@ impl<P: FnMut(u64) -> bool> FrameWriter<P> {
     /// Adds the entry of the frames since the last one.
     pub(crate) fn entry(&mut self, place: EntryPlace) -> Result<(), WalkFailure> {
         let word = match place {
-            EntryPlace::Address(at) if at < LOWEST => return Err(WalkFailure::Inconsistent),
+            EntryPlace::Address(at) if at < LOWEST || at & THREAD != 0 => return Err(WalkFailure::Inconsistent),
             EntryPlace::Address(at) => at | 1,
             EntryPlace::Interpreter => INTERPRETER,
             EntryPlace::Outermost => OUTERMOST,

@@ -79,6 +79,7 @@ pub fn place(
             ManagedStep::Entry(EntryPlace::Interpreter) => groups.push(std::mem::take(&mut open)),
             ManagedStep::Entry(EntryPlace::Outermost) => outermost = std::mem::take(&mut open),
             ManagedStep::Failure(why) => failure = Some(why),
+            ManagedStep::Thread(_) => {}
         }
     }
     // Without an entry only after a failure: their native frames are not known.

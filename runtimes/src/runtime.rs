@@ -186,6 +186,11 @@ impl RuntimePlan {
         }
     }
 
+    /// Returns true if the runtime has names of threads that the kernel does not know.
+    pub fn names_threads(&self) -> bool {
+        matches!(self, Self::Python(_))
+    }
+
     /// Passes the words of the frames of `thread` to `push`, until it returns false. No allocation; at most
     /// [`crate::MAX_FRAMES`] frames.
     pub fn walk(&self, memory: &impl ProcessMemory, thread: VirtAddr, push: impl FnMut(u64) -> bool) {
@@ -225,6 +230,20 @@ impl RuntimeNames {
             Self::Python(names) => names.read(memory, frame),
             Self::Ruby(names) => names.read(memory, frame),
             Self::Php(names) => names.read(memory, frame),
+        }
+    }
+
+    /// Returns the name that the runtime has for `thread`, a state found by `plan`; `None` if it has none that
+    /// the kernel does not know. Bounded reads.
+    pub fn thread_name(
+        &self,
+        memory: &impl ProcessMemory,
+        plan: &RuntimePlan,
+        thread: VirtAddr,
+    ) -> Option<String> {
+        match (self, plan) {
+            (Self::Python(names), RuntimePlan::Python(plan)) => names.thread_name(memory, plan, thread),
+            _ => None,
         }
     }
 

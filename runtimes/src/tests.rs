@@ -47,6 +47,7 @@ fn each_version_has_its_frames_names_and_lines() {
                 }
                 ManagedStep::Entry(at) => entries.push((functions.len(), at)),
                 ManagedStep::Failure(why) => panic!("{version:?}: {why}"),
+                ManagedStep::Thread(_) => panic!("a walk does not add the thread"),
             }
         }
         assert_eq!(functions, NAMES);

@@ -1,6 +1,6 @@
 """Stacks of every kind that stay as they are, for a test that reads them from outside.
 
-Prints a line for each thread: its ident, then NAME|FILE|LINE of each frame, innermost first, separated by tabs.
+Prints a line for each thread: its ident, its name, then NAME|FILE|LINE of each frame, innermost first, separated by tabs.
 """
 
 import functools
@@ -13,7 +13,7 @@ name = (lambda code: code.co_qualname) if hasattr((lambda: 0).__code__, "co_qual
 
 
 def report():
-    frame, parts = sys._getframe(1), [str(threading.get_ident())]
+    frame, parts = sys._getframe(1), [str(threading.get_ident()), threading.current_thread().name]
     while frame:
         parts.append("|".join((name(frame.f_code), frame.f_code.co_filename, str(frame.f_lineno))))
         frame = frame.f_back
@@ -90,7 +90,12 @@ threads = [
     threading.Thread(target=target)
     for target in (functools.partial(recursive, 150), native, nested, closure(), consume, drive)
 ]
-for thread in threads:
+for number, thread in enumerate(threads):
+    # One keeps the name that threading gives it, one is not ASCII, and one has its attributes in a dict.
+    if number > 0:
+        thread.name = "thread number %d, für Räume" % number
+    if number > 3:
+        thread.__dict__["other"] = number
     thread.daemon = True
     thread.start()
 recursive(3)

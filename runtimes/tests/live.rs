@@ -8,7 +8,9 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use runtimes::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
-use runtimes::{EntryPlace, FrameWords, ManagedStep, ProcessMemory, RuntimePlan, ThreadRegisters};
+use runtimes::{
+    EntryPlace, FrameWords, ManagedStep, ProcessMemory, RuntimeNames, RuntimePlan, ThreadRegisters,
+};
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
@@ -88,9 +90,14 @@ fn threads_have_the_frames_that_their_program_sees() {
         for line in lines {
             let mut parts = line.split('\t');
             let ident: u64 = parts.next().and_then(|ident| ident.parse().ok()).expect("an ident");
+            let thread_name = parts.next().expect("a name");
             let wanted: Vec<String> = parts.map(str::to_owned).collect();
             let found = frames(&plan, &names, &memory, ident);
             assert_eq!(found, wanted, "{interpreter:?}");
+            let named = name_of(plan, names, &memory, ident);
+            // Since 3.14 the kernel has these names.
+            let is_known = named.is_none() && has_names_in_kernel(pid);
+            assert!(is_known || named.as_deref() == name_by_threading(thread_name), "{named:?}: {line}");
         }
         assert_eq!(
             RuntimePlan::Python(plan).thread(&memory, registers(0x1234), None),
@@ -98,6 +105,26 @@ fn threads_have_the_frames_that_their_program_sees() {
             "no such thread"
         );
     }
+}
+
+/// Returns the name of a thread.
+fn name_of(plan: PythonPlan, names: PythonNames, memory: &LiveMemory, ident: u64) -> Option<String> {
+    let plan = RuntimePlan::Python(plan);
+    let thread = plan.thread(memory, registers(ident), None).expect("a thread of the runtime");
+    RuntimeNames::Python(names).thread_name(memory, &plan, thread)
+}
+
+/// Returns the name that a thread has by `threading` alone; the main thread has none.
+fn name_by_threading(name: &str) -> Option<&str> {
+    (name != "MainThread").then_some(name)
+}
+
+/// Returns true if a thread of the process has another name than the process.
+fn has_names_in_kernel(pid: u32) -> bool {
+    let comm = |path: std::path::PathBuf| std::fs::read_to_string(path.join("comm")).expect("a name");
+    let own = comm(format!("/proc/{pid}").into());
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("threads");
+    threads.into_iter().any(|thread| comm(thread.expect("a thread").path()) != own)
 }
 
 /// Returns the frames of a thread as tests/live.py prints them.
@@ -137,6 +164,7 @@ fn frames(plan: &PythonPlan, names: &PythonNames, memory: &LiveMemory, ident: u6
                 entry = at;
             }
             ManagedStep::Failure(why) => panic!("{why} after {found:?}"),
+            ManagedStep::Thread(_) => panic!("a walk does not add the thread"),
         }
     }
     // Up to 3.9 each frame has its own native frame.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
-use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters};
+use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters, thread_word};
 
 /// Processes in the table, at most; beyond that all are forgotten and found again.
 const MAX_PROCESSES: usize = 4096;
@@ -99,7 +99,10 @@ impl FrameCopier {
         if let Some(above) = plan.stack_above(&space, thread, stack_pointer) {
             into.add_user(&AddressSpace::new(root, five_level), memory, (above, ABOVE));
         }
-        plan.walk(&space, thread, |word| into.note(word));
+        let word = thread_word(thread).filter(|_| plan.names_threads());
+        if word.is_none_or(|word| into.note(word)) {
+            plan.walk(&space, thread, |word| into.note(word));
+        }
     }
 }
 

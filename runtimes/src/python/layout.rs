@@ -138,6 +138,32 @@ pub struct NameLayout {
     pub ascii: u16,
     /// Bytes of `PyCompactUnicodeObject`: the characters of other strings.
     pub compact: u16,
+    /// Offsets for names of threads; `None` since 3.14, which passes them to the kernel.
+    pub threads: Option<ThreadNameLayout>,
+}
+
+/// Offsets that names of threads need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadNameLayout {
+    /// First local variable of a frame: `localsplus`, or `f_localsplus`.
+    pub locals: u16,
+    /// `PyHeapTypeObject.ht_cached_keys`.
+    pub cached_keys: u16,
+    /// Place of an object's attributes.
+    pub storage: AttributeStorage,
+}
+
+/// Place of the attributes of an object of a class.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttributeStorage {
+    /// 3.9, 3.10: in a dict.
+    Dict,
+    /// 3.11: in an array that a pointer before the object leads to, or in a dict.
+    Values,
+    /// 3.12: the same, with one pointer for both.
+    Tagged,
+    /// 3.13: in the object, or in a dict.
+    Inline,
 }
 
 /// Formats of line tables.
@@ -175,6 +201,7 @@ const V3_9: PythonLayout = PythonLayout {
         identity: CodeIdentity { pointers: [104, 112, 120], first_line: 40 },
         ascii: 48,
         compact: 72,
+        threads: Some(ThreadNameLayout { locals: 360, cached_keys: 864, storage: AttributeStorage::Dict }),
     },
 };
 
@@ -185,7 +212,11 @@ const V3_10: PythonLayout = PythonLayout {
         instruction: Instruction::Index { at: 96, unit: 2 },
         ..V3_9.walk
     },
-    names: NameLayout { line_format: LineFormat::Ranges, ..V3_9.names },
+    names: NameLayout {
+        line_format: LineFormat::Ranges,
+        threads: Some(ThreadNameLayout { locals: 352, cached_keys: 872, storage: AttributeStorage::Dict }),
+        ..V3_9.names
+    },
 };
 
 /// CPython 3.11.
@@ -212,6 +243,7 @@ const V3_11: PythonLayout = PythonLayout {
         identity: CodeIdentity { pointers: [112, 120, 136], first_line: 72 },
         ascii: 48,
         compact: 72,
+        threads: Some(ThreadNameLayout { locals: 72, cached_keys: 872, storage: AttributeStorage::Values }),
     },
 };
 
@@ -231,6 +263,7 @@ const V3_12: PythonLayout = PythonLayout {
         identity: CodeIdentity { pointers: [112, 120, 136], first_line: 68 },
         ascii: 40,
         compact: 56,
+        threads: Some(ThreadNameLayout { locals: 72, cached_keys: 880, storage: AttributeStorage::Tagged }),
         ..V3_11.names
     },
 };
@@ -372,6 +405,11 @@ fn from_table(version: (u8, u8), table: &[u8], at: &TablePositions) -> Result<Py
             lines: near(at.lines)?,
             bytecode: near(at.bytecode)?,
             identity,
+            threads: (version == (3, 13)).then_some(ThreadNameLayout {
+                storage: AttributeStorage::Inline,
+                locals: 72,
+                cached_keys: 880,
+            }),
             ..V3_12.names
         },
     })

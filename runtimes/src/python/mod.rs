@@ -21,6 +21,7 @@ mod binary;
 pub mod layout;
 mod lines;
 mod names;
+mod threads;
 mod walk;
 
 pub use binary::{PythonBinary, may_be_python};

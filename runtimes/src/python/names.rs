@@ -3,9 +3,10 @@
 use symbols::VirtAddr;
 use symbols::bytes::{array_at, u64_at};
 
-use super::layout::NameLayout;
+use super::layout::{NameLayout, ThreadNameLayout};
 use super::lines;
-use super::walk::identity;
+use super::threads::thread_name;
+use super::walk::{PythonPlan, identity};
 use crate::{ManagedCode, ManagedFrame, ProcessMemory};
 
 /// Characters of a name, at most: a longer one is cut there.
@@ -38,15 +39,26 @@ impl PythonNames {
         Self { layout, code_type }
     }
 
+    /// Returns the offsets for names of threads.
+    pub(super) fn thread_layout(&self) -> Option<ThreadNameLayout> {
+        self.layout.threads
+    }
+
+    /// Returns name and file of the code object at `code`; `None` if it is none.
+    pub(super) fn function(&self, memory: &impl ProcessMemory, code: VirtAddr) -> Option<(String, String)> {
+        let member = |offset: u16| memory.read_u64(code.checked_add(offset.into())?).map(VirtAddr);
+        if memory.read_u64(code.checked_add(TYPE)?)? != self.code_type.0 {
+            return None;
+        }
+        let name = self.string(memory, member(self.layout.name)?)?;
+        Some((name, self.string(memory, member(self.layout.file)?)?))
+    }
+
     /// Returns the function of a frame's code; `None` if it cannot be read, or if its memory has another
     /// object by now. Reads at most 256 KiB.
     pub fn read(&self, memory: &impl ProcessMemory, frame: &ManagedFrame) -> Option<ManagedCode> {
         let member = |offset: u16| memory.read_u64(frame.code.checked_add(offset.into())?).map(VirtAddr);
-        if memory.read_u64(frame.code.checked_add(TYPE)?)? != self.code_type.0 {
-            return None;
-        }
-        let name = self.string(memory, member(self.layout.name)?)?;
-        let file = self.string(memory, member(self.layout.file)?)?;
+        let (name, file) = self.function(memory, frame.code)?;
         let mut first_line = [0; 4];
         let line_at = self.layout.identity.first_line;
         memory.read(frame.code.checked_add(line_at.into())?, &mut first_line)?;
@@ -60,8 +72,18 @@ impl PythonNames {
         Some(ManagedCode { name, file: Some(file), start: self.layout.bytecode.into(), lines })
     }
 
+    /// Returns the name that `threading` has for a thread.
+    pub(crate) fn thread_name(
+        &self,
+        memory: &impl ProcessMemory,
+        plan: &PythonPlan,
+        thread: VirtAddr,
+    ) -> Option<String> {
+        thread_name(plan, self, memory, thread)
+    }
+
     /// Reads a `str`, with its last characters left out beyond 1,024.
-    fn string(&self, memory: &impl ProcessMemory, at: VirtAddr) -> Option<String> {
+    pub(super) fn string(&self, memory: &impl ProcessMemory, at: VirtAddr) -> Option<String> {
         let mut head = [0; STATE + 8];
         memory.read(at, &mut head)?;
         let length = u64_at(&head, LENGTH)?.min(MAX_NAME);

@@ -151,6 +151,37 @@ impl PythonPlan {
         }
     }
 
+    /// Returns the outermost frame of a thread, and its code object; `None` while the frames change.
+    pub(super) fn outermost(
+        &self,
+        memory: &impl ProcessMemory,
+        thread: VirtAddr,
+    ) -> Option<(VirtAddr, VirtAddr)> {
+        let pointer = |base, offset: u16| word(memory, base, offset.into());
+        let (mut frame, has_shims) = match self.layout.chain {
+            FrameChain::Objects { frame } | FrameChain::ObjectsWithCframes { frame, .. } => {
+                (pointer(thread, frame)?, false)
+            }
+            FrameChain::Cframes { cframe, current, .. } => (pointer(pointer(thread, cframe)?, current)?, false),
+            FrameChain::Shims { cframe, current, .. } => {
+                let holder = cframe.map_or(Some(thread), |cframe| pointer(thread, cframe))?;
+                (pointer(holder, current)?, true)
+            }
+        };
+        let mut outermost = None;
+        for _ in 0..2 * MAX_FRAMES {
+            if frame.0 == 0 {
+                return outermost;
+            }
+            let head = self.head(memory, frame).ok()?;
+            if !has_shims || head.mark < SHIM {
+                outermost = Some((frame, head.code));
+            }
+            frame = head.previous;
+        }
+        None
+    }
+
     fn walk_shims<P: FnMut(u64) -> bool>(
         &self,
         memory: &impl ProcessMemory,

@@ -6,6 +6,7 @@
 //! given twice.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use linux::TaskSnapshot;
 
@@ -202,26 +203,55 @@ fn row(task: &TaskSnapshot, known: &KnownInstance) -> InstanceRow {
 /// Names of threads.
 #[derive(Debug, Default)]
 pub(crate) struct ThreadNames {
-    known: HashMap<(u32, i32), [u8; 16]>,
+    known: HashMap<(u32, i32), ThreadName>,
+}
+
+/// Names of a thread.
+#[derive(Debug, PartialEq, Eq)]
+struct ThreadName {
+    comm: [u8; 16],
+    /// By its runtime.
+    own: Option<Arc<str>>,
 }
 
 impl ThreadNames {
     /// Notes the name of a thread; adds a row to `rows` if it is new.
     pub(crate) fn note(&mut self, instance: u32, task: &TaskSnapshot, rows: &mut Vec<ThreadRow>) {
         let key = (instance, task.tid);
-        if self.known.get(&key) == Some(&task.comm) {
+        if self.known.get(&key).is_some_and(|known| known.comm == task.comm) {
             return;
         }
         if self.known.len() >= REMEMBERED {
             self.known.clear();
         }
-        self.known.insert(key, task.comm);
+        self.known.insert(key, ThreadName { comm: task.comm, own: None });
         rows.push(ThreadRow { instance, tid: task.tid, comm: clean::comm(&task.comm) });
+    }
+
+    /// Notes the name that the runtime of a thread has for it. It counts where the thread's own name is only
+    /// that of its process, which each thread begins with; adds a row to `rows` if it is new.
+    pub(crate) fn note_runtime_name(
+        &mut self,
+        instance: u32,
+        task: &TaskSnapshot,
+        name: &Arc<str>,
+        rows: &mut Vec<ThreadRow>,
+    ) {
+        let Some(known) = self.known.get_mut(&(instance, task.tid)) else { return };
+        let is_default = task.tid != task.pid && task.comm == task.process_comm && known.comm == task.comm;
+        if is_default && known.own.as_ref() != Some(name) {
+            known.own = Some(Arc::clone(name));
+            rows.push(ThreadRow { instance, tid: task.tid, comm: clean::printable(name) });
+        }
     }
 
     /// Returns the name of a thread, printable; empty if it is no longer known.
     pub(crate) fn name(&self, instance: u32, tid: i32) -> String {
-        self.known.get(&(instance, tid)).map_or_else(String::new, clean::comm)
+        let known = self.known.get(&(instance, tid));
+        known.map_or_else(String::new, |known| match &known.own {
+            Some(own) => clean::printable(own),
+            None => clean::comm(&known.comm),
+        })
     }
 }
 
@@ -247,6 +277,30 @@ mod tests {
         let reused = identities.resolve(&task(10, 10, 900, "gzip"), 0, &mut rows).0;
         assert_ne!(first, reused);
         assert_eq!(names(&rows), [(1, "gzip#0".into()), (2, "gzip#1".into())]);
+    }
+
+    #[test]
+    fn a_runtime_names_threads_that_have_the_name_of_their_process() {
+        let (mut threads, mut rows) = (ThreadNames::default(), Vec::new());
+        let name: Arc<str> = "worker\n1".into();
+        let (leader, thread) = (task(10, 10, 500, "python3"), task(10, 11, 500, "python3"));
+        let mut renamed = thread;
+        renamed.comm[..6].copy_from_slice(b"native");
+        for (task, wanted) in [
+            (leader, &[(10, "python3")][..]),
+            (thread, &[(11, "python3"), (11, "worker\u{fffd}1")]),
+            (thread, &[]),
+            (renamed, &[(11, "nativen3")]),
+        ] {
+            rows.clear();
+            threads.note(1, &task, &mut rows);
+            threads.note_runtime_name(1, &task, &name, &mut rows);
+            let found: Vec<(i32, &str)> = rows.iter().map(|row| (row.tid, row.comm.as_str())).collect();
+            assert_eq!(found, wanted);
+        }
+        assert_eq!(threads.name(1, 11), "nativen3");
+        threads.note_runtime_name(1, &task(10, 12, 500, "python3"), &name, &mut rows);
+        assert_eq!(threads.name(1, 12), "", "a thread that is not known");
     }
 
     #[test]

@@ -278,6 +278,9 @@ impl SampleResolver {
         self.learn_names(learnt, batch);
         let ids = steps.iter().map(|step| self.step(step, owner, batch)).collect();
         self.steps = steps;
+        if let (Some(name), Some(owner)) = (&walked.thread_name, owner) {
+            self.threads.note_runtime_name(owner.instance, &owner.task, name, &mut batch.threads);
+        }
         Some((walked, ids))
     }
 

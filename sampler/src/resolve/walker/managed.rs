@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use linux::CodeAddr;
+use linux::{CodeAddr, VirtAddr};
 use runtimes::hotspot::JavaMethod;
 use runtimes::v8::JsFunction;
 use runtimes::{
@@ -26,6 +26,13 @@ use crate::managed::{RuntimeTable, SpaceMemory};
 const AGAIN_NS: u64 = 1;
 /// Code objects of a process that are remembered, at most.
 const MAX_CODE: usize = 65_536;
+
+/// Threads of a process that are remembered, at most.
+const MAX_THREADS: usize = 4096;
+/// Attempts to read the name of a thread: its frames may change meanwhile.
+const ATTEMPTS: u32 = 8;
+/// Characters of a thread's name, at most.
+const MAX_THREAD_NAME: usize = 64;
 
 /// Function of a managed frame; `None` if its memory has something else by now, or cannot be read.
 #[derive(Debug, Clone)]
@@ -116,6 +123,14 @@ struct RuntimeReader {
     /// Addresses of the interpreter in the runtime's file, as far as they are known.
     interpreter: Option<Range<u64>>,
     code: HashMap<CodeKey, Option<Arc<ManagedCode>>>,
+    threads: HashMap<VirtAddr, FoundName>,
+}
+
+/// Name of a thread by its runtime's state.
+#[derive(Debug, Default)]
+struct FoundName {
+    name: Option<Arc<str>>,
+    attempts: u32,
 }
 
 /// A code object: address and identity.
@@ -156,6 +171,7 @@ impl ManagedRuntimes {
                     names,
                     interpreter: binary.interpreter(),
                     code: HashMap::new(),
+                    threads: HashMap::new(),
                 });
                 // Its table may not be there yet.
                 if reader.as_ref().is_err_and(|why| *why == LayoutError::NotPresent) {
@@ -179,14 +195,15 @@ impl ManagedRuntimes {
 
 impl FoundRuntime {
     /// Inserts the frames in `words` into `steps`, whose frames from `first` on are `natives`; `is_whole` if
-    /// these reach to the thread's start. Adds the reason if managed frames are missing.
+    /// these reach to the thread's start. Adds the reason if managed frames are missing. Returns the name that
+    /// the runtime alone has for the thread.
     pub(super) fn insert(
         &mut self,
         words: impl Iterator<Item = u64>,
         (natives, is_whole): (&[NativeFrame], bool),
         (space, source): (&ProcessSpace, &GuestSource),
         (steps, first): (&mut Vec<StackStep>, usize),
-    ) {
+    ) -> Option<Arc<str>> {
         let language = self.language;
         let missing = |why: &dyn std::fmt::Display| StackStep::Reason {
             of: ReasonSubject::User,
@@ -197,14 +214,18 @@ impl FoundRuntime {
             Err(why) => {
                 let is_of_file = |native: &NativeFrame| matches!(native.place, NativePlace::File(file, _) if file == self.file);
                 steps.extend(natives.iter().any(is_of_file).then(|| missing(why)));
-                return;
+                return None;
             }
         };
         let managed: Vec<ManagedStep> = FrameWords::new(words).collect();
         if managed.is_empty() {
-            return;
+            return None;
         }
         let memory = SpaceMemory::new(space.address_space(source), &source.memory);
+        let thread_name = match managed.first() {
+            Some(&ManagedStep::Thread(thread)) => reader.thread_name(thread, &memory),
+            _ => None,
+        };
         reader.find_interpreter(&managed, &memory, (space, self.file));
         let frames: Vec<runtimes::NativeFrame> = natives
             .iter()
@@ -231,10 +252,29 @@ impl FoundRuntime {
             steps.push(reader.step(language, frame, &memory));
         }
         steps.extend(failure.map(|failure| missing(&failure)));
+        thread_name
     }
 }
 
 impl RuntimeReader {
+    /// Returns the name of a thread, read once; `None` while it cannot be read.
+    fn thread_name(
+        &mut self,
+        thread: VirtAddr,
+        memory: &impl runtimes::ProcessMemory,
+    ) -> Option<Arc<str>> {
+        if self.threads.len() >= MAX_THREADS {
+            self.threads.clear();
+        }
+        let found = self.threads.entry(thread).or_default();
+        if found.name.is_none() && found.attempts < ATTEMPTS {
+            found.attempts += 1;
+            let name = self.names.thread_name(memory, &self.plan, thread);
+            found.name = name.map(|name| name.chars().take(MAX_THREAD_NAME).collect::<String>().into());
+        }
+        found.name.clone()
+    }
+
     /// Finds the interpreter through the first frame's code, for runtimes whose code leads to it.
     fn find_interpreter(
         &mut self,

@@ -99,12 +99,14 @@ pub(crate) struct StackOwner {
 }
 
 /// Results of a walk besides the steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WalkResult {
     /// The system call that the task was in.
     pub syscall: Option<u32>,
     /// The kernel's stack was followed to where the kernel was entered from user mode.
     pub from_user: bool,
+    /// Name of the thread that only its runtime knows.
+    pub thread_name: Option<Arc<str>>,
 }
 
 /// Time between waits for unknown code after one that brought nothing, as a multiple of that wait.
@@ -245,7 +247,8 @@ impl StackWalker {
                 copy.task_pt_regs()
             }
         };
-        let walked = WalkResult { syscall: None, from_user: matches!(end, WalkEnd::User(_)) };
+        let from_user = matches!(end, WalkEnd::User(_));
+        let mut walked = WalkResult { from_user, ..WalkResult::default() };
         let Some(user) = user else { return walked };
         let left = self.depth.saturating_sub(steps.len());
         if let Some(owner) = owner.filter(|owner| !owner.task.kernel_thread) {
@@ -253,7 +256,7 @@ impl StackWalker {
                 steps.push(StackStep::Reason { of: ReasonSubject::User, why: NEXT_TASK.to_owned() });
                 return walked;
             };
-            self.walk_user(&user, copy, (&owner, root), left, steps, batch);
+            walked.thread_name = self.walk_user(&user, copy, (&owner, root), left, steps, batch);
         }
         WalkResult { syscall: user.system_call().filter(|_| !copy.is_user_mode()), ..walked }
     }
@@ -264,6 +267,7 @@ impl StackWalker {
         self.unwinder.as_ref()?.returned_to(copy)
     }
 
+    /// Walks the program's part; returns the name of the thread that only its runtime knows.
     fn walk_user(
         &mut self,
         user: &UserRegisters,
@@ -272,7 +276,7 @@ impl StackWalker {
         limit: usize,
         steps: &mut Vec<StackStep>,
         batch: &mut Batch,
-    ) {
+    ) -> Option<Arc<str>> {
         let space =
             self.spaces.get(owner, VirtAddr(user.registers.rip), &self.source, &mut self.files, batch);
         // A program that exec has replaced, or a process that ends, no longer has a stack; its saved
@@ -280,7 +284,7 @@ impl StackWalker {
         let replaced = user.system_call().is_some_and(|number| EXEC.contains(&number))
             && space.lacks(VirtAddr(user.registers.rip));
         if !copy.is_user_mode() && (replaced || space.missing() == Some(&Missing::NoUserMemory)) {
-            return;
+            return None;
         }
         let is_runtime = |file: &FileEntry| RuntimeBinary::may_be(file.name());
         let mut runtime = self.runtimes.get(
@@ -337,10 +341,10 @@ impl StackWalker {
             self.users.walk(&user.registers, copy, &images, limit, &mut push)
         };
         // Both in one process: the native frames would no longer be the steps.
-        if let Some(runtime) = runtime.as_mut().filter(|_| generated.is_none()) {
+        let thread_name = runtime.as_mut().filter(|_| generated.is_none()).and_then(|runtime| {
             let natives = (natives.as_slice(), end == UserEnd::Complete);
-            runtime.insert(copy.notes(), natives, (space, &self.source), (steps, first));
-        }
+            runtime.insert(copy.notes(), natives, (space, &self.source), (steps, first))
+        });
         let reason = match end {
             UserEnd::Complete => doubt.map(|doubt| (ReasonSubject::Doubt, doubt.to_string())),
             UserEnd::Broken(why) => {
@@ -352,5 +356,6 @@ impl StackWalker {
         };
         steps.extend(reason.map(|(of, why)| StackStep::Reason { of, why }));
         self.files.take_loaded(&mut batch.files);
+        thread_name
     }
 }

@@ -287,6 +287,14 @@ pub struct ProfileFigures {
     pub emulated: bool,
 }
 
+/// Runs a guest with init and kernel of the demo image, which start in seconds.
+pub fn run_with_demo_kernel(guest: Guest) -> Run {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let (kernel, initrd) = kernel_of(&images().join("demo.img"), directory.path());
+    let options = ["--kernel".as_ref(), kernel.as_os_str(), "--initrd".as_ref(), initrd.as_os_str()];
+    guest.options(options).run().succeeded()
+}
+
 impl CorpusProgram {
     /// Returns the program of this name.
     ///
@@ -305,10 +313,7 @@ impl CorpusProgram {
         if self.command.contains(SERVERS) {
             return guest.run().succeeded();
         }
-        let directory = tempfile::tempdir().expect("a temporary directory");
-        let (kernel, initrd) = kernel_of(&images().join("demo.img"), directory.path());
-        let options = ["--kernel".as_ref(), kernel.as_os_str(), "--initrd".as_ref(), initrd.as_os_str()];
-        guest.options(options).run().succeeded()
+        run_with_demo_kernel(guest)
     }
 
     /// Reads the figures from its profile.

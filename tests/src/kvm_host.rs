@@ -18,6 +18,7 @@ use std::any::Any;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -107,8 +108,16 @@ impl ProfilerRun {
 /// # Panics
 /// `test` panics.
 pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
+    on_kvm_host_with(None, test);
+}
+
+/// Calls `test` like [`on_kvm_host`], with a host that has another disk, `/dev/vdd`.
+///
+/// # Panics
+/// `test` panics.
+pub fn on_kvm_host_with(disk: Option<&Path>, test: impl Fn(&mut KvmHost)) {
     for repeat in 0.. {
-        let Err((failure, panic)) = once_on_kvm_host(&test) else { return };
+        let Err((failure, panic)) = once_with(disk, &test) else { return };
         if repeat == REPEATS {
             resume_unwind(panic);
         }
@@ -124,7 +133,14 @@ pub fn on_kvm_host(test: impl Fn(&mut KvmHost)) {
 /// # Panics
 /// `test` panics, and the emulation has not failed.
 pub fn once_on_kvm_host(test: impl Fn(&mut KvmHost)) -> Result<(), (EmulationFailure, Box<dyn Any + Send>)> {
-    let mut host = KvmHost::boot();
+    once_with(None, test)
+}
+
+fn once_with(
+    disk: Option<&Path>,
+    test: impl Fn(&mut KvmHost),
+) -> Result<(), (EmulationFailure, Box<dyn Any + Send>)> {
+    let mut host = KvmHost::boot(disk);
     catch_unwind(AssertUnwindSafe(|| {
         host.prepare();
         test(&mut host);
@@ -136,7 +152,7 @@ pub fn once_on_kvm_host(test: impl Fn(&mut KvmHost)) -> Result<(), (EmulationFai
 }
 
 impl KvmHost {
-    fn boot() -> Self {
+    fn boot(disk: Option<&Path>) -> Self {
         let turn = GuestTurn::alone();
         let directory = tempfile::tempdir().expect("a temporary directory");
         let image = images().join("kvm-host.img");
@@ -156,7 +172,8 @@ impl KvmHost {
             .arg(format!("socket,id=port,server=on,wait=off,path={}", port.display()))
             .args(["-device", "virtio-serial-pci", "-device", "virtserialport,chardev=port"])
             .stdin(Stdio::null());
-        for file in [&image, &images().join("demo.img"), vprof()] {
+        let demo = images().join("demo.img");
+        for file in [image.as_path(), &demo, vprof()].into_iter().chain(disk) {
             qemu.arg("-drive").arg(format!("file={},if=virtio,format=raw,readonly=on", file.display()));
         }
         // SAFETY: prctl takes numbers here and is async-signal-safe; nothing else happens between fork and
@@ -244,6 +261,14 @@ impl KvmHost {
     /// # Panics
     /// The guest does not come up.
     pub fn guest(&mut self, name: &str, options: &str, script: &str) {
+        self.guest_on("/dev/vdb", name, options, script);
+    }
+
+    /// Boots another disk with the kernel and the initrd of the demo image, like [`KvmHost::guest`].
+    ///
+    /// # Panics
+    /// The guest does not come up.
+    pub fn guest_on(&mut self, disk: &str, name: &str, options: &str, script: &str) {
         let archive = guest_images::command_archive(["sh", "-c", script]).expect("a short command");
         let octal: String = archive.iter().map(|byte| format!("\\{byte:03o}")).collect();
         self.must(&format!("printf '{octal}' | cat /run/initrd - >/run/{name}.initrd"));
@@ -251,7 +276,7 @@ impl KvmHost {
             name,
             &format!(
                 "-kernel vmlinuz -initrd {name}.initrd -append 'root=/dev/vda ro console=ttyS0 quiet panic=-1' \
-                 -drive file=/dev/vdb,if=virtio,format=raw,readonly=on {options}"
+                 -drive file={disk},if=virtio,format=raw,readonly=on {options}"
             ),
         );
         self.wait_for_console(name, 1, "ready");

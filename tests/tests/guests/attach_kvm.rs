@@ -1,6 +1,7 @@
 //! `vprof attach` to guests under QEMU with KVM, and under vprof, on an emulated host.
 
-use vprof_tests::{KvmHost, Run, on_kvm_host};
+use vprof_tests::language::{JAVA, LanguageProgram, PYTHON};
+use vprof_tests::{KvmHost, Run, images, on_kvm_host, on_kvm_host_with};
 
 use crate::attach::assert_split;
 
@@ -296,6 +297,61 @@ fn bad_moments_of_a_guest() {
         assert_ended(host.finish(ended), "process has ended");
         assert_refused(host.attached("$(cat /run/web.pid)"), "there is no process");
         assert_refused(host.attached("1"), "runs no virtual machine: it has no KVM vCPU");
+    });
+}
+
+/// Starts a guest that runs a program in a managed language; `disk` is its root.
+fn start_language(host: &mut KvmHost, (program, disk): (&LanguageProgram, &str), seconds: u32) -> bool {
+    let Some(script) = program.script(seconds) else { return false };
+    host.guest_on(disk, "web", "-m 700 -smp 1", &format!("echo ready; ({script}); sleep 900"));
+    true
+}
+
+/// Returns what the guest's program has printed, once it has ended.
+fn printed(host: &mut KvmHost) -> String {
+    host.wait_until("[ $(grep -c '^phase ' /run/web.console) -ge 5 ]");
+    host.must("sleep 1; cat /run/web.console")
+}
+
+#[test]
+#[ignore = "a separate emulated host: --all"]
+fn functions_of_python_by_stops_and_native_ones_without() {
+    on_kvm_host(|host| {
+        start_language(host, (&PYTHON, "/dev/vdb"), 40);
+        host.must("sleep 5");
+        let by = |host: &mut KvmHost, engine: &str| {
+            host.attached(&format!("--name web -d 12s -F 100 --disk /dev/vdb --engine {engine}")).succeeded()
+        };
+        let run = by(host, "ptrace");
+        let without = by(host, "bpf");
+        PYTHON.assert_shares(&run, &printed(host));
+        PYTHON.assert_complete(&run);
+        PYTHON.assert_lines(&run);
+        let rows = without.report_with(&["--by", "function", "--process", "python3"]).rows();
+        let has = |name: &str| rows.iter().any(|row| row.name == name);
+        assert!(has("_PyEval_EvalFrameDefault") && !has("work"), "{rows:?}");
+    });
+}
+
+#[test]
+#[ignore = "a separate emulated host: --all"]
+fn functions_of_java_by_both_engines() {
+    let image = images().join("corpus-bookworm.img");
+    on_kvm_host_with(Some(&image), |host| {
+        if !start_language(host, (&JAVA, "/dev/vdd"), 40) {
+            return;
+        }
+        // The virtual machine starts.
+        host.must("sleep 20");
+        let runs = ["ptrace", "bpf"].map(|engine| {
+            host.attached(&format!("--name web -d 12s -F 100 --disk /dev/vdd --engine {engine}")).succeeded()
+        });
+        let printed = printed(host);
+        for run in &runs {
+            JAVA.assert_shares(run, &printed);
+            JAVA.assert_complete(run);
+            JAVA.assert_lines(run);
+        }
     });
 }
 

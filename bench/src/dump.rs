@@ -27,8 +27,22 @@ const MOMENT_LIMIT: Duration = Duration::from_secs(60);
 /// Memory that a counting guest has for itself, bytes; a sample reads nothing there.
 pub const LOW: u64 = 4 << 20;
 /// Command that makes deep stacks of both kinds: a shell that calls itself 20 times writes files.
-const COMMAND: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
+const SHELL: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
                        echo begun; f 4";
+
+/// Command in Python that makes deep stacks of functions and writes a file, with [`PYTHON_FUNCTIONS`] functions.
+const PYTHON: &str = r#"
+def f(n):
+    if n:
+        return f(n - 1)
+    print("begun", flush=True)
+    while True:
+        with open("/var/tmp/x", "w") as file:
+            file.write("x")
+f(18)
+"#;
+/// Functions on the stack of the command in Python, with the code outside of functions.
+pub const PYTHON_FUNCTIONS: u32 = 20;
 
 /// A guest under QEMU; ends with its scope.
 pub struct QemuGuest {
@@ -39,8 +53,17 @@ pub struct QemuGuest {
 }
 
 impl QemuGuest {
-    /// Boots the demo image and waits until its command runs. All files are written to `directory`.
+    /// Boots the demo image and waits until a shell in it runs. All files are written to `directory`.
     pub fn boot(directory: &Path) -> anyhow::Result<Self> {
+        Self::boot_with(directory, &["bash", "-c", SHELL])
+    }
+
+    /// Boots the demo image in the same way with a program in Python.
+    pub fn boot_python(directory: &Path) -> anyhow::Result<Self> {
+        Self::boot_with(directory, &["python3", "-c", PYTHON])
+    }
+
+    fn boot_with(directory: &Path, command: &[&str]) -> anyhow::Result<Self> {
         let image = vprof_tests::images().join("demo.img");
         let [socket, console, ram, kernel, initrd] =
             ["monitor", "console", "ram", "kernel", "initrd"].map(|name| directory.join(name));
@@ -48,7 +71,7 @@ impl QemuGuest {
         fs::write(&kernel, disk.read("/boot/vmlinuz")?)?;
         let mut archives = disk.read("/boot/initrd.img")?;
         archives.resize(archives.len().next_multiple_of(guest_images::ALIGNMENT), 0);
-        archives.extend(guest_images::command_archive(["bash", "-c", COMMAND])?);
+        archives.extend(guest_images::command_archive(command)?);
         fs::write(&initrd, archives)?;
         let qemu = guest_images::find_program("qemu-system-x86_64").context("no qemu-system-x86_64")?;
         let child = Command::new(qemu)
@@ -156,6 +179,9 @@ fn registers(text: &str) -> anyhow::Result<(kvm_regs, kvm_sregs)> {
         efer: get("EFER=")?,
         ..kvm_sregs::default()
     };
+    let (_, fs) = text.split_once("FS =").context("no FS in QEMU's registers")?;
+    // Its selector, then its base.
+    sregs.fs.base = value(fs, " ")?;
     sregs.cs.l = 1;
     sregs.ss.dpl = u8::try_from(get("CPL=")?)?;
     Ok((regs, sregs))

@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use profile::clock::{ClockKind, Intervals};
-use profile::rows::SampleRow;
+use profile::rows::{FrameKind, SampleRow};
 use profile::{Batch, Sink, SinkError};
 use sampler::bench::{ChangedSampler, StoppedGuest};
 use sampler::{RecordingConfig, Session, SessionConfig, VcpuSampler};
+use symbols::names::OpenFiles;
 use vmm::{Exit, GuestMemoryMmap, Machine, Observer, Tick, TickContext, VmConfig, monotonic_ns};
 
 use crate::dump;
@@ -64,6 +65,8 @@ fn serve_stopped(
 pub struct CountingSink {
     tasks: Arc<AtomicU64>,
     stacks: Arc<AtomicU64>,
+    /// Functions of a managed language that were new.
+    functions: Arc<AtomicU64>,
 }
 
 impl CountingSink {
@@ -79,6 +82,8 @@ impl Sink for CountingSink {
             |is: &dyn Fn(&SampleRow) -> bool| batch.samples.iter().filter(|row| is(row)).count() as u64;
         self.tasks.fetch_add(count(&|row| row.instance.is_some()), Ordering::Relaxed);
         self.stacks.fetch_add(count(&|row| row.stack.is_some()), Ordering::Relaxed);
+        let functions = batch.frames.iter().filter(|frame| frame.kind == FrameKind::Managed).count();
+        self.functions.fetch_add(functions as u64, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -186,6 +191,17 @@ fn sampled(
     stack_depth: usize,
     stopped: &StoppedGuest,
 ) -> MeasuredObserver<ChangedSampler<StoppedRegisters>> {
+    let (measured, _) = sampled_with(rate_hz, stack_depth, stopped, symbols::names::no_files());
+    measured
+}
+
+/// Measures samples likewise, in a guest whose disk has `files`; also returns the sink.
+fn sampled_with(
+    rate_hz: f64,
+    stack_depth: usize,
+    stopped: &StoppedGuest,
+    files: OpenFiles,
+) -> (MeasuredObserver<ChangedSampler<StoppedRegisters>>, CountingSink) {
     let config = SessionConfig {
         vcpus: 1,
         recording: RecordingConfig { rate_hz, seed: SEED, stack_depth, ..RecordingConfig::default() },
@@ -193,7 +209,7 @@ fn sampled(
     };
     let sink = CountingSink::default();
     let (mut session, mut samplers) =
-        Session::new(config, Box::new(sink.clone()), symbols::names::no_files());
+        Session::new(config, Box::new(sink.clone()), files);
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
     let inner = ChangedSampler::new(samplers.remove(0), (stopped.regs, stopped.sregs), serve_stopped);
     let measured = turn(inner, None, |memory| {
@@ -210,7 +226,42 @@ fn sampled(
     assert_eq!(totals.lost, 0, "the ring is never full here");
     assert!(counted > 0, "samples arrive");
     assert!(complete.load(Ordering::Relaxed) >= counted, "{sink:?}: not all of {counted} are complete");
-    measured
+    (measured, sink)
+}
+
+/// Measures a sample of a thread in Python against the same one without the thread's functions, as of a
+/// thread that is in no interpreter; `files` are those of the guest's disk.
+///
+/// # Errors
+/// Returns an error if there is no KVM to measure on.
+pub fn managed(stopped: &StoppedGuest, files: &OpenFiles) -> anyhow::Result<TableRow> {
+    vmm::kvm_check::open()?;
+    let mut without = stopped.clone();
+    without.sregs.fs.base = 0;
+    let (mut ratios, mut all) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for round in 0..ROUNDS {
+        let one = |stopped: &StoppedGuest, has_functions: bool| {
+            let (measured, sink) = sampled_with(1000.0, DEPTH, stopped, Arc::clone(files));
+            let functions = sink.functions.load(Ordering::Relaxed);
+            assert_eq!(functions > 0, has_functions, "{functions} functions of Python");
+            measured.gap()
+        };
+        let mut gaps = [0.0; 2];
+        // They take turns in being first.
+        for which in [round % 2, 1 - round % 2] {
+            gaps[which] = one([stopped, &without][which], which == 0);
+        }
+        ratios.push(gaps[0] / gaps[1]);
+        all[0].push(gaps[0]);
+        all[1].push(gaps[1]);
+    }
+    let what = "exit to re-entry: sample of a thread in Python / the same with stacks alone";
+    Ok(TableRow::ratio(what, median(&ratios), "at most 1.5").detail(format!(
+        "{:.2} us / {:.2} us; {} functions",
+        median(&all[0]) / 1000.0,
+        median(&all[1]) / 1000.0,
+        dump::PYTHON_FUNCTIONS
+    )))
 }
 
 /// A turn of the counting guest.

@@ -42,7 +42,8 @@ fn main() -> anyhow::Result<()> {
             Some("attached-wall") => attached_wall::measure(path),
             _ => bail!(
                 "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attached-wall on/PID|off/PID, or bench attach, or bench crowd VCPUS"
+                 or bench attached-wall on/PID|off/PID, or bench attach, or bench managed, \
+                 or bench crowd VCPUS"
             ),
         };
     }
@@ -51,6 +52,11 @@ fn main() -> anyhow::Result<()> {
     {
         let rate = rate.to_str().and_then(|rate| rate.parse().ok()).context("the rate is not a number")?;
         return attached::counting(Path::new(ram), rate);
+    }
+    if arguments == ["managed"] {
+        println!("{}", table::HEADER);
+        print(&[managed()?]);
+        return Ok(());
     }
     if arguments == ["attach"] {
         let directory = tempfile::tempdir()?;
@@ -72,6 +78,7 @@ fn main() -> anyhow::Result<()> {
     match &kick_rows {
         Ok(rows) => {
             print(rows);
+            print(&[managed()?]);
             print(&wall::rows()?);
         }
         Err(reason) => eprintln!("SKIPPED what needs KVM: {reason}"),
@@ -85,6 +92,15 @@ fn main() -> anyhow::Result<()> {
         attached::measure(&stopped, directory.path(), print)?;
     }
     Ok(())
+}
+
+/// Measures the functions of a managed language in a sample, on another guest.
+fn managed() -> anyhow::Result<table::TableRow> {
+    let directory = tempfile::tempdir()?;
+    let mut running = dump::QemuGuest::boot_python(directory.path())?;
+    let (stopped, files) = (running.stop()?, running.files());
+    drop(running);
+    kick::managed(&stopped, &files)
 }
 
 /// Prints rows as soon as they are known: a measurement that fails takes no other with it.

@@ -30,7 +30,7 @@ pub const LOW: u64 = 4 << 20;
 const SHELL: &str = "f() { if (($1 > 0)); then f $(($1 - 1)); else while :; do echo x >/var/tmp/$RANDOM; done; fi; }; \
                        echo begun; f 4";
 
-/// Command in Python that makes deep stacks of functions and writes a file, with [`PYTHON_FUNCTIONS`] functions.
+/// Command in Python that writes a file, with [`PYTHON_FUNCTIONS`] functions on its stack.
 const PYTHON: &str = r#"
 def f(n):
     if n:

@@ -208,8 +208,7 @@ fn sampled_with(
         meta: Vec::new(),
     };
     let sink = CountingSink::default();
-    let (mut session, mut samplers) =
-        Session::new(config, Box::new(sink.clone()), files);
+    let (mut session, mut samplers) = Session::new(config, Box::new(sink.clone()), files);
     let complete = if stack_depth == 0 { &sink.tasks } else { &sink.stacks };
     let inner = ChangedSampler::new(samplers.remove(0), (stopped.regs, stopped.sregs), serve_stopped);
     let measured = turn(inner, None, |memory| {

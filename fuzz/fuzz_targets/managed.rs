@@ -24,6 +24,8 @@ fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base
     let registers = ThreadRegisters { fs_base, stack_pointer: php::STACK };
     let hint = runtime.thread(memory, registers, None);
     let Some(thread) = runtime.thread(memory, registers, hint.or(Some(VirtAddr(BASE)))) else { return };
+    let name = names.thread_name(memory, &runtime, thread);
+    assert!(name.is_none_or(|name| name.chars().count() <= 1024));
     let mut words = Vec::new();
     runtime.walk(memory, thread, |word| {
         words.push(word);
@@ -107,7 +109,7 @@ fn javascript(version: v8::Version, changes: &[u8]) {
 /// thread that has frames.
 fn processes() -> impl Iterator<Item = (RuntimeBinary, FlatMemory, u64)> {
     let python = fixture::VERSIONS.into_iter().map(|version| {
-        (RuntimeBinary::Python(fixture::binary(version)), fixture::python(version), fixture::FS_BASE)
+        (RuntimeBinary::Python(fixture::binary(version)), fixture::python_thread(version), fixture::FS_BASE)
     });
     let ruby = ruby::VERSIONS
         .into_iter()

@@ -9,7 +9,7 @@ use symbols::{LinkAddr, VirtAddr};
 
 use crate::ProcessMemory;
 use crate::python::PythonBinary;
-use crate::python::layout::{FrameChain, Instruction, PythonLayout};
+use crate::python::layout::{AttributeStorage, FrameChain, Instruction, PythonLayout};
 
 /// First address of the memory.
 pub const BASE: u64 = 0x1_0000;
@@ -28,6 +28,9 @@ pub const VERSIONS: [(u8, u8); 6] = [(3, 9), (3, 10), (3, 11), (3, 12), (3, 13),
 pub const NAMES: [&str; 3] = ["inner", "middle", "outer"];
 /// Addresses on the native stack of the entries since 3.10, innermost first.
 pub const ENTRIES: [u64; 2] = [BASE + 0x6000, BASE + 0x6800];
+
+/// Name of the thread in [`python_thread`].
+pub const THREAD_NAME: &str = "pool number 1";
 
 const INTERPRETER: u64 = BASE + 0x1000;
 const THREADS: [u64; 2] = [BASE + 0x3000, BASE + 0x3400];
@@ -104,6 +107,64 @@ pub fn python(version: (u8, u8)) -> FlatMemory {
     memory
 }
 
+/// Returns the memory of [`python`], whose thread `threading` has started, with [`THREAD_NAME`].
+///
+/// # Panics
+/// The version is not in [`VERSIONS`].
+pub fn python_thread(version: (u8, u8)) -> FlatMemory {
+    let [object, class, keys, values, dict, strings] =
+        [0x7000, 0x7100, 0x7500, 0x7580, 0x7600, 0x7680].map(|offset| BASE + offset);
+    let mut memory = python(version);
+    let names = PythonLayout::new(version, &memory, RUNTIME).expect("a supported version").names;
+    write_string(&mut memory, names.ascii, CODES[2] + 0x200, "_bootstrap");
+    write_string(&mut memory, names.ascii, CODES[2] + 0x280, "/lib/threading.py");
+    let Some(threads) = names.threads else { return memory };
+    for (number, text) in (0..).zip(["_target", "_name", THREAD_NAME]) {
+        write_string(&mut memory, names.ascii, strings + number * 0x80, text);
+    }
+    memory.put(FRAMES[2] + u64::from(threads.locals), object);
+    memory.put(object + 8, class);
+    memory.put(class + u64::from(threads.cached_keys), keys);
+    // Two keys, 8 bytes of indices: with a hash, or of a class's objects.
+    let (entries, entry, key) = if threads.storage == AttributeStorage::Dict {
+        memory.put(keys + 8, 8);
+        memory.put(keys + 32, 2);
+        (keys + 48, 24, 8)
+    } else {
+        memory.write(keys + 8, &[3, 3, 2]);
+        memory.put(keys + 24, 2);
+        (keys + 40, 16, 0)
+    };
+    for number in 0..2 {
+        memory.put(entries + number * entry + key, strings + number * 0x80);
+    }
+    let mut first = values;
+    match threads.storage {
+        AttributeStorage::Dict => {
+            memory.put(class + 288, 16);
+            memory.put(object + 16, dict);
+            memory.put(dict + 32, keys);
+            memory.put(dict + 40, values);
+        }
+        AttributeStorage::Values => memory.put(object - 32, values),
+        AttributeStorage::Tagged => memory.put(object - 24, values - 1),
+        AttributeStorage::Inline => {
+            memory.write(object + 16, &[2, 2, 1, 1]);
+            first = object + 24;
+        }
+    }
+    memory.put(first + 8, strings + 0x100);
+    memory
+}
+
+/// Writes a string of ASCII.
+fn write_string(memory: &mut FlatMemory, ascii: u16, at: u64, text: &str) {
+    memory.put(at + 16, text.len() as u64);
+    // `state`: compact ASCII, with its characters after it.
+    memory.put(at + 32, 1 << 2 | 1 << 5 | 1 << 6);
+    memory.write(at + u64::from(ascii), text.as_bytes());
+}
+
 /// Writes what leads from the thread to its frames, and the frames' entries.
 fn write_chain(memory: &mut FlatMemory, layout: &PythonLayout) {
     let (thread, previous_frame) = (THREADS[1], u64::from(layout.walk.previous));
@@ -148,12 +209,8 @@ fn write_code(memory: &mut FlatMemory, layout: &PythonLayout, code: u64, name: &
     let names = layout.names;
     memory.put(code + 8, CODE_TYPE.0);
     let [text, file, lines] = [0x200, 0x280, 0x300].map(|offset| code + offset);
-    // Compact ASCII (`state`), with its characters after it.
-    for (at, string) in [(text, name.to_owned()), (file, format!("/{name}.py"))] {
-        memory.put(at + 16, string.len() as u64);
-        memory.put(at + 32, 1 << 2 | 1 << 5 | 1 << 6);
-        memory.write(at + u64::from(names.ascii), string.as_bytes());
-    }
+    write_string(memory, names.ascii, text, name);
+    write_string(memory, names.ascii, file, &format!("/{name}.py"));
     let table: &[u8] = match names.line_format {
         crate::python::layout::LineFormat::Lnotab => &[0, 1, 4, 1],
         crate::python::layout::LineFormat::Ranges => &[4, 1, 4, 1],

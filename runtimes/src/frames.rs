@@ -173,7 +173,9 @@ impl<P: FnMut(u64) -> bool> FrameWriter<P> {
     /// Adds the entry of the frames since the last one.
     pub(crate) fn entry(&mut self, place: EntryPlace) -> Result<(), WalkFailure> {
         let word = match place {
-            EntryPlace::Address(at) if at < LOWEST || at & THREAD != 0 => return Err(WalkFailure::Inconsistent),
+            EntryPlace::Address(at) if at < LOWEST || at & THREAD != 0 => {
+                return Err(WalkFailure::Inconsistent);
+            }
             EntryPlace::Address(at) => at | 1,
             EntryPlace::Interpreter => INTERPRETER,
             EntryPlace::Outermost => OUTERMOST,

@@ -32,9 +32,7 @@ mod thread_local;
 pub mod v8;
 
 pub use code::ManagedCode;
-pub use frames::{
-    EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure, thread_word,
-};
+pub use frames::{EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure, thread_word};
 pub use generated::{GeneratedFrames, GeneratedRules, GeneratedUnwinding, NativeManaged};
 pub use memory::ProcessMemory;
 pub use order::{NativeCode, NativeFrame, NativeStack, PlacedFrames, place};

@@ -172,8 +172,8 @@ impl RuntimePlan {
         }
     }
 
-    /// Returns the address above which the native stack of `thread` continues, if it has memory of the runtime
-    /// between its first frames and the others. Bounded reads, no allocation.
+    /// Returns the address above which the native stack of `thread` continues, if it has memory of the
+    /// runtime between its first frames and the others. Bounded reads, no allocation.
     pub fn stack_above(
         &self,
         memory: &impl ProcessMemory,
@@ -233,8 +233,8 @@ impl RuntimeNames {
         }
     }
 
-    /// Returns the name that the runtime has for `thread`, a state found by `plan`; `None` if it has none that
-    /// the kernel does not know. Bounded reads.
+    /// Returns the name that the runtime has for `thread`, a state found by `plan`; `None` if it has none
+    /// that the kernel does not know. Bounded reads.
     pub fn thread_name(
         &self,
         memory: &impl ProcessMemory,

@@ -5,8 +5,8 @@ use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot};
 use runtimes::ManagedFrame;
+use runtimes::hotspot::{HotspotBinary, JavaProcess, may_be_hotspot};
 use symbols::cfi::UserEnd;
 
 mod process;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use runtimes::v8::{V8Binary, V8Process, may_be_v8};
 use runtimes::ManagedFrame;
+use runtimes::v8::{V8Binary, V8Process, may_be_v8};
 use symbols::cfi::UserEnd;
 
 mod process;

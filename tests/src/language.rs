@@ -26,7 +26,7 @@ pub struct LanguageProgram {
     pub process: &'static str,
     /// Its command in the guest, where its file is in `/tmp`.
     pub command: &'static str,
-    /// What precedes the name of a function in a profile.
+    /// Start of the names of its functions in a profile.
     pub prefix: &'static str,
     /// Its source file, in tests/languages.
     file: &'static str,
@@ -141,7 +141,11 @@ impl LanguageProgram {
         let samples = |name: &str| report.row(name).total_samples;
         let all: i64 = phases.iter().map(|(name, _)| samples(name)).sum();
         for (name, seconds) in &phases {
-            println!("{name}: {} of {all} samples, {:.1} % by its clock", samples(name), 100.0 * seconds / total);
+            println!(
+                "{name}: {} of {all} samples, {:.1} % by its clock",
+                samples(name),
+                100.0 * seconds / total
+            );
             assert_share(name, samples(name), all, seconds / total);
         }
     }
@@ -150,8 +154,7 @@ impl LanguageProgram {
     /// recognised.
     pub fn measured(&self, run: &Run) -> Vec<NamedRow> {
         let measure = format!("{}measure", self.prefix);
-        let known =
-            ["--by", "function", "--process", self.process, "--mode", "user", "--symbol", &measure];
+        let known = ["--by", "function", "--process", self.process, "--mode", "user", "--symbol", &measure];
         run.report_with(&known).rows()
     }
 

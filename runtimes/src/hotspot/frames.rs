@@ -167,7 +167,8 @@ impl JavaProcess {
         if let Some(points) = self.places.get(&key) {
             return Some(Arc::clone(points));
         }
-        let points: Arc<[MethodPoint]> = read_scopes(memory, &self.layout, nmethod, &blob.code, offset)?.into();
+        let points: Arc<[MethodPoint]> =
+            read_scopes(memory, &self.layout, nmethod, &blob.code, offset)?.into();
         if self.places.len() >= REMEMBERED {
             self.places.clear();
         }

@@ -29,8 +29,8 @@ pub(super) struct MethodPoint {
     pub bytecode: Option<u32>,
 }
 
-/// Returns the methods at the instruction `offset` bytes after the start of `code`, innermost first; `None` if
-/// the tables contradict themselves.
+/// Returns the methods at the instruction `offset` bytes after the start of `code`, innermost first; `None`
+/// if the tables contradict themselves.
 ///
 /// Tables only have return addresses of calls and some other places. Another instruction is in the methods
 /// that the place before it and all places share that execution reaches next: by addresses alone, code of the

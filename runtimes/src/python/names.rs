@@ -44,7 +44,7 @@ impl PythonNames {
         self.layout.threads
     }
 
-    /// Returns name and file of the code object at `code`; `None` if it is none.
+    /// Returns name and file of the code object at `code`; `None` for another object.
     pub(super) fn function(&self, memory: &impl ProcessMemory, code: VirtAddr) -> Option<(String, String)> {
         let member = |offset: u16| memory.read_u64(code.checked_add(offset.into())?).map(VirtAddr);
         if memory.read_u64(code.checked_add(TYPE)?)? != self.code_type.0 {

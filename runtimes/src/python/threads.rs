@@ -153,3 +153,65 @@ impl Keys {
         memory.read_u64(at).map(VirtAddr)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::fixture::{self, BASE, FS_BASE, FlatMemory, SIZE, THREAD_NAME, VERSIONS};
+    use crate::{RuntimeNames, RuntimePlan};
+
+    fn found(version: (u8, u8), memory: &FlatMemory) -> (RuntimePlan, RuntimeNames) {
+        let (plan, names) = fixture::binary(version).plan(memory, 0).expect("a layout");
+        (RuntimePlan::Python(plan), RuntimeNames::Python(names))
+    }
+
+    /// Returns the name of the thread with frames.
+    fn name(version: (u8, u8), memory: &FlatMemory) -> Option<String> {
+        let (plan, names) = found(version, memory);
+        let thread = plan.thread(memory, crate::tests::thread(FS_BASE), None)?;
+        names.thread_name(memory, &plan, thread)
+    }
+
+    #[test]
+    fn a_thread_of_each_version_has_its_name() {
+        for version in VERSIONS {
+            let wanted = (version < (3, 14)).then_some(THREAD_NAME);
+            assert_eq!(name(version, &fixture::python_thread(version)).as_deref(), wanted, "{version:?}");
+            assert_eq!(name(version, &fixture::python(version)), None, "another function");
+        }
+    }
+
+    #[test]
+    fn attributes_may_have_been_moved_to_a_dict() {
+        for version in [(3, 11), (3, 12), (3, 13)] {
+            let mut memory = fixture::python_thread(version);
+            let (object, dict, strings) = (BASE + 0x7000, BASE + 0x7600, BASE + 0x7680);
+            memory.put(object - 32, 0);
+            memory.put(object - 24, dict);
+            // With its own keys and values.
+            let keys = BASE + 0x7e00;
+            memory.put(dict + 32, keys);
+            memory.write(keys + 8, &[3, 3, 1]);
+            memory.put(keys + 24, 1);
+            memory.put(keys + 40, strings + 0x80);
+            memory.put(keys + 48, strings + 0x100);
+            assert_eq!(name(version, &memory).as_deref(), Some(THREAD_NAME), "{version:?}");
+        }
+    }
+
+    #[test]
+    fn any_word_may_be_another_one() {
+        for version in VERSIONS {
+            let memory = fixture::python_thread(version);
+            let (plan, names) = found(version, &memory);
+            let thread = plan.thread(&memory, crate::tests::thread(FS_BASE), None).expect("a thread");
+            for at in (0..SIZE as u64).step_by(8) {
+                for word in [0, 1, u64::MAX, BASE, BASE + at, BASE + 0x7000, BASE + SIZE as u64 - 4] {
+                    let mut memory = memory.clone();
+                    memory.put(BASE + at, word);
+                    let name = names.thread_name(&memory, &plan, thread);
+                    assert!(name.is_none_or(|name| name.chars().count() <= 1024));
+                }
+            }
+        }
+    }
+}

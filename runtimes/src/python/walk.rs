@@ -162,7 +162,9 @@ impl PythonPlan {
             FrameChain::Objects { frame } | FrameChain::ObjectsWithCframes { frame, .. } => {
                 (pointer(thread, frame)?, false)
             }
-            FrameChain::Cframes { cframe, current, .. } => (pointer(pointer(thread, cframe)?, current)?, false),
+            FrameChain::Cframes { cframe, current, .. } => {
+                (pointer(pointer(thread, cframe)?, current)?, false)
+            }
             FrameChain::Shims { cframe, current, .. } => {
                 let holder = cframe.map_or(Some(thread), |cframe| pointer(thread, cframe))?;
                 (pointer(holder, current)?, true)

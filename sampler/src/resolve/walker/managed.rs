@@ -195,8 +195,8 @@ impl ManagedRuntimes {
 
 impl FoundRuntime {
     /// Inserts the frames in `words` into `steps`, whose frames from `first` on are `natives`; `is_whole` if
-    /// these reach to the thread's start. Adds the reason if managed frames are missing. Returns the name that
-    /// the runtime alone has for the thread.
+    /// these reach to the thread's start. Adds the reason if managed frames are missing. Returns the name
+    /// that the runtime alone has for the thread.
     pub(super) fn insert(
         &mut self,
         words: impl Iterator<Item = u64>,
@@ -258,11 +258,7 @@ impl FoundRuntime {
 
 impl RuntimeReader {
     /// Returns the name of a thread, read once; `None` while it cannot be read.
-    fn thread_name(
-        &mut self,
-        thread: VirtAddr,
-        memory: &impl runtimes::ProcessMemory,
-    ) -> Option<Arc<str>> {
+    fn thread_name(&mut self, thread: VirtAddr, memory: &impl runtimes::ProcessMemory) -> Option<Arc<str>> {
         if self.threads.len() >= MAX_THREADS {
             self.threads.clear();
         }

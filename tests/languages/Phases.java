@@ -77,6 +77,7 @@ public final class Phases {
 
     public static void main(String[] arguments) throws InterruptedException {
         int rounds = (int) (Double.parseDouble(arguments[0]) * 20);
+        System.out.println("begun");
         Thread[] threads = new Thread[2];
         for (int i = 0; i < threads.length; i++) {
             threads[i] = new Thread(() -> pool(rounds), "pool number " + i);

@@ -60,6 +60,7 @@ function measure(phase, seconds) {
   spent.set(phase.name, (spent.get(phase.name) || 0) + now() - start);
 }
 
+console.log('begun');
 for (let round = 0; round < Number(process.argv[2]) * 20; round++) {
   measure(plain, 0.012);
   measure(recursive, 0.008);

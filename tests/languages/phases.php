@@ -63,6 +63,7 @@ function measure($function, $seconds) {
     $spent[$function] = ($spent[$function] ?? 0) + now() - $start;
 }
 
+echo "begun\n";
 for ($round = 0; $round < (float) $argv[1] * 20; $round++) {
     measure('plain', 0.012);
     measure('recursive', 0.008);

@@ -57,6 +57,7 @@ def pool(rounds):
 
 rounds = int(float(sys.argv[1]) * 20)
 threads = [threading.Thread(target=pool, args=(rounds,), name="pool number %d" % i) for i in range(2)]
+print("begun", flush=True)
 for thread in threads:
     thread.start()
 for _ in range(rounds):

@@ -63,6 +63,8 @@ def pool(count)
   count.times { measure(:pooled, 0.01) }
 end
 
+puts "begun"
+$stdout.flush
 rounds = (Float(ARGV[0]) * 20).to_i
 threads = Array.new(2) { Thread.new { pool(rounds) } }
 rounds.times do

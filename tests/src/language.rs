@@ -1,8 +1,9 @@
 //! Programs in managed languages that measure the CPU time of their own functions, and what a profile of one
 //! must have.
 //!
-//! A program (tests/languages) prints `phase NAME SECONDS` for each of its functions that it measures, with
-//! the name that the function has in a profile. None of them calls another one, and `measure` calls all.
+//! A program (tests/languages) prints `begun`, and at its end `phase NAME SECONDS` for each function that it
+//! measures, with the name that the function has in a profile. None of them calls another one, and `measure`
+//! calls all.
 
 use std::path::Path;
 use std::process::Command;

@@ -300,17 +300,20 @@ fn bad_moments_of_a_guest() {
     });
 }
 
-/// Starts a guest that runs a program in a managed language; `disk` is its root.
+/// Starts a guest that runs a program in a managed language, and waits until it measures; `disk` is its root.
 fn start_language(host: &mut KvmHost, (program, disk): (&LanguageProgram, &str), seconds: u32) -> bool {
     let Some(script) = program.script(seconds) else { return false };
     host.guest_on(disk, "web", "-m 700 -smp 1", &format!("echo ready; ({script}); sleep 900"));
+    host.wait_for_console("web", 1, "begun");
+    host.must("sleep 5");
     true
 }
 
-/// Returns what the guest's program has printed, once it has ended.
+/// Returns what the guest's program has printed, once it has ended, of its first thread: the others end
+/// earlier, so their part of a shorter time is another one.
 fn printed(host: &mut KvmHost) -> String {
-    host.wait_until("[ $(grep -c '^phase ' /run/web.console) -ge 5 ]");
-    host.must("sleep 1; cat /run/web.console")
+    host.wait_until("[ $(grep -c '^phase ' /run/web.console) -ge 6 ]");
+    host.must("grep -v pooled /run/web.console")
 }
 
 #[test]
@@ -318,12 +321,11 @@ fn printed(host: &mut KvmHost) -> String {
 fn functions_of_python_by_stops_and_native_ones_without() {
     on_kvm_host(|host| {
         start_language(host, (&PYTHON, "/dev/vdb"), 40);
-        host.must("sleep 5");
-        let by = |host: &mut KvmHost, engine: &str| {
-            host.attached(&format!("--name web -d 12s -F 100 --disk /dev/vdb --engine {engine}")).succeeded()
+        let by = |host: &mut KvmHost, words: &str| {
+            host.attached(&format!("--name web -F 200 --disk /dev/vdb {words}")).succeeded()
         };
-        let run = by(host, "ptrace");
-        let without = by(host, "bpf");
+        let run = by(host, "-d 20s --engine ptrace");
+        let without = by(host, "-d 5s --engine bpf");
         PYTHON.assert_shares(&run, &printed(host));
         PYTHON.assert_complete(&run);
         PYTHON.assert_lines(&run);
@@ -338,13 +340,11 @@ fn functions_of_python_by_stops_and_native_ones_without() {
 fn functions_of_java_by_both_engines() {
     let image = images().join("corpus-bookworm.img");
     on_kvm_host_with(Some(&image), |host| {
-        if !start_language(host, (&JAVA, "/dev/vdd"), 40) {
+        if !start_language(host, (&JAVA, "/dev/vdd"), 60) {
             return;
         }
-        // The virtual machine starts.
-        host.must("sleep 20");
         let runs = ["ptrace", "bpf"].map(|engine| {
-            host.attached(&format!("--name web -d 12s -F 100 --disk /dev/vdd --engine {engine}")).succeeded()
+            host.attached(&format!("--name web -d 20s -F 200 --disk /dev/vdd --engine {engine}")).succeeded()
         });
         let printed = printed(host);
         for run in &runs {

@@ -9,6 +9,7 @@ use profile::report::{
     Timehist, TreeRequest, TripReport,
 };
 use profile::{Filter, Profile, Report, Sort};
+use serde::Serialize;
 use text::csv::Formulas;
 
 use crate::args::ReportArgs;
@@ -92,16 +93,26 @@ pub fn command(args: &ReportArgs) -> Result<ExitCode, Error> {
     Ok(ExitCode::Done)
 }
 
+/// Prints a report as JSON, or as the page that `render` makes of it with the rows of `-n`.
+fn print<T: Serialize>(
+    args: &ReportArgs,
+    report: &T,
+    default_rows: usize,
+    render: impl FnOnce(&T, usize, PageLayout) -> String,
+) -> Result<ExitCode, Error> {
+    if args.json {
+        write_json(report)?;
+    } else {
+        let rows = all_for_zero(args.rows.unwrap_or(default_rows));
+        page(&render(report, rows, PageLayout::stdout()))?;
+    }
+    Ok(ExitCode::Done)
+}
+
 /// `report --boot`.
 fn boot_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     let boot = Boot::read(&Profile::open(&args.profile)?)?;
-    if args.json {
-        write_json(&boot)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        page(&boot::render(&boot, rows, PageLayout::stdout()))?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &boot, SUMMARY_ROWS, boot::render)
 }
 
 /// `report --exact`.
@@ -123,14 +134,7 @@ fn exact_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     }
     let profile = Profile::open(&args.profile)?;
     let report = ExactReport::read(&profile, &args.filter.process)?;
-    if args.json {
-        write_json(&report)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        let text = exact::render(&report, rows, PageLayout::stdout());
-        page(&text)?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &report, SUMMARY_ROWS, exact::render)
 }
 
 /// `report --exact --timehist`.
@@ -158,53 +162,28 @@ fn timehist_report(args: &ReportArgs) -> Result<ExitCode, Error> {
 fn trip_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let report = TripReport::read(&profile, &args.to_filter())?;
-    if args.json {
-        write_json(&report)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        page(&trips::render(&report, rows, PageLayout::stdout()))?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &report, SUMMARY_ROWS, trips::render)
 }
 
 /// `report --states`.
 fn state_report(args: &ReportArgs, source: SourceChoice) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let report = StateReport::read(&profile, &args.to_filter(), source)?;
-    if args.json {
-        write_json(&report)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        let text = states::render(&report, rows, PageLayout::stdout());
-        page(&text)?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &report, SUMMARY_ROWS, states::render)
 }
 
 /// `report --host`.
 fn host_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let report = HostReport::read(&profile, &args.to_filter())?;
-    if args.json {
-        write_json(&report)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(HOST_ROWS));
-        page(&host::render(&report, rows, PageLayout::stdout()))?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &report, HOST_ROWS, host::render)
 }
 
 /// `report --memory-use`.
 fn memory_report(args: &ReportArgs) -> Result<ExitCode, Error> {
     let profile = Profile::open(&args.profile)?;
     let report = MemoryReport::read(&profile, &args.to_filter())?;
-    if args.json {
-        write_json(&report)?;
-    } else {
-        let rows = all_for_zero(args.rows.unwrap_or(SUMMARY_ROWS));
-        page(&memory::render(&report, rows, PageLayout::stdout()))?;
-    }
-    Ok(ExitCode::Done)
+    print(args, &report, SUMMARY_ROWS, memory::render)
 }
 
 fn request(args: &ReportArgs) -> Request {

@@ -5,7 +5,7 @@ use std::io::{self, Write as _};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use profile::live::{SharedTables, StackFunction, Tables};
-use profile::rows::{Batch, SampleRow};
+use profile::rows::{Batch, Charged, SampleRow};
 use profile::watch::{
     Alert, AlertStep, BlockedTask, WatchCondition, WatchReport, WatchedTask, unjudged_sentence,
 };
@@ -148,7 +148,10 @@ impl TaskJson {
                 tid,
                 kernel_thread: row.kernel_thread,
             },
-            None => Self { comm: "[unknown]".to_owned(), pid: 0, instance: 0, tid, kernel_thread: false },
+            None => {
+                let comm = Charged::Unknown.name().to_owned();
+                Self { comm, pid: 0, instance: 0, tid, kernel_thread: false }
+            }
         }
     }
 

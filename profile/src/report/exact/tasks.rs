@@ -9,6 +9,7 @@ use super::{
     CpuParts, Delays, Key, OffCpu, Stacks, StateTime, Task, TaskStates, Wakeup, count, key, part, seconds,
 };
 use crate::report::is_process;
+use crate::report::tables::UNKNOWN;
 
 /// Tasks by their keys.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ impl Names {
     /// Returns the task; the idle tasks have no instance.
     pub(super) fn task(&self, (instance, tid): Key) -> Cow<'_, Task> {
         let unknown = || {
-            let comm = if instance == 0 { "[idle]" } else { "[unknown]" }.to_owned();
+            let comm = if instance == 0 { "[idle]" } else { UNKNOWN }.to_owned();
             Cow::Owned(Task { comm, tid, ..Task::default() })
         };
         self.0.get(&(instance, tid)).map_or_else(unknown, Cow::Borrowed)

@@ -51,13 +51,18 @@ pub fn cost(args: &RunArgs, host: &Host) -> Option<Cost> {
     }
     // A host whose KVM does not run the small machine shows that when the guest starts.
     let exit = if matches!(host, Host::Kvm) { vmm::kvm_check::exit_time().ok() } else { None };
-    let cost = match exit {
-        Some(exit) => format!("{} here (measured)", units::seconds(exit.as_secs_f64())),
-        None => "100 us here, where the virtualization is emulated,".to_owned(),
+    Some(Cost { exit, sentence: sentence(host, exit) })
+}
+
+fn sentence(host: &Host, exit: Option<Duration>) -> String {
+    let cost = match (host, exit) {
+        (_, Some(exit)) => format!("about {} here (measured)", units::seconds(exit.as_secs_f64())),
+        (Host::Kvm, None) => "an exit to vprof, which could not be timed here,".to_owned(),
+        (Host::Portable(_) | Host::Tcg(_), None) => {
+            "about 100 us here, where the virtualization is emulated,".to_owned()
+        }
     };
-    let sentence =
-        format!("each call of a watched function (--trip) costs its vCPU about {cost} and its record");
-    Some(Cost { exit, sentence })
+    format!("each call of a watched function (--trip) costs its vCPU {cost} and its record")
 }
 
 #[cfg(test)]
@@ -86,5 +91,14 @@ mod tests {
         let refused = check(&run(&named(17))).unwrap_err().to_string();
         assert_eq!(refused, "--trip names 17 functions: give at most 16");
         assert!(cost(&run(&[]), &Host::Kvm).is_none());
+    }
+
+    #[test]
+    fn a_cost_without_a_measurement_is_not_that_of_an_emulation() {
+        let measured = sentence(&Host::Kvm, Some(Duration::from_micros(15)));
+        assert!(measured.contains("costs its vCPU about 15 us here (measured) and its record"), "{measured}");
+        let failed = sentence(&Host::Kvm, None);
+        assert!(failed.contains("an exit to vprof, which could not be timed here"), "{failed}");
+        assert!(!failed.contains("emulated"), "{failed}");
     }
 }

@@ -306,18 +306,7 @@ fn add_memory(batch: &mut Batch) {
             (MemoryKind::Group, "/system.slice", 0, 52),
             (MemoryKind::File, "/usr/lib/libc.so.6", 0, 2),
         ] {
-            let (name, bytes) = (name.to_owned(), mib * MIB);
-            let (anonymous, file, swap) = (None, None, None);
-            batch.memory_uses.push(MemoryUseRow {
-                reading: id,
-                kind,
-                name,
-                pid,
-                bytes,
-                anonymous,
-                file,
-                swap,
-            });
+            batch.memory_uses.push(MemoryUseRow { pid, ..MemoryUseRow::new(id, kind, name, mib * MIB) });
         }
     }
 }

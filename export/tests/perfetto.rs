@@ -188,18 +188,7 @@ fn write(path: &Path) {
             ..MemoryReadingRow::default()
         });
         for (kind, name, pid) in [(MemoryKind::Part, "free", 0), (MemoryKind::Process, "twice", 100)] {
-            let (name, bytes) = (name.to_owned(), id * 4_096);
-            let (anonymous, file, swap) = (None, None, None);
-            batch.memory_uses.push(MemoryUseRow {
-                reading: id,
-                kind,
-                name,
-                pid,
-                bytes,
-                anonymous,
-                file,
-                swap,
-            });
+            batch.memory_uses.push(MemoryUseRow { pid, ..MemoryUseRow::new(id, kind, name, id * 4_096) });
         }
     }
     batch.events.push(EventRow { time_ns: 1, kind: "mark".to_owned(), text: "warm".to_owned() });

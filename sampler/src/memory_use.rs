@@ -169,16 +169,7 @@ fn add_rows(reading: u64, time_ns: u64, read: &MemoryReading, batch: &mut Batch)
         swap_used: swap_used.map(|(total, free)| total.saturating_sub(free)),
         cost_ns: read.cost_ns,
     });
-    let row = |kind, name: &str, bytes| MemoryUseRow {
-        reading,
-        kind,
-        name: clean::printable(name),
-        pid: 0,
-        bytes,
-        anonymous: None,
-        file: None,
-        swap: None,
-    };
+    let row = |kind, name: &str, bytes| MemoryUseRow::new(reading, kind, clean::printable(name), bytes);
     let rows = &mut batch.memory_uses;
     rows.extend(counters.parts().map(|(part, bytes)| row(MemoryKind::Part, part.name(), bytes)));
     rows.extend(memory.processes.iter().flat_map(|found| &found.rows).map(|process| MemoryUseRow {

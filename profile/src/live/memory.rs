@@ -58,27 +58,17 @@ mod tests {
 
     #[test]
     fn growth_is_that_since_the_reading_before() {
-        let row = |reading, kind, name: &str, bytes| MemoryUseRow {
-            reading,
-            kind,
-            name: name.to_owned(),
-            pid: 0,
-            bytes,
-            anonymous: None,
-            file: None,
-            swap: None,
-        };
         let reading = |id| MemoryReadingRow { id, total: 1_000, ..MemoryReadingRow::default() };
         let mut memory = LiveMemory::default();
         assert!(memory.shares(9).is_empty());
         let batch = Batch {
             memory_readings: vec![reading(1), reading(2)],
             memory_uses: vec![
-                row(1, MemoryKind::Part, "free", 700),
-                row(1, MemoryKind::Part, "other", 300),
-                row(2, MemoryKind::Slab, "dentry", 100),
-                row(2, MemoryKind::Part, "other", 450),
-                row(2, MemoryKind::Part, "free", 550),
+                MemoryUseRow::new(1, MemoryKind::Part, "free", 700),
+                MemoryUseRow::new(1, MemoryKind::Part, "other", 300),
+                MemoryUseRow::new(2, MemoryKind::Slab, "dentry", 100),
+                MemoryUseRow::new(2, MemoryKind::Part, "other", 450),
+                MemoryUseRow::new(2, MemoryKind::Part, "free", 550),
             ],
             ..Batch::default()
         };

@@ -82,3 +82,11 @@ pub struct MemoryUseRow {
     /// Swapped out, bytes.
     pub swap: Option<u64>,
 }
+
+impl MemoryUseRow {
+    /// Returns the row of a holder of which only its memory is known, in bytes, and which is not a process.
+    pub fn new(reading: u64, kind: MemoryKind, name: impl Into<String>, bytes: u64) -> Self {
+        let name = name.into();
+        Self { reading, kind, name, pid: 0, bytes, anonymous: None, file: None, swap: None }
+    }
+}

@@ -186,16 +186,7 @@ fn stacks_of_the_host_fit_their_schema() {
 #[test]
 fn memory_over_time_fits_its_schema() {
     let directory = tempfile::tempdir().expect("a directory");
-    let used = |kind, pid| MemoryUseRow {
-        reading: 1,
-        kind,
-        name: "free".to_owned(),
-        pid,
-        bytes: 4096,
-        anonymous: None,
-        file: None,
-        swap: None,
-    };
+    let used = |kind, pid| MemoryUseRow { pid, ..MemoryUseRow::new(1, kind, "free", 4096) };
     let batch = Batch {
         memory_readings: vec![MemoryReadingRow { id: 1, total: 4096, ..MemoryReadingRow::default() }],
         memory_uses: MemoryKind::ALL.map(|kind| used(kind, i32::from(kind == MemoryKind::Process))).to_vec(),

@@ -4,8 +4,7 @@ use super::*;
 use crate::rows::{MemoryKind, MemoryReadingRow, MemoryUseRow};
 
 fn used(reading: u64, kind: MemoryKind, name: &str, pid: i32, bytes: u64) -> MemoryUseRow {
-    let name = name.to_owned();
-    MemoryUseRow { reading, kind, name, pid, bytes, anonymous: None, file: None, swap: None }
+    MemoryUseRow { pid, ..MemoryUseRow::new(reading, kind, name, bytes) }
 }
 
 /// Returns readings each 10 ms: `free` falls by one, process 7 is there from reading 100 on.

@@ -91,6 +91,22 @@ print(json.dumps(counts))
 fn write(path: &Path) {
     let mut writer = ProfileWriter::create(path, true).expect("a new profile");
     let mut batch = Batch::default();
+    add_samples(&mut batch);
+    add_host(&mut batch);
+    for time_ns in [100_000_000, 200_000_000] {
+        let states = Microstates { guest: 75_000_000, halted: 25_000_000, ..Microstates::default() };
+        batch.microstates.push(MicrostateRow { vcpu: 0, time_ns, states });
+    }
+    add_scans(&mut batch);
+    add_exact(&mut batch);
+    add_memory(&mut batch);
+    batch.events.push(EventRow { time_ns: 1, kind: "mark".to_owned(), text: "warm".to_owned() });
+    writer.write(&batch).expect("room");
+    writer.finish().expect("room");
+}
+
+/// Adds the two processes and their samples.
+fn add_samples(batch: &mut Batch) {
     for (id, number) in [(1, 0), (2, 1)] {
         let comm = "twice".to_owned();
         batch.instances.push(InstanceRow {
@@ -102,7 +118,7 @@ fn write(path: &Path) {
         });
         batch.threads.push(ThreadRow { instance: id, tid: 100, comm });
     }
-    let leaves = made_up::stacks(10, &mut batch);
+    let leaves = made_up::stacks(10, batch);
     for n in 0..600_u64 {
         let mut sample = profile::rows::SampleRow {
             vcpu: u8::from(n % 3 == 0),
@@ -116,12 +132,11 @@ fn write(path: &Path) {
         made_up::put(&leaves, n, &mut sample);
         batch.samples.push(sample);
     }
-    made_up::finish(&mut batch, 600);
-    add_host(&mut batch);
-    for time_ns in [100_000_000, 200_000_000] {
-        let states = Microstates { guest: 75_000_000, halted: 25_000_000, ..Microstates::default() };
-        batch.microstates.push(MicrostateRow { vcpu: 0, time_ns, states });
-    }
+    made_up::finish(batch, 600);
+}
+
+/// Adds four scans, with states of the first process's thread.
+fn add_scans(batch: &mut Batch) {
     batch.task_scans.extend((1..=4).map(|id| TaskScanRow {
         id,
         time_ns: id * 10_000_000,
@@ -140,6 +155,10 @@ fn write(path: &Path) {
         wait_reason,
         stack: 0,
     }));
+}
+
+/// Adds what exact mode records: runs and states of the second process's thread, wake-ups and interrupts.
+fn add_exact(batch: &mut Batch) {
     batch.task_lives.push(TaskLifeRow { instance: 2, tid: 100, from_ns: 5, to_ns: 95, ended: false });
     let of = |state, wait_reason, ns, count| TaskStateRow {
         instance: 2,
@@ -181,6 +200,10 @@ fn write(path: &Path) {
         count: 9,
         max_ns: 200,
     });
+}
+
+/// Adds three readings of the guest's memory.
+fn add_memory(batch: &mut Batch) {
     for id in 1..=3 {
         batch.memory_readings.push(MemoryReadingRow {
             id,
@@ -191,9 +214,6 @@ fn write(path: &Path) {
             batch.memory_uses.push(MemoryUseRow { pid, ..MemoryUseRow::new(id, kind, name, id * 4_096) });
         }
     }
-    batch.events.push(EventRow { time_ns: 1, kind: "mark".to_owned(), text: "warm".to_owned() });
-    writer.write(&batch).expect("room");
-    writer.finish().expect("room");
 }
 
 /// Adds stacks of the host: each fifth sample was in KVM, and between samples ticks were in the VMM.

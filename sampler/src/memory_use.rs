@@ -16,8 +16,9 @@ use crate::microstate::host::own_cpu_time;
 
 /// Rows of each kind in a reading, at most.
 const ROWS: usize = 16;
-/// Part of one CPU that readings may take: in a guest with very many files or processes they become fewer.
-const MOST_COST: u32 = 100;
+/// Shortest time from one reading to the next, as a multiple of a reading's CPU time, so that readings take at
+/// most 1 % of a CPU: in a guest with very many files or processes they become fewer.
+const COST_MULTIPLE: u32 = 100;
 /// Time between two attempts to read the guest at the start.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -126,7 +127,7 @@ fn read_until_stopped(
                 return;
             }
         }
-        let pause = interval.max(Duration::from_nanos(cost_ns).saturating_mul(MOST_COST));
+        let pause = interval.max(Duration::from_nanos(cost_ns).saturating_mul(COST_MULTIPLE));
         let pause_ns = u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX);
         if !stop.wait_until(time_ns.saturating_add(pause_ns)) {
             return;

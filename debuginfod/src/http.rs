@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use text::message::Reason;
 use ureq::http::{Response, Version};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::{Agent, Body};
@@ -62,13 +63,13 @@ pub enum HttpError {
         timeout: Duration,
     },
     /// The body cannot be written.
-    #[error("{0}")]
+    #[error("{}", Reason(.0))]
     Write(io::Error),
 }
 
 fn sentence(error: &ureq::Error) -> String {
     match error {
-        ureq::Error::Io(error) => error.to_string(),
+        ureq::Error::Io(error) => Reason(error).to_string(),
         ureq::Error::Timeout(part) => format!("timed out ({part})"),
         ureq::Error::Protocol(error) => format!("the answer is not HTTP: {error}"),
         ureq::Error::RequireHttpsOnly(url) => format!("the server redirects to {url}, without TLS"),

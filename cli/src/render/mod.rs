@@ -204,13 +204,13 @@ fn is_installed(build_id: &str) -> bool {
 /// Returns the clause on what would name the user code of a file: only what would help.
 pub fn naming_advice(profile: &Path, build_id: &str) -> String {
     let id = escaped(build_id);
-    match is_installed(build_id) {
-        true => format!("`{}` can name it by the debug file of build-id {id}", symbolize_command(profile)),
-        false => format!(
-            "the debug file of build-id {id} would name it; this machine has none, nor has a server of DEBUGINFOD_URLS \
-             (`vprof docs symbols`)"
-        ),
+    if is_installed(build_id) {
+        return format!("`{}` can name it by the debug file of build-id {id}", symbolize_command(profile));
     }
+    format!(
+        "the debug file of build-id {id} would name it; this machine has none, and no server of DEBUGINFOD_URLS has \
+         sent one (`vprof docs symbols`)"
+    )
 }
 
 /// Returns the command that names the user code of a profile by the debug files that the host has installed.

@@ -180,8 +180,8 @@ Functions
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks are
   complete; most of the others end with: no CFI for this \\x1b[2Jcode (2.9 %).
 Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: the debug
-  file of build-id 3f1c9b0a would name it; this machine has none, nor has a
-  server of DEBUGINFOD_URLS (`vprof docs symbols`).
+  file of build-id 3f1c9b0a would name it; this machine has none, and no server
+  of DEBUGINFOD_URLS has sent one (`vprof docs symbols`).
 
 vCPUs: samples by mode, and ticks outside of the guest
   vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU

@@ -75,7 +75,7 @@ fn judged(diff: &Diff, limit: GrowthLimit) -> ExitCode {
 fn judged_rows(diff: &Diff, limit: f64) -> ExitCode {
     let grown: Vec<String> = diff
         .grown(limit)
-        .map(|row| format!("{} ({} points)", escaped(&row.key.name), render::points(row.share.change)))
+        .map(|row| format!("{} ({} points)", render::name(&row.key), render::points(row.share.change)))
         .collect();
     if grown.is_empty() {
         return ExitCode::Done;
@@ -108,8 +108,8 @@ fn flamegraph(
     let mut output = OutputTarget::open(path, force)?;
     let stacks = stacks.into_iter().map(|(stack, (before, after))| (stack, before, after));
     let part = summary::part(filter).map_or_else(String::new, |part| format!(" {part}"));
-    let title = format!("Change of CPU time: red has grown, blue has shrunk.{part}");
-    match write_difference(stacks, &title, output.writer()) {
+    let title = format!("Shares of all CPU time: red have grown, blue have shrunk.{part}");
+    match write_difference(stacks, rounded(us), &title, output.writer()) {
         Ok(()) => output.finish(),
         Err(ExportError::Write(source)) => Err(output.error(source)),
         Err(error) => Err(error.into()),

@@ -6,7 +6,7 @@ use std::fs;
 use std::process::Output;
 
 use serde_json::Value;
-use support::{refused, run, stderr, stdout, write_profile_with_quarters};
+use support::{batch_with_quarters, refused, run, stderr, stdout, write_batch, write_profile_with_quarters};
 
 /// Profiles `a*` with a process of one quarter, and `b*` with one of three quarters.
 struct ProfilePairs(tempfile::TempDir);
@@ -107,6 +107,23 @@ fn an_increase_beyond_the_limit_is_exit_code_3() {
         "{}",
         stderr(&rows)
     );
+}
+
+#[test]
+fn a_kernel_thread_beyond_the_limit_has_its_name_of_the_table() {
+    let directory = tempfile::tempdir().unwrap();
+    let words = [("a", 1), ("b", 3)].map(|(name, quarters)| {
+        let mut batch = batch_with_quarters(quarters);
+        batch.instances.iter_mut().for_each(|row| row.kernel_thread = true);
+        let path = directory.path().join(name);
+        write_batch(&path, &batch);
+        path.into_os_string()
+    });
+    let judged = ["--by", "process", "--fail-above", "40pt", "--single"].map(Into::into);
+    let output = run([&["diff".into()], &words[..], &judged].concat());
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("[evil"), "{}", stderr(&output));
+    assert!(stdout(&output).contains("[evil"), "{}", stdout(&output));
 }
 
 #[test]

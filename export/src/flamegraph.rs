@@ -54,8 +54,13 @@ pub(crate) fn write(
         ("reason for missing frames", REASON),
     ];
     let note = format!("{}. A click zooms; Ctrl-F searches.", source(recording));
-    let picture =
-        Picture { tree: &tree, title: &request.title, note: &note, count: request.count, difference: false };
+    let picture = Picture {
+        tree: &tree,
+        title: &request.title,
+        note: &note,
+        count: request.count,
+        difference_of: None,
+    };
     Ok(picture.write(&legend, out)?)
 }
 
@@ -72,13 +77,16 @@ fn source(recording: &Recording) -> String {
     )
 }
 
-/// Writes a flame graph of two profiles. The widths are those of the second; red has grown, blue has shrunk.
-/// `stacks` are folded, with their numbers in the first and in the second, us.
+/// Writes a flame graph of two profiles. The widths are those of the second; red has a larger share of all time
+/// than before, blue a smaller one. `stacks` are folded, with their numbers in the first and in the second, us;
+/// those of the first are scaled to `all_us`, the time of the second that was not idle, which may be more than
+/// that of the stacks.
 ///
 /// # Errors
 /// See [`ExportError`].
 pub fn write_difference(
     stacks: impl Iterator<Item = (String, u64, u64)>,
+    all_us: u64,
     title: &str,
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
@@ -97,7 +105,8 @@ pub fn write_difference(
         (more.as_str(), Colour::of_change(FULL_CHANGE)),
     ];
     let note = "Widths are those after. A click zooms; Ctrl-F searches.";
-    let picture = Picture { tree: &tree, title, note, count: Count::Time, difference: true };
+    let all = Some(all_us.max(tree.frames[0].after));
+    let picture = Picture { tree: &tree, title, note, count: Count::Time, difference_of: all };
     Ok(picture.write(&legend, out)?)
 }
 
@@ -216,7 +225,8 @@ struct Picture<'a> {
     title: &'a str,
     note: &'a str,
     count: Count,
-    difference: bool,
+    /// All time that shares of a difference are parts of, us.
+    difference_of: Option<u64>,
 }
 
 impl Picture<'_> {
@@ -245,21 +255,23 @@ impl Picture<'_> {
     }
 
     fn frame(&self, frame: &Frame, depth: usize, begin: f64, out: &mut dyn Write) -> io::Result<()> {
-        let all = &self.tree.frames[0];
         let part = |number: u64, all: u64| if all == 0 { 0.0 } else { number as f64 / all as f64 };
-        let share = part(frame.after, all.after);
-        let change = share - part(frame.before, all.before);
+        let shown = self.tree.frames[0].after;
+        let all = self.difference_of.unwrap_or(shown);
+        let share = part(frame.after, all);
+        let change = share - part(frame.before, all);
         let (x, y) = (MARGIN + begin * (WIDTH - 2.0 * MARGIN), HEAD + depth as f64 * ROW);
-        let width = share * (WIDTH - 2.0 * MARGIN);
-        let fill = match self.difference {
-            true if depth > 0 => Colour::of_change(change),
+        let width = part(frame.after, shown) * (WIDTH - 2.0 * MARGIN);
+        let fill = match self.difference_of {
+            Some(_) if depth > 0 => Colour::of_change(change),
             _ => frame.kind.colour().shaded(&frame.name),
         };
         let unit = match self.count {
             Count::Time => "us",
             Count::Samples => "samples",
         };
-        let change = if self.difference { format!("; {:+.2}%", change * 100.0) } else { String::new() };
+        let change =
+            if self.difference_of.is_some() { format!("; {:+.2}%", change * 100.0) } else { String::new() };
         write!(
             out,
             "<g><title>{} ({} {unit}, {:.2}%{change})</title>\
@@ -313,9 +325,13 @@ mod tests {
     use super::*;
 
     fn difference(stacks: &[(&str, u64, u64)]) -> String {
+        difference_of(stacks, stacks.iter().map(|(_, _, after)| after).sum())
+    }
+
+    fn difference_of(stacks: &[(&str, u64, u64)], all: u64) -> String {
         let stacks = stacks.iter().map(|(stack, before, after)| ((*stack).to_owned(), *before, *after));
         let mut svg = Vec::new();
-        write_difference(stacks, "a <title>", &mut svg).unwrap();
+        write_difference(stacks, all, "a <title>", &mut svg).unwrap();
         String::from_utf8(svg).unwrap()
     }
 
@@ -338,6 +354,15 @@ mod tests {
         assert!(frame(&svg, "write").contains("fill=\"#c9372c\""));
         assert!(frame(&svg, "main").contains("fill=\"#eceef1\""), "all of the time before and after");
         assert!(svg.contains("a &lt;title&gt;") && svg.contains("-10 % of all time"));
+    }
+
+    #[test]
+    fn a_part_of_the_time_has_colours_by_its_shares_of_all() {
+        // 120 us of the program have become 40, of 1,000: all of it has shrunk, though read is a larger part of it.
+        let svg = difference_of(&[("main;read", 60, 30), ("main;write", 60, 10)], 1_000);
+        assert!(frame(&svg, "main").contains("(40 us, 4.00%; -8.00%)"), "{svg}");
+        assert!(frame(&svg, "read").contains("(30 us, 3.00%; -3.00%)"), "{svg}");
+        assert!(frame(&svg, "main").contains("width=\"1180.00\""), "the picture is of the part: {svg}");
     }
 
     #[test]

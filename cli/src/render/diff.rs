@@ -224,7 +224,8 @@ fn cells(row: &DiffRow, wide: bool) -> Vec<String> {
     cells
 }
 
-fn name(key: &ShareKey) -> String {
+/// Returns the name of a row, escaped.
+pub fn name(key: &ShareKey) -> String {
     // A process may have the name of a kernel thread.
     if key.kind.as_deref() == Some("kernel_thread") {
         return format!("[{}]", escaped(&key.name));

@@ -14,15 +14,12 @@ use text::units;
 
 use super::PageLayout;
 use super::table::{ColumnAlign, TextTable};
+use crate::run::serial::ADVICE;
 
 /// Columns of a line, unless the terminal is wider.
 pub const WIDTH: usize = 80;
 /// Columns from which tables have more columns; on narrower pages names need the room.
 pub(super) const WIDE: usize = 110;
-
-/// Share of the sampler in the vCPUs' time from which the title says so: the guest no longer runs as it would
-/// alone. An emulated host on a quiet machine takes 18 % at 1,000 Hz.
-const MUCH_OVERHEAD: f64 = 0.3;
 
 /// Formats the summary of the report on `profile` with at most `rows` rows per table: the answer first, the
 /// way it was measured last.
@@ -79,7 +76,7 @@ pub fn title(report: &Report, page: PageLayout) -> String {
             "The clock was not random: a program can be in step with it, so the intervals are not valid.";
         wrapped(&mut text, note, "  ", page.width);
     }
-    if report.overhead.share >= MUCH_OVERHEAD {
+    if report.is_slowed() {
         let note = format!(
             "Sampling took {} of the vCPUs' time, which slowed the guest. Use a lower rate (-F), or a less busy host.",
             units::percent(report.overhead.share)
@@ -284,18 +281,13 @@ fn command(text: &mut String, report: &Report, page: PageLayout) {
     text.push_str(&table.render(page.width));
 }
 
-/// Share of the time from which the summary names the serial console.
-const SERIAL_SHARE: f64 = 0.1;
-
 /// Warns of output to the serial console that takes much of the time.
 fn serial(text: &mut String, report: &Report, page: PageLayout) {
-    // A relative share is not one of the guest's time.
-    if report.serial.share < SERIAL_SHARE || report.filter.relative {
+    if !report.has_much_serial() {
         return;
     }
     let note = format!(
-        "The guest spent {} of its CPU time on writing to a serial port, which takes it an exit for each byte. \
-         Send a command's output to a file or /dev/null, and have the kernel write less with `--append quiet`.",
+        "The guest spent {} of its CPU time on writing to a serial port, which takes it an exit for each byte. {ADVICE}",
         units::percent(report.serial.share)
     );
     text.push('\n');

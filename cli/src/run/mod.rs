@@ -4,6 +4,7 @@ pub mod output;
 pub mod recording;
 pub mod repeat;
 pub mod screen;
+pub mod serial;
 mod trips;
 
 use std::ffi::OsString;

@@ -16,8 +16,8 @@ use symbols::names::DebugFiles;
 use text::message::{Reason, Shown};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::output;
 use super::screen::{ConsoleTarget, ProgressMode, RunScreen};
+use super::{output, serial};
 use crate::args::{RecordingArgs, file_identity};
 use crate::errors::{Error, ExitCode, UsageError};
 use crate::terminal::{ESCAPE, KeyReader, RawMode};
@@ -251,8 +251,8 @@ fn run_to_end<F: Future<Output = Result<Outcome, Error>>>(
     };
     let view = show(args, view, screen)?;
     let outcome = runtime.block_on(async {
-        let run = start(guest_side, tables);
-        watch(run, &mut signals, &stop, (phase, notes), screen, args.quiet).await
+        let run = start(guest_side, tables.clone());
+        watch(run, &mut signals, &stop, (phase, notes), (screen, &tables), args.quiet).await
     });
     let interrupted = *stop.borrow();
     drop(server);
@@ -360,11 +360,13 @@ async fn watch(
         tokio::sync::watch::Receiver<Phase>,
         tokio::sync::mpsc::UnboundedReceiver<String>,
     ),
-    screen: &RunScreen,
+    (screen, tables): (&RunScreen, &live::SharedTables),
     quiet: bool,
 ) -> Result<Outcome, Error> {
     tokio::pin!(run);
     let mut stops = 0;
+    let mut checks = tokio::time::interval(serial::INTERVAL);
+    let mut warns = !quiet;
     let mut phase_open = true;
     loop {
         tokio::select! {
@@ -375,6 +377,14 @@ async fn watch(
                 return outcome;
             }
             Some(text) = notes.recv() => screen.note(&text),
+            _ = checks.tick(), if warns => {
+                let warning = serial::warning(&tables.lock());
+                if let Some(text) = &warning {
+                    screen.note(text);
+                }
+                // Once is enough.
+                warns = warning.is_none();
+            }
             () = signals.next() => {
                 stops += 1;
                 if stops > 1 {

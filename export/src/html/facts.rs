@@ -179,6 +179,8 @@ impl Facts {
         self.put("eventsLeftOut", report.events.len().saturating_sub(MOST_ROWS));
         report.events = ends(std::mem::take(&mut report.events));
         report.missing.truncate(MOST_ROWS);
+        self.put("isSlowed", report.is_slowed());
+        self.put("isMostlySerial", report.has_much_serial());
         self.put_value("report", &report);
     }
 

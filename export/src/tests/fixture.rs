@@ -107,6 +107,22 @@ pub fn with_host() -> Made {
     finished(&batch)
 }
 
+/// Returns a run of two kernel threads of one name, the serial port's driver on their stacks, in which most of
+/// the time went into sampling.
+pub fn slowed() -> Made {
+    let mut batch = run("prog");
+    samples(&mut batch);
+    let second = InstanceRow { id: 2, pid: 20, number: 1, comm: "prog".to_owned(), ..InstanceRow::default() };
+    batch.instances.push(second);
+    batch.instances.iter_mut().for_each(|row| row.kernel_thread = true);
+    sample(&mut batch, 10, Mode::Kernel, Some(2), (5, Some(VFS)));
+    for frame in batch.frames.iter_mut().filter(|frame| frame.kind == FrameKind::Kernel) {
+        frame.symbol = Some("io_serial_out".to_owned());
+    }
+    batch.vcpus[0].states.sampler = 300 * MS;
+    finished(&batch)
+}
+
 /// Returns the run of [`plain`] in exact mode: its thread waited three times for a CPU.
 pub fn of_exact() -> Made {
     let mut batch = run("prog");

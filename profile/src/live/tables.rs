@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +15,9 @@ use super::snapshot::{
     ExitRate, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
 };
 use super::task_scan::{SampledStates, StateCounts};
-use crate::estimate::share;
+use crate::estimate::{Share, share};
 use crate::numbers::{part, seconds};
+use crate::report::is_serial_driver;
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{Batch, ExitRow, InstanceRow, MicrostateRow, Mode, TaskStateRow, VcpuRow};
@@ -222,6 +224,28 @@ impl Tables {
             }));
         });
         functions
+    }
+
+    /// Returns the part of the guest's CPU time of the last seconds with the driver of a serial port on the stack;
+    /// `None` while the run is shorter.
+    pub fn serial_share(&self, last: Duration) -> Option<Share> {
+        let from_ns = self.now_ns.checked_sub(u64::try_from(last.as_nanos()).unwrap_or(u64::MAX))?;
+        let kinds = busy_kinds(&self.counts.since(from_ns, None));
+        let is_driver = |number| {
+            let function = self.code.function(number);
+            // A program may have a function of that name.
+            function.is_some_and(|f| {
+                f.module.as_deref().is_none_or(|name| name.starts_with("8250")) && is_serial_driver(&f.symbol)
+            })
+        };
+        let on_stack = |kind: &SampleKind| {
+            let mut found = false;
+            self.code.functions(kind.frame, kind.stack, |function| found = found || is_driver(function));
+            found
+        };
+        let sum = |kinds: &mut dyn Iterator<Item = &(SampleKind, u64)>| kinds.map(|(_, count)| count).sum();
+        let serial = sum(&mut kinds.iter().filter(|(kind, _)| on_stack(kind)));
+        Some(share(serial, sum(&mut kinds.iter())))
     }
 
     /// Returns the instance with this row id.

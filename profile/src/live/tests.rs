@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use super::*;
 use crate::calls::Direction;
 use crate::rows::Microstates;
@@ -73,6 +75,27 @@ fn batch() -> Batch {
     batch.events.push(EventRow { time_ns: MS, kind: "mark".to_owned(), text: "here".to_owned() });
     batch.console.push(ConsoleRow { time_ns: MS, bytes: b"a\nb\n".to_vec() });
     batch
+}
+
+#[test]
+fn the_driver_of_a_serial_port_is_found_on_stacks_of_the_last_seconds() {
+    let mut batch = batch();
+    batch.frames.push(frame(5, "io_serial_out", FrameKind::Kernel));
+    batch.stacks.push(StackRow { id: 6, parent: Some(5), frame: 5 });
+    batch.samples.extend((0..30).map(|n| sample(1_500 + n, 2, Mode::HardIrq, (5, Some(6)))));
+    let mut tables = Tables::default();
+    tables.add(&batch);
+    // Samples of the other task each 100 ms, and those of the driver in the second half of the second.
+    let of_last = tables.serial_share(Duration::from_secs(1)).unwrap();
+    assert!((of_last.share - 30.0 / 40.0).abs() < 1e-9 && of_last.low > 0.5, "{of_last:?}");
+    let of_run = tables.serial_share(Duration::from_secs(2)).unwrap();
+    assert!((of_run.share - 30.0 / 50.0).abs() < 1e-9, "{of_run:?}");
+    assert_eq!(tables.serial_share(Duration::from_secs(3)), None);
+    // A program's function of the same name does not count.
+    let module = Some("prog".to_owned());
+    let program = FrameRow { module, ..frame(5, "io_serial_out", FrameKind::User) };
+    tables.add(&Batch { frames: vec![program], ..Batch::default() });
+    assert_eq!(tables.serial_share(Duration::from_secs(1)).unwrap().share, 0.0);
 }
 
 #[test]

@@ -52,6 +52,7 @@ pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
 };
+pub(crate) use serial::is_serial_driver;
 pub use shares::{ShareKey, Shares, SharesBy};
 pub use states::{ScanStatistics, SourceChoice, StateReport, StateSource, TaskStateTimes, TimeInState};
 pub use subtree::COMMAND;
@@ -503,10 +504,27 @@ pub(crate) fn is_emulated(host: &str) -> bool {
     matches!(host, "portable" | "tcg")
 }
 
+/// Share of the vCPUs' time in the sampler from which reports warn. An emulated host on a quiet machine takes 18 %
+/// at 1,000 Hz.
+const MUCH_OVERHEAD: f64 = 0.3;
+/// Share of the guest's CPU time on a serial port from which reports warn.
+const MUCH_SERIAL: f64 = 0.1;
+
 impl Report {
     /// True if the host was emulated, so that times are not those of a real machine.
     pub fn is_emulated(&self) -> bool {
         is_emulated(&self.host)
+    }
+
+    /// True if sampling took so much of the vCPUs' time that the guest was a slower one.
+    pub fn is_slowed(&self) -> bool {
+        self.overhead.share >= MUCH_OVERHEAD
+    }
+
+    /// True if writing to a serial port took so much of the guest's time that the profile is one of its console.
+    pub fn has_much_serial(&self) -> bool {
+        // A relative share is not one of the guest's time.
+        self.serial.share >= MUCH_SERIAL && !self.filter.relative
     }
 
     /// True if nothing was recorded: the run has just begun, or could not write.

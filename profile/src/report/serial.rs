@@ -17,13 +17,18 @@ const DRIVER: [&str; 6] = [
     "serial8250_start_tx",
 ];
 
+/// True for a kernel function of this name that works for a serial port.
+pub(crate) fn is_serial_driver(symbol: &str) -> bool {
+    DRIVER.iter().any(|name| matches(symbol, name))
+}
+
 /// Estimates the time with the driver of a serial port on the stack.
 pub(super) fn serial_time(view: &View<'_>) -> Estimate {
     let driver: Vec<bool> = view
         .code
         .functions
         .iter()
-        .map(|f| f.kind == FrameKind::Kernel && DRIVER.iter().any(|name| matches(&f.symbol, name)))
+        .map(|f| f.kind == FrameKind::Kernel && is_serial_driver(&f.symbol))
         .collect();
     if !driver.contains(&true) {
         return Estimate::default();

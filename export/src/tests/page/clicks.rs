@@ -297,6 +297,8 @@ fn a_phone_shows_all_of_it() {
         let media = serde_json::json!({ "features": [{ "name": "prefers-color-scheme", "value": scheme }] });
         browser.send("Emulation.setEmulatedMedia", media);
         browser.value("document.querySelectorAll('details').forEach((part) => { part.open = true; })");
+        // A choice is as wide as its longest text.
+        browser.value("document.querySelectorAll('select option').forEach((one) => { one.text = 'long::name'.repeat(9); })");
         browser.next_frame();
         let wide = "[...document.querySelectorAll('main *')].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 \
                     && !e.closest('.scroll')).map((e) => e.id || e.className || e.tagName)";

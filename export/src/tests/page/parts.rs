@@ -49,6 +49,23 @@ fn only_a_part_of_a_run_is_called_one() {
 }
 
 #[test]
+fn what_the_report_warns_of_and_its_names_are_the_same() {
+    let (slowed, plain) = (fixture::slowed(), fixture::plain());
+    let Some(mut browser) = Browser::open(&page_file(&slowed.path, &PageRequest::default())) else { return };
+    let limits = browser.text("#limits");
+    assert!(limits.contains("Sampling took 75.0 %") && limits.contains("to a serial port"), "{limits}");
+    let first = "document.querySelector('#top-processes .name').textContent";
+    assert_eq!(browser.value(first), "[prog], 2 processes");
+    assert_eq!(lanes(&mut browser)[0], "▸ [prog], 2 processes");
+    browser.click("#lane-names button");
+    assert!(lanes(&mut browser)[1].ends_with("[prog#0]"));
+    let Some(mut browser) = Browser::open(&page_file(&plain.path, &PageRequest::default())) else { return };
+    let limits = browser.text("#limits");
+    assert!(!limits.contains("Sampling took") && !limits.contains("serial"), "{limits}");
+    browser.assert_quiet();
+}
+
+#[test]
 fn lanes_open_into_processes_and_threads() {
     let made = fixture::several();
     let Some(mut browser) = Browser::open(&page_file(&made.path, &PageRequest::default())) else { return };

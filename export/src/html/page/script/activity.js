@@ -25,7 +25,7 @@ function activityTree(profile) {
     if (time > 0) {
       const row = threads.row[thread];
       const process = processes[row];
-      const program = lane(`p${programs.of[row]}`, root, { name: process.comm, kind: process.kind, row });
+      const program = lane(`p${programs.of[row]}`, root, { name: commName(process), kind: process.kind, row });
       const own = lane(`r${row}`, program, { name: processName(process), kind: process.kind, row });
       const tid = threads.tid[thread];
       const name = `${threads.name[thread] || process.comm}${tid === null ? '' : ` ${tid}`}`;

@@ -107,7 +107,7 @@ function rowsOfPart(profile, view, kind) {
 /** For each role the name, kind and place of its row, or null if it has none; undefined for kinds of code. */
 function keysOfRoles({ roles, threads, calls, processes }, kind) {
   const ofRole = {
-    process: ([row]) => [processes[row].comm, processes[row].kind, ''],
+    process: ([row]) => [commName(processes[row]), processes[row].kind, ''],
     instance: ([row]) => [processName(processes[row]), processes[row].kind, processes[row].command ?? ''],
     thread: ([row, , thread]) => (threads.tid[thread] === null ? [processes[row].comm, processes[row].kind, ''] : [threads.name[thread], processes[row].kind, `${processName(processes[row])}, tid ${threads.tid[thread]}`]),
     cgroup: ([row]) => {

@@ -16,9 +16,9 @@ function prepareProfile(profile) {
     tree.first[tree.parent[node]] = node;
   }
   // Processes of one name are one program.
-  const names = [...new Set(processes.map((row) => row.comm))];
+  const names = [...new Set(processes.map(commName))];
   const places = new Map(names.map((name, i) => [name, i]));
-  profile.programs = { names, of: Int32Array.from(processes, (row) => places.get(row.comm)) };
+  profile.programs = { names, of: Int32Array.from(processes, (row) => places.get(commName(row))) };
   return profile;
 }
 

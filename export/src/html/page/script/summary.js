@@ -16,7 +16,7 @@ function showSummary(profile, { showProgram, find }) {
 }
 
 /** Limits of the figures, one sentence each. */
-function limits({ report, base }) {
+function limits({ report, base, isSlowed, isMostlySerial }) {
   const list = [];
   const chosen = Object.entries(report.filter).filter(([, value]) => value !== null && value !== false && value.length !== 0);
   if (chosen.length > 0) {
@@ -32,6 +32,12 @@ function limits({ report, base }) {
   }
   if (report.host === 'portable') {
     list.push('Made in the portable host: an emulated processor spends its time differently. Times are not those of the real machine.');
+  }
+  if (isSlowed) {
+    list.push(`Sampling took ${percent(report.overhead.share)} of the vCPUs' time, which slowed the guest. Use a lower rate (-F), or a less busy host.`);
+  }
+  if (isMostlySerial) {
+    list.push(`The guest spent ${percent(report.serial.share)} of its CPU time on writing to a serial port, which takes it an exit for each byte.`);
   }
   if (!report.intervals_valid && report.samples > 0) {
     list.push('Sampled with a fixed clock, which a program can be in step with: the intervals are not valid.');
@@ -56,7 +62,7 @@ function tiles({ report, processes, isPart }) {
   const busyKnown = report.busy_samples > 0;
   return [
     [duration(report.duration_s), started ? `length of the run, ${started} UTC` : 'length of the run'],
-    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${busy + idle > 0 && !isPart ? `, idle for ${percent(idle / (busy + idle))} of their sampled time` : ''}`],
+    [duration(busy), `of CPU time on ${counted(vcpus.length, 'vCPU')}${busy + idle > 0 && !isPart ? `, idle for ${percent(idle / (busy + idle))} of the sampled time` : ''}`],
     [busyKnown ? percent(user) : '–', 'of that in user code'],
     [busyKnown ? percent(Math.max(0, 1 - user - interrupts)) : '–', 'in the kernel'],
     [busyKnown ? percent(interrupts) : '–', 'in interrupts'],
@@ -106,10 +112,13 @@ function shareBar(share, low, high, most, kind = '') {
 const intervalText = (low, high) => `${(low * 100).toFixed(1)}–${(high * 100).toFixed(1)} %`;
 
 /** Name of a process, with the number of the instance, which distinguishes it from others of its name. */
-const processName = (row) => (row.kind === 'process' || row.kind === 'kernel_thread' ? `${row.comm}#${row.instance}` : row.comm);
+const processName = (row) => ({ process: `${row.comm}#${row.instance}`, kernel_thread: `[${row.comm}#${row.instance}]` })[row.kind] ?? row.comm;
 
 /** A program, with the number of its processes if it had several. */
-const programName = (row) => (row.instances > 1 ? `${row.comm}, ${count(row.instances)} processes` : row.comm);
+const programName = (row) => (row.instances > 1 ? `${commName(row)}, ${count(row.instances)} processes` : commName(row));
+
+/** The name of a program: a process may have that of a kernel thread. */
+const commName = (row) => (row.kind === 'kernel_thread' ? `[${row.comm}]` : row.comm);
 
 /** A function with its module, which distinguishes it from others of its name. */
 function inModule({ symbol, module, modules }, id) {

@@ -126,7 +126,7 @@ const QUERY_EXAMPLES: &str = "\
 Examples:
   vprof query \"SELECT comm, pid, samples FROM v_processes LIMIT 5\"
   vprof query old.vprof \"SELECT * FROM v_functions\" --csv
-  vprof query .tables                      its tables; .schema: columns
+  vprof query \".schema v_functions\"        its columns; .tables: names
   vprof query - < functions.sql
 ";
 
@@ -403,8 +403,8 @@ pub struct QueryArgs {
     #[arg(default_value = DEFAULT_PROFILE)]
     pub profile: PathBuf,
 
-    /// One SQLite statement that only reads, `-` to read it from standard input, or `.tables` or `.schema`;
-    /// docs/profile.md lists tables and views
+    /// One SQLite statement that only reads, `-` to read it from standard input, `.tables`, or `.schema`,
+    /// also of one table: `.schema sample`; docs/profile.md explains tables and views
     #[arg(required = true)]
     pub sql: String,
 

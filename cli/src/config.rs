@@ -261,17 +261,36 @@ fn with_default(command: Command, key: &str, value: &toml::Value) -> Result<Comm
         (toml::Value::Array(_), _) => return Err(KeyFault::SeveralValues),
         (value, _) => vec![typed(value)?],
     };
-    Ok(command.mut_arg(id, |arg| match arg.get_action() {
-        // `--snapshot=false` undoes it.
-        ArgAction::SetTrue => arg
+    Ok(command.mut_arg(id, |arg| match without_default(arg) {
+        arg if matches!(arg.get_action(), ArgAction::SetTrue) => arg
+            // `--snapshot=false` undoes it.
             .action(ArgAction::Set)
             .value_parser(clap::value_parser!(bool))
             .num_args(0..=1)
             .require_equals(true)
             .default_missing_value("true")
             .default_values(values),
-        _ => arg.default_values(values),
+        arg => arg.default_values(values),
     }))
+}
+
+/// Takes the default out of an option's help, since the help names that of the file.
+fn without_default(arg: Arg) -> Arg {
+    let cut = |text: &clap::builder::StyledStr| {
+        let text = text.to_string();
+        let (before, rest) = text.split_once(" [default: ")?;
+        let (_, after) = rest.split_once(']')?;
+        Some(format!("{before}{after}"))
+    };
+    let (help, long) = (arg.get_help().and_then(cut), arg.get_long_help().and_then(cut));
+    let arg = match help {
+        Some(help) => arg.help(help),
+        None => arg,
+    };
+    match long {
+        Some(long) => arg.long_help(long),
+        None => arg,
+    }
 }
 
 /// Returns a value as a user types it.
@@ -416,6 +435,12 @@ mod tests {
             is_of_file(&error, &line.iter().map(OsString::from).collect::<Vec<_>>())
         };
         assert!(of_file("[report]\nrows = \"many\"", &["vprof", "report", "x"]));
+        let (command, _) = with_defaults(Cli::command(), "[report]\nrows = 2");
+        let report = command.find_subcommand("report").unwrap().clone();
+        let rows = report.get_arguments().find(|arg| arg.get_id() == "rows").unwrap().to_string();
+        let help = report.clone().render_long_help().to_string();
+        assert!(rows.contains("--rows") && help.contains("[default: 2]"), "{help}");
+        assert!(!help.contains("50 with --callers"), "{help}");
         assert!(!of_file("", &["vprof", "report", "x", "--rows", "many"]));
         assert!(!of_file("", &["vprof", "report", "x", "--rows=many"]));
         assert!(!of_file("", &["vprof", "fly"]));

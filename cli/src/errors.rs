@@ -110,6 +110,9 @@ pub enum Error {
         Shown(.0)
     )]
     OutputExists(PathBuf),
+    /// The output is a directory.
+    #[error("{} is a directory: name a file in it with -o", Shown(.0))]
+    OutputDirectory(PathBuf),
     /// An existing output is not a profile and is left alone.
     #[error("{} exists and is not a profile: --force replaces profiles only", Shown(.0))]
     OutputForeign(PathBuf),
@@ -193,6 +196,14 @@ pub enum Error {
 /// Wrong use of the command line that the parser does not find.
 #[derive(Debug, thiserror::Error)]
 pub enum UsageError {
+    /// `.schema` of a table that a profile does not have.
+    #[error("a profile has no table or view {name}: {advice}")]
+    NoTable {
+        /// Requested name, escaped.
+        name: String,
+        /// Nearest names, or the command that lists all.
+        advice: String,
+    },
     /// A live view without a terminal.
     #[error(
         "a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once"

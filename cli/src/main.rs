@@ -40,10 +40,15 @@ mod symbolize;
 mod terminal;
 mod top;
 
+use std::error::Error as _;
+use std::io::{self, Write as _};
+use std::num::{IntErrorKind, ParseIntError};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory, FromArgMatches};
+use text::suggest::suggest;
 
 use args::{Cli, CliCommand, ImageCommand};
 
@@ -89,7 +94,8 @@ fn main() -> ExitCode {
     let cli = match parsed {
         Ok(cli) => cli,
         Err(error) => {
-            return unparsed(&error, configured.path.filter(|_| config::is_of_file(&error, &words)));
+            let file = configured.path.filter(|_| config::is_of_file(&error, &words));
+            return unparsed(error, file);
         }
     };
     cli.color.set();
@@ -143,12 +149,39 @@ fn main() -> ExitCode {
     }
 }
 
+/// Returns the message on a value that is not a number, for which clap has the words of the standard library.
+fn number_of_words(error: &clap::Error) -> Option<String> {
+    let reason = error.source()?.downcast_ref::<ParseIntError>()?;
+    let is_word = matches!(reason.kind(), IntErrorKind::InvalidDigit | IntErrorKind::Empty);
+    is_word.then(|| error.render().to_string().replace(&reason.to_string(), "write a whole number"))
+}
+
+/// Takes the tip from an unknown option that resembles no option: clap offers `--json` for `--dso`.
+fn without_far_tip(mut error: clap::Error) -> clap::Error {
+    let word = |kind| match error.get(kind) {
+        Some(ContextValue::String(word)) => Some(word.trim_start_matches('-')),
+        _ => None,
+    };
+    let words = word(ContextKind::InvalidArg).zip(word(ContextKind::SuggestedArg));
+    if words.is_some_and(|(wanted, tip)| suggest(wanted, std::iter::once(tip)).is_empty()) {
+        error.remove(ContextKind::SuggestedArg);
+        // It is that of the tip.
+        error.remove(ContextKind::Usage);
+    }
+    error
+}
+
 /// Prints help, the version, or what is wrong with the command line. `file`: the configuration that has the
 /// wrong value.
-fn unparsed(error: &clap::Error, file: Option<PathBuf>) -> ExitCode {
-    match error.print() {
+fn unparsed(error: clap::Error, file: Option<PathBuf>) -> ExitCode {
+    let error = without_far_tip(error);
+    let printed = match number_of_words(&error) {
+        Some(text) => io::stderr().lock().write_all(text.as_bytes()),
+        None => error.print(),
+    };
+    match printed {
         // The reader of the help may have gone.
-        Err(failed) if !error.use_stderr() && failed.kind() != std::io::ErrorKind::BrokenPipe => {
+        Err(failed) if !error.use_stderr() && failed.kind() != io::ErrorKind::BrokenPipe => {
             eprintln!("vprof: {}", output::stdout_error(failed));
             return ExitCode::FAILURE;
         }

@@ -61,7 +61,7 @@ fn page(name: &str, command: &Command, others: &[&str], out: &mut dyn Write) -> 
     let man = Man::new(command.clone()).title(name.to_owned());
     man.render_title(out)?;
     man.render_name_section(out)?;
-    man.render_synopsis_section(out)?;
+    synopsis(command, out)?;
     man.render_description_section(out)?;
     man.render_options_section(out)?;
     if command.get_subcommands().any(|below| !below.is_hide_set()) {
@@ -88,6 +88,16 @@ fn page(name: &str, command: &Command, others: &[&str], out: &mut dyn Write) -> 
     table(out, "FILES", &FILES)?;
     let others: Vec<String> = others.iter().map(|other| format!("{}(1)", escaped(other))).collect();
     writeln!(out, ".SH \"SEE ALSO\"\n{}", others.join(", "))
+}
+
+/// Writes the usage of the help: clap_mangen lists all options there, without their values.
+fn synopsis(command: &Command, out: &mut dyn Write) -> io::Result<()> {
+    let usage = command.clone().render_usage().to_string();
+    writeln!(out, ".SH SYNOPSIS\n.nf")?;
+    for line in usage.trim_start_matches("Usage: ").lines() {
+        writeln!(out, "{}", escaped(line.trim()))?;
+    }
+    writeln!(out, ".fi")
 }
 
 /// Writes paragraphs as a section, if there are any.
@@ -147,6 +157,8 @@ mod tests {
             assert!(!text.contains("EXTRA"), "{}", subcommand.get_name());
         }
         assert!(page("vprof-image-inspect").contains(".TH"));
+        let report = page("vprof-report");
+        assert!(report.contains(".SH SYNOPSIS\n.nf\nvprof report [OPTIONS] [PROFILE]\n.fi"), "{report}");
     }
 
     #[test]

@@ -7,9 +7,10 @@ use profile::Profile;
 use profile::store::Value;
 use text::clean::escaped;
 use text::csv::{CsvWriter, Formulas};
+use text::suggest::suggest;
 
 use crate::args::QueryArgs;
-use crate::errors::{Error, ExitCode};
+use crate::errors::{Error, ExitCode, UsageError};
 use crate::output::{JsonOutput, stdout_error};
 use crate::pager::page;
 use crate::render::PageLayout;
@@ -34,8 +35,10 @@ pub fn command(args: &QueryArgs) -> Result<ExitCode, Error> {
         sql => sql.to_owned(),
     };
     let mut out = BufWriter::new(io::stdout().lock());
+    let of_one = sql.strip_prefix(SCHEMA).filter(|rest| rest.starts_with(' ')).map(str::trim);
     match (args.csv, args.json) {
-        _ if sql == SCHEMA => schema(&profile, &mut out)?,
+        _ if of_one.is_some() => schema(&profile, of_one, &mut out)?,
+        _ if sql == SCHEMA => schema(&profile, None, &mut out)?,
         (true, _) => as_csv(&profile, &sql, &mut out, Formulas::raw_if(args.raw))?,
         (_, true) => json(&profile, &sql, &mut out)?,
         _ => {
@@ -55,12 +58,32 @@ fn read_input() -> Result<String, Error> {
     Ok(sql)
 }
 
-/// Writes the statements that make the tables and views. They are vprof's own: another file is not a profile.
-fn schema(profile: &Profile, out: &mut impl Write) -> Result<(), Error> {
-    let sql =
-        "SELECT sql FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL ORDER BY name";
-    each_row(profile, sql, |_, row| row.iter().try_for_each(|sql| writeln!(out, "{};", text(sql))))?;
-    Ok(())
+/// Writes the statements that make the tables and views, or the one of this name. They are vprof's own: another
+/// file is not a profile.
+fn schema(profile: &Profile, name: Option<&str>, out: &mut impl Write) -> Result<(), Error> {
+    let sql = "SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL ORDER BY name";
+    let mut names = Vec::new();
+    each_row(profile, sql, |_, row| {
+        let [found, sql] = row else { return Ok(()) };
+        let found = text(found);
+        let is_wanted = name.is_none_or(|name| name == found);
+        names.push(found);
+        if is_wanted { writeln!(out, "{};", text(sql)) } else { Ok(()) }
+    })?;
+    match name.filter(|name| !names.iter().any(|found| found == name)) {
+        Some(name) => Err(no_table(name, &names).into()),
+        None => Ok(()),
+    }
+}
+
+fn no_table(name: &str, names: &[String]) -> UsageError {
+    let near = suggest(name, names.iter().map(String::as_str));
+    let advice = if near.is_empty() {
+        "`vprof query .tables` lists them".to_owned()
+    } else {
+        format!("near are {}", near.join(", "))
+    };
+    UsageError::NoTable { name: escaped(name).into_owned(), advice }
 }
 
 /// Passes each row to `write`. A failed write, as when the reader has gone, ends the query.

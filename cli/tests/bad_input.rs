@@ -246,6 +246,19 @@ fn a_command_needs_an_init_that_runs_it() {
 }
 
 #[test]
+fn a_directory_is_not_an_output() {
+    let files = InputFiles::new();
+    let (kernel, folder) = (files.path("kernel"), files.path("folder"));
+    fs::create_dir(&folder).unwrap();
+    for force in [&[][..], &["--force".as_ref()]] {
+        let words = ["run".as_ref(), kernel.as_os_str(), "-o".as_ref(), folder.as_os_str()];
+        let output = run(words.iter().chain(force));
+        refused(&output, 1, &["folder is a directory", "-o"]);
+        assert!(!stderr(&output).contains("--force"), "{}", stderr(&output));
+    }
+}
+
+#[test]
 fn an_existing_output_is_not_touched() {
     let files = InputFiles::new();
     let output = files.write("mine.txt", b"my thesis");
@@ -269,6 +282,8 @@ fn wrong_command_lines_end_with_2() {
         (&["run", "x", "--memory", "512"], "the unit is missing"),
         (&["run", "x", "--cpus", "65"], "65 is not in 1..=64"),
         (&["run", "x", "--cpus", "0"], "0 is not in 1..=64"),
+        (&["run", "x", "--cpus", "two"], "'two' for '--cpus <N>': write a whole number"),
+        (&["report", "x", "-n", "many"], "'many' for '--rows <ROWS>': write a whole number"),
         (&["run", "x", "-F", "0"], "from 0.1 to 50000"),
         (&["run", "x", "--task-rate", "2000"], "from 0.1 to 1000"),
         (&["run", "x", "-d", "0s"], "more than 0"),
@@ -281,6 +296,15 @@ fn wrong_command_lines_end_with_2() {
         let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         assert!(stderr(&output).contains(word), "{arguments:?}: {}", stderr(&output));
+    }
+    // Another option is offered only for a slip of the finger.
+    for (option, tip) in [("--dso", None), ("--modul", Some("'--module'")), ("--proces", Some("'--process'"))]
+    {
+        let output = run(["report", option, "x"]);
+        let error = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert_eq!(error.contains("tip:"), tip.is_some(), "{error}");
+        assert!(error.contains(tip.unwrap_or("unexpected argument '--dso' found")), "{error}");
     }
     let files = InputFiles::new();
     let kernel = files.path("kernel");

@@ -58,6 +58,7 @@ fn the_format_is_inferred_from_the_file_name() {
     }
     refused(&profile.export_to(&profile.file("a.what"), &[]), 2, &["--format", "folded", "pprof"]);
     refused(&profile.export(&[]), 2, &["--format"]);
+    assert!(profile.export(&["--format", "svg"]).stdout.starts_with(b"<?xml"));
     let wrong = profile.export(&["--format", "gif"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("perfetto, perf-script"), "{}", stderr(&wrong));

@@ -80,6 +80,10 @@ fn a_query_is_read_from_standard_input_and_tables_have_names() {
     assert!(tables.contains("v_processes") && tables.contains("sample"), "{tables}");
     let schema = stdout(&run_in(directory.path(), &["query", ".schema"]));
     assert!(schema.contains("CREATE TABLE sample (\n"), "{schema}");
+    let of_one = stdout(&run_in(directory.path(), &["query", ".schema v_processes"]));
+    assert!(of_one.starts_with("CREATE VIEW v_processes") && !of_one.contains("CREATE TABLE"), "{of_one}");
+    let unknown = run_in(directory.path(), &["query", ".schema v_proceses"]);
+    refused(&unknown, 2, &["no table or view v_proceses", "near are v_processes"]);
 }
 
 #[test]

@@ -86,6 +86,10 @@ impl Format {
 
     /// Returns the format for the ending of a file name.
     pub fn of_file(name: &str) -> Option<Self> {
+        // Programs that write JSON of their own call it so, and do not read that of the Firefox Profiler.
+        if name.ends_with(".speedscope.json") {
+            return None;
+        }
         let ends = |known: &&FormatInfo| known.endings.iter().any(|ending| name.ends_with(ending));
         KNOWN.iter().find(ends).map(|known| known.format)
     }

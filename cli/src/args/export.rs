@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ::export::{Count, Format, Root};
 use clap::Args;
-use clap::builder::{PossibleValuesParser, TypedValueParser, ValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser, ValueParser};
 
 use super::{DEFAULT_PROFILE, FilterArgs, TEMPLATE};
 
@@ -80,7 +80,16 @@ pub struct ExportArgs {
 }
 
 fn format_parser() -> ValueParser {
-    PossibleValuesParser::new(Format::all().map(Format::name)).try_map(|name| name.parse::<Format>()).into()
+    // A flame graph is what most mean by the format of its file.
+    let value = |format: Format| match format {
+        Format::Flamegraph => PossibleValue::new(format.name()).alias("svg"),
+        _ => PossibleValue::new(format.name()),
+    };
+    let parse = |name: String| match name.as_str() {
+        "svg" => Ok(Format::Flamegraph),
+        name => name.parse::<Format>(),
+    };
+    PossibleValuesParser::new(Format::all().map(value)).try_map(parse).into()
 }
 
 /// Returns a parser of one of several names.

@@ -39,6 +39,9 @@ fn check_path(path: &Path, force: bool) -> Result<(), Error> {
         Err(source) => return Err(Error::file("read", path, source)),
         Ok(metadata) => metadata,
     };
+    if path.is_dir() {
+        return Err(Error::OutputDirectory(path.to_owned()));
+    }
     if !force {
         return Err(Error::OutputExists(path.to_owned()));
     }

@@ -178,7 +178,13 @@ impl Selection {
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
             let mut found = HashSet::new();
             for wanted in &filter.process {
-                let own = instances(tables, |i| is_process((&i.comm, i.pid, i.number), wanted));
+                let called = |name: &str| instances(tables, |i| is_process((&i.comm, i.pid, i.number), name));
+                let own = called(wanted);
+                // A name may have a comma, so that a list is none.
+                if own.is_empty() && wanted.split(',').any(|one| !called(one).is_empty()) {
+                    let advice = "give each name its own --process".to_owned();
+                    return Err(ReportError::NoSuch { what: "process", wanted: printable(wanted), advice });
+                }
                 if own.is_empty() {
                     return Err(no_such("process", wanted, names(), "--by process"));
                 }

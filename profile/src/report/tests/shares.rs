@@ -207,6 +207,8 @@ fn wrong_filters_are_told() {
         let error = error(Filter { process, ..Filter::default() });
         assert!(error.starts_with(&format!("the profile has no process {last}: ")), "{error}");
     }
+    let list = Filter { process: vec!["gzip,x*".to_owned()], ..Filter::default() };
+    assert_eq!(error(list), "the profile has no process gzip,x*: give each name its own --process");
     let no_vcpu = Filter { vcpu: Some(2), ..Filter::default() };
     assert_eq!(error(no_vcpu), "the profile has no vCPU 2: it has 2, counted from 0");
     let late = Filter { from_ns: Some(2_001 * MS), ..Filter::default() };

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::Stdio;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 use testkit::{python_module, tool};
 
@@ -53,6 +54,14 @@ fn words(line: &str) -> Option<Vec<String>> {
     Some(words)
 }
 
+/// Returns the commands in the text of a document, which may lack what they require: `vprof run --exact`.
+fn mentions(document: &str) -> Vec<String> {
+    let text = document.split("\n```").step_by(2);
+    let code = text.flat_map(|part| part.split('`').skip(1).step_by(2));
+    // A table writes a bar with a backslash.
+    code.map(|code| code.replace("\\|", "|").replace('\n', " ")).collect()
+}
+
 /// Parses each line; returns the number of commands.
 fn all_are_taken(origin: &str, lines: &[String]) -> usize {
     let mut taken = 0;
@@ -75,12 +84,21 @@ fn documents() {
         let entries = fs::read_dir(root.join(directory)).expect("a directory");
         files.extend(entries.map(|entry| entry.expect("an entry").path()));
     }
-    let mut taken = 0;
+    let (mut taken, mut mentioned) = (0, 0);
     for file in files.iter().filter(|file| file.extension().is_some_and(|extension| extension == "md")) {
         let document = fs::read_to_string(file).expect("a document");
         taken += all_are_taken(&file.display().to_string(), &lines_of_code(&document));
+        for words in mentions(&document).iter().filter_map(|line| words(line)) {
+            let words = with_report(&Cli::command(), words.into_iter().map(Into::into).collect());
+            if let Err(error) = Cli::try_parse_from(&words) {
+                let lacks =
+                    [ErrorKind::MissingRequiredArgument, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand];
+                assert!(lacks.contains(&error.kind()), "{}: {words:?}: {error}", file.display());
+            }
+            mentioned += 1;
+        }
     }
-    assert!(taken > 30, "{taken}");
+    assert!(taken > 30 && mentioned > 300, "{taken} {mentioned}");
 }
 
 #[test]

@@ -167,6 +167,23 @@ fn output_arrives_whole_and_apart() {
 }
 
 #[test]
+fn output_is_taken_at_more_than_a_megabyte_a_second() {
+    // A page is what most programs write at once.
+    const PAGE: [u8; 4096] = [b'x'; 4096];
+    let (mut rig, reader) = ports(32 << 20);
+    let begun = Instant::now();
+    for _ in 0..512 {
+        (0..8).for_each(|index| rig.put_output(1, index, &PAGE));
+        assert_eq!(rig.answer(), 0);
+    }
+    let (bytes, took) = (reader.bytes(0).len(), begun.elapsed());
+    let rate = 512.0 * 8.0 * 4096.0 / took.as_secs_f64();
+    println!("{bytes} bytes in {took:?}: {:.0} MB/s", rate / 1e6);
+    assert_eq!(bytes, 512 * 8 * 4096);
+    assert!(rate > 1e6, "{rate:.0} bytes a second");
+}
+
+#[test]
 fn a_reader_without_room_stops_its_port_alone_and_loses_nothing() {
     let (mut rig, reader) = ports(0);
     reader.make_room(0, 10_000);

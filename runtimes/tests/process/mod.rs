@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::Child;
 
 use runtimes::ProcessMemory;
-use symbols::cfi::{CfiSection, CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
-use symbols::elf::{ElfFile, ElfSection};
+use symbols::cfi::{CfiSections, CfiTable, CodeMapping, CodeMappings, ImageCode};
+use symbols::elf::ElfFile;
 use symbols::{Registers, StackMemory, VirtAddr};
 
 #[allow(dead_code, reason = "for some of the tests")]
@@ -137,16 +137,7 @@ impl MappingReader {
         let file = u32::try_from(self.files.len() + 1).expect("few files");
         self.files.insert(path.to_owned(), file);
         let elf = ElfFile::open(Box::new(File::open(path).expect("a file"))).expect("ELF");
-        let section = |section: ElfSection| CfiSection { bytes: section.bytes, address: section.address };
-        let start = |name| elf.section_range(name).map(|(start, _)| start);
-        let table = CfiTable::parse(CfiSections {
-            eh_frame_hdr: elf.eh_frame_hdr().ok().map(section),
-            eh_frame: elf.eh_frame().ok().map(section),
-            debug_frame: elf.section(".debug_frame").ok().map(section),
-            text: start(".text"),
-            got: start(".got"),
-            go: None,
-        });
+        let table = CfiTable::parse(CfiSections::read(&elf));
         self.tables.insert(file, table.ok());
         self.elves.insert(file, elf);
         file

@@ -54,8 +54,8 @@ impl Observer<StopMemory> for Checker {
     }
 
     fn ticked(&mut self, tick: &Tick<'_, StopMemory>) -> Option<Duration> {
-        // The second vCPU is not started. Its samples are taken as often, and the interrupts of the first one's
-        // meet them on their CPU.
+        // The second vCPU is not started. Its samples are taken as often, and the interrupts of the first
+        // one's meet them on their CPU.
         if matches!(tick.activity(), Some(Activity::NotStarted)) {
             return Some(Duration::from_micros(10));
         }

@@ -113,8 +113,8 @@ fn stacks_of_the_host_lead_into_the_guest() {
             }
             assert!(names.iter().all(|name| name != "asm_sysvec_call_function_single"), "{place}: {names:?}");
         }
-        // QEMU has no frame pointers: each stack begins with a function all the same. A thread whose CPU vprof has
-        // taken has none.
+        // QEMU has no frame pointers: each stack begins with a function all the same. A thread whose CPU
+        // vprof has taken has none.
         let cut = run.number(
             "SELECT count(*) FROM host_stack JOIN host_frame f ON f.id = frame \
              WHERE parent IS NULL AND kind = 'reason' AND symbol NOT LIKE 'no stack%'",

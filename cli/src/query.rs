@@ -58,8 +58,8 @@ fn read_input() -> Result<String, Error> {
     Ok(sql)
 }
 
-/// Writes the statements that make the tables and views, or the one of this name. They are vprof's own: another
-/// file is not a profile.
+/// Writes the statements that make the tables and views, or the one of this name. They are vprof's own:
+/// another file is not a profile.
 fn schema(profile: &Profile, name: Option<&str>, out: &mut impl Write) -> Result<(), Error> {
     let sql = "SELECT name, sql FROM sqlite_schema WHERE type IN ('table', 'view') AND sql IS NOT NULL ORDER BY name";
     let mut names = Vec::new();

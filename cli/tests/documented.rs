@@ -1,7 +1,7 @@
 //! Commands of README.md, the tutorial and docs/coming-from.md that read a profile, run as they are typed.
 //!
-//! Commands that need a guest, a terminal or this machine are parsed only (`src/args/documented.rs`); tests that run
-//! such commands are named at [`ELSEWHERE`].
+//! Commands that need a guest, a terminal or this machine are parsed only (`src/args/documented.rs`); tests
+//! that run such commands are named at [`ELSEWHERE`].
 
 mod support;
 
@@ -80,8 +80,8 @@ fn batch() -> Batch {
     batch
 }
 
-/// Returns the commands of vprof in a document, as they are typed: lines of its blocks of code, of which one that
-/// ends in a backslash continues, and code in its text and tables.
+/// Returns the commands of vprof in a document, as they are typed: lines of its blocks of code, of which one
+/// that ends in a backslash continues, and code in its text and tables.
 fn commands(document: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (n, part) in document.split("```").enumerate() {
@@ -106,7 +106,8 @@ fn is_elsewhere(command: &str) -> bool {
         || words.any(|word| INTERACTIVE.contains(&word))
 }
 
-/// Runs a command in a shell, in a directory with the profiles that the documents name; returns what is wrong.
+/// Runs a command in a shell, in a directory with the profiles that the documents name; returns what is
+/// wrong.
 fn failure(command: &str, profile: &Path) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| directory.path().join(name);

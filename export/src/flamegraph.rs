@@ -77,10 +77,10 @@ fn source(recording: &Recording) -> String {
     )
 }
 
-/// Writes a flame graph of two profiles. The widths are those of the second; red has a larger share of all time
-/// than before, blue a smaller one. `stacks` are folded, with their numbers in the first and in the second, us;
-/// those of the first are scaled to `all_us`, the time of the second that was not idle, which may be more than
-/// that of the stacks.
+/// Writes a flame graph of two profiles. The widths are those of the second; red has a larger share of all
+/// time than before, blue a smaller one. `stacks` are folded, with their numbers in the first and in the
+/// second, us; those of the first are scaled to `all_us`, the time of the second that was not idle, which may
+/// be more than that of the stacks.
 ///
 /// # Errors
 /// See [`ExportError`].
@@ -358,7 +358,8 @@ mod tests {
 
     #[test]
     fn a_part_of_the_time_has_colours_by_its_shares_of_all() {
-        // 120 us of the program have become 40, of 1,000: all of it has shrunk, though read is a larger part of it.
+        // 120 us of the program have become 40, of 1,000: all of it has shrunk, though read is a larger part
+        // of it.
         let svg = difference_of(&[("main;read", 60, 30), ("main;write", 60, 10)], 1_000);
         assert!(frame(&svg, "main").contains("(40 us, 4.00%; -8.00%)"), "{svg}");
         assert!(frame(&svg, "read").contains("(30 us, 3.00%; -3.00%)"), "{svg}");

@@ -16,8 +16,8 @@ use crate::microstate::host::own_cpu_time;
 
 /// Rows of each kind in a reading, at most.
 const ROWS: usize = 16;
-/// Shortest time from one reading to the next, as a multiple of a reading's CPU time, so that readings take at
-/// most 1 % of a CPU: in a guest with very many files or processes they become fewer.
+/// Shortest time from one reading to the next, as a multiple of a reading's CPU time, so that readings take
+/// at most 1 % of a CPU: in a guest with very many files or processes they become fewer.
 const COST_MULTIPLE: u32 = 100;
 /// Time between two attempts to read the guest at the start.
 const PAUSE: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
-//! Warning, during a run, of output to a serial port that takes most of the guest's time: the profile is then one
-//! of its console.
+//! Warning, during a run, of output to a serial port that takes most of the guest's time: the profile is then
+//! one of its console.
 
 use std::time::Duration;
 

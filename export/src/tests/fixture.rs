@@ -107,8 +107,8 @@ pub fn with_host() -> Made {
     finished(&batch)
 }
 
-/// Returns a run of two kernel threads of one name, the serial port's driver on their stacks, in which most of
-/// the time went into sampling.
+/// Returns a run of two kernel threads of one name, the serial port's driver on their stacks, in which most
+/// of the time went into sampling.
 pub fn slowed() -> Made {
     let mut batch = run("prog");
     samples(&mut batch);

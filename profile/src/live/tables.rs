@@ -226,8 +226,8 @@ impl Tables {
         functions
     }
 
-    /// Returns the part of the guest's CPU time of the last seconds with the driver of a serial port on the stack;
-    /// `None` while the run is shorter.
+    /// Returns the part of the guest's CPU time of the last seconds with the driver of a serial port on the
+    /// stack; `None` while the run is shorter.
     pub fn serial_share(&self, last: Duration) -> Option<Share> {
         let from_ns = self.now_ns.checked_sub(u64::try_from(last.as_nanos()).unwrap_or(u64::MAX))?;
         let kinds = busy_kinds(&self.counts.since(from_ns, None));

@@ -180,7 +180,7 @@ impl Selection {
             for wanted in &filter.process {
                 let called = |name: &str| instances(tables, |i| is_process((&i.comm, i.pid, i.number), name));
                 let own = called(wanted);
-                // A name may have a comma, so that a list is none.
+                // A name may have a comma, so the option takes no list.
                 if own.is_empty() && wanted.split(',').any(|one| !called(one).is_empty()) {
                     let advice = "give each name its own --process".to_owned();
                     return Err(ReportError::NoSuch { what: "process", wanted: printable(wanted), advice });

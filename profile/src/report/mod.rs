@@ -504,8 +504,8 @@ pub(crate) fn is_emulated(host: &str) -> bool {
     matches!(host, "portable" | "tcg")
 }
 
-/// Share of the vCPUs' time in the sampler from which reports warn. An emulated host on a quiet machine takes 18 %
-/// at 1,000 Hz.
+/// Share of the vCPUs' time in the sampler from which reports warn. An emulated host on a quiet machine takes
+/// 18 % at 1,000 Hz.
 const MUCH_OVERHEAD: f64 = 0.3;
 /// Share of the guest's CPU time on a serial port from which reports warn.
 const MUCH_SERIAL: f64 = 0.1;
@@ -521,7 +521,8 @@ impl Report {
         self.overhead.share >= MUCH_OVERHEAD
     }
 
-    /// True if writing to a serial port took so much of the guest's time that the profile is one of its console.
+    /// True if writing to a serial port took so much of the guest's time that the profile is one of its
+    /// console.
     pub fn has_much_serial(&self) -> bool {
         // A relative share is not one of the guest's time.
         self.serial.share >= MUCH_SERIAL && !self.filter.relative

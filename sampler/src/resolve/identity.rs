@@ -290,7 +290,7 @@ mod tests {
             (leader, &[(10, "python3")][..]),
             (thread, &[(11, "python3"), (11, "worker\u{fffd}1")]),
             (thread, &[]),
-            (renamed, &[(11, "nativen3")]),
+            (renamed, &[(11, "native3")]),
         ] {
             rows.clear();
             threads.note(1, &task, &mut rows);
@@ -298,7 +298,7 @@ mod tests {
             let found: Vec<(i32, &str)> = rows.iter().map(|row| (row.tid, row.comm.as_str())).collect();
             assert_eq!(found, wanted);
         }
-        assert_eq!(threads.name(1, 11), "nativen3");
+        assert_eq!(threads.name(1, 11), "native3");
         threads.note_runtime_name(1, &task(10, 12, 500, "python3"), &name, &mut rows);
         assert_eq!(threads.name(1, 12), "", "a thread that is not known");
     }

@@ -30,6 +30,7 @@ fn main() -> anyhow::Result<()> {
             Some("functions") => child::report(&pipeline::functions(path)?),
             Some("folded") => child::report(&pipeline::folded(path)?),
             Some("page") => child::report(&pipeline::page(path)?),
+            Some("merge") => child::report(&pipeline::merge(path)?),
             Some("names") => child::report(&names::measure(path)?),
             Some("crowd") => {
                 let vcpus = path.to_str().and_then(|vcpus| vcpus.parse().ok()).context("not a number")?;
@@ -41,9 +42,9 @@ fn main() -> anyhow::Result<()> {
             // Inside that wall the peak of memory cannot be read.
             Some("attached-wall") => attached_wall::measure(path),
             _ => bail!(
-                "usage: bench, or bench summary|functions|folded|page PROFILE, or bench names FILE, or bench wall on|off, \
-                 or bench attached-wall on/PID|off/PID, or bench attach, or bench managed, \
-                 or bench crowd VCPUS"
+                "usage: bench, or bench summary|functions|folded|page PROFILE, or bench merge DIRECTORY, \
+                 or bench names FILE, or bench wall on|off, or bench attached-wall on/PID|off/PID, \
+                 or bench attach, or bench managed, or bench crowd VCPUS"
             ),
         };
     }

@@ -1,11 +1,12 @@
 //! Benchmarks of what follows the vCPU: collector, report, memory.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use export::{Count, Format, Request, Root};
 use profile::made_up;
 use profile::report::{self, By};
+use profile::store::Value;
 use profile::{Batch, Filter, Profile, ProfileWriter, Report, Sink, SinkError};
 use sampler::bench;
 use vprof_tests::Guest;
@@ -18,6 +19,11 @@ const SAMPLES: u64 = 1_000_000;
 
 /// Stacks in the profile that is reported by function.
 const STACKS: u32 = 50_000;
+
+/// Profiles that are merged, and samples and stacks of each.
+const PROFILES: u64 = 100;
+const SAMPLES_OF_EACH: u64 = 100_000;
+const STACKS_OF_EACH: u32 = 5_000;
 
 fn seconds(ns: u64) -> String {
     format!("{:.2} s", ns as f64 / 1e9)
@@ -43,6 +49,13 @@ pub fn rows() -> anyhow::Result<Vec<TableRow>> {
     let [functions, functions_wall, functions_memory] = child::run("functions", &path)?;
     let [folded, folded_wall, folded_memory] = child::run("folded", &path)?;
     let [page, page_wall, page_bytes, page_memory] = child::run("page", &path)?;
+    let sources = tempfile::tempdir()?;
+    for number in 0..PROFILES {
+        let path = sources.path().join(format!("machine-{number}.vprof"));
+        made_up::write_run(&path, SAMPLES_OF_EACH, STACKS_OF_EACH, number);
+    }
+    let [merged, merged_wall, merged_bytes, merged_memory] = child::run("merge", sources.path())?;
+    drop(sources);
     Ok(vec![
         TableRow::text(
             "collector and writer, one core",
@@ -81,6 +94,17 @@ pub fn rows() -> anyhow::Result<Vec<TableRow>> {
             seconds(folded_wall),
             folded_memory / 1_000_000
         )),
+        TableRow::text(
+            "merge of 100 profiles of 100,000 samples and 5,000 stacks",
+            seconds(merged),
+            "at most 60 s",
+        )
+        .detail(format!(
+            "of CPU, {} of time; {} MB, {} MB at the peak (at most 500)",
+            seconds(merged_wall),
+            merged_bytes / 1_000_000,
+            merged_memory / 1_000_000
+        )),
         TableRow::text("page of HTML, 1,000,000 samples, 50,000 stacks", seconds(page), "at most 5 s")
             .detail(format!(
                 "of CPU, {} of time; {:.1} MB (at most 5), {} MB at the peak (at most 500)",
@@ -117,6 +141,21 @@ pub fn summary(path: &Path) -> anyhow::Result<[u64; 2]> {
         "the report has another number of samples"
     );
     ns(cost)
+}
+
+/// Measures the merge of all profiles in a directory likewise, and the bytes of the result.
+pub fn merge(directory: &Path) -> anyhow::Result<[u64; 3]> {
+    let entries = fs::read_dir(directory)?.map(|entry| Ok(entry?.path()));
+    let paths: Vec<PathBuf> = entries.collect::<anyhow::Result<_>>()?;
+    let output = directory.join("all.vprof");
+    let (cost, merged) = bench::measured(|| profile::merge::merge(&paths, &output, false, &mut |_, _| ()));
+    let counted = Profile::open(&output)?.query("SELECT count(*), count(DISTINCT vcpu) FROM sample")?;
+    let samples = PROFILES * SAMPLES_OF_EACH;
+    anyhow::ensure!(merged?.samples == samples, "the merged profile has another number of samples");
+    let expected = [samples, 2 * PROFILES].map(|number| Value::Integer(number.cast_signed()));
+    anyhow::ensure!(counted.rows == [expected.to_vec()], "{:?}", counted.rows);
+    let [cpu, wall] = ns(cost)?;
+    Ok([cpu, wall, fs::metadata(&output)?.len()])
 }
 
 /// Measures the table of functions likewise.

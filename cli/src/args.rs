@@ -11,6 +11,7 @@ mod export;
 mod filter;
 mod image;
 mod mem;
+mod merge;
 mod open;
 mod parse;
 mod recording;
@@ -42,6 +43,7 @@ pub use export::ExportArgs;
 pub use filter::FilterArgs;
 pub use image::{ImageCommand, InspectArgs};
 pub use mem::MemArgs;
+pub use merge::MergeArgs;
 pub use open::OpenArgs;
 pub use recording::{RecordingArgs, file_identity};
 pub use report::ReportArgs;
@@ -228,6 +230,8 @@ pub enum CliCommand {
     Annotate(AnnotateArgs),
     /// Compare runs: which code takes more CPU time, which less, and which changes are more than chance
     Diff(DiffArgs),
+    /// Merge profiles of several virtual machines in one
+    Merge(MergeArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
     /// Show a profile in the browser

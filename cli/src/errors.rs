@@ -12,6 +12,7 @@ use host::{
     Stage, VsockError,
 };
 use images::ImageError;
+use profile::merge::MergeError;
 use profile::report::ReportError;
 use profile::store::{CreateError, EditError, ProfileError, QueryError};
 use text::message::{Reason, Shown};
@@ -80,6 +81,9 @@ pub enum Error {
     /// The profile can't be created.
     #[error(transparent)]
     Create(#[from] CreateError),
+    /// Profiles can't be merged.
+    #[error("{}", text::clean::escaped(&.0.to_string()))]
+    Merge(#[from] MergeError),
     /// The profile can't be changed.
     #[error(transparent)]
     Edit(#[from] EditError),

@@ -1,10 +1,10 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`mem`], [`report`], [`stat`],
-//! [`rusage`], [`annotate`], [`diff`], [`export`], [`open`], [`query`], [`symbolize`], [`simulate`],
-//! [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the same program
-//! is that host's inner half ([`host::portable::inner`]); as the init of a guest of the self-test, it is all
-//! of that guest's programs ([`selftest::guest`]).
+//! [`rusage`], [`annotate`], [`diff`], [`merge`], [`export`], [`open`], [`query`], [`symbolize`],
+//! [`simulate`], [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the
+//! same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
+//! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
 mod annotate;
 mod args;
@@ -23,6 +23,7 @@ mod export;
 mod inspect;
 mod man;
 mod mem;
+mod merge;
 mod open;
 mod output;
 mod pager;
@@ -121,6 +122,7 @@ fn main() -> ExitCode {
         CliCommand::Stat(args) => stat::command(&args),
         CliCommand::Annotate(args) => annotate::command(&args),
         CliCommand::Diff(args) => diff::command(&args),
+        CliCommand::Merge(args) => merge::command(&args),
         CliCommand::Export(args) => export::command(&args),
         CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),

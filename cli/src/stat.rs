@@ -28,10 +28,10 @@ pub fn command(args: &StatArgs) -> Result<ExitCode, Error> {
         let stat = Stat::read(&profile)?;
         let Some(vcpu) = args.cpu else { return Ok(stat) };
         let count = stat.vcpus.len();
-        if usize::from(vcpu) >= count {
-            return Err(profile::report::ReportError::NoSuchVcpu { vcpu, count }.into());
+        if stat.vcpus.iter().all(|row| row.number != u16::from(vcpu)) {
+            return Err(profile::report::ReportError::NoSuchVcpu { vcpu: vcpu.into(), count }.into());
         }
-        Ok(stat.of_vcpu(vcpu))
+        Ok(stat.of_vcpu(vcpu.into()))
     };
     if args.shown.csv {
         render::write_csv_heading(io::stdout().lock()).map_err(stdout_error)?;

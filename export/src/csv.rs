@@ -31,7 +31,7 @@ pub(crate) fn write(
         let who = (row.process, row.instance, row.pid, row.tid, row.thread);
         let address = row.address.map(|address| format!("{address:#x}"));
         let code = (row.function, row.module, row.kind.map(FrameKind::name), address, row.source, row.line);
-        csv.row(&(when, who, code, row.syscall, row.interrupt, &stack.1))?;
+        csv.row(&(when, who, code, row.syscall, row.interrupt, (row.vm, row.host), &stack.1))?;
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ struct Writer<'a> {
     recording: &'a Recording,
     profile: Profile,
     categories: Categories,
-    vcpus: HashMap<u8, ThreadHandle>,
+    vcpus: HashMap<u16, ThreadHandle>,
     first_vcpu: Option<ThreadHandle>,
     /// By the process's index.
     processes: HashMap<u32, ProcessHandle>,
@@ -106,14 +106,14 @@ impl<'a> Writer<'a> {
         let categories = Categories::new(&mut profile);
         let machine = profile.add_process("vCPUs", 0, timestamp(0));
         let (mut vcpus, mut first_vcpu) = (HashMap::new(), None);
-        for &vcpu in &recording.vcpus {
+        for vcpu in &recording.vcpus {
             // No thread is the main thread, which would be shown under the name of its process.
-            let thread = profile.add_thread(machine, vcpu.into(), timestamp(0), false);
-            profile.set_thread_name(thread, &format!("vCPU {vcpu}"));
+            let thread = profile.add_thread(machine, vcpu.id.into(), timestamp(0), false);
+            profile.set_thread_name(thread, &escaped(&vcpu.name()));
             profile.set_thread_show_markers_in_timeline(thread, true);
             profile.add_initial_visible_thread(thread);
             first_vcpu = first_vcpu.or(Some(thread));
-            vcpus.insert(vcpu, thread);
+            vcpus.insert(vcpu.id, thread);
         }
         if let Some(thread) = first_vcpu {
             profile.add_initial_selected_thread(thread);

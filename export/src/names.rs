@@ -1,6 +1,6 @@
 //! Names of functions and roots in exports.
 
-use profile::report::{Owner, RecordedFunction, Recording};
+use profile::report::{Owner, RecordedFunction, RecordedVcpu, Recording};
 
 use crate::Root;
 
@@ -13,13 +13,14 @@ pub fn symbol(function: &RecordedFunction) -> &str {
 }
 
 /// Returns the names above the outermost frame of an owner's stacks on a vCPU: none, one or two.
-pub fn roots(recording: &Recording, owner: &Owner, vcpu: u8, root: Root) -> Vec<String> {
+pub fn roots(recording: &Recording, owner: &Owner, vcpu: u16, root: Root) -> Vec<String> {
     let process = recording.process_of(owner);
     let mut names = match (root, process) {
         (Root::None, _) => Vec::new(),
         (Root::Vcpu, process) => {
             let name = process.map_or(&owner.name, |process| &process.comm);
-            vec![format!("vCPU {vcpu}"), name.clone()]
+            let vcpu = recording.vcpu(vcpu).map_or_else(|| format!("vCPU {vcpu}"), RecordedVcpu::name);
+            vec![vcpu, name.clone()]
         }
         (_, None) => vec![owner.name.clone()],
         (Root::Process, Some(process)) => vec![process.comm.clone()],

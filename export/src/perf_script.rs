@@ -54,8 +54,12 @@ pub(crate) fn write(
 /// Returns `comm pid/tid`. Readers find the end of the name by the blank and the digit after it, so the name
 /// neither begins with a blank nor has one before a digit.
 fn task(recording: &Recording, owner: &Owner) -> String {
-    let pid = recording.process_of(owner).map_or(0, |process| process.pid);
-    let name = escaped(&owner.name);
+    let process = recording.process_of(owner);
+    let pid = process.map_or(0, |process| process.pid);
+    let name = match process.and_then(|process| process.vm.as_deref()) {
+        Some(vm) => format!("{}/{}", escaped(vm), escaped(&owner.name)).into(),
+        None => escaped(&owner.name),
+    };
     let mut safe = String::with_capacity(name.len());
     let mut chars = name.chars().peekable();
     while let Some(c) = chars.next() {

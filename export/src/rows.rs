@@ -6,7 +6,7 @@ use profile::rows::FrameKind;
 use crate::names::symbol;
 
 /// Names of the columns.
-pub(crate) const COLUMNS: [&str; 18] = [
+pub(crate) const COLUMNS: [&str; 20] = [
     "time_ns",
     "weight_ns",
     "vcpu",
@@ -24,6 +24,8 @@ pub(crate) const COLUMNS: [&str; 18] = [
     "line",
     "syscall",
     "interrupt",
+    "vm",
+    "host",
     "stack",
 ];
 
@@ -32,7 +34,8 @@ pub(crate) const COLUMNS: [&str; 18] = [
 pub(crate) struct Row<'a> {
     pub time_ns: u64,
     pub weight_ns: f64,
-    pub vcpu: u8,
+    /// Number in its virtual machine.
+    pub vcpu: u16,
     pub mode: &'static str,
     pub process: &'a str,
     pub instance: Option<i64>,
@@ -47,10 +50,14 @@ pub(crate) struct Row<'a> {
     pub line: Option<i64>,
     pub syscall: &'a str,
     pub interrupt: &'a str,
+    /// Virtual machine and host, in a merged profile.
+    pub vm: &'a str,
+    pub host: &'a str,
 }
 
 impl<'a> Row<'a> {
     pub(crate) fn new(recording: &'a Recording, sample: &RecordedSample) -> Self {
+        let vcpu = recording.vcpu(sample.vcpu);
         let owner = recording.owners.get(sample.owner as usize);
         let process = owner.and_then(|owner| recording.process_of(owner));
         let place = recording.frames_of(sample.stack).next();
@@ -63,7 +70,7 @@ impl<'a> Row<'a> {
         Self {
             time_ns: sample.time_ns,
             weight_ns: sample.weight_ns,
-            vcpu: sample.vcpu,
+            vcpu: vcpu.map_or(sample.vcpu, |vcpu| vcpu.number),
             mode: sample.mode.name(),
             process: process.map_or(name, |process| process.comm.as_str()),
             instance: process.map(|process| process.number.into()),
@@ -81,6 +88,8 @@ impl<'a> Row<'a> {
                 .and_then(|number| recording.syscalls.get(&number))
                 .map_or("", String::as_str),
             interrupt: interrupt.map_or("", |(_, name)| name.as_str()),
+            vm: vcpu.and_then(|vcpu| vcpu.vm.as_deref()).unwrap_or(""),
+            host: vcpu.and_then(|vcpu| vcpu.host.as_deref()).unwrap_or(""),
         }
     }
 }

@@ -84,8 +84,8 @@ impl Sums {
         let mut roots: Vec<Vec<String>> = Vec::new();
         let mut known: HashMap<Vec<String>, u32> = HashMap::new();
         // Owners have the same roots on all vCPUs, unless the vCPU is one of them.
-        let mut of_owner: HashMap<(u32, u8), Option<u32>> = HashMap::new();
-        let mut root_of = |owner: u32, vcpu: u8| {
+        let mut of_owner: HashMap<(u32, u16), Option<u32>> = HashMap::new();
+        let mut root_of = |owner: u32, vcpu: u16| {
             let vcpu = if of_root == Root::Vcpu { vcpu } else { 0 };
             *of_owner.entry((owner, vcpu)).or_insert_with(|| {
                 let names = names::roots(recording, recording.owners.get(owner as usize)?, vcpu, of_root);

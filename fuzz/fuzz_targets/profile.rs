@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
+use profile::merge::merge;
 use profile::report::{By, HostReport, Recording, RecordingRequest, Request};
 use profile::{Filter, Profile, Report};
 use rusqlite::Connection;
@@ -145,6 +146,24 @@ fn write(bytes: &[u8], wrong: &[(u16, u16, u8)]) {
     std::fs::write(&SOUND.path, bytes).expect("room for a small file");
 }
 
+/// Merges the hostile profile with a sound one. What is accepted is a profile.
+fn merge_with_sound() {
+    static OTHER: LazyLock<PathBuf> = LazyLock::new(|| {
+        let path = SOUND.path.with_file_name("other.vprof");
+        profile::made_up::write_run(&path, SAMPLES, STACKS, 1);
+        path
+    });
+    // The row that each table has makes it a merged one. A damaged file may keep it.
+    if let Ok(connection) = Connection::open(&SOUND.path) {
+        let _ = connection.execute_batch("DELETE FROM vm");
+    }
+    let output = SOUND.path.with_file_name("all.vprof");
+    if merge(&[SOUND.path.clone(), OTHER.clone()], &output, true, &mut |_, _| ()).is_ok() {
+        let merged = Profile::open(&output).expect("a merged profile");
+        let _ = Report::read_with(&merged, &Filter::default(), &Request::By(vec![By::Vm, By::Function]));
+    }
+}
+
 fuzz_target!(|input: (u8, ProfileChange)| {
     let (question, input) = input;
     let mut is_other = false;
@@ -185,6 +204,9 @@ fuzz_target!(|input: (u8, ProfileChange)| {
             }
             connection.execute_batch("COMMIT").expect("a commit");
         }
+    }
+    if question % 16 == 9 {
+        merge_with_sound();
     }
     let Ok(profile) = Profile::open(&SOUND.path) else { return };
     assert!(!is_other, "another schema was taken for a profile's");

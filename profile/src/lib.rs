@@ -19,6 +19,7 @@ pub mod histogram;
 pub mod live;
 #[cfg(feature = "fixture")]
 pub mod made_up;
+pub mod merge;
 pub mod naming;
 mod numbers;
 pub mod rate_history;

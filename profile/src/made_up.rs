@@ -20,6 +20,8 @@ const PROCESSES: u32 = 64;
 const USER_ADDRESSES: u32 = 20_000;
 /// Addresses of samples in kernel code.
 const KERNEL_ADDRESSES: u32 = 2_000;
+/// Start of the run with number 0, ns since 1970.
+const STARTED_NS: u64 = 1_700_000_000_000_000_000;
 /// Samples per batch, as in a run at a high rate.
 const BATCH: u64 = 8_192;
 
@@ -29,7 +31,23 @@ const BATCH: u64 = 8_192;
 /// # Panics
 /// The profile cannot be written.
 pub fn write_profile(path: &Path, samples: u64, stacks: u32) {
+    write_run(path, samples, stacks, 0);
+}
+
+/// Writes a profile as [`write_profile`] does, of a separate run: each number is another start and another
+/// seed.
+///
+/// # Panics
+/// The profile cannot be written.
+pub fn write_run(path: &Path, samples: u64, stacks: u32, number: u64) {
     let mut writer = ProfileWriter::create(path, true).expect("a new profile");
+    let meta = [
+        ("started_unix_ns", (STARTED_NS + number * 1_000_000_000).to_string()),
+        ("seed", number.to_string()),
+        ("host", "kvm".to_owned()),
+    ];
+    let meta = meta.map(|(key, value)| (key.to_owned(), value)).to_vec();
+    writer.write(&Batch { meta, ..Batch::default() }).expect("a written profile");
     write_rows(&mut writer, samples, stacks).expect("a written profile");
 }
 

@@ -12,7 +12,7 @@ use crate::rows::RateRow;
 #[derive(Debug, Default)]
 pub struct RateHistory {
     /// By vCPU: start of the rate, ns since the run's start, and ticks per second; in the order of time.
-    changes: HashMap<u8, Vec<(u64, f64)>>,
+    changes: HashMap<u16, Vec<(u64, f64)>>,
 }
 
 impl RateHistory {
@@ -20,7 +20,7 @@ impl RateHistory {
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
         let mut statement = connection.prepare("SELECT vcpu, time_ns, rate_hz FROM rate ORDER BY time_ns")?;
         let mut rows = statement.query([])?;
-        let mut changes: HashMap<u8, Vec<(u64, f64)>> = HashMap::new();
+        let mut changes: HashMap<u16, Vec<(u64, f64)>> = HashMap::new();
         while let Some(row) = rows.next()? {
             changes.entry(row.get(0)?).or_default().push((unsigned(row, 1)?, row.get(2)?));
         }
@@ -29,17 +29,17 @@ impl RateHistory {
 
     /// Adds a change, the latest of its vCPU.
     pub fn push(&mut self, row: &RateRow) {
-        self.changes.entry(row.vcpu).or_default().push((row.time_ns, row.rate_hz));
+        self.changes.entry(row.vcpu.into()).or_default().push((row.time_ns, row.rate_hz));
     }
 
     /// Returns the changes of one vCPU.
-    pub fn changes(&self, vcpu: u8) -> &[(u64, f64)] {
+    pub fn changes(&self, vcpu: u16) -> &[(u64, f64)] {
         self.changes.get(&vcpu).map_or(&[], Vec::as_slice)
     }
 
     /// Returns the parts of a segment in which the vCPU was sampled: start and end of each, cut where the
     /// rate changes.
-    fn sampled(&self, vcpu: u8, (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
+    fn sampled(&self, vcpu: u16, (from, to): (u64, u64)) -> impl Iterator<Item = (u64, u64)> {
         let changes = self.changes(vcpu);
         let starts = std::iter::once((0, 1.0)).chain(changes.iter().copied());
         let ends = changes.iter().map(|change| change.0).chain([u64::MAX]);
@@ -49,20 +49,20 @@ impl RateHistory {
 
     /// Returns the start of the first time in which a vCPU was sampled, ns since the run's start; `None` if
     /// it never was.
-    pub fn sampled_from(&self, vcpu: u8) -> Option<u64> {
+    pub fn sampled_from(&self, vcpu: u16) -> Option<u64> {
         self.sampled(vcpu, (0, u64::MAX)).next().map(|(start, _)| start)
     }
 
     /// Divides the time of a segment evenly among its sampled parts. Returns the end of each, and its time.
-    pub fn divide(&self, vcpu: u8, (from, to): (u64, u64), ns: u64) -> impl Iterator<Item = (u64, u64)> {
+    pub fn divide(&self, vcpu: u16, (from, to): (u64, u64), ns: u64) -> impl Iterator<Item = (u64, u64)> {
         let length = to.saturating_sub(from);
         self.sampled(vcpu, (from, to)).map(move |(start, end)| (end, scaled(ns, part(end - start, length))))
     }
 
-    /// Returns the time up to `duration_ns` in which a vCPU was not sampled, ns.
-    pub fn unsampled_ns(&self, vcpu: u8, duration_ns: u64) -> u64 {
-        let sampled = self.sampled(vcpu, (0, duration_ns)).map(|(start, end)| end - start);
-        duration_ns.saturating_sub(sampled.sum())
+    /// Returns the time of a run in which a vCPU was not sampled, ns. `run` is its start and its end.
+    pub fn unsampled_ns(&self, vcpu: u16, run: (u64, u64)) -> u64 {
+        let sampled = self.sampled(vcpu, run).map(|(start, end)| end - start);
+        run.1.saturating_sub(run.0).saturating_sub(sampled.sum())
     }
 }
 
@@ -83,6 +83,7 @@ mod tests {
         assert_eq!(all, [(100, 100), (300, 300), (350, 100)]);
         assert_eq!(rates.divide(1, (110, 140), 30).count(), 0);
         assert_eq!(rates.divide(0, (110, 140), 30).collect::<Vec<_>>(), [(140, 30)]);
-        assert_eq!((rates.unsampled_ns(1, 400), rates.unsampled_ns(0, 400)), (50, 0));
+        assert_eq!((rates.unsampled_ns(1, (0, 400)), rates.unsampled_ns(0, (0, 400))), (50, 0));
+        assert_eq!(rates.unsampled_ns(1, (120, 400)), 30);
     }
 }

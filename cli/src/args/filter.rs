@@ -40,9 +40,17 @@ pub struct FilterArgs {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "MODE")]
     pub mode: Vec<ModeChoice>,
 
-    /// Only this vCPU
+    /// Only this vCPU, of each virtual machine of a merged profile
     #[arg(long, visible_alias = "vcpu", value_name = "N")]
     pub cpu: Option<u8>,
+
+    /// Only virtual machines with this name, in a merged profile; `*` stands for any characters
+    #[arg(long, value_name = "NAME")]
+    pub vm: Option<String>,
+
+    /// Only virtual machines of the host with this name, in a merged profile; `*` stands for any characters
+    #[arg(long, value_name = "NAME")]
+    pub vm_host: Option<String>,
 
     /// Only samples in this part of the run, like 2s..5s, 500ms.. or ..10s, counted from its start
     #[arg(long, value_name = "FROM..TO", value_parser = parse_span)]
@@ -67,7 +75,9 @@ impl FilterArgs {
             symbol: self.symbol.clone(),
             module: None,
             modes: self.mode.iter().map(|&mode| mode.into()).collect(),
-            vcpu: self.cpu,
+            vcpu: self.cpu.map(u16::from),
+            vm: self.vm.clone(),
+            host: self.vm_host.clone(),
             from_ns: span.from.map(ns),
             to_ns: span.to.map(ns),
             relative: false,

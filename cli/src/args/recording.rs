@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use clap::Args;
 use host::protocol::Then;
+use profile::rows::HOSTNAME;
 use profile::store::CreateError;
-use profile::{ClockKind, ProfileWriter};
+use profile::{Batch, ClockKind, ProfileWriter, Sink, SinkError};
 use sampler::RecordingConfig;
 use sampler::conditions::{Condition, RunTrigger};
 use text::parse::positive_time;
@@ -129,6 +130,12 @@ pub fn file_identity(path: &Path) -> Option<FileIdentity> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
+/// Returns the name of this machine (Documentation/admin-guide/sysctl/kernel.rst, hostname).
+fn hostname() -> Option<String> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
+    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
 impl RecordingArgs {
     /// Sets the name of the profile where the user has given none: a profile that has it is kept.
     pub fn keep_older(&mut self, output: PathBuf) {
@@ -144,10 +151,15 @@ impl RecordingArgs {
         if self.older.is_some() && self.older == file_identity(&self.output) {
             writer = writer.keeping_older(older_name(&self.output));
         }
-        Ok(match self.max_size {
-            Some(bytes) => writer.limited_to(bytes),
-            None => writer,
-        })
+        if let Some(bytes) = self.max_size {
+            writer = writer.limited_to(bytes);
+        }
+        if let Some(name) = hostname() {
+            let batch = Batch { meta: vec![(HOSTNAME.to_owned(), name)], ..Batch::default() };
+            let failed = |SinkError(reason)| CreateError::Database { path: self.output.clone(), reason };
+            writer.write(&batch).map_err(failed)?;
+        }
+        Ok(writer)
     }
 
     /// Returns the configuration of sampling, with this seed.

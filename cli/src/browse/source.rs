@@ -201,6 +201,8 @@ fn below(row: &Row, by: By, report: &Report, place: &Place) -> RowTarget {
             }
         }
         By::Process | By::Instance | By::Thread => nothing("this is not a process; 9 shows interrupts"),
+        By::Vm => part(&row.name, Filter { vm: Some(row.name.clone()), ..filter }),
+        By::Host => part(&row.name, Filter { host: Some(row.name.clone()), ..filter }),
         By::Module => part(&row.name, Filter { module: Some(row.name.clone()), ..filter }),
         By::Function => {
             let module = row.module.clone().unwrap_or_else(|| "kernel".to_owned());
@@ -236,9 +238,13 @@ fn kind_name(kind: ProcessKind) -> Option<&'static str> {
     }
 }
 
-/// Returns the instances among the rows of processes that `is_its` accepts, as `name#number`: two kinds of
-/// tasks can have one name.
+/// Returns the instances among the rows of processes that `is_its` accepts, as `name#number`, or
+/// `machine/name#number` in a merged profile: two kinds of tasks can have one name.
 fn instances(report: &Report, is_its: impl Fn(&&Process) -> bool) -> Vec<String> {
     let tasks = report.processes.iter().filter(|process| kind_name(process.kind).is_some());
-    tasks.filter(is_its).map(|process| format!("{}#{}", process.comm, process.instance)).collect()
+    let name = |Process { vm, comm, instance, .. }: &Process| match vm {
+        Some(vm) => format!("{vm}/{comm}#{instance}"),
+        None => format!("{comm}#{instance}"),
+    };
+    tasks.filter(is_its).map(name).collect()
 }

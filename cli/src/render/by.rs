@@ -58,6 +58,8 @@ fn plural(by: By) -> &'static str {
         By::Module => "Modules",
         By::Irq => "Interrupts",
         By::Syscall => "System calls",
+        By::Vm => "Virtual machines",
+        By::Host => "Hosts",
     }
 }
 
@@ -65,6 +67,7 @@ fn outside(breakdown: &Breakdown) -> &'static str {
     match (breakdown.by, breakdown.further.as_slice()) {
         (By::Irq, []) => "outside of interrupts",
         (By::Syscall, []) => "in interrupts, or before there were tasks",
+        (By::Vm | By::Host, []) => "of one virtual machine: the profile is not merged (`vprof merge`)",
         _ => "in none of these",
     }
 }
@@ -119,6 +122,11 @@ fn columns(by: By, wide: bool) -> &'static [RowColumn] {
             ("interrupt", ColumnAlign::Left, name),
         ],
         By::Syscall => &[("system call", ColumnAlign::Left, name)],
+        By::Vm => &[
+            ("host", ColumnAlign::Left, |row| optional(row.host.as_deref())),
+            ("virtual machine", ColumnAlign::Left, name),
+        ],
+        By::Host => &[("host", ColumnAlign::Left, name)],
     }
 }
 
@@ -169,12 +177,14 @@ fn table_of_keys(breakdown: &Breakdown, rows: usize, page: PageLayout) -> TextTa
 }
 
 /// Names of the columns of [`write_csv`] after those of the keys.
-const CSV_COLUMNS: [&str; 21] = [
+const CSV_COLUMNS: [&str; 23] = [
     "in_module",
     "address",
     "of_process",
     "pid",
     "tid",
+    "vm",
+    "host",
     "command",
     "unit",
     "self_samples",
@@ -212,7 +222,7 @@ pub fn write_csv(breakdown: &Breakdown, out: impl io::Write, formulas: Formulas)
             number(row.pid),
             number(row.tid),
         ]);
-        fields.extend([text(&row.command), text(&row.unit)]);
+        fields.extend([text(&row.vm), text(&row.host), text(&row.command), text(&row.unit)]);
         for estimate in [&row.own, &row.total] {
             fields.push(estimate.samples.to_string());
             let Estimate { share, share_low, share_high, time_s, time_low_s, time_high_s, .. } = *estimate;

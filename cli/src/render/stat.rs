@@ -10,6 +10,7 @@ use text::clean::escaped;
 use text::csv::{CsvWriter, Formulas};
 use text::units;
 
+use super::summary::vcpu_name;
 use super::table::{ColumnAlign, TextTable};
 use super::{PageLayout, visible};
 
@@ -73,7 +74,7 @@ fn vcpus(text: &mut String, stat: &Stat, page: PageLayout) {
     let mut table = TextTable::new(&columns).indent(2).spare(&spare);
     for vcpu in &stat.vcpus {
         let state = |name| part(vcpu.states.get(name).copied().unwrap_or(0), vcpu.wall_ns);
-        let mut cells = vec![vcpu.id.to_string()];
+        let mut cells = vec![vcpu_name((vcpu.id, vcpu.number), vcpu.vm.as_deref())];
         cells.extend(STATES.map(state));
         let unknown = stat.not_had.is_some() && stat.exits.is_empty();
         let exits = if unknown { "-".to_owned() } else { units::count(vcpu.exits) };
@@ -250,7 +251,7 @@ struct CsvRow<'a> {
     to_s: &'a str,
     /// `state`, `wall`, `exit`, `site`, `interrupt`, `served`, `wait` or `kvm`.
     kind: &'static str,
-    vcpu: Option<u8>,
+    vcpu: Option<u16>,
     name: Cow<'a, str>,
     device: Option<&'a str>,
     /// Hexadecimal address of an exit, vector of a served interrupt, or process that a wait is for.

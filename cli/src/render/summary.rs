@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use profile::Filter;
+use profile::merge::MERGED;
 use profile::report::{
     CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, Vcpu, WalkEnds,
 };
@@ -51,9 +52,14 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) ->
 /// Formats the title: the guest, and the part of the profile that is shown.
 pub fn title(report: &Report, page: PageLayout) -> String {
     let mut text = String::new();
-    let kernel = match &report.kernel {
-        Some(release) => format!("Linux {}", escaped(release)),
-        None => "an unknown kernel".to_owned(),
+    let machines = report.meta.get(MERGED).and_then(|count| count.parse::<u64>().ok());
+    let kernel = match (&report.kernel, machines) {
+        (Some(release), None) => format!("Linux {}", escaped(release)),
+        (None, None) => "an unknown kernel".to_owned(),
+        (Some(release), Some(count)) => {
+            format!("Linux {} in {}", escaped(release), units::counted(count, "virtual machine"))
+        }
+        (None, Some(count)) => units::counted(count, "virtual machine"),
     };
     let title = format!(
         "{} of {kernel} on {}, host: {}",
@@ -68,7 +74,10 @@ pub fn title(report: &Report, page: PageLayout) -> String {
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.complete {
-        let note = "The run is in progress or was cut short; the summary covers the data recorded so far.";
+        let note = match machines {
+            None => "The run is in progress or was cut short; the summary covers the data recorded so far.",
+            Some(_) => "Some of the runs did not end properly; the summary lists them as missing.",
+        };
         wrapped(&mut text, note, "  ", page.width);
     }
     if !report.intervals_valid {
@@ -99,14 +108,15 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
         wrapped(text, &failed, "  ", page.width);
     }
     let samples = format!(
-        "{} ({} not idle), {}, {} of {} requested, {} clock, seed {}",
+        "{} ({} not idle), {}, {} of {} requested, {} clock{}",
         units::counted(report.samples, "sample"),
         units::count(report.busy_samples),
         lost(report),
         units::rate(report.measured_rate_hz),
         units::rate(report.rate_hz),
         escaped(&report.clock),
-        report.seed
+        // Each run of a merged profile has its own.
+        if report.meta.contains_key(MERGED) { String::new() } else { format!(", seed {}", report.seed) }
     );
     wrapped(text, &samples, "  ", page.width);
     if report.unsampled_s > 0.0 {
@@ -240,6 +250,10 @@ pub fn part(filter: &Filter) -> Option<String> {
     if let Some(vcpu) = filter.vcpu {
         parts.push(format!("vCPU {vcpu}"));
     }
+    let machines = [("virtual machine", &filter.vm), ("virtual machines of host", &filter.host)];
+    parts.extend(
+        machines.iter().filter_map(|(what, name)| Some(format!("{what} {}", escaped(name.as_deref()?)))),
+    );
     let time = |ns: u64| units::duration(Duration::from_nanos(ns));
     match (filter.from_ns, filter.to_ns) {
         (Some(from), Some(to)) => parts.push(format!("from {} to {}", time(from), time(to))),
@@ -294,6 +308,11 @@ fn serial(text: &mut String, report: &Report, page: PageLayout) {
     wrapped(text, &note, "", page.width);
 }
 
+/// Formats a vCPU: its number, or in a merged profile the name of its virtual machine and its number there.
+pub(super) fn vcpu_name((id, number): (u16, u16), vm: Option<&str>) -> String {
+    vm.map_or_else(|| id.to_string(), |vm| format!("{}/{number}", escaped(vm)))
+}
+
 fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
     heading(text, page, "vCPUs", ": samples by mode, and ticks outside of the guest");
     let columns =
@@ -301,7 +320,8 @@ fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
     let mut table =
         TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2).spare(&[9, 8, 2, 1, 6, 5]);
     for vcpu in vcpus {
-        let mut cells = vec![vcpu.id.to_string(), units::count(vcpu.samples), units::count(vcpu.lost)];
+        let name = vcpu_name((vcpu.id, vcpu.number), vcpu.vm.as_deref());
+        let mut cells = vec![name, units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
         // Ticks outside of the guest are counted; they are not a part of the guest's time.
         cells.extend([vcpu.vmm_samples, vcpu.waiting_samples].map(units::count));

@@ -33,7 +33,8 @@ pub fn older_name(path: &Path) -> PathBuf {
     name.into()
 }
 
-fn check_path(path: &Path, force: bool) -> Result<(), Error> {
+/// Checks that a profile can be created: the path is free, or has a profile and `force` is given.
+pub fn check_path(path: &Path, force: bool) -> Result<(), Error> {
     let metadata = match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return directory(path),
         Err(source) => return Err(Error::file("read", path, source)),

@@ -31,7 +31,8 @@ struct Segment {
 /// The segments of one vCPU.
 #[derive(Debug)]
 pub(super) struct Lane {
-    vcpu: u8,
+    vcpu: u16,
+    name: String,
     segments: Vec<Segment>,
     /// Times in which it was not sampled, from and to, ns: the longest [`MOST`] of them.
     stops: Vec<(u64, u64)>,
@@ -40,8 +41,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    fn new(vcpu: u8, segments: Vec<Segment>) -> Self {
-        Self { vcpu, segments, stops: Vec::new(), has_places: false }
+    fn new(vcpu: u16, name: String, segments: Vec<Segment>) -> Self {
+        Self { vcpu, name, segments, stops: Vec::new(), has_places: false }
     }
 }
 
@@ -52,13 +53,15 @@ pub(super) fn read(
     recording: &Recording,
     ticks: Option<&[PlacedTick]>,
 ) -> Result<Vec<Lane>, QueryError> {
-    let mut lanes: Vec<Lane> = report.vcpus.iter().map(|vcpu| Lane::new(vcpu.id, Vec::new())).collect();
+    let mut lanes: Vec<Lane> =
+        report.vcpus.iter().map(|vcpu| Lane::new(vcpu.id, vcpu_name(vcpu), Vec::new())).collect();
     let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
                FROM microstate ORDER BY vcpu, time_ns";
     for row in &profile.query(sql)?.rows {
         let numbers: Vec<u64> = row.iter().map(number).collect();
         let [vcpu, end_ns, states @ ..] = numbers.as_slice() else { continue };
-        let lane = lanes.iter_mut().find(|lane| u64::from(lane.vcpu) == *vcpu);
+        let place = lanes.binary_search_by_key(vcpu, |lane| lane.vcpu.into());
+        let lane = place.ok().and_then(|place| lanes.get_mut(place));
         if let (Some(lane), Ok(states)) = (lane, states.try_into()) {
             lane.segments.push(Segment { end_ns: *end_ns, states, ..Segment::default() });
         }
@@ -87,7 +90,7 @@ pub(super) fn read(
                WHERE m.name = 'idle' AND s.vcpu_state = 'guest'";
     for row in &profile.query(sql)?.rows {
         if let [vcpu, time] = row.as_slice() {
-            let vcpu = u8::try_from(number(vcpu)).unwrap_or(u8::MAX);
+            let vcpu = u16::try_from(number(vcpu)).unwrap_or(u16::MAX);
             if let Some(segment) = segment_at(&mut lanes, vcpu, number(time)) {
                 segment.parts[3] += 1;
             }
@@ -100,6 +103,14 @@ pub(super) fn read(
     }
     lanes.iter_mut().for_each(|lane| lane.has_places = ticks.is_some());
     Ok(lanes)
+}
+
+/// Returns the name of a lane.
+fn vcpu_name(vcpu: &Vcpu) -> String {
+    match &vcpu.vm {
+        Some(vm) => format!("{vm} vCPU {}", vcpu.number),
+        None => format!("vCPU {}", vcpu.id),
+    }
 }
 
 /// A change of a vCPU's rate: vCPU, time in ns, and whether it is sampled from then on.
@@ -133,8 +144,8 @@ fn whole(vcpu: &Vcpu) -> Segment {
 }
 
 /// Returns the segment of a vCPU at a time.
-fn segment_at(lanes: &mut [Lane], vcpu: u8, time_ns: u64) -> Option<&mut Segment> {
-    let lane = lanes.iter_mut().find(|lane| lane.vcpu == vcpu)?;
+fn segment_at(lanes: &mut [Lane], vcpu: u16, time_ns: u64) -> Option<&mut Segment> {
+    let lane = lanes.binary_search_by_key(&vcpu, |lane| lane.vcpu).ok().and_then(|at| lanes.get_mut(at))?;
     let place = lane.segments.partition_point(|segment| segment.end_ns <= time_ns);
     let last = lane.segments.len().saturating_sub(1);
     lane.segments.get_mut(place.min(last))
@@ -190,7 +201,7 @@ impl Lane {
     /// Returns columns: ends and times in us, numbers of samples.
     pub(super) fn json(&self) -> Json {
         let column = |of: &dyn Fn(&Segment) -> u64| Json::from_iter(self.segments.iter().map(of));
-        let mut columns = json!({ "vcpu": self.vcpu, "end": column(&|segment| segment.end_ns / 1_000) });
+        let mut columns = json!({ "name": self.name, "end": column(&|segment| segment.end_ns / 1_000) });
         for (place, name) in STATES.iter().enumerate() {
             columns[*name] = column(&|segment| segment.states[place] / 1_000);
         }
@@ -218,7 +229,7 @@ mod tests {
     #[test]
     fn time_without_sampling_is_a_part_of_the_time_in_the_guest() {
         let segment = |end_ns| Segment { end_ns, states: [600, 400, 0, 0, 0, 0, 0], ..Segment::default() };
-        let mut lane = Lane::new(1, [1_000, 2_000, 3_000, 4_000].map(segment).to_vec());
+        let mut lane = Lane::new(1, "vCPU 1".to_owned(), [1_000, 2_000, 3_000, 4_000].map(segment).to_vec());
         // Off from the start, on from the middle of the second segment, off again within the last.
         let rates = [(0, 0, false), (1, 0, false), (1, 1_500, true), (1, 3_750, false)];
         lane.leave_out(&rates);
@@ -237,7 +248,7 @@ mod tests {
             states: [n, 1_000, 0, 0, 0, 0, 0],
             ..Segment::default()
         };
-        let mut lane = Lane::new(0, (0..2_500).map(segment).collect());
+        let mut lane = Lane::new(0, "vCPU 0".to_owned(), (0..2_500).map(segment).collect());
         lane.shorten();
         assert_eq!(lane.segments.len(), 834);
         assert_eq!((lane.segments[0].end_ns, lane.segments[0].states[..2].to_vec()), (3_000, vec![3, 3_000]));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use profile::report::{ExactReport, OffCpu, Recording};
+use profile::report::{ExactReport, OffCpu, RecordedVcpu, Recording};
 use text::units::rounded;
 
 use super::block::Numbers;
@@ -89,13 +89,14 @@ pub(super) fn under_vcpus(
 ) -> Leaves {
     let mut leaves = Leaves::default();
     // Many samples have the same stacks.
-    let mut known: HashMap<(u8, u32, StackParts), (u32, u32)> = HashMap::new();
+    let mut known: HashMap<(u16, u32, StackParts), (u32, u32)> = HashMap::new();
     for sample in &recording.samples {
         let Some(owner) = recording.owners.get(sample.owner as usize) else { continue };
         let parts = StackParts::new(recording, sample);
         let (node, thread) = *known.entry((sample.vcpu, sample.owner, parts)).or_insert_with(|| {
             let name = recording.process_of(owner).map_or(&owner.name, |process| &process.comm);
-            let mut node = tree.node(0, functions.number(state(format!("vCPU {}", sample.vcpu))));
+            let vcpu = recording.vcpu(sample.vcpu).map_or_else(String::new, RecordedVcpu::name);
+            let mut node = tree.node(0, functions.number(state(vcpu)));
             if let Some(stack) = parts.host {
                 node = tree.below(node, recording, stack, functions);
             }

@@ -132,7 +132,10 @@ impl Sources {
             lanes: lanes::read(profile, &report, &recording, ticks)?,
             host,
             console: console::read(profile)?,
-            rusage: Rusage::read(profile)?,
+            rusage: match Rusage::read(profile) {
+                Err(ProfileError::Merged { .. }) => Rusage::default(),
+                read => read?,
+            },
             stat: Stat::read(profile)?,
             recording,
             report,

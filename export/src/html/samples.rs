@@ -33,7 +33,7 @@ pub(super) struct TimeBuckets {
     /// Number of buckets, at least one.
     pub buckets: u64,
     /// The vCPUs, rising.
-    pub vcpus: Vec<u8>,
+    pub vcpus: Vec<u16>,
 }
 
 impl TimeBuckets {
@@ -47,11 +47,11 @@ impl TimeBuckets {
         let length = end.saturating_sub(begin_ns);
         let bucket_ns = bucket_ns(length);
         let buckets = length.div_ceil(bucket_ns).max(1);
-        Self { begin_ns, bucket_ns, buckets, vcpus: recording.vcpus.clone() }
+        Self { begin_ns, bucket_ns, buckets, vcpus: recording.vcpus.iter().map(|vcpu| vcpu.id).collect() }
     }
 
     /// Returns the cell of a vCPU at a time.
-    fn cell(&self, vcpu: u8, time_ns: u64) -> Option<u32> {
+    fn cell(&self, vcpu: u16, time_ns: u64) -> Option<u32> {
         let bucket = (time_ns.saturating_sub(self.begin_ns) / self.bucket_ns).min(self.buckets - 1);
         let vcpu = self.vcpus.iter().position(|&known| known == vcpu)?;
         u32::try_from(bucket).ok()?.checked_mul(small(self.vcpus.len()))?.checked_add(small(vcpu))

@@ -14,8 +14,22 @@ use super::clean::name;
 
 use super::tree::small;
 
-/// Name, process id and instance number, by which a row is found.
-type Key = (String, i32, u32);
+/// A row's name, process id, instance number and virtual machine, by which it is found.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    comm: String,
+    pid: i32,
+    instance: u32,
+    /// In a merged profile.
+    vm: Option<String>,
+}
+
+impl Key {
+    /// Returns the key of what is not a process.
+    fn other(name: &str) -> Self {
+        Self { comm: name.to_owned(), pid: 0, instance: 0, vm: None }
+    }
+}
 
 /// Kind of a system call among calls.
 const SYSCALL: &str = "syscall";
@@ -113,15 +127,15 @@ impl ProcessRows {
             call_names: Vec::new(),
             roles: Numbered::default(),
         };
-        for Process { comm, pid, instance, .. } in &report.processes {
-            process_rows.push((comm.clone(), *pid, *instance));
+        for Process { comm, pid, instance, vm, .. } in &report.processes {
+            process_rows.push(Key { comm: comm.clone(), pid: *pid, instance: *instance, vm: vm.clone() });
         }
         process_rows
     }
 
     fn push(&mut self, key: Key) -> u32 {
         let place = small(self.rows.len());
-        self.names.entry(key.0.clone()).or_insert(place);
+        self.names.entry(key.comm.clone()).or_insert(place);
         self.places.insert(key.clone(), place);
         self.rows.push(key);
         place
@@ -139,9 +153,11 @@ impl ProcessRows {
     pub(super) fn of_owner(&mut self, recording: &Recording, owner: &Owner) -> u32 {
         let row = match recording.process_of(owner) {
             Some(process) => {
-                self.row((process.comm.clone(), process.pid, process.number), kind(process.kernel_thread))
+                let (comm, vm) = (process.comm.clone(), process.vm.clone());
+                let key = Key { comm, pid: process.pid, instance: process.number, vm };
+                self.row(key, kind(process.kernel_thread))
             }
-            None => self.row((owner.name.clone(), 0, 0), ProcessKind::Unknown),
+            None => self.row(Key::other(&owner.name), ProcessKind::Unknown),
         };
         self.thread(row, owner.tid, &owner.name)
     }
@@ -154,7 +170,7 @@ impl ProcessRows {
             Some(&place) => place,
             None => {
                 let kind = process.map_or(ProcessKind::Unknown, |process| kind(process.kernel_thread));
-                self.row((name.clone(), 0, 0), kind)
+                self.row(Key::other(name), kind)
             }
         };
         self.thread(row, None, "")
@@ -162,7 +178,8 @@ impl ProcessRows {
 
     /// Returns the thread of a task.
     pub(super) fn of_task(&mut self, task: &Task) -> u32 {
-        let row = self.row((task.comm.clone(), task.pid, task.instance), kind(task.kernel_thread));
+        let key = Key { comm: task.comm.clone(), pid: task.pid, instance: task.instance, vm: None };
+        let row = self.row(key, kind(task.kernel_thread));
         self.thread(row, Some(task.tid), task.thread.as_ref().unwrap_or(&task.comm))
     }
 
@@ -214,9 +231,9 @@ impl ProcessRows {
     /// Returns the rows that are not in the report, as rows without samples.
     pub(super) fn others(&self) -> impl Iterator<Item = Value> + '_ {
         let first = self.rows.len() - self.others.len();
-        self.rows[first..].iter().zip(&self.others).map(|((comm, pid, instance), kind)| {
+        self.rows[first..].iter().zip(&self.others).map(|(Key { comm, pid, instance, vm }, kind)| {
             json!({
-                "comm": comm, "pid": pid, "instance": instance, "kind": kind, "samples": 0, "share": 0.0,
+                "comm": comm, "pid": pid, "instance": instance, "vm": vm, "kind": kind, "samples": 0, "share": 0.0,
                 "share_low": 0.0, "share_high": 0.0, "time_s": 0.0, "user_share": 0.0, "kernel_share": 0.0,
             })
         })

@@ -32,7 +32,7 @@ const KINDS: [Kind; COLUMNS.len()] = {
     use Kind::{Double, Integer, Text};
     [
         Integer, Double, Integer, Text, Text, Integer, Integer, Integer, Text, Text, Text, Text, Integer,
-        Text, Integer, Text, Text, Text,
+        Text, Integer, Text, Text, Text, Text, Text,
     ]
 };
 
@@ -89,6 +89,8 @@ fn columns(recording: &Recording, names: &Names<'_>, samples: &[RecordedSample])
             line,
             syscall,
             interrupt,
+            vm,
+            host,
             text,
         ] = columns.as_mut_slice()
         else {
@@ -111,6 +113,8 @@ fn columns(recording: &Recording, names: &Names<'_>, samples: &[RecordedSample])
         line.integer(row.line);
         syscall.text(&escaped(row.syscall));
         interrupt.text(&escaped(row.interrupt));
+        vm.text(&escaped(row.vm));
+        host.text(&escaped(row.host));
         text.text(&stack.1);
     }
     columns

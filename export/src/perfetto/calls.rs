@@ -13,7 +13,7 @@ use crate::ExportError;
 impl TraceWriter<'_> {
     /// Writes the calls of watched functions, if there are any, on a track of their vCPU.
     pub(super) fn calls(&mut self, profile: &Profile) -> Result<(), ExportError> {
-        let mut known: HashSet<u8> = HashSet::new();
+        let mut known: HashSet<u16> = HashSet::new();
         for_each_call(profile, |call| {
             let vcpu = u64::from(call.vcpu);
             let track = uuid::CALLS + vcpu;

@@ -31,7 +31,7 @@ use std::io::{self, Write};
 use text::units::rounded;
 
 use profile::Profile;
-use profile::report::{Filter, Recording, RecordingRequest, ReportError, Timehist};
+use profile::report::{Filter, RecordedVcpu, Recording, RecordingRequest, ReportError, Timehist};
 use profile::rows::Mode;
 use prost::Message as _;
 use text::clean::escaped;
@@ -87,8 +87,8 @@ pub(crate) fn write(
     trace.events(&recording)?;
     // What has no samples cannot be chosen by them.
     if request.filter == Filter::default() {
-        for &vcpu in &recording.vcpus {
-            trace.vcpu(profile, vcpu, recording.about.duration_ns)?;
+        for vcpu in &recording.vcpus {
+            trace.vcpu(profile, vcpu)?;
         }
         trace.memory(profile)?;
         trace.runs(profile)?;
@@ -169,7 +169,7 @@ impl TraceWriter<'_> {
         new: &mut Vec<PacketData>,
     ) -> io::Result<()> {
         let mut code = Code::new(recording);
-        let mut counts: HashMap<u8, f64> = HashMap::new();
+        let mut counts: HashMap<u16, f64> = HashMap::new();
         for sample in &recording.samples {
             let place = recording.owners.get(sample.owner as usize).and_then(|owner| owner.place);
             let stack = code.stack(sample.stack, place);
@@ -217,15 +217,16 @@ impl TraceWriter<'_> {
         Ok(())
     }
 
-    fn vcpu(&mut self, profile: &Profile, vcpu: u8, duration_ns: u64) -> Result<(), ExportError> {
+    fn vcpu(&mut self, profile: &Profile, recorded: &RecordedVcpu) -> Result<(), ExportError> {
+        let (vcpu, name) = (recorded.id, escaped(&recorded.name()).into_owned());
         let track = uuid::VCPUS + u64::from(vcpu);
-        self.track(track, format!("vCPU {vcpu}"), None)?;
+        self.track(track, name.clone(), None)?;
         let debug_annotations = vec![
             annotation("exits", tables::exits(profile, vcpu)?),
             annotation("interrupts", tables::interrupts(profile, vcpu)?),
         ];
         let run = TrackEvent { debug_annotations, ..named("vcpu", "run".to_owned()) };
-        self.slice(track, (0, duration_ns), run)?;
+        self.slice(track, recorded.run_ns, run)?;
         let state_track = |place: usize| {
             uuid::STATES + u64::from(vcpu) * STATES.len() as u64 + u64::try_from(place).unwrap_or(0)
         };
@@ -233,7 +234,7 @@ impl TraceWriter<'_> {
             let counter = Some(CounterDescriptor { unit_name: "%".to_owned() });
             let descriptor = TrackDescriptor {
                 uuid: state_track(place),
-                name: format!("vCPU {vcpu} {state}"),
+                name: format!("{name} {state}"),
                 parent_uuid: Some(track),
                 counter,
                 ..TrackDescriptor::default()
@@ -246,7 +247,7 @@ impl TraceWriter<'_> {
             let states: [u64; STATES.len()] = std::array::from_fn(|place| tables::number(row, place + 1));
             (tables::number(row, 0), states)
         })?;
-        let mut from = 0;
+        let mut from = recorded.run_ns.0;
         for (to, states) in segments {
             let all = states.iter().fold(0_u64, |sum, ns| sum.saturating_add(*ns)).max(1);
             for (place, ns) in states.iter().enumerate() {
@@ -270,7 +271,7 @@ impl TraceWriter<'_> {
             history => history?,
         };
         let ns = |s: f64| rounded(s * 1e9);
-        let mut ends: BTreeMap<u8, u64> = BTreeMap::new();
+        let mut ends: BTreeMap<u16, u64> = BTreeMap::new();
         history.for_each(usize::MAX, |run| {
             let vcpu = u64::from(run.vcpu);
             let track = uuid::RUNS + vcpu;

@@ -149,7 +149,7 @@ pub(super) fn thread_totals(profile: &Profile) -> Result<Vec<ThreadTotals>, Quer
 }
 
 /// Reads the exits of a vCPU to vprof.
-pub(super) fn exits(profile: &Profile, vcpu: u8) -> Result<Vec<NamedNumbers>, QueryError> {
+pub(super) fn exits(profile: &Profile, vcpu: u16) -> Result<Vec<NamedNumbers>, QueryError> {
     let sql = format!(
         "SELECT reason, address, device, count, total_ns, max_ns, p50_ns, p99_ns FROM exit WHERE vcpu = {vcpu} \
          ORDER BY total_ns DESC, id"
@@ -170,7 +170,7 @@ pub(super) fn exits(profile: &Profile, vcpu: u8) -> Result<Vec<NamedNumbers>, Qu
 }
 
 /// Reads the hard interrupts of a vCPU, which only exact mode counts.
-pub(super) fn interrupts(profile: &Profile, vcpu: u8) -> Result<Vec<NamedNumbers>, QueryError> {
+pub(super) fn interrupts(profile: &Profile, vcpu: u16) -> Result<Vec<NamedNumbers>, QueryError> {
     let sql = format!(
         "SELECT n.name, s.vector, s.count, s.ns, s.max_ns FROM interrupt_source s \
          JOIN interrupt n ON n.id = s.interrupt WHERE s.vcpu = {vcpu} ORDER BY s.ns DESC, n.name, s.vector"

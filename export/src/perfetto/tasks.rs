@@ -24,7 +24,7 @@ const HOST: &str = "[host]";
 pub(super) enum TaskKey {
     Thread(u32, i32),
     Name(String),
-    Vcpu(u8),
+    Vcpu(u16),
 }
 
 /// Ids of a thread in the trace.
@@ -81,7 +81,7 @@ impl<'a> Tasks<'a> {
     }
 
     /// Returns the ids of the thread of a vCPU in the host.
-    pub(super) fn host_thread(&mut self, vcpu: u8, new: &mut Vec<PacketData>) -> TaskIds {
+    pub(super) fn host_thread(&mut self, vcpu: u16, new: &mut Vec<PacketData>) -> TaskIds {
         let key = TaskKey::Vcpu(vcpu);
         if let Some(&known) = self.known.get(&key) {
             return known;

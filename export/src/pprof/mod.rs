@@ -31,7 +31,7 @@ struct Key {
     stack: u32,
     host_stack: Option<u32>,
     owner: u32,
-    vcpu: u8,
+    vcpu: u16,
     mode: &'static str,
     syscall: Option<u32>,
     interrupt: Option<u32>,
@@ -120,7 +120,12 @@ fn labels(recording: &Recording, key: Key, strings: &mut Strings) -> Vec<Label> 
         labels.push(Label { key, str, num: 0 });
     };
     text("mode", key.mode, strings);
-    let mut numbers = vec![("vcpu", i64::from(key.vcpu))];
+    let vcpu = recording.vcpu(key.vcpu);
+    let mut numbers = vec![("vcpu", i64::from(vcpu.map_or(key.vcpu, |vcpu| vcpu.number)))];
+    if let Some(vm) = vcpu.and_then(|vcpu| vcpu.vm.as_deref()) {
+        text("vm", vm, strings);
+        text("host", vcpu.and_then(|vcpu| vcpu.host.as_deref()).unwrap_or("[unknown]"), strings);
+    }
     if let Some(owner) = recording.owners.get(key.owner as usize) {
         match recording.process_of(owner) {
             Some(process) => {

@@ -16,7 +16,7 @@ pub struct Chart {
     /// Phases, all at depth 0, for a separate lane.
     pub phases: Vec<ChartPiece>,
     /// Pieces by vCPU; depth 0 is the process, the next its outermost function.
-    pub vcpus: Vec<(u8, Vec<ChartPiece>)>,
+    pub vcpus: Vec<(u16, Vec<ChartPiece>)>,
 }
 
 /// A process or function from its first to its last sample in sequence.
@@ -40,8 +40,9 @@ impl Chart {
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
+        profile.has_one_vm("boot")?;
         let input = BootInput::read(profile.connection()).map_err(|error| profile.error(&error))?;
-        let mut vcpus: Vec<u8> = input.hits.iter().map(|hit| hit.vcpu).collect();
+        let mut vcpus: Vec<u16> = input.hits.iter().map(|hit| hit.vcpu).collect();
         vcpus.sort_unstable();
         vcpus.dedup();
         let lane = |bounds: &super::read::PhaseBounds| ChartPiece {
@@ -80,7 +81,7 @@ fn path(input: &BootInput, hit: &Hit) -> Vec<(String, bool)> {
 }
 
 /// Joins samples that follow one another and have the same calls.
-fn pieces(input: &BootInput, vcpu: u8) -> Vec<ChartPiece> {
+fn pieces(input: &BootInput, vcpu: u16) -> Vec<ChartPiece> {
     let mut done = Vec::new();
     let mut open: Vec<ChartPiece> = Vec::new();
     let mut last_ns = 0;

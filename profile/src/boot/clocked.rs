@@ -16,7 +16,7 @@ use crate::rows::VcpuState;
 /// A tick of any kind: ticks outside of the guest and in idle time are part of the sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockTick {
-    pub vcpu: u8,
+    pub vcpu: u16,
     pub time_ns: u64,
     pub guest: bool,
 }
@@ -27,7 +27,7 @@ pub(crate) struct BootClocks {
     meta: BTreeMap<String, String>,
     /// Ticks with the ids of their samples, in the order of time.
     ticks: Vec<(i64, ClockTick)>,
-    segments: HashMap<u8, Vec<Segment>>,
+    segments: HashMap<u16, Vec<Segment>>,
     rates: RateHistory,
 }
 
@@ -36,7 +36,7 @@ impl BootClocks {
     pub fn new(
         meta: BTreeMap<String, String>,
         ticks: Vec<(i64, ClockTick)>,
-        segments: HashMap<u8, Vec<Segment>>,
+        segments: HashMap<u16, Vec<Segment>>,
         rates: RateHistory,
     ) -> Self {
         Self { meta, ticks, segments, rates }
@@ -97,7 +97,7 @@ pub(crate) struct ClockedPart {
     ticks: Ticks,
     by_sample: HashMap<i64, Tick>,
     /// Exact times in the guest, ns.
-    times: Vec<(u8, u64)>,
+    times: Vec<(u16, u64)>,
 }
 
 impl ClockedPart {

@@ -55,7 +55,7 @@ pub struct Evidence {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct LastOf {
     /// Number of the vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// Part of its samples in which it was not idle.
     pub busy: f64,
     /// The process of its last sample that was not idle.
@@ -178,7 +178,7 @@ fn vcpus(connection: &Connection, duration_ns: u64) -> rusqlite::Result<Vec<Last
     let last = "SELECT i.comm, s.stack, f.symbol, f.address FROM sample s JOIN mode m ON m.id = s.mode \
                 JOIN frame f ON f.id = s.frame LEFT JOIN instance i ON i.id = s.instance \
                 WHERE s.vcpu = ? AND s.time_ns >= ? AND m.name <> 'idle' ORDER BY s.time_ns DESC LIMIT 1";
-    let ids: Vec<u8> = connection
+    let ids: Vec<u16> = connection
         .prepare("SELECT id FROM vcpu ORDER BY id")?
         .query_map([], |row| row.get(0))?
         .collect::<Result<_, _>>()?;

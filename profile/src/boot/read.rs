@@ -21,7 +21,7 @@ const INITRD: [&str; 3] = ["rootfs", "ramfs", "tmpfs"];
 #[derive(Debug, Clone)]
 pub(super) struct Hit {
     pub sample: i64,
-    pub vcpu: u8,
+    pub vcpu: u16,
     pub time_ns: u64,
     pub stack: Option<i64>,
     pub frame: i64,
@@ -85,12 +85,14 @@ impl Boot {
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
+        profile.has_one_vm("boot")?;
         let input = BootInput::read(profile.connection()).map_err(|error| profile.error(&error))?;
         Ok(input.boot())
     }
 
     /// Returns whether samples of the profile hit a kernel in its boot: before it had tasks, or in
-    /// `kernel_init`, which the first process leaves with its first program (init/main.c, Linux 6.12).
+    /// `kernel_init`, which the first process leaves with its first program (init/main.c, Linux 6.12). A
+    /// merged profile has the boots of no virtual machine.
     ///
     /// # Errors
     /// See [`ProfileError`].
@@ -98,7 +100,7 @@ impl Boot {
         let sql = "SELECT EXISTS (SELECT 1 FROM frame WHERE kind = 'kernel' AND symbol = 'kernel_init') \
                    OR EXISTS (SELECT 1 FROM sample WHERE mode = (SELECT id FROM mode WHERE name = 'boot'))";
         let found = profile.connection().query_row(sql, [], |row| row.get(0));
-        found.map_err(|error| profile.error(&error))
+        Ok(found.map_err(|error| profile.error(&error))? && !profile.is_merged()?)
     }
 }
 

@@ -43,7 +43,7 @@ pub use interval::{Share, Z_95, sampled, share};
 pub use part::{PartTallies, PartTicks};
 pub use plan::{needed, needed_for, reached};
 pub use strata::{Estimate, Time};
-pub use tally::{ONE_CLOCK, Tallies, Tally, Tick, Ticks, guest_error_key};
+pub use tally::{ONE_CLOCK, Tallies, Tally, Tick, Ticks, VcpuClock, guest_error_key};
 
 use crate::clock::ClockKind;
 

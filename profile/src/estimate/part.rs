@@ -63,19 +63,19 @@ impl PartTicks {
     }
 
     /// Adds segments, see [`Ticks::divide`].
-    pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)> + Clone) {
+    pub fn divide(&mut self, vcpu: u16, segments: impl IntoIterator<Item = (u64, u64)> + Clone) {
         self.whole.divide(vcpu, segments.clone());
         self.part.divide(vcpu, segments);
     }
 
     /// Adds changes, see [`Ticks::change_mean`].
-    pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)> + Clone) {
+    pub fn change_mean(&mut self, vcpu: u16, changes: impl IntoIterator<Item = (u64, f64)> + Clone) {
         self.whole.change_mean(vcpu, changes.clone());
         self.part.change_mean(vcpu, changes);
     }
 
     /// Adds the next tick of a vCPU: `timed` if it was in the exact time, `inside` if in the part.
-    pub fn tick(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
+    pub fn tick(&mut self, vcpu: u16, time_ns: u64, timed: bool, inside: bool) -> Tick {
         let inside = timed && inside;
         self.divides |= timed && !inside;
         // Both sequences have the tick at the same index.
@@ -104,7 +104,7 @@ impl PartTicks {
 
     /// Estimates the share of the part, and the time, of a state. `times` are the exact times of the vCPUs,
     /// ns.
-    pub fn estimate(&self, times: &[(u8, u64)], tallies: &PartTallies) -> Estimate {
+    pub fn estimate(&self, times: &[(u16, u64)], tallies: &PartTallies) -> Estimate {
         let parts = self.part_times(times);
         let mut estimate = self.part.estimate(&parts, &tallies.part);
         if !self.divides {
@@ -121,8 +121,8 @@ impl PartTicks {
     }
 
     /// Returns the times of the part according to the ticks, ns.
-    pub fn part_times(&self, times: &[(u8, u64)]) -> Vec<(u8, u64)> {
-        let part = |(vcpu, ns): &(u8, u64)| {
+    pub fn part_times(&self, times: &[(u16, u64)]) -> Vec<(u16, u64)> {
+        let part = |(vcpu, ns): &(u16, u64)| {
             let at_least = u64::from(self.part.inside_of(*vcpu) > 0);
             (*vcpu, rounded(*ns as f64 * self.part.part_inside(*vcpu)).max(at_least))
         };
@@ -141,7 +141,8 @@ impl PartTicks {
         // Shares are drawn towards the common share by one sample per vCPU, as for strata of exact times.
         let common = (k as f64 + 0.5) / (n as f64 + 1.0);
         let drawn = strata.iter().map(|s| s.ns * s.part * s.drawn(common)).sum::<f64>() / part_ns;
-        let errors = strata.iter().map(|s| s.ns * s.variance((share, drawn, common), self).sqrt() / part_ns);
+        let error = |s: &Stratum<'_>| s.ns * s.variance((share, drawn, common), self).sqrt() / part_ns;
+        let errors = strata.iter().map(|s| (s.vcpu, error(s)));
         let variance = self.part.variance_of_sum(errors);
         if variance > 0.0 {
             // Near 0 and 1 a share of one vCPU varies little, but the weights of the vCPUs may vary much.
@@ -156,7 +157,7 @@ impl PartTicks {
 
 /// One vCPU in an estimate.
 struct Stratum<'a> {
-    vcpu: u8,
+    vcpu: u16,
     /// Exact time, ns.
     ns: f64,
     /// Its time in the part, and its time in the state.
@@ -172,7 +173,7 @@ struct Stratum<'a> {
 
 impl<'a> Stratum<'a> {
     /// Returns `None` if no tick was in the time.
-    fn new(all: &PartTicks, (vcpu, ns): (u8, u64), tallies: &'a PartTallies) -> Option<Self> {
+    fn new(all: &PartTicks, (vcpu, ns): (u16, u64), tallies: &'a PartTallies) -> Option<Self> {
         let (whole, part) = (all.whole.track(vcpu)?, all.part.track(vcpu)?);
         let (ticks, inside) = (whole.inside, part.inside);
         if ticks == 0 {
@@ -232,7 +233,7 @@ impl<'a> Stratum<'a> {
             let near_part = pairs(&self.tallies.part, all.part.track(self.vcpu)?).1;
             Some((whole, PartPairs { same, near_part, near_whole, part: part.0, part_near_whole: part.1 }))
         };
-        if all.whole.clock != ClockKind::Uniform {
+        if all.whole.track(self.vcpu).is_none_or(|track| track.clock.kind != ClockKind::Uniform) {
             return 1.0;
         }
         let hits = self.tallies.whole.tally(self.vcpu).map_or(0, |tally| tally.count()) as f64;

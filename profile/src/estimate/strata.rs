@@ -35,6 +35,7 @@ pub struct Estimate {
 
 /// Part of one vCPU in an estimate.
 struct Stratum {
+    vcpu: u16,
     /// Its part of the exact time.
     weight: f64,
     /// The state's share of it.
@@ -49,10 +50,10 @@ struct Stratum {
 }
 
 impl Stratum {
-    fn new((vcpu, weight): (u8, f64), ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
+    fn new((vcpu, weight): (u16, f64), ticks: &Ticks, track: &Track, tally: Option<&Tally>) -> Self {
         let (count, inside) = (tally.map_or(0, Tally::count), track.inside);
         let runs = match tally {
-            Some(tally) if ticks.clock == ClockKind::Uniform => design_effect(track, tally),
+            Some(tally) if track.clock.kind == ClockKind::Uniform => design_effect(track, tally),
             _ => 1.0,
         };
         let (share, uneven) = match track.segments.inside() {
@@ -64,7 +65,7 @@ impl Stratum {
             None => (count as f64 / inside as f64, 1.0),
         };
         let (time_error, time_bounds) = (ticks.time_error(vcpu), ticks.time_bounds(vcpu));
-        Self { weight, share, inside: inside as f64, effect: runs * uneven, time_error, time_bounds }
+        Self { vcpu, weight, share, inside: inside as f64, effect: runs * uneven, time_error, time_bounds }
     }
 }
 
@@ -89,7 +90,7 @@ impl Ticks {
     ///
     /// Each vCPU's share is weighted with its time, and their variances add. A vCPU with time but without a
     /// tick may be all of the state or nothing, and the interval covers both.
-    pub fn estimate(&self, times: &[(u8, u64)], tallies: &Tallies) -> Estimate {
+    pub fn estimate(&self, times: &[(u16, u64)], tallies: &Tallies) -> Estimate {
         let total: f64 = times.iter().map(|(_, ns)| *ns as f64).sum();
         let (mut strata, mut unseen) = (Vec::with_capacity(times.len()), 0.0);
         let (mut k, mut n) = (0, 0);
@@ -128,7 +129,7 @@ impl Ticks {
             true => (of_time, effective(false)),
             false => (interval(effective(true)), effective(true)),
         };
-        let errors = strata.iter().map(|s| s.weight * s.share * s.time_error.sqrt());
+        let errors = strata.iter().map(|s| (s.vcpu, s.weight * s.share * s.time_error.sqrt()));
         let error = self.variance_of_sum(errors).sqrt();
         let bounds = [0, 1].map(|end| strata.iter().map(|s| s.weight * s.share * s.time_bounds[end]).sum());
         Estimate { samples: k, share, time: time(of_time, total, error, bounds), effective }
@@ -148,7 +149,7 @@ impl Ticks {
         let error = |s: &Stratum| {
             let drawn = drawn(s);
             let of_time = if of_share { (drawn - p).powi(2) * s.time_error } else { 0.0 };
-            s.weight / known * (s.effect * drawn * (1.0 - drawn) / s.inside + of_time).sqrt()
+            (s.vcpu, s.weight / known * (s.effect * drawn * (1.0 - drawn) / s.inside + of_time).sqrt())
         };
         p * (1.0 - p) / self.variance_of_sum(strata.iter().map(error))
     }

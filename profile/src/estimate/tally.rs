@@ -1,7 +1,7 @@
 //! Counters over a sequence of samples: the ticks of each vCPU, and for each thing of interest its samples
 //! and the pairs of them that are neighbours, or next but one.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::correlation::Pairs;
 use super::segments::{SegmentList, Weights};
@@ -17,71 +17,83 @@ pub const ONE_CLOCK: &str = "one_clock";
 
 /// Returns the key of a profile's `meta` for the relative standard error of a vCPU's time in the guest, if
 /// that is an estimate.
-pub fn guest_error_key(vcpu: u8) -> String {
-    format!("guest_error_{vcpu}")
+pub fn guest_error_key(vcpu: u16) -> String {
+    format!("{GUEST_ERROR}{vcpu}")
 }
+
+/// Start of these keys; the number of the vCPU follows.
+pub(crate) const GUEST_ERROR: &str = "guest_error_";
 
 /// One tick of one vCPU, from [`Ticks::tick`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tick {
-    pub(super) vcpu: u8,
+    pub(super) vcpu: u16,
     group: u16,
     position: u32,
+}
+
+/// The clock that ticks a vCPU.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct VcpuClock {
+    /// Distribution of its intervals.
+    pub kind: ClockKind,
+    /// Mean interval, ns.
+    pub mean_ns: f64,
+    /// Number of the clock that ticks several vCPUs at the same time, whose errors may be correlated; `None`
+    /// for a clock of this vCPU alone.
+    pub shared: Option<u32>,
 }
 
 /// The ticks of all vCPUs, in the order of each vCPU. Two bytes of memory per tick, and 24 per segment of
 /// time.
 #[derive(Debug)]
 pub struct Ticks {
-    pub(super) clock: ClockKind,
-    mean_ns: f64,
+    /// Clock of vCPUs that have no other.
+    clock: VcpuClock,
     /// Tracks by vCPU.
     tracks: Vec<Track>,
-    /// True if one clock ticks all vCPUs.
-    one_clock: bool,
-    /// Relative variances of the times of vCPUs that are estimates themselves.
-    time_errors: Vec<(u8, f64)>,
-    /// Parts by which the times of vCPUs may be shorter and longer.
-    time_bounds: Vec<(u8, [f64; 2])>,
+    /// True if the time of some vCPU is an estimate itself.
+    times_are_estimated: bool,
 }
 
 impl Ticks {
     /// Creates an empty sequence of a clock with this mean interval.
-    pub fn new(clock: ClockKind, mean_ns: f64) -> Self {
-        Self {
-            clock,
-            mean_ns,
-            tracks: Vec::new(),
-            one_clock: false,
-            time_errors: Vec::new(),
-            time_bounds: Vec::new(),
-        }
+    pub fn new(kind: ClockKind, mean_ns: f64) -> Self {
+        let clock = VcpuClock { kind, mean_ns, shared: None };
+        Self { clock, tracks: Vec::new(), times_are_estimated: false }
     }
 
     /// Declares that one clock ticks all vCPUs at the same time: their errors may be correlated.
     pub fn tick_at_once(&mut self) {
-        self.one_clock = true;
+        self.clock.shared = Some(0);
+        self.tracks.iter_mut().for_each(|track| track.clock.shared = Some(0));
+    }
+
+    /// Declares the clock of `vcpu`. Call this before other methods for this vCPU.
+    pub fn tick_by(&mut self, vcpu: u16, clock: VcpuClock) {
+        self.track_mut(vcpu).clock = clock;
     }
 
     /// Declares the time of `vcpu` to be an estimate with this relative standard error.
-    pub fn time_is_estimated(&mut self, vcpu: u8, relative_error: f64) {
+    pub fn time_is_estimated(&mut self, vcpu: u16, relative_error: f64) {
         if relative_error > 0.0 {
-            self.time_errors.push((vcpu, relative_error * relative_error));
+            self.track_mut(vcpu).time_error = relative_error * relative_error;
+            self.times_are_estimated = true;
         }
     }
 
     /// Declares the bounds of the time of `vcpu`, for which `ns` is used: the ends of the chosen time cut
     /// segments of the clock.
-    pub fn time_lies_within(&mut self, vcpu: u8, ns: u64, (low, high): (u64, u64)) {
+    pub fn time_lies_within(&mut self, vcpu: u16, ns: u64, (low, high): (u64, u64)) {
         if ns > 0 && (low < ns || ns < high) {
             let part = |apart: u64| apart as f64 / ns as f64;
-            self.time_bounds.push((vcpu, [part(ns.saturating_sub(low)), part(high.saturating_sub(ns))]));
+            self.track_mut(vcpu).time_bounds = [part(ns.saturating_sub(low)), part(high.saturating_sub(ns))];
         }
     }
 
     /// Returns the relative bounds, see [`Self::time_lies_within`].
-    pub(super) fn time_bounds(&self, vcpu: u8) -> [f64; 2] {
-        self.time_bounds.iter().find(|(of, _)| *of == vcpu).map_or([0.0; 2], |(_, bounds)| *bounds)
+    pub(super) fn time_bounds(&self, vcpu: u16) -> [f64; 2] {
+        self.track(vcpu).map_or([0.0; 2], |track| track.time_bounds)
     }
 
     /// Takes facts about the clocks from a profile's `meta`: one clock for all vCPUs, and estimated times.
@@ -89,41 +101,50 @@ impl Ticks {
         if meta.get(ONE_CLOCK).is_some_and(|value| value == "1") {
             self.tick_at_once();
         }
-        for vcpu in 0..=u8::MAX {
-            let error = meta.get(&guest_error_key(vcpu)).and_then(|text| text.parse::<f64>().ok());
-            if let Some(error) = error.filter(|error| error.is_finite()) {
+        let errors = meta.range(GUEST_ERROR.to_owned()..);
+        for (key, error) in errors.take_while(|(key, _)| key.starts_with(GUEST_ERROR)) {
+            let vcpu = key.strip_prefix(GUEST_ERROR).and_then(|vcpu| vcpu.parse::<u16>().ok());
+            let error = error.parse::<f64>().ok().filter(|error| error.is_finite());
+            if let Some((vcpu, error)) = vcpu.zip(error) {
                 self.time_is_estimated(vcpu, error);
             }
         }
     }
 
     /// Returns the variance of a vCPU's time over its square; 0 for an exact time.
-    pub(super) fn time_error(&self, vcpu: u8) -> f64 {
-        self.time_errors.iter().find(|(of, _)| *of == vcpu).map_or(0.0, |(_, error)| *error)
+    pub(super) fn time_error(&self, vcpu: u16) -> f64 {
+        self.track(vcpu).map_or(0.0, |track| track.time_error)
     }
 
     pub(super) fn times_are_exact(&self) -> bool {
-        self.time_errors.is_empty()
+        !self.times_are_estimated
     }
 
-    /// Returns the variance of a sum over vCPUs from the standard errors. Under one clock for all, the
-    /// correlation of errors is not known; they add up at most, and do so if vCPUs work in step.
-    pub(super) fn variance_of_sum(&self, errors: impl Iterator<Item = f64>) -> f64 {
-        if self.one_clock { errors.sum::<f64>().powi(2) } else { errors.map(|error| error * error).sum() }
+    /// Returns the variance of a sum over vCPUs from the standard error of each. Among vCPUs that one clock
+    /// ticks, the correlation of errors is not known; they add up at most, and do so if vCPUs work in step.
+    pub(super) fn variance_of_sum(&self, errors: impl Iterator<Item = (u16, f64)>) -> f64 {
+        let (mut variance, mut shared) = (0.0, HashMap::new());
+        for (vcpu, error) in errors {
+            match self.clock_of(vcpu).shared {
+                Some(clock) => *shared.entry(clock).or_insert(0.0) += error,
+                None => variance += error * error,
+            }
+        }
+        variance + shared.into_values().map(|error: f64| error * error).sum::<f64>()
     }
 
     /// Adds segments of the exact time of `vcpu`: for each its end, ns since the origin of the ticks' times,
     /// and its part of the time, ns. Add them before the ticks in them, in the order of time, all at once or
     /// one after the other. A share then consists of the shares of the segments, so that one with many lost
     /// or late ticks counts for its time and not for its ticks.
-    pub fn divide(&mut self, vcpu: u8, segments: impl IntoIterator<Item = (u64, u64)>) {
+    pub fn divide(&mut self, vcpu: u16, segments: impl IntoIterator<Item = (u64, u64)>) {
         self.track_mut(vcpu).segments.extend(segments);
     }
 
     /// Adds changes of the mean interval of `vcpu`: start, ns since the origin of the ticks' times, and mean,
     /// ns. Add them before the ticks from there on, in the order of time. The ticks of `vcpu` then count by
     /// the segments of [`Self::divide`].
-    pub fn change_mean(&mut self, vcpu: u8, changes: impl IntoIterator<Item = (u64, f64)>) {
+    pub fn change_mean(&mut self, vcpu: u16, changes: impl IntoIterator<Item = (u64, f64)>) {
         let track = self.track_mut(vcpu);
         track.changes.extend(changes);
         track.segments.never_even |= !track.changes.is_empty();
@@ -132,32 +153,36 @@ impl Ticks {
     /// Adds the next tick of `vcpu`, at `time_ns` since any origin. `inside` is true if the vCPU was in the
     /// time that is to be divided, for which there is an exact clock. A tick that was late because the host
     /// had descheduled the vCPU's thread is outside, like a tick in a halt.
-    pub fn tick(&mut self, vcpu: u8, time_ns: u64, inside: bool) -> Tick {
+    pub fn tick(&mut self, vcpu: u16, time_ns: u64, inside: bool) -> Tick {
         self.tick_of_part(vcpu, time_ns, inside, inside)
     }
 
     /// Adds a tick like [`Self::tick`], if only a part of the clock's time is divided: `timed` if the vCPU
     /// was in the clock's time, `inside` if in that part of it.
-    pub fn tick_of_part(&mut self, vcpu: u8, time_ns: u64, timed: bool, inside: bool) -> Tick {
+    pub fn tick_of_part(&mut self, vcpu: u16, time_ns: u64, timed: bool, inside: bool) -> Tick {
         let track = self.track_mut(vcpu);
         let group = track.segments.tick(time_ns, timed, inside);
         Tick { vcpu, group, position: track.push(time_ns, inside) }
     }
 
     /// Returns the part of a vCPU's exact time that is inside, according to its ticks; 1 without ticks.
-    pub fn part_inside(&self, vcpu: u8) -> f64 {
+    pub fn part_inside(&self, vcpu: u16) -> f64 {
         self.track(vcpu).and_then(|track| track.segments.part_inside()).unwrap_or(1.0)
     }
 
-    /// Returns the clock's mean interval, ns.
-    pub fn mean_ns(&self) -> f64 {
-        self.mean_ns
+    /// Returns the mean interval of the clock of a vCPU, ns.
+    pub fn mean_ns(&self, vcpu: u16) -> f64 {
+        self.clock_of(vcpu).mean_ns
+    }
+
+    fn clock_of(&self, vcpu: u16) -> VcpuClock {
+        self.track(vcpu).map_or(self.clock, |track| track.clock)
     }
 
     /// Returns the time that each tick of a vCPU inside represents, ns, for the vCPU's exact time `ns`: all
     /// add up to it. If ticks are missing unevenly, it is longer in segments with few ticks, as in
     /// [`Self::estimate`].
-    pub fn stands_for(&self, vcpu: u8, ns: u64) -> impl Fn(Tick) -> f64 + '_ {
+    pub fn stands_for(&self, vcpu: u16, ns: u64) -> impl Fn(Tick) -> f64 + '_ {
         let track = self.track(vcpu);
         let all = track.and_then(|track| track.segments.inside());
         let each = ns as f64 / track.map_or(0, |track| track.inside).max(1) as f64;
@@ -167,11 +192,11 @@ impl Ticks {
         }
     }
 
-    fn track_mut(&mut self, vcpu: u8) -> &mut Track {
+    fn track_mut(&mut self, vcpu: u16) -> &mut Track {
         let place = usize::from(vcpu);
         if self.tracks.len() <= place {
-            let mean_ns = self.mean_ns;
-            self.tracks.resize_with(place + 1, || Track { mean_ns, ..Track::default() });
+            let clock = self.clock;
+            self.tracks.resize_with(place + 1, || Track::new(clock));
         }
         &mut self.tracks[place]
     }
@@ -182,23 +207,23 @@ impl Ticks {
     }
 
     /// Returns the number of ticks inside, of one vCPU.
-    pub fn inside_of(&self, vcpu: u8) -> u64 {
+    pub fn inside_of(&self, vcpu: u16) -> u64 {
         self.track(vcpu).map_or(0, |track| track.inside)
     }
 
-    pub(super) fn track(&self, vcpu: u8) -> Option<&Track> {
+    pub(super) fn track(&self, vcpu: u16) -> Option<&Track> {
         self.tracks.get(usize::from(vcpu))
     }
 }
 
 /// The ticks of one vCPU.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Track {
     /// Per tick: itself and its neighbours, see [`INSIDE`] and below. Bits about later ticks are set as those
     /// come.
     flags: Vec<u16>,
-    /// Mean interval, ns, and its changes.
-    mean_ns: f64,
+    /// Its clock, whose mean interval changes, and these changes.
+    pub clock: VcpuClock,
     changes: VecDeque<(u64, f64)>,
     /// Mean intervals that have passed between the ticks.
     passed: f64,
@@ -208,6 +233,10 @@ pub(super) struct Track {
     pub all: Pairs,
     pub both: Pairs,
     pub segments: SegmentList,
+    /// Relative variance of the vCPU's time, if that is an estimate itself.
+    time_error: f64,
+    /// Parts by which that time may be shorter and longer.
+    time_bounds: [f64; 2],
 }
 
 /// The tick was inside.
@@ -224,6 +253,22 @@ const CLASS_AFTER: u32 = 3;
 const APART: u16 = 0x04;
 
 impl Track {
+    fn new(clock: VcpuClock) -> Self {
+        Self {
+            flags: Vec::new(),
+            clock,
+            changes: VecDeque::new(),
+            passed: 0.0,
+            last_ns: None,
+            inside: 0,
+            all: Pairs::default(),
+            both: Pairs::default(),
+            segments: SegmentList::default(),
+            time_error: 0.0,
+            time_bounds: [0.0; 2],
+        }
+    }
+
     /// Number of ticks.
     pub fn len(&self) -> u64 {
         self.flags.len() as u64
@@ -242,10 +287,10 @@ impl Track {
     fn push(&mut self, time_ns: u64, inside: bool) -> u32 {
         while let Some((_, mean_ns)) = self.changes.pop_front_if(|(since, _)| *since <= time_ns) {
             // Ticks on either side of a change are not neighbours.
-            (self.mean_ns, self.last_ns) = (mean_ns, None);
+            (self.clock.mean_ns, self.last_ns) = (mean_ns, None);
         }
         let last = self.last_ns.replace(time_ns);
-        let interval = last.map(|last| time_ns.saturating_sub(last) as f64 / self.mean_ns);
+        let interval = last.map(|last| time_ns.saturating_sub(last) as f64 / self.clock.mean_ns);
         self.passed += interval.unwrap_or(0.0);
         self.inside += u64::from(inside);
         let class = interval.and_then(|interval| CLASSES.iter().position(|bound| interval < *bound));
@@ -327,7 +372,7 @@ impl Tally {
             (self.group, self.in_group) = (tick.group, 0);
         }
         self.in_group += 1;
-        if ticks.clock == ClockKind::Uniform {
+        if track.clock.kind == ClockKind::Uniform {
             // NEVER wraps to -1 and 0, which no tick has as its neighbour before: flags say that the first
             // has none.
             if flag & BEFORE != 0 && self.last.wrapping_add(1) == position {
@@ -373,16 +418,16 @@ impl Tally {
 /// Samples of one thing on all vCPUs, instead of a plain count.
 #[derive(Debug, Clone, Default)]
 pub struct Tallies {
-    /// One tally for each vCPU with a sample.
-    by_vcpu: Vec<(u8, Tally)>,
+    /// One tally for each vCPU with a sample, by number.
+    by_vcpu: Vec<(u16, Tally)>,
 }
 
 impl Tallies {
     /// Counts the latest tick of its vCPU, as [`Tally::add`] does.
     pub fn add(&mut self, ticks: &Ticks, tick: Tick) {
-        let place = self.by_vcpu.iter().position(|(vcpu, _)| *vcpu == tick.vcpu).unwrap_or_else(|| {
-            self.by_vcpu.push((tick.vcpu, Tally::default()));
-            self.by_vcpu.len() - 1
+        let place = self.place(tick.vcpu).unwrap_or_else(|place| {
+            self.by_vcpu.insert(place, (tick.vcpu, Tally::default()));
+            place
         });
         self.by_vcpu[place].1.add(ticks, tick);
     }
@@ -393,8 +438,12 @@ impl Tallies {
     }
 
     /// Returns the tally of a vCPU, if it has a sample.
-    pub fn tally(&self, vcpu: u8) -> Option<&Tally> {
-        self.by_vcpu.iter().find(|(of, _)| *of == vcpu).map(|(_, tally)| tally)
+    pub fn tally(&self, vcpu: u16) -> Option<&Tally> {
+        self.by_vcpu.get(self.place(vcpu).ok()?).map(|(_, tally)| tally)
+    }
+
+    fn place(&self, vcpu: u16) -> Result<usize, usize> {
+        self.by_vcpu.binary_search_by_key(&vcpu, |(of, _)| *of)
     }
 }
 

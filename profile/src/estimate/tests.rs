@@ -1,4 +1,9 @@
+use rand::SeedableRng;
+use rand::rngs::ChaCha8Rng;
+use rand_distr::{Distribution, Exp1};
+
 use super::*;
+use crate::clock::Intervals;
 
 fn close(a: f64, b: f64) -> bool {
     (a - b).abs() < 5e-5
@@ -182,12 +187,12 @@ mod properties {
             let mut now = 0;
             for (interval, bits) in steps {
                 now += interval;
-                let tick = ticks.tick(bits & 3, now, bits & 4 != 0);
+                let tick = ticks.tick((bits & 3).into(), now, bits & 4 != 0);
                 if bits & 8 != 0 {
                     tallies.add(&ticks, tick);
                 }
             }
-            let times: Vec<(u8, u64)> = (0..).zip(times).collect();
+            let times: Vec<(u16, u64)> = (0..).zip(times).collect();
             let estimate = ticks.estimate(&times, &tallies);
             let s = estimate.share;
             prop_assert!(0.0 <= s.low && s.low <= s.high && s.high <= 1.0 + 1e-12, "{:?}", estimate);
@@ -214,4 +219,70 @@ fn a_vcpu_without_a_tick_in_the_part_widens_a_share_of_all_by_what_it_may_have_b
     let least = 10.0 / (10.0 + 10.0 * 3.7 / 40.0);
     assert!((least - 0.04..least + 0.02).contains(&found.low), "{found:?}, {least}");
     assert!(close(found.high, 1.0));
+}
+
+/// Times at which a state begins and ends, in turn, up to `length_ns`; runs and gaps are exponential.
+fn course(random: &mut ChaCha8Rng, (run_ns, gap_ns): (f64, f64), length_ns: f64) -> Vec<f64> {
+    let (mut now, mut switches) = (0.0, Vec::new());
+    while now < length_ns {
+        let mean = if switches.len().is_multiple_of(2) { gap_ns } else { run_ns };
+        let length: f64 = Exp1.sample(random);
+        now += mean * length;
+        switches.push(now.min(length_ns));
+    }
+    switches
+}
+
+/// Returns the time in the state.
+fn time_on(switches: &[f64], length_ns: f64) -> f64 {
+    let pairs = switches.chunks(2).map(|pair| pair.get(1).copied().unwrap_or(length_ns) - pair[0]);
+    pairs.sum()
+}
+
+/// Returns how often intervals of a share hold over two machines: one vCPU under the uniform clock at
+/// 1,000 Hz for a second, and two that work in step, under one exponential clock at 200 Hz, for two seconds.
+fn held_on_two_machines(rounds: u64, declare: bool) -> f64 {
+    let clocks = [
+        VcpuClock { kind: ClockKind::Uniform, mean_ns: 1e6, shared: None },
+        VcpuClock { kind: ClockKind::Exponential, mean_ns: 5e6, shared: Some(2) },
+    ];
+    let times = [(0, 1_000_000_000), (1, 2_000_000_000), (2, 2_000_000_000)];
+    let mut held = 0_u32;
+    for round in 0..rounds {
+        let mut random = ChaCha8Rng::seed_from_u64(round);
+        let courses = [course(&mut random, (3e6, 7e6), 1e9), course(&mut random, (10e6, 10e6), 2e9)];
+        let truth = (time_on(&courses[0], 1e9) + 2.0 * time_on(&courses[1], 2e9)) / 5e9;
+        let mut ticks = Ticks::new(ClockKind::Uniform, 1e6);
+        let mut tallies = Tallies::default();
+        for (machine, vcpus) in [(0, 0..1_u16), (1, 1..3)] {
+            let VcpuClock { kind, mean_ns, .. } = clocks[machine];
+            for vcpu in vcpus {
+                if declare {
+                    ticks.tick_by(vcpu, clocks[machine]);
+                }
+                let number = u8::try_from(machine).expect("two");
+                let mut intervals = Intervals::new(kind, 1e9 / mean_ns, round, number).expect("a rate");
+                let mut now = intervals.first_ns();
+                while now < times[usize::from(vcpu)].1 {
+                    let tick = ticks.tick(vcpu, now, true);
+                    if courses[machine].partition_point(|at| *at <= now as f64) % 2 == 1 {
+                        tallies.add(&ticks, tick);
+                    }
+                    now += intervals.next_ns();
+                }
+            }
+        }
+        let share = ticks.estimate(&times, &tallies).share;
+        held += u32::from(share.low <= truth && truth <= share.high);
+    }
+    f64::from(held) / rounds as f64
+}
+
+#[test]
+fn two_machines() {
+    let held = held_on_two_machines(2_000, true);
+    assert!((0.93..0.99).contains(&held), "{held}");
+    // As if one clock of independent errors ticked all.
+    let wrong = held_on_two_machines(2_000, false);
+    assert!(wrong < 0.9, "{wrong}");
 }

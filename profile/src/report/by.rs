@@ -32,11 +32,15 @@ pub enum By {
     Irq,
     /// System calls.
     Syscall,
+    /// Virtual machines of a merged profile.
+    Vm,
+    /// Hosts of a merged profile.
+    Host,
 }
 
 impl By {
     /// All kinds with their names on the command line.
-    pub const ALL: [(&'static str, By); 10] = [
+    pub const ALL: [(&'static str, By); 12] = [
         ("function", By::Function),
         ("instruction", By::Instruction),
         ("line", By::Line),
@@ -47,6 +51,8 @@ impl By {
         ("module", By::Module),
         ("irq", By::Irq),
         ("syscall", By::Syscall),
+        ("vm", By::Vm),
+        ("host", By::Host),
     ];
 
     /// Returns the name on the command line.
@@ -99,6 +105,10 @@ pub struct Row {
     pub pid: Option<i32>,
     /// Thread id.
     pub tid: Option<i32>,
+    /// Virtual machine in a merged profile, of a row that is of one.
+    pub vm: Option<String>,
+    /// Its host.
+    pub host: Option<String>,
     /// Command line of a process, as it was last read.
     pub command: Option<String>,
     /// systemd unit of a control group.
@@ -129,12 +139,15 @@ impl Row {
     pub(super) fn joined<'a>(mut keys: impl Iterator<Item = &'a Self>) -> Self {
         let mut joined = keys.next().cloned().unwrap_or_default();
         for key in keys {
-            let Self { module, address, process, pid, tid, command, unit, container, .. } = key.clone();
+            let Self { module, address, process, pid, tid, vm, host, command, unit, container, .. } =
+                key.clone();
             joined.module = joined.module.or(module);
             joined.address = joined.address.or(address);
             joined.process = joined.process.or(process);
             joined.pid = joined.pid.or(pid);
             joined.tid = joined.tid.or(tid);
+            joined.vm = joined.vm.or(vm);
+            joined.host = joined.host.or(host);
             joined.command = joined.command.or(command);
             joined.unit = joined.unit.or(unit);
             joined.container = joined.container.or(container);
@@ -199,8 +212,10 @@ impl Breakdown {
                 Sort::User => is(b, &["user", "managed"]).cmp(&is(a, &["user", "managed"])),
                 Sort::Kernel => is(b, &["kernel"]).cmp(&is(a, &["kernel"])),
             };
-            let names =
-                |row: &Row| (row.name.clone(), row.module.clone(), row.address.clone(), row.pid, row.tid);
+            let names = |row: &Row| {
+                let owner = (row.pid, row.tid, row.host.clone(), row.vm.clone());
+                (row.name.clone(), row.module.clone(), row.address.clone(), owner)
+            };
             let further = |row: &Row| row.further.iter().map(|key| key.name.clone()).collect::<Vec<_>>();
             main.then(most(&a.own, &b.own))
                 .then(most(&a.total, &b.total))

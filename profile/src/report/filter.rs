@@ -10,7 +10,7 @@ use super::code::{Code, Function, matches, module_name};
 use super::stacks::{Stacks, has};
 use super::subtree::subtree;
 use super::sums::Sample;
-use super::tables::{Instance, Tables};
+use super::tables::{Instance, Tables, VcpuTotals, Vm};
 use super::{MOST_MODULES, ReportError};
 use crate::numbers::seconds;
 use crate::rows::{Charged, FrameKind, Mode};
@@ -22,18 +22,18 @@ use text::suggest::suggest;
 /// The part of a profile that is reported. A condition that is absent restricts nothing; all conditions have
 /// to hold.
 ///
-/// The vCPU and the time choose the samples that shares refer to. All other conditions restrict the rows of a
-/// report; their shares still refer to all samples of the vCPU and time that are not idle, unless they are
-/// `relative`.
+/// The vCPU, the virtual machine, the host and the time choose the samples that shares refer to. All other
+/// conditions restrict the rows of a report; their shares still refer to all samples of the vCPUs and time
+/// that are not idle, unless they are `relative`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filter {
-    /// Only these processes: program names (all their instances; `*` stands for any characters), pids, or
-    /// `name#number`. Empty for all.
+    /// Only these processes: program names (all their instances; `*` stands for any characters), pids,
+    /// `name#number`, or `machine/name#number` in a merged profile. Empty for all.
     pub process: Vec<String>,
     /// Only a process and its descendants: as for `process`, or `command` for the run's own (`vprof run IMAGE
     /// -- CMD`).
     pub tree: Option<String>,
-    /// Only this instance of a process: `name#number`.
+    /// Only this instance of a process: `name#number`, or `machine/name#number` in a merged profile.
     pub instance: Option<String>,
     /// Only processes whose control group's path has this part.
     pub cgroup: Option<String>,
@@ -47,8 +47,12 @@ pub struct Filter {
     pub module: Option<String>,
     /// Only these modes; empty for all.
     pub modes: Vec<ModeGroup>,
-    /// Only this vCPU.
-    pub vcpu: Option<u8>,
+    /// Only the vCPU of this number, of each virtual machine.
+    pub vcpu: Option<u16>,
+    /// Only virtual machines of this name in a merged profile (`*` stands for any characters).
+    pub vm: Option<String>,
+    /// Only virtual machines of hosts of this name in a merged profile (`*` stands for any characters).
+    pub host: Option<String>,
     /// Only samples at or after this time since the run's start, ns.
     pub from_ns: Option<u64>,
     /// Only samples before this time since the run's start, ns.
@@ -60,17 +64,38 @@ pub struct Filter {
 }
 
 /// Condition of SQL on the columns `vcpu` and `time_ns`, with the parameters of [`Filter::vcpu_and_time`].
-pub(super) const VCPU_AND_TIME: &str =
-    "(?1 IS NULL OR vcpu = ?1) AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)";
+pub(super) const VCPU_AND_TIME: &str = "(?1 IS NULL OR vcpu IN (SELECT value FROM json_each(?1))) \
+     AND (?2 IS NULL OR time_ns >= ?2) AND (?3 IS NULL OR time_ns < ?3)";
 
 /// Condition of SQL on the column `time_ns`, with the parameters of [`Filter::time`].
 pub(super) const TIME: &str = "(?1 IS NULL OR time_ns >= ?1) AND (?2 IS NULL OR time_ns < ?2)";
 
 impl Filter {
     /// Returns the parameters of [`VCPU_AND_TIME`].
-    pub(super) fn vcpu_and_time(&self) -> impl Params {
+    pub(super) fn vcpu_and_time(&self, tables: &Tables) -> impl Params {
         let (from_ns, to_ns) = self.bounds();
-        (self.vcpu, from_ns, to_ns)
+        (self.vcpus(tables), from_ns, to_ns)
+    }
+
+    /// Returns the row ids of the chosen vCPUs as a list of JSON; `None` for all.
+    fn vcpus(&self, tables: &Tables) -> Option<String> {
+        (self.vcpu.is_some() || self.vm.is_some() || self.host.is_some()).then(|| {
+            let chosen = tables.vcpus.iter().filter(|vcpu| self.chooses_vcpu(vcpu, tables));
+            let ids: Vec<String> = chosen.map(|vcpu| vcpu.id.to_string()).collect();
+            format!("[{}]", ids.join(","))
+        })
+    }
+
+    /// True if a vCPU is chosen by its number, its virtual machine and its host.
+    pub(super) fn chooses_vcpu(&self, vcpu: &VcpuTotals, tables: &Tables) -> bool {
+        self.vcpu.is_none_or(|number| number == vcpu.number)
+            && (self.vm.is_none() && self.host.is_none()
+                || vcpu.vm.and_then(|id| tables.vms.get(&id)).is_some_and(|vm| self.chooses_vm(vm)))
+    }
+
+    fn chooses_vm(&self, vm: &Vm) -> bool {
+        self.vm.as_ref().is_none_or(|wanted| is_called(&vm.name, wanted))
+            && self.host.as_ref().is_none_or(|wanted| is_called(vm.host(), wanted))
     }
 
     /// Returns the parameters of [`TIME`].
@@ -83,10 +108,17 @@ impl Filter {
         (bound(self.from_ns), bound(self.to_ns))
     }
 
-    /// True if at most the vCPU and the time are chosen.
+    /// True if at most vCPUs, virtual machines, hosts and the time are chosen.
     pub fn is_of_all(&self) -> bool {
-        let Self { vcpu, from_ns, to_ns, relative, native, .. } = *self;
-        *self == Self { vcpu, from_ns, to_ns, relative, native, ..Self::default() }
+        let Self { relative, native, .. } = *self;
+        *self == Self { relative, native, ..self.of_time() }
+    }
+
+    /// Returns the part of the filter that chooses the samples which shares refer to.
+    pub(super) fn of_time(&self) -> Self {
+        let Self { vcpu, from_ns, to_ns, .. } = *self;
+        let (vm, host) = (self.vm.clone(), self.host.clone());
+        Self { vcpu, vm, host, from_ns, to_ns, ..Self::default() }
     }
 }
 
@@ -178,7 +210,11 @@ impl Selection {
             let names = || tables.instances.values().map(|i| i.comm.as_str()).collect();
             let mut found = HashSet::new();
             for wanted in &filter.process {
-                let called = |name: &str| instances(tables, |i| is_process((&i.comm, i.pid, i.number), name));
+                let called = |name: &str| {
+                    instances(tables, |i| {
+                        is_process((&i.comm, i.pid, i.number), name) || tables.instance_name(i) == name
+                    })
+                };
                 let own = called(wanted);
                 // A name may have a comma, so the option takes no list.
                 if own.is_empty() && wanted.split(',').any(|one| !called(one).is_empty()) {
@@ -198,8 +234,10 @@ impl Selection {
                 .narrow(subtree(tables, wanted), || no_such("process", wanted, names(), "--by process"))?;
         }
         if let Some(wanted) = &filter.instance {
-            let found = instances(tables, |i| is_numbered((&i.comm, i.number), wanted));
-            let names: Vec<String> = tables.instances.values().map(Instance::name).collect();
+            let found = instances(tables, |i| {
+                is_numbered((&i.comm, i.number), wanted) || tables.instance_name(i) == *wanted
+            });
+            let names: Vec<String> = tables.instances.values().map(|i| tables.instance_name(i)).collect();
             let names = || names.iter().map(String::as_str).collect();
             selection.narrow(found, || no_such("instance", wanted, names(), "--by instance"))?;
         }
@@ -275,6 +313,11 @@ pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) ->
         || is_pattern_of(wanted, comm)
 }
 
+/// True if `wanted` is the name, or a pattern of it.
+fn is_called(name: &str, wanted: &str) -> bool {
+    name == wanted || is_pattern_of(wanted, name)
+}
+
 /// True if `pattern` has a `*`, and is `name` with each `*` instead of any characters.
 fn is_pattern_of(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else { return false };
@@ -311,11 +354,32 @@ fn threads(profile: &Profile, tables: &Tables, wanted: &str) -> Result<HashSet<(
     Ok(found)
 }
 
-fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
-    let (vcpus, duration_s) = (tables.vcpus.len(), tables.duration_s());
-    if let Some(vcpu) = filter.vcpu.filter(|&vcpu| usize::from(vcpu) >= vcpus) {
-        return Err(ReportError::NoSuchVcpu { vcpu, count: vcpus });
+/// Checks that the profile has the chosen vCPUs.
+pub(super) fn check_vcpus(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
+    let names = |of: fn(&Vm) -> &str| tables.vms.values().map(of).collect();
+    let has = |filter: &Filter| tables.vms.values().any(|vm| filter.chooses_vm(vm));
+    match (&filter.vm, &filter.host) {
+        (None, None) => {}
+        _ if tables.vms.is_empty() => return Err(ReportError::NotMerged),
+        (_, Some(host)) if !has(&Filter { host: filter.host.clone(), ..Filter::default() }) => {
+            return Err(no_such("host", host, names(Vm::host), "--by host"));
+        }
+        (Some(vm), _) if !has(filter) => {
+            return Err(no_such("virtual machine", vm, names(|vm| &vm.name), "--by vm"));
+        }
+        _ => {}
     }
+    let Some(vcpu) = filter.vcpu else { return Ok(()) };
+    let any = Filter { vcpu: None, ..filter.of_time() };
+    let known: Vec<u16> =
+        tables.vcpus.iter().filter(|row| any.chooses_vcpu(row, tables)).map(|row| row.number).collect();
+    let count = known.iter().max().map_or(0, |last| usize::from(*last) + 1);
+    if known.contains(&vcpu) { Ok(()) } else { Err(ReportError::NoSuchVcpu { vcpu, count }) }
+}
+
+fn check(filter: &Filter, tables: &Tables) -> Result<(), ReportError> {
+    check_vcpus(filter, tables)?;
+    let duration_s = tables.duration_s();
     if filter.from_ns.is_some_and(|from| seconds(from) > duration_s) {
         return Err(ReportError::AfterEnd(duration_s));
     }

@@ -9,12 +9,12 @@ use rusqlite::{Connection, OptionalExtension};
 use serde::{Deserialize, Serialize};
 
 use super::code::{NONE, small};
-use super::filter::VCPU_AND_TIME;
+use super::filter::{VCPU_AND_TIME, check_vcpus};
 use super::number_map::NumberMap;
 use super::stacks::MOST_FRAMES;
 use super::tables::{Span, Tables};
 use super::{Estimate, Filter, ReportError};
-use crate::estimate::{Tallies, Ticks};
+use crate::estimate::Tallies;
 use crate::numbers::{seconds, unsigned};
 use crate::rate_history::RateHistory;
 use crate::rows::{FrameKind, ThreadPlace, VcpuState};
@@ -74,7 +74,7 @@ pub(super) struct HostTicks {
     /// A caller precedes its callees.
     pub stacks: Vec<HostNode>,
     /// By vCPU and time.
-    pub ticks: BTreeMap<(u8, u64), HostTick>,
+    pub ticks: BTreeMap<(u16, u64), HostTick>,
 }
 
 /// Name of code without a symbol.
@@ -89,7 +89,11 @@ fn nameless(kind: FrameKind, symbol: Option<String>, module: Option<&str>, addre
 
 impl HostTicks {
     /// Reads the ticks of the chosen vCPU and time; `None` if the profile has none at all.
-    pub(super) fn read(connection: &Connection, filter: &Filter) -> rusqlite::Result<Option<Self>> {
+    pub(super) fn read(
+        connection: &Connection,
+        filter: &Filter,
+        tables: &Tables,
+    ) -> rusqlite::Result<Option<Self>> {
         if connection.query_row("SELECT 1 FROM host_sample LIMIT 1", [], |_| Ok(())).optional()?.is_none() {
             return Ok(None);
         }
@@ -108,7 +112,7 @@ impl HostTicks {
         let mut statement = connection.prepare(&format!(
             "SELECT vcpu, time_ns, place, on_cpu, stack FROM host_sample WHERE {VCPU_AND_TIME}"
         ))?;
-        let mut rows = statement.query(filter.vcpu_and_time())?;
+        let mut rows = statement.query(filter.vcpu_and_time(tables))?;
         while let Some(row) = rows.next()? {
             let Some(place) = row.get_ref(2)?.as_str().ok().and_then(ThreadPlace::from_name) else {
                 continue;
@@ -208,7 +212,7 @@ pub struct HostFunction {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PlacedTick {
     /// vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// Time since the run's start, ns.
     pub time_ns: u64,
     /// Place of the thread.
@@ -242,13 +246,11 @@ impl HostReport {
         let sql = |error: rusqlite::Error| profile.error(&error);
         let _snapshot = snapshot(connection).map_err(sql)?;
         let tables = Tables::read(connection).map_err(sql)?;
-        if let Some(vcpu) = filter.vcpu.filter(|vcpu| tables.vcpus.iter().all(|row| row.id != *vcpu)) {
-            return Err(ReportError::NoSuchVcpu { vcpu, count: tables.vcpus.len() });
-        }
-        let host = HostTicks::read(connection, filter).map_err(sql)?.ok_or(ReportError::NoHost)?;
+        check_vcpus(filter, &tables)?;
+        let host = HostTicks::read(connection, filter, &tables).map_err(sql)?.ok_or(ReportError::NoHost)?;
         let rates = RateHistory::read(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, filter).map_err(sql)?;
-        let places = places(connection, filter, &host).map_err(sql)?;
+        let places = places(connection, (filter, &tables), &host).map_err(sql)?;
         let ticks = places.iter().map(|(&(vcpu, time_ns), &place)| PlacedTick { vcpu, time_ns, place });
         let ticks = ticks.collect();
         Ok((Self::new(&tables, &spans, &host, &places), ticks))
@@ -258,10 +260,10 @@ impl HostReport {
         tables: &Tables,
         spans: &[Span],
         host: &HostTicks,
-        places: &BTreeMap<(u8, u64), ThreadPlace>,
+        places: &BTreeMap<(u16, u64), ThreadPlace>,
     ) -> Self {
         // All ticks divide all time of a vCPU, so that guest and host have one axis.
-        let mut ticks = Ticks::new(tables.clock(), tables.mean_ns());
+        let mut ticks = tables.ticks();
         for span in spans {
             ticks.divide(span.vcpu, span.run_segments.iter().copied());
             ticks.change_mean(span.vcpu, span.means.iter().copied());
@@ -299,7 +301,7 @@ impl HostReport {
             }
             cut_stacks += u64::from(has_stack && outermost == FrameKind::Reason);
         }
-        let times: Vec<(u8, u64)> = spans.iter().map(|span| (span.vcpu, span.run_ns)).collect();
+        let times: Vec<(u16, u64)> = spans.iter().map(|span| (span.vcpu, span.run_ns)).collect();
         let estimate = |tallies: &Tallies| {
             let found = ticks.estimate(&times, tallies);
             Estimate::new(found.samples, found.share, found.time)
@@ -338,14 +340,14 @@ impl HostReport {
 /// Returns the place of the thread at each tick: those with a sample, and those in the VMM, which have none.
 fn places(
     connection: &Connection,
-    filter: &Filter,
+    (filter, tables): (&Filter, &Tables),
     host: &HostTicks,
-) -> rusqlite::Result<BTreeMap<(u8, u64), ThreadPlace>> {
+) -> rusqlite::Result<BTreeMap<(u16, u64), ThreadPlace>> {
     let in_vmm = host.ticks.iter().filter(|(_, tick)| tick.may_lack_sample());
     let mut places: BTreeMap<_, _> = in_vmm.map(|(key, tick)| (*key, tick.place)).collect();
     let mut statement =
         connection.prepare(&format!("SELECT vcpu, time_ns, vcpu_state FROM sample WHERE {VCPU_AND_TIME}"))?;
-    let mut rows = statement.query(filter.vcpu_and_time())?;
+    let mut rows = statement.query(filter.vcpu_and_time(tables))?;
     while let Some(row) = rows.next()? {
         let key = (row.get(0)?, unsigned(row, 1)?);
         let state = row.get_ref(2)?.as_str().ok().and_then(VcpuState::from_name);

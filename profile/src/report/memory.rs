@@ -79,6 +79,7 @@ impl MemoryReport {
     /// # Errors
     /// [`ReportError::NoMemory`] if the profile has no readings in that time.
     pub fn read(profile: &Profile, filter: &Filter) -> Result<Self, ReportError> {
+        profile.has_one_vm("readings of memory")?;
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         let _snapshot = snapshot(connection).map_err(sql)?;

@@ -50,7 +50,7 @@ pub use quality::{StackWalks, UserCode, UserFile, WalkEnds, WalkFailure};
 pub use read::FullReport;
 pub use recording::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
-    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+    RecordedProcess, RecordedSample, RecordedVcpu, Recording, RecordingRequest, SourceLine, StackNode,
 };
 pub(crate) use serial::is_serial_driver;
 pub use shares::{ShareKey, Shares, SharesBy};
@@ -187,11 +187,14 @@ pub enum ReportError {
     /// The profile has no readings of the guest's memory.
     #[error("the profile has no readings of the guest's memory in this time: record with --memory-use")]
     NoMemory,
+    /// A virtual machine or a host was named, and the profile is of one.
+    #[error("the profile is of one virtual machine: `vprof merge` makes one profile of several")]
+    NotMerged,
     /// No such vCPU.
     #[error("the profile has no vCPU {vcpu}: it has {count}, counted from 0")]
     NoSuchVcpu {
         /// Requested vCPU.
-        vcpu: u8,
+        vcpu: u16,
         /// Number of vCPUs.
         count: usize,
     },
@@ -309,8 +312,12 @@ pub struct Lateness {
 /// One vCPU. The five fractions are of its samples in the guest or halted, and add up to 1.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Vcpu {
-    /// 0 and up.
-    pub id: u8,
+    /// Number in the profile: 0 and up.
+    pub id: u16,
+    /// Name of its virtual machine in a merged profile.
+    pub vm: Option<String>,
+    /// Number in its virtual machine; `id` unless the profile is merged.
+    pub number: u16,
     /// Samples in the chosen time.
     pub samples: u64,
     /// Samples lost in the whole run.
@@ -415,6 +422,8 @@ pub struct Process {
     pub pid: i32,
     /// Instance number; 0 for a pseudo-row.
     pub instance: u32,
+    /// Name of its virtual machine in a merged profile; `None` for a pseudo-row.
+    pub vm: Option<String>,
     /// Kind of the row.
     pub kind: ProcessKind,
     /// Time that is charged to it.

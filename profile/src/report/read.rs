@@ -8,7 +8,7 @@ use super::quality::{StackWalks, UserCode};
 use super::serial::serial_time;
 use super::stacks::Stacks;
 use super::sums::{Sums, VcpuSums};
-use super::tables::Tables;
+use super::tables::{Tables, VcpuTotals};
 use super::tree::CallTree;
 use super::view::View;
 use super::{
@@ -17,7 +17,7 @@ use super::{
 };
 use crate::estimate::{self, Tallies};
 use crate::numbers::{part, seconds};
-use crate::rows::{Mode, VcpuRow};
+use crate::rows::Mode;
 use crate::store::{Profile, snapshot};
 
 /// The chosen part of a profile in memory.
@@ -114,8 +114,8 @@ impl FullReport {
 
 fn summary(filter: &Filter, view: &View<'_>) -> Report {
     let View { tables, sums, .. } = *view;
-    let shown = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|vcpu| vcpu == row.id));
-    let total = |of: fn(&VcpuRow) -> u64| tables.vcpus.iter().map(of).sum::<u64>();
+    let shown = tables.vcpus.iter().filter(|row| filter.chooses_vcpu(row, tables));
+    let total = |of: fn(&VcpuTotals) -> u64| tables.vcpus.iter().map(of).sum::<u64>();
     let wall_s = seconds(total(|row| row.states.wall()));
     let text = |key: &str| tables.meta.get(key).cloned();
     let processes = processes(view);
@@ -130,7 +130,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         measured_rate_hz: rate(total(|row| row.samples + row.lost), seconds(sums.all_sampled_ns)),
         unsampled_s: seconds(sums.unsampled_ns),
         clock: text("clock").unwrap_or_default(),
-        intervals_valid: estimate::trustworthy(tables.clock()),
+        intervals_valid: tables.intervals_valid(),
         seed: tables.parsed("seed"),
         samples: sums.samples,
         ticks: sums.ticks,
@@ -145,7 +145,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
             share: part(total(|row| row.states.sampler), total(|row| row.states.wall())),
         },
         lateness: lateness(sums),
-        vcpus: shown.map(|row| vcpu(row, sums)).collect(),
+        vcpus: shown.map(|row| vcpu(row, view)).collect(),
         command: CommandTimes::new(filter, view),
         programs: programs(view),
         needed_for_half: needed_for_half(&processes),
@@ -184,7 +184,8 @@ fn needed_for_half(processes: &[Process]) -> Option<f64> {
     estimate::needed(&largest.interval())
 }
 
-fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
+fn vcpu(row: &VcpuTotals, view: &View<'_>) -> Vcpu {
+    let sums = view.sums;
     let own = sums.vcpus.get(&row.id);
     let counts = own.map(|own| own.modes).unwrap_or_default();
     let split = counts.iter().sum();
@@ -194,6 +195,8 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
     };
     Vcpu {
         id: row.id,
+        vm: view.tables.vm_name(row.vm),
+        number: row.number,
         samples: own.map_or(0, |own| own.samples),
         lost: row.lost,
         user: of(&[Mode::User]),
@@ -217,7 +220,7 @@ fn vcpu(row: &VcpuRow, sums: &Sums) -> Vcpu {
 }
 
 /// Divides the exact time in the guest by samples; the time halted is exact by itself.
-fn times(id: u8, own: &VcpuSums, sums: &Sums) -> ModeTimes {
+fn times(id: u16, own: &VcpuSums, sums: &Sums) -> ModeTimes {
     let halted_s = seconds(own.halted_ns);
     let all_s = sums.tick_log.guest_s(id) + halted_s;
     let of = |tallies: &Tallies, exact_s: f64, halted: u64| {

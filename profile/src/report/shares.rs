@@ -9,7 +9,6 @@ use super::read::LoadedProfile;
 use super::sums::Leaf;
 use super::view::{View, frames};
 use super::{By, Estimate, Filter, ReportError};
-use crate::estimate;
 use crate::numbers::seconds;
 use crate::rows::FrameKind;
 use crate::store::Profile;
@@ -67,9 +66,7 @@ pub struct Shares {
 impl Shares {
     /// Reads a profile without the thing that the filter names: no rows.
     pub(crate) fn read_none(profile: &Profile, filter: &Filter, by: SharesBy) -> Result<Self, ReportError> {
-        let Filter { vcpu, from_ns, to_ns, .. } = *filter;
-        let whole = Filter { vcpu, from_ns, to_ns, ..Filter::default() };
-        let found = Self::read(profile, &whole, by)?;
+        let found = Self::read(profile, &filter.of_time(), by)?;
         Ok(Self { rows: Vec::new(), whole: found.absent, ..found })
     }
 
@@ -97,7 +94,7 @@ impl Shares {
             duration_s: tables.duration_s(),
             host: tables.meta.get("host").cloned().unwrap_or_else(|| "unknown".to_owned()),
             complete: tables.meta.get("complete").is_some_and(|value| value == "1"),
-            intervals_valid: estimate::trustworthy(tables.clock()),
+            intervals_valid: tables.intervals_valid(),
         })
     }
 }

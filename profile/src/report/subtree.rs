@@ -18,7 +18,9 @@ pub(super) fn subtree(tables: &Tables, wanted: &str) -> HashSet<u32> {
     let mut found: HashSet<u32> = match tables.meta.get("command") {
         Some(_) if wanted == COMMAND => roots(tables),
         _ => {
-            let named = |i: &Instance| is_process((&i.comm, i.pid, i.number), wanted);
+            let named = |i: &Instance| {
+                is_process((&i.comm, i.pid, i.number), wanted) || tables.instance_name(i) == wanted
+            };
             tables.instances.iter().filter(|(_, instance)| named(instance)).map(|(&id, _)| id).collect()
         }
     };
@@ -68,8 +70,8 @@ fn roots(tables: &Tables) -> HashSet<u32> {
 }
 
 fn birth(id: u32, instance: &Instance) -> Birth {
-    let Instance { pid, parent_pid, start_ns, .. } = *instance;
-    Birth { id, pid, parent_pid, start_ns }
+    let Instance { vm, pid, parent_pid, start_ns, .. } = *instance;
+    Birth { id, vm, pid, parent_pid, start_ns }
 }
 
 /// Start and parent of a process.
@@ -77,6 +79,8 @@ fn birth(id: u32, instance: &Instance) -> Birth {
 pub(crate) struct Birth {
     /// Instance row id.
     pub id: u32,
+    /// Virtual machine, in a merged profile: process ids are its own.
+    pub vm: Option<u32>,
     pub pid: i32,
     /// `None` if it was not read.
     pub parent_pid: Option<i32>,
@@ -87,12 +91,12 @@ pub(crate) struct Birth {
 /// Returns the parent of each instance: among the instances with the parent's id, the last that had begun
 /// before it.
 pub(crate) fn parents(births: &[Birth]) -> HashMap<u32, u32> {
-    let mut by_pid: HashMap<i32, Vec<(u64, u32)>> = HashMap::new();
+    let mut by_pid: HashMap<_, Vec<(u64, u32)>> = HashMap::new();
     for birth in births {
-        by_pid.entry(birth.pid).or_default().push((birth.start_ns, birth.id));
+        by_pid.entry((birth.vm, birth.pid)).or_default().push((birth.start_ns, birth.id));
     }
     let parent = |child: &Birth| {
-        let lives = by_pid.get(&child.parent_pid?)?;
+        let lives = by_pid.get(&(child.vm, child.parent_pid?))?;
         lives.iter().filter(|(start, _)| *start <= child.start_ns).max().map(|(_, id)| *id)
     };
     births.iter().filter_map(|child| Some((child.id, parent(child)?))).collect()

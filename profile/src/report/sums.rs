@@ -12,12 +12,12 @@ use super::code::{BOOT_FRAME, Code, NONE, small};
 use super::filter::{Filter, Selection, VCPU_AND_TIME};
 use super::number_map::NumberMap;
 use super::stacks::Stacks;
-use super::tables::{Span, Tables};
+use super::tables::{Span, Tables, VcpuTotals};
 use super::tick_log::TickLog;
 use crate::estimate::Tallies;
 use crate::numbers::unsigned;
 use crate::rate_history::RateHistory;
-use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuRow, VcpuState};
+use crate::rows::{Charged, FrameKind, LATE_NS, Mode, VcpuState};
 use crate::store::Profile;
 
 /// Number of modes.
@@ -56,6 +56,8 @@ pub(super) enum TaskActivity {
 pub(super) struct SampleContext {
     pub thread: ThreadKey,
     pub mode: Mode,
+    /// Virtual machine, in a merged profile.
+    pub vm: Option<u32>,
     syscall: Option<u32>,
     interrupt: Option<u32>,
 }
@@ -133,7 +135,7 @@ pub(super) struct VcpuSums {
 /// Counts of samples by everything that a report shows.
 #[derive(Debug)]
 pub(super) struct Sums {
-    pub vcpus: BTreeMap<u8, VcpuSums>,
+    pub vcpus: BTreeMap<u16, VcpuSums>,
     pub samples: u64,
     pub ticks: TickCounts,
     /// Samples in the guest that are not idle.
@@ -154,7 +156,7 @@ pub(super) struct Sums {
 /// A row of table `sample`, with indexes instead of row ids.
 #[derive(Debug)]
 pub(super) struct Sample {
-    pub vcpu: u8,
+    pub vcpu: u16,
     pub mode: Mode,
     pub instance: Option<u32>,
     pub frame: u32,
@@ -171,7 +173,7 @@ impl Sample {
     /// Calls `each` with the samples of the chosen vCPU and time, those of a vCPU in the order of time.
     pub(super) fn read(
         profile: &Profile,
-        filter: &Filter,
+        (filter, tables): (&Filter, &Tables),
         (code, stacks): (&Code, &Stacks),
         mut each: impl FnMut(&Self),
     ) -> rusqlite::Result<()> {
@@ -180,7 +182,7 @@ impl Sample {
             "SELECT vcpu, mode, instance, frame, late_ns, stack, tid, syscall, interrupt, time_ns, vcpu_state FROM sample \
              WHERE {VCPU_AND_TIME} ORDER BY id",
         ))?;
-        let mut rows = statement.query(filter.vcpu_and_time())?;
+        let mut rows = statement.query(filter.vcpu_and_time(tables))?;
         while let Some(row) = rows.next()? {
             let mut sample = Self::from_row(row, code, stacks)?;
             // Its frame is left out of its stack: it counts for the next one.
@@ -223,8 +225,8 @@ impl Sample {
 /// Returns the time of the run in which vCPUs were sampled, of all vCPUs together, ns. One that was added
 /// while the VM ran has only the times without samples since then.
 fn sampled_ns(rates: &RateHistory, tables: &Tables) -> u64 {
-    let duration = tables.parsed("duration_ns");
-    let sampled = |row: &VcpuRow| row.states.wall().saturating_sub(rates.unsampled_ns(row.id, duration));
+    let sampled =
+        |row: &VcpuTotals| row.states.wall().saturating_sub(rates.unsampled_ns(row.id, tables.run_of(row)));
     tables.vcpus.iter().map(sampled).fold(0, u64::saturating_add)
 }
 
@@ -253,7 +255,7 @@ impl Sums {
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
             all_sampled_ns: sampled_ns(&rates, tables),
         };
-        Sample::read(profile, filter, (code, stacks), |sample| {
+        Sample::read(profile, (filter, tables), (code, stacks), |sample| {
             sums.add(sample, (selection, filter.relative), (tables, stacks))
         })?;
         for span in &spans {
@@ -300,7 +302,8 @@ impl Sums {
         let work = stacks.get(stack).filter(|_| task).map_or(NONE, |node| node.work);
         let thread = ThreadKey { charged, tid: tid.filter(|_| task), work };
         let Sample { syscall, interrupt, .. } = *sample;
-        let context = self.contexts.count(SampleContext { thread, mode, syscall, interrupt });
+        let context =
+            self.contexts.count(SampleContext { thread, mode, vm: tables.vm_of(vcpu), syscall, interrupt });
         self.tick_log.hit(tick, leaf, context);
     }
 }

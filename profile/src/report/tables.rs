@@ -6,18 +6,54 @@ use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{Event, Filter};
 use crate::clock::{ClockKind, mean_ns};
+use crate::estimate::{self, Ticks, VcpuClock};
 use crate::numbers::{part, seconds, unsigned};
 use crate::rate_history::{RateHistory, scaled};
+use crate::rows::HARDIRQ_BITS;
 use crate::rows::Microstates;
 use crate::rows::is_ksoftirqd;
-use crate::rows::{HARDIRQ_BITS, VcpuRow};
 
 /// Name of a thing whose name is not known.
 pub(super) const UNKNOWN: &str = "[unknown]";
 
+/// A virtual machine of a merged profile.
+#[derive(Debug, Clone)]
+pub(super) struct Vm {
+    pub name: String,
+    /// Name of its host, if it is known.
+    pub host: Option<String>,
+    /// Start and end of its run, ns since the start of the first run.
+    run: (u64, u64),
+    clock: VcpuClock,
+}
+
+impl Vm {
+    /// Returns the name of its host, `[unknown]` if it is not known.
+    pub(super) fn host(&self) -> &str {
+        self.host.as_deref().unwrap_or(UNKNOWN)
+    }
+}
+
+/// A row of table `vcpu`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct VcpuTotals {
+    /// Number in the profile.
+    pub id: u16,
+    /// Virtual machine, in a merged profile.
+    pub vm: Option<u32>,
+    /// Number in its virtual machine.
+    pub number: u16,
+    pub samples: u64,
+    pub lost: u64,
+    pub exits: u64,
+    pub states: Microstates,
+}
+
 /// A row of table `instance`.
 #[derive(Debug)]
 pub(super) struct Instance {
+    /// Virtual machine, in a merged profile.
+    pub vm: Option<u32>,
     pub pid: i32,
     pub comm: String,
     pub number: u32,
@@ -28,13 +64,6 @@ pub(super) struct Instance {
     pub command: Option<String>,
     pub exe: Option<u32>,
     pub cgroup: Option<u32>,
-}
-
-impl Instance {
-    /// Returns `name#number`.
-    pub(super) fn name(&self) -> String {
-        format!("{}#{}", self.comm, self.number)
-    }
 }
 
 /// A row of table `cgroup`.
@@ -58,7 +87,9 @@ pub(super) struct FileNames {
 #[derive(Debug)]
 pub(super) struct Tables {
     pub meta: BTreeMap<String, String>,
-    pub vcpus: Vec<VcpuRow>,
+    /// Virtual machines of a merged profile by row id.
+    pub vms: BTreeMap<u32, Vm>,
+    pub vcpus: Vec<VcpuTotals>,
     pub instances: HashMap<u32, Instance>,
     pub threads: HashMap<(u32, i32), String>,
     pub cgroups: HashMap<u32, Cgroup>,
@@ -82,6 +113,7 @@ impl Tables {
                 exe: row.get(7)?,
                 cgroup: row.get(8)?,
                 start_ns: unsigned(row, 9)?,
+                vm: row.get(10)?,
             };
             Ok((row.get(0)?, instance))
         };
@@ -92,10 +124,11 @@ impl Tables {
             let (path, build_id) = (row.get(1)?, row.get(2)?);
             Ok((row.get(0)?, FileNames { path, build_id, read_from: row.get(3)?, named_by: row.get(4)? }))
         };
-        let instances = "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup, start_ns FROM instance";
+        let instances = "SELECT id, pid, comm, number, kernel_thread, parent_pid, command, exe, cgroup, start_ns, vm FROM instance";
         let files = "SELECT id, path, build_id, read_from, named_by FROM file";
         Ok(Self {
             meta: map(connection, "SELECT key, value FROM meta", |row| Ok((row.get(0)?, row.get(1)?)))?,
+            vms: vms(connection)?,
             vcpus: vcpus(connection)?,
             instances: map(connection, instances, instance)?,
             threads: map(connection, "SELECT instance, tid, comm FROM thread", |row| {
@@ -123,9 +156,50 @@ impl Tables {
         ClockKind::from_meta(self.meta.get("clock").map(String::as_str))
     }
 
-    /// Returns the mean time between two ticks of a vCPU, ns.
-    pub(super) fn mean_ns(&self) -> f64 {
-        mean_ns(self.parsed("rate_hz"))
+    /// True if intervals are valid: no vCPU is sampled by a fixed clock.
+    pub(super) fn intervals_valid(&self) -> bool {
+        match self.vms.is_empty() {
+            true => estimate::trustworthy(self.clock()),
+            false => self.vms.values().all(|vm| estimate::trustworthy(vm.clock.kind)),
+        }
+    }
+
+    /// Returns an empty sequence of ticks by the clock of each vCPU.
+    pub(super) fn ticks(&self) -> Ticks {
+        let mut ticks = Ticks::new(self.clock(), mean_ns(self.parsed("rate_hz")));
+        for vcpu in &self.vcpus {
+            if let Some(vm) = vcpu.vm.and_then(|id| self.vms.get(&id)) {
+                ticks.tick_by(vcpu.id, vm.clock);
+            }
+        }
+        ticks
+    }
+
+    /// Returns the virtual machine of a vCPU, in a merged profile.
+    pub(super) fn vm_of(&self, vcpu: u16) -> Option<u32> {
+        let place = self.vcpus.binary_search_by_key(&vcpu, |known| known.id).ok()?;
+        self.vcpus.get(place)?.vm
+    }
+
+    /// Returns the name of a virtual machine, in a merged profile.
+    pub(super) fn vm_name(&self, vm: Option<u32>) -> Option<String> {
+        Some(self.vms.get(&vm?)?.name.clone())
+    }
+
+    /// Returns `name#number` of a process, after the name of its virtual machine and a slash in a merged
+    /// profile.
+    pub(super) fn instance_name(&self, instance: &Instance) -> String {
+        let Instance { vm, comm, number, .. } = instance;
+        match vm.and_then(|id| self.vms.get(&id)) {
+            Some(vm) => format!("{}/{comm}#{number}", vm.name),
+            None => format!("{comm}#{number}"),
+        }
+    }
+
+    /// Returns start and end of the run in which a vCPU was sampled, ns since the start of the first run.
+    pub(super) fn run_of(&self, vcpu: &VcpuTotals) -> (u64, u64) {
+        let vm = vcpu.vm.and_then(|id| self.vms.get(&id));
+        vm.map_or_else(|| (0, self.parsed("duration_ns")), |vm| vm.run)
     }
 
     /// Returns the length of the run, s.
@@ -165,7 +239,7 @@ impl Tables {
 /// Times of one vCPU in the chosen time, by the clocks of states.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Span {
-    pub vcpu: u8,
+    pub vcpu: u16,
     pub guest_ns: u64,
     pub halted_ns: u64,
     pub waiting_ns: u64,
@@ -195,13 +269,13 @@ impl Span {
     ) -> rusqlite::Result<Vec<Self>> {
         let (from, to) = (filter.from_ns.unwrap_or(0), filter.to_ns.unwrap_or(u64::MAX));
         let whole = filter.from_ns.is_none() && filter.to_ns.is_none();
-        let duration: u64 = tables.parsed("duration_ns");
         let part = |begin: u64, end: u64| {
             part(end.min(to).saturating_sub(begin.max(from)), end.saturating_sub(begin))
         };
         let mut segments = Segment::read(connection)?;
-        let chosen = tables.vcpus.iter().filter(|row| filter.vcpu.is_none_or(|wanted| wanted == row.id));
-        let span = |row: &VcpuRow| {
+        let chosen = tables.vcpus.iter().filter(|row| filter.chooses_vcpu(row, tables));
+        let span = |row: &VcpuTotals| {
+            let run = tables.run_of(row);
             let own = segments.remove(&row.id).unwrap_or_default();
             let changes = rates.changes(row.id);
             let means = changes.iter().map(|(since, rate_hz)| (*since, mean_ns(*rate_hz))).collect();
@@ -220,7 +294,7 @@ impl Span {
                 let segments = divide(of);
                 let ns = match own.is_empty() {
                     _ if whole && changes.is_empty() => of(&row.states),
-                    true => scaled(of(&row.states), part(0, duration)),
+                    true => scaled(of(&row.states), part(run.0, run.1)),
                     false => sum(&segments),
                 };
                 (ns, segments)
@@ -230,7 +304,7 @@ impl Span {
             let [halted_ns, waiting_ns, vmm_ns] =
                 [times(|states| states.halted), times(|states| states.waiting), times(|states| states.vmm)]
                     .map(|(ns, _)| ns);
-            let unsampled_ns = rates.unsampled_ns(row.id, duration);
+            let unsampled_ns = rates.unsampled_ns(row.id, run);
             let cut = own
                 .iter()
                 .filter(|own| (own.begin < from && from < own.end) || (own.begin < to && to < own.end));
@@ -269,12 +343,12 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Reads all segments by vCPU, in the order of time.
-    pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u8, Vec<Self>>> {
+    pub(crate) fn read(connection: &Connection) -> rusqlite::Result<HashMap<u16, Vec<Self>>> {
         let sql = "SELECT vcpu, time_ns, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, paused_ns \
                    FROM microstate ORDER BY time_ns";
         let mut statement = connection.prepare(sql)?;
         let mut rows = statement.query([])?;
-        let mut segments: HashMap<u8, Vec<Self>> = HashMap::new();
+        let mut segments: HashMap<u16, Vec<Self>> = HashMap::new();
         while let Some(row) = rows.next()? {
             let (end, states) = (unsigned(row, 1)?, states(row, 2)?);
             let begin = end.saturating_sub(states.wall());
@@ -313,20 +387,35 @@ fn states(row: &Row<'_>, column: usize) -> rusqlite::Result<Microstates> {
     })
 }
 
-pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuRow>> {
+pub(crate) fn vcpus(connection: &Connection) -> rusqlite::Result<Vec<VcpuTotals>> {
     let sql = "SELECT id, samples, lost, exits, guest_ns, halted_ns, waiting_ns, kvm_ns, vmm_ns, sampler_ns, \
-               paused_ns \
+               paused_ns, vm, number \
                FROM vcpu ORDER BY id";
     let vcpu = |row: &Row<'_>| {
-        Ok(VcpuRow {
+        Ok(VcpuTotals {
             id: row.get(0)?,
             samples: unsigned(row, 1)?,
             lost: unsigned(row, 2)?,
             exits: unsigned(row, 3)?,
             states: states(row, 4)?,
+            vm: row.get(11)?,
+            number: row.get(12)?,
         })
     };
     connection.prepare(sql)?.query_map([], vcpu)?.collect()
+}
+
+fn vms(connection: &Connection) -> rusqlite::Result<BTreeMap<u32, Vm>> {
+    map(connection, "SELECT id, name, host, from_ns, to_ns, rate_hz, clock, one_clock FROM vm", |row| {
+        let id: u32 = row.get(0)?;
+        let clock = VcpuClock {
+            kind: ClockKind::from_meta(Some(&row.get::<_, String>(6)?)),
+            mean_ns: mean_ns(row.get(5)?),
+            shared: row.get::<_, bool>(7)?.then_some(id),
+        };
+        let run = (unsigned(row, 3)?, unsigned(row, 4)?);
+        Ok((id, Vm { name: row.get(1)?, host: row.get(2)?, run, clock }))
+    })
 }
 
 fn events(connection: &Connection) -> rusqlite::Result<Vec<Event>> {

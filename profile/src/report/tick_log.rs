@@ -26,7 +26,7 @@ pub(super) struct TickLog {
     ticks: PartTicks,
     hits: Vec<Hit>,
     /// Exact times of the vCPUs in the guest, ns.
-    guest_ns: Vec<(u8, u64)>,
+    guest_ns: Vec<(u16, u64)>,
     /// Non-idle part of that time, ns: known from the ticks, not from the clock.
     busy_ns: u64,
 }
@@ -39,7 +39,7 @@ impl TickLog {
     }
 
     /// Adds the next tick of a vCPU: `guest` if it was in the guest, `busy` if it was not idle.
-    pub(super) fn tick(&mut self, vcpu: u8, time_ns: u64, guest: bool, busy: bool) -> Tick {
+    pub(super) fn tick(&mut self, vcpu: u16, time_ns: u64, guest: bool, busy: bool) -> Tick {
         self.ticks.tick(vcpu, time_ns, guest, busy)
     }
 
@@ -59,7 +59,7 @@ impl TickLog {
     }
 
     /// Ends the log: all ticks are added. `spans` are the times by the clocks of states.
-    pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u8>, spans: &[Span]) {
+    pub(super) fn close(&mut self, vcpus: impl Iterator<Item = u16>, spans: &[Span]) {
         self.ticks.close();
         self.guest_ns = vcpus.map(|vcpu| (vcpu, guest_ns(vcpu, spans, self.ticks.whole()))).collect();
         let busy = self.ticks.part_times(&self.guest_ns);
@@ -95,21 +95,21 @@ impl TickLog {
     }
 
     /// Returns samples and time of a mode of one vCPU in the guest.
-    pub(super) fn of_vcpu(&self, vcpu: u8, tallies: &Tallies) -> (u64, Time) {
+    pub(super) fn of_vcpu(&self, vcpu: u16, tallies: &Tallies) -> (u64, Time) {
         let own = self.guest_ns.iter().copied().filter(|(id, _)| *id == vcpu);
         let estimate = self.ticks.whole().estimate(&own.collect::<Vec<_>>(), tallies);
         (estimate.samples, estimate.time)
     }
 
     /// Returns the time of a vCPU in the guest, s.
-    pub(super) fn guest_s(&self, vcpu: u8) -> f64 {
+    pub(super) fn guest_s(&self, vcpu: u16) -> f64 {
         seconds(self.guest_ns.iter().find(|(id, _)| *id == vcpu).map_or(0, |(_, ns)| *ns))
     }
 }
 
 /// Creates an empty sequence of ticks with the times by the clocks of states.
 pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
-    let mut ticks = Ticks::new(tables.clock(), tables.mean_ns());
+    let mut ticks = tables.ticks();
     ticks.read_meta(&tables.meta);
     for span in spans {
         ticks.divide(span.vcpu, span.segments.iter().copied());
@@ -121,9 +121,9 @@ pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
 
 /// Returns the time of a vCPU in the guest, ns: by its clock. For a vCPU with ticks in the guest but without
 /// a clock (a damaged profile), returns one mean interval for each tick.
-pub(super) fn guest_ns(vcpu: u8, spans: &[Span], ticks: &Ticks) -> u64 {
+pub(super) fn guest_ns(vcpu: u16, spans: &[Span], ticks: &Ticks) -> u64 {
     match spans.iter().find(|span| span.vcpu == vcpu).map_or(0, |span| span.guest_ns) {
-        0 => rounded(ticks.inside_of(vcpu) as f64 * ticks.mean_ns()),
+        0 => rounded(ticks.inside_of(vcpu) as f64 * ticks.mean_ns(vcpu)),
         known => known,
     }
 }

@@ -160,6 +160,8 @@ impl View<'_> {
             By::Thread => self.thread_keys(),
             By::Irq => self.interrupt_keys(),
             By::Syscall => self.syscall_keys(),
+            By::Vm => self.vm_keys(),
+            By::Host => self.host_keys(),
         }
     }
 
@@ -218,7 +220,7 @@ impl View<'_> {
             kind: Some(function.kind.name().to_owned()),
             module: function.module.clone(),
             address: Some(format!("{:#x}", frame.address)),
-            process: instance.map(Instance::name),
+            process: instance.map(|instance| self.tables.instance_name(instance)),
             pid: instance.map(|instance| instance.pid),
             ..Row::default()
         }
@@ -362,11 +364,11 @@ impl View<'_> {
             }),
             OwnerKey::Instance(id) => {
                 self.tables.instances.get(&id).map_or_else(Row::default, |instance| Row {
-                    name: instance.name(),
+                    name: self.tables.instance_name(instance),
                     kind: task_kind(instance.kernel_thread),
                     pid: Some(instance.pid),
                     command: instance.command.clone(),
-                    ..Row::default()
+                    ..self.vm_row(instance)
                 })
             }
             OwnerKey::Cgroup(id) => match id.and_then(|id| self.tables.cgroups.get(&id)) {
@@ -407,11 +409,38 @@ impl View<'_> {
         Row {
             name,
             kind: task_kind(instance.kernel_thread),
-            process: Some(instance.name()),
+            process: Some(self.tables.instance_name(instance)),
             pid: Some(instance.pid),
             tid: key.tid,
-            ..Row::default()
+            ..self.vm_row(instance)
         }
+    }
+
+    /// Returns a row with the virtual machine of a process only.
+    fn vm_row(&self, instance: &Instance) -> Row {
+        let vm = instance.vm.and_then(|id| self.tables.vms.get(&id));
+        Row { vm: vm.map(|vm| vm.name.clone()), host: vm.and_then(|vm| vm.host.clone()), ..Row::default() }
+    }
+
+    /// Returns virtual machines: runs of one name on one host are of one.
+    fn vm_keys(&self) -> RowKeys {
+        let key = |context: &SampleContext| {
+            let vm = self.tables.vms.get(&context.vm?)?;
+            Some((vm.name.as_str(), vm.host.as_deref()))
+        };
+        let row = |(name, host): (&str, Option<&str>)| Row {
+            name: name.to_owned(),
+            vm: Some(name.to_owned()),
+            host: host.map(str::to_owned),
+            ..Row::default()
+        };
+        self.context_keys(key, row)
+    }
+
+    fn host_keys(&self) -> RowKeys {
+        let key = |context: &SampleContext| Some(self.tables.vms.get(&context.vm?)?.host());
+        let row = |name: &str| Row { name: name.to_owned(), host: Some(name.to_owned()), ..Row::default() };
+        self.context_keys(key, row)
     }
 
     fn interrupt_keys(&self) -> RowKeys {

@@ -143,7 +143,7 @@ tables! {
     meta: (String, String) => (replace) meta |row| { key = row.0, value = row.1 }
 
     vcpus: VcpuRow => (replace) vcpu |row| {
-        id, samples, lost, exits, guest_ns = row.states.guest, halted_ns = row.states.halted,
+        id, number = row.id, samples, lost, exits, guest_ns = row.states.guest, halted_ns = row.states.halted,
         waiting_ns = row.states.waiting, kvm_ns = row.states.kvm, vmm_ns = row.states.vmm,
         sampler_ns = row.states.sampler, paused_ns = row.states.paused,
     }

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 /// Key in table `meta` whose value is 1 in the profile of a run that came to its end.
 pub const COMPLETE: &str = "complete";
+/// Key in table `meta` of the name of the host that vprof ran on.
+pub const HOSTNAME: &str = "hostname";
 
 /// A row of table `console`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,8 +9,7 @@ use super::children::ReapedProcesses;
 use super::{CpuTimes, chance};
 use crate::estimate::Time;
 use crate::numbers::unsigned;
-use crate::report::tables::vcpus;
-use crate::rows::VcpuRow;
+use crate::report::tables::{VcpuTotals, vcpus};
 use crate::rows::is_ksoftirqd;
 
 /// Name, pid and instance number.
@@ -104,7 +103,7 @@ impl ReadingPair<CpuTimes> {
 /// The guest's CPU accounting, as far as the profile has it.
 pub(super) struct GuestAccounting {
     pub meta: BTreeMap<String, String>,
-    pub vcpus: Vec<VcpuRow>,
+    pub vcpus: Vec<VcpuTotals>,
     pub instances: HashMap<u32, Who>,
     /// Instances that serve soft interrupts.
     pub ksoftirqds: HashSet<u32>,

@@ -83,10 +83,10 @@ fn ended(
     accounting: &BTreeMap<u32, ReadingPair<AccountedTimes>>,
     last_ns: u64,
 ) -> rusqlite::Result<HashMap<u32, (u32, u64)>> {
-    let mut statement = connection.prepare("SELECT id, pid, parent_pid, start_ns FROM instance")?;
+    let mut statement = connection.prepare("SELECT id, pid, parent_pid, start_ns, vm FROM instance")?;
     let births = statement.query_map([], |row| {
         let start_ns = unsigned(row, 3)?;
-        Ok(Birth { id: row.get(0)?, pid: row.get(1)?, parent_pid: row.get(2)?, start_ns })
+        Ok(Birth { id: row.get(0)?, vm: row.get(4)?, pid: row.get(1)?, parent_pid: row.get(2)?, start_ns })
     })?;
     let parents = parents(&births.collect::<rusqlite::Result<Vec<_>>>()?);
     let sql = "SELECT instance, max(time_ns) FROM sample WHERE instance IS NOT NULL GROUP BY instance";

@@ -16,7 +16,7 @@ use crate::estimate::{Time, Z_95};
 use crate::report::{ReportError, is_process, no_such};
 
 /// Reported and measured CPU time of processes, threads and CPUs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rusage {
     /// vprof's version that wrote the profile.
     pub version: String,

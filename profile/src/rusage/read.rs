@@ -13,8 +13,9 @@ use crate::estimate::{Tallies, Ticks, Time, trustworthy};
 use crate::numbers::{part, seconds, unsigned};
 use crate::rate_history::{RateHistory, scaled};
 use crate::report::tables::Segment;
+use crate::report::tables::VcpuTotals;
 use crate::rows::Microstates;
-use crate::rows::{Mode, VcpuRow, VcpuState};
+use crate::rows::{Mode, VcpuState};
 use crate::store::{Profile, ProfileError, snapshot};
 
 impl Rusage {
@@ -23,6 +24,7 @@ impl Rusage {
     /// # Errors
     /// See [`ProfileError`].
     pub fn read(profile: &Profile) -> Result<Self, ProfileError> {
+        profile.has_one_vm("CPU accounting of a guest")?;
         let connection = profile.connection();
         let read = || {
             // One transaction, so that all parts have the same state of a run in progress.
@@ -262,13 +264,13 @@ impl CpuTimeKind {
 struct SampledTimes {
     ticks: Ticks,
     /// Sampled time of vCPUs in the guest, if they were not sampled throughout, ns.
-    sampled_ns: HashMap<u8, u64>,
+    sampled_ns: HashMap<u16, u64>,
     unsampled_ns: u64,
     processes: HashMap<(u32, TimePart), Tallies>,
     threads: HashMap<(u32, i32), Tallies>,
     /// Modes of CPUs, between the readings of their accounting.
-    modes: HashMap<(u8, CpuTimeKind), Tallies>,
-    clocks: HashMap<u8, Vec<Segment>>,
+    modes: HashMap<(u16, CpuTimeKind), Tallies>,
+    clocks: HashMap<u16, Vec<Segment>>,
 }
 
 impl SampledTimes {
@@ -276,7 +278,7 @@ impl SampledTimes {
         let rate = accounting.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let duration = accounting.meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
         let rates = RateHistory::read(connection)?;
-        let unsampled = accounting.vcpus.iter().map(|vcpu| rates.unsampled_ns(vcpu.id, duration));
+        let unsampled = accounting.vcpus.iter().map(|vcpu| rates.unsampled_ns(vcpu.id, (0, duration)));
         let mut sampled = Self {
             ticks: Ticks::new(accounting.clock(), mean_ns(rate)),
             sampled_ns: HashMap::new(),
@@ -320,7 +322,7 @@ impl SampledTimes {
     fn add(
         &mut self,
         accounting: &GuestAccounting,
-        vcpu: u8,
+        vcpu: u16,
         mode: Mode,
         (instance, tid): (Option<u32>, Option<i32>),
         (time_ns, inside): (u64, bool),
@@ -361,8 +363,8 @@ impl SampledTimes {
     }
 
     /// Returns samples and time of a tally on these vCPUs.
-    fn time(&self, vcpus: &[VcpuRow], tallies: Option<&Tallies>) -> (u64, Time) {
-        let sampled = |vcpu: &VcpuRow| self.sampled_ns.get(&vcpu.id).copied().unwrap_or(vcpu.states.guest);
+    fn time(&self, vcpus: &[VcpuTotals], tallies: Option<&Tallies>) -> (u64, Time) {
+        let sampled = |vcpu: &VcpuTotals| self.sampled_ns.get(&vcpu.id).copied().unwrap_or(vcpu.states.guest);
         let times: Vec<_> = vcpus.iter().map(|vcpu| (vcpu.id, sampled(vcpu))).collect();
         let none = Tallies::default();
         let estimate = self.ticks.estimate(&times, tallies.unwrap_or(&none));

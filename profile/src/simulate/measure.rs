@@ -27,9 +27,9 @@ pub(super) struct Machine {
 
 impl Machine {
     /// Returns the exact times of the vCPUs in the guest.
-    pub fn times(&self) -> Vec<(u8, u64)> {
+    pub fn times(&self) -> Vec<(u16, u64)> {
         let time = |line: &Timeline| line.time(in_guest);
-        (0_u8..).zip(&self.vcpus).map(|(vcpu, line)| (vcpu, time(line))).collect()
+        (0_u16..).zip(&self.vcpus).map(|(vcpu, line)| (vcpu, time(line))).collect()
     }
 
     fn sum(&self, wanted: &dyn Fn(u8) -> bool) -> f64 {
@@ -69,7 +69,7 @@ impl Machine {
             for (time_ns, state) in self.host.serve(line, intervals, start_ns, lateness) {
                 let may_be_lost = time_ns < line.length() / 2 && self.lost > 0.0;
                 if !(may_be_lost && random.random::<f64>() < self.lost) {
-                    ticks.push(Tick { vcpu, time_ns, state });
+                    ticks.push(Tick { vcpu: vcpu.into(), time_ns, state });
                 }
             }
         }
@@ -92,7 +92,7 @@ impl Machine {
             }
             ticks
         });
-        for (vcpu, line) in (0_u8..).zip(&self.vcpus) {
+        for (vcpu, line) in (0_u16..).zip(&self.vcpus) {
             ticks.divide(vcpu, line.segments(SEGMENT_NS, in_guest));
         }
         let mut tallies = vec![PartTallies::default(); rows.len()];
@@ -110,7 +110,7 @@ impl Machine {
 /// A tick with the state at its time.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tick {
-    pub vcpu: u8,
+    pub vcpu: u16,
     pub time_ns: u64,
     pub state: u8,
 }

@@ -174,7 +174,7 @@ fn in_part(machine: &Machine, clock: ClockKind, seed: u64, boot: bool) -> Measur
         [found.s, found.low_s, found.high_s].map(|s| s * 1e9)
     } else {
         let mut all = Ticks::new(clock, MEAN_NS as f64);
-        for (vcpu, line) in (0_u8..).zip(&machine.vcpus) {
+        for (vcpu, line) in (0_u16..).zip(&machine.vcpus) {
             all.divide(vcpu, line.segments(SEGMENT_NS, in_guest));
         }
         for tick in &ticks {
@@ -209,7 +209,7 @@ fn clocks(machine: &Machine, clock: ClockKind, ticks: &[Tick]) -> BootClocks {
         };
         ends.into_iter().map(segment).collect::<Vec<_>>()
     };
-    let all: HashMap<u8, Vec<Segment>> = (0..).zip(machine.vcpus.iter().map(segments)).collect();
+    let all: HashMap<u16, Vec<Segment>> = (0..).zip(machine.vcpus.iter().map(segments)).collect();
     let meta: BTreeMap<String, String> = meta.map(|(key, value)| (key.to_owned(), value)).into();
     BootClocks::new(meta, (0..).zip(ticks).map(scan).collect(), all, RateHistory::default())
 }

@@ -51,8 +51,12 @@ pub struct Stat {
 /// Time of one vCPU in each state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VcpuStat {
-    /// 0 and up.
-    pub id: u8,
+    /// Number in the profile: 0 and up.
+    pub id: u16,
+    /// Name of its virtual machine in a merged profile.
+    pub vm: Option<String>,
+    /// Number in its virtual machine; `id` unless the profile is merged.
+    pub number: u16,
     /// Length, ns.
     pub wall_ns: u64,
     /// Its parts by state, ns; they add up to `wall_ns`.
@@ -69,7 +73,7 @@ pub struct VcpuStat {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExitStat {
     /// vCPU; `None` after [`Stat::by_device`] for the sum of all.
-    pub vcpu: Option<u8>,
+    pub vcpu: Option<u16>,
     /// Reason, like `port write`.
     pub reason: String,
     /// Port or guest physical address.
@@ -108,7 +112,7 @@ pub struct InterruptStat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServedStat {
     /// vCPU; `None` after [`Stat::served_by_name`] for the sum of all.
-    pub vcpu: Option<u8>,
+    pub vcpu: Option<u16>,
     /// Name of the handler: a device as in `/proc/interrupts`, or the kernel's name of one of the machine's
     /// own vectors.
     pub name: String,
@@ -128,7 +132,7 @@ pub struct ServedStat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostWaitStat {
     /// vCPU; `None` after [`Stat::waits_by_process`] for the sum of all.
-    pub vcpu: Option<u8>,
+    pub vcpu: Option<u16>,
     /// The process; `None` for all that share one row.
     pub pid: Option<u32>,
     /// Its name; empty for all that share one row.
@@ -145,7 +149,7 @@ pub struct HostWaitStat {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CounterStat {
     /// vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// KVM's name.
     pub name: String,
     /// ns where the name ends in `_ns`, else a count.
@@ -246,10 +250,10 @@ impl Stat {
         stat
     }
 
-    /// Keeps only one vCPU; devices' interrupts belong to no vCPU and stay.
+    /// Keeps only one vCPU, of each virtual machine; devices' interrupts belong to no vCPU and stay.
     #[must_use]
-    pub fn of_vcpu(mut self, vcpu: u8) -> Self {
-        self.vcpus.retain(|row| row.id == vcpu);
+    pub fn of_vcpu(mut self, vcpu: u16) -> Self {
+        self.vcpus.retain(|row| row.number == vcpu);
         self.exits.retain(|row| row.vcpu == Some(vcpu));
         self.exit_sites.retain(|row| row.vcpu == Some(vcpu));
         self.served.retain(|row| row.vcpu == Some(vcpu));
@@ -309,7 +313,7 @@ impl Stat {
 }
 
 impl ExitStat {
-    fn kind(&self) -> (Option<u8>, &str, Option<u64>) {
+    fn kind(&self) -> (Option<u16>, &str, Option<u64>) {
         (self.vcpu, &self.reason, self.address)
     }
 }
@@ -321,7 +325,7 @@ impl HostWaitStat {
 }
 
 impl ServedStat {
-    fn key(&self) -> (Option<u8>, &str, Option<u8>) {
+    fn key(&self) -> (Option<u16>, &str, Option<u8>) {
         (self.vcpu, &self.name, self.vector)
     }
 
@@ -352,6 +356,8 @@ impl VcpuStat {
         });
         Self {
             id: self.id,
+            vm: self.vm.clone(),
+            number: self.number,
             wall_ns: self.wall_ns.saturating_sub(earlier.wall_ns),
             states: states.collect(),
             exits: self.exits.saturating_sub(earlier.exits),

@@ -1,12 +1,12 @@
 //! Reads the figures from a profile.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use rusqlite::{Connection, Row};
 
 use super::{CounterStat, ExitStat, HostWaitStat, InterruptStat, ServedStat, Stat, VcpuStat};
 use crate::numbers::{seconds, unsigned};
-use crate::report::tables::vcpus;
+use crate::report::tables::{VcpuTotals, vcpus};
 use crate::store::{Profile, ProfileError, snapshot};
 
 impl Stat {
@@ -28,6 +28,10 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         .collect::<Result<_, _>>()?;
     let text = |key: &str| meta.get(key).cloned();
     let duration_ns = meta.get("duration_ns").and_then(|ns| ns.parse().ok()).unwrap_or(0);
+    let vms: HashMap<u32, String> = connection
+        .prepare("SELECT id, name FROM vm")?
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<Result<_, _>>()?;
     let exits = exits(connection)?;
     let mut stat = Stat {
         version: text("version").unwrap_or_default(),
@@ -37,7 +41,7 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
         complete: text("complete").is_some_and(|value| value == "1"),
         from_s: 0.0,
         to_s: seconds(duration_ns),
-        vcpus: vcpus(connection)?.iter().map(vcpu).collect(),
+        vcpus: vcpus(connection)?.iter().map(|row| vcpu(row, &vms)).collect(),
         exit_sites: super::sites::read(connection, &exits)?,
         exits: exits.into_iter().map(|(_, exit)| exit).collect(),
         interrupts: interrupts(connection)?,
@@ -49,9 +53,11 @@ fn read(connection: &Connection) -> rusqlite::Result<Stat> {
     Ok(stat)
 }
 
-fn vcpu(row: &crate::rows::VcpuRow) -> VcpuStat {
+fn vcpu(row: &VcpuTotals, vms: &HashMap<u32, String>) -> VcpuStat {
     VcpuStat {
         id: row.id,
+        vm: row.vm.and_then(|vm| vms.get(&vm).cloned()),
+        number: row.number,
         wall_ns: row.states.wall(),
         states: row.states.named().map(|(name, ns)| (name.to_owned(), ns)).into(),
         exits: row.exits,

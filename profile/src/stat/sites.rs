@@ -23,7 +23,7 @@ const IDLE: &str = "[idle]";
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExitSiteStat {
     /// vCPU; `None` after [`Stat::sites_by_function`] for the sum of all.
-    pub vcpu: Option<u8>,
+    pub vcpu: Option<u16>,
     /// Reason, as of [`ExitStat`].
     pub reason: String,
     /// Address, as of [`ExitStat`].
@@ -60,7 +60,7 @@ pub struct ExitSiteStat {
 /// Parts of a site that distinguish it from others.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct SiteKey<'a> {
-    vcpu: Option<u8>,
+    vcpu: Option<u16>,
     reason: &'a str,
     address: Option<u64>,
     device: Option<&'a str>,

@@ -89,6 +89,14 @@ pub enum ProfileError {
         /// SQLite's finding.
         reason: String,
     },
+    /// The profile is merged, and the data is of one virtual machine.
+    #[error("{path} is merged, and has no {what}: use the profile of one virtual machine")]
+    Merged {
+        /// The profile.
+        path: PathBuf,
+        /// The data.
+        what: &'static str,
+    },
     /// The operating system refused.
     #[error("cannot read {path}: {error}")]
     Io {

@@ -12,6 +12,7 @@ mod guard;
 mod limit;
 mod open;
 mod query;
+mod whole;
 mod writer;
 
 pub(crate) use edit::{CodeFile, Editor};
@@ -19,11 +20,13 @@ pub use error::{CreateError, EditError, ProfileError, QueryError};
 pub(crate) use open::snapshot;
 pub use open::{Profile, Snapshot};
 pub use query::{Table, Value};
+pub(crate) use whole::WholeProfile;
 pub use writer::ProfileWriter;
+pub(crate) use writer::explain as unwritable;
 
 /// `PRAGMA user_version`: the version of the schema. Each release whose tables differ from those of the
 /// release before has a larger one.
-pub const SCHEMA_VERSION: u32 = 10;
+pub const SCHEMA_VERSION: u32 = 11;
 /// `PRAGMA application_id`: "vprf".
 pub const APPLICATION_ID: u32 = 0x7670_7266;
 /// The tables and views.

@@ -56,6 +56,23 @@ impl Profile {
         snapshot(&self.connection).map_err(|error| self.error(&error))
     }
 
+    /// Returns true if the profile is merged: it is of several virtual machines.
+    ///
+    /// # Errors
+    /// See [`ProfileError`].
+    pub fn is_merged(&self) -> Result<bool, ProfileError> {
+        let found = self.connection.query_row("SELECT EXISTS (SELECT 1 FROM vm)", [], |row| row.get(0));
+        found.map_err(|error| self.error(&error))
+    }
+
+    /// Refuses a merged profile, which has no such data.
+    pub(crate) fn has_one_vm(&self, what: &'static str) -> Result<(), ProfileError> {
+        match self.is_merged()? {
+            true => Err(ProfileError::Merged { path: self.path.clone(), what }),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn connection(&self) -> &Connection {
         &self.connection
     }

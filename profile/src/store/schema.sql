@@ -1,4 +1,4 @@
--- Schema 10 of a vprof profile. Described for users in docs/profile.md.
+-- Schema 11 of a vprof profile. Described for users in docs/profile.md.
 --
 -- Addresses, CR3 and the stack pointer are unsigned 64-bit numbers in SQLite's signed integers: an address of the
 -- kernel's half is negative; printf('%x', address) shows it as is. Times are nanoseconds.
@@ -8,9 +8,32 @@ CREATE TABLE meta (
     value TEXT NOT NULL
 ) WITHOUT ROWID;
 
+-- Virtual machines of a merged profile: one for each profile that was merged. Empty in a profile that is not merged.
+CREATE TABLE vm (
+    id        INTEGER PRIMARY KEY,  -- 1 and up, in the order of their runs' starts
+    name      TEXT NOT NULL,
+    host      TEXT,                 -- name of the host; NULL: not known
+    profile   TEXT NOT NULL,        -- file name of the profile
+    from_ns   INTEGER NOT NULL,     -- start of its run, since the start of the first one
+    to_ns     INTEGER NOT NULL,     -- its end
+    rate_hz   REAL NOT NULL,        -- as in meta, of its run
+    clock     TEXT NOT NULL,        -- the same
+    one_clock INTEGER NOT NULL      -- 1: one clock ticks all its vCPUs
+);
+
+-- Table meta of each profile that was merged.
+CREATE TABLE vm_meta (
+    vm    INTEGER NOT NULL,  -- vm.id
+    key   TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (vm, key)
+) WITHOUT ROWID;
+
 -- The whole run up to now. The seven times add up to the vCPU's wall time.
 CREATE TABLE vcpu (
     id         INTEGER PRIMARY KEY,  -- 0 and up
+    vm         INTEGER,              -- vm.id; NULL: the profile is not merged
+    number     INTEGER NOT NULL,     -- its number in its virtual machine, 0 and up
     samples    INTEGER NOT NULL,     -- recorded
     lost       INTEGER NOT NULL,     -- not recorded: the ring was full
     exits      INTEGER NOT NULL,     -- returns of KVM_RUN
@@ -153,6 +176,7 @@ CREATE TABLE cpu_time (
 
 CREATE TABLE instance (
     id            INTEGER PRIMARY KEY,  -- 1 and up
+    vm            INTEGER,              -- vm.id; NULL: the profile is not merged
     pid           INTEGER NOT NULL,     -- thread group id, initial pid namespace
     start_ns      INTEGER NOT NULL,     -- start since guest boot
     comm          TEXT NOT NULL,        -- program name (the last one, where an exec changed it)
@@ -570,11 +594,15 @@ SELECT s.id,
        s.late_ns / 1e3 AS late_us,
        s.halted,
        s.cpl,
-       s.interrupts_on
+       s.interrupts_on,
+       v.name AS vm,
+       v.host
 FROM sample s
 JOIN mode m ON m.id = s.mode
 LEFT JOIN frame f ON f.id = s.frame
-LEFT JOIN instance i ON i.id = s.instance;
+LEFT JOIN instance i ON i.id = s.instance
+LEFT JOIN vcpu c ON c.id = s.vcpu
+LEFT JOIN vm v ON v.id = c.vm;
 
 -- Owner of each sample in the guest that is not idle: interrupts are not charged to the process they hit,
 -- but soft interrupts that a kernel thread ksoftirqd/N serves are its own work.
@@ -591,10 +619,12 @@ SELECT s.id,
        CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.pid
             WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.pid ELSE 0 END AS pid,
        CASE WHEN m.name IN ('user', 'kernel') AND i.id IS NOT NULL THEN i.number
-            WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.number ELSE 0 END AS instance
+            WHEN m.name = 'softirq' AND i.kernel_thread AND i.comm GLOB 'ksoftirqd/*' THEN i.number ELSE 0 END AS instance,
+       c.vm
 FROM sample s
 JOIN mode m ON m.id = s.mode
 LEFT JOIN instance i ON i.id = s.instance
+LEFT JOIN vcpu c ON c.id = s.vcpu
 WHERE m.name <> 'idle' AND s.vcpu_state = 'guest';
 
 CREATE VIEW v_processes AS
@@ -604,9 +634,12 @@ SELECT comm,
        count(*) AS samples,
        count(*) * 1.0 / sum(count(*)) OVER () AS sample_share,
        sum(mode = 'user') * 1.0 / sum(count(*)) OVER () AS user_sample_share,
-       sum(mode <> 'user') * 1.0 / sum(count(*)) OVER () AS kernel_sample_share
-FROM v_charged
-GROUP BY comm, pid, instance
+       sum(mode <> 'user') * 1.0 / sum(count(*)) OVER () AS kernel_sample_share,
+       v.name AS vm,
+       v.host
+FROM v_charged c
+LEFT JOIN vm v ON v.id = c.vm
+GROUP BY c.vm, comm, pid, instance
 ORDER BY samples DESC;
 
 -- Functions of kernel and user code, inlined ones too. Code without a name counts by its module; user code without a module by its
@@ -649,8 +682,12 @@ SELECT v.id,
        v.sampler_ns / 1e9 AS sampler_s,
        v.paused_ns / 1e9 AS paused_s,
        (v.guest_ns + v.halted_ns + v.waiting_ns + v.kvm_ns + v.vmm_ns + v.sampler_ns + v.paused_ns) / 1e9 AS wall_s,
-       v.exits
+       v.exits,
+       v.number,
+       w.name AS vm,
+       w.host
 FROM vcpu v
+LEFT JOIN vm w ON w.id = v.vm
 LEFT JOIN sample s ON s.vcpu = v.id
 LEFT JOIN mode m ON m.id = s.mode
 GROUP BY v.id;

@@ -23,7 +23,7 @@ use crate::rows::{Batch, Mode, Sink, SinkError};
 /// checkpoint does.
 const BUSY: Duration = Duration::from_secs(5);
 /// Permissions of a profile: it holds the arguments of the guest's programs.
-const PRIVATE: u32 = 0o600;
+pub(super) const PRIVATE: u32 = 0o600;
 
 /// Writer of batches into a profile file.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub(super) fn companion(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn remove_companions(path: &Path) -> io::Result<()> {
+pub(super) fn remove_companions(path: &Path) -> io::Result<()> {
     for suffix in COMPANIONS {
         match fs::remove_file(companion(path, suffix)) {
             Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -233,7 +233,7 @@ impl Drop for ProfileWriter {
 
 /// Moves what a killed run has left in its log into its profile, so that the log can go. A profile that is
 /// being recorded has an owner, and is refused.
-fn fold_log(path: &Path) -> Result<(), CreateError> {
+pub(super) fn fold_log(path: &Path) -> Result<(), CreateError> {
     // A journal that names another file makes SQLite remove that file.
     if !companion(path, "-wal").exists() || check_journal(path).is_err() {
         return Ok(());
@@ -251,7 +251,7 @@ fn fold_log(path: &Path) -> Result<(), CreateError> {
     }
 }
 
-fn directory(path: &Path) -> &Path {
+pub(super) fn directory(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
@@ -266,7 +266,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// Creates the tables in an empty file.
-fn prepare(path: &Path) -> rusqlite::Result<Connection> {
+pub(super) fn prepare(path: &Path) -> rusqlite::Result<Connection> {
     let mut connection = open(path)?;
     connection.busy_timeout(BUSY)?;
     let transaction = connection.transaction()?;
@@ -296,7 +296,7 @@ fn logged(connection: Connection) -> rusqlite::Result<Connection> {
 
 /// Returns the reason in plain words, above all for a full disk. SQLite reports only some of those cases as
 /// such.
-pub(super) fn explain(path: &Path, error: &rusqlite::Error) -> String {
+pub(crate) fn explain(path: &Path, error: &rusqlite::Error) -> String {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => "the disk is full".to_owned(),
         Some(ErrorCode::SystemIoFailure) if no_room(path) => "the disk is full".to_owned(),

@@ -14,6 +14,7 @@ use profile::boot::{
 };
 use profile::diff::Diff;
 use profile::made_up;
+use profile::merge::merge;
 use profile::report::{
     By, Direction, HostReport, MemoryReport, ModeGroup, ReportError, Request, SharesBy, SourceChoice,
     StateReport, StateSource, TreeRequest,
@@ -94,6 +95,23 @@ fn a_report_fits_its_schema() {
     }
     let back: Report = serde_json::from_value(json).expect("a report");
     assert_eq!(back.samples, report.samples);
+}
+
+#[test]
+fn a_merge_fits_its_schema() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let paths = [1, 2].map(|number| directory.path().join(format!("{number}.vprof")));
+    for (path, number) in paths.iter().zip(1..) {
+        made_up::write_run(path, 5_000, 50, number);
+    }
+    let output = directory.path().join("all.vprof");
+    let merged = merge(&paths, &output, false, &mut |_, _| ()).expect("a merge");
+    types().check(&serde_json::to_value(&merged).expect("JSON"), "Merged");
+    let all = Profile::open(&output).expect("a profile");
+    let keys = Request::By(vec![By::Vm, By::Host, By::Instance]);
+    let report = Report::read_with(&all, &Filter::default(), &keys).expect("a report");
+    types().check(&serde_json::to_value(&report).expect("JSON"), "Report");
+    types().check(&serde_json::to_value(Stat::read(&all).expect("figures")).expect("JSON"), "Stat");
 }
 
 /// A profile whose scans found one thread asleep, running and gone, and another at all times.

@@ -125,7 +125,7 @@ impl VcpuCounters {
             let (mut row, window) = meter.read(zero_ns);
             row.samples = row.samples.saturating_sub(*passed_over);
             if let Some(error) = meter.guest_error() {
-                batch.meta.push((guest_error_key(row.id), error.to_string()));
+                batch.meta.push((guest_error_key(row.id.into()), error.to_string()));
             }
             batch.vcpus.push(row);
             batch.microstates.extend(window);

@@ -87,15 +87,15 @@ impl PrecisionTarget {
     pub(crate) fn add_clocks(&mut self, batch: &Batch, ended: bool) {
         for row in &batch.rates {
             self.paces.push(row);
-            self.ticks.change_mean(row.vcpu, [(row.time_ns, mean_ns(row.rate_hz))]);
+            self.ticks.change_mean(row.vcpu.into(), [(row.time_ns, mean_ns(row.rate_hz))]);
         }
         for row in &batch.microstates {
             let begin_ns = row.time_ns.saturating_sub(row.states.wall());
             let parts: Vec<_> =
-                self.paces.divide(row.vcpu, (begin_ns, row.time_ns), row.states.guest).collect();
+                self.paces.divide(row.vcpu.into(), (begin_ns, row.time_ns), row.states.guest).collect();
             let vcpu = self.vcpu(row.vcpu);
             vcpu.guest_ns = parts.iter().fold(vcpu.guest_ns, |sum, (_, ns)| sum.saturating_add(*ns));
-            self.ticks.divide(row.vcpu, parts);
+            self.ticks.divide(row.vcpu.into(), parts);
             self.count(row.vcpu, row.time_ns);
         }
         if ended {
@@ -117,7 +117,7 @@ impl PrecisionTarget {
     fn count(&mut self, id: u8, until_ns: u64) {
         let Some(vcpu) = self.vcpus.get_mut(usize::from(id)) else { return };
         while let Some(pending) = vcpu.pending.pop_front_if(|pending| pending.time_ns <= until_ns) {
-            let tick = self.ticks.tick(id, pending.time_ns, pending.guest, pending.charged.is_some());
+            let tick = self.ticks.tick(id.into(), pending.time_ns, pending.guest, pending.charged.is_some());
             if let Some(charged) = pending.charged {
                 self.charged.entry(charged).or_default().tallies.add(&self.ticks, tick);
             }
@@ -126,7 +126,7 @@ impl PrecisionTarget {
 
     /// Returns the precision of the largest share; `None` if nothing was sampled.
     pub(crate) fn largest_share(&self) -> Option<PrecisionStatus> {
-        let times: Vec<(u8, u64)> = (0..).zip(&self.vcpus).map(|(id, vcpu)| (id, vcpu.guest_ns)).collect();
+        let times: Vec<(u16, u64)> = (0..).zip(&self.vcpus).map(|(id, vcpu)| (id, vcpu.guest_ns)).collect();
         let estimates = self.charged.iter().map(|(charged, charge)| {
             let estimate = self.ticks.estimate(&times, &charge.tallies);
             (charged, charge, estimate)

@@ -67,8 +67,10 @@ fn samples_without_a_stack_are_next_to_the_lost_ones() {
 }
 
 fn report() -> Report {
-    let vcpu = |id, idle| Vcpu {
+    let vcpu = |id: u16, idle| Vcpu {
         id,
+        vm: None,
+        number: id,
         samples: 10_000,
         lost: u64::from(id),
         user: 0.5,

@@ -136,7 +136,7 @@ pub struct Wakeup {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InterruptTime {
     /// vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// The interrupted task.
     #[serde(flatten)]
     pub task: Task,
@@ -177,7 +177,7 @@ pub struct SoftInterrupt {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExactVcpu {
     /// 0 and up.
-    pub id: u8,
+    pub id: u16,
     /// Exits for events.
     pub probe_exits: u64,
     /// Events that were lost.

@@ -21,7 +21,7 @@ pub struct TaskRun<'a> {
     /// Begin of the run, s since the run's start.
     pub time_s: f64,
     /// vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// The task.
     #[serde(flatten)]
     pub task: Cow<'a, Task>,
@@ -68,7 +68,7 @@ pub struct Timehist<'a> {
 struct RunsPart {
     from_ns: i64,
     to_ns: i64,
-    vcpu: Option<u8>,
+    vcpu: Option<u16>,
 }
 
 impl RunsPart {

@@ -34,7 +34,7 @@ pub struct Recording {
     /// Facts about the run.
     pub about: About,
     /// The chosen vCPUs, rising.
-    pub vcpus: Vec<u8>,
+    pub vcpus: Vec<RecordedVcpu>,
     /// Samples in the order of time.
     pub samples: Vec<RecordedSample>,
     /// Processes and threads that samples belong to.
@@ -61,6 +61,31 @@ pub struct Recording {
     pub syscalls: BTreeMap<u32, String>,
     /// Events of the run, in the order of time.
     pub events: Vec<Event>,
+}
+
+/// A vCPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RecordedVcpu {
+    /// Number in the profile.
+    pub id: u16,
+    /// Number in its virtual machine.
+    pub number: u16,
+    /// Name of its virtual machine in a merged profile.
+    pub vm: Option<String>,
+    /// Name of the host of that, if it is known.
+    pub host: Option<String>,
+    /// Start and end of its run, ns since the profile's start.
+    pub run_ns: (u64, u64),
+}
+
+impl RecordedVcpu {
+    /// Returns `vCPU` and its number, after the name of its virtual machine in a merged profile.
+    pub fn name(&self) -> String {
+        match &self.vm {
+            Some(vm) => format!("{vm} vCPU {}", self.number),
+            None => format!("vCPU {}", self.id),
+        }
+    }
 }
 
 /// Facts about a run.
@@ -106,7 +131,7 @@ pub struct RecordedSample {
     /// Activity of the vCPU.
     pub mode: Mode,
     /// The vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
 }
 
 /// A thread, or another owner of samples.
@@ -129,6 +154,8 @@ pub struct RecordedProcess {
     pub comm: String,
     /// Instance number, counted by program name from 0.
     pub number: u32,
+    /// Name of its virtual machine in a merged profile.
+    pub vm: Option<String>,
     /// Process id.
     pub pid: i32,
     /// A kernel thread.
@@ -142,9 +169,12 @@ pub struct RecordedProcess {
 }
 
 impl RecordedProcess {
-    /// Returns `name#number`.
+    /// Returns `name#number`, after the name of its virtual machine and a slash in a merged profile.
     pub fn instance(&self) -> String {
-        format!("{}#{}", self.comm, self.number)
+        match &self.vm {
+            Some(vm) => format!("{vm}/{}#{}", self.comm, self.number),
+            None => format!("{}#{}", self.comm, self.number),
+        }
     }
 }
 
@@ -255,6 +285,11 @@ impl Recording {
             Some(node.frame)
         })
         .take(MOST_FRAMES)
+    }
+
+    /// Returns a chosen vCPU by its number in the profile.
+    pub fn vcpu(&self, id: u16) -> Option<&RecordedVcpu> {
+        self.vcpus.get(self.vcpus.binary_search_by_key(&id, |vcpu| vcpu.id).ok()?)
     }
 
     /// Returns the process of an owner.

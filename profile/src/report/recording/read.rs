@@ -1,12 +1,12 @@
 //! Reads a [`Recording`].
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rusqlite::Connection;
 
 use super::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
-    RecordedProcess, RecordedSample, Recording, RecordingRequest, SourceLine, StackNode,
+    RecordedProcess, RecordedSample, RecordedVcpu, Recording, RecordingRequest, SourceLine, StackNode,
 };
 use crate::estimate::Tick;
 use crate::numbers::unsigned;
@@ -18,7 +18,7 @@ use crate::report::host::{HostTick, HostTicks, sampled_place};
 use crate::report::number_map::NumberMap;
 use crate::report::stacks::{DOUBT, Stacks};
 use crate::report::sums::Sample;
-use crate::report::tables::{Span, Tables};
+use crate::report::tables::{Span, Tables, VcpuTotals};
 use crate::report::tick_log::{guest_ns, ticks};
 use crate::rows::Charged;
 use crate::rows::{FrameKind, Mode, ThreadPlace, VcpuState};
@@ -53,18 +53,20 @@ impl Recording {
         let rates = RateHistory::read(connection).map_err(sql)?;
         let spans = Span::read(connection, &rates, &tables, &request.filter).map_err(sql)?;
         let host = match request.host {
-            true => HostTicks::read(connection, &request.filter).map_err(sql)?.ok_or(ReportError::NoHost)?,
+            true => HostTicks::read(connection, &request.filter, &tables)
+                .map_err(sql)?
+                .ok_or(ReportError::NoHost)?,
             false => HostTicks::default(),
         };
         let mut reader = Reader::new(&tables, &code, &stacks, &host);
         let total = tables.vcpus.iter().map(|row| row.samples).sum();
         let mut all = ticks(&tables, &spans);
         let mut chosen: Vec<(Weight, RecordedSample)> = Vec::new();
-        let mut counts: HashMap<(u8, VcpuState), u64> = HashMap::new();
+        let mut counts: HashMap<(u16, VcpuState), u64> = HashMap::new();
         // Ticks outside of the guest that have a sample.
-        let mut sampled: HashSet<(u8, u64)> = HashSet::new();
+        let mut sampled: HashSet<(u16, u64)> = HashSet::new();
         let mut seen = 0;
-        Sample::read(profile, &request.filter, (&code, &stacks), |sample| {
+        Sample::read(profile, (&request.filter, &tables), (&code, &stacks), |sample| {
             seen += 1;
             if seen % TELL_EVERY == 0 {
                 progress(seen, total);
@@ -104,7 +106,9 @@ impl Recording {
         }
         let counts = &counts;
         // The time that a tick represents is known once all ticks are read.
-        let weights: Vec<_> = (0..=u8::MAX)
+        let sampled_vcpus: BTreeSet<u16> = chosen.iter().map(|(_, sample)| sample.vcpu).collect();
+        let weights: HashMap<u16, _> = sampled_vcpus
+            .into_iter()
             .map(|vcpu| {
                 let span = spans.iter().find(|span| span.vcpu == vcpu);
                 let of_state = move |state: VcpuState| {
@@ -116,11 +120,11 @@ impl Recording {
                     });
                     exact_ns as f64 / counts.get(&(vcpu, state)).copied().unwrap_or(0).max(1) as f64
                 };
-                (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), of_state)
+                (vcpu, (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), of_state))
             })
             .collect();
         for (weight, sample) in &mut chosen {
-            if let Some((of_tick, of_state)) = weights.get(usize::from(sample.vcpu)) {
+            if let Some((of_tick, of_state)) = weights.get(&sample.vcpu) {
                 sample.weight_ns = match weight {
                     Weight::Tick(tick) => of_tick(*tick),
                     Weight::State(state) => of_state(*state),
@@ -132,7 +136,8 @@ impl Recording {
         samples.sort_by_key(|sample| sample.time_ns);
         progress(seen, seen);
         let mappings = mappings(connection, &reader).map_err(sql)?;
-        let vcpus = spans.iter().map(|span| span.vcpu).collect();
+        let chosen = tables.vcpus.iter().filter(|vcpu| request.filter.chooses_vcpu(vcpu, &tables));
+        let vcpus = chosen.map(|vcpu| recorded_vcpu(vcpu, &tables)).collect();
         Ok(reader.finish(samples, vcpus, mappings))
     }
 }
@@ -227,7 +232,12 @@ impl<'a> Reader<'a> {
     }
 
     /// Returns the sample of a tick outside of the guest, with the stack of the host.
-    fn outside(&mut self, (vcpu, time_ns): (u8, u64), place: ThreadPlace, tick: &HostTick) -> RecordedSample {
+    fn outside(
+        &mut self,
+        (vcpu, time_ns): (u16, u64),
+        place: ThreadPlace,
+        tick: &HostTick,
+    ) -> RecordedSample {
         RecordedSample {
             time_ns,
             weight_ns: 0.0,
@@ -317,7 +327,7 @@ impl<'a> Reader<'a> {
     fn finish(
         self,
         samples: Vec<RecordedSample>,
-        vcpus: Vec<u8>,
+        vcpus: Vec<RecordedVcpu>,
         mappings: Vec<RecordedMapping>,
     ) -> Recording {
         let Self { tables, code, .. } = &self;
@@ -430,11 +440,23 @@ fn function(function: &crate::report::code::Function) -> RecordedFunction {
     }
 }
 
+fn recorded_vcpu(vcpu: &VcpuTotals, tables: &Tables) -> RecordedVcpu {
+    let vm = vcpu.vm.and_then(|id| tables.vms.get(&id));
+    RecordedVcpu {
+        id: vcpu.id,
+        number: vcpu.number,
+        vm: vm.map(|vm| vm.name.clone()),
+        host: vm.and_then(|vm| vm.host.clone()),
+        run_ns: tables.run_of(vcpu),
+    }
+}
+
 fn process(tables: &Tables, id: u32) -> Option<RecordedProcess> {
     let instance = tables.instances.get(&id)?;
     Some(RecordedProcess {
         comm: instance.comm.clone(),
         number: instance.number,
+        vm: tables.vm_name(instance.vm),
         pid: instance.pid,
         kernel_thread: instance.kernel_thread,
         parent_pid: instance.parent_pid,

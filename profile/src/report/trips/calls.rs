@@ -20,7 +20,7 @@ pub struct TripCall {
     /// Name of the function.
     pub symbol: String,
     /// vCPU.
-    pub vcpu: u8,
+    pub vcpu: u16,
     /// Time since the run's start, ns.
     pub time_ns: u64,
     /// Program name, or what is charged in brackets.
@@ -72,7 +72,7 @@ pub fn for_each_call<E: From<ReportError>>(
     let _one_state = crate::store::snapshot(connection).map_err(sql)?;
     let (functions, tables) = (functions(connection).map_err(sql)?, Tables::read(connection).map_err(sql)?);
     let names = ValueNames::read(connection).map_err(sql)?;
-    let read = for_each_row(connection, &Filter::default(), &Selection::default(), |row| {
+    let read = for_each_row(connection, (&Filter::default(), &tables), &Selection::default(), |row| {
         let id: u32 = row.get(0)?;
         let Some((symbol, arguments)) = functions.get(&id) else { return Ok(()) };
         let owner = owner_of(Mode::from_id(row.get(2)?), row.get(3)?, &tables);
@@ -131,7 +131,7 @@ pub fn call_stacks(profile: &Profile, filter: &Filter, symbol: &str) -> Result<V
         return Err(no_such("watched function", symbol, names, "--trips"));
     };
     let mut sums: HashMap<(String, i64), u64> = HashMap::new();
-    for_each_row(connection, filter, &chosen, |row| {
+    for_each_row(connection, (filter, &tables), &chosen, |row| {
         let id: u32 = row.get(0)?;
         if let (true, Some(stack)) = (id == wanted, row.get::<_, Option<i64>>(5)?) {
             let owner = owner_of(Mode::from_id(row.get(2)?), row.get(3)?, &tables);

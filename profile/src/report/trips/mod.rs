@@ -165,6 +165,7 @@ impl TripReport {
     /// # Errors
     /// [`ReportError::NoTrips`] if no function was watched; the filter names something that does not exist.
     pub fn read(profile: &Profile, filter: &Filter) -> Result<Self, ReportError> {
+        profile.has_one_vm("watched functions")?;
         let connection = profile.connection();
         let sql = |error: rusqlite::Error| profile.error(&error);
         let _one_state = crate::store::snapshot(connection).map_err(sql)?;
@@ -182,7 +183,7 @@ impl TripReport {
         let chosen = Selection::of_tasks(filter, profile, &tables)?;
         let watched_s = seconds(to_ns.saturating_sub(from_ns));
         let mut functions = functions(connection, watched_s).map_err(sql)?;
-        let mut tallies = Tallies::read(connection, filter, &chosen).map_err(sql)?;
+        let mut tallies = Tallies::read(connection, (filter, &tables), &chosen).map_err(sql)?;
         let names = ValueNames::read(connection).map_err(sql)?;
         let stacks = Stacks::read(connection).map_err(sql)?;
         for (id, function) in &mut functions {

@@ -147,7 +147,7 @@ pub(super) struct Tallies(pub HashMap<u32, CallTally>);
 impl Tallies {
     pub(super) fn read(
         connection: &Connection,
-        filter: &Filter,
+        filter: (&Filter, &Tables),
         chosen: &Selection,
     ) -> rusqlite::Result<Self> {
         let mut tallies: HashMap<u32, CallTally> = HashMap::new();
@@ -160,7 +160,7 @@ impl Tallies {
 /// instance, thread id, stack, weight, six arguments, vCPU.
 pub(super) fn for_each_row<E: From<rusqlite::Error>>(
     connection: &Connection,
-    filter: &Filter,
+    (filter, tables): (&Filter, &Tables),
     chosen: &Selection,
     mut each: impl FnMut(&Row<'_>) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -169,7 +169,7 @@ pub(super) fn for_each_row<E: From<rusqlite::Error>>(
          argument_4, argument_5, argument_6, vcpu FROM trip_call \
          WHERE {VCPU_AND_TIME} ORDER BY time_ns, id"
     ))?;
-    let mut rows = statement.query(filter.vcpu_and_time())?;
+    let mut rows = statement.query(filter.vcpu_and_time(tables))?;
     while let Some(row) = rows.next()? {
         let task = (row.get::<_, Option<u32>>(3)?.unwrap_or(0), row.get::<_, Option<i32>>(4)?.unwrap_or(0));
         // What is charged to no process is not a task's.

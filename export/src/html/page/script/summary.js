@@ -111,8 +111,11 @@ function shareBar(share, low, high, most, kind = '') {
 /** 10.1–14.5 %. */
 const intervalText = (low, high) => `${(low * 100).toFixed(1)}–${(high * 100).toFixed(1)} %`;
 
-/** Name of a process, with the number of the instance, which distinguishes it from others of its name. */
-const processName = (row) => ({ process: `${row.comm}#${row.instance}`, kernel_thread: `[${row.comm}#${row.instance}]` })[row.kind] ?? row.comm;
+/** Name of a process, with the number of the instance and its VM, which distinguish it from others of its name. */
+function processName(row) {
+  const name = `${row.vm ? `${row.vm}/` : ''}${row.comm}#${row.instance}`;
+  return { process: name, kernel_thread: `[${name}]` }[row.kind] ?? row.comm;
+}
 
 /** A program, with the number of its processes if it had several. */
 const programName = (row) => (row.instances > 1 ? `${commName(row)}, ${count(row.instances)} processes` : commName(row));

@@ -47,7 +47,7 @@ class Timeline {
     this.view = view;
     this.lanes = profile.microstates.map((row) => {
       const list = segments(row);
-      return { id: row.vcpu, list, host: row.places ? { id: row.vcpu, list: hostSegments(row, list) } : null };
+      return { name: row.name, list, host: row.places ? { name: row.name, list: hostSegments(row, list) } : null };
     });
     this.length = profile.length;
     this.begin = profile.begin;
@@ -112,7 +112,7 @@ class Timeline {
     const name = (place, text) => at(place, el('span', { title: text }, text));
     return [
       ...(this.phases ? [name(this.phases, 'Boot')] : []),
-      ...this.lanes.flatMap((lane) => [name(lane, `vCPU ${lane.id}`), ...(lane.host ? [name(lane.host, `vCPU ${lane.id}, host`)] : [])]),
+      ...this.lanes.flatMap((lane) => [name(lane, lane.name), ...(lane.host ? [name(lane.host, `${lane.name}, host`)] : [])]),
       ...this.uses.map((use) => at(use, this.useLabel(use))),
       name({ top, height: height / 2 }, 'Events'),
       name({ top: top + height / 2, height: height / 2 }, 'Console'),
@@ -246,10 +246,10 @@ class Timeline {
     const tip = $('lane-tip');
     const lines = [`${moment(time, this.profile.step / 10)} s`];
     if (segment && host) {
-      lines.push(`vCPU ${host.id} in the host, ${duration(segment.end - segment.begin)} to ${moment(segment.end, this.profile.step / 10)} s`, ...describePlaces(segment));
+      lines.push(`${host.name} in the host, ${duration(segment.end - segment.begin)} to ${moment(segment.end, this.profile.step / 10)} s`, ...describePlaces(segment));
     } else if (segment) {
       const length = segment.end - segment.begin;
-      lines.push(`vCPU ${lane.id}, ${duration(length)} to ${moment(segment.end, this.profile.step / 10)} s`);
+      lines.push(`${lane.name}, ${duration(length)} to ${moment(segment.end, this.profile.step / 10)} s`);
       for (const [state, name] of STATES) {
         if (segment.state[state] / length >= 0.001) {
           lines.push(`${name} ${percent(segment.state[state] / length)}`);
@@ -410,7 +410,7 @@ class Timeline {
       }
       return sum;
     });
-    const columns = this.lanes.map((lane) => `vCPU ${lane.id}`);
+    const columns = this.lanes.map((lane) => lane.name);
     const total = (sum) => STATES.reduce((all, [name]) => all + sum[name], 0);
     const head = el('tr', {}, el('th', { scope: 'col' }, 'State'), ...columns.flatMap((name) => [el('th', { scope: 'col', className: 'number' }, name), el('th', { scope: 'col', className: 'number' }, '%')]), el('th', { scope: 'col' }, 'Known'));
     const rows = STATES.map(([state, name, estimated]) => el('tr', { 'data-state': state },

@@ -14,8 +14,8 @@ macro_rules! documents {
 }
 
 documents! {
-    "attach", "boot", "browse", "coming-from", "config", "contributing", "control", "experiments", "export", "glossary", "guests",
-    "hosts", "how-it-works", "images", "json", "limits", "mem", "page", "performance", "profile", "security", "statistics",
+    "attach", "boot", "browse", "coming-from", "config", "contributing", "control", "experiments", "export", "fleet", "glossary",
+    "guests", "hosts", "how-it-works", "images", "json", "limits", "mem", "page", "performance", "profile", "security", "statistics",
     "symbols", "testing", "top", "trip", "tutorial", "watch",
 }
 

@@ -49,7 +49,7 @@ pub struct FilterArgs {
     pub vm: Option<String>,
 
     /// Only virtual machines of the host with this name, in a merged profile; `*` stands for any characters
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", hide_short_help = true)]
     pub vm_host: Option<String>,
 
     /// Only samples in this part of the run, like 2s..5s, 500ms.. or ..10s, counted from its start

@@ -9,7 +9,7 @@ use super::TEMPLATE;
 const EXAMPLES: &str = "\
 Examples:
   vprof merge web.vprof db.vprof -o all.vprof
-  vprof merge hosts/*/*.vprof -o fleet.vprof
+  vprof merge alpha/*.vprof beta/*.vprof -o fleet.vprof
   vprof report fleet.vprof --by vm,process
   vprof report fleet.vprof --vm 'web*' --by function
 ";

@@ -301,7 +301,7 @@ fn bad_moments_of_a_guest() {
 }
 
 /// Samples of such a program in user code, at least: an emulated host is slow.
-const FEWEST: i64 = 100;
+const FEWEST: i64 = 50;
 
 /// Starts a guest that runs a program in a managed language, and waits until it measures; `disk` is its root.
 fn start_language(host: &mut KvmHost, (program, disk): (&LanguageProgram, &str), seconds: u32) -> bool {
@@ -347,7 +347,7 @@ fn functions_of_java_by_both_engines() {
             return;
         }
         let runs = ["ptrace", "bpf"].map(|engine| {
-            host.attached(&format!("--name web -d 20s -F 100 --disk /dev/vdd --engine {engine}")).succeeded()
+            host.attached(&format!("--name web -d 30s -F 100 --disk /dev/vdd --engine {engine}")).succeeded()
         });
         let printed = printed(host);
         for run in &runs {

@@ -30,8 +30,9 @@ const ELSEWHERE: [(&str, &str); 9] = [
     ("doctor", "its exit code is the machine's: cli/tests/profiles.rs"),
 ];
 
-/// Options for a terminal: cli/tests/interactive.rs has one.
-const INTERACTIVE: [&str; 2] = ["-i", "--interactive"];
+/// Words of commands for a terminal (cli/tests/interactive.rs has one), and for a recording from the guest's
+/// start (tests/tests/guests/boot.rs has one).
+const OTHERS: [&str; 3] = ["-i", "--interactive", "guest.boot.svg"];
 
 /// Returns a profile with the names that the documents have, and something in each table.
 fn batch() -> Batch {
@@ -103,7 +104,7 @@ fn commands(document: &str) -> BTreeSet<String> {
 fn is_elsewhere(command: &str) -> bool {
     let mut words = command.split_whitespace().skip(1);
     words.next().is_some_and(|name| ELSEWHERE.iter().any(|(other, _)| *other == name))
-        || words.any(|word| INTERACTIVE.contains(&word))
+        || words.any(|word| OTHERS.contains(&word))
 }
 
 /// Runs a command in a shell, in a directory with the profiles that the documents name; returns what is

@@ -7,10 +7,10 @@
 //! ```
 //!
 //! Row ids of a source mean nothing in another, so each table has a list of what its columns refer to
-//! (`merge/tables.rs`). vCPUs stay apart: each is a stratum of all estimates, with the clock of its run (table
-//! `vm`). Times count from the start of the first run. docs/fleet.md has the reasons.
+//! (`tables`). vCPUs stay apart: each is a stratum of all estimates, with the clock of its run (table `vm`).
+//! Times count from the start of the first run. docs/fleet.md has the reasons.
 //!
-//! Sources are read one after the other. Memory is bounded by the largest of them and by `merge/ids.rs`: what is
+//! Sources are read one after the other. Memory is bounded by the largest of them and by `ids`: what is
 //! beyond that is stored once for each source.
 
 mod copy;

@@ -147,7 +147,7 @@ fn refusals_are_one_sentence() {
         (&["report", &path, "--memory-use"], "has no readings of memory"),
         (&["report", &path, "--trips"], "has no watched functions"),
         (&["rusage", &path], "has no CPU accounting of a guest"),
-        (&["report", &path, "--vm", "wbe"], "near are web"),
+        (&["report", &path, "--vm", "webb"], "near are web"),
         (&["report", &machines.text("db"), "--vm", "db"], "is of one virtual machine"),
     ] {
         refused(&run(words), 1, &[says]);

@@ -29,7 +29,9 @@ fn everything_is_named(guest: Guest) -> Run {
     );
     assert!(in_modules > 0.0, "no function of a module has a name");
     let walks = report.walks("kernel");
-    assert!(walks.walks > 500 && walks.lost() * 30 <= walks.walks, "{walks:?}");
+    // A module that starts is not known yet: on a slow emulated machine a driver's search for its device, in
+    // that module's first function, takes up to 4 % of a boot's samples.
+    assert!(walks.walks > 500 && walks.lost() * 16 <= walks.walks, "{walks:?}");
     // The timer's interrupts alone.
     let vcpus = report.vcpus();
     assert!(vcpus.iter().all(|vcpu| (0.01..0.5).contains(&vcpu.hardirq)), "{vcpus:?}");

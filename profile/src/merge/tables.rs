@@ -78,6 +78,10 @@ impl MergedTable {
     }
 }
 
+/// Table of which each row is one of the merged profile, in the order of its ids.
+const ALL_ROWS: MergedTable =
+    MergedTable { name: "", rows: Rows::Each, condition: "", order: "id", columns: &[] };
+
 use Meaning::{Id, Time, Value, Vm};
 use Space::{Cgroup, File, Frame, HostFrame, HostStack, Instance, Interrupt, Stack, Vcpu};
 
@@ -87,8 +91,6 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
         name: "file",
         // Only a build-id identifies a file.
         rows: Rows::Equal(6),
-        condition: "",
-        order: "id",
         columns: &[
             ("id", Id(File)),
             ("path", Value),
@@ -100,19 +102,16 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("read_from", Value),
             ("named_by", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "cgroup",
         rows: Rows::Equal(0),
-        condition: "",
-        order: "id",
         columns: &[("id", Id(Cgroup)), ("path", Value), ("unit", Value), ("container", Value)],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "instance",
-        rows: Rows::Each,
-        condition: "",
-        order: "id",
         columns: &[
             ("id", Id(Instance)),
             ("vm", Vm),
@@ -126,18 +125,16 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("exe", Id(File)),
             ("cgroup", Id(Cgroup)),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "thread",
-        rows: Rows::Each,
-        condition: "",
         order: "instance, tid",
         columns: &[("instance", Id(Instance)), ("tid", Value), ("comm", Value)],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "mapping",
-        rows: Rows::Each,
-        condition: "",
         order: "instance, start, end, file_offset",
         columns: &[
             ("instance", Id(Instance)),
@@ -146,12 +143,11 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("file", Id(File)),
             ("file_offset", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "frame",
         rows: Rows::Equal(0),
-        condition: "",
-        order: "id",
         columns: &[
             ("id", Id(Frame)),
             ("address", Value),
@@ -165,13 +161,13 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("source", Value),
             ("line", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "stack",
         rows: Rows::Tree,
-        condition: "",
-        order: "id",
         columns: &[("id", Id(Stack)), ("parent", Id(Stack)), ("frame", Id(Frame))],
+        ..ALL_ROWS
     },
     // Code of a kernel has no file that distinguishes it from another kernel's.
     MergedTable {
@@ -190,23 +186,19 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
     MergedTable {
         name: "interrupt",
         rows: Rows::Equal(0),
-        condition: "",
-        order: "id",
         columns: &[("id", Id(Interrupt)), ("kind", Value), ("name", Value)],
+        ..ALL_ROWS
     },
     // The numbers are those of x86-64.
     MergedTable {
         name: "syscall",
         rows: Rows::NewKeys,
-        condition: "",
         order: "number",
         columns: &[("number", Value), ("name", Value)],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "vcpu",
-        rows: Rows::Each,
-        condition: "",
-        order: "id",
         columns: &[
             ("id", Id(Vcpu)),
             ("vm", Vm),
@@ -222,11 +214,10 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("sampler_ns", Value),
             ("paused_ns", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "microstate",
-        rows: Rows::Each,
-        condition: "",
         order: "vcpu, time_ns",
         columns: &[
             ("vcpu", Id(Vcpu)),
@@ -239,19 +230,17 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("sampler_ns", Value),
             ("paused_ns", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "rate",
-        rows: Rows::Each,
-        condition: "",
         order: "vcpu, time_ns",
         columns: &[("vcpu", Id(Vcpu)), ("time_ns", Time), ("rate_hz", Value)],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "host_frame",
         rows: Rows::Equal(0),
-        condition: "",
-        order: "id",
         columns: &[
             ("id", Id(HostFrame)),
             ("kind", Value),
@@ -261,18 +250,16 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("module", Value),
             ("offset", Value),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "host_stack",
         rows: Rows::Tree,
-        condition: "",
-        order: "id",
         columns: &[("id", Id(HostStack)), ("parent", Id(HostStack)), ("frame", Id(HostFrame))],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "host_sample",
-        rows: Rows::Each,
-        condition: "",
         order: "vcpu, time_ns",
         columns: &[
             ("vcpu", Id(Vcpu)),
@@ -281,12 +268,10 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("on_cpu", Value),
             ("stack", Id(HostStack)),
         ],
+        ..ALL_ROWS
     },
     MergedTable {
         name: "sample",
-        rows: Rows::Each,
-        condition: "",
-        order: "id",
         columns: &[
             ("vcpu", Id(Vcpu)),
             ("mode", Value),
@@ -307,6 +292,7 @@ pub(super) const MERGED_TABLES: [MergedTable; 17] = [
             ("vcpu_state", Value),
             ("fault", Value),
         ],
+        ..ALL_ROWS
     },
 ];
 

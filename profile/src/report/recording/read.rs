@@ -8,7 +8,7 @@ use super::{
     About, FrameEntry, Owner, RecordedFile, RecordedFrame, RecordedFunction, RecordedMapping,
     RecordedProcess, RecordedSample, RecordedVcpu, Recording, RecordingRequest, SourceLine, StackNode,
 };
-use crate::estimate::Tick;
+use crate::estimate::{Tick, Ticks};
 use crate::numbers::unsigned;
 use crate::rate_history::RateHistory;
 use crate::report::ReportError;
@@ -104,33 +104,7 @@ impl Recording {
             *counts.entry((key.0, state)).or_default() += 1;
             chosen.push((Weight::State(state), reader.outside(key, tick.place, tick)));
         }
-        let counts = &counts;
-        // The time that a tick represents is known once all ticks are read.
-        let sampled_vcpus: BTreeSet<u16> = chosen.iter().map(|(_, sample)| sample.vcpu).collect();
-        let weights: HashMap<u16, _> = sampled_vcpus
-            .into_iter()
-            .map(|vcpu| {
-                let span = spans.iter().find(|span| span.vcpu == vcpu);
-                let of_state = move |state: VcpuState| {
-                    let exact_ns = span.map_or(0, |span| match state {
-                        VcpuState::Guest => span.guest_ns,
-                        VcpuState::Halted => span.halted_ns,
-                        VcpuState::Vmm => span.vmm_ns,
-                        VcpuState::Waiting => span.waiting_ns,
-                    });
-                    exact_ns as f64 / counts.get(&(vcpu, state)).copied().unwrap_or(0).max(1) as f64
-                };
-                (vcpu, (all.stands_for(vcpu, guest_ns(vcpu, &spans, &all)), of_state))
-            })
-            .collect();
-        for (weight, sample) in &mut chosen {
-            if let Some((of_tick, of_state)) = weights.get(&sample.vcpu) {
-                sample.weight_ns = match weight {
-                    Weight::Tick(tick) => of_tick(*tick),
-                    Weight::State(state) => of_state(*state),
-                };
-            }
-        }
+        weigh(&mut chosen, &counts, &spans, &all);
         let mut samples: Vec<RecordedSample> = chosen.into_iter().map(|(_, sample)| sample).collect();
         // Samples of each vCPU come in the order of time.
         samples.sort_by_key(|sample| sample.time_ns);
@@ -149,6 +123,38 @@ enum Weight {
     Tick(Tick),
     /// An equal part of the vCPU's exact time in this state.
     State(VcpuState),
+}
+
+/// Sets the time that each sample represents, which is known once all ticks are read.
+fn weigh(
+    chosen: &mut [(Weight, RecordedSample)],
+    counts: &HashMap<(u16, VcpuState), u64>,
+    spans: &[Span],
+    ticks: &Ticks,
+) {
+    let vcpus: BTreeSet<u16> = chosen.iter().map(|(_, sample)| sample.vcpu).collect();
+    let of_vcpu = |vcpu: u16| {
+        let span = spans.iter().find(|span| span.vcpu == vcpu);
+        let of_state = move |state: VcpuState| {
+            let exact_ns = span.map_or(0, |span| match state {
+                VcpuState::Guest => span.guest_ns,
+                VcpuState::Halted => span.halted_ns,
+                VcpuState::Vmm => span.vmm_ns,
+                VcpuState::Waiting => span.waiting_ns,
+            });
+            exact_ns as f64 / counts.get(&(vcpu, state)).copied().unwrap_or(0).max(1) as f64
+        };
+        (vcpu, (ticks.stands_for(vcpu, guest_ns(vcpu, spans, ticks)), of_state))
+    };
+    let weights: NumberMap<u16, _> = vcpus.into_iter().map(of_vcpu).collect();
+    for (weight, sample) in chosen {
+        if let Some((of_tick, of_state)) = weights.get(&sample.vcpu) {
+            sample.weight_ns = match weight {
+                Weight::Tick(tick) => of_tick(*tick),
+                Weight::State(state) => of_state(*state),
+            };
+        }
+    }
 }
 
 /// Contents of a profile that were found so far.

@@ -88,8 +88,9 @@ pub use process::{
     FileRef, Mapping, MappingKind, Process, RootDirectory, StackedFile, container, systemd_unit,
 };
 pub use progress::GracePeriod;
+pub use pt_regs::{WORDS as PT_REGS_WORDS, saved_registers};
 pub use sample_reads::{SampleReads, StructurePart};
-pub use stack::{SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
+pub use stack::{RED_ZONE, SleepingTask, StackCopy, StackGaps, StackReader, StackSample};
 pub use symbol::SymbolAt;
 pub use symbols::{AddressKind, CodeAddr, FileOffset, PhysAddr, VirtAddr};
 pub use task::TaskSnapshot;

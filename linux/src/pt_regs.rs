@@ -27,6 +27,15 @@ const KERNEL_CS: u64 = 0x10;
 const USER32_CS: u64 = 0x23;
 const USER_CS: u64 = 0x33;
 
+/// Words of a `pt_regs`.
+pub const WORDS: usize = 21;
+
+/// Returns the registers of a `pt_regs` that was copied word by word.
+pub fn saved_registers(words: &[u64; WORDS]) -> Registers {
+    let word = |offset: u64| usize::try_from(offset / 8).ok().and_then(|at| words.get(at)).copied();
+    Registers { gpr: GPR.map(|offset| word(offset).unwrap_or(0)), rip: word(IRET).unwrap_or(0) }
+}
+
 /// Saved registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PtRegs {

@@ -11,10 +11,11 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{Ordering, fence};
 
+use linux::{PT_REGS_WORDS, RED_ZONE, saved_registers};
 use symbols::{Registers, StackMemory};
 
 use super::area::ArrayMapping;
-use super::shared::{HOST_FRAMES, PT_REGS, RED_ZONE, RawHostStack, RawHostStacks};
+use super::shared::{HOST_FRAMES, RawHostStack, RawHostStacks};
 
 /// Ticks of a vCPU that the collector has not taken yet, at most: a second at 1,000 Hz, and 13 MiB.
 const MOST_WAITING: usize = 1024;
@@ -72,12 +73,8 @@ pub struct VmmStack {
 }
 
 impl VmmStack {
-    /// Decodes `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 5.10 to 6.18).
-    fn new(saved: &[u64; PT_REGS], bytes: &[u8]) -> Self {
-        let [r15, r14, r13, r12, rbp, rbx, r11, r10, r9, r8, rax, rcx, rdx, rsi, rdi, _, rip, _, _, rsp, _] =
-            *saved;
-        let gpr = [rax, rdx, rcx, rbx, rsi, rdi, rbp, rsp, r8, r9, r10, r11, r12, r13, r14, r15];
-        Self { registers: Registers { gpr, rip }, bytes: bytes.to_vec() }
+    fn new(saved: &[u64; PT_REGS_WORDS], bytes: &[u8]) -> Self {
+        Self { registers: saved_registers(saved), bytes: bytes.to_vec() }
     }
 }
 

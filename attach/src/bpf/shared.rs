@@ -2,6 +2,7 @@
 //! attach/bpf/record.c.
 
 use aya::Pod;
+use linux::PT_REGS_WORDS;
 
 /// Ranges of the guest's memory that a program knows.
 pub(crate) const SLOTS: usize = 32;
@@ -33,12 +34,8 @@ pub(crate) const NOTE_BYTES: usize = 256 + 256;
 
 /// Functions of the kernel on a stack of the host.
 pub(crate) const HOST_FRAMES: usize = 127;
-/// Words of `struct pt_regs` (arch/x86/include/asm/ptrace.h, Linux 5.10 to 6.18).
-pub(crate) const PT_REGS: usize = 21;
-/// Bytes of the VMM's stack.
+/// Bytes of the VMM's stack, from within a page on.
 pub(crate) const HOST_BYTES: usize = 8192 + PAGE;
-/// Bytes of it that are below RSP (System V ABI, AMD64 supplement 1.0, 3.2.2).
-pub(crate) const RED_ZONE: u64 = 128;
 
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
@@ -332,7 +329,7 @@ pub(crate) struct RawHostStack {
     /// The innermost one first.
     pub kernel: [u64; HOST_FRAMES],
     /// `struct pt_regs` of the user code.
-    pub registers: [u64; PT_REGS],
+    pub registers: [u64; PT_REGS_WORDS],
     /// The user code's stack.
     pub user: [u8; HOST_BYTES],
 }
@@ -410,7 +407,7 @@ mod tests {
         assert_eq!(size_of::<RawNotes>(), 5 * 8 + NOTES * size_of::<RawNote>());
         assert_eq!(
             size_of::<RawHostStacks>(),
-            2 * (2 * 8 + 2 * 4 + HOST_FRAMES * 8 + PT_REGS * 8 + HOST_BYTES)
+            2 * (2 * 8 + 2 * 4 + HOST_FRAMES * 8 + PT_REGS_WORDS * 8 + HOST_BYTES)
         );
         let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);

@@ -26,4 +26,4 @@ pub(crate) mod tests;
 
 pub use copy::{StackCopy, StackGaps};
 pub(crate) use reader::entry_code;
-pub use reader::{SleepingTask, StackReader, StackSample};
+pub use reader::{RED_ZONE, SleepingTask, StackReader, StackSample};

@@ -17,7 +17,7 @@ use symbols::{PhysAddr, VirtAddr};
 use symbols::{Registers, StackMemory};
 
 /// Bytes below RSP that a function may use (System V ABI, AMD64 supplement 1.0, 3.2.2).
-const RED_ZONE: u64 = 128;
+pub const RED_ZONE: u64 = 128;
 /// Bytes below RSP that are copied in the kernel's entry code: while it takes a `pt_regs` off its stack, RSP
 /// is at most at its iret frame, and the word below the `pt_regs` is where the last function that was called
 /// with it returned to.

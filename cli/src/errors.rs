@@ -225,12 +225,15 @@ pub enum UsageError {
         "--interactive needs a terminal with cursor control as standard input and output: without it the report is text"
     )]
     NoScreen,
-    /// `attach` without a machine, where none runs.
+    /// `attach` without a machine, where root sees none.
+    #[error("no virtual machine runs on KVM here; --gdb is for QEMU without KVM")]
+    NoVm,
+    /// The same for another user.
     #[error(
         "no virtual machine runs on KVM that this user may see: as root, vprof sees those of all users; --gdb is for \
          QEMU without KVM"
     )]
-    NoVm,
+    NoVisibleVm,
     /// `--top` and the console on the same terminal.
     #[error("--top and --console - both need the terminal: the live view has a pane for the console")]
     TopAndConsole,

@@ -16,6 +16,8 @@ pub enum Format {
     Firefox,
     /// The same, compressed by gzip.
     FirefoxGz,
+    /// JSON of speedscope.
+    Speedscope,
     /// The protocol buffer of pprof, compressed.
     Pprof,
     /// Trace of Perfetto, a protocol buffer.
@@ -50,11 +52,12 @@ const fn known(
     FormatInfo { format, name, endings, binary }
 }
 
-const KNOWN: [FormatInfo; 11] = [
+const KNOWN: [FormatInfo; 12] = [
     known(Format::Folded, "folded", &[".folded", ".collapsed"], false),
     known(Format::Bootchart, "bootchart", &[".boot.svg"], false),
     known(Format::Flamegraph, "flamegraph", &[".svg"], false),
     known(Format::FirefoxGz, "firefox-gz", &[".json.gz"], true),
+    known(Format::Speedscope, "speedscope", &[".speedscope.json"], false),
     known(Format::Firefox, "firefox", &[".json"], false),
     known(Format::Pprof, "pprof", &[".pb.gz", ".pprof"], true),
     known(Format::Perfetto, "perfetto", &[".pftrace", ".perfetto-trace"], true),
@@ -86,10 +89,6 @@ impl Format {
 
     /// Returns the format for the ending of a file name.
     pub fn of_file(name: &str) -> Option<Self> {
-        // Programs that write JSON of their own call it so, and do not read that of the Firefox Profiler.
-        if name.ends_with(".speedscope.json") {
-            return None;
-        }
         let ends = |known: &&FormatInfo| known.endings.iter().any(|ending| name.ends_with(ending));
         KNOWN.iter().find(ends).map(|known| known.format)
     }

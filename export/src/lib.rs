@@ -28,6 +28,7 @@ mod perf_script;
 mod perfetto;
 mod pprof;
 mod rows;
+mod speedscope;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -182,6 +183,7 @@ pub fn write_recording(
             zipped.finish()?;
             Ok(())
         }
+        Format::Speedscope => speedscope::write(recording, request, out),
         Format::Pprof => pprof::write(recording, request, out),
         Format::PerfScript => perf_script::write(recording, request, out),
         Format::Csv => csv::write(recording, request, out),

@@ -35,7 +35,7 @@ fn speedscope_reads_what_it_is_said_to_read() {
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, SAMPLES, 100);
     let profile = Profile::open(&path).expect("a profile");
-    let formats = [Format::Folded, Format::PerfScript, Format::Pprof];
+    let formats = [Format::Folded, Format::PerfScript, Format::Pprof, Format::Speedscope];
     let mut command = Command::new("node");
     command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/speedscope.js")).arg(bundle);
     for format in formats {
@@ -72,6 +72,9 @@ fn speedscope_reads_what_it_is_said_to_read() {
             .sum::<f64>()
     };
     assert_eq!(weight(0), SAMPLES as f64, "folded");
+    assert_eq!(weight(3), SAMPLES as f64, "speedscope");
+    let names: Vec<_> = found[3].as_array().into_iter().flatten().map(|profile| &profile["name"]).collect();
+    assert_eq!(names, ["vCPU 0", "vCPU 1"]);
     // Two vCPUs, each with this time in the guest.
     let ns = 2.0 * SAMPLES as f64 * 498_000.0;
     assert!((weight(2) - ns).abs() < SAMPLES as f64, "pprof: {}", weight(2));

@@ -68,7 +68,13 @@ pub fn start(
 ) -> Result<Option<(AttachHalf, AttachedVm)>, Error> {
     match AttachHalf::start(spec, disks)? {
         StartedHalf::Found(half, vm) => Ok(Some((half, vm))),
-        StartedHalf::Unchosen(machines) if machines.is_empty() => Err(UsageError::NoVm.into()),
+        StartedHalf::Unchosen(machines) if machines.is_empty() => {
+            Err(match nix::unistd::geteuid().is_root() {
+                true => UsageError::NoVm,
+                false => UsageError::NoVisibleVm,
+            }
+            .into())
+        }
         StartedHalf::Unchosen(machines) => list::print(&machines, command).map(|()| None),
     }
 }

@@ -208,8 +208,8 @@ pub fn naming_advice(profile: &Path, build_id: &str) -> String {
         return format!("`{}` can name it by the debug file of build-id {id}", symbolize_command(profile));
     }
     format!(
-        "the debug file of build-id {id} would name it; this machine has none, and no server of DEBUGINFOD_URLS has \
-         sent one (`vprof docs symbols`)"
+        "the debug file of build-id {id} would name it: install it on this machine, or name servers that have it in \
+         DEBUGINFOD_URLS (`vprof docs symbols`)"
     )
 }
 

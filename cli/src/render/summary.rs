@@ -7,7 +7,7 @@ use std::time::Duration;
 use profile::Filter;
 use profile::merge::MERGED;
 use profile::report::{
-    CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, Vcpu, WalkEnds,
+    CommandTimes, Estimate, ExactCost, Function, ModeGroup, ProcessKind, Report, WalkEnds,
 };
 use profile::watch::WATCH;
 use text::clean::escaped;
@@ -38,7 +38,7 @@ pub fn render(report: &Report, profile: &Path, rows: usize, page: PageLayout) ->
         functions(&mut text, report, rows, page);
         quality(&mut text, report, profile, page);
     }
-    vcpus(&mut text, &report.vcpus, page);
+    vcpus(&mut text, report, page);
     measurement(&mut text, report, page);
     if !report.missing.is_empty() {
         heading(&mut text, page, "Missing", "");
@@ -313,18 +313,21 @@ pub(super) fn vcpu_name((id, number): (u16, u16), vm: Option<&str>) -> String {
     vm.map_or_else(|| id.to_string(), |vm| format!("{}/{number}", escaped(vm)))
 }
 
-fn vcpus(text: &mut String, vcpus: &[Vcpu], page: PageLayout) {
+fn vcpus(text: &mut String, report: &Report, page: PageLayout) {
+    // A tick in the VMM of an attached machine has no sample.
+    let attached = report.host == "attached";
     heading(text, page, "vCPUs", ": samples by mode, and ticks outside of the guest");
     let columns =
         ["vCPU", "samples", "lost", "user", "kernel", "hardirq", "softirq", "idle", "VMM", "no CPU"];
     let mut table =
         TextTable::new(&columns.map(|name| (name, ColumnAlign::Right))).indent(2).spare(&[9, 8, 2, 1, 6, 5]);
-    for vcpu in vcpus {
+    for vcpu in &report.vcpus {
         let name = vcpu_name((vcpu.id, vcpu.number), vcpu.vm.as_deref());
         let mut cells = vec![name, units::count(vcpu.samples), units::count(vcpu.lost)];
         cells.extend([vcpu.user, vcpu.kernel, vcpu.hardirq, vcpu.softirq, vcpu.idle].map(units::percent));
         // Ticks outside of the guest are counted; they are not a part of the guest's time.
-        cells.extend([vcpu.vmm_samples, vcpu.waiting_samples].map(units::count));
+        cells.push(if attached { "-".to_owned() } else { units::count(vcpu.vmm_samples) });
+        cells.push(units::count(vcpu.waiting_samples));
         table.row(cells);
     }
     text.push_str(&table.render(page.width));

@@ -76,6 +76,7 @@ fn names_do_no_harm_in_any_format() {
                 Format::Flamegraph => assert_svg(&text, 9),
                 Format::Bootchart => assert_svg(&text, 1),
                 Format::Firefox => drop(readers::assert_firefox(&text)),
+                Format::Speedscope => readers::assert_speedscope(&text),
                 Format::PerfScript => readers::assert_perf_script(&text),
                 Format::Csv => readers::assert_csv(&text, &name),
                 Format::Html => super::page::assert_page(&text, &name),

@@ -150,6 +150,6 @@ fn names_and_files_tell_formats() {
     assert_eq!(Format::of_file("graph.svg"), Some(Format::Flamegraph));
     assert_eq!(Format::of_file("graph.boot.svg"), Some(Format::Bootchart));
     assert_eq!(Format::of_file("what"), None);
-    assert_eq!(Format::of_file("p.speedscope.json"), None);
+    assert_eq!(Format::of_file("p.speedscope.json"), Some(Format::Speedscope));
     assert!("perf".parse::<Format>().is_err());
 }

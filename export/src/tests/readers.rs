@@ -50,6 +50,23 @@ pub fn assert_firefox(text: &str) -> Value {
     profile
 }
 
+/// Every stack has frames that are in the file, and the weights add up to the samples.
+pub fn assert_speedscope(text: &str) {
+    let file: Value = serde_json::from_str(text).expect("JSON");
+    let frames = file["shared"]["frames"].as_array().expect("frames").len() as u64;
+    let mut sum = 0.0;
+    for profile in file["profiles"].as_array().expect("profiles") {
+        let (stacks, weights) = (&profile["samples"], &profile["weights"]);
+        let stacks = stacks.as_array().expect("stacks");
+        let places = stacks.iter().flat_map(|stack| stack.as_array().expect("a stack"));
+        assert!(places.map(|place| place.as_u64().expect("a place")).all(|place| place < frames));
+        let weights = weights.as_array().expect("weights");
+        assert_eq!(weights.len(), stacks.len());
+        sum += weights.iter().map(|weight| weight.as_f64().expect("a weight")).sum::<f64>();
+    }
+    assert!((sum - fixture::SAMPLES as f64).abs() < 1e-6, "{sum}");
+}
+
 /// Every sample is a block of an event line and of frames.
 pub fn assert_perf_script(text: &str) {
     let blocks: Vec<&str> = text.split("\n\n").filter(|block| !block.trim().is_empty()).collect();

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use profile::report::{
-    Lateness, ModeTimes, Overhead, Program, StackWalks, TickCounts, UserCode, UserFile, WalkFailure,
+    Lateness, ModeTimes, Overhead, Program, StackWalks, TickCounts, UserCode, UserFile, Vcpu, WalkFailure,
 };
 
 use super::*;
@@ -182,8 +182,8 @@ Functions
 Stacks: 99.6 % of 12,345 kernel walks and 97.1 % of 8,000 user walks are
   complete; most of the others end with: no CFI for this \\x1b[2Jcode (2.9 %).
 Unnamed code: 12.0 % of user samples; most is /usr/bin/python3.11\\x0a: the debug
-  file of build-id 3f1c9b0a would name it; this machine has none, and no server
-  of DEBUGINFOD_URLS has sent one (`vprof docs symbols`).
+  file of build-id 3f1c9b0a would name it: install it on this machine, or name
+  servers that have it in DEBUGINFOD_URLS (`vprof docs symbols`).
 
 vCPUs: samples by mode, and ticks outside of the guest
   vCPU  samples  lost    user  kernel  hardirq  softirq    idle  VMM  no CPU
@@ -282,6 +282,17 @@ fn a_sampler_that_takes_much_of_the_time_has_a_note() {
     assert!(note(&report));
     let title = render(&report, profile(), 4, PAGE).split("\n\n").next().map(str::to_owned);
     assert!(title.is_some_and(|title| title.contains("Sampling took 46.0 % of the vCPUs' time")));
+}
+
+#[test]
+fn ticks_in_the_vmm_of_an_attached_machine_are_no_samples() {
+    let row = |host: &str| {
+        let text = render(&Report { host: host.to_owned(), ..report() }, profile(), 4, PAGE);
+        let row = text.lines().find(|line| line.starts_with("     1   10,000")).map(str::to_owned);
+        row.unwrap_or_default()
+    };
+    assert!(row("kvm").ends_with("39.0 %    7     300"), "{}", row("kvm"));
+    assert!(row("attached").ends_with("39.0 %    -     300"), "{}", row("attached"));
 }
 
 #[test]

@@ -12,18 +12,17 @@ const WAITING: usize = 16;
 const WORKING: usize = 2;
 
 const ABOUT: &str = "\
-S. Liang, *Thread-Aware CPU Time Sampling* (1998), made a profiler for programs \"in which most threads are blocked most
+S. Liang, *Thread-Aware CPU Time Sampling* (1998), has a profiler for programs \"in which most threads are blocked most
 of the time\". At every tick it suspends all threads and charges those whose registers have changed since the last.
-`blocked` has 16 threads that wait, half of them in one call, half waking four times a second, and 2 that work, on one
-CPU.";
+`blocked` has, on one CPU, 2 threads that work and 16 that wait, half of these in one call, half waking four times a
+second.";
 
 const DISCUSSION: &str = "\
-The paper has no table of this, but an overhead of \"less than 20%\" at a tick every millisecond. \"Charging all\" is a
-profiler that samples all threads at every tick without checking whether they ran.
+\"Charging all\" is a profiler that samples all threads at every tick, whether they ran or not. The paper has only an
+overhead: \"less than 20%\" at a tick every millisecond.
 
-vprof neither suspends nor compares: a tick samples the thread that the CPU runs. So a waiting thread is charged only
-what it used to start, to wake up and to end, and a loop of one instruction, in which registers stay the same, is not
-lost.";
+vprof neither suspends nor compares: a tick samples the thread that the CPU runs. A waiting thread is charged only for
+its start, wake-ups and end, and a loop of one instruction, in which registers stay the same, is not lost.";
 
 /// Makes the section.
 pub fn run(_: usize) -> Result<DocumentSection> {

@@ -18,8 +18,7 @@ const PROCESSES: [(&str, &str); 3] =
     [("alone", "victim, alone"), ("paired", "victim, with hog"), ("hog", "hog")];
 
 const ABOUT: &str = "\
-`hog` detects when the ticks come, works in between and sleeps across them, so that no tick finds it. `victim` does a
-fixed amount of work. The paper's figures:
+`hog` works between the ticks and sleeps across them; `victim` does a fixed amount of work. The paper's figures:
 
 | | | real | cpu | %cpu |
 |---|---|---|---|---|
@@ -29,16 +28,14 @@ fixed amount of work. The paper's figures:
 | | with hog | 15.5 | 7.0 | 45 % |";
 
 const DISCUSSION: &str = "\
-On current Linux the scheduler and getrusage use exact run times, so the hog is charged, and the victim takes longer by
-the hog's time, as under 4.4BSD, not 80 times as long.
-
-The effect remains where ticks are counted: in `/proc/stat`, and in the kernel's `utime` and `stime`, which divide a
-process' time into user and system. Ticks charge most of the hog's time to the victim, and miss some of every process:
+The scheduler and getrusage use exact run times, so the hog is charged, and the victim takes longer by the hog's time,
+as under 4.4BSD, not 80 times as long. Ticks still count in `/proc/stat`, and in `utime` and `stime`, which divide a
+process' time into user and system. They charge most of the hog's time to the victim, and miss some of every process:
 when the host takes the CPU away for more than a tick, the guest corrects its clock, but charges no process.
 
-The portable host serves ticks up to milliseconds late when it is busy. So the hog keeps 1.5 ms away from each 4 ms
-tick, which leaves it little more than half of the CPU; ticks still hit it sometimes. getrusage exceeds vprof's time by
-what the guest cannot see: the vCPU's waits for the host, and the time that vprof took.";
+The portable host, when busy, serves ticks up to milliseconds late. So the hog keeps 1.5 ms away from each 4 ms tick,
+which leaves it little more than half of the CPU; ticks still hit it sometimes. getrusage exceeds vprof's time by what
+the guest cannot see: the vCPU's waits for the host, and vprof's own time.";
 
 /// Times of a process, s: real time if it ended, and until its CPU accounting was last read, getrusage,
 /// ticks, and vprof's time.

@@ -12,19 +12,19 @@ use crate::table::MarkdownTable;
 const THIRD: f64 = 3.0;
 
 const ABOUT: &str = "\
-A program loops forever and records four times a second its CPU time as reported by the system. For some time its
-machine serves interrupts that do not concern it: in the paper from a network in promiscuous mode; here from a program
-on another CPU that floods the loopback device, whose packets the kernel receives on the loop's CPU (`interfered`).";
+A program loops and records its CPU time as reported by the system, four times a second. For some time its machine
+serves interrupts that do not concern it: in the paper from a network in promiscuous mode; here from a program on
+another CPU that floods the loopback device, whose packets the kernel receives on the loop's CPU (`interfered`).";
 
 const DISCUSSION: &str = "\
-In the paper, SunOS charged the loop \"a significant amount of system CPU time\" during the packet storm, 4.4BSD next to
-none. Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds it, behaves like SunOS:
+In the paper, SunOS charged the loop \"a significant amount of system CPU time\" during the storm, 4.4BSD next to none.
+Linux without `CONFIG_IRQ_TIME_ACCOUNTING`, as Debian builds it, behaves like SunOS:
 
-- The total of getrusage is the scheduler's run time, with the time of interrupts: all of it is charged to the loop.
-- Ticks divide the total. A tick that finds a soft interrupt counts as system time of the interrupted task. A tick
-  cannot find a hard interrupt, in which interrupts are off: that time counts as user time.
+- The total of getrusage is the scheduler's run time, with interrupts: all of it is charged to the loop.
+- Ticks divide the total. A tick in a soft interrupt counts as system time of the interrupted task. No tick comes in a
+  hard interrupt, in which interrupts are off: that time counts as user time.
 
-vprof charges interrupts to no process, from their entry to their exit; it shows which process they hit.";
+vprof charges interrupts to no process, from entry to exit; it shows which process they hit.";
 
 /// Parses the loop's output: (s, user s, system s).
 fn log(run: &Run) -> Result<Vec<(f64, f64, f64)>> {
@@ -81,8 +81,7 @@ pub fn run(_: usize) -> Result<DocumentSection> {
     let text = format!(
         "## Interrupts: the processes charged for them\n\nThis repeats section 5.1 and figure 2 of McCanne and Torek.\n{ABOUT}\n\n\
          ![System time of a loop that interrupts hit](experiments/interference.svg)\n\n{}\n{}\n{sent:.0} datagrams were sent. \
-         Time taken by the host (the vCPU's waits and vprof's own work), which the guest\ncannot see, is in the \
-         first two rows and not in the others.\n\n{DISCUSSION}",
+         Only the first two rows have time taken by the host\n(the vCPU's waits and vprof's own work).\n\n{DISCUSSION}",
         table.markdown(),
         setting(&rusage(&run)?, "one run"),
     );

@@ -17,19 +17,19 @@ const ABOUT: &str = "\
 The audio tool *vat* processed a frame every 22.5 ms. A clock of 10 ms met only four points of its period, so its CPU
 time had flat and steep regions of about 30 s each instead of a straight line.
 
-`isochronous` works 2.25 ms at the start of every 22.5 ms, or 2 ms every 24.02 ms: six ticks of Debian's kernels, which
-have `CONFIG_HZ=250` and no 10 ms clock, and the 20 us by which such programs drift.";
+`isochronous` works 2.25 ms of every 22.5 ms, or 2 ms of every 24.02 ms: six ticks of Debian's kernels
+(`CONFIG_HZ=250`), and the 20 us by which such programs drift.";
 
 const DISCUSSION: &str = "\
-On current Linux getrusage is exact, while `/proc/stat` and every tool that shows how busy CPUs are count ticks.
+`/proc/stat`, and every tool that shows how busy CPUs are, count ticks; getrusage is exact.
 
 Ticks of 4 ms meet a period of 22.5 ms at eight points, 0.5 ms apart (the paper: four, 2.5 ms apart), too many for a
 large error with 2.25 ms of work. Large errors of those rows are likely due to ticks that a busy emulated machine serves
 late or loses. At 24.02 ms the two are almost in step, and `/proc/stat` has the flat and steep regions of figure 4.
 
-With a fixed clock in step with the program, vprof's error depends on the phase between the two, as the tick's. With
-random intervals, the default, only chance remains, at any rate: the native table, where the tick's interrupt stops the
-guest within microseconds, has no error beyond it.
+With a fixed clock in step with the program, vprof's error depends on the phase, as the tick's does. With random
+intervals, the default, only chance remains, at any rate, as the native table shows: there the tick's interrupt stops
+the guest within microseconds.
 
 The columns, in the guest:
 
@@ -37,12 +37,12 @@ The columns, in the guest:
   that the VMM and the host took from the program. Like \"vprof\" it includes interrupts that hit the program, and
   excludes vprof's time (events, and the switches between guest and host for them).
 - \"its own clock\" is not a reference for emulated ticks. The scheduler charges a task from when it is picked; ticks and
-  exact mode, from when the switch is complete: less than a microsecond later natively, up to a millisecond, half of
-  this program's work in a period, emulated.
-- \"at most\" counts for the program all samples that cannot be divided in an emulated guest. Those in the VMM and in
-  waits of the host are the additional time of \"exact\", and belong in part to the idle task. Those at probes are the
-  switches between guest and host, and ticks due in the work before, since the guest continues briefly when one is due.
-  The true value is between vprof's \"off by\" and \"at most\"; this experiment cannot decide about less.";
+  exact mode, from when the switch is complete: natively less than a microsecond later, emulated up to a millisecond,
+  half of this program's work in a period.
+- \"at most\" counts for the program all samples that an emulated guest cannot divide. Those in the VMM and in waits of
+  the host are the additional time of \"exact\", and belong in part to the idle task. Those at probes are the switches
+  between guest and host, and ticks due in the work before, since the guest continues briefly when one is due. The true
+  value is between vprof's \"off by\" and \"at most\".";
 
 /// One case: the program's options, vprof's, and words for both.
 struct EmulatedCase {
@@ -232,7 +232,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
         "## A program in step with the clock\n\n\
          This repeats section 5.3 and figures 3 and 4 of McCanne and Torek.\n{ABOUT}\n\n{images}{}\n{measured}\n\
          Pictures are of the first run. vprof's ticks were served {:.0} us late (median).\n\
-         Of 100 such counts of ticks, 95 are within \"chance\" of the measured time.\n\n{}\n{DISCUSSION}",
+         Of 100 counts of ticks, 95 are within \"chance\" of the measured time.\n\n{}\n{DISCUSSION}",
         table.markdown(),
         median(&late).unwrap_or_default(),
         natively(runs)?
@@ -275,9 +275,8 @@ fn natively(runs: usize) -> Result<String> {
         ]);
     }
     Ok(format!(
-        "Natively, on this machine's KVM, a program of 116 bytes at privilege level 3 works in the first part of each period and\n\
-         otherwise waits in a loop, {runs} times {} s for each clock. \"Worked\" is by the time-stamp counter, without the time in which\n\
-         the program did not run (the host's other work and vprof's).\n\n{}",
+        "Natively, on this machine's KVM, a program at privilege level 3 does the same, {runs} times {} s for each clock. \"Worked\" is\n\
+         by the time-stamp counter, without time in which the program did not run (the host's other work and vprof's).\n\n{}",
         native::LENGTH,
         table.markdown()
     ))

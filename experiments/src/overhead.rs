@@ -28,7 +28,8 @@ written to a file (medians of three runs).";
 
 const DISCUSSION: &str = "\
 The steps differ: vprof always writes its profile, on a separate thread, which costs the guest a share of the host's
-CPUs and no time of the vCPU. Here the control has a tick every 10 s, and the second step has no stacks.
+CPUs and no time of the vCPU. Here the control has a tick every 10 s and no task-state sampling, and the second step has
+no stacks.
 
 SLEEPY sampled at the guest's own ticks, which come in any case. A sample of vprof is an exit from the guest, expensive
 under emulation ([on KVM](performance.md)). Times are the programs' own CPU times, which continue while vprof reads a
@@ -71,7 +72,7 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
         table.row(row("vprof", control?, samples?, written?));
     }
     let text = format!(
-        "## The cost of profiling\n\n{ABOUT}\nThe second row of each pair is of a guest under vprof, at a requested 1000 Hz.\n\n\
+        "## The cost of profiling\n\n{ABOUT}\nvprof's rows are of a guest at a requested 1000 Hz.\n\n\
          {}\n{measured}\n{}\n\n{DISCUSSION}",
         table.markdown(),
         scatter(times.values())

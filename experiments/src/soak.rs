@@ -55,15 +55,14 @@ stat -c 'File: %s' $2 $2-wal 2>/dev/null || true"#;
 const GUEST_KIB: f64 = 65_536.0;
 
 const ABOUT_ATTACHED: &str = "\
-A profiler that runs for weeks must not grow. `vprof attach` samples a guest on this machine's KVM at 1,000 Hz: a few
-bytes of code that write to memory without an end. Memory is that of all processes of vprof; the file is the profile
-with its write-ahead log, with `--max-size 256M`.";
+`vprof attach --max-size 256M` samples a guest on this machine's KVM at 1,000 Hz: a few bytes of code that write to
+memory without an end. Memory is that of all processes of vprof; the file is the profile with its write-ahead log.";
 const ABOUT_EXACT: &str = "\
-`vprof run --exact` with task-state sampling runs a guest on an emulated host, at 100 Hz. The guest reads files,
-starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the guest's. As the
-emulation fails after some time, the recording consists of spells of at most 10 minutes, each on a new host: most of a
-spell is the time in which tables fill. They have bounds: vprof remembers at most 65,536 processes of the sampled guest,
-of which the older half is then forgotten, 131,072 tasks of exact mode and 262,144 kinds of samples.";
+`vprof run --exact --max-size 256M` with task-state sampling runs a guest on an emulated host, at 100 Hz. The guest
+reads files, starts programs, sleeps and calculates without an end. Memory is that of vprof's processes beyond the
+guest's. As the emulation fails after some time, the recording consists of spells of at most 10 minutes, each on a new
+host: most of a spell is the time in which tables fill. Their bounds: 65,536 processes of the sampled guest (the older
+half is then forgotten), 131,072 tasks of exact mode and 262,144 kinds of samples.";
 
 /// Memory and file of one recording over time.
 #[derive(Debug, Default, Clone)]

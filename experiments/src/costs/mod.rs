@@ -25,28 +25,27 @@ const SCRIPT: &str = "latency --seconds 0.1";
 
 const ABOUT: &str = "\
 P. Chubb, *Micro-State Accounting for Linux*, measures with lmbench the cost of his accounting, which reads a clock at
-each system call and each switch: on an IA64 machine at 900 MHz with a kernel for two processors (2.5.72 and 2.5.72msa,
-means of five runs). `latency` has programs of the same design; of the ten parts of a measurement the smallest mean
-counts. Processes in a ring pass a token on, and sum an array of the given size when they have it; the cost of pipes
-without a switch is subtracted.";
+each system call and switch (IA64 at 900 MHz, kernels 2.5.72 and 2.5.72msa for two processors, means of five runs).
+`latency` has programs of the same design; of a measurement's ten parts the smallest mean counts. Processes in a ring
+pass a token on, and sum an array of the given size when they have it; the cost of pipes without a switch is subtracted.";
 
 const LEFT_OUT: &str = "\
 Differences from the paper:
 
-- Not measured are memory latencies and bandwidths of copies in memory, which do not touch the kernel, as an emulated
-  processor has no caches to miss; and RPC and HTTP, which add a library to UDP and TCP.
-- An array (4 to 64 KiB) costs the pages that are looked up again after a switch, and no cache lines.
+- Not measured: memory latencies and bandwidths of copies, which do not touch the kernel; RPC and HTTP, which add a
+  library to UDP and TCP.
+- An array (4 to 64 KiB) costs page lookups after a switch, and no cache lines: an emulated processor has no caches.
 - lmbench subtracts the signal from the protection fault; here the paper's two are added.
 - The mapped file has 4 MiB, a tenth of which is touched; the paper does not give its size. Files are on ext4.
 - All processes are on one processor; in the paper the scheduler chooses.";
 
 const DISCUSSION: &str = "\
-Chubb's accounting has a small cost at every event. vprof's sampling has one at every tick, independent of the guest's
-work: a call or a switch costs more only by the ticks' share of the time.
+Chubb's accounting has a small cost at every event, vprof's sampling at every tick: a call or a switch costs more only
+by the ticks' share of the time.
 
 In exact mode each switch and each wake-up (a signal to a running task is one) leaves the guest once, and each hard
-interrupt twice (probes). This is the price of an unchanged guest kernel, and high where exits are emulated. Other
-system calls, `select`, faults and cached files pass no probe.";
+interrupt twice (probes), which is expensive where exits are emulated. Other system calls, `select`, faults and cached
+files pass no probe.";
 
 /// Output of one run, in the units of the tables.
 fn read(run: &Run) -> Result<HashMap<String, f64>> {
@@ -159,7 +158,8 @@ pub fn run(runs: usize) -> Result<DocumentSection> {
     }
     let tables = TABLES.iter().map(|paper| table(paper, &values)).collect::<Result<Vec<_>>>()?;
     let text = format!(
-        "## The cost of system calls, processes and switches\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured}\nOff is a tick every 10 s on average, sampling is 1000 Hz with stacks.\n{}\n\n{DISCUSSION}",
+        "## The cost of system calls, processes and switches\n\n{ABOUT}\n\n{LEFT_OUT}\n\n{}\n{measured}\n\
+         Sampling is 1000 Hz with stacks and task-state sampling. Without both, off is a tick every 10 s on average, exact 20 Hz.\n{}\n\n{DISCUSSION}",
         tables.join("\n"),
         repeatability(&values)
     );

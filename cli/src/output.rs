@@ -47,7 +47,7 @@ impl OutputTarget {
     }
 
     /// Returns the writer.
-    pub fn writer(&mut self) -> &mut dyn Write {
+    pub fn writer(&mut self) -> &mut (dyn Write + Send) {
         match &mut self.sink {
             OutputSink::Stdout(out) => out,
             OutputSink::Direct(out) => out,

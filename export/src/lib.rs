@@ -128,7 +128,7 @@ impl From<ProfileError> for ExportError {
 pub fn write(
     profile: &Profile,
     request: &Request,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(), ExportError> {
     if let Some(symbol) = request.trip.as_ref().filter(|_| request.format.shows_calls()) {
@@ -171,7 +171,7 @@ pub fn write(
 pub fn write_recording(
     recording: &Recording,
     request: &Request,
-    out: &mut dyn Write,
+    out: &mut (dyn Write + Send),
 ) -> Result<(), ExportError> {
     match request.format {
         Format::Folded => folded::write(recording, request, out),

@@ -20,6 +20,7 @@ mod flamegraph;
 mod folded;
 mod format;
 mod html;
+pub mod lake;
 mod mapped;
 pub mod names;
 mod palette;

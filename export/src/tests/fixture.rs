@@ -169,7 +169,7 @@ pub fn unfinished() -> (Made, ProfileWriter) {
     write(&batch)
 }
 
-fn finished(batch: &Batch) -> Made {
+pub fn finished(batch: &Batch) -> Made {
     let (made, writer) = write(batch);
     let mut writer = writer;
     writer.finish().expect("room");

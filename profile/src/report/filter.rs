@@ -313,8 +313,8 @@ pub(crate) fn is_process((comm, pid, number): (&str, i32, u32), wanted: &str) ->
         || is_pattern_of(wanted, comm)
 }
 
-/// True if `wanted` is the name, or a pattern of it.
-fn is_called(name: &str, wanted: &str) -> bool {
+/// Returns true if `wanted` is the name, or a pattern of it: `*` stands for any characters.
+pub fn is_called(name: &str, wanted: &str) -> bool {
     name == wanted || is_pattern_of(wanted, name)
 }
 

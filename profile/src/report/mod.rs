@@ -41,7 +41,7 @@ pub use exact::{
     InterruptSource, InterruptTime, OffCpu, SoftInterrupt, StateTime, Task, TaskDelay, TaskRun, TaskStates,
     Timehist, Wakeup,
 };
-pub use filter::{Filter, ModeGroup, Sort};
+pub use filter::{Filter, ModeGroup, Sort, is_called};
 pub(crate) use filter::{is_process, no_such};
 pub use host::{HostFunction, HostReport, PlaceTime, PlacedTick};
 pub use listing::{CodeAddress, CodeLine, FunctionListing, ShownLines};

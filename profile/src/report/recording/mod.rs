@@ -164,8 +164,14 @@ pub struct RecordedProcess {
     pub parent_pid: Option<i32>,
     /// Command line.
     pub command: Option<String>,
+    /// Path of its program.
+    pub exe: Option<String>,
     /// Path of its control group.
     pub cgroup: Option<String>,
+    /// systemd unit of the control group.
+    pub unit: Option<String>,
+    /// Container of the control group.
+    pub container: Option<String>,
 }
 
 impl RecordedProcess {

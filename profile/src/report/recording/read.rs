@@ -459,6 +459,7 @@ fn recorded_vcpu(vcpu: &VcpuTotals, tables: &Tables) -> RecordedVcpu {
 
 fn process(tables: &Tables, id: u32) -> Option<RecordedProcess> {
     let instance = tables.instances.get(&id)?;
+    let group = tables.cgroup_of(id);
     Some(RecordedProcess {
         comm: instance.comm.clone(),
         number: instance.number,
@@ -467,7 +468,10 @@ fn process(tables: &Tables, id: u32) -> Option<RecordedProcess> {
         kernel_thread: instance.kernel_thread,
         parent_pid: instance.parent_pid,
         command: instance.command.clone(),
-        cgroup: tables.cgroup_of(id).map(|group| group.path.clone()),
+        exe: instance.exe.and_then(|file| tables.files.get(&file)).map(|file| file.path.clone()),
+        cgroup: group.map(|group| group.path.clone()),
+        unit: group.and_then(|group| group.unit.clone()),
+        container: group.and_then(|group| group.container.clone()),
     })
 }
 

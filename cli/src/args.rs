@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agent;
 mod attach;
 mod boot;
 mod ctl;
@@ -34,7 +35,8 @@ use text::parse::positive_time;
 use crate::output::is_database;
 use crate::render::ColorChoice;
 
-pub use attach::AttachArgs;
+pub use agent::{AgentArgs, AgentWindowArgs};
+pub use attach::{AttachArgs, Engine};
 pub use boot::BootArgs;
 pub use ctl::{CtlArgs, CtlCommand};
 pub use diff::DiffArgs;
@@ -45,7 +47,7 @@ pub use image::{ImageCommand, InspectArgs};
 pub use mem::MemArgs;
 pub use merge::MergeArgs;
 pub use open::OpenArgs;
-pub use recording::{RecordingArgs, file_identity};
+pub use recording::{RecordingArgs, file_identity, hostname};
 pub use report::ReportArgs;
 pub use run::{ConsoleDevice, RunArgs};
 pub use selftest::SelftestArgs;
@@ -232,6 +234,8 @@ pub enum CliCommand {
     Diff(DiffArgs),
     /// Merge profiles of several virtual machines in one
     Merge(MergeArgs),
+    /// Profile all virtual machines of this host all the time, as Parquet files for SQL engines
+    Agent(AgentArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
     /// Show a profile in the browser
@@ -267,6 +271,9 @@ pub enum CliCommand {
         /// Descriptor of the shared memory with vprof's stops
         stops: i32,
     },
+    /// Write the Parquet files of a window: the part of `vprof agent` that reads recordings
+    #[command(hide = true)]
+    AgentWindow(AgentWindowArgs),
     /// Run a guest inside a wall: the part of `vprof run` that executes it
     #[command(hide = true)]
     GuestHalf {

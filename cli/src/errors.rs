@@ -108,6 +108,17 @@ pub enum Error {
     /// The run was aborted at the user's second request.
     #[error("aborted; the profile has the data recorded so far")]
     Interrupted,
+    /// Another agent runs on this host; the file that it has locked.
+    #[error("another `vprof agent` runs on this host: it has locked {}", Shown(.0))]
+    SecondAgent(PathBuf),
+    /// Counters cannot be served.
+    #[error("cannot serve counters at {address}: {}", Reason(.source))]
+    Metrics {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The cause.
+        source: io::Error,
+    },
     /// The output exists.
     #[error(
         "{} exists: give another name with -o, or --force to replace it",

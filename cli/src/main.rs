@@ -1,11 +1,12 @@
 //! `vprof`: see inside any Linux virtual machine from the host.
 //!
 //! This crate is the only one that prints. Commands: [`run`], [`boot`], [`mem`], [`report`], [`stat`],
-//! [`rusage`], [`annotate`], [`diff`], [`merge`], [`export`], [`open`], [`query`], [`symbolize`],
+//! [`rusage`], [`annotate`], [`diff`], [`merge`], [`agent`], [`export`], [`open`], [`query`], [`symbolize`],
 //! [`simulate`], [`inspect`], [`docs`], [`doctor`], [`selftest`]. Started as the init of a portable host, the
 //! same program is that host's inner half ([`host::portable::inner`]); as the init of a guest of the
 //! self-test, it is all of that guest's programs ([`selftest::guest`]).
 
+mod agent;
 mod annotate;
 mod args;
 mod attach;
@@ -106,7 +107,7 @@ fn main() -> ExitCode {
     if cli.no_pager {
         pager::disable();
     }
-    if !matches!(cli.command, CliCommand::AttachHalf { .. })
+    if !matches!(cli.command, CliCommand::AttachHalf { .. } | CliCommand::Agent(_))
         && let Err(error) = ::attach::capabilities::drop_all()
     {
         eprintln!("vprof: cannot drop capabilities: {error}");
@@ -123,6 +124,8 @@ fn main() -> ExitCode {
         CliCommand::Annotate(args) => annotate::command(&args),
         CliCommand::Diff(args) => diff::command(&args),
         CliCommand::Merge(args) => merge::command(&args),
+        CliCommand::Agent(args) => agent::command(&args),
+        CliCommand::AgentWindow(args) => agent::write_window(&args),
         CliCommand::Export(args) => export::command(&args),
         CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),

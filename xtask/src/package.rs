@@ -28,6 +28,13 @@ const DOCUMENTS: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LI
 /// Directory of the Debian package's documents, as Debian's policy names it (12.3).
 const DEBIAN_DOCUMENTS: &str = "usr/share/doc/vprof";
 
+/// Unit of `vprof agent` for systemd.
+const UNIT: &str = include_str!("vprof-agent.service");
+/// Its place in the tarball, under the prefix.
+const UNIT_IN_TARBALL: &str = "share/vprof/vprof-agent.service";
+/// Its place in the Debian package, under the prefix. It is not enabled.
+const UNIT_IN_DEB: &str = "lib/systemd/system/vprof-agent.service";
+
 /// Directory of zsh in which Debian's packages have completions: Debian's zsh searches no `site-functions`
 /// but that of /usr/local.
 const DEBIAN_ZSH: &str = "vendor-completions";
@@ -110,6 +117,7 @@ impl Sources {
         let name = format!("vprof-{VERSION}");
         let prefix = stage.join(&name);
         self.install(&prefix)?;
+        write(&prefix.join(UNIT_IN_TARBALL), UNIT)?;
         self.documents(&prefix)?;
         let mut tar = Command::new("tar");
         tar.args(["--create", "--xz", "--sort=name", "--owner=0", "--group=0", "--numeric-owner"]);
@@ -120,6 +128,7 @@ impl Sources {
     fn deb(&self, root: &Path, time: &str, deb: &Path) -> Result<()> {
         let prefix = root.join("usr");
         self.install(&prefix)?;
+        write(&prefix.join(UNIT_IN_DEB), UNIT)?;
         compress_pages(&prefix.join(MANUAL))?;
         let zsh = prefix.join("share/zsh");
         fs::rename(zsh.join("site-functions"), zsh.join(DEBIAN_ZSH))
@@ -241,6 +250,8 @@ mod tests {
             assert!(in_tarball.contains(&format!("vprof-{VERSION}/{name}\n")), "{name}: {in_tarball}");
             assert!(in_deb.contains(&format!("/{DEBIAN_DOCUMENTS}/{name}\n")), "{name}: {in_deb}");
         }
+        assert!(in_tarball.contains(&format!("vprof-{VERSION}/{UNIT_IN_TARBALL}\n")), "{in_tarball}");
+        assert!(in_deb.contains(&format!("./usr/{UNIT_IN_DEB}\n")), "{in_deb}");
         assert!(in_tarball.contains("share/zsh/site-functions/_vprof\n"), "{in_tarball}");
         assert!(in_deb.contains("share/zsh/vendor-completions/_vprof\n"), "{in_deb}");
         let field = |name| output(Command::new("dpkg-deb").arg("--field").arg(&deb).arg(name)).unwrap();

@@ -63,6 +63,17 @@ pub enum Engine {
     Ptrace,
 }
 
+impl Engine {
+    /// Returns the name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Bpf => "bpf",
+            Self::Ptrace => "ptrace",
+        }
+    }
+}
+
 impl From<Engine> for EngineChoice {
     fn from(engine: Engine) -> Self {
         match engine {

@@ -83,6 +83,9 @@ pub enum ValueError {
     /// The limit of growth is not a time either.
     #[error("{0}; or give a growth, like 5%")]
     LimitTime(TimeError),
+    /// An hour is not a multiple of the length.
+    #[error("an hour has to be a multiple of it: write it like 1h, 10m or 60s")]
+    Window,
     /// The name is not one of the possible values.
     #[error("it is not one of the possible values")]
     UnknownName,
@@ -290,6 +293,40 @@ pub fn parse_precision(text: &str) -> Result<f64, ValueError> {
     }
 }
 
+/// Parses a budget as a part of 1.
+pub fn parse_share(text: &str) -> Result<f64, ValueError> {
+    let form = || ValueError::Form("0.1% or 2%");
+    let number = text.trim().strip_suffix('%').ok_or_else(form)?;
+    let percent = decimal(number.trim_end()).ok_or_else(form)?;
+    if (0.001..=100.0).contains(&percent) {
+        Ok(percent / 100.0)
+    } else {
+        Err(ValueError::OutOfRange("0.001% to 100%"))
+    }
+}
+
+/// Parses the length of a window: whole seconds, of which an hour is a multiple.
+pub fn parse_window(text: &str) -> Result<Duration, ValueError> {
+    let length = positive_time(text)?;
+    let divides = |seconds: u64| seconds > 0 && 3_600 % seconds == 0;
+    if length.subsec_nanos() == 0 && divides(length.as_secs()) { Ok(length) } else { Err(ValueError::Window) }
+}
+
+/// Longest label, bytes.
+const LONGEST_LABEL: usize = 200;
+
+/// Parses a label, `KEY=VALUE`. A list of labels has a comma between two.
+pub fn parse_label(text: &str) -> Result<String, ValueError> {
+    let form = ValueError::Form("service=web, without commas");
+    let plain = |c: char| !c.is_control() && c != ',';
+    match text.split_once('=') {
+        Some((key, _)) if !key.is_empty() && text.chars().all(plain) && text.len() <= LONGEST_LABEL => {
+            Ok(text.to_owned())
+        }
+        _ => Err(form),
+    }
+}
+
 /// Returns the parser of `--host`.
 pub fn host_parser() -> impl TypedValueParser<Value = HostChoice> {
     named(&[
@@ -483,6 +520,28 @@ mod tests {
         assert_eq!((parse_rate("5k"), parse_rate("0.5k"), parse_rate("max")), (Ok(5e3), Ok(500.0), Ok(5e4)));
         for wrong in ["0", "-5", "inf", "60000", "51k", "k", "1M", "maximum", ""] {
             assert!(parse_rate(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_window_is_a_whole_part_of_an_hour() {
+        for (text, seconds) in [("1h", 3_600), ("10m", 600), ("2s", 2), ("1", 1)] {
+            assert_eq!(parse_window(text), Ok(Duration::from_secs(seconds)));
+        }
+        for wrong in ["2h", "7m", "500ms", "1.5s", "0s", "", "1d"] {
+            assert!(parse_window(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn budgets_are_parts_and_labels_have_a_key() {
+        assert_eq!((parse_share("0.1%"), parse_share("100 %")), (Ok(0.001), Ok(1.0)));
+        for wrong in ["0.1", "0%", "101%", "-1%", "%", "0.0001%"] {
+            assert!(parse_share(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_label("service=web").as_deref(), Ok("service=web"));
+        for wrong in ["web", "=web", "a=b,c=d", "a=\x1b[2J"] {
+            assert!(parse_label(wrong).is_err(), "{wrong}");
         }
     }
 }

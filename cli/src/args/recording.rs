@@ -131,7 +131,7 @@ pub fn file_identity(path: &Path) -> Option<FileIdentity> {
 }
 
 /// Returns the name of this machine (Documentation/admin-guide/sysctl/kernel.rst, hostname).
-fn hostname() -> Option<String> {
+pub fn hostname() -> Option<String> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok()?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }

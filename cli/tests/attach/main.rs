@@ -1,6 +1,7 @@
 //! `vprof attach` on a VMM with a few bytes of code at CPL 3 as its guest, which every KVM runs. The VMM is
 //! this test's own binary, started again.
 
+mod agent;
 mod half;
 #[path = "../support/mod.rs"]
 mod support;
@@ -39,11 +40,21 @@ impl TestVm {
 
     /// Starts a VMM like [`Self::start`]; with `exits`, its first vCPU leaves the guest all the time.
     fn start_as(test: &str, role: &str) -> Option<Self> {
+        Self::start_program(Command::new(std::env::current_exe().unwrap()), test, role)
+    }
+
+    /// Starts a VMM like [`Self::start_as`], with the name that a VMM has whose command line has `--name`.
+    fn start_named(test: &str, role: &str, name: &str) -> Option<Self> {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.arg0(format!("--name={name}"));
+        Self::start_program(command, test, role)
+    }
+
+    fn start_program(mut command: Command, test: &str, role: &str) -> Option<Self> {
         if let Err(error) = kvm_check::open() {
             testkit::missing(&format!("/dev/kvm ({error})"));
             return None;
         }
-        let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(VMM, role);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();

@@ -1,0 +1,518 @@
+//! `vprof agent`: profiles all virtual machines of a host all the time.
+//!
+//! ```text
+//!            every 2 s: machines
+//!  vprof agent ──▶ vprof attach PID   one for each machine, until the end of the window
+//!      │               └─▶ SPOOL/WINDOW/VM-0.vprof
+//!      └─────────▶ vprof agent-window SPOOL/WINDOW ──▶ LAKE/v1/TABLE/day=.../hour=.../WINDOW.parquet
+//! ```
+//!
+//! The agent itself reads no byte of a guest and no recording: it lists machines, and starts and ends
+//! processes. Each recorder is an ordinary `vprof attach` with its walls; the process that reads the
+//! recordings of a window ends with it.
+
+mod budget;
+mod convert;
+mod identity;
+mod metrics;
+mod recorder;
+mod spool;
+mod window;
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::time::{Duration, Instant};
+
+use export::lake::LakeWindow;
+use host::control::place;
+use profile::report::is_called;
+use text::clean::escaped;
+use text::units;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{AgentArgs, AgentWindowArgs, hostname};
+use crate::errors::{Error, ExitCode};
+use budget::RateFactor;
+use convert::WindowProcess;
+use identity::KnownMachine;
+use metrics::{AgentCounters, SharedCounters};
+use recorder::{EndedRecorder, Recorder, RecorderPlan};
+use spool::{Spool, SpooledWindow};
+use window::{NextWindow, WindowClock, now_unix_ns};
+
+/// Time between two checks of everything.
+const CHECK: Duration = Duration::from_millis(100);
+/// Time between two listings of machines.
+const LIST: Duration = Duration::from_secs(2);
+/// Time after which a machine whose recorder has failed is tried again, and a window that could not be
+/// written.
+const AGAIN: Duration = Duration::from_secs(10);
+/// Time between two measurements of costs.
+const MEASURE: Duration = Duration::from_secs(30);
+/// Recorders that start at the same time: finding a kernel takes some tenths of a second of CPU.
+const STARTS: usize = 4;
+/// Smallest limit of a recording's size, bytes.
+const LEAST_SIZE: u64 = 8 << 20;
+/// Sentences that are known to be printed, at most.
+const MOST_PRINTED: usize = 1_000;
+/// The least rate of `vprof attach`, ticks per second and vCPU.
+const LEAST_HZ: f64 = 0.1;
+/// Time limit for the ends of recorders when the agent ends; they end by themselves then.
+const END_LIMIT: Duration = Duration::from_secs(30);
+
+/// Runs the command.
+pub fn command(args: &AgentArgs) -> Result<ExitCode, Error> {
+    attach::capabilities::raise_tracing()
+        .map_err(|source| Error::System { action: "use the right to trace", source })?;
+    let mut agent = Agent::new(args)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| Error::System { action: "start the runtime", source })?;
+    runtime.block_on(async {
+        let failed = |source| Error::System { action: "wait for signals", source };
+        let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+        let mut checks = tokio::time::interval(CHECK);
+        checks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = checks.tick() => {
+                    if let Some(code) = agent.check()? {
+                        return Ok(code);
+                    }
+                }
+                _ = terminate.recv() => agent.end(),
+                _ = interrupt.recv() => agent.end(),
+            }
+        }
+    })
+}
+
+/// Runs the command `agent-window`.
+pub fn write_window(args: &AgentWindowArgs) -> Result<ExitCode, Error> {
+    convert::command(args)
+}
+
+/// A window that is being recorded.
+#[derive(Debug)]
+struct OpenWindow {
+    spooled: SpooledWindow,
+    begin: Instant,
+    /// Its end.
+    deadline: Instant,
+}
+
+#[derive(Debug)]
+struct Agent<'a> {
+    args: &'a AgentArgs,
+    host: String,
+    boot_id: String,
+    group: String,
+    spool: Spool,
+    clock: WindowClock,
+    window: Option<OpenWindow>,
+    /// No window begins before.
+    not_before: Instant,
+    machines: Vec<KnownMachine>,
+    listed: Option<Instant>,
+    recorders: Vec<Recorder>,
+    /// Machines whose recorder has failed, by identity: when they are tried again.
+    failed: HashMap<String, Instant>,
+    /// Sentences on machines that were printed, once each.
+    printed: HashSet<String>,
+    writing: Option<WindowProcess>,
+    /// Windows that are ready to be written: by directory, when.
+    due: HashMap<PathBuf, Instant>,
+    costs: Costs,
+    counters: AgentCounters,
+    shared: SharedCounters,
+    ending: Option<Instant>,
+    /// A window could not be written.
+    trouble: bool,
+}
+
+/// Costs of sampling, and what they allow.
+#[derive(Debug)]
+struct Costs {
+    /// When and with how much CPU time the present measurement began.
+    begin: (Instant, u64),
+    host: RateFactor,
+    /// By identity of the machine.
+    guests: HashMap<String, RateFactor>,
+}
+
+impl<'a> Agent<'a> {
+    fn new(args: &'a AgentArgs) -> Result<Self, Error> {
+        let locks = place::directory();
+        place::make_directory(&locks).map_err(|error| Error::file("make the directory", &locks, error))?;
+        let spool = Spool::open(&args.spool, &locks.join("agent.lock"))?;
+        convert::make_lake(&args.to)?;
+        let shared = SharedCounters::default();
+        if let Some(address) = args.metrics {
+            let own = metrics::serve(address, SharedCounters::clone(&shared))?;
+            eprintln!("vprof: counters are at http://{own}/metrics");
+        }
+        let mut group = args.label.clone();
+        group.sort_unstable();
+        let now = Instant::now();
+        let costs = Costs {
+            begin: (now, recorder::cpu_ns(std::process::id())),
+            host: RateFactor::new(args.budget),
+            guests: HashMap::new(),
+        };
+        let mut agent = Self {
+            args,
+            host: hostname().unwrap_or_else(|| "localhost".to_owned()),
+            boot_id: identity::host_boot_id(),
+            group: group.join(","),
+            clock: WindowClock::new(args.window, spool.state.last_end_ns),
+            spool,
+            window: None,
+            not_before: now,
+            machines: Vec::new(),
+            listed: None,
+            recorders: Vec::new(),
+            failed: HashMap::new(),
+            printed: HashSet::new(),
+            writing: None,
+            due: HashMap::new(),
+            costs,
+            counters: AgentCounters::default(),
+            shared,
+            ending: None,
+            trouble: false,
+        };
+        agent.adopt(now);
+        Ok(agent)
+    }
+
+    /// Has windows written that are over, and that no one writes: an earlier agent has left them.
+    fn adopt(&mut self, now: Instant) {
+        let now_ns = now_unix_ns();
+        for SpooledWindow { directory, window } in self.spool.windows() {
+            let other_length = window.length_ns != self.clock.length_ns();
+            if other_length {
+                // Names of windows of two lengths may be the same.
+                self.clock.begins_after(now_ns.min(window.end_unix_ns()));
+            }
+            let is_over = other_length || window.end_unix_ns() <= now_ns;
+            if is_over && !self.is_busy(&directory) && !self.due.contains_key(&directory) {
+                eprintln!("vprof: the window {} of an earlier agent is written now", window.name());
+                self.due.insert(directory, now);
+            }
+        }
+    }
+
+    /// True if a window is being recorded or written.
+    fn is_busy(&self, directory: &Path) -> bool {
+        self.window.as_ref().is_some_and(|window| window.spooled.directory == directory)
+            || self.writing.as_ref().is_some_and(|writing| writing.window.directory == directory)
+            || self.recorders.iter().any(|recorder| recorder.plan.window == directory)
+    }
+
+    /// Ends the window, and then the agent. The second request does not wait.
+    fn end(&mut self) {
+        let limit = if self.ending.is_some() { Duration::ZERO } else { END_LIMIT };
+        self.ending = Some(Instant::now() + limit);
+        self.close_window();
+    }
+
+    /// Does what is due. Returns the exit code once the agent has ended.
+    fn check(&mut self) -> Result<Option<ExitCode>, Error> {
+        let now = Instant::now();
+        self.reap();
+        self.follow_window(now)?;
+        if self.listed.is_none_or(|listed| now >= listed + LIST) && self.ending.is_none() {
+            self.machines = identity::machines(&self.boot_id, &self.group);
+            let names = &self.args.name;
+            let is_wanted =
+                |name: &str| names.is_empty() || names.iter().any(|wanted| is_called(name, wanted));
+            self.machines.retain(|machine| is_wanted(&machine.vm.name));
+            self.listed = Some(now);
+            self.failed.retain(|id, _| self.machines.iter().any(|machine| machine.vm.id == *id));
+            self.adopt(now);
+            self.limit_spool()?;
+        }
+        self.start_recorders(now)?;
+        self.write_windows(now)?;
+        if now >= self.costs.begin.0 + MEASURE {
+            self.measure(now);
+        }
+        self.publish();
+        Ok(self.exit_code(now))
+    }
+
+    /// Returns the exit code if all is done.
+    fn exit_code(&self, now: Instant) -> Option<ExitCode> {
+        let limit = self.ending?;
+        let busy = !self.recorders.is_empty() || self.writing.is_some();
+        let waits = self.due.values().any(|due| *due <= now);
+        if (busy || waits) && now < limit {
+            return None;
+        }
+        // What is left is written by the next agent.
+        let left = busy || !self.due.is_empty();
+        Some(if self.trouble || left { ExitCode::Failed } else { ExitCode::Done })
+    }
+
+    /// Begins and ends windows.
+    fn follow_window(&mut self, now: Instant) -> Result<(), Error> {
+        if self.window.as_ref().is_some_and(|window| now >= window.deadline) {
+            self.close_window();
+            if self.args.once {
+                self.ending = Some(now + END_LIMIT);
+            }
+        }
+        if self.window.is_some() || self.ending.is_some() || now < self.not_before {
+            return Ok(());
+        }
+        match self.clock.next(now_unix_ns(), self.args.once) {
+            NextWindow::Wait { time, set_back } => {
+                if let Some(back) = set_back {
+                    eprintln!(
+                        "vprof: the clock was set back by {}: the next window begins after the last one, in {}",
+                        units::duration(back),
+                        units::duration(time)
+                    );
+                }
+                self.not_before = now + time;
+            }
+            NextWindow::Begin { start_ns, rest } => self.begin_window(start_ns, (now, now + rest))?,
+        }
+        Ok(())
+    }
+
+    fn begin_window(&mut self, start_ns: u64, (begin, deadline): (Instant, Instant)) -> Result<(), Error> {
+        if !LakeWindow::takes_part(&self.host, start_ns, self.args.one_of) {
+            self.clock.ended(start_ns);
+            self.not_before = deadline;
+            return Ok(());
+        }
+        let window = LakeWindow {
+            host: self.host.clone(),
+            start_unix_ns: start_ns,
+            length_ns: self.clock.length_ns(),
+            inclusion: 1.0 / f64::from(self.args.one_of),
+            dropped_windows: 0,
+        };
+        let spooled = self.spool.begin(window)?;
+        // Written by an agent before, which has ended within the window.
+        self.due.remove(&spooled.directory);
+        self.window = Some(OpenWindow { spooled, begin, deadline });
+        // A machine may have come since.
+        self.listed = None;
+        Ok(())
+    }
+
+    /// Ends the recorders of the window. It is written once they have ended.
+    fn close_window(&mut self) {
+        let Some(OpenWindow { spooled, deadline, .. }) = self.window.take() else { return };
+        self.recorders.iter_mut().for_each(Recorder::stop);
+        // A window that an agent leaves in its middle may be continued by the next one.
+        if Instant::now() >= deadline {
+            self.clock.ended(spooled.window.start_unix_ns);
+            self.spool.state.last_end_ns = self.clock.last_end_ns();
+            if let Err(error) = self.spool.save() {
+                eprintln!("vprof: {error}");
+            }
+        }
+        self.due.insert(spooled.directory, Instant::now());
+    }
+
+    /// Takes note of recorders that have ended.
+    fn reap(&mut self) {
+        let mut running = Vec::with_capacity(self.recorders.len());
+        for mut recorder in std::mem::take(&mut self.recorders) {
+            match recorder.ended() {
+                Ok(None) => running.push(recorder),
+                Ok(Some(ended)) => self.ended(&recorder.plan, &ended),
+                Err(error) => {
+                    eprintln!("vprof: cannot wait for a recorder: {}", text::message::Reason(&error))
+                }
+            }
+        }
+        self.recorders = running;
+    }
+
+    fn ended(&mut self, plan: &RecorderPlan, ended: &EndedRecorder) {
+        let mut vm = plan.vm.clone();
+        (vm.agent_cpu_ns, vm.agent_memory_bytes) = (ended.cpu_ns, ended.memory_bytes);
+        let window = spool::spooled(&plan.window);
+        if let Some(Err(error)) = window.map(|window| window.write_vm(&plan.profile, &vm)) {
+            eprintln!("vprof: {error}");
+        }
+        // Where it was ended before its first sample, there is nothing to report.
+        if ended.status.success() || ended.stopped {
+            return;
+        }
+        self.counters.recorders_failed += 1;
+        self.failed.insert(plan.vm.id.clone(), Instant::now() + AGAIN);
+        let reason = if ended.words.is_empty() { ended.status.to_string() } else { ended.words.clone() };
+        let sentence = format!("{} (process {}): {}", escaped(&plan.vm.name), plan.pid, escaped(&reason));
+        if self.printed.len() >= MOST_PRINTED {
+            self.printed.clear();
+        }
+        if self.printed.insert(sentence.clone()) {
+            eprintln!("vprof: {sentence}; it is tried again every {}", units::duration(AGAIN));
+        }
+    }
+
+    /// Starts recorders of machines that have none.
+    fn start_recorders(&mut self, now: Instant) -> Result<(), Error> {
+        let Some(OpenWindow { spooled, deadline, .. }) = &self.window else { return Ok(()) };
+        let rest = deadline.saturating_duration_since(now);
+        let is_recorded = |vm: &str| self.recorders.iter().any(|recorder| recorder.plan.vm.id == vm);
+        let waits = |vm: &str| self.failed.get(vm).is_some_and(|again| now < *again);
+        let free = |machine: &&KnownMachine| !is_recorded(&machine.vm.id) && !waits(&machine.vm.id);
+        let share = self.args.spool_limit / (2 * (self.machines.len() as u64 + 1));
+        let mut started = Vec::new();
+        for machine in self.machines.iter().filter(free).take(STARTS) {
+            let profile = spooled.new_profile(&machine.vm);
+            spooled.write_vm(&profile, &machine.vm)?;
+            let plan = RecorderPlan {
+                pid: machine.pid,
+                vm: machine.vm.clone(),
+                window: spooled.directory.clone(),
+                profile,
+                rate_hz: self.costs.rate_of(&machine.vm.id, self.args.rate),
+                rest,
+                max_size: share.max(LEAST_SIZE),
+                engine: self.args.engine,
+            };
+            let recorder = Recorder::start(plan);
+            started.push(recorder.map_err(|source| Error::System { action: "start vprof attach", source })?);
+        }
+        self.recorders.extend(started);
+        Ok(())
+    }
+
+    /// Writes windows whose recorders have ended, one after the other.
+    fn write_windows(&mut self, now: Instant) -> Result<(), Error> {
+        if let Some(writing) = &mut self.writing {
+            let ended = writing.ended();
+            let ended = ended.map_err(|source| Error::System { action: "wait for a window", source })?;
+            let Some(totals) = ended else { return Ok(()) };
+            if let Some(writing) = self.writing.take() {
+                self.written(&writing.window, totals, now)?;
+            }
+        }
+        let open = |path: &Path| self.recorders.iter().any(|recorder| recorder.plan.window == path);
+        let ready = self.due.iter().find(|(path, due)| **due <= now && !open(path));
+        if let Some(path) = ready.map(|(path, _)| path.clone()) {
+            self.due.remove(&path);
+            // One that was dropped is not there.
+            if let Some(window) = spool::spooled(&path) {
+                self.writing = Some(WindowProcess::start(window, &self.args.to)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn written(
+        &mut self,
+        window: &SpooledWindow,
+        totals: Option<convert::WindowTotals>,
+        now: Instant,
+    ) -> Result<(), Error> {
+        let Some(totals) = totals else {
+            self.counters.failed += 1;
+            self.trouble = true;
+            let name = window.window.name();
+            eprintln!("vprof: the window {name} is not written; it stays in the spool and is tried again");
+            self.due.insert(window.directory.clone(), now + AGAIN);
+            return Ok(());
+        };
+        self.trouble = false;
+        self.counters.written += 1;
+        self.counters.samples += totals.samples;
+        self.counters.lost += totals.lost;
+        eprintln!("vprof: {}", convert::sentence(&window.window, totals, &self.args.to));
+        let continued = self.window.as_ref().is_some_and(|open| open.spooled.directory == window.directory);
+        let same_length = window.window.length_ns == self.clock.length_ns();
+        // An agent that starts within the window adds to it.
+        if continued || same_length && now_unix_ns() < window.window.end_unix_ns() {
+            return Ok(());
+        }
+        window.remove()
+    }
+
+    /// Drops the oldest windows if the spool is too large.
+    fn limit_spool(&mut self) -> Result<(), Error> {
+        let directories = self.spool.windows().into_iter().map(|window| window.directory);
+        let busy: HashSet<PathBuf> = directories.filter(|path| self.is_busy(path)).collect();
+        for name in self.spool.drop_beyond(self.args.spool_limit, |path| busy.contains(path))? {
+            self.counters.dropped += 1;
+            let limit = units::bytes(self.args.spool_limit);
+            eprintln!(
+                "vprof: the window {name} is dropped: the spool is larger than {limit} (--spool-limit)"
+            );
+        }
+        self.counters.spool_bytes = self.spool.bytes();
+        Ok(())
+    }
+
+    /// Measures costs, and adapts rates to the budgets.
+    fn measure(&mut self, now: Instant) {
+        let cpu_ns = recorder::cpu_ns(std::process::id());
+        let (began, before_ns) = std::mem::replace(&mut self.costs.begin, (now, cpu_ns));
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let elapsed_ns = now.duration_since(began).as_nanos() as f64 * cpus as f64;
+        let share = cpu_ns.saturating_sub(before_ns) as f64 / elapsed_ns.max(1.0);
+        self.counters.cpu_share = share;
+        // Attaching to all machines costs more than recording them, and does not depend on the rate.
+        let attached = self.window.as_ref().is_none_or(|window| window.begin >= began);
+        if !attached && self.costs.host.adapt(share) {
+            let rate = units::rate(self.args.rate * self.costs.host.get());
+            let least = if self.costs.host.is_least() { ", the least" } else { "" };
+            eprintln!(
+                "vprof: own CPU time is {} of the host's (--budget {}): the rate is {rate}{least}",
+                percent(share),
+                percent(self.args.budget)
+            );
+        }
+        self.costs.guests.retain(|id, _| self.machines.iter().any(|machine| machine.vm.id == *id));
+        for recorder in &mut self.recorders {
+            let vm = &recorder.plan.vm;
+            if let Some(stopped) = recorder.stopped_share() {
+                let budget = RateFactor::new(self.args.guest_budget);
+                let factor = self.costs.guests.entry(vm.id.clone()).or_insert(budget);
+                if factor.adapt(stopped) {
+                    let rate = self.args.rate * factor.get();
+                    eprintln!(
+                        "vprof: {} is stopped for {} of its time (--guest-budget {}): its rate is at most {}",
+                        escaped(&vm.name),
+                        percent(stopped),
+                        percent(self.args.guest_budget),
+                        units::rate(rate)
+                    );
+                }
+            }
+            let rate = self.costs.rate_of(&vm.id, self.args.rate);
+            // One that has ended, or has just begun, takes its rate at the next time.
+            let _taken = recorder.set_rate(rate);
+        }
+    }
+
+    fn publish(&mut self) {
+        self.counters.vms = self.machines.len() as u64;
+        self.counters.recorded = self.recorders.len() as u64;
+        self.counters.cpu_ns = self.costs.begin.1;
+        self.counters.rate_hz = self.args.rate * self.costs.host.get();
+        *self.shared.lock().unwrap_or_else(PoisonError::into_inner) = self.counters;
+    }
+}
+
+impl Costs {
+    /// Returns the rate of a machine, ticks per second and vCPU.
+    fn rate_of(&self, vm: &str, requested: f64) -> f64 {
+        let guest = self.guests.get(vm).map_or(1.0, RateFactor::get);
+        (requested * self.host.get().min(guest)).max(LEAST_HZ)
+    }
+}
+
+/// Formats a small part.
+fn percent(part: f64) -> String {
+    format!("{:.3} %", part * 100.0)
+}

@@ -1,0 +1,256 @@
+//! Recording of one machine: a child process `vprof attach`, which is another process for each machine, so
+//! that a hostile guest reaches no other's data.
+
+use std::fs;
+use std::io::{self, Read};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
+
+use export::lake::LakeVm;
+use host::control::client::Client;
+use host::control::place;
+use host::protocol::Request;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use profile::live::{Span, View};
+
+use crate::args::Engine;
+
+/// Longest message of a recorder that is read, bytes.
+const WORDS: u64 = 4 << 10;
+/// Time for which a recorder is given after the end of its window: then it ends by itself.
+const GRACE: Duration = Duration::from_secs(30);
+/// Time between two readings of the guest's memory by holder: a reading takes some ms of CPU.
+const MEMORY_INTERVAL: &str = "--memory-use=60s";
+/// Span over which the time in stops is measured, s.
+const MEASURED_S: f64 = 30.0;
+
+/// What a recorder is started for.
+#[derive(Debug, Clone)]
+pub struct RecorderPlan {
+    /// Process of the VMM.
+    pub pid: i32,
+    /// The machine.
+    pub vm: LakeVm,
+    /// Directory of the window in the spool.
+    pub window: PathBuf,
+    /// The profile, in that directory.
+    pub profile: PathBuf,
+    /// Ticks per second and vCPU.
+    pub rate_hz: f64,
+    /// Time until the end of the window.
+    pub rest: Duration,
+    /// Largest size of the profile, bytes.
+    pub max_size: u64,
+    /// Way of sampling.
+    pub engine: Engine,
+}
+
+/// A recorder that runs.
+#[derive(Debug)]
+pub struct Recorder {
+    pub plan: RecorderPlan,
+    child: Child,
+    /// Rate that it was last given.
+    rate_hz: f64,
+    stopped: bool,
+}
+
+/// End of a recorder.
+#[derive(Debug)]
+pub struct EndedRecorder {
+    /// The agent has ended it.
+    pub stopped: bool,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// Last words on standard error.
+    pub words: String,
+    /// CPU time of all its processes, ns.
+    pub cpu_ns: u64,
+    /// Largest resident memory of one of them, bytes.
+    pub memory_bytes: u64,
+}
+
+impl Recorder {
+    /// Starts a recorder. It ends with this process, whose main thread has to call this.
+    ///
+    /// # Errors
+    /// The process cannot be started.
+    pub fn start(plan: RecorderPlan) -> io::Result<Self> {
+        let seconds = (plan.rest + GRACE).as_secs_f64();
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["attach", &plan.pid.to_string(), "--quiet", MEMORY_INTERVAL]);
+        command.args(["--rate", &plan.rate_hz.to_string(), "--duration", &format!("{seconds:.3}s")]);
+        command.args(["--max-size", &format!("{}K", plan.max_size >> 10), "--engine", plan.engine.name()]);
+        command.arg("--output").arg(&plan.profile);
+        // Defaults of `vprof attach` in a configuration are not for the agent's windows.
+        command.env("VPROF_CONFIG", "").env_remove("DEBUGINFOD_URLS");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        // Ctrl-C is for the agent, which then ends its recorders.
+        command.process_group(0);
+        let parent = std::process::id();
+        // SAFETY: the closure makes two system calls that are async-signal-safe and allocates nothing.
+        unsafe {
+            command.pre_exec(move || end_with_parent(parent));
+        }
+        let child = command.spawn()?;
+        Ok(Self { rate_hz: plan.rate_hz, plan, child, stopped: false })
+    }
+
+    /// Has the recorder end its recording: once, since the second request would abort it.
+    pub fn stop(&mut self) {
+        if std::mem::replace(&mut self.stopped, true) {
+            return;
+        }
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            // A process that was not waited for keeps its id; it may have ended.
+            let _ended = kill(Pid::from_raw(pid), Signal::SIGTERM);
+        }
+    }
+
+    /// Returns the end of the recorder, if it has ended. It must not be asked again then.
+    ///
+    /// # Errors
+    /// The process cannot be waited for.
+    pub fn ended(&mut self) -> io::Result<Option<EndedRecorder>> {
+        let Some((status, usage)) = wait_for(self.child.id())? else { return Ok(None) };
+        let mut words = Vec::new();
+        if let Some(stderr) = self.child.stderr.take() {
+            // A process that it has left behind may hold the other end: what is there is read.
+            nonblocking(&stderr)?;
+            let _rest = stderr.take(WORDS).read_to_end(&mut words);
+        }
+        let words = String::from_utf8_lossy(&words).trim().trim_start_matches("vprof: ").to_owned();
+        let time = |time: libc::timeval| {
+            u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000
+                + u64::try_from(time.tv_usec).unwrap_or(0) * 1_000
+        };
+        Ok(Some(EndedRecorder {
+            stopped: self.stopped,
+            status,
+            words,
+            cpu_ns: time(usage.ru_utime) + time(usage.ru_stime),
+            memory_bytes: u64::try_from(usage.ru_maxrss).unwrap_or(0) << 10,
+        }))
+    }
+
+    /// Changes the rate, unless it is that already. Returns false if the recorder does not take it.
+    pub fn set_rate(&mut self, hz: f64) -> bool {
+        // Equal to what `vprof ctl` prints.
+        if (self.rate_hz - hz).abs() < 0.05 * hz {
+            return true;
+        }
+        let asked = self.client().is_some_and(|mut client| client.ask(&Request::Rate { hz }).is_ok());
+        if asked {
+            self.rate_hz = hz;
+        }
+        asked
+    }
+
+    /// Returns the part of the last half minute for which the machine's vCPUs were stopped for samples, by the
+    /// vCPU that was stopped most; `None` while it is not known.
+    pub fn stopped_share(&self) -> Option<f64> {
+        let view = View { span: Span::Last(MEASURED_S), rows: 1, ..View::default() };
+        let snapshot = self.client()?.tables(view).ok()?;
+        let shares = snapshot.vcpus.iter().flat_map(|vcpu| &vcpu.states);
+        shares.filter(|(state, _)| state == "sampler").map(|(_, share)| *share).reduce(f64::max)
+    }
+
+    fn client(&self) -> Option<Client> {
+        Client::new(place::connect(Some(&self.child.id().to_string())).ok()?).ok()
+    }
+}
+
+/// Has the calling process end properly when the thread that has started it does.
+fn end_with_parent(parent: u32) -> io::Result<()> {
+    nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+    // The parent may have ended before the line above.
+    match u32::try_from(nix::unistd::getppid().as_raw()) {
+        Ok(found) if found == parent => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::ESRCH)),
+    }
+}
+
+/// Returns the status and the use of resources of a child that has ended, with those of all processes that it
+/// has waited for (`RUSAGE_BOTH`, kernel/exit.c).
+fn wait_for(child: u32) -> io::Result<Option<(ExitStatus, libc::rusage)>> {
+    let pid = i32::try_from(child).map_err(io::Error::other)?;
+    let mut status = 0;
+    // SAFETY: zeros are a value of the structure, which is numbers.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: both places outlive the call.
+    match unsafe { libc::wait4(pid, &raw mut status, libc::WNOHANG, &raw mut usage) } {
+        0 => Ok(None),
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(Some((ExitStatus::from_raw(status), usage))),
+    }
+}
+
+fn nonblocking(pipe: &std::process::ChildStderr) -> io::Result<()> {
+    use nix::fcntl::{FcntlArg, OFlag, fcntl};
+    fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop).map_err(io::Error::from)
+}
+
+/// Returns the CPU time of a process and of all its descendants so far, ns: those that have ended count if
+/// they were waited for.
+pub fn cpu_ns(process: u32) -> u64 {
+    let own = fs::read_to_string(format!("/proc/{process}/stat")).ok();
+    let ticks = own.as_deref().and_then(cpu_ticks).unwrap_or(0);
+    let ticks_per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK).ok().flatten();
+    let tick_ns = 1_000_000_000 / u64::try_from(ticks_per_second.unwrap_or(100)).unwrap_or(100).max(1);
+    children(process)
+        .into_iter()
+        .fold(ticks.saturating_mul(tick_ns), |sum, child| sum.saturating_add(cpu_ns(child)))
+}
+
+/// Returns fields 14 to 17 of /proc/PID/stat (proc_pid_stat(5)) together, clock ticks.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(14 - 3).take(4);
+    fields.map(|field| field.parse::<u64>().ok()).sum()
+}
+
+/// Returns the children of all threads of a process (/proc/PID/task/TID/children).
+fn children(process: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_time_is_that_of_a_process_and_of_its_children() {
+        assert_eq!(cpu_ticks("1 (a) b) S 4 5 6 7 8 9 10 11 12 13 100 20 3 4 18"), Some(127));
+        assert_eq!(cpu_ticks("1 (a) S 4"), Some(0));
+        let mut shell = Command::new("sh").args(["-c", "(while :; do :; done) & wait"]).spawn().unwrap();
+        let busy = testkit::eventually("time of the child", Duration::from_secs(20), || {
+            Some(cpu_ns(shell.id())).filter(|ns| *ns >= 100_000_000)
+        });
+        assert!(busy >= 100_000_000);
+        for child in children(shell.id()) {
+            kill(Pid::from_raw(child.cast_signed()), Signal::SIGKILL).unwrap();
+        }
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+    }
+
+    #[test]
+    fn the_use_of_an_ended_child_is_known() {
+        let child = Command::new("sh")
+            .args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; exit 3"])
+            .spawn();
+        let id = child.unwrap().id();
+        let (status, usage) =
+            testkit::eventually("its end", Duration::from_secs(60), || wait_for(id).unwrap());
+        assert_eq!(status.code(), Some(3));
+        assert!(usage.ru_utime.tv_sec > 0 || usage.ru_utime.tv_usec > 10_000, "{:?}", usage.ru_utime);
+        assert!(usage.ru_maxrss > 500);
+        assert!(wait_for(id).is_err(), "there is no such child any longer");
+    }
+}

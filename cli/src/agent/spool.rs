@@ -1,0 +1,319 @@
+//! The spool: recordings that are not written to the lake yet.
+//!
+//! ```text
+//! SPOOL/lock                       held by the agent
+//! SPOOL/state.json                 end of the last window, dropped windows
+//! SPOOL/HOST-20261123T09-0/        a window
+//!     window.json                  [`LakeWindow`]
+//!     3f9a21c4d0e1b277-0.json      [`LakeVm`] of the profile
+//!     3f9a21c4d0e1b277-0.vprof     the profile, and its log while it is being written
+//! ```
+//!
+//! A window's directory is there until its time is over and all of it is in the lake, so that an agent that
+//! starts again within a window writes the files of the whole window.
+
+use std::fs::{self, DirBuilder, File, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use export::lake::{LakeVm, LakeWindow};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tempfile::NamedTempFile;
+
+use crate::errors::Error;
+
+const WINDOW: &str = "window.json";
+const STATE: &str = "state.json";
+/// Longest of these files, bytes.
+const LONGEST: u64 = 1 << 20;
+
+/// What outlives an agent.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpoolState {
+    /// End of the last window, ns since 1970.
+    pub last_end_ns: u64,
+    /// Windows that were dropped since the last one that began.
+    pub dropped_windows: u64,
+}
+
+/// The spool of an agent.
+#[derive(Debug)]
+pub struct Spool {
+    directory: PathBuf,
+    pub state: SpoolState,
+    /// Locked until the agent ends.
+    _locks: Vec<File>,
+}
+
+/// A window in the spool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SpooledWindow {
+    /// Its directory.
+    pub directory: PathBuf,
+    /// The window.
+    pub window: LakeWindow,
+}
+
+impl Spool {
+    /// Opens the spool, and makes it if it is not there. `host_lock` is the file that is locked by the one
+    /// agent of the host.
+    ///
+    /// # Errors
+    /// Another agent runs; a directory cannot be used.
+    pub fn open(directory: &Path, host_lock: &Path) -> Result<Self, Error> {
+        make_private(directory)?;
+        let locks = vec![lock(host_lock)?, lock(&directory.join("lock"))?];
+        let state = read_json(&directory.join(STATE));
+        let state = match state {
+            Ok(state) => state,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => SpoolState::default(),
+            Err(error) => return Err(Error::file("read", &directory.join(STATE), error)),
+        };
+        Ok(Self { directory: directory.to_owned(), state, _locks: locks })
+    }
+
+    /// Writes the state.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn save(&self) -> Result<(), Error> {
+        write_json(&self.directory, STATE, &self.state)
+    }
+
+    /// Makes the directory of a window, or returns the one that an agent before has made.
+    ///
+    /// # Errors
+    /// It cannot be made.
+    pub fn begin(&mut self, mut window: LakeWindow) -> Result<SpooledWindow, Error> {
+        let directory = self.directory.join(window.name());
+        if let Some(known) = spooled(&directory) {
+            return Ok(known);
+        }
+        make_private(&directory)?;
+        window.dropped_windows = std::mem::take(&mut self.state.dropped_windows);
+        write_json(&directory, WINDOW, &window)?;
+        self.save()?;
+        Ok(SpooledWindow { directory, window })
+    }
+
+    /// Returns all windows, the oldest first. Directories of another form are left out.
+    pub fn windows(&self) -> Vec<SpooledWindow> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let mut windows: Vec<SpooledWindow> = entries.filter_map(|entry| spooled(&entry.path())).collect();
+        windows.sort_by_key(|window| window.window.start_unix_ns);
+        windows
+    }
+
+    /// Returns the size of all files, bytes.
+    pub fn bytes(&self) -> u64 {
+        self.windows().iter().map(SpooledWindow::bytes).sum()
+    }
+
+    /// Drops the oldest windows until the rest is at most `limit` bytes; returns their names. The window that
+    /// is `open`, or is being written, stays.
+    pub fn drop_beyond(&mut self, limit: u64, stays: impl Fn(&Path) -> bool) -> Result<Vec<String>, Error> {
+        let windows = self.windows();
+        let mut bytes: u64 = windows.iter().map(SpooledWindow::bytes).sum();
+        let mut dropped = Vec::new();
+        for window in windows {
+            if bytes <= limit {
+                break;
+            }
+            if stays(&window.directory) {
+                continue;
+            }
+            bytes = bytes.saturating_sub(window.bytes());
+            window.remove()?;
+            self.state.dropped_windows += 1;
+            dropped.push(window.window.name());
+        }
+        if !dropped.is_empty() {
+            self.save()?;
+        }
+        Ok(dropped)
+    }
+}
+
+impl SpooledWindow {
+    /// Returns the path of a new profile of a machine. A machine that was attached to before in the window
+    /// has profiles with smaller numbers.
+    pub fn new_profile(&self, vm: &LakeVm) -> PathBuf {
+        let path = |number: u32| self.directory.join(format!("{}-{number}.vprof", vm.id));
+        let free = |path: &PathBuf| !path.exists() && !path.with_extension("json").exists();
+        (0..u32::MAX).map(path).find(free).unwrap_or_else(|| path(u32::MAX))
+    }
+
+    /// Writes the facts of a profile.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_vm(&self, profile: &Path, vm: &LakeVm) -> Result<(), Error> {
+        let name = profile.with_extension("json");
+        let name = name.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        write_json(&self.directory, &name, vm)
+    }
+
+    /// Returns the profiles with their machines, in the order of machines and times.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn profiles(&self) -> Result<Vec<(LakeVm, PathBuf)>, Error> {
+        let failed = |error| Error::file("read", &self.directory, error);
+        let mut profiles = Vec::new();
+        for entry in fs::read_dir(&self.directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            let profile = path.with_extension("vprof");
+            let is_vm = path.extension().is_some_and(|extension| extension == "json");
+            if is_vm && path.file_name().is_some_and(|name| name != WINDOW) && profile.exists() {
+                let vm: LakeVm = read_json(&path).map_err(|error| Error::file("read", &path, error))?;
+                profiles.push((vm, profile));
+            }
+        }
+        let order = |(vm, path): &(LakeVm, PathBuf)| (vm.id.clone(), path.as_os_str().len(), path.clone());
+        profiles.sort_by_key(order);
+        Ok(profiles)
+    }
+
+    fn bytes(&self) -> u64 {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.metadata().ok()).map(|metadata| metadata.len()).sum()
+    }
+
+    /// Removes the window: all of it is in the lake, or it is dropped.
+    ///
+    /// # Errors
+    /// A file cannot be removed.
+    pub fn remove(&self) -> Result<(), Error> {
+        fs::remove_dir_all(&self.directory).map_err(|error| Error::file("remove", &self.directory, error))
+    }
+}
+
+/// Reads the window of a directory of the spool.
+pub fn spooled(directory: &Path) -> Option<SpooledWindow> {
+    let window = read_json(&directory.join(WINDOW)).ok()?;
+    Some(SpooledWindow { directory: directory.to_owned(), window })
+}
+
+fn make_private(directory: &Path) -> Result<(), Error> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);
+    made.map_err(|error| Error::file("make the directory", directory, error))
+}
+
+fn lock(path: &Path) -> Result<File, Error> {
+    let failed = |error| Error::file("lock", path, error);
+    let file = File::options().write(true).create(true).truncate(false).open(path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::SecondAgent(path.to_owned())),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
+    if fs::metadata(path)?.len() > LONGEST {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(serde_json::from_slice(&fs::read(path)?)?)
+}
+
+/// Writes a file that has its name once it is whole.
+fn write_json(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), Error> {
+    let path = directory.join(name);
+    let written = || -> io::Result<()> {
+        let mut file = NamedTempFile::new_in(directory)?;
+        file.write_all(&serde_json::to_vec(value)?)?;
+        file.persist(&path).map(drop).map_err(|error| error.error)
+    };
+    written().map_err(|error| Error::file("write", &path, error))
+}
+
+#[cfg(test)]
+mod tests {
+    use export::lake::HOUR_NS;
+
+    use super::*;
+
+    fn open(directory: &Path) -> Result<Spool, Error> {
+        Spool::open(&directory.join("spool"), &directory.join("agent.lock"))
+    }
+
+    fn window(hour: u64) -> LakeWindow {
+        let (start_unix_ns, length_ns) = (hour * HOUR_NS, HOUR_NS);
+        LakeWindow { host: "alpha".to_owned(), start_unix_ns, length_ns, inclusion: 1.0, dropped_windows: 0 }
+    }
+
+    fn vm(id: &str) -> LakeVm {
+        LakeVm { id: id.to_owned(), ..LakeVm::default() }
+    }
+
+    #[test]
+    fn a_second_agent_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = open(directory.path()).unwrap();
+        assert!(matches!(open(directory.path()), Err(Error::SecondAgent(_))));
+        let elsewhere = Spool::open(&directory.path().join("other"), &directory.path().join("agent.lock"));
+        assert!(matches!(elsewhere, Err(Error::SecondAgent(_))), "one on a host, whatever its spool");
+        drop(first);
+        // A child of another test may hold a copy of a descriptor from its fork to its exec.
+        testkit::eventually("the lock", std::time::Duration::from_secs(20), || open(directory.path()).ok());
+    }
+
+    #[test]
+    fn a_window_of_an_agent_before_is_continued() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = open(directory.path()).unwrap();
+        let first = spool.begin(window(10)).unwrap();
+        let profile = first.new_profile(&vm("b"));
+        fs::write(&profile, "profile").unwrap();
+        first.write_vm(&profile, &vm("b")).unwrap();
+        spool.state.dropped_windows = 7;
+        let again = spool.begin(window(10)).unwrap();
+        assert_eq!((&again, spool.state.dropped_windows), (&first, 7));
+        let second = again.new_profile(&vm("b"));
+        assert_ne!(second, profile);
+        fs::write(&second, "profile").unwrap();
+        // One whose recorder has not begun.
+        again.write_vm(&again.new_profile(&vm("a")), &vm("a")).unwrap();
+        again.write_vm(&second, &vm("b")).unwrap();
+        let profiles: Vec<_> = again.profiles().unwrap().into_iter().map(|(_, path)| path).collect();
+        assert_eq!(profiles, [profile, second]);
+        assert_eq!(spool.windows(), [first]);
+    }
+
+    #[test]
+    fn the_oldest_windows_beyond_the_limit_are_dropped_and_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = open(directory.path()).unwrap();
+        for hour in [12, 10, 11, 13] {
+            let window = spool.begin(window(hour)).unwrap();
+            fs::write(window.new_profile(&vm("a")), vec![0; 10_000]).unwrap();
+        }
+        assert!(spool.bytes() >= 40_000);
+        assert_eq!(spool.drop_beyond(100_000, |_| false).unwrap(), Vec::<String>::new());
+        let stays = |path: &Path| path.ends_with(window(10).name());
+        let dropped = spool.drop_beyond(25_000, stays).unwrap();
+        assert_eq!(dropped, [window(11).name(), window(12).name()]);
+        drop(spool);
+        let mut spool = testkit::eventually("the lock", std::time::Duration::from_secs(20), || {
+            open(directory.path()).ok()
+        });
+        assert_eq!(spool.state.dropped_windows, 2);
+        assert_eq!(spool.begin(window(14)).unwrap().window.dropped_windows, 2);
+        assert_eq!(spool.begin(window(15)).unwrap().window.dropped_windows, 0, "counted once");
+    }
+
+    #[test]
+    fn foreign_files_in_a_spool_are_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut spool = open(directory.path()).unwrap();
+        let other = directory.path().join("spool/other");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join(WINDOW), "{}").unwrap();
+        fs::write(directory.path().join("spool/file"), vec![0; 1 << 16]).unwrap();
+        assert!(spool.windows().is_empty());
+        assert!(spool.drop_beyond(0, |_| false).unwrap().is_empty());
+        assert!(other.exists());
+    }
+}

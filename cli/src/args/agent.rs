@@ -1,0 +1,100 @@
+//! `vprof agent`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+
+use super::TEMPLATE;
+use super::attach::Engine;
+use super::parse::{parse_label, parse_rate, parse_share, parse_size, parse_window};
+
+const EXAMPLES: &str = "\
+Examples:
+  vprof agent                              all VMs of this host, until SIGTERM
+  vprof agent --to /srv/lake --window 10m
+  vprof agent --name 'web*' --name db
+  vprof agent --one-of 10 --label service=web
+  vprof agent --once --window 1m --to lake one window, and end
+  vprof agent --metrics 127.0.0.1:9464     counters for Prometheus
+";
+
+const NOTES: &str = "\
+The agent attaches to each virtual machine on KVM, as `vprof attach` does, and closes a recording at the \
+end of each window of the clock. A window becomes one Parquet file for each of the tables samples, stacks, vcpus, \
+tasks and vms, as DIR/v1/TABLE/day=YYYY-MM-DD/hour=HH/HOST-YYYYMMDDTHH-N.parquet, which SQL engines read together. \
+Recordings are in the spool until their window is over and written: what an agent that was killed has left is \
+written at the next start. docs/fleet.md has the columns, and examples of queries.
+
+It needs the rights of `vprof attach`. One agent runs on a host; SIGTERM and Ctrl-C close the window and write it.
+
+Exit codes: 0 done; 1 failed, or a window could not be written; 2 the command line is wrong.";
+
+/// `vprof agent`.
+#[derive(Debug, Args)]
+#[command(before_help = EXAMPLES, after_help = NOTES, help_template = TEMPLATE)]
+pub struct AgentArgs {
+    /// Directory of the Parquet files
+    #[arg(long, default_value = "/var/lib/vprof/lake", value_name = "DIR")]
+    pub to: PathBuf,
+
+    /// Only machines with this name, as `vprof attach` lists them; `*` stands for any characters; repeatable
+    #[arg(long, value_name = "NAME")]
+    pub name: Vec<String>,
+
+    /// Wait for the start of the next window, record that one, and end
+    #[arg(long)]
+    pub once: bool,
+
+    /// Mean samples per second and vCPU, 0.1 to 50000
+    #[arg(long, short = 'F', default_value = "19", value_name = "HZ", value_parser = parse_rate)]
+    pub rate: f64,
+
+    /// Length of a window: an hour, or a whole part of it from 1s on
+    #[arg(long, default_value = "1h", value_name = "TIME", value_parser = parse_window)]
+    pub window: Duration,
+
+    /// Take part in one of N windows, chosen at random by host and window. Column `inclusion` is 1/N
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub one_of: u32,
+
+    /// Label of all rows, in column `group_`; repeatable
+    #[arg(long, value_name = "KEY=VALUE", value_parser = parse_label)]
+    pub label: Vec<String>,
+
+    /// Directory of recordings that are not written yet
+    #[arg(long, default_value = "/var/lib/vprof/spool", value_name = "DIR")]
+    pub spool: PathBuf,
+
+    /// Size of the spool above which the oldest window is dropped, and counted in the next one
+    #[arg(long, default_value = "2G", value_name = "SIZE", value_parser = parse_size)]
+    pub spool_limit: u64,
+
+    /// CPU time of the agent as a part of all CPUs of the host, above which the rate falls, down to a tenth
+    #[arg(long, default_value = "0.1%", value_name = "PERCENT", value_parser = parse_share)]
+    pub budget: f64,
+
+    /// Time for which a machine's vCPUs are stopped for samples, above which its rate falls, down to a tenth
+    #[arg(long, default_value = "0.1%", value_name = "PERCENT", value_parser = parse_share)]
+    pub guest_budget: f64,
+
+    /// Way of sampling, as of `vprof attach`
+    #[arg(long, value_enum, value_name = "ENGINE", default_value_t)]
+    pub engine: Engine,
+
+    /// Address at which counters for Prometheus are served
+    #[arg(long, value_name = "IP:PORT")]
+    pub metrics: Option<SocketAddr>,
+}
+
+/// Writes the recordings of a window: a part of `vprof agent`.
+#[derive(Debug, Args)]
+pub struct AgentWindowArgs {
+    /// Directory of the window in the spool
+    pub window: PathBuf,
+
+    /// Directory of the Parquet files
+    #[arg(long)]
+    pub to: PathBuf,
+}

@@ -1,0 +1,236 @@
+//! `vprof agent` on machines of this test, which it knows by their names.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::Field;
+
+use super::*;
+
+/// Time limit for an agent that waits for the begin of a window of ten minutes: half a minute, if too little
+/// is left of the present one.
+const BEGIN: Duration = Duration::from_secs(60);
+
+/// An agent that is killed when it is dropped; its recorders end with it.
+struct TestAgent(Child);
+
+impl Drop for TestAgent {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _status = self.0.wait();
+    }
+}
+
+impl TestAgent {
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.0.id().cast_signed()), signal).unwrap();
+    }
+
+    /// Returns the exit code and the messages, once it has ended.
+    fn end(mut self) -> (Option<i32>, String) {
+        let status = eventually("the agent's end", BEGIN, || self.0.try_wait().unwrap());
+        let mut messages = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut messages).unwrap();
+        (status.code(), messages)
+    }
+}
+
+/// Makes an agent of machines with this name. The directory has its lock, its spool and its lake.
+fn agent(directory: &Path, name: &str, arguments: &[&str]) -> Command {
+    let mut agent = vprof(["agent", "--name", name, "--rate", "500"]);
+    agent.args(arguments).arg("--to").arg(directory.join("lake")).arg("--spool").arg(directory.join("spool"));
+    agent.env("XDG_RUNTIME_DIR", directory).stderr(Stdio::piped());
+    agent
+}
+
+/// Returns a name for a machine of this process.
+fn name_of(test: &str) -> String {
+    format!("{test}-{}", std::process::id())
+}
+
+/// Returns all files below a directory with this ending.
+fn files(directory: &Path, ending: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries
+        .flat_map(|entry| match entry.path() {
+            path if path.is_dir() => files(&path, ending),
+            path => vec![path],
+        })
+        .filter(|path| path.to_string_lossy().ends_with(ending))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Returns the rows of the only file of a table.
+fn table(directory: &Path, name: &str) -> Vec<BTreeMap<String, Field>> {
+    let found = files(&directory.join("lake/v1").join(name), "");
+    let [path] = found.as_slice() else { panic!("{name}: {found:?}") };
+    let reader = SerializedFileReader::new(File::open(path).unwrap()).unwrap();
+    let rows = reader.get_row_iter(None).unwrap().map(|row| {
+        let row = row.unwrap();
+        row.get_column_iter().map(|(name, field)| (name.clone(), field.clone())).collect()
+    });
+    rows.collect()
+}
+
+fn sum(rows: &[BTreeMap<String, Field>], column: &str) -> i64 {
+    let value = |row: &BTreeMap<String, Field>| match row[column] {
+        Field::Long(value) => value,
+        ref other => panic!("{column}: {other:?}"),
+    };
+    rows.iter().map(value).sum()
+}
+
+/// Waits for a recording with samples; returns its path.
+fn recording(directory: &Path) -> PathBuf {
+    eventually("a recording", BEGIN, || {
+        let found = files(&directory.join("spool"), ".vprof");
+        let query =
+            vprof(["query"]).arg(found.first()?).args(["SELECT count(*) FROM v_charged", "--csv"]).output();
+        let samples: u64 = stdout(&query.unwrap()).lines().nth(1)?.parse().ok()?;
+        found.first().cloned().filter(|_| samples > 50)
+    })
+}
+
+#[test]
+fn a_window_is_in_the_lake_and_the_next_agent_continues() {
+    run_as_vmm();
+    let name = name_of("lake");
+    let test = "agent::a_window_is_in_the_lake_and_the_next_agent_continues";
+    let Some(_vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let first = TestAgent(
+        agent(own, &name, &["--window", "10m", "--label", "team=db", "--one-of", "1"]).spawn().unwrap(),
+    );
+    let profile = recording(own);
+    // One agent on a host.
+    let second = agent(own, &name, &["--window", "10m"]).output().unwrap();
+    refused(&second, 1, &["another `vprof agent` runs on this host", "agent.lock"]);
+    first.signal(Signal::SIGTERM);
+    let (code, messages) = first.end();
+    assert_eq!(code, Some(0), "{messages}");
+    assert!(messages.contains(" of 1 recording in "), "{messages}");
+    // The sums are those of the recording, which stays until the window is over.
+    let query = |sql: &str| {
+        let output = vprof(["query"]).arg(&profile).args([sql, "--csv"]).output().unwrap();
+        stdout(&output).lines().nth(1).map(str::to_owned).unwrap_or_else(|| panic!("{}", stderr(&output)))
+    };
+    let samples = table(own, "samples");
+    let counted: i64 = query("SELECT count(*) FROM v_charged").parse().unwrap();
+    assert_eq!(sum(&samples, "samples"), counted);
+    assert!(samples.iter().all(|row| row["group_"] == Field::Str("team=db".to_owned())));
+    let vcpus = table(own, "vcpus");
+    assert_eq!(vcpus.len(), 2);
+    assert_eq!(sum(&vcpus, "guest_ns").to_string(), query("SELECT sum(guest_ns) FROM vcpu"));
+    let vms = table(own, "vms");
+    assert_eq!((vms.len(), sum(&vms, "samples")), (1, counted));
+    assert_eq!(vms[0]["vm_name"], Field::Str(name.clone()));
+    assert!(sum(&vms, "agent_cpu_ns") > 0 && sum(&vms, "agent_memory_bytes") > 1 << 20, "{vms:?}");
+    let file = &files(&own.join("lake"), "")[0];
+    assert!(!file.file_name().unwrap().to_string_lossy().starts_with('.'), "{file:?}");
+
+    // Another agent in the same window replaces its files by those of both recordings.
+    let next = TestAgent(agent(own, &name, &["--window", "10m"]).spawn().unwrap());
+    eventually("a second recording", BEGIN, || {
+        let count = files(&own.join("spool"), ".vprof").len();
+        // Between two windows of ten minutes the first is written and removed.
+        (count > 1 || !profile.exists()).then_some(())
+    });
+    next.signal(Signal::SIGINT);
+    let (code, messages) = next.end();
+    assert_eq!(code, Some(0), "{messages}");
+    let all: i64 = files(&own.join("lake/v1/vms"), "").len().try_into().unwrap();
+    assert!(all == 1 && sum(&table(own, "samples"), "samples") >= counted || all > 1, "{messages}");
+}
+
+#[test]
+fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
+    run_as_vmm();
+    let name = name_of("killed");
+    let test = "agent::a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window";
+    let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let first = TestAgent(agent(own, &name, &["--window", "10s", "--engine", "ptrace"]).spawn().unwrap());
+    let profile = recording(own);
+    let recorder = child_of(first.0.id());
+    first.signal(Signal::SIGKILL);
+    drop(first);
+    eventually("the recorder's end", SOON, || {
+        (!Path::new(&format!("/proc/{recorder}")).exists()).then_some(())
+    });
+    assert!(!vm.is_held());
+    assert!(profile.exists());
+    let next = agent(own, &name, &["--window", "2s", "--once"]).spawn().unwrap();
+    let (code, messages) = TestAgent(next).end();
+    assert_eq!(code, Some(0), "{messages}");
+    assert!(messages.contains(" of an earlier agent is written now"), "{messages}");
+    assert!(messages.matches(" of 1 recording in ").count() >= 2, "{messages}");
+    assert!(!profile.exists() && files(&own.join("spool"), ".vprof").is_empty());
+    let found = files(&own.join("lake/v1/samples"), ".parquet");
+    assert!(found.len() >= 2, "{found:?}");
+}
+
+#[test]
+fn a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served() {
+    run_as_vmm();
+    let name = name_of("ended");
+    let test = "agent::a_machine_that_ends_has_its_recording_in_the_window_and_counters_are_served";
+    let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    let mut agent =
+        TestAgent(agent(own, &name, &["--window", "10m", "--metrics", "127.0.0.1:0"]).spawn().unwrap());
+    let mut messages = BufReader::new(agent.0.stderr.take().unwrap());
+    let mut line = String::new();
+    messages.read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("vprof: counters are at http://").expect(&line).to_owned();
+    recording(own);
+    let counters = || {
+        let (host, path) = address.split_once('/').unwrap();
+        let mut stream = std::net::TcpStream::connect(host).unwrap();
+        write!(stream, "GET /{path} HTTP/1.1\r\nHost: {host}\r\n\r\n").unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert!(counters().contains("\nvprof_agent_recorded_vms 1\n"), "{}", counters());
+    drop(vm);
+    eventually("the recorder's end", BEGIN, || {
+        counters().contains("\nvprof_agent_recorded_vms 0\n").then_some(())
+    });
+    agent.signal(Signal::SIGTERM);
+    let mut rest = String::new();
+    messages.read_to_string(&mut rest).unwrap();
+    assert_eq!(
+        eventually("the agent's end", BEGIN, || agent.0.try_wait().unwrap()).code(),
+        Some(0),
+        "{rest}"
+    );
+    assert!(sum(&table(own, "samples"), "samples") > 50, "{rest}");
+    assert_eq!(sum(&table(own, "vms"), "complete"), 1, "{rest}");
+}
+
+#[test]
+fn wrong_options_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let own = directory.path();
+    for (arguments, word) in [
+        (["--window", "7m"], "an hour has to be a multiple"),
+        (["--label", "a"], "service=web"),
+        (["--budget", "0.1"], "0.1%"),
+        (["--one-of", "0"], "0 is not in"),
+    ] {
+        let output = agent(own, "none", &arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(word), "{}", stderr(&output));
+    }
+    std::fs::write(own.join("lake"), "a file").unwrap();
+    refused(&agent(own, "none", &[]).output().unwrap(), 1, &["lake"]);
+}

@@ -24,6 +24,8 @@ const WORDS: u64 = 4 << 10;
 const GRACE: Duration = Duration::from_secs(30);
 /// Time between two readings of the guest's memory by holder: a reading takes some ms of CPU.
 const MEMORY_INTERVAL: &str = "--memory-use=60s";
+/// Scans of all tasks per second: a scan takes a millisecond or so where there are a thousand.
+const TASK_RATE: &str = "1";
 /// Span over which the time in stops is measured, s.
 const MEASURED_S: f64 = 30.0;
 
@@ -81,7 +83,7 @@ impl Recorder {
     pub fn start(plan: RecorderPlan) -> io::Result<Self> {
         let seconds = (plan.rest + GRACE).as_secs_f64();
         let mut command = Command::new("/proc/self/exe");
-        command.args(["attach", &plan.pid.to_string(), "--quiet", MEMORY_INTERVAL]);
+        command.args(["attach", &plan.pid.to_string(), "--quiet", MEMORY_INTERVAL, "--task-rate", TASK_RATE]);
         command.args(["--rate", &plan.rate_hz.to_string(), "--duration", &format!("{seconds:.3}s")]);
         command.args(["--max-size", &format!("{}K", plan.max_size >> 10), "--engine", plan.engine.name()]);
         command.arg("--output").arg(&plan.profile);

@@ -16,7 +16,7 @@ Examples:
   vprof agent --to /srv/lake --window 10m
   vprof agent --name 'web*' --name db
   vprof agent --one-of 10 --label service=web
-  vprof agent --once --window 1m --to lake one window, and end
+  vprof agent --once --window 1m --to lake  one window, and end
   vprof agent --metrics 127.0.0.1:9464     counters for Prometheus
 ";
 

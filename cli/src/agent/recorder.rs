@@ -29,7 +29,7 @@ const TASK_RATE: &str = "1";
 /// Span over which the time in stops is measured, s.
 const MEASURED_S: f64 = 30.0;
 
-/// What a recorder is started for.
+/// Machine, place and limits of a recording.
 #[derive(Debug, Clone)]
 pub struct RecorderPlan {
     /// Process of the VMM.
@@ -65,7 +65,7 @@ pub struct Recorder {
 pub struct EndedRecorder {
     /// The agent has ended it.
     pub stopped: bool,
-    /// How it ended.
+    /// Exit status.
     pub status: ExitStatus,
     /// Last words on standard error.
     pub words: String,
@@ -151,8 +151,8 @@ impl Recorder {
         asked
     }
 
-    /// Returns the part of the last half minute for which the machine's vCPUs were stopped for samples, by the
-    /// vCPU that was stopped most; `None` while it is not known.
+    /// Returns the part of the last half minute for which the vCPU that was stopped most was stopped for
+    /// samples; `None` while it is not known.
     pub fn stopped_share(&self) -> Option<f64> {
         let view = View { span: Span::Last(MEASURED_S), rows: 1, ..View::default() };
         let snapshot = self.client()?.tables(view).ok()?;

@@ -29,7 +29,7 @@ const STATE: &str = "state.json";
 /// Longest of these files, bytes.
 const LONGEST: u64 = 1 << 20;
 
-/// What outlives an agent.
+/// State that outlives an agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SpoolState {
     /// End of the last window, ns since 1970.

@@ -1,14 +1,14 @@
 //! The clock of windows.
 //!
 //! A window is a span of the host's clock (`CLOCK_REALTIME`), so that those of all hosts agree. Once one has
-//! begun, its length is measured by `CLOCK_MONOTONIC`: a clock that is set during a window changes neither its
-//! length nor its name. A window never begins again after its end, since its files would be replaced.
+//! begun, its length is measured by `CLOCK_MONOTONIC`: a clock that is set during a window changes neither
+//! its length nor its name. A window never begins again after its end, since its files would be replaced.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Part of a window that has to be left for it to begin: attaching takes a second or so.
 const LEAST_PART: u32 = 20;
-/// A clock that is behind by less than this was not set: its rate is corrected all the time.
+/// A clock that is late by less than this was not set: its rate is corrected all the time.
 const SLEWED: Duration = Duration::from_secs(1);
 
 /// The clock of windows of one length.
@@ -19,7 +19,7 @@ pub struct WindowClock {
     last_end_ns: u64,
 }
 
-/// What to do now.
+/// Step of the agent at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextWindow {
     /// A window is in progress.
@@ -140,7 +140,7 @@ mod tests {
         let mut clock = WindowClock::new(HOUR, START + 20 * MINUTE_NS);
         assert_eq!(clock.next(START + 25 * MINUTE_NS, false), wait(35));
         clock.ended(START);
-        // A window that ended while the clock was behind does not move the end back.
+        // A window that ended while the clock was late does not move the end back.
         clock.ended(START - 600 * MINUTE_NS);
         assert_eq!(clock.last_end_ns(), START + 60 * MINUTE_NS);
     }

@@ -157,7 +157,7 @@ fn a_killed_agent_stops_no_thread_and_the_next_one_writes_its_window() {
     let Some(vm) = TestVm::start_named(test, "spin", &name) else { return };
     let directory = tempfile::tempdir().unwrap();
     let own = directory.path();
-    let first = TestAgent(agent(own, &name, &["--window", "10s", "--engine", "ptrace"]).spawn().unwrap());
+    let first = TestAgent(agent(own, &name, &["--window", "1m", "--engine", "ptrace"]).spawn().unwrap());
     let profile = recording(own);
     let recorder = child_of(first.0.id());
     first.signal(Signal::SIGKILL);

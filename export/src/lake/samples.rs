@@ -48,7 +48,7 @@ struct InnermostPlace {
     address: Option<u64>,
 }
 
-/// What the samples of a row have in common.
+/// Content that the samples of a row have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct SampleKey {
     /// Index of the names.

@@ -60,8 +60,8 @@ pub struct LakeWindow {
 }
 
 impl LakeWindow {
-    /// Returns true if the host takes part in the window that begins at `start_unix_ns`, where each host takes
-    /// part in one of `one_of`. Hosts are chosen independently, and each again for each window.
+    /// Returns true if the host takes part in the window that begins at `start_unix_ns`, where each host
+    /// takes part in one of `one_of`. Hosts are chosen independently, and each again for each window.
     pub fn takes_part(host: &str, start_unix_ns: u64, one_of: u32) -> bool {
         hash(&[host, &start_unix_ns.to_string()]).is_multiple_of(u64::from(one_of.max(1)))
     }

@@ -10,6 +10,7 @@ mod docs;
 mod documented;
 mod export;
 mod filter;
+mod fleet;
 mod image;
 mod mem;
 mod merge;
@@ -43,6 +44,7 @@ pub use diff::DiffArgs;
 pub use docs::DocsArgs;
 pub use export::ExportArgs;
 pub use filter::FilterArgs;
+pub use fleet::FleetArgs;
 pub use image::{ImageCommand, InspectArgs};
 pub use mem::MemArgs;
 pub use merge::MergeArgs;
@@ -236,6 +238,8 @@ pub enum CliCommand {
     Merge(MergeArgs),
     /// Profile all virtual machines of this host all the time, as Parquet files for SQL engines
     Agent(AgentArgs),
+    /// Ask a fleet: SQL over the files of `vprof agent` on many hosts, by DuckDB or Spark
+    Fleet(FleetArgs),
     /// Write a profile in a format that other programs read
     Export(ExportArgs),
     /// Show a profile in the browser

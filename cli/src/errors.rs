@@ -84,6 +84,20 @@ pub enum Error {
     /// Profiles can't be merged.
     #[error("{}", text::clean::escaped(&.0.to_string()))]
     Merge(#[from] MergeError),
+    /// There is no lake.
+    #[error("{} has no directory v1/samples: `vprof agent --to DIR` writes a lake, and --lake names it", Shown(.0))]
+    NoLake(PathBuf),
+    /// The program of an engine is not there.
+    #[error(
+        "{0} is not in a directory of PATH: install it, or give the SQL of `--engine print` to another client"
+    )]
+    NoEngine(&'static str),
+    /// An engine has failed: its name and its words, escaped.
+    #[error("{0} has failed: {1}")]
+    EngineFailed(&'static str, String),
+    /// An engine has answered something else than rows.
+    #[error("{0} has not answered in JSON: give the SQL of `--engine print` to it by hand")]
+    EngineAnswer(&'static str),
     /// The profile can't be changed.
     #[error(transparent)]
     Edit(#[from] EditError),
@@ -219,6 +233,14 @@ pub enum UsageError {
         /// Nearest names, or the command that lists all.
         advice: String,
     },
+    /// `fleet diff` without two sides.
+    #[error(
+        "a difference has two sides: --before kernel=6.1.0-25-amd64 --after kernel=6.1.0-26-amd64, for example"
+    )]
+    NoSides,
+    /// An option of `fleet` that a question has no use for.
+    #[error("{0} does not go with this question: see `vprof fleet --help`")]
+    NotOfQuestion(&'static str),
     /// A live view without a terminal.
     #[error(
         "a live view needs a terminal as standard input and output: `vprof ctl tables` prints the same tables once"

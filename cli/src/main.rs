@@ -21,6 +21,7 @@ mod docs;
 mod doctor;
 mod errors;
 mod export;
+mod fleet;
 mod inspect;
 mod man;
 mod mem;
@@ -126,6 +127,7 @@ fn main() -> ExitCode {
         CliCommand::Merge(args) => merge::command(&args),
         CliCommand::Agent(args) => agent::command(&args),
         CliCommand::AgentWindow(args) => agent::write_window(&args),
+        CliCommand::Fleet(args) => fleet::command(&args),
         CliCommand::Export(args) => export::command(&args),
         CliCommand::Open(args) => open::command(&args),
         CliCommand::Query(args) => query::command(&args),

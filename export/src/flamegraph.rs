@@ -77,6 +77,30 @@ fn source(recording: &Recording) -> String {
     )
 }
 
+/// Writes a flame graph of folded stacks with their times, us, whose first frames are programs.
+///
+/// # Errors
+/// See [`ExportError`].
+pub fn write_graph(
+    stacks: impl Iterator<Item = (String, u64)>,
+    title: &str,
+    out: &mut dyn Write,
+) -> Result<(), ExportError> {
+    let mut tree = FrameTree::default();
+    for (stack, us) in stacks {
+        let (program, functions) = stack.split_once(';').unwrap_or((&stack, ""));
+        let end = if functions.is_empty() { "" } else { ";" };
+        tree.add(&format!("{program}{ROOT_MARK}{end}{functions}"), 0, us);
+    }
+    if tree.frames[0].after == 0 {
+        return Err(ExportError::Empty(Format::Flamegraph));
+    }
+    let legend = [("function", USER), ("program", PROCESS), ("reason for missing frames", REASON)];
+    let note = "A click zooms; Ctrl-F searches.";
+    let picture = Picture { tree: &tree, title, note, count: Count::Time, difference_of: None };
+    Ok(picture.write(&legend, out)?)
+}
+
 /// Writes a flame graph of two profiles. The widths are those of the second; red has a larger share of all
 /// time than before, blue a smaller one. `stacks` are folded, with their numbers in the first and in the
 /// second, us; those of the first are scaled to `all_us`, the time of the second that was not idle, which may

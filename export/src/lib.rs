@@ -43,7 +43,7 @@ use profile::report::{Filter, Recording, RecordingRequest, ReportError, call_sta
 use profile::store::QueryError;
 use profile::{Profile, ProfileError};
 
-pub use flamegraph::write_difference;
+pub use flamegraph::{write_difference, write_graph};
 pub use format::{Count, Format, Root};
 pub use html::{PageError, PageRequest, write_page};
 pub use text::csv::Formulas;

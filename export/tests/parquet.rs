@@ -1,13 +1,13 @@
 //! Parquet in pyarrow.
 
-mod python;
-
 use std::fs;
+use std::path::Path;
 use std::process::Command;
 
 use export::lake::{HOUR_NS, LakeVm, LakeWindow, LakeWriter};
 use export::{Format, Request};
 use profile::{Profile, made_up};
+use testkit::python_packages;
 
 const PACKAGE: &str = "pyarrow==26.0.1";
 
@@ -16,7 +16,7 @@ const SAMPLES: u64 = 150_000;
 
 #[test]
 fn pyarrow_reads_the_columns_of_csv() {
-    let Some(python) = python::with_package(PACKAGE) else { return };
+    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, SAMPLES, 500);
@@ -45,14 +45,15 @@ for name in table.column_names:
         assert ('' if own is None else str(own)) == other, (name, own, other)
 print('equal')
 ";
-    let output = Command::new(python).args(["-c", program]).args(files).output().expect("Python");
+    let output =
+        Command::new(programs.join("python3")).args(["-c", program]).args(files).output().expect("Python");
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(said.trim(), "equal", "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
 fn pyarrow_reads_a_lake_by_its_directories() {
-    let Some(python) = python::with_package(PACKAGE) else { return };
+    let Some(programs) = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE]) else { return };
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("made-up.vprof");
     made_up::write_profile(&path, 20_000, 300);
@@ -97,7 +98,7 @@ assert set(samples['stack'].to_pylist()) <= set(tables['stacks']['stack'].to_pyl
 print('equal')
 ";
     let lake = directory.path().join("lake");
-    let mut command = Command::new(python);
+    let mut command = Command::new(programs.join("python3"));
     command.args(["-c", program]).arg(lake).args([samples.to_string(), weight_ns.to_string()]);
     let output = command.output().expect("Python");
     let printed = String::from_utf8_lossy(&output.stdout);

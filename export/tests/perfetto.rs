@@ -3,8 +3,6 @@
 //! The schema is that of Perfetto's package for Python. Its trace processor is not a part of the package,
 //! which downloads it from another server.
 
-mod python;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -19,6 +17,7 @@ use profile::rows::{
 };
 use profile::store::Value;
 use profile::{Profile, ProfileWriter, Sink, made_up};
+use testkit::python_packages;
 
 const PACKAGE: &str = "perfetto==0.59.1";
 
@@ -253,12 +252,13 @@ fn add_host(batch: &mut Batch) {
 
 /// Exports the profile, and returns what Perfetto's schema reads; `None` without Perfetto's package.
 fn exported(profile: &Profile, directory: &Path, request: &Request) -> Option<BTreeMap<String, u64>> {
-    let python = python::with_package(PACKAGE)?;
+    let programs = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &[PACKAGE])?;
     let mut bytes = Vec::new();
     export::write(profile, request, &mut bytes, &mut |_, _| {}).expect("an export");
     let file = directory.join("made-up.pftrace");
     fs::write(&file, bytes).expect("room");
-    let output = Command::new(python).args(["-c", PROGRAM]).arg(&file).output().expect("Python");
+    let output =
+        Command::new(programs.join("python3")).args(["-c", PROGRAM]).arg(&file).output().expect("Python");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     Some(serde_json::from_slice(&output.stdout).expect("JSON"))

@@ -8,10 +8,12 @@ pub mod events;
 mod eventually;
 mod kernel;
 mod needs;
+mod python;
 mod terminal;
 
 pub use cpio::{CpioEntry, cpio_archive};
 pub use eventually::eventually;
 pub use kernel::bz_image;
 pub use needs::{ALLOW_MISSING, FILES, InstalledSign, PROGRAMS, TestNeed, missing, python_module, tool};
+pub use python::python_packages;
 pub use terminal::Terminal;

@@ -1,0 +1,75 @@
+//! `vprof fleet`: questions to the Parquet files of many hosts.
+//!
+//! ```text
+//! options ──▶ views of the tables, in a dialect (sql) ──┬──▶ client of the engine (engine) ──▶ rows
+//!             fleet/*.sql, the same for all (question) ─┘                                        │
+//!                                                          table, JSON, flame graph (answer) ◀───┘
+//! ```
+
+mod answer;
+mod engine;
+mod question;
+mod sql;
+
+use std::path::{Path, PathBuf};
+
+use crate::args::FleetArgs;
+use crate::errors::{Error, ExitCode, UsageError};
+use crate::output::{write_json, write_text};
+use crate::pager;
+
+pub use engine::Engine;
+pub use question::FleetQuestion;
+pub use sql::Selector;
+
+/// Runs the command.
+pub fn command(args: &FleetArgs) -> Result<ExitCode, Error> {
+    check(args)?;
+    let dialect = args.engine.dialect();
+    let views = sql::views(args, dialect);
+    if let Engine::Print(_) = args.engine {
+        let text = format!("{views}{};\n", args.question.sql().trim_end());
+        write_text(&text)?;
+        return Ok(ExitCode::Done);
+    }
+    // An address names its service.
+    if !args.lake.contains("://") && !Path::new(&args.lake).join("v1/samples").is_dir() {
+        return Err(Error::NoLake(PathBuf::from(&args.lake)));
+    }
+    let rows = args.engine.run(&views, args.question.sql())?;
+    if args.question == FleetQuestion::Flame && !args.json {
+        return answer::write_flame(&rows, args);
+    }
+    let rows = match args.rows {
+        0 => rows.as_slice(),
+        most => rows.get(..most).unwrap_or(&rows),
+    };
+    if args.json {
+        write_json(&rows)?;
+    } else {
+        pager::page(&answer::table(args.question, rows))?;
+    }
+    Ok(ExitCode::Done)
+}
+
+/// Refuses options that the question has no use for.
+fn check(args: &FleetArgs) -> Result<(), UsageError> {
+    let question = args.question;
+    let is_diff = question == FleetQuestion::Diff;
+    if is_diff && (args.before.is_empty() || args.after.is_empty()) {
+        return Err(UsageError::NoSides);
+    }
+    let unused = [
+        ("--before", !args.before.is_empty() && !is_diff),
+        ("--after", !args.after.is_empty() && !is_diff),
+        ("--process", args.process.is_some() && !question.has_part()),
+        ("--function", args.function.is_some() && !question.has_part()),
+        // Rows of vCPUs have no kernel.
+        ("--kernel", args.kernel.is_some() && question == FleetQuestion::Noisy),
+        ("-o", args.output != Path::new("-") && question != FleetQuestion::Flame),
+    ];
+    match unused.iter().find(|(_, is_given)| *is_given) {
+        Some((option, _)) => Err(UsageError::NotOfQuestion(option)),
+        None => Ok(()),
+    }
+}

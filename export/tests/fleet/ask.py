@@ -1,0 +1,83 @@
+"""Asks every question of fleet/ of one engine, and prints the answers as JSON.
+
+Usage: ask.py duckdb|clickhouse|spark FLEET LAKE [MASTER]
+"""
+import json
+import sys
+from pathlib import Path
+
+engine, fleet, lake = sys.argv[1:4]
+PARTS = {
+    'chosen': 'SELECT * FROM samples',
+    'part': "SELECT * FROM samples WHERE mode = 'user'",
+    'before': "SELECT * FROM samples WHERE kernel = '6.1.0-25'",
+    'after': "SELECT * FROM samples WHERE kernel = '6.1.0-26'",
+    'before_vms': "SELECT * FROM vms WHERE kernel = '6.1.0-25'",
+    'after_vms': "SELECT * FROM vms WHERE kernel = '6.1.0-26'",
+    'chosen_vms': 'SELECT * FROM vms',
+    'chosen_vcpus': 'SELECT * FROM vcpus',
+}
+
+
+def duckdb():
+    import duckdb
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    def run(sql):
+        answer = connection.execute(sql)
+        names = [column[0] for column in answer.description or []]
+        return [dict(zip(names, row)) for row in answer.fetchall()]
+    return run, 'CREATE VIEW'
+
+
+def clickhouse():
+    from chdb import session
+    session = session.Session()
+    session.query('CREATE DATABASE lake ENGINE = Memory')
+    session.query('USE lake')
+    def run(sql):
+        lines = str(session.query(sql, 'JSONEachRow')).splitlines()
+        return [json.loads(line) for line in lines]
+    return run, 'CREATE VIEW'
+
+
+def spark():
+    from pyspark.sql import SparkSession
+    builder = SparkSession.builder.master(sys.argv[4] if len(sys.argv) > 4 else 'local[1]')
+    settings = {
+        'spark.ui.enabled': 'false',
+        'spark.sql.session.timeZone': 'UTC',
+        'spark.sql.shuffle.partitions': '2',
+        'spark.driver.host': '127.0.0.1',
+        'spark.driver.bindAddress': '127.0.0.1',
+        'spark.executor.memory': '600m',
+        'spark.cores.max': '2',
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel('ERROR')
+    return (lambda sql: [row.asDict() for row in session.sql(sql).collect()]), 'CREATE TEMPORARY VIEW'
+
+
+def plain(value):
+    # JSON has numbers, texts and null; engines write times in several ways.
+    if value is None or isinstance(value, (int, float)):
+        return value
+    text = str(value)
+    return text[:19].replace('T', ' ') if text[:2] == '20' and text[4:5] == '-' else text
+
+
+run, create = globals()[engine]()
+views = Path(fleet, 'views', engine + '.sql').read_text()
+lines = [line for line in views.replace('LAKE', lake).splitlines() if not line.startswith('--')]
+for statement in '\n'.join(lines).split(';\n'):
+    if statement.strip(' \n;'):
+        run(statement.strip(' \n;'))
+for name, sql in PARTS.items():
+    run(f'{create} {name} AS {sql}')
+answers = {}
+for question in sorted(Path(fleet).glob('*.sql')):
+    rows = run(question.read_text())
+    answers[question.stem] = [{name: plain(value) for name, value in row.items()} for row in rows]
+json.dump(answers, sys.stdout)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 //
-// Runs copy_memory() and note_task() of record.c as an ordinary program, for a test: which parts of a guest's memory do
-// they copy?
+// Runs copy_memory(), copy_frames() and note_task() of record.c as an ordinary program, for a test: which parts of a guest's
+// memory do they copy?
 //
 // Without an argument: prints the bucket of each duration on standard input, of 8 bytes each.
 //
 // With the argument `-`: prints the weight of an exit at each time on standard input, of 8 bytes each.
 //
-// Else the first argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target and
-// the first part of a struct record, with registers, for each case. Standard output gets the records; with a second
-// argument, notes of an exit instead.
+// Else the first argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target,
+// the first part of a struct record, with registers, and a struct plan, for each case. Standard output gets the records;
+// with a second argument, notes of an exit instead.
 
 #include "record.c"
 
@@ -27,9 +27,13 @@ static u64 memory_bytes;
 static struct target the_target;
 static struct record the_record;
 static struct notes the_notes;
+static struct plan the_plan;
 
 static void *lookup(void *map, const void *key)
 {
+	// All places have the same plan.
+	if (map == &plans)
+		return &the_plan;
 	if (*(const u32 *)key != 0)
 		return 0;
 	return map == &targets ? (void *)&the_target : map == &records ? (void *)&the_record :
@@ -42,6 +46,12 @@ static long read_user(void *into, u32 bytes, u64 from)
 	if (at >= memory_bytes || memory_bytes - at < bytes)
 		return -1;
 	memcpy(into, memory + at, bytes);
+	return 0;
+}
+
+static long read_kernel(void *into, u32 bytes, u64 from)
+{
+	memcpy(into, (void *)from, bytes);
 	return 0;
 }
 
@@ -76,11 +86,13 @@ int main(int count, char **arguments)
 		return 1;
 	map_lookup = lookup;
 	probe_read_user = read_user;
+	probe_read_kernel = read_kernel;
 	while (fread(&the_target, sizeof(the_target), 1, stdin) == 1) {
 		memset(&the_record, 0, sizeof(the_record));
-		if (fread(&the_record, STATE, 1, stdin) != 1)
+		if (fread(&the_record, STATE, 1, stdin) != 1 || fread(&the_plan, sizeof(the_plan), 1, stdin) != 1)
 			return 1;
 		copy_memory(0);
+		copy_frames(0);
 		if (count == 3) {
 			memset(&the_notes, 0, sizeof(the_notes));
 			note_task(0);

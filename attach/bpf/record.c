@@ -82,11 +82,25 @@ struct bpf_map_def {
 
 #define SLOTS 32
 #define SPANS 8
-#define WORDS 128
-#define PIECES 48
+#define WORDS 768
+#define PIECES 1072
 #define PAGES 24
 #define SMALL 512
 #define SMALLS 16
+// Translations that are remembered: page tables of the lowest level, and pages of the process whose frames are copied.
+// Powers of two.
+#define TABLES 8
+#define NEAR_PAGES 16
+// Plans of copies, a power of two, and those that are searched for one process.
+#define PLANS 512
+#define PLAN_PROBES 8
+// Steps of a plan, a power of two; words that a step loads, and registers (runtimes/src/copies.rs).
+#define STEPS 16
+#define LOADS 4
+#define REGISTERS 8
+// Steps that are executed at a sample, and bytes that they copy, at most. The words and pieces are those of as many steps.
+#define MOST_STEPS 1536
+#define HEAP (64 * 1024)
 // Words of a vCPU's registers that are copied at once: those of general and control registers (struct kvm_vcpu_arch,
 // Linux 5.10 to 6.18), as far as a kernel has them there.
 #define BLOCK 48
@@ -149,6 +163,7 @@ struct options {
 	u32 vmcb_rflags;
 	u32 vmcb_intercepts;
 	u32 vmcb_exit_code;
+	u32 vmcb_fs_base;
 	u32 vcpu_run;
 	u32 pvm_segments;
 	u32 pvm_cpl;
@@ -258,6 +273,64 @@ enum outcome {
 	BUSY = 8,
 };
 
+// Translation of addresses whose bits from 21 up are `part`: the address of the page table of the lowest level. Where a
+// large page maps them there is none; then it is the physical address plus 1. 0 for none.
+struct cached_table {
+	u64 root;
+	u64 part;
+	u64 table;
+};
+
+// Word of the bytes of a step that is loaded into a register.
+struct load {
+	u8 used;
+	u8 into;
+	u8 shift;
+	// It is added to the register's value.
+	u8 adds;
+	// Words from the first byte.
+	u32 at;
+};
+
+// Step of a plan (runtimes/src/copies.rs).
+struct step {
+	u64 offset;
+	u32 bytes;
+	// Register with the address of the structure; REGISTERS for none.
+	u8 base;
+	u8 advance;
+	// Registers that are compared.
+	u8 left;
+	u8 right;
+	u8 equal;
+	u8 other;
+	u8 missing;
+	u8 unused[5];
+	struct load load[LOADS];
+};
+
+// Plan of the copies of one process, by its page tables.
+struct plan {
+	u64 root;
+	struct step step[STEPS];
+};
+
+// State of the copies of a process, and the plan.
+struct copier {
+	u64 registers[REGISTERS];
+	// Bytes of the heap in use, and the start of those of the last step.
+	u64 used;
+	u64 last;
+	// Number of a page of the process, and its address.
+	struct {
+		u64 number;
+		u64 phys;
+	} page[NEAR_PAGES];
+	struct step step[STEPS];
+	// A page more than is used, as above.
+	u64 heap[(HEAP + PAGE) / 8];
+};
+
 struct record {
 	u64 time_ns;
 	s32 cpu;
@@ -282,21 +355,22 @@ struct record {
 	u64 cr4;
 	u64 efer;
 	u64 code_base;
+	// 0 where the kernel does not show it.
+	u64 fs_base;
 	u32 words;
 	u32 pieces;
 	u32 smalls;
 	u32 pages;
-	// Translation that was used last: the root, bits 21 and up of the addresses, and the address of the page table of the
-	// lowest level. Where a large page maps them there is none; then it is the physical address plus 1.
-	u64 cached_root;
-	u64 cached_part;
-	u64 cached_table;
+	// Root of the page tables of the current process; 0 if they are not known.
+	u64 process_root;
+	struct cached_table table[TABLES];
 	struct word word[WORDS];
 	struct piece piece[PIECES];
 	u64 block[BLOCK];
 	u8 small[SMALLS * SMALL];
 	// One page more than is used: a copy starts and ends within a page, which the verifier does not see.
 	u8 page[(PAGES + 1) * PAGE];
+	struct copier copier;
 };
 
 // Exits for one reason.
@@ -466,6 +540,14 @@ SEC("maps") struct bpf_map_def records = {
 	.key_size = 4,
 	.value_size = sizeof(struct record),
 	.max_entries = 1,
+	.map_flags = MAP_MMAPABLE,
+};
+
+SEC("maps") struct bpf_map_def plans = {
+	.type = MAP_TYPE_ARRAY,
+	.key_size = 4,
+	.value_size = sizeof(struct plan),
+	.max_entries = PLANS,
 	.map_flags = MAP_MMAPABLE,
 };
 
@@ -655,10 +737,13 @@ GLOBAL u64 translate(u32 index, u64 root, u64 virt)
 	u64 table = root & ADDRESS;
 	// CR4.LA57.
 	u32 shift = record->cr4 & (1 << 12) ? 48 : 39;
-	if (record->cached_table && record->cached_root == table && record->cached_part == virt >> 21) {
-		if (record->cached_table & 1)
-			return (record->cached_table - 1) | (virt & PART);
-		u64 entry = guest_word(index, record->cached_table + (virt >> 12 & 511) * 8);
+	u64 slot = virt >> 21 & (TABLES - 1);
+	HIDE(slot);
+	struct cached_table *cached = &record->table[slot & (TABLES - 1)];
+	if (cached->table && cached->root == table && cached->part == virt >> 21) {
+		if (cached->table & 1)
+			return (cached->table - 1) | (virt & PART);
+		u64 entry = guest_word(index, cached->table + (virt >> 12 & 511) * 8);
 		return entry & PRESENT ? (entry & ADDRESS) | (virt & (PAGE - 1)) : NOTHING;
 	}
 	root = table;
@@ -668,9 +753,9 @@ GLOBAL u64 translate(u32 index, u64 root, u64 virt)
 		if (!(entry & PRESENT))
 			return NOTHING;
 		if (shift == 12) {
-			record->cached_root = root;
-			record->cached_part = virt >> 21;
-			record->cached_table = table;
+			cached->root = root;
+			cached->part = virt >> 21;
+			cached->table = table;
 			return (entry & ADDRESS) | (virt & (PAGE - 1));
 		}
 		if (entry & LARGE) {
@@ -678,9 +763,9 @@ GLOBAL u64 translate(u32 index, u64 root, u64 virt)
 			if (shift > 30)
 				return NOTHING;
 			u64 phys = (entry & ADDRESS & ~mask) | (virt & mask);
-			record->cached_root = root;
-			record->cached_part = virt >> 21;
-			record->cached_table = (phys & ~PART) + 1;
+			cached->root = root;
+			cached->part = virt >> 21;
+			cached->table = (phys & ~PART) + 1;
 			return phys;
 		}
 		table = entry & ADDRESS;
@@ -847,6 +932,7 @@ GLOBAL u64 copy_memory(u32 index)
 	u64 task = copy_task(index);
 	if (record->nested || !task)
 		return 0;
+	record->process_root = record->cpl == 3 ? root : 0;
 	if (record->cpl != 3) {
 		// The instruction before: a HLT?
 		u64 code = translate(index, root, record->rip - 1);
@@ -858,6 +944,7 @@ GLOBAL u64 copy_memory(u32 index)
 			translate(index, root & ~0x1000ull, guest->identity);
 		user = copy_kernel_stacks(index, task);
 		u64 own = user_root(index, task);
+		record->process_root = own;
 		root = own ? own : root;
 		if (user)
 			walk_to_fault(index, task, root);
@@ -865,6 +952,140 @@ GLOBAL u64 copy_memory(u32 index)
 	if (user && !is_kernel(user)) {
 		u64 from = user < RED_ZONE ? user : user - RED_ZONE;
 		copy_range(index, root, from, from + guest->user_bytes, 1);
+	}
+	return 1;
+}
+
+// Copies bytes of the current process, at most a page; returns 1 if all of them are there. They are in the heap then, from
+// `last` on.
+GLOBAL u64 copy_structure(u32 index, u64 virt, u64 bytes)
+{
+	FIND(0);
+	struct copier *copier = &record->copier;
+	u64 start = (copier->used + 7) & ~7ull;
+	u64 done = 0;
+	NO_UNROLL
+	for (u32 i = 0; i < 2; i++) {
+		u64 number = (virt + done) >> 12;
+		u64 slot = number & (NEAR_PAGES - 1);
+		HIDE(slot);
+		slot &= NEAR_PAGES - 1;
+		if (copier->page[slot].number != number) {
+			u64 page = translate(index, record->process_root, number << 12);
+			if (page == NOTHING)
+				return 0;
+			copier->page[slot].number = number;
+			copier->page[slot].phys = page;
+		}
+		u64 offset = (virt + done) & (PAGE - 1);
+		u64 part = PAGE - offset < bytes - done ? PAGE - offset : bytes - done;
+		u64 phys = copier->page[slot].phys + offset;
+		u64 from = host_address(target, phys, part);
+		u64 at = start + done;
+		HIDE(part);
+		HIDE(at);
+		if (!from || record->pieces >= PIECES || at > HEAP || part == 0 || part > PAGE)
+			return 0;
+		if (probe_read_user((u8 *)copier->heap + at, part, from)) {
+			record->missing++;
+			return 0;
+		}
+		record_piece(record, phys, part, __builtin_offsetof(struct record, copier.heap) + at);
+		done += part;
+		// Also if the rest is missing: the piece stays.
+		copier->used = start + done;
+		if (done >= bytes) {
+			copier->last = start;
+			return 1;
+		}
+	}
+	return 0;
+}
+
+// Loads a word of the bytes that the last step has copied.
+INLINE void load_word(struct copier *copier, struct load *load)
+{
+	u64 at = copier->last / 8 + load->at;
+	u64 into = load->into;
+	HIDE(at);
+	HIDE(into);
+	if (!load->used || at >= HEAP / 8)
+		return;
+	u64 value = copier->heap[at] << (load->shift & 63);
+	into &= REGISTERS - 1;
+	copier->registers[into] = load->adds ? copier->registers[into] + value : value;
+}
+
+// Executes a step of the plan; returns the number of the next one.
+GLOBAL u64 execute_step(u32 index, u64 number)
+{
+	FIND(STEPS);
+	struct copier *copier = &record->copier;
+	HIDE(number);
+	struct step *step = &copier->step[number & (STEPS - 1)];
+	u64 base = step->base;
+	u64 at = 0;
+	HIDE(base);
+	if (base < REGISTERS) {
+		at = copier->registers[base] & ~7ull;
+		if (!at)
+			return step->missing;
+		copier->registers[base] += step->advance;
+	}
+	at += step->offset;
+	if (step->bytes) {
+		if (at < PAGE || is_kernel(at) || !copy_structure(index, at, step->bytes))
+			return step->missing;
+		NO_UNROLL
+		for (u32 i = 0; i < LOADS; i++)
+			load_word(copier, &step->load[i]);
+	}
+	u64 left = step->left;
+	u64 right = step->right;
+	HIDE(left);
+	HIDE(right);
+	left &= REGISTERS - 1;
+	right &= REGISTERS - 1;
+	return copier->registers[left] == copier->registers[right] ? step->equal : step->other;
+}
+
+// Copies what shows the frames of a managed language in the current process, if there is a plan for it. What is copied is
+// the guest's memory, whatever the plan: a plan that is changed meanwhile leads to other memory, at worst.
+GLOBAL u64 copy_frames(u32 index)
+{
+	FIND(0);
+	struct copier *copier = &record->copier;
+	// Without the bit by which page-table isolation distinguishes two tables.
+	u64 root = record->process_root & ADDRESS & ~0x1000ull;
+	u64 first = root * 0x9e3779b97f4a7c15ull >> 32;
+	u64 found = 0;
+	if (!root || !record->fs_base)
+		return 0;
+	NO_UNROLL
+	for (u32 i = 0; i < PLAN_PROBES; i++) {
+		u32 slot = (first + i) & (PLANS - 1);
+		struct plan *plan = map_lookup(&plans, &slot);
+		if (plan && plan->root == root) {
+			found = !probe_read_kernel(copier->step, sizeof(copier->step), (u64)plan->step);
+			break;
+		}
+	}
+	if (!found)
+		return 0;
+	copier->used = 0;
+	copier->registers[0] = record->fs_base;
+	NO_UNROLL
+	for (u32 i = 1; i < REGISTERS; i++)
+		copier->registers[i] = 0;
+	NO_UNROLL
+	for (u32 i = 0; i < NEAR_PAGES; i++)
+		copier->page[i].number = 0;
+	u64 number = 0;
+	NO_UNROLL
+	for (u32 i = 0; i < MOST_STEPS; i++) {
+		number = execute_step(index, number);
+		if (number >= STEPS)
+			break;
 	}
 	return 1;
 }
@@ -943,6 +1164,7 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 	record->cpl = privilege.cpl;
 	if (options.vendor == VENDOR_SVM) {
 		record->rflags = kernel_u64(vmcb + options.vmcb_rflags);
+		record->fs_base = kernel_u64(vmcb + options.vmcb_fs_base);
 		// With nested paging, KVM copies these two later.
 		if (kernel_u64(vmcb + options.vmcb_nested_paging) & 1) {
 			// KVM has its own idea of a CR0 whose writes it intercepts.
@@ -952,6 +1174,7 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 		}
 	} else {
 		record->rflags = kernel_u64(vcpu + options.pvm_rflags);
+		record->fs_base = 0;
 	}
 }
 
@@ -1015,7 +1238,10 @@ static __attribute__((noinline)) u32 take_sample(struct arguments *arguments)
 	record->smalls = 0;
 	record->pages = 0;
 	record->missing = 0;
-	record->cached_table = 0;
+	record->process_root = 0;
+	NO_UNROLL
+	for (u32 i = 0; i < TABLES; i++)
+		record->table[i].table = 0;
 	record->preempted = 0;
 	record->in_run = 0;
 	record->exit_reason = 0;
@@ -1059,6 +1285,7 @@ static __attribute__((noinline)) u32 take_sample(struct arguments *arguments)
 		return VMM;
 	copy_registers(target, record, in_guest);
 	copy_memory(index);
+	copy_frames(index);
 	return in_guest ? GUEST : KVM;
 }
 

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use vmm::{Observer, ThreadId};
 use wall::ThreadKind;
 
-use crate::bpf::{SampledTicker, SampledVm, VcpuCourse};
+use crate::bpf::{ProcessCopies, SampledTicker, SampledVm, VcpuCourse};
 use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
@@ -256,6 +256,15 @@ impl<O> Attachment<O> {
             Engine::Ptrace(_) | Engine::Stub { .. } => None,
         };
         VcpuCounts { opened: None, course }
+    }
+
+    /// Returns the handle by which samples copy more of processes' memory than stacks; `None` if the vCPU is
+    /// stopped, so that all memory can be read at a sample.
+    pub fn copies(&self) -> Option<ProcessCopies> {
+        match &self.engine {
+            Engine::Sampled(vm, _) => Some(vm.copies()),
+            Engine::Ptrace(_) | Engine::Stub { .. } => None,
+        }
     }
 
     /// Returns the guest's memory. Memory in the VMM's process cannot be read before its layout is proven.

@@ -69,8 +69,8 @@ pub enum ManagedStep {
 /// Reason for missing frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum WalkFailure {
-    /// A page of a frame was not present.
-    #[error("memory of a frame is not present")]
+    /// A page of a frame was not present, or a copy of the memory does not have it.
+    #[error("memory of a frame is not present, or was not copied")]
     NotPresent,
     /// Two structures contradict each other.
     #[error("the runtime's structures contradict each other")]

@@ -15,6 +15,7 @@
 //! list and walk is bounded, and a walk that contradicts itself ends with that reason.
 
 mod code;
+mod copies;
 #[cfg(any(test, feature = "fixture"))]
 pub mod fixture;
 mod frames;
@@ -32,6 +33,7 @@ mod thread_local;
 pub mod v8;
 
 pub use code::ManagedCode;
+pub use copies::{CopyPlan, CopyStep, NextStep, REGISTERS, WordLoad};
 pub use frames::{EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure, thread_word};
 pub use generated::{GeneratedFrames, GeneratedRules, GeneratedUnwinding, NativeManaged};
 pub use memory::ProcessMemory;

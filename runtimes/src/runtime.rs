@@ -6,6 +6,7 @@ use std::ops::Range;
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
+use crate::copies::CopyPlan;
 use crate::frames::{self, ManagedFrame};
 use crate::php::{PhpBinary, PhpNames, PhpPlan, may_be_php};
 use crate::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
@@ -183,6 +184,16 @@ impl RuntimePlan {
         match self {
             Self::Python(_) | Self::Php(_) => None,
             Self::Ruby(plan) => plan.stack_above(memory, thread, stack_pointer),
+        }
+    }
+
+    /// Returns the plan of copies of all that [`Self::thread`], [`Self::stack_above`] and [`Self::walk`] read;
+    /// `None` if the structures have no such plan.
+    pub fn copies(&self) -> Option<CopyPlan> {
+        match self {
+            Self::Python(plan) => plan.copies(),
+            Self::Ruby(plan) => plan.copies(),
+            Self::Php(plan) => plan.copies(),
         }
     }
 

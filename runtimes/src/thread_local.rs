@@ -13,6 +13,7 @@ use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register}
 use symbols::{LinkAddr, VirtAddr};
 
 use crate::ProcessMemory;
+use crate::copies::{CopyStep, FS_BASE};
 
 /// Instructions of a function that are searched.
 const INSTRUCTIONS: usize = 16;
@@ -143,6 +144,19 @@ impl ThreadVariable {
                 (block != 0).then_some(())?;
                 block.checked_add(offset).map(VirtAddr)
             }
+        }
+    }
+
+    /// Returns the steps, from the first of a plan on, that load the variable into a register.
+    pub(crate) fn copies(self, register: u8) -> Vec<CopyStep> {
+        match self {
+            Self::Static(offset) => vec![CopyStep::word_of(FS_BASE, offset.cast_unsigned(), register, 1)],
+            Self::Module { number, offset } => vec![
+                CopyStep::word_of(FS_BASE, VECTOR, register, 1),
+                CopyStep::new(register, (ENTRY.wrapping_neg(), 8), 2),
+                CopyStep::word_of(register, number.wrapping_mul(ENTRY), register, 3),
+                CopyStep::word_of(register, offset, register, 4),
+            ],
         }
     }
 }

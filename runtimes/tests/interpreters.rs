@@ -6,13 +6,14 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 use runtimes::{
-    FrameWords, ManagedFrame, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
-    RuntimePlan, ThreadRegisters, WalkFailure, place,
+    FrameWords, ManagedFrame, ManagedStep, NativeCode, NativeFrame, NativeStack, ProcessMemory,
+    RuntimeBinary, RuntimeNames, RuntimePlan, ThreadRegisters, WalkFailure, place,
 };
 use symbols::VirtAddr;
 use symbols::cfi::{UserEnd, UserUnwinder};
 
 mod process;
+use process::copies::CopiedMemory;
 use process::{LiveMapping, LiveMappings, LiveMemory, MappingReader, Process, StoppedThread};
 
 /// Samples of the busy thread.
@@ -72,13 +73,13 @@ impl Walker {
         }
         let (plan, names, symbol) = self.runtime.clone().expect("found");
         let state = ThreadRegisters { fs_base: stopped.fs_base(), stack_pointer: registers.rsp() };
-        let mut words = Vec::new();
-        if let Some(thread) = plan.thread(&self.memory, state, None) {
-            plan.walk(&self.memory, thread, |word| {
-                words.push(word);
-                true
-            });
-        }
+        let (above, words) = words(&plan, &self.memory, state);
+        let copied = CopiedMemory::new(&plan.copies().expect("a plan"), &self.memory, state.fs_base);
+        assert_eq!(
+            self::words(&plan, &copied, state),
+            (above, words.clone()),
+            "what is copied shows the same frames"
+        );
         let steps: Vec<ManagedStep> = FrameWords::new(words.into_iter()).collect();
         let images = LiveMappings { mappings, tables: &self.reader.tables, memory: &self.memory };
         let mut natives = Vec::new();
@@ -121,6 +122,24 @@ impl Walker {
         });
         Walked { managed: managed.collect(), failure, mixed, end }
     }
+}
+
+/// Returns the address above which a thread's stack continues, and the words of its frames; none for a thread
+/// that the runtime does not know.
+fn words(
+    plan: &RuntimePlan,
+    memory: &impl ProcessMemory,
+    state: ThreadRegisters,
+) -> (Option<VirtAddr>, Vec<u64>) {
+    let (mut above, mut words) = (None, Vec::new());
+    if let Some(thread) = plan.thread(memory, state, None) {
+        above = plan.stack_above(memory, thread, state.stack_pointer);
+        plan.walk(memory, thread, |word| {
+            words.push(word);
+            true
+        });
+    }
+    (above, words)
 }
 
 /// Returns the sign of a native frame.

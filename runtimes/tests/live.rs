@@ -14,6 +14,9 @@ use runtimes::{
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
+#[path = "process/copies.rs"]
+mod copies;
+
 /// Threads of tests/live.py.
 const THREADS: usize = 7;
 
@@ -147,6 +150,14 @@ fn frames(plan: &PythonPlan, names: &PythonNames, memory: &LiveMemory, ident: u6
         true
     });
     let reads = *memory.reads.borrow();
+    let copied = copies::CopiedMemory::new(&runtime.copies().expect("a plan"), memory, ident);
+    assert_eq!(runtime.thread(&copied, registers(ident), None), Some(thread));
+    let mut of_copies = Vec::new();
+    runtime.walk(&copied, thread, |word| {
+        of_copies.push(word);
+        true
+    });
+    assert_eq!(of_copies, words, "what is copied shows the same frames");
     let (mut found, mut entry, mut without) = (Vec::new(), 0, 0);
     for step in FrameWords::new(words.iter().copied()) {
         match step {

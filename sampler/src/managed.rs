@@ -6,8 +6,9 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use attach::ProcessCopies;
 use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
 use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters, thread_word};
 
@@ -25,22 +26,29 @@ const PAGE: u64 = 4096;
 /// The runtimes of all processes that are known, by the physical address of their page tables. Clones share
 /// them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RuntimeTable(Arc<RwLock<HashMap<u64, RuntimePlan>>>);
+pub(crate) struct RuntimeTable {
+    plans: Arc<RwLock<HashMap<u64, RuntimePlan>>>,
+    /// What copies a machine's memory at a tick, if that is not the vCPU's thread.
+    copies: Arc<OnceLock<ProcessCopies>>,
+}
 
 impl RuntimeTable {
     /// Returns the runtime of the process with these page tables. Never waits: while the collector changes
     /// the table, which is rare and short, no runtime is known.
     fn find(&self, root: u64) -> Option<RuntimePlan> {
-        self.0.try_read().ok()?.get(&root).copied()
+        self.plans.try_read().ok()?.get(&root).copied()
     }
 
     /// Sets or removes the runtime of the process with these page tables. For the collector: may wait.
     pub(crate) fn set(&self, root: u64, plan: Option<RuntimePlan>) {
-        let known = self.0.read().unwrap_or_else(PoisonError::into_inner).get(&root).copied();
+        let known = self.plans.read().unwrap_or_else(PoisonError::into_inner).get(&root).copied();
         if known == plan {
             return;
         }
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(copies) = self.copies.get() {
+            copies.set(root, plan.and_then(|plan| plan.copies()).as_ref());
+        }
+        let mut table = self.plans.write().unwrap_or_else(PoisonError::into_inner);
         if table.len() >= MAX_PROCESSES {
             table.clear();
         }
@@ -48,6 +56,11 @@ impl RuntimeTable {
             Some(plan) => table.insert(root, plan),
             None => table.remove(&root),
         };
+    }
+
+    /// Lets `copies` copy at ticks what the runtimes that are set from now on read. The first call counts.
+    pub(crate) fn copy_by(&self, copies: ProcessCopies) {
+        self.copies.get_or_init(|| copies);
     }
 }
 

@@ -17,7 +17,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use attach::{HostNames, VcpuCounts};
+use attach::{HostNames, ProcessCopies, VcpuCounts};
 use linux::StackReader;
 use serde::{Deserialize, Serialize};
 use symbols::names::OpenFiles;
@@ -257,6 +257,12 @@ impl Session {
         if let Some(collector) = &mut self.idle {
             collector.set_counts(counts);
         }
+    }
+
+    /// Sets what copies the memory of processes at ticks, where that is not the vCPU's thread. Call before
+    /// [`Self::start`].
+    pub fn set_copies(&self, copies: ProcessCopies) {
+        self.cells.runtimes.copy_by(copies);
     }
 
     /// Sets the names of the host's functions, whose stacks are taken

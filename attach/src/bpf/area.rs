@@ -26,7 +26,7 @@ impl<T> fmt::Debug for ArrayMapping<T> {
 }
 
 // SAFETY: the mapping belongs to no thread. It is read only, by copies, and the kernel writes it; what is
-// written here are atomics.
+// written here are atomics, or has a lock.
 unsafe impl<T> Send for ArrayMapping<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for ArrayMapping<T> {}
@@ -59,6 +59,11 @@ impl<T> ArrayMapping<T> {
         Ok(Self { start, count })
     }
 
+    /// Maps an array that this process writes.
+    pub(crate) fn writable(map: &Map, count: usize) -> Result<Self, BpfRefusal> {
+        Self::map(map, count, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
     /// Returns the address of an element; `None` if there is none.
     pub(crate) fn element(&self, index: usize) -> Option<*const T> {
         // SAFETY: within the mapping.
@@ -76,11 +81,6 @@ impl<T> Drop for ArrayMapping<T> {
 }
 
 impl ArrayMapping<AtomicU64> {
-    /// Maps an array of numbers that this process writes.
-    pub(crate) fn writable(map: &Map, count: usize) -> Result<Self, BpfRefusal> {
-        Self::map(map, count, libc::PROT_READ | libc::PROT_WRITE)
-    }
-
     /// Returns a number; `None` if there is none.
     pub(crate) fn number(&self, index: usize) -> Option<&AtomicU64> {
         // SAFETY: the element is in the mapping, which lives as long as `self`, and aligned. The kernel only
@@ -145,15 +145,11 @@ impl<'a> RecordView<'a> {
 
     /// Fills what is in the word at `at`; returns the number of bytes.
     fn read_word(self, words: usize, at: u64, into: &mut [u8]) -> Option<usize> {
-        let word = (0..words).filter_map(|index| self.word(index)).find(|word| word.phys == at & !7)?;
         // A part of a longer range is more likely in a piece, which has all of it.
         let offset = usize::try_from(at & 7).ok()?;
-        let bytes = word.value.to_le_bytes();
-        let bytes = bytes.get(offset..)?;
-        if into.len() > bytes.len() {
-            return None;
-        }
-        into.copy_from_slice(bytes.get(..into.len())?);
+        let end = offset.checked_add(into.len()).filter(|&end| end <= size_of::<u64>())?;
+        let word = (0..words).filter_map(|index| self.word(index)).find(|word| word.phys == at & !7)?;
+        into.copy_from_slice(word.value.to_le_bytes().get(offset..end)?);
         Some(into.len())
     }
 
@@ -212,6 +208,7 @@ pub(crate) fn registers(state: &RawState) -> (kvm_regs, kvm_sregs) {
         cr3: state.cr3,
         cr4: state.cr4,
         efer: state.efer,
+        fs: kvm_segment { base: state.fs_base, ..kvm_segment::default() },
         ..kvm_sregs::default()
     };
     (regs, sregs)
@@ -251,6 +248,7 @@ pub(crate) fn difference(ours: &(kvm_regs, kvm_sregs), kvm: &(kvm_regs, kvm_sreg
             ("EFER", sregs.efer),
             ("CS.L", u64::from(sregs.cs.l)),
             ("CS.base", sregs.cs.base),
+            ("FS base", sregs.fs.base),
             ("CPL", u64::from(sregs.ss.dpl)),
         ]
     };

@@ -21,6 +21,7 @@
 //! ticker                 ticks of one vCPU
 //! vm  target             machine and vCPUs; what the programs know of a vCPU
 //! course                 what the kernel counts of a vCPU
+//! plans                  what samples copy of processes besides stacks
 //! notes                  exits that the kernel has noted with the guest's code
 //! host_stack             stacks of vCPUs' threads in the host
 //! finder                 vCPUs, threads and memory in the kernel's data
@@ -35,6 +36,7 @@ mod finder;
 mod host_stack;
 mod notes;
 mod offsets;
+mod plans;
 mod program;
 mod refusal;
 mod shared;
@@ -49,6 +51,7 @@ pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
 pub use host_stack::{HostStack, HostState, HostTick, VmmStack};
 pub use notes::ExitNote;
+pub use plans::ProcessCopies;
 pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;
 pub(crate) use vm::{FoundVm, SampledVm, VmSearch};

@@ -223,6 +223,7 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
             options.vmcb_cr3 = save + of.get("vmcb_save_area.cr3")?;
             options.vmcb_intercepts = control + of.get("vmcb_control_area.intercepts")?;
             options.vmcb_exit_code = control + of.get("vmcb_control_area.exit_code")?;
+            options.vmcb_fs_base = save + of.get("vmcb_save_area.fs.base")?;
             options.vmcb_rflags = save + of.get("vmcb_save_area.rflags")?;
         }
         Vendor::Pvm => {

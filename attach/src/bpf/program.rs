@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io::{self, Read};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun};
@@ -15,6 +15,7 @@ use super::finder::KernelMemory;
 use super::host_stack::HostStacksView;
 use super::notes::NotesView;
 use super::offsets::Vendor;
+use super::plans::PlanTable;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{
     PAGE, RawCourse, RawExits, RawFile, RawHostStacks, RawNotes, RawOptions, RawRecord, RawTarget,
@@ -51,6 +52,7 @@ pub(crate) struct KernelPrograms {
     notes: ArrayMapping<RawNotes>,
     stacks: ArrayMapping<RawHostStacks>,
     taken: ArrayMapping<AtomicU64>,
+    plans: Arc<PlanTable>,
     /// Stay open: programs that use them are loaded later.
     _maps: [Map; 5],
     followed: Mutex<HashMap<MapData, u64, u32>>,
@@ -104,6 +106,7 @@ impl KernelPrograms {
         let targets = Mutex::new(Array::try_from(map("targets")?)?);
         let records = ArrayMapping::new(&map("records")?, vcpus)?;
         let peeked = Mutex::new(ArrayMapping::new(&map("peeked")?, 1)?);
+        let plans = Arc::new(PlanTable::new(&map("plans")?)?);
         let maps = [map("courses")?, map("exits")?, map("notes")?, map("taken")?, map("stacks")?];
         let [courses, exits, notes, taken, stacks] = &maps;
         let courses = ArrayMapping::new(courses, vcpus)?;
@@ -122,6 +125,7 @@ impl KernelPrograms {
             notes,
             stacks,
             taken,
+            plans,
             _maps: maps,
             followed,
         })
@@ -178,6 +182,11 @@ impl KernelPrograms {
     pub(crate) fn sample(&self, index: usize, cpu: Option<u32>) -> io::Result<Option<ThreadFinding>> {
         let number = self.run("tick", [u64::try_from(index).unwrap_or(u64::MAX), 0], cpu)?;
         Ok(ThreadFinding::from_number(number))
+    }
+
+    /// Returns the plans of copies.
+    pub(crate) fn plans(&self) -> &Arc<PlanTable> {
+        &self.plans
     }
 
     /// Returns the record of a vCPU.

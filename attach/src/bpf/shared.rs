@@ -3,13 +3,14 @@
 
 use aya::Pod;
 use linux::PT_REGS_WORDS;
+use runtimes::{CopyPlan, CopyStep, REGISTERS};
 
 /// Ranges of the guest's memory that a program knows.
 pub(crate) const SLOTS: usize = 32;
 /// Parts of a task.
 pub(crate) const SPANS: usize = 8;
-pub(crate) const WORDS: usize = 128;
-pub(crate) const PIECES: usize = 48;
+pub(crate) const WORDS: usize = 768;
+pub(crate) const PIECES: usize = 1072;
 pub(crate) const PAGES: usize = 24;
 /// Bytes of a small piece.
 pub(crate) const SMALL: usize = 512;
@@ -17,6 +18,14 @@ const SMALLS: usize = 16;
 /// Words of a vCPU's registers that a program copies at once.
 const BLOCK: usize = 48;
 pub(crate) const PAGE: usize = 4096;
+/// Page tables that a program remembers, and pages of a process.
+const TABLES: usize = 8;
+const NEAR_PAGES: usize = 16;
+/// Plans of copies, and those that a program searches for one process.
+pub(crate) const PLANS: usize = 512;
+pub(crate) const PLAN_PROBES: usize = 8;
+/// Bytes that the steps of a plan copy at a sample.
+const HEAP: usize = 64 << 10;
 
 /// Rows of exits, the last one for all reasons that have none.
 pub(crate) const EXITS: usize = 128 + 1;
@@ -67,6 +76,7 @@ pub(crate) struct RawOptions {
     pub vmcb_rflags: u32,
     pub vmcb_intercepts: u32,
     pub vmcb_exit_code: u32,
+    pub vmcb_fs_base: u32,
     pub vcpu_run: u32,
     pub pvm_segments: u32,
     pub pvm_cpl: u32,
@@ -202,12 +212,65 @@ pub(crate) struct RawState {
     pub cr4: u64,
     pub efer: u64,
     pub code_base: u64,
+    /// 0 where the kernel does not show it.
+    pub fs_base: u64,
     pub words: u32,
     pub pieces: u32,
     pub smalls: u32,
     pub pages: u32,
     /// The program's own.
-    pub cached: [u64; 3],
+    pub process_root: u64,
+    pub tables: [[u64; 3]; TABLES],
+}
+
+/// `struct load`: word that is loaded into a register.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RawLoad {
+    pub used: u8,
+    pub into: u8,
+    pub shift: u8,
+    pub adds: u8,
+    /// Words from the first byte that is copied.
+    pub at: u32,
+}
+
+/// `struct step`: step of a plan.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RawStep {
+    pub offset: u64,
+    pub bytes: u32,
+    /// [`REGISTERS`] for none.
+    pub base: u8,
+    pub advance: u8,
+    pub left: u8,
+    pub right: u8,
+    pub equal: u8,
+    pub other: u8,
+    pub missing: u8,
+    pub unused: [u8; 5],
+    pub load: [RawLoad; CopyStep::MAX_LOADS],
+}
+
+/// `struct plan`: plan of the copies of one process.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct RawPlan {
+    /// Physical address of its page tables; 0 for no plan.
+    pub root: u64,
+    pub step: [RawStep; CopyPlan::MAX_STEPS],
+}
+
+/// `struct copier`: the program's own.
+#[repr(C)]
+pub(crate) struct RawCopier {
+    pub registers: [u64; REGISTERS],
+    pub used: u64,
+    pub last: u64,
+    pub page: [[u64; 2]; NEAR_PAGES],
+    pub step: [RawStep; CopyPlan::MAX_STEPS],
+    pub heap: [u8; HEAP + PAGE],
 }
 
 /// `struct record`.
@@ -220,6 +283,8 @@ pub(crate) struct RawRecord {
     pub block: [u64; BLOCK],
     pub small: [[u8; SMALL]; SMALLS],
     pub page: [[u8; PAGE]; PAGES + 1],
+    /// The bytes of pieces are in its heap, too.
+    pub copier: RawCopier,
 }
 
 /// `struct exit_row`: exits for one reason.
@@ -395,10 +460,10 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 40 * 4);
+        assert_eq!(size_of::<RawOptions>(), 41 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
-        assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 24 * 8 + 4 * 4 + 3 * 8);
+        assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 25 * 8 + 4 * 4 + 8 + TABLES * 24);
         assert_eq!(size_of::<RawExit>(), 6 * 8 + BUCKETS * 8);
         let takers = TAKERS * (4 + 4 + 16 + 8 + 8);
         assert_eq!(size_of::<RawCourse>(), 14 * 8 + takers);
@@ -409,7 +474,11 @@ mod tests {
             size_of::<RawHostStacks>(),
             2 * (2 * 8 + 2 * 4 + HOST_FRAMES * 8 + PT_REGS_WORDS * 8 + HOST_BYTES)
         );
-        let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE;
+        let steps = 16 * (8 + 4 + 12 + 4 * 8);
+        assert_eq!(size_of::<RawPlan>(), 8 + steps);
+        let copier = 8 * 8 + 2 * 8 + NEAR_PAGES * 16 + steps + HEAP + PAGE;
+        assert_eq!(size_of::<RawCopier>(), copier);
+        let data = BLOCK * 8 + SMALLS * SMALL + (PAGES + 1) * PAGE + copier;
         assert_eq!(size_of::<RawRecord>(), size_of::<RawState>() + WORDS * 16 + PIECES * 16 + data);
     }
 }

@@ -1,6 +1,8 @@
 //! Comparison of the program's copies of a guest with what a sample reads: the program's source runs as an
 //! ordinary program (attach/bpf/harness.c).
 
+mod copies;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,7 +15,7 @@ use symbols::{Registers, StackMemory};
 
 use super::area::{RecordView, anonymous};
 use super::notes::ExitNote;
-use super::shared::{BUCKETS, RawNote, RawRecord, RawSlot, RawState, RawTarget};
+use super::shared::{BUCKETS, RawNote, RawPlan, RawRecord, RawSlot, RawState, RawTarget};
 use super::target::guest as raw_guest;
 
 /// Address in the "VMM" of the guest's memory (HOST in harness.c).
@@ -261,14 +263,18 @@ fn bytes<T: Copy>(value: &T) -> &[u8] {
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// Runs the program in each of the states; returns the records.
+/// Runs the program in each of the states, without plans; returns the records.
 fn run(
     harness: &Path,
     directory: &Path,
     memory: &FlatMemory<Vec<u8>>,
     cases: &[(RawTarget, RawState)],
 ) -> Vec<u8> {
-    run_with(harness, directory, memory, cases, None)
+    run_with(harness, directory, memory, &without_plans(cases), None)
+}
+
+fn without_plans(cases: &[(RawTarget, RawState)]) -> Vec<(RawTarget, RawState, RawPlan)> {
+    cases.iter().map(|(target, state)| (*target, *state, RawPlan::default())).collect()
 }
 
 /// Runs the program in each of the states; with an argument, returns notes of exits instead of records.
@@ -276,7 +282,7 @@ fn run_with(
     harness: &Path,
     directory: &Path,
     memory: &FlatMemory<Vec<u8>>,
-    cases: &[(RawTarget, RawState)],
+    cases: &[(RawTarget, RawState, RawPlan)],
     notes: Option<&str>,
 ) -> Vec<u8> {
     let file = directory.join("memory");
@@ -285,8 +291,10 @@ fn run_with(
     command.arg(&file).args(notes).stdin(Stdio::piped()).stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
-    let cases: Vec<u8> =
-        cases.iter().flat_map(|(target, state)| [bytes(target), bytes(state)].concat()).collect();
+    let case = |(target, state, plan): &(_, _, _)| {
+        [bytes::<RawTarget>(target), bytes::<RawState>(state), bytes::<RawPlan>(plan)].concat()
+    };
+    let cases: Vec<u8> = cases.iter().flat_map(case).collect();
     let writer = std::thread::spawn(move || input.write_all(&cases));
     let output = child.wait_with_output().unwrap();
     writer.join().unwrap().unwrap();
@@ -339,6 +347,7 @@ fn a_note_has_all_that_shows_the_current_task() {
         let mut swapped = guest.target();
         swapped.slot[0].bytes = 5;
         let cases = [(guest.target(), guest.state(0, USER)), (swapped, guest.state(0, USER))];
+        let cases = without_plans(&cases);
         let bytes = run_with(&harness, &directory.0, &guest.guest.memory, &cases, Some("notes"));
         let notes: Vec<ExitNote> =
             bytes.chunks_exact(size_of::<RawNote>()).map(ExitNote::from_bytes).collect();

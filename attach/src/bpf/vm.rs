@@ -14,6 +14,7 @@ use super::finder::{KernelReader, KernelThread, KernelVcpu};
 use super::host_stack::{HostQueue, HostStacksView, HostState, HostTick};
 use super::notes::NotesView;
 use super::offsets::{self, HostOffsets, Vendor};
+use super::plans::ProcessCopies;
 use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{ABSENT, RawGuest, RawState, RawTarget, ThreadFinding};
@@ -248,7 +249,12 @@ impl SampledVm {
         kvm: &(kvm_regs, kvm_sregs),
     ) -> Result<Option<String>, BpfRefusal> {
         let sampled = self.sample(index).ok_or(BpfRefusal::NotCompared)?;
-        Ok(difference(&registers(&sampled.state), kvm))
+        let mut kvm = *kvm;
+        if self.vendor == Vendor::Pvm {
+            // Not shown.
+            kvm.1.fs.base = 0;
+        }
+        Ok(difference(&registers(&sampled.state), &kvm))
     }
 
     /// Updates the ranges of the guest's memory if the kernel has changed them, and returns the layout then.
@@ -396,6 +402,11 @@ impl SampledVm {
     /// Returns the noted exits of a vCPU; `None` if there are none.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
         self.programs.notes(index).filter(|_| self.counts)
+    }
+
+    /// Returns the handle by which samples copy more of processes' memory.
+    pub(crate) fn copies(&self) -> ProcessCopies {
+        ProcessCopies(Arc::clone(self.programs.plans()))
     }
 
     /// Returns true once the addresses in the guest's kernel are known.

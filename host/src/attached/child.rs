@@ -397,6 +397,9 @@ fn profile(
         session.event(kind, note);
     }
     let attached = machine.start(samplers.into_iter().map(AttachedSampler::from).collect())?;
+    if let Some(copies) = attached.copies() {
+        session.set_copies(copies);
+    }
     session.start(attached.memory().clone()).map_err(GuestError::Sink)?;
     let Link { mut stop, mut input, mut control, phase: state, .. } = own_side;
     let run = async {

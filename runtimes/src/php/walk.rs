@@ -5,6 +5,7 @@ use symbols::bytes::{u32_at, u64_at};
 
 use super::layout::PhpLayout;
 use crate::ProcessMemory;
+use crate::copies::{CopyPlan, CopyStep, WordLoad};
 use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure, identity};
 
 /// `zend_executor_globals.bailout`: the place of the outermost handler of errors, on the native stack of the
@@ -21,9 +22,10 @@ const PREVIOUS: usize = 48;
 const FRAME: usize = 56;
 /// `ZEND_CALL_TOP`, a bit of the information about the call: the outermost frame of an `execute_ex`.
 const TOP: u32 = 1 << 17;
-/// Members of `zend_function`, of any type.
+/// Members of `zend_function`, of any type, and its bytes that are read.
 const NAME: usize = 8;
 const SCOPE: usize = 16;
+const HEAD: usize = 24;
 /// `ZEND_INTERNAL_FUNCTION`; `ZEND_USER_FUNCTION`, and `ZEND_EVAL_CODE`: code of PHP.
 const INTERNAL: u8 = 1;
 const USER: u8 = 2;
@@ -74,7 +76,7 @@ impl FunctionWords {
         at: VirtAddr,
         layout: PhpLayout,
     ) -> Result<Self, WalkFailure> {
-        let mut head = [0; 24];
+        let mut head = [0; HEAD];
         read(memory, at, &mut head)?;
         let [kind, ..] = head;
         let [name, scope] = [NAME, SCOPE].map(|at| u64_at(&head, at).unwrap_or(0));
@@ -106,6 +108,24 @@ impl PhpPlan {
         let bailout = memory.read_u64(self.globals.checked_add(BAILOUT)?)?;
         bailout.checked_sub(stack).filter(|&distance| distance < MAX_STACK)?;
         self.globals.checked_add(self.layout.current.into())
+    }
+
+    /// See [`crate::RuntimePlan::copies`].
+    pub(crate) fn copies(&self) -> Option<CopyPlan> {
+        const FRAME_AT: u8 = 1;
+        const FUNCTION: u8 = 2;
+        let variable = |offset: u64| self.globals.0.wrapping_add(offset);
+        CopyPlan::new(vec![
+            CopyStep::word_at(variable(BAILOUT), FRAME_AT, 1),
+            CopyStep::word_at(variable(self.layout.current.into()), FRAME_AT, 2),
+            CopyStep::new(FRAME_AT, (0, FRAME), 3)
+                .load(WordLoad::new(FUNCTION, FUNC))
+                .load(WordLoad::new(FRAME_AT, PREVIOUS))
+                .or(CopyStep::END),
+            // A mark between two calls has no function.
+            CopyStep::new(FUNCTION, (0, HEAD), 4).or(2),
+            CopyStep::new(FUNCTION, (self.layout.instructions.into(), USER_BYTES), 2),
+        ])
     }
 
     /// See [`crate::RuntimePlan::walk`].

@@ -18,6 +18,7 @@
 //! earlier versions are in a table ([`layout`]).
 
 mod binary;
+mod copies;
 pub mod layout;
 mod lines;
 mod names;

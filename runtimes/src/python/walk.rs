@@ -3,7 +3,9 @@
 use symbols::VirtAddr;
 use symbols::bytes::{u32_at, u64_at};
 
+use super::copies::copies;
 use super::layout::{CodeIdentity, FrameChain, Instruction, LARGEST_NEAR, WalkLayout};
+use crate::copies::CopyPlan;
 use crate::frames::{self, EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure};
 use crate::{LayoutError, ProcessMemory};
 
@@ -51,6 +53,23 @@ impl PythonPlan {
             return Err(LayoutError::Invalid);
         }
         Ok(Self { runtime, layout })
+    }
+
+    /// See [`crate::RuntimePlan::copies`].
+    pub(crate) fn copies(&self) -> Option<CopyPlan> {
+        copies(self.runtime, &self.layout, self.frame_bytes())
+    }
+
+    /// Returns the number of bytes of a frame that are read.
+    fn frame_bytes(&self) -> usize {
+        let mark = match self.layout.chain {
+            FrameChain::Cframes { is_entry: mark, .. } | FrameChain::Shims { owner: mark, .. } => mark,
+            FrameChain::Objects { .. } | FrameChain::ObjectsWithCframes { .. } => 0,
+        };
+        let (Instruction::Address(instruction) | Instruction::Index { at: instruction, .. }) =
+            self.layout.instruction;
+        let last = instruction.max(self.layout.previous).max(self.layout.code).max(mark);
+        usize::from(last) + 8
     }
 
     /// See [`crate::RuntimePlan::thread`].
@@ -235,12 +254,8 @@ impl PythonPlan {
             FrameChain::Cframes { is_entry: mark, .. } | FrameChain::Shims { owner: mark, .. } => Some(mark),
             FrameChain::Objects { .. } | FrameChain::ObjectsWithCframes { .. } => None,
         };
-        let (Instruction::Address(instruction_at) | Instruction::Index { at: instruction_at, .. }) =
-            self.layout.instruction;
-        let last = instruction_at.max(self.layout.previous).max(self.layout.code);
         let mut bytes = [0; LARGEST_NEAR as usize];
-        let end = usize::from(last.max(mark_at.unwrap_or(0))) + 8;
-        let bytes = bytes.get_mut(..end).ok_or(WalkFailure::Inconsistent)?;
+        let bytes = bytes.get_mut(..self.frame_bytes()).ok_or(WalkFailure::Inconsistent)?;
         memory.read(frame, bytes).ok_or(WalkFailure::NotPresent)?;
         let word = |at: u16| u64_at(bytes, at.into()).map(VirtAddr).ok_or(WalkFailure::Inconsistent);
         let code = VirtAddr(word(self.layout.code)?.0 & !TAGS);
@@ -267,14 +282,20 @@ fn ends_in(thread: VirtAddr, cframe: VirtAddr) -> Result<(), WalkFailure> {
 
 /// Returns the hash of the members that identify the code object at `code`.
 pub(super) fn identity(memory: &impl ProcessMemory, code: VirtAddr, of: &CodeIdentity) -> Option<u32> {
-    let first = of.pointers.iter().copied().min()?.min(of.first_line);
-    let last = of.pointers.iter().copied().max()?.max(of.first_line);
+    let (first, count) = identity_range(of);
     let mut bytes = [0; LARGEST_NEAR as usize];
-    let bytes = bytes.get_mut(..usize::from(last - first) + 8)?;
+    let bytes = bytes.get_mut(..count)?;
     memory.read(code.checked_add(first.into())?, bytes)?;
     let line = u32_at(bytes, usize::from(of.first_line - first))?;
     let [file, name, lines] = of.pointers.map(|at| u64_at(bytes, usize::from(at - first)));
     Some(frames::identity([line.into(), file?, name?, lines?]))
+}
+
+/// Returns the offset and number of the bytes that hold those members.
+pub(super) fn identity_range(of: &CodeIdentity) -> (u16, usize) {
+    let [first, last] =
+        of.pointers.into_iter().fold([of.first_line; 2], |[first, last], at| [first.min(at), last.max(at)]);
+    (first, usize::from(last - first) + 8)
 }
 
 /// Reads the pointer at `offset` of the structure at `base`.

@@ -6,6 +6,7 @@ use symbols::bytes::u64_at;
 use super::layout::{BODY, LARGEST_FRAME, RubyLayout};
 use super::objects::InternalKind;
 use crate::ProcessMemory;
+use crate::copies::{CopyPlan, CopyStep, NextStep, WordLoad};
 use crate::frames::{EntryPlace, FrameWriter, MAX_FRAMES, WalkFailure, identity};
 use crate::thread_local::ThreadVariable;
 
@@ -14,14 +15,18 @@ const MAX_STACK: u64 = 1 << 32;
 /// Bytes of a thread's native stack below that stack, at most (`RUBY_THREAD_MACHINE_STACK_SIZE` is 1 MiB by
 /// default).
 const MAX_NATIVE: u64 = 64 << 20;
-/// `rb_execution_context_t.cfp`.
-const FRAME: u64 = 16;
+/// Members of `rb_execution_context_t`, and its bytes that are read: `vm_stack`, `vm_stack_size` in words, `cfp`.
+const STACK: usize = 0;
+const STACK_SIZE: usize = 8;
+const CURRENT: usize = 16;
+const CONTEXT: usize = 24;
 /// Members of `rb_control_frame_t`.
 const PC: usize = 0;
 const ISEQ: usize = 16;
 const EP: usize = 32;
-/// `rb_iseq_t.body`.
+/// `rb_iseq_t.body`, and the bytes of an object that are read.
 const ISEQ_BODY: usize = 16;
+const OBJECT: usize = 40;
 /// Members of `rb_iseq_constant_body`.
 const ISEQ_SIZE: usize = 4;
 pub(super) const ENCODED: usize = 8;
@@ -36,6 +41,9 @@ const OWNER: usize = 32;
 const ENV: u64 = 16;
 const METHOD: usize = 0;
 const FLAGS: usize = 16;
+const ENV_BYTES: usize = 24;
+/// `vm_svar.cref_or_me`: the method behind special variables.
+const BEHIND: usize = 8;
 /// Bits of the flags with the kind of frame, and the kinds (`VM_FRAME_MAGIC_*`).
 const KIND: u64 = 0x7fff_0001;
 const C_FUNCTION: u64 = 0x5555_0001;
@@ -70,7 +78,7 @@ pub(super) struct CodeWords {
 impl CodeWords {
     /// Reads the bytecode or method at `at`; [`WalkFailure::Inconsistent`] for other objects.
     pub(super) fn read(memory: &impl ProcessMemory, at: VirtAddr) -> Result<Self, WalkFailure> {
-        let mut head = [0; 40];
+        let mut head = [0; OBJECT];
         read(memory, at, &mut head)?;
         let word = |offset: usize| u64_at(&head, offset).ok_or(WalkFailure::Inconsistent);
         match InternalKind::new(word(0)?) {
@@ -118,6 +126,45 @@ impl RubyPlan {
         (below <= MAX_NATIVE).then_some(VirtAddr(end))
     }
 
+    /// See [`crate::RuntimePlan::copies`].
+    pub(crate) fn copies(&self) -> Option<CopyPlan> {
+        let [context, end, frame, iseq, env, method] = [1, 2, 3, 4, 5, 6];
+        let mut steps = self.context.copies(context);
+        let first = u8::try_from(steps.len()).ok()?;
+        let [above, frames, environment, code, body, of_method, behind, last] =
+            std::array::from_fn(|number| first + 1 + number as u8);
+        steps.extend([
+            CopyStep::new(context, (0, CONTEXT), above)
+                .load(WordLoad::new(end, STACK))
+                .load(WordLoad { shift: 3, adds: true, ..WordLoad::new(end, STACK_SIZE) })
+                .load(WordLoad::new(frame, CURRENT))
+                .or(CopyStep::END),
+            // The first native frames of a thread ([`Self::stack_above`]).
+            CopyStep::new(end, (0, CopyStep::MAX_BYTES.into()), frames),
+            CopyStep {
+                advance: self.layout.frame,
+                ..CopyStep::new(frame, (0, self.layout.frame.into()), environment)
+            }
+            .load(WordLoad::new(iseq, ISEQ))
+            .load(WordLoad::new(env, EP))
+            .or(CopyStep::END),
+            CopyStep::new(env, (ENV.wrapping_neg(), ENV_BYTES), code)
+                .load(WordLoad::new(method, METHOD))
+                .or(last),
+            CopyStep::new(iseq, (0, OBJECT), body).load(WordLoad::new(iseq, ISEQ_BODY)).or(of_method),
+            CopyStep::new(iseq, (0, BODY), last),
+            // A C function has a method, directly or behind special variables.
+            CopyStep::new(method, (0, OBJECT), behind).load(WordLoad::new(method, BEHIND)).or(last),
+            CopyStep::new(method, (0, OBJECT), last),
+            CopyStep {
+                base: None,
+                next: NextStep::Compare { registers: [frame, end], equal: CopyStep::END, other: frames },
+                ..CopyStep::new(0, (0, 0), frames)
+            },
+        ]);
+        CopyPlan::new(steps)
+    }
+
     /// See [`crate::RuntimePlan::walk`].
     pub(crate) fn walk<P: FnMut(u64) -> bool>(
         &self,
@@ -126,7 +173,7 @@ impl RubyPlan {
         out: &mut FrameWriter<P>,
     ) -> Result<(), WalkFailure> {
         let (stack, end) = frame_stack(memory, context)?;
-        let frame_at = context.checked_add(FRAME).ok_or(WalkFailure::Inconsistent)?;
+        let frame_at = context.checked_add(CURRENT as u64).ok_or(WalkFailure::Inconsistent)?;
         let mut frame = memory.read_u64(frame_at).ok_or(WalkFailure::NotPresent)?;
         let step = u64::from(self.layout.frame);
         if frame < stack || frame > end || !(end - frame).is_multiple_of(step) {
@@ -161,7 +208,7 @@ impl RubyPlan {
         read(memory, at, bytes)?;
         let word = |offset: usize| u64_at(bytes, offset).ok_or(WalkFailure::Inconsistent);
         let env = word(EP)?.checked_sub(ENV).ok_or(WalkFailure::Inconsistent)?;
-        let mut data = [0; 24];
+        let mut data = [0; ENV_BYTES];
         read(memory, VirtAddr(env), &mut data)?;
         let [method, flags] = [METHOD, FLAGS].map(|at| u64_at(&data, at).unwrap_or(0));
         let kind = flags & KIND;
@@ -214,7 +261,7 @@ fn method_of(memory: &impl ProcessMemory, at: u64) -> Result<(VirtAddr, CodeWord
     let mut head = [0; 16];
     read(memory, VirtAddr(at), &mut head)?;
     let kind = u64_at(&head, 0).and_then(InternalKind::new);
-    let behind = u64_at(&head, 8).filter(|_| kind == Some(InternalKind::SpecialVariables));
+    let behind = u64_at(&head, BEHIND).filter(|_| kind == Some(InternalKind::SpecialVariables));
     let at = VirtAddr(behind.unwrap_or(at));
     let words = CodeWords::read(memory, at)?;
     if words.kind == InternalKind::Method { Ok((at, words)) } else { Err(WalkFailure::Inconsistent) }
@@ -222,10 +269,9 @@ fn method_of(memory: &impl ProcessMemory, at: u64) -> Result<(VirtAddr, CodeWord
 
 /// Returns start and end of the stack of a context's frames.
 fn frame_stack(memory: &impl ProcessMemory, context: VirtAddr) -> Result<(u64, u64), WalkFailure> {
-    // `vm_stack`, `vm_stack_size` in words.
     let mut head = [0; 16];
     read(memory, context, &mut head)?;
-    let [stack, words] = [0, 8].map(|at| u64_at(&head, at).unwrap_or(0));
+    let [stack, words] = [STACK, STACK_SIZE].map(|at| u64_at(&head, at).unwrap_or(0));
     let size = words.checked_mul(8).filter(|&size| size <= MAX_STACK);
     let end = size.and_then(|size| stack.checked_add(size)).ok_or(WalkFailure::Inconsistent)?;
     Ok((stack, end))

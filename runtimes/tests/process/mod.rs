@@ -12,6 +12,8 @@ use symbols::elf::ElfFile;
 use symbols::{Registers, StackMemory, VirtAddr};
 
 #[allow(dead_code, reason = "for some of the tests")]
+pub mod copies;
+#[allow(dead_code, reason = "for some of the tests")]
 pub mod generated;
 
 /// A process that ends with the test.

@@ -1,0 +1,115 @@
+//! Plans of copies: what samples copy of processes besides their stacks, in memory that this process writes and
+//! the kernel's program reads.
+//!
+//! The program takes a plan as it finds it. One that is changed at that moment makes it copy other memory, or
+//! none; what it copies is what the guest has there in any case.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use aya::maps::Map;
+use runtimes::{CopyPlan, CopyStep, NextStep, REGISTERS, WordLoad};
+
+use super::area::ArrayMapping;
+use super::refusal::BpfRefusal;
+use super::shared::{PLAN_PROBES, PLANS, RawLoad, RawPlan, RawStep};
+
+/// Bits of a root that distinguish processes: an address of a page, without the bit by which page-table
+/// isolation distinguishes two tables of one process (as in attach/bpf/record.c).
+const ROOT: u64 = 0x000f_ffff_ffff_e000;
+
+/// Plans by the page tables of their processes. One thread at a time changes them.
+pub(super) struct PlanTable(Mutex<ArrayMapping<RawPlan>>);
+
+impl fmt::Debug for PlanTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PlanTable").finish_non_exhaustive()
+    }
+}
+
+/// Handle by which samples of the host's kernel copy more of processes' memory than stacks. Clones are of the
+/// same machine.
+#[derive(Debug, Clone)]
+pub struct ProcessCopies(pub(super) Arc<PlanTable>);
+
+impl ProcessCopies {
+    /// Sets or removes what samples copy in the process whose page tables are at this physical address. Never
+    /// waits for a sample. There is room for 512 plans, and the last one that was set has some.
+    pub fn set(&self, root: u64, plan: Option<&CopyPlan>) {
+        self.0.set(root, plan);
+    }
+}
+
+impl PlanTable {
+    pub(super) fn new(map: &Map) -> Result<Self, BpfRefusal> {
+        Ok(Self(Mutex::new(ArrayMapping::writable(map, PLANS)?)))
+    }
+
+    fn set(&self, root: u64, plan: Option<&CopyPlan>) {
+        let root = root & ROOT;
+        let area = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let places: Vec<*mut RawPlan> =
+            places(root).filter_map(|place| area.element(place)).map(<*const _>::cast_mut).collect();
+        // SAFETY: the root is in the mapping, which lives longer, and aligned; only atomics write it.
+        let root_of = |place: *mut RawPlan| unsafe { AtomicU64::from_ptr(&raw mut (*place).root) };
+        let has =
+            |wanted: u64| places.iter().find(|place| root_of(**place).load(Ordering::Relaxed) == wanted);
+        let Some(&place) = has(root).or_else(|| has(0)).or(places.first()) else { return };
+        root_of(place).store(0, Ordering::Relaxed);
+        let Some(plan) = plan else { return };
+        fence(Ordering::Release);
+        // SAFETY: the steps are in the mapping, aligned, and written under the lock alone; the kernel reads
+        // any bytes.
+        unsafe {
+            (&raw mut (*place).step).write_volatile(raw(plan));
+        }
+        root_of(place).store(root, Ordering::Release);
+    }
+}
+
+/// Returns the places in which the program searches for a plan.
+fn places(root: u64) -> impl Iterator<Item = usize> {
+    let first = usize::try_from(root.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).unwrap_or(0);
+    (0..PLAN_PROBES).map(move |probe| first.wrapping_add(probe) % PLANS)
+}
+
+/// Returns the steps as the program has them.
+pub(super) fn raw(plan: &CopyPlan) -> [RawStep; CopyPlan::MAX_STEPS] {
+    let mut steps = [RawStep::default(); CopyPlan::MAX_STEPS];
+    for (raw, step) in steps.iter_mut().zip(plan.steps()) {
+        *raw = raw_step(step);
+    }
+    steps
+}
+
+fn raw_step(step: &CopyStep) -> RawStep {
+    let (registers, equal, other) = match step.next {
+        NextStep::Always(next) => ([0; 2], next, next),
+        NextStep::Compare { registers, equal, other } => (registers, equal, other),
+    };
+    let [left, right] = registers;
+    let none = u8::try_from(REGISTERS).unwrap_or(u8::MAX);
+    let load = step.loads.map(|load| {
+        load.map_or_else(RawLoad::default, |WordLoad { register, at, shift, adds }| RawLoad {
+            used: 1,
+            into: register,
+            shift,
+            adds: adds.into(),
+            at: u32::from(at) / 8,
+        })
+    });
+    RawStep {
+        offset: step.offset,
+        bytes: step.bytes.into(),
+        base: step.base.unwrap_or(none),
+        advance: step.advance,
+        left,
+        right,
+        equal,
+        other,
+        missing: step.missing,
+        unused: [0; 5],
+        load,
+    }
+}

@@ -1174,7 +1174,6 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 		}
 	} else {
 		record->rflags = kernel_u64(vcpu + options.pvm_rflags);
-		record->fs_base = 0;
 	}
 }
 
@@ -1238,6 +1237,7 @@ static __attribute__((noinline)) u32 take_sample(struct arguments *arguments)
 	record->smalls = 0;
 	record->pages = 0;
 	record->missing = 0;
+	record->fs_base = 0;
 	record->process_root = 0;
 	NO_UNROLL
 	for (u32 i = 0; i < TABLES; i++)

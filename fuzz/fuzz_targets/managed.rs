@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, php, ruby, v8};
 use runtimes::hotspot::JavaProcess;
 use runtimes::{
-    FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
+    CopyPlan, FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
     RuntimePlan, ThreadRegisters, place,
 };
 use symbols::VirtAddr;
@@ -22,6 +22,8 @@ const CHANGE: usize = 10;
 /// Walks the thread with frames, puts these among native ones, and names them.
 fn walk(runtime: RuntimePlan, names: &RuntimeNames, memory: &FlatMemory, fs_base: u64) {
     let registers = ThreadRegisters { fs_base, stack_pointer: php::STACK };
+    let steps = runtime.copies().map_or(0, |plan| plan.steps().len());
+    assert!(steps <= CopyPlan::MAX_STEPS, "{steps} steps");
     let hint = runtime.thread(memory, registers, None);
     let Some(thread) = runtime.thread(memory, registers, hint.or(Some(VirtAddr(BASE)))) else { return };
     let name = names.thread_name(memory, &runtime, thread);

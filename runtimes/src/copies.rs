@@ -7,10 +7,10 @@
 //!         next step: by a comparison of two registers; another one where the bytes are not present
 //! ```
 //!
-//! The first register has the thread's FS base, the others 0. A register's lowest three bits are no part of
-//! an address, and 0 is none. The reader ends at [`CopyStep::END`], or after any number of steps. A walk of
-//! what it has copied finds the frames as one of the memory itself, up to what is missing: a plan that is
-//! wrong leads to missing frames, and never to other ones.
+//! The first register has the thread's FS base, the others 0. An address ignores the lowest three bits of its
+//! register, and nothing is present at a register of 0. The reader ends at [`CopyStep::END`], or after any
+//! number of steps. A walk of what it has copied finds the frames as one of the memory itself, up to what is
+//! missing: a plan that is wrong leads to missing frames, and never to other ones.
 
 /// Registers of a reader.
 pub const REGISTERS: usize = 8;
@@ -90,7 +90,7 @@ impl CopyStep {
     pub const MAX_LOADS: usize = 4;
 
     /// Returns a step that copies `bytes` bytes from `offset` of the structure that `base` has the address
-    /// of, and goes on with `next` in any case.
+    /// of, and continues with `next` in any case.
     pub(crate) fn new(base: u8, (offset, bytes): (u64, usize), next: u8) -> Self {
         Self {
             base: Some(base),

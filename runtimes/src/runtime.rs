@@ -187,8 +187,8 @@ impl RuntimePlan {
         }
     }
 
-    /// Returns the plan of copies of all that [`Self::thread`], [`Self::stack_above`] and [`Self::walk`] read;
-    /// `None` if the structures have no such plan.
+    /// Returns the plan of copies of all that [`Self::thread`], [`Self::stack_above`] and [`Self::walk`]
+    /// read; `None` if the structures have no such plan.
     pub fn copies(&self) -> Option<CopyPlan> {
         match self {
             Self::Python(plan) => plan.copies(),

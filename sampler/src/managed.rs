@@ -28,7 +28,7 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RuntimeTable {
     plans: Arc<RwLock<HashMap<u64, RuntimePlan>>>,
-    /// What copies a machine's memory at a tick, if that is not the vCPU's thread.
+    /// Copies of a machine whose memory the vCPU's thread does not read itself at a tick.
     copies: Arc<OnceLock<ProcessCopies>>,
 }
 

@@ -248,27 +248,38 @@ pub(crate) fn difference(ours: &(kvm_regs, kvm_sregs), kvm: &(kvm_regs, kvm_sreg
             ("EFER", sregs.efer),
             ("CS.L", u64::from(sregs.cs.l)),
             ("CS.base", sregs.cs.base),
-            ("FS base", sregs.fs.base),
             ("CPL", u64::from(sregs.ss.dpl)),
         ]
     };
-    let ours = general(regs).into_iter().chain(special(sregs));
-    let kvm = general(kvm_regs).into_iter().chain(special(kvm_sregs));
+    // 0 where the kernel does not show it: then nothing uses it.
+    let fs_base = |sregs: &kvm_sregs| ("FS base", sregs.fs.base);
+    let fs_base = (sregs.fs.base != 0).then(|| (fs_base(sregs), fs_base(kvm_sregs)));
+    let ours = general(regs).into_iter().chain(special(sregs)).chain(fs_base.map(|(ours, _)| ours));
+    let kvm = general(kvm_regs).into_iter().chain(special(kvm_sregs)).chain(fs_base.map(|(_, kvm)| kvm));
     let differs = ours.zip(kvm).find(|((_, ours), (_, kvm))| ours != kvm);
     differs.map(|((name, ours), (_, kvm))| format!("{name} is {ours:#x} instead of {kvm:#x}"))
+}
+
+/// Returns a mapping of zeroes that belongs to no program.
+#[cfg(test)]
+pub(super) fn anonymous_array<T>(count: usize) -> ArrayMapping<T> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: makes a new mapping at an address that the kernel chooses.
+    let at = unsafe { libc::mmap(ptr::null_mut(), size_of::<T>() * count, protection, flags, -1, 0) };
+    assert!(at != libc::MAP_FAILED);
+    ArrayMapping { start: NonNull::new(at.cast()).unwrap(), count }
 }
 
 /// Returns a mapping that belongs to no program, with a record of these bytes, and zeroes after them.
 #[cfg(test)]
 pub(super) fn anonymous(record: &[u8]) -> ArrayMapping<RawRecord> {
-    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: makes a new mapping at an address that the kernel chooses, with room for the bytes.
+    let area = anonymous_array::<RawRecord>(1);
+    assert!(record.len() <= size_of::<RawRecord>());
+    // SAFETY: the mapping has room for the bytes, and nothing else refers to it.
     unsafe {
-        let at = libc::mmap(ptr::null_mut(), size_of::<RawRecord>(), protection, flags, -1, 0);
-        assert!(at != libc::MAP_FAILED && record.len() <= size_of::<RawRecord>());
-        ptr::copy_nonoverlapping(record.as_ptr(), at.cast(), record.len());
-        ArrayMapping { start: NonNull::new_unchecked(at.cast()), count: 1 }
+        ptr::copy_nonoverlapping(record.as_ptr(), area.start.as_ptr().cast(), record.len());
     }
+    area
 }
 
 #[cfg(test)]
@@ -341,5 +352,10 @@ mod tests {
         assert_eq!(difference(&ours, &kvm).unwrap(), "CPL is 0x3 instead of 0x0");
         kvm.0.rip = 7;
         assert_eq!(difference(&ours, &kvm).unwrap(), "RIP is 0x5 instead of 0x7");
+        let (mut ours, mut kvm) = (ours, ours);
+        kvm.1.fs.base = 0x1000;
+        assert_eq!(difference(&ours, &kvm), None, "not shown");
+        ours.1.fs.base = 0x2000;
+        assert_eq!(difference(&ours, &kvm).unwrap(), "FS base is 0x2000 instead of 0x1000");
     }
 }

@@ -1,5 +1,5 @@
-//! Plans of copies: what samples copy of processes besides their stacks, in memory that this process writes and
-//! the kernel's program reads.
+//! Plans of copies: what samples copy of processes besides their stacks, in memory that this process writes
+//! and the kernel's program reads.
 //!
 //! The program takes a plan as it finds it. One that is changed at that moment makes it copy other memory, or
 //! none; what it copies is what the guest has there in any case.
@@ -14,6 +14,7 @@ use runtimes::{CopyPlan, CopyStep, NextStep, REGISTERS, WordLoad};
 use super::area::ArrayMapping;
 use super::refusal::BpfRefusal;
 use super::shared::{PLAN_PROBES, PLANS, RawLoad, RawPlan, RawStep};
+use super::vm::SampledVm;
 
 /// Bits of a root that distinguish processes: an address of a page, without the bit by which page-table
 /// isolation distinguishes two tables of one process (as in attach/bpf/record.c).
@@ -31,7 +32,14 @@ impl fmt::Debug for PlanTable {
 /// Handle by which samples of the host's kernel copy more of processes' memory than stacks. Clones are of the
 /// same machine.
 #[derive(Debug, Clone)]
-pub struct ProcessCopies(pub(super) Arc<PlanTable>);
+pub struct ProcessCopies(Arc<PlanTable>);
+
+impl SampledVm {
+    /// Returns the handle by which samples copy more of processes' memory.
+    pub(crate) fn copies(&self) -> ProcessCopies {
+        ProcessCopies(Arc::clone(self.programs.plans()))
+    }
+}
 
 impl ProcessCopies {
     /// Sets or removes what samples copy in the process whose page tables are at this physical address. Never
@@ -111,5 +119,48 @@ fn raw_step(step: &CopyStep) -> RawStep {
         missing: step.missing,
         unused: [0; 5],
         load,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use runtimes::RuntimeBinary;
+    use runtimes::fixture::{self, php};
+
+    use super::super::area::anonymous_array;
+    use super::*;
+
+    /// Returns the plan that the program finds for a process.
+    fn found(table: &PlanTable, root: u64) -> Option<RawPlan> {
+        let area = table.0.lock().unwrap();
+        // SAFETY: in the mapping, and nothing writes it meanwhile.
+        let plans = places(root).map(|place| unsafe { area.element(place).unwrap().read() });
+        plans.into_iter().find(|plan| plan.root == root)
+    }
+
+    #[test]
+    fn a_plan_is_found_by_the_page_tables_of_its_process() {
+        let table = PlanTable(Mutex::new(anonymous_array(PLANS)));
+        let copies = |binary: RuntimeBinary, memory| binary.plan(&memory, 0).unwrap().0.copies().unwrap();
+        let python = copies(RuntimeBinary::Python(fixture::binary((3, 11))), fixture::python((3, 11)));
+        let php = copies(RuntimeBinary::Php(php::binary()), php::php((8, 2)));
+        let plan = |plan: &CopyPlan, root| Some(RawPlan { root, step: raw(plan) });
+        let roots: Vec<u64> = (1..=4 * PLANS as u64).map(|number| number * 0x4000).collect();
+        for &root in &roots {
+            assert_eq!(found(&table, root), None);
+            table.set(root, Some(&python));
+            assert_eq!(found(&table, root), plan(&python, root), "the last one has room");
+        }
+        let kept = || roots.iter().filter(|root| found(&table, **root).is_some()).count();
+        let before = kept();
+        assert!(before > PLANS * 9 / 10, "{before} of {PLANS}");
+        let last = 4 * PLANS as u64 * 0x4000;
+        // With the bits of a CR3, and the second table of page-table isolation.
+        table.set(last | 1 << 63 | 0x1fff, Some(&php));
+        assert_eq!(found(&table, last), plan(&php, last), "replaced");
+        table.set(last, None);
+        assert_eq!(found(&table, last), None);
+        table.set(last, None);
+        assert_eq!(kept(), before - 1, "no other one");
     }
 }

@@ -14,7 +14,6 @@ use super::finder::{KernelReader, KernelThread, KernelVcpu};
 use super::host_stack::{HostQueue, HostStacksView, HostState, HostTick};
 use super::notes::NotesView;
 use super::offsets::{self, HostOffsets, Vendor};
-use super::plans::ProcessCopies;
 use super::program::KernelPrograms;
 use super::refusal::{BpfRefusal, host_refusal};
 use super::shared::{ABSENT, RawGuest, RawState, RawTarget, ThreadFinding};
@@ -29,7 +28,7 @@ const MOST_CPUS: usize = 4;
 /// A machine, and the programs that sample it.
 #[derive(Debug)]
 pub(crate) struct SampledVm {
-    programs: KernelPrograms,
+    pub(super) programs: KernelPrograms,
     offsets: HostOffsets,
     /// The vCPUs, as far as there are any yet, and room for those that come later.
     vcpus: Box<[OnceLock<SampledVcpu>]>,
@@ -249,12 +248,7 @@ impl SampledVm {
         kvm: &(kvm_regs, kvm_sregs),
     ) -> Result<Option<String>, BpfRefusal> {
         let sampled = self.sample(index).ok_or(BpfRefusal::NotCompared)?;
-        let mut kvm = *kvm;
-        if self.vendor == Vendor::Pvm {
-            // Not shown.
-            kvm.1.fs.base = 0;
-        }
-        Ok(difference(&registers(&sampled.state), &kvm))
+        Ok(difference(&registers(&sampled.state), kvm))
     }
 
     /// Updates the ranges of the guest's memory if the kernel has changed them, and returns the layout then.
@@ -402,11 +396,6 @@ impl SampledVm {
     /// Returns the noted exits of a vCPU; `None` if there are none.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
         self.programs.notes(index).filter(|_| self.counts)
-    }
-
-    /// Returns the handle by which samples copy more of processes' memory.
-    pub(crate) fn copies(&self) -> ProcessCopies {
-        ProcessCopies(Arc::clone(self.programs.plans()))
     }
 
     /// Returns true once the addresses in the guest's kernel are known.

@@ -100,8 +100,8 @@ pub(super) fn copies(runtime: VirtAddr, layout: &WalkLayout, frame_bytes: usize)
     CopyPlan::new(steps.into_iter().chain(first).chain(frames).chain(each).collect())
 }
 
-/// Returns a step that copies the words at these offsets of a structure, and the one at `other`, and loads the
-/// former: register and offset of each.
+/// Returns a step that copies the words at these offsets of a structure, and the one at `other`, and loads
+/// the former: register and offset of each.
 fn words(base: u8, loads: &[(u8, u16)], other: u16, next: u8) -> CopyStep {
     let offsets = || loads.iter().map(|&(_, at)| at).chain([other]);
     let (first, last) = (offsets().min().unwrap_or(other), offsets().max().unwrap_or(other));

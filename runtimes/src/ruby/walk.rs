@@ -15,7 +15,8 @@ const MAX_STACK: u64 = 1 << 32;
 /// Bytes of a thread's native stack below that stack, at most (`RUBY_THREAD_MACHINE_STACK_SIZE` is 1 MiB by
 /// default).
 const MAX_NATIVE: u64 = 64 << 20;
-/// Members of `rb_execution_context_t`, and its bytes that are read: `vm_stack`, `vm_stack_size` in words, `cfp`.
+/// Members of `rb_execution_context_t`, and its bytes that are read: `vm_stack`, `vm_stack_size` in words,
+/// `cfp`.
 const STACK: usize = 0;
 const STACK_SIZE: usize = 8;
 const CURRENT: usize = 16;
@@ -42,7 +43,7 @@ const ENV: u64 = 16;
 const METHOD: usize = 0;
 const FLAGS: usize = 16;
 const ENV_BYTES: usize = 24;
-/// `vm_svar.cref_or_me`: the method behind special variables.
+/// `vm_svar.cref_or_me`: the method that special variables lead to.
 const BEHIND: usize = 8;
 /// Bits of the flags with the kind of frame, and the kinds (`VM_FRAME_MAGIC_*`).
 const KIND: u64 = 0x7fff_0001;
@@ -132,7 +133,7 @@ impl RubyPlan {
         let mut steps = self.context.copies(context);
         let first = u8::try_from(steps.len()).ok()?;
         let [above, frames, environment, code, body, of_method, behind, last] =
-            std::array::from_fn(|number| first + 1 + number as u8);
+            [1, 2, 3, 4, 5, 6, 7, 8].map(|number| first + number);
         steps.extend([
             CopyStep::new(context, (0, CONTEXT), above)
                 .load(WordLoad::new(end, STACK))
@@ -153,7 +154,7 @@ impl RubyPlan {
                 .or(last),
             CopyStep::new(iseq, (0, OBJECT), body).load(WordLoad::new(iseq, ISEQ_BODY)).or(of_method),
             CopyStep::new(iseq, (0, BODY), last),
-            // A C function has a method, directly or behind special variables.
+            // A C function has a method, directly or through special variables.
             CopyStep::new(method, (0, OBJECT), behind).load(WordLoad::new(method, BEHIND)).or(last),
             CopyStep::new(method, (0, OBJECT), last),
             CopyStep {

@@ -133,6 +133,12 @@ impl<I: Iterator<Item = u64>> Iterator for FrameWords<I> {
     }
 }
 
+/// Returns the word of a walk that ends with this failure.
+pub fn failure_word(failure: WalkFailure) -> u64 {
+    let number = FAILURES.iter().position(|&other| other == failure).unwrap_or(0);
+    (number as u64) << 1 | 1
+}
+
 /// Returns a hash of the words that identify a code object.
 pub(crate) fn identity(words: impl IntoIterator<Item = u64>) -> u32 {
     let mut hash = 0_u64;
@@ -191,9 +197,8 @@ pub(crate) fn write<P: FnMut(u64) -> bool>(
 ) {
     let mut writer = FrameWriter { push, frames: 0 };
     if let Err(failure) = walk(&mut writer) {
-        let number = FAILURES.iter().position(|&other| other == failure).unwrap_or(0);
         // Without room for this word, the reader finds the end of a frame or an entry missing.
-        (writer.push)((number as u64) << 1 | 1);
+        (writer.push)(failure_word(failure));
     }
 }
 

@@ -34,7 +34,9 @@ pub mod v8;
 
 pub use code::ManagedCode;
 pub use copies::{CopyPlan, CopyStep, NextStep, REGISTERS, WordLoad};
-pub use frames::{EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure, thread_word};
+pub use frames::{
+    EntryPlace, FrameWords, MAX_FRAMES, ManagedFrame, ManagedStep, WalkFailure, failure_word, thread_word,
+};
 pub use generated::{GeneratedFrames, GeneratedRules, GeneratedUnwinding, NativeManaged};
 pub use memory::ProcessMemory;
 pub use order::{NativeCode, NativeFrame, NativeStack, PlacedFrames, place};

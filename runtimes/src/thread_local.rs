@@ -141,7 +141,7 @@ impl ThreadVariable {
                 }
                 let block = memory.read_u64(VirtAddr(vector.checked_add(number.checked_mul(ENTRY)?)?))?;
                 // -1 for a block that the thread has not used (`TLS_DTV_UNALLOCATED`).
-                (block != 0).then_some(())?;
+                (![0, u64::MAX].contains(&block)).then_some(())?;
                 block.checked_add(offset).map(VirtAddr)
             }
         }

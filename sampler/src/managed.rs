@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use attach::ProcessCopies;
 use linux::{AddressSpace, PhysAddr, PhysicalMemory, StackCopy, VirtAddr};
-use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters, thread_word};
+use runtimes::{ProcessMemory, RuntimePlan, ThreadRegisters, WalkFailure, failure_word, thread_word};
 
 /// Processes in the table, at most; beyond that all are forgotten and found again.
 const MAX_PROCESSES: usize = 4096;
@@ -85,7 +85,8 @@ impl FrameCopier {
     }
 
     /// Adds the frames of the current thread, whose stacks are in `into`, as notes; nothing for threads
-    /// without a runtime. No lock, no allocation, bounded reads.
+    /// without a runtime, and the reason if memory that would show the thread cannot be read. No lock, no
+    /// allocation, bounded reads.
     pub(crate) fn copy(
         &mut self,
         memory: &impl PhysicalMemory,
@@ -106,6 +107,9 @@ impl FrameCopier {
         };
         let stack_pointer = user.map_or(0, |user| user.rsp());
         let Some(thread) = plan.thread(&space, ThreadRegisters { fs_base, stack_pointer }, known) else {
+            if space.has_missed() {
+                into.note(failure_word(WalkFailure::NotPresent));
+            }
             return;
         };
         *hint = ThreadHint { root, fs_base, thread };
@@ -130,11 +134,17 @@ pub(crate) struct SpaceMemory<'a, M> {
     memory: &'a M,
     /// Page number and physical address, by the low bits of the page number.
     pages: [Cell<Option<(u64, PhysAddr)>>; PAGES],
+    missed: Cell<bool>,
 }
 
 impl<'a, M: PhysicalMemory> SpaceMemory<'a, M> {
     pub(crate) fn new(space: AddressSpace, memory: &'a M) -> Self {
-        Self { space, memory, pages: [const { Cell::new(None) }; PAGES] }
+        Self { space, memory, pages: [const { Cell::new(None) }; PAGES], missed: Cell::new(false) }
+    }
+
+    /// Returns true if a read has failed.
+    fn has_missed(&self) -> bool {
+        self.missed.get()
     }
 
     /// Returns the physical address of a page.
@@ -152,6 +162,15 @@ impl<'a, M: PhysicalMemory> SpaceMemory<'a, M> {
 impl<M: PhysicalMemory> ProcessMemory for SpaceMemory<'_, M> {
     #[inline]
     fn read(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
+        let read = self.read_pages(at, into);
+        self.missed.set(self.missed.get() || read.is_none());
+        read
+    }
+}
+
+impl<M: PhysicalMemory> SpaceMemory<'_, M> {
+    #[inline]
+    fn read_pages(&self, at: VirtAddr, into: &mut [u8]) -> Option<()> {
         let (mut at, mut rest) = (at.0, into);
         while !rest.is_empty() {
             // Less than a page.
@@ -162,5 +181,68 @@ impl<M: PhysicalMemory> ProcessMemory for SpaceMemory<'_, M> {
             (at, rest) = (at.checked_add(len as u64)?, behind);
         }
         Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linux::FlatMemory;
+    use runtimes::fixture::{self, BASE};
+    use runtimes::{FrameWords, ManagedStep, RuntimeBinary};
+    use symbols::Registers;
+
+    use super::*;
+
+    /// Page tables: one table of each level, at 0x2000 and the pages after it.
+    const ROOT_TABLE: u64 = 0x2000;
+    const LOWEST_TABLE: u64 = 0x5000;
+    /// Physical address of the process's memory.
+    const MEMORY: u64 = 0x8000;
+    const PRESENT: u64 = 1;
+
+    /// Returns physical memory with that of a process in it.
+    fn physical(process: &[u8]) -> FlatMemory<Vec<u8>> {
+        let mut bytes = vec![0; usize::try_from(MEMORY).unwrap()];
+        let mut put = |at: u64, entry: u64| {
+            let at = usize::try_from(at).unwrap();
+            bytes[at..at + 8].copy_from_slice(&entry.to_le_bytes());
+        };
+        for table in (ROOT_TABLE..LOWEST_TABLE).step_by(0x1000) {
+            put(table, (table + 0x1000) | PRESENT);
+        }
+        for page in 0..process.len() as u64 / PAGE {
+            put(LOWEST_TABLE + (BASE / PAGE + page) * 8, (MEMORY + page * PAGE) | PRESENT);
+        }
+        bytes.extend_from_slice(process);
+        FlatMemory(bytes)
+    }
+
+    /// Returns what is copied of the thread with this FS base.
+    fn copied(memory: &FlatMemory<Vec<u8>>, plan: RuntimePlan, fs_base: u64) -> Vec<ManagedStep> {
+        let table = RuntimeTable::default();
+        table.set(ROOT_TABLE, Some(plan));
+        let mut into = StackCopy::new();
+        into.set_user(Registers::default(), ROOT_TABLE);
+        FrameCopier::new(table).copy(memory, (fs_base, false), &mut into);
+        FrameWords::new(into.notes()).collect()
+    }
+
+    #[test]
+    fn a_thread_has_its_frames_or_a_reason_and_one_without_a_runtime_nothing() {
+        let process = fixture::python((3, 11));
+        let binary = RuntimeBinary::Python(fixture::binary((3, 11)));
+        let (plan, _) = binary.plan(&process, 0).unwrap();
+        let mut memory = physical(&process.bytes);
+        let steps = copied(&memory, plan, fixture::FS_BASE);
+        let count = |is: fn(&ManagedStep) -> bool| steps.iter().filter(|step| is(step)).count();
+        assert!(matches!(steps.first(), Some(ManagedStep::Thread(_))), "{steps:?}");
+        assert_eq!(count(|step| matches!(step, ManagedStep::Frame(_))), fixture::NAMES.len());
+        assert_eq!(count(|step| matches!(step, ManagedStep::Failure(_))), 0);
+        assert_eq!(copied(&memory, plan, 0x1234), [], "a thread that the runtime does not know");
+        assert_eq!(copied(&memory, plan, 0), [], "no FS base");
+        // The page with the threads is gone.
+        let entry = usize::try_from(LOWEST_TABLE + (BASE / PAGE + 3) * 8).unwrap();
+        memory.0[entry] = 0;
+        assert_eq!(copied(&memory, plan, fixture::FS_BASE), [ManagedStep::Failure(WalkFailure::NotPresent)]);
     }
 }

@@ -160,13 +160,15 @@ impl LanguageProgram {
     }
 
     /// Asserts that the frames of at least 98 % of the stacks are there, that there are at least so many
-    /// samples in the measured functions, and that 95 % of them have a name.
+    /// samples in the measured functions, and that 95 % of them have a name. Stacks in the middle of a switch
+    /// of tasks, at which an emulated processor is interrupted more often than by chance, do not count.
     ///
     /// # Panics
     /// There are fewer.
     pub fn assert_complete(&self, run: &Run, fewest: i64) {
         let walks = run.report_with(&["--process", self.process]).walks("user");
-        let broken: i64 = walks.broken.iter().map(|(_, count)| count).sum();
+        let counts = walks.broken.iter().filter(|(why, _)| !why.starts_with("the kernel is switching"));
+        let broken: i64 = counts.map(|(_, count)| count).sum();
         println!("{walks:?}");
         assert!(broken * 50 <= walks.walks, "{walks:?}");
         let rows = self.measured(run);

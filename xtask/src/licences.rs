@@ -1,7 +1,7 @@
 //! `cargo xtask licences`: the dependencies' licences, and dependencies that are there in several versions.
 //!
-//! Reads `cargo metadata` alone: no network, no other program. The fuzz targets' own dependencies are not
-//! shipped and not checked.
+//! Reads `cargo metadata` and `cargo tree` alone: no network, no other program. The fuzz targets' own
+//! dependencies are not shipped and not checked.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
@@ -31,7 +31,6 @@ const ALLOWED: &[&str] = &[
 /// version, which is built, too.
 const IN_MORE_VERSIONS: &[&str] = &[
     "bitflags",    // 1: fatfs, vmm-sys-util
-    "embedded-io", // postcard has both
     "getrandom",   // 0.2: ring
     "getrandom",   // 0.3: ahash of fxprof-processed-profile and inferno
     "hashbrown",   // 0.16: gimli
@@ -47,21 +46,17 @@ struct LicensedCrate {
     licence: Option<String>,
 }
 
+/// The target of all builds.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
 /// Checks the dependencies of the workspace.
 pub fn run() -> Result<ExitCode> {
-    let mut cargo = cargo();
-    cargo.args([
-        "metadata",
-        "--format-version",
-        "1",
-        "--locked",
-        "--filter-platform",
-        "x86_64-unknown-linux-gnu",
-    ]);
-    let output = cargo.output().context("cannot start cargo metadata")?;
-    ensure!(output.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata = serde_json::from_slice(&output.stdout).context("cargo metadata prints no JSON")?;
-    let dependencies = dependencies(&metadata)?;
+    let metadata = printed(&["metadata", "--format-version", "1", "--locked", "--filter-platform", TARGET])?;
+    let metadata = serde_json::from_str(&metadata).context("cargo metadata prints no JSON")?;
+    // The metadata have a crate also where only another target has the feature that needs it.
+    let tree = ["--workspace", "--locked", "--target", TARGET, "--prefix", "none", "--format", "{p}"];
+    let built = printed(&[&["tree"], &tree[..]].concat())?;
+    let dependencies = dependencies(&metadata, &built)?;
     let mut complaints = licences(&dependencies);
     complaints.extend(versions(&dependencies, IN_MORE_VERSIONS));
     for complaint in &complaints {
@@ -78,18 +73,33 @@ pub fn run() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns the crates that are built and do not come from this repository.
-fn dependencies(metadata: &Value) -> Result<Vec<LicensedCrate>> {
+/// Returns the output of cargo with these arguments.
+fn printed(arguments: &[&str]) -> Result<String> {
+    let command = arguments.first().copied().unwrap_or_default();
+    let output = cargo().args(arguments).output().with_context(|| format!("cannot start cargo {command}"))?;
+    ensure!(output.status.success(), "cargo {command} failed: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).with_context(|| format!("cargo {command} prints no UTF-8"))
+}
+
+/// Returns the crates that are built and do not come from this repository. `built` is a list with a crate and
+/// its version (`name v1.2.3`) in each line, as `cargo tree` prints it.
+fn dependencies(metadata: &Value, built: &str) -> Result<Vec<LicensedCrate>> {
     let list = |value: &Value| value.as_array().cloned().context("not the form of cargo metadata");
-    let built = list(&metadata["resolve"]["nodes"])?;
-    let built: BTreeSet<&str> = built.iter().filter_map(|node| node["id"].as_str()).collect();
+    let words = |line: &'_ str| {
+        let (name, rest) = line.split_once(" v")?;
+        Some((name.to_owned(), rest.split(' ').next()?.to_owned()))
+    };
+    let built: BTreeSet<(String, String)> = built.lines().filter_map(words).collect();
+    ensure!(!built.is_empty(), "cargo tree lists no crates");
     let text = |value: &Value| value.as_str().map(str::to_owned);
     let mut found = Vec::new();
     for package in list(&metadata["packages"])? {
-        let is_built = package["id"].as_str().is_some_and(|id| built.contains(id));
-        if is_built && package["source"].is_string() {
+        if package["source"].is_string() {
             let name = text(&package["name"]).context("a package without a name")?;
             let version = text(&package["version"]).context("a package without a version")?;
+            if !built.contains(&(name.clone(), version.clone())) {
+                continue;
+            }
             found.push(LicensedCrate { name, version, licence: text(&package["license"]) });
         }
     }
@@ -210,15 +220,17 @@ mod tests {
     #[test]
     fn what_is_built_and_from_elsewhere_is_checked() {
         let metadata = serde_json::json!({
-            "resolve": { "nodes": [{ "id": "a 1" }, { "id": "own" }] },
             "packages": [
-                { "id": "a 1", "name": "a", "version": "1", "license": "MIT", "source": "registry" },
-                { "id": "b 1", "name": "b", "version": "1", "license": null, "source": "registry" },
-                { "id": "own", "name": "own", "version": "0", "license": null, "source": null },
+                { "name": "a", "version": "1", "license": "MIT", "source": "registry" },
+                { "name": "a", "version": "2", "license": "MIT", "source": "registry" },
+                { "name": "b", "version": "1", "license": null, "source": "registry" },
+                { "name": "own", "version": "0", "license": null, "source": null },
             ],
         });
-        assert_eq!(dependencies(&metadata).unwrap(), [dependency("a", "1", Some("MIT"))]);
-        assert!(dependencies(&serde_json::json!({})).is_err());
+        let built = "own v0 (/src/own)\na v1\na v1 (*)\nc v1 (proc-macro)\n";
+        assert_eq!(dependencies(&metadata, built).unwrap(), [dependency("a", "1", Some("MIT"))]);
+        assert!(dependencies(&serde_json::json!({}), built).is_err());
+        assert!(dependencies(&metadata, "").is_err());
     }
 
     #[test]

@@ -59,8 +59,8 @@ pub use error::{DiskError, KernelError, KvmError, StartError, WaitError};
 pub use injected::{InjectionCount, Injections};
 pub use machine::{COMMAND_PORT, EXIT_PORT, EndedMachine, Machine};
 pub use observer::{
-    Activity, ActivitySource, AttachedThread, Exit, MissReason, Observer, ProbeHit, ProbeVerdict, ThreadId,
-    ThreadStatistics, ThreadTimes, Tick, TickContext, Unobserved, is_at_reset,
+    Activity, ActivitySource, AttachedThread, Exit, KnownRegisters, MissReason, Observer, ProbeHit,
+    ProbeVerdict, ThreadId, ThreadStatistics, ThreadTimes, Tick, TickContext, Unobserved, is_at_reset,
 };
 pub use probe::{
     MAX_PROBES, PROBE_KINDS, PROBE_NOP, PROBE_PORT, PROBE_PORTS, ProbeError, ProbePoint, ProbeSet,

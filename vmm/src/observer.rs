@@ -151,6 +151,19 @@ impl<M> TickContext<'_, M> {
     }
 }
 
+/// Registers of a vCPU that are known at a tick.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KnownRegisters {
+    /// All of them.
+    #[default]
+    All,
+    /// Those that show the code, the privilege level and the current task: RIP, the DPL of SS, CS.L, EFER,
+    /// CR4.LA57, and in CR3 the page tables of the current task's process.
+    Code,
+    /// The same without RIP and the privilege level: what runs is not known, only the current task.
+    Task,
+}
+
 /// Source of a vCPU's activity at a tick.
 pub trait ActivitySource: fmt::Debug {
     /// Returns the activity; `None` if it is unknown.
@@ -159,6 +172,11 @@ pub trait ActivitySource: fmt::Debug {
     /// Returns true if the vCPU executed a guest of the guest: its registers are that one's then.
     fn in_nested_guest(&self) -> bool {
         false
+    }
+
+    /// Returns the registers that are known.
+    fn known_registers(&self) -> KnownRegisters {
+        KnownRegisters::All
     }
 
     /// Returns true if the vCPU's thread has waited for a CPU of the host since before the tick was due;
@@ -206,6 +224,11 @@ impl<M> Tick<'_, M> {
     /// addresses mean nothing in the guest's memory. May cost an ioctl where guests may be hosts.
     pub fn in_nested_guest(&self) -> bool {
         self.source.in_nested_guest()
+    }
+
+    /// Returns the registers that are known.
+    pub fn known_registers(&self) -> KnownRegisters {
+        self.source.known_registers()
     }
 }
 
@@ -278,6 +301,11 @@ pub trait Observer<M = GuestMemoryMmap>: Send + 'static {
     /// ns.
     fn exited(&mut self, exit: Exit, now_ns: u64) {
         let _ = (exit, now_ns);
+    }
+
+    /// Returns the mean rate of the ticks, Hz; `None` if it is not known.
+    fn rate_hz(&self) -> Option<f64> {
+        None
     }
 
     /// Called when a tick of a foreign vCPU is due. Returns the time to the next tick if this one is not

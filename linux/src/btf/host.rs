@@ -84,6 +84,11 @@ impl HostLayouts<'_> {
         words.filter_map(|(name, offset)| Some((name, u32::try_from(offset).ok()?))).collect()
     }
 
+    /// Returns the value of a name in the enumeration `of`.
+    pub fn enumerator(&self, of: &str, name: &str) -> Option<u32> {
+        self.0.iter().find_map(|btf| btf.enumerator(of, name))
+    }
+
     /// Returns the number of elements of the array at `path`.
     pub fn elements(&self, path: &str) -> Option<u32> {
         let elements = self.0.iter().find_map(|btf| btf.elements(btf.member_by_path(path)?))?;
@@ -122,6 +127,7 @@ mod tests {
         let mut kernel = BtfWriter::new();
         let int = kernel.int("int", 4);
         let list = kernel.structure("list", &[("next", int, 0), ("before", int, 4)]);
+        kernel.enumeration("register", &[("RIP", 16)]);
         let kernel = kernel.bytes();
         let names = u32::try_from(section(&kernel, STRINGS).unwrap().len()).unwrap();
         let strings = b"vcpu\0links\0";
@@ -143,6 +149,8 @@ mod tests {
         assert_eq!(layouts.offset("vcpu.links.before"), Some(12));
         assert_eq!(layouts.offset("list.before"), Some(4));
         assert_eq!((layouts.size_of("vcpu"), layouts.offset("vcpu.none")), (Some(16), None));
+        assert_eq!(layouts.enumerator("register", "RIP"), Some(16));
+        assert_eq!(layouts.enumerator("register", "RSP"), None);
         let alone = HostTypes::from_bytes(kernel, &[]).unwrap();
         assert_eq!(alone.layouts().offset("vcpu.links"), None);
     }

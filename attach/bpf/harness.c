@@ -9,13 +9,15 @@
 //
 // Else the first argument is a file with the guest's memory, from physical address 0 on. Standard input has a struct target,
 // the first part of a struct record, with registers, and a struct plan, for each case. Standard output gets the records;
-// with a second argument, notes of an exit instead.
+// with a second argument, notes of an exit instead. With the second argument `registers`, the file has the kernel's memory
+// of a vCPU, and standard input a struct options; standard output gets a record with the registers of the vCPU.
 
 #include "record.c"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 // Address in the "VMM" of the guest's memory.
 #define HOST 0x100000000000ull
@@ -62,6 +64,21 @@ static u32 random_u32(void)
 	return state >> 32;
 }
 
+// Copies the registers of a vCPU in the file.
+static int print_registers(void)
+{
+	// The programs only read their options.
+	u64 page = (u64)&options & ~(PAGE - 1);
+	if (mprotect((void *)page, 2 * PAGE, PROT_READ | PROT_WRITE))
+		return 1;
+	if (fread((void *)&options, sizeof(options), 1, stdin) != 1)
+		return 1;
+	probe_read_kernel = read_user;
+	the_target.vcpu = HOST;
+	copy_registers(&the_target, &the_record, 1);
+	return fwrite(&the_record, sizeof(the_record), 1, stdout) != 1;
+}
+
 int main(int count, char **arguments)
 {
 	u64 ns;
@@ -84,6 +101,8 @@ int main(int count, char **arguments)
 	rewind(file);
 	if (!memory || fread(memory, 1, memory_bytes, file) != memory_bytes)
 		return 1;
+	if (count == 3 && !strcmp(arguments[2], "registers"))
+		return print_registers();
 	map_lookup = lookup;
 	probe_read_user = read_user;
 	probe_read_kernel = read_kernel;

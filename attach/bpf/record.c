@@ -10,6 +10,7 @@
 //   returned  counts returns of KVM_RUN to the VMM: at kvm_userspace_exit
 //   loaded    notes the begin of the next KVM_RUN, of a KVM without kvm_entry: at kvm_fpu
 //   switched  counts waits of vCPUs' threads for a CPU, and copies their stacks: at sched_switch
+//   cached    makes KVM read the guest's instruction pointer: at the classic trace point kvm_exit
 //
 // The first two run when vprof asks for it (BPF_PROG_TEST_RUN), the third one when vprof reads an iterator. The kernel
 // detaches the others when vprof ends. All offsets in the kernel's structures come from vprof (struct options), which takes them
@@ -136,6 +137,7 @@ struct bpf_map_def {
 // Kinds of KVM.
 #define VENDOR_SVM 1
 #define VENDOR_PVM 2
+#define VENDOR_VMX 3
 
 // Offset of a member that this kernel does not have.
 #define ABSENT (~0u)
@@ -185,6 +187,20 @@ struct options {
 	u32 asker;
 	// 1 to copy the stacks of vCPUs' threads.
 	u32 host_stacks;
+	// 1 if KVM has only some of the registers in its memory.
+	u32 partial;
+	// Which registers those are, and the bit of the instruction pointer.
+	u32 vcpu_available;
+	u32 rip_available;
+};
+
+// Registers that a record has.
+enum registers {
+	ALL_REGISTERS = 0,
+	// All of the general ones but RSP, and of the others those that KVM never leaves to the processor alone.
+	PARTIAL = 1,
+	// The same without RIP.
+	NO_RIP = 2,
 };
 
 // Range of the guest's memory in the address space of its VMM.
@@ -345,7 +361,8 @@ struct record {
 	u32 missing;
 	// Reason for which KVM_RUN has returned to a VMM that is blocked now; 0 otherwise.
 	u32 exit_reason;
-	u32 unused;
+	// One of enum registers.
+	u32 registers;
 	u64 gpr[16];
 	u64 rip;
 	u64 rflags;
@@ -932,6 +949,14 @@ GLOBAL u64 copy_memory(u32 index)
 	u64 task = copy_task(index);
 	if (record->nested || !task)
 		return 0;
+	record->process_root = 0;
+	if (record->registers != ALL_REGISTERS) {
+		// User code is where the page tables of its process lead to memory.
+		u64 own = user_root(index, task);
+		if (own && record->registers == PARTIAL && !is_kernel(record->rip))
+			translate(index, own, record->rip);
+		return 1;
+	}
 	record->process_root = record->cpl == 3 ? root : 0;
 	if (record->cpl != 3) {
 		// The instruction before: a HLT?
@@ -1142,6 +1167,24 @@ INLINE u64 read_privilege(u64 vcpu, struct privilege *privilege)
 	return 0;
 }
 
+// Leaves in a record the registers that KVM has in its memory although the processor keeps the guest's: those that its
+// assembler code saves at each exit, those whose writes it always intercepts, and RIP where its bit is set. The bit is
+// cleared at each exit, before interrupts are on, and set where KVM reads RIP from the processor
+// (vmx_vcpu_enter_exit() and vmx_cache_reg(), arch/x86/kvm/vmx/vmx.c, Linux 5.15 to 6.16).
+INLINE void keep_partial(struct record *record, u64 vcpu)
+{
+	u32 available = kernel_u32(vcpu + options.vcpu_available);
+	record->registers = available & options.rip_available ? PARTIAL : NO_RIP;
+	if (record->registers == NO_RIP)
+		record->rip = 0;
+	record->gpr[4] = 0;
+	record->rflags = 0;
+	record->cr3 = 0;
+	record->code_base = 0;
+	record->code_64_bit = 0;
+	record->cpl = 0;
+}
+
 // A vCPU whose thread has just been taken out of the guest is not halted.
 INLINE void copy_registers(struct target *target, struct record *record, u32 in_guest)
 {
@@ -1157,6 +1200,11 @@ INLINE void copy_registers(struct target *target, struct record *record, u32 in_
 	record->efer = vcpu_register(record, vcpu, options.vcpu_efer);
 	record->mp_state = in_guest ? 0 : kernel_u32(vcpu + options.vcpu_mp_state);
 	record->nested = options.vcpu_nested != ABSENT && kernel_u64(vcpu + options.vcpu_nested) != 0;
+	record->registers = ALL_REGISTERS;
+	if (options.partial) {
+		keep_partial(record, vcpu);
+		return;
+	}
 	struct privilege privilege = {};
 	u64 vmcb = read_privilege(vcpu, &privilege);
 	record->code_64_bit = privilege.code_64_bit;
@@ -1596,7 +1644,8 @@ INLINE void begin_note(u32 index, u64 now)
 	if (!noted || !read)
 		return;
 	u64 next = *(volatile u64 *)read;
-	u32 weight = next ? drawn_weight(noted, now) : 0;
+	// A note needs all registers.
+	u32 weight = next && !options.partial ? drawn_weight(noted, now) : 0;
 	noted->decided = 1;
 	noted->weight = weight;
 	if (!weight)
@@ -1811,5 +1860,12 @@ SEC("raw_tp") int switched(struct switch_arguments *arguments)
 	index = index_of(next);
 	if (index != ABSENT)
 		got_cpu(index, previous);
+	return 0;
+}
+
+// The kernel fills a trace point's record before this runs, if a program is attached to it on some CPU: KVM reads RIP
+// from the processor for that (kvm_exit, arch/x86/kvm/trace.h, with interrupts off). 0 drops the record.
+SEC("tracepoint/kvm/kvm_exit") int cached(void *context)
+{
 	return 0;
 }

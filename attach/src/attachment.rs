@@ -17,10 +17,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use vmm::{Observer, ThreadId};
+use vmm::{Observer, ThreadId, monotonic_ns};
 use wall::ThreadKind;
 
-use crate::bpf::{ProcessCopies, SampledTicker, SampledVm, VcpuCourse};
+use crate::bpf::{MixedStops, ProcessCopies, SampledTicker, SampledVm, VcpuCourse};
 use crate::capabilities::{self, SearchRight};
 use crate::error::AttachError;
 use crate::gdb::{GdbTarget, GdbTicker, SustainableRate};
@@ -29,7 +29,7 @@ use crate::lock::ProcessLock;
 use crate::memory::{AttachedMemory, ForeignMemory, StopMemory, StopSource};
 use crate::shared::{AttachEvent, AttachmentEnd, PluggedVcpu, SharedState};
 use crate::target::{Target, VcpuCounts};
-use crate::ticker::VcpuTicker;
+use crate::ticker::{VcpuStops, VcpuTicker};
 use crate::watch::{WatchedVcpu, Watcher};
 
 /// Maximum number of stops per second of all vCPUs together. Each of them takes a lock of the host's kernel
@@ -92,6 +92,17 @@ enum Engine {
         hurry: Arc<AtomicBool>,
         rate: SustainableRate,
     },
+}
+
+impl Engine {
+    /// Returns true if a ticker may wait for the stop of a thread.
+    fn stops_threads(&self) -> bool {
+        match self {
+            Self::Ptrace(_) => true,
+            Self::Sampled(vm, _) => vm.is_partial(),
+            Self::Stub { .. } => false,
+        }
+    }
 }
 
 /// Attachment that has ended.
@@ -161,16 +172,25 @@ impl<O: Observer<StopMemory>> Attachment<O> {
             None => Engine::Ptrace(RateLimit::of_vcpus(vcpus.len())),
         };
         let attachment = Self::new(vcpus.len(), engine, source, Some(lock), guard)?;
+        let limit_hz = RateLimit::of_vcpus(vcpus.len()).hz();
         for (index, vcpu) in vcpus.into_iter().enumerate() {
-            let shared = Arc::clone(&attachment.shared);
-            if attachment.sample(index, vcpu.id, || make(index))? {
-                continue;
+            let id = vcpu.id;
+            let stops = || {
+                let memory = StopMemory::new(StopSource::process(memory.clone()));
+                let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
+                VcpuStops::new(vcpu, slot, index == 0, memory, Arc::clone(&attachment.shared))
+            };
+            match &sampled {
+                None => {
+                    let ticker = VcpuTicker::new(stops(), make(index));
+                    attachment.spawn(ticker_name(index), move || vec![ticker.run()])?;
+                }
+                Some(vm) => {
+                    let seed = monotonic_ns().rotate_left(32) ^ u64::try_from(index).unwrap_or(0);
+                    let mixed = vm.is_partial().then(|| MixedStops::new(stops(), limit_hz, seed));
+                    attachment.sample(index, id, make(index), mixed)?;
+                }
             }
-            let name = ticker_name(index);
-            let memory = StopMemory::new(StopSource::process(memory.clone()));
-            let slot = StopSlot::new(&heartbeat, index.saturating_add(1));
-            let ticker = VcpuTicker::new(vcpu, slot, index == 0, make(index), memory, shared);
-            attachment.spawn(name, move || vec![ticker.run()])?;
         }
         let watcher = Watcher::new(Arc::new(process), memory, Arc::clone(&attachment.shared))
             .with_vcpus(watched, descriptors, known)
@@ -182,11 +202,22 @@ impl<O: Observer<StopMemory>> Attachment<O> {
         Ok(attachment)
     }
 
-    /// Starts the ticks of a vCPU that the host's kernel samples, and returns true, if it samples vCPUs.
-    fn sample(&self, index: usize, id: ThreadId, observer: impl FnOnce() -> O) -> Result<bool, AttachError> {
+    /// Starts the ticks of a vCPU that the host's kernel samples, and returns true, if it samples vCPUs. Some
+    /// of the ticks are `stops`, if it has any.
+    fn sample(
+        &self,
+        index: usize,
+        id: ThreadId,
+        observer: O,
+        stops: Option<MixedStops>,
+    ) -> Result<bool, AttachError> {
         let Engine::Sampled(vm, memory) = &self.engine else { return Ok(false) };
         let (vm, memory, shared) = (Arc::clone(vm), memory.clone(), Arc::clone(&self.shared));
-        let ticker = SampledTicker::new(vm, index, id, observer(), memory, shared);
+        let ticker = SampledTicker::new(vm, index, id, observer, memory, shared);
+        let ticker = match stops {
+            Some(stops) => ticker.with_stops(stops),
+            None => ticker,
+        };
         self.spawn(ticker_name(index), move || vec![ticker.run()])?;
         Ok(true)
     }
@@ -202,7 +233,7 @@ impl<O: Observer<StopMemory>> Attachment<O> {
             vm.follow(plugged.index).map_err(refused)?;
         }
         self.shared.vcpu_added();
-        let started = self.sample(plugged.index, plugged.id, || observer);
+        let started = self.sample(plugged.index, plugged.id, observer, None);
         if !matches!(started, Ok(true)) {
             self.shared.vcpu_ended();
         }
@@ -332,7 +363,7 @@ impl<O> Attachment<O> {
                 if Instant::now() > deadline {
                     return Err(host_error(action)(io::ErrorKind::TimedOut.into()));
                 }
-                if matches!(self.engine, Engine::Ptrace(_)) {
+                if self.engine.stops_threads() {
                     // SAFETY: the thread was not joined, so its id is still its own.
                     unsafe {
                         libc::pthread_kill(thread.as_pthread_t(), wake_signal());

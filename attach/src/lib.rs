@@ -69,8 +69,8 @@ mod watch;
 
 pub use attachment::{Attachment, EndedAttachment, RateLimit};
 pub use bpf::{
-    BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter, ProcessCopies,
-    VcpuCourse, VmList, VmSummary, VmmStack, VmmTimes,
+    BpfRefusal, CourseExit, CpuTaker, ExitNote, HostStack, HostState, HostTick, KernelCounter,
+    KernelRegisters, ProcessCopies, VcpuCourse, VmList, VmSummary, VmmStack, VmmTimes,
 };
 pub use error::{AttachError, HostStacksRefusal};
 pub use guard::{HELD_LIMIT_MS, keep_guard};

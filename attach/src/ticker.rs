@@ -32,11 +32,16 @@ type Registers = (kvm_regs, kvm_sregs);
 
 /// Everything that the thread owns.
 pub(crate) struct VcpuTicker<O> {
+    stops: VcpuStops,
+    observer: O,
+}
+
+/// Ticks of one vCPU by stops of its thread.
+pub(crate) struct VcpuStops {
     vcpu: TargetVcpu,
     slot: StopSlot,
     /// The vCPU is the machine's first, whose mode shows whether the guest has been reset.
     first: bool,
-    observer: O,
     memory: StopMemory,
     shared: Arc<SharedState>,
     /// Registers in the idle loop, and the time of that stop, CLOCK_MONOTONIC ns.
@@ -102,21 +107,15 @@ pub(crate) fn before_tick<O: Observer<StopMemory>>(
 }
 
 impl<O: Observer<StopMemory>> VcpuTicker<O> {
-    pub(crate) fn new(
-        vcpu: TargetVcpu,
-        slot: StopSlot,
-        first: bool,
-        observer: O,
-        memory: StopMemory,
-        shared: Arc<SharedState>,
-    ) -> Self {
-        Self { vcpu, slot, first, observer, memory, shared, idle: None, last: None }
+    pub(crate) fn new(stops: VcpuStops, observer: O) -> Self {
+        Self { stops, observer }
     }
 
     /// Ticks until the machine or the attachment ends; returns the observer.
     pub(crate) fn run(mut self) -> O {
-        let thread = self.vcpu.files.attached(self.vcpu.id, self.vcpu.number);
-        let shared = Arc::clone(&self.shared);
+        let vcpu = &self.stops.vcpu;
+        let thread = vcpu.files.attached(vcpu.id, vcpu.number);
+        let shared = Arc::clone(&self.stops.shared);
         run_vcpu(&mut self, (thread, &shared), |ticker| &mut ticker.observer, Self::tick);
         self.observer
     }
@@ -124,32 +123,56 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
     /// Serves a tick.
     fn tick(&mut self, due_ns: u64) -> NextTick {
         let asked_ns = monotonic_ns();
-        let pause = match before_tick(&mut self.observer, &self.shared, due_ns, asked_ns) {
-            Ok(pause) => pause,
-            Err(next) => return next,
-        };
+        match before_tick(&mut self.observer, &self.stops.shared, due_ns, asked_ns) {
+            Ok(pause) => self.stops.serve(&mut self.observer, (due_ns, asked_ns), pause),
+            Err(next) => next,
+        }
+    }
+}
+
+impl VcpuStops {
+    pub(crate) fn new(
+        vcpu: TargetVcpu,
+        slot: StopSlot,
+        first: bool,
+        memory: StopMemory,
+        shared: Arc<SharedState>,
+    ) -> Self {
+        Self { vcpu, slot, first, memory, shared, idle: None, last: None }
+    }
+
+    /// Serves a tick that was due at the first of these times, CLOCK_MONOTONIC ns, and is wanted at the
+    /// second one. The machine is in this pause.
+    pub(crate) fn serve<O: Observer<StopMemory>>(
+        &mut self,
+        observer: &mut O,
+        (due_ns, asked_ns): (u64, u64),
+        pause: Option<PauseCause>,
+    ) -> NextTick {
         let idle = self.idle.filter(|(_, met_ns)| asked_ns.saturating_sub(*met_ns) < IDLE_NS);
         match (self.vcpu.files.activity(), idle) {
             // Halted: the registers are those of the idle loop, and the thread is not stopped to read them
             // again.
             (Ok(ThreadActivity::BlockedInRun(fd)), idle) if fd == self.vcpu.fd => match idle {
-                Some((registers, _)) => (self.observe(&registers, due_ns, asked_ns, (true, false)), asked_ns),
-                None => self.stop(due_ns, asked_ns, true),
+                Some((registers, _)) => {
+                    (self.observe(observer, &registers, (due_ns, asked_ns), (true, false)), asked_ns)
+                }
+                None => self.stop(observer, (due_ns, asked_ns), true),
             },
-            (Ok(ThreadActivity::Running), _) => self.stop(due_ns, asked_ns, false),
+            (Ok(ThreadActivity::Running), _) => self.stop(observer, (due_ns, asked_ns), false),
             (Ok(ThreadActivity::BlockedOnPage(_)), _) => {
-                (self.observer.missed(MissReason::BlockedInVmm, due_ns, asked_ns), asked_ns)
+                (observer.missed(MissReason::BlockedInVmm, due_ns, asked_ns), asked_ns)
             }
             // With an interrupt controller in the VMM, the VMM serves the guest's HLT.
             (Ok(_), _) if self.vcpu.page.exit_reason() == KVM_EXIT_HLT && self.idle.is_some() => {
-                let next = self
-                    .idle
-                    .and_then(|(registers, _)| self.observe(&registers, due_ns, asked_ns, (true, false)));
+                let next = self.idle.and_then(|(registers, _)| {
+                    self.observe(observer, &registers, (due_ns, asked_ns), (true, false))
+                });
                 (next, asked_ns)
             }
             (Ok(_), _) => {
                 let reason = pause.map_or(MissReason::BlockedInVmm, |_| MissReason::Paused);
-                (self.observer.missed(reason, due_ns, asked_ns), asked_ns)
+                (observer.missed(reason, due_ns, asked_ns), asked_ns)
             }
             (Err(_), _) => (self.thread_ended(), asked_ns),
         }
@@ -161,8 +184,13 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
     }
 
     /// Stops the thread, passes the registers to the observer, and resumes the thread.
-    fn stop(&mut self, due_ns: u64, asked_ns: u64, blocked: bool) -> NextTick {
-        self.observer.suspending(asked_ns);
+    fn stop<O: Observer<StopMemory>>(
+        &mut self,
+        observer: &mut O,
+        (due_ns, asked_ns): (u64, u64),
+        blocked: bool,
+    ) -> NextTick {
+        observer.suspending(asked_ns);
         let stopped = {
             // Before the stop: KVM checks the request when KVM_RUN returns.
             let _request = self.vcpu.page.request_registers();
@@ -175,10 +203,10 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
             Err(StopError::Suspended) => {
                 self.slot.wait(|| !self.shared.is_over());
                 let now_ns = monotonic_ns();
-                return (self.observer.missed(MissReason::NotRun, now_ns, now_ns), now_ns);
+                return (observer.missed(MissReason::NotRun, now_ns, now_ns), now_ns);
             }
             Err(StopError::NotAllowed) => {
-                return (self.observer.missed(MissReason::Traced, due_ns, asked_ns), asked_ns);
+                return (observer.missed(MissReason::Traced, due_ns, asked_ns), asked_ns);
             }
         };
         let now_ns = monotonic_ns();
@@ -188,7 +216,7 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
                 if !nested {
                     self.update_machine(&registers.1);
                 }
-                let next = self.observe(&registers, due_ns, now_ns, (blocked, nested));
+                let next = self.observe(observer, &registers, (due_ns, now_ns), (blocked, nested));
                 // The idle loop of a guest of the guest is not the guest's.
                 if blocked && !nested {
                     self.idle = Some((registers, now_ns)).filter(|_| self.is_halted(&registers));
@@ -199,9 +227,9 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         };
         drop(stop);
         let end_ns = monotonic_ns();
-        self.observer.suspended(asked_ns, end_ns);
+        observer.suspended(asked_ns, end_ns);
         // The sampling clock is stopped while the vCPU is.
-        (next.unwrap_or_else(|reason| self.observer.missed(reason, due_ns, now_ns)), end_ns)
+        (next.unwrap_or_else(|reason| observer.missed(reason, due_ns, now_ns)), end_ns)
     }
 
     /// Returns the guest's registers at a stop.
@@ -216,17 +244,17 @@ impl<O: Observer<StopMemory>> VcpuTicker<O> {
         if self.has_run(&registers.0, run_ns) { Ok(registers) } else { Err(MissReason::NotRun) }
     }
 
-    fn observe(
+    fn observe<O: Observer<StopMemory>>(
         &mut self,
+        observer: &mut O,
         (regs, sregs): &Registers,
-        due_ns: u64,
-        now_ns: u64,
+        (due_ns, now_ns): (u64, u64),
         (blocked, nested): (bool, bool),
     ) -> Option<Duration> {
         self.memory.forget();
         let context = TickContext { due_ns, now_ns, in_run: true, regs, sregs, memory: &self.memory };
         let source = InferredActivity { context, blocked, halted: None, nested };
-        self.observer.ticked(&Tick { context, blocked, source: &source })
+        observer.ticked(&Tick { context, blocked, source: &source })
     }
 
     /// Returns true if a vCPU that was blocked in KVM_RUN before its stop is halted (it is after a HLT) or

@@ -195,8 +195,8 @@ fn one_of_several_machines_of_a_process_is_sampled_alone() {
     play();
     let Some(_one) = kvm() else { return };
     let vm = Role::start("one_of_several_machines_of_a_process_is_sampled_alone", "vmm two");
-    let find = |engine, vm_number| {
-        Target::find_by(TargetChoice { engine, vm: vm_number, host_stacks: false }, vm.pid(), MOST, None)
+    let find = |engine: EngineChoice, vm_number| {
+        Target::find_by(TargetChoice { vm: vm_number, ..engine.into() }, vm.pid(), MOST, None)
     };
     for engine in [EngineChoice::Auto, EngineChoice::Bpf] {
         let error = find(engine, None).unwrap_err();

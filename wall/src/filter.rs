@@ -304,10 +304,20 @@ fn allow_files(rules: &mut Rules) -> Result<(), WallError> {
     allow_if(rules, libc::SYS_openat, vec![masked(2, written, 0), masked(2, temporary, temporary)])
 }
 
+/// Returns the threads that may be stopped.
+fn traced_threads(reach: &Reach) -> &[i32] {
+    match reach {
+        Reach::Stops { threads, .. } | Reach::Kernel { threads, .. } => threads,
+        Reach::Stub { .. } | Reach::Child { .. } => &[],
+    }
+}
+
 /// Adds access to the machine of another VMM, for threads of this kind; without a kind, for the first thread.
 fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Result<(), WallError> {
     let process = match reach {
-        Reach::Stops { process, .. } | Reach::Kernel { process } | Reach::Child { process } => Some(*process),
+        Reach::Stops { process, .. } | Reach::Kernel { process, .. } | Reach::Child { process } => {
+            Some(*process)
+        }
         Reach::Stub { process } => *process,
     };
     if let Some(process) = process {
@@ -318,15 +328,15 @@ fn allow_reach(rules: &mut Rules, reach: &Reach, kind: Option<ThreadKind>) -> Re
         // Stops of threads, and the end of a stub's guard.
         allow(rules, &[libc::SYS_wait4]);
     }
+    if samples && !traced_threads(reach).is_empty() {
+        // A stop, the registers of the VMM's thread, and its resumption: nothing that changes a register
+        // or a byte.
+        let seize = vec![equals(0, u64::from(libc::PTRACE_SEIZE))?, equals(3, 0)?];
+        rules.entry(libc::SYS_ptrace).or_default().push(SeccompRule::new(seize)?);
+        let requests = [libc::PTRACE_INTERRUPT, libc::PTRACE_GETREGS, libc::PTRACE_DETACH];
+        allow_if(rules, libc::SYS_ptrace, requests.map(|request| equals(0, request.into())).into())?;
+    }
     match reach {
-        Reach::Stops { .. } if samples => {
-            // A stop, the registers of the VMM's thread, and its resumption: nothing that changes a register
-            // or a byte.
-            let seize = vec![equals(0, u64::from(libc::PTRACE_SEIZE))?, equals(3, 0)?];
-            rules.entry(libc::SYS_ptrace).or_default().push(SeccompRule::new(seize)?);
-            let requests = [libc::PTRACE_INTERRUPT, libc::PTRACE_GETREGS, libc::PTRACE_DETACH];
-            allow_if(rules, libc::SYS_ptrace, requests.map(|request| equals(0, request.into())).into())?;
-        }
         Reach::Kernel { .. } => {
             // The sampler reads KVM's counters by a program as well.
             let commands = if samples { &BPF_COMMANDS[..] } else { &BPF_COMMANDS[1..] };
@@ -494,7 +504,8 @@ impl Filters {
         let mut process = vec![answer(libc::SYS_clone3, libc::ENOSYS)?];
         if policy == SyscallPolicy::Refuse {
             process.push(answer(libc::SYS_openat, libc::EACCES)?);
-            if let Reach::Stops { threads, .. } = reach {
+            let threads = traced_threads(reach);
+            if !threads.is_empty() {
                 process.push(only_traces(threads)?.try_into()?);
             }
         }
@@ -526,10 +537,11 @@ fn compile_all(
 mod tests {
     use super::*;
 
-    fn reaches() -> [Reach; 5] {
+    fn reaches() -> [Reach; 6] {
         [
             Reach::Stops { process: 2, threads: vec![3, 4] },
-            Reach::Kernel { process: 2 },
+            Reach::Kernel { process: 2, threads: Vec::new() },
+            Reach::Kernel { process: 2, threads: vec![3, 4] },
             Reach::Stub { process: Some(2) },
             Reach::Stub { process: None },
             Reach::Child { process: 2 },

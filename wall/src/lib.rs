@@ -53,6 +53,8 @@ pub enum Reach {
     Kernel {
         /// The VMM.
         process: i32,
+        /// The threads of its vCPUs, if they are stopped as well.
+        threads: Vec<i32>,
     },
     /// A GDB stub on an open socket.
     Stub {
@@ -70,7 +72,7 @@ impl Reach {
     /// Returns the VMM, if its memory is read.
     pub fn process(&self) -> Option<i32> {
         match self {
-            Self::Stops { process, .. } | Self::Kernel { process } | Self::Child { process } => {
+            Self::Stops { process, .. } | Self::Kernel { process, .. } | Self::Child { process } => {
                 Some(*process)
             }
             Self::Stub { process } => *process,

@@ -112,6 +112,10 @@ fn attached_trials() -> Vec<(&'static str, Means, Option<ThreadKind>, Attempt)> 
         ("watcher seize", Means::Stops, Some(Watcher), seize),
         ("sampler seize", Means::Stops, Some(Sampler), seize),
         ("kernel seize", Means::Kernel, None, seize),
+        ("mixed seize", Means::Mixed, Some(Ticker), seize),
+        ("mixed counters", Means::Mixed, Some(Sampler), || bpf(10)),
+        ("mixed seize of sampler", Means::Mixed, Some(Sampler), seize),
+        ("mixed other thread", Means::Mixed, Some(Ticker), || ptrace(libc::PTRACE_SEIZE, 1, 0)),
         ("stub seize", Means::Stub, None, seize),
         ("stub memory", Means::Stub, None, own),
         ("kernel program", Means::Kernel, Some(Ticker), || bpf(5)),
@@ -153,6 +157,8 @@ const TRACED: i32 = 1 << 30;
 enum Means {
     Stops,
     Kernel,
+    /// The kernel, and stops.
+    Mixed,
     Stub,
     Child,
     /// A child that has ended.
@@ -164,7 +170,8 @@ impl Means {
         let process = std::process::id().cast_signed();
         match self {
             Self::Stops => Reach::Stops { process, threads: vec![TRACED - 1, TRACED] },
-            Self::Kernel => Reach::Kernel { process },
+            Self::Kernel => Reach::Kernel { process, threads: Vec::new() },
+            Self::Mixed => Reach::Kernel { process, threads: vec![TRACED - 1, TRACED] },
             Self::Stub => Reach::Stub { process: None },
             Self::Child => Reach::Child { process },
             Self::EndedChild => Reach::Child { process: TRACED },
@@ -346,12 +353,13 @@ fn an_attached_process_reaches_its_machine() {
         "attached thread",
         "attached seize",
         "attached seize of main",
+        "mixed seize",
         "child memory",
     ] {
         assert_eq!(outcome(name), (Some(DONE), None), "{name}");
     }
     // There is no such link, program or process, and the call is made.
-    for name in ["attached link", "kernel counters", "child end"] {
+    for name in ["attached link", "kernel counters", "mixed counters", "child end"] {
         assert_eq!(outcome(name), (Some(DENIED), None), "{name}");
     }
 }
@@ -391,6 +399,8 @@ fn an_attached_process_reaches_no_other_process_and_changes_nothing() {
         ("watcher seize", watcher, libc::SYS_ptrace),
         ("sampler seize", sampler, libc::SYS_ptrace),
         ("kernel seize", None, libc::SYS_ptrace),
+        ("mixed seize of sampler", sampler, libc::SYS_ptrace),
+        ("mixed other thread", ticker, libc::SYS_ptrace),
         ("stub seize", None, libc::SYS_ptrace),
         ("stub memory", None, libc::SYS_process_vm_readv),
         ("kernel program", ticker, libc::SYS_bpf),

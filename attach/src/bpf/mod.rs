@@ -18,7 +18,7 @@
 //! # Modules
 //!
 //! ```text
-//! ticker                 ticks of one vCPU
+//! ticker  mixed          ticks of one vCPU; stops that give some of them stacks
 //! vm  target             machine and vCPUs; what the programs know of a vCPU
 //! course                 what the kernel counts of a vCPU
 //! plans                  what samples copy of processes besides stacks
@@ -26,6 +26,7 @@
 //! host_stack             stacks of vCPUs' threads in the host
 //! finder                 vCPUs, threads and memory in the kernel's data
 //! program  area          the programs; the memory that they share with this process
+//! partial                registers of a KVM that does not have all of them in its memory
 //! offsets  shared        offsets in the kernel; structures of the programs
 //! refusal                reasons why this is not available
 //! ```
@@ -34,8 +35,10 @@ mod area;
 mod course;
 mod finder;
 mod host_stack;
+mod mixed;
 mod notes;
 mod offsets;
+mod partial;
 mod plans;
 mod program;
 mod refusal;
@@ -50,8 +53,10 @@ pub(crate) use area::registers;
 pub use course::{CourseExit, CpuTaker, KernelCounter, VcpuCourse, VmmTimes};
 pub(crate) use finder::{KernelThread, KernelVcpu};
 pub use host_stack::{HostStack, HostState, HostTick, VmmStack};
+pub(crate) use mixed::{MixedStops, STACKS_HZ};
 pub use notes::ExitNote;
 pub use plans::ProcessCopies;
 pub use refusal::{BpfRefusal, VmList, VmSummary};
 pub(crate) use ticker::SampledTicker;
+pub use vm::KernelRegisters;
 pub(crate) use vm::{FoundVm, SampledVm, VmSearch};

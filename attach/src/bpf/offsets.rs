@@ -6,22 +6,34 @@ use std::path::Path;
 use linux::{HostLayouts, HostTypes};
 
 use super::refusal::BpfRefusal;
-use super::shared::{ABSENT, RawOptions, VENDOR_PVM, VENDOR_SVM};
+use super::shared::{ABSENT, RawOptions, VENDOR_PVM, VENDOR_SVM, VENDOR_VMX};
 
 /// Modules whose types are of interest, if they are not built in. The vendors' have KVM's types, too.
-const MODULES: [&str; 3] = ["kvm_amd", "kvm_pvm", "kvm"];
+const MODULES: [&str; 4] = ["kvm_amd", "kvm_pvm", "kvm_intel", "kvm"];
 
 /// Module of KVM that runs the vCPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Vendor {
     Svm,
     Pvm,
+    Vmx,
 }
 
 impl Vendor {
-    /// Returns true if it has trace points for entries and exits.
+    /// Returns true if entries and exits are counted by its trace points.
     pub(crate) fn shows_exits(self) -> bool {
         self == Self::Svm
+    }
+
+    /// Returns the reason why exits that KVM serves itself are not counted.
+    pub(crate) fn uncounted(self) -> &'static str {
+        match self {
+            Self::Svm => "",
+            Self::Pvm => "exits that KVM serves itself (kvm_pvm has no trace points for them), ",
+            Self::Vmx => {
+                "exits that KVM serves itself, and the guest's code at exits (not available with kvm_intel), "
+            }
+        }
     }
 }
 
@@ -84,19 +96,18 @@ pub(crate) fn vendors() -> Result<Vec<Vendor>, BpfRefusal> {
     let has = |module: &str| Path::new("/sys/module").join(module).exists();
     let flags = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let flags = flags.lines().find(|line| line.starts_with("flags")).unwrap_or_default();
-    let has_svm = flags.split_ascii_whitespace().any(|flag| flag == "svm");
+    let has_flag = |name: &str| flags.split_ascii_whitespace().any(|flag| flag == name);
     let mut vendors = Vec::new();
-    if has("kvm_amd") && has_svm {
+    if has("kvm_amd") && has_flag("svm") {
         vendors.push(Vendor::Svm);
+    }
+    if has("kvm_intel") && has_flag("vmx") {
+        vendors.push(Vendor::Vmx);
     }
     if has("kvm_pvm") {
         vendors.push(Vendor::Pvm);
     }
-    match vendors.is_empty() {
-        true if has("kvm_intel") => Err(BpfRefusal::Vendor("kvm_intel")),
-        true => Err(BpfRefusal::Vendor("another module")),
-        false => Ok(vendors),
-    }
+    if vendors.is_empty() { Err(BpfRefusal::Vendor) } else { Ok(vendors) }
 }
 
 /// Reads the types of the host's kernel.
@@ -121,6 +132,14 @@ impl Lookup<'_> {
 }
 
 impl HostOffsets {
+    /// Lets the program use only the registers that it has on Intel's processors.
+    ///
+    /// # Errors
+    /// The kernel does not show which of them are valid.
+    pub(crate) fn make_partial(&mut self, layouts: &HostLayouts<'_>) -> Result<(), BpfRefusal> {
+        partial(&Lookup(layouts), &mut self.options)
+    }
+
     /// Looks up all offsets.
     ///
     /// # Errors
@@ -153,7 +172,7 @@ impl HostOffsets {
             kvm_encrypted: match vendor {
                 // Its first member is the kvm.
                 Vendor::Svm => layouts.offset("kvm_svm.sev_info.active"),
-                Vendor::Pvm => None,
+                Vendor::Pvm | Vendor::Vmx => None,
             },
             pid_tasks: of.get("pid.tasks")?,
             task_pid_links: of.get("task_struct.pid_links")?,
@@ -232,6 +251,23 @@ fn options(of: &Lookup<'_>, vendor: Vendor, process: i32) -> Result<RawOptions, 
             options.pvm_cpl = of.get("vcpu_pvm.cpl")?;
             options.pvm_rflags = of.get("vcpu_pvm.rflags")?;
         }
+        Vendor::Vmx => {
+            options.vendor = VENDOR_VMX;
+            partial(of, &mut options)?;
+            // Nothing else shows that the registers are those of a guest of the guest.
+            options.vcpu_nested = of.get("kvm_vcpu.stat.guest_mode")?;
+        }
     }
     Ok(options)
+}
+
+/// Lets the program use only the registers that KVM has in its memory: the others are in the VMCS, which a
+/// program cannot read.
+fn partial(of: &Lookup<'_>, options: &mut RawOptions) -> Result<(), BpfRefusal> {
+    let missing = BpfRefusal::NoMember("kvm_reg.VCPU_REGS_RIP");
+    let bit = of.0.enumerator("kvm_reg", "VCPU_REGS_RIP").filter(|bit| *bit < u32::BITS).ok_or(missing)?;
+    options.partial = 1;
+    options.vcpu_available = of.get("kvm_vcpu.arch.regs_avail")?;
+    options.rip_available = 1 << bit;
+    Ok(())
 }

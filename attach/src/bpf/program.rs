@@ -2,11 +2,12 @@
 
 use std::fmt;
 use std::io::{self, Read};
+use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use aya::maps::{Array, HashMap, Map, MapData};
-use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun};
+use aya::programs::{Iter, Program, RawTracePoint, RawTracePointRunOptions, TestRun, TracePoint};
 use aya::{Btf, Ebpf, EbpfLoader};
 
 use super::area::{ArrayMapping, RecordView};
@@ -33,6 +34,9 @@ const MOST_FILES: usize = 1 << 16;
 /// Bytes that are aligned as an ELF file has to be.
 #[repr(align(8))]
 struct Aligned<T>(T);
+
+/// Directories in which the numbers of trace points are (Documentation/trace/ftrace.rst).
+const TRACEFS: [&str; 2] = ["/sys/kernel/tracing", "/sys/kernel/debug/tracing"];
 
 /// Programs that count with every KVM, and the kernel's trace points at which they run.
 const COUNTING: [(&str, &str); 2] = [("switched", "sched_switch"), ("returned", "kvm_userspace_exit")];
@@ -129,6 +133,17 @@ impl KernelPrograms {
             _maps: maps,
             followed,
         })
+    }
+
+    /// Lets KVM read each vCPU's instruction pointer from the processor at each exit.
+    pub(crate) fn cache_rip(&mut self) -> Result<(), BpfRefusal> {
+        if !TRACEFS.iter().any(|directory| Path::new(directory).join("events").exists()) {
+            return Err(BpfRefusal::NoTracefs);
+        }
+        let program: &mut TracePoint = program(&mut self.ebpf, "cached")?;
+        program.load()?;
+        program.attach("kvm", "kvm_exit")?;
+        Ok(())
     }
 
     /// Starts to count the waits of the followed threads and the exits to the VMM, and those that KVM serves
@@ -256,7 +271,7 @@ impl KernelMemory for KernelPrograms {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shared::{VENDOR_PVM, VENDOR_SVM};
+    use super::super::shared::{VENDOR_PVM, VENDOR_SVM, VENDOR_VMX};
     use super::*;
 
     /// Instructions of the kernel's machine (Documentation/bpf/standardization/instruction-set.rst): `exit`,
@@ -283,8 +298,14 @@ mod tests {
 
     #[test]
     fn the_verifier_takes_all_programs_for_each_vendor() {
-        for (vendor, number) in [(Vendor::Svm, VENDOR_SVM), (Vendor::Pvm, VENDOR_PVM)] {
-            let options = RawOptions { vendor: number, host_stacks: 1, ..RawOptions::default() };
+        let vendors = [
+            (Vendor::Svm, VENDOR_SVM, 0),
+            (Vendor::Pvm, VENDOR_PVM, 0),
+            (Vendor::Pvm, VENDOR_PVM, 1),
+            (Vendor::Vmx, VENDOR_VMX, 1),
+        ];
+        for (vendor, number, partial) in vendors {
+            let options = RawOptions { vendor: number, host_stacks: 1, partial, ..RawOptions::default() };
             let mut programs = match KernelPrograms::load(&options, 1) {
                 Err(BpfRefusal::Permission) => {
                     return testkit::missing("root, to load programs into the kernel");
@@ -297,6 +318,8 @@ mod tests {
                 let program: &mut RawTracePoint = program(&mut programs.ebpf, name).unwrap();
                 program.load().unwrap_or_else(|error| panic!("{name}, {vendor:?}: {error}"));
             }
+            let program: &mut TracePoint = program(&mut programs.ebpf, "cached").unwrap();
+            program.load().unwrap_or_else(|error| panic!("cached, {vendor:?}: {error}"));
         }
     }
 }

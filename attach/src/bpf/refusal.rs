@@ -20,8 +20,8 @@ pub enum BpfRefusal {
     #[error("the host's kernel has no member {0}")]
     NoMember(&'static str),
     /// KVM's vendor module is not supported.
-    #[error("registers are readable in the kernel with kvm_amd and kvm_pvm only, and the host uses {0}")]
-    Vendor(&'static str),
+    #[error("registers are readable in the kernel with kvm_amd, kvm_intel and kvm_pvm only")]
+    Vendor,
     /// vprof may not load programs.
     #[error(
         "loading a program into the host's kernel needs root or CAP_BPF and CAP_PERFMON, and no lockdown"
@@ -73,6 +73,23 @@ pub enum BpfRefusal {
         "no vCPU stopped in the guest, so the registers could not be compared with those that KVM reports"
     )]
     NotCompared,
+    /// KVM does not read the instruction pointer at each exit.
+    #[error(
+        "KVM had read the instruction pointer at only {placed} of {samples} samples in the guest, \
+         which shows the kernel no code"
+    )]
+    NotPlaced {
+        /// Samples at which it had.
+        placed: u32,
+        /// Samples in the guest.
+        samples: u32,
+    },
+    /// The kernel's trace points cannot be found.
+    #[error("the host has no tracefs: mount it with `mount -t tracefs none /sys/kernel/tracing`")]
+    NoTracefs,
+    /// Only some of the registers are in KVM's memory.
+    #[error("with kvm_intel the host's kernel takes the samples without stacks")]
+    Partial,
 }
 
 /// Machine of a process, in short.

@@ -48,6 +48,13 @@ pub(crate) const HOST_BYTES: usize = 8192 + PAGE;
 
 pub(crate) const VENDOR_SVM: u32 = 1;
 pub(crate) const VENDOR_PVM: u32 = 2;
+pub(crate) const VENDOR_VMX: u32 = 3;
+
+/// Values of [`RawState::registers`]: all but those that KVM leaves to the processor, and the same without
+/// RIP. 0 is for all of them.
+pub(crate) const PARTIAL: u32 = 1;
+pub(crate) const NO_RIP: u32 = 2;
+
 /// Offset of a member that this kernel does not have.
 pub(crate) const ABSENT: u32 = u32::MAX;
 
@@ -98,6 +105,11 @@ pub(crate) struct RawOptions {
     pub asker: u32,
     /// 1 to copy the stacks of vCPUs' threads.
     pub host_stacks: u32,
+    /// 1 if KVM has only some of the registers in its memory.
+    pub partial: u32,
+    /// Which registers those are, and the bit of the instruction pointer.
+    pub vcpu_available: u32,
+    pub rip_available: u32,
 }
 
 /// `struct slot`: range of the guest's memory in the VMM.
@@ -201,7 +213,8 @@ pub(crate) struct RawState {
     pub missing: u32,
     /// `KVM_EXIT_*` of the last return of KVM_RUN, if the VMM is blocked; else 0.
     pub exit_reason: u32,
-    pub unused: u32,
+    /// `enum registers`: those that the record has.
+    pub registers: u32,
     /// In the order of the instruction set: RAX, RCX, RDX, RBX, RSP, RBP, RSI, RDI, R8 to R15.
     pub gpr: [u64; 16],
     pub rip: u64,
@@ -460,7 +473,7 @@ mod tests {
     /// Sizes by hand: the compiler of the programs has the same rules.
     #[test]
     fn structures_have_no_holes_that_only_one_side_has() {
-        assert_eq!(size_of::<RawOptions>(), 41 * 4);
+        assert_eq!(size_of::<RawOptions>(), 44 * 4);
         assert_eq!(size_of::<RawGuest>(), 8 + 10 * 8 + 10 * 4 + 2 * SPANS * 8);
         assert_eq!(size_of::<RawTarget>(), 6 * 8 + SLOTS * 24 + size_of::<RawGuest>());
         assert_eq!(size_of::<RawState>(), 8 + 10 * 4 + 25 * 8 + 4 * 4 + 8 + TABLES * 24);

@@ -12,10 +12,15 @@ use linux::{
     FlatMemory, Kernel, PhysAddr, PhysicalMemory, SampleReads, StackCopy, StackReader, StackSample, VirtAddr,
 };
 use symbols::{Registers, StackMemory};
+use vmm::KnownRegisters;
 
 use super::area::{RecordView, anonymous};
 use super::notes::ExitNote;
-use super::shared::{BUCKETS, RawNote, RawPlan, RawRecord, RawSlot, RawState, RawTarget};
+use super::partial::complete;
+use super::shared::{
+    ABSENT, BUCKETS, NO_RIP, PARTIAL, RawNote, RawOptions, RawPlan, RawRecord, RawSlot, RawState, RawTarget,
+    VENDOR_VMX,
+};
 use super::target::guest as raw_guest;
 
 /// Address in the "VMM" of the guest's memory (HOST in harness.c).
@@ -333,6 +338,98 @@ fn the_program_copies_all_that_a_sample_reads() {
             for (state, record) in states.iter().zip(records.chunks_exact(size_of::<RawRecord>())) {
                 guest.check(state, record);
                 assert_eq!(missing(record), 0, "the host has all of its memory: {state:x?}");
+            }
+        }
+    }
+}
+
+/// Offsets in the vCPU of the test of its registers.
+const REGS: u32 = 0x100;
+const AVAILABLE: u32 = 0x80;
+const CONTROL: u32 = 0x400;
+
+/// Returns the registers that the program has of a vCPU whose KVM has the registers with these bits.
+fn partial_registers(harness: &Path, directory: &Path, available: u32) -> RawState {
+    let mut memory = vec![0; 8192];
+    let mut put = |at: u32, value: u64| {
+        let at = usize::try_from(at).unwrap();
+        memory[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    };
+    (0..17).for_each(|register| put(REGS + register * 8, 0x1000 + u64::from(register)));
+    (0..5).for_each(|register| put(CONTROL + register * 8, 0x2000 + u64::from(register)));
+    put(AVAILABLE, u64::from(available) | 0x5555_5555_0000_0000);
+    let options = RawOptions {
+        vendor: VENDOR_VMX,
+        partial: 1,
+        vcpu_regs: REGS,
+        vcpu_rip: REGS + 16 * 8,
+        vcpu_available: AVAILABLE,
+        rip_available: 1 << 16,
+        vcpu_cr0: CONTROL,
+        vcpu_cr2: CONTROL + 8,
+        vcpu_cr3: CONTROL + 16,
+        vcpu_cr4: CONTROL + 24,
+        vcpu_efer: CONTROL + 32,
+        vcpu_nested: ABSENT,
+        ..RawOptions::default()
+    };
+    let file = directory.join("vcpu");
+    std::fs::write(&file, &memory).unwrap();
+    let mut command = Command::new(harness);
+    command.arg(&file).arg("registers").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.take().unwrap().write_all(bytes(&options)).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    state(&output.stdout)
+}
+
+#[test]
+fn a_register_that_is_not_available_is_not_used() {
+    let directory = Directory::new("partial");
+    let harness = compile(&directory.0);
+    // All bits but that of RIP, and no other bit than that.
+    for (available, rip) in [(!(1 << 16), 0), (0, 0), (1 << 16, 0x1010), (u32::MAX, 0x1010)] {
+        let found = partial_registers(&harness, &directory.0, available);
+        let registers = if rip == 0 { NO_RIP } else { PARTIAL };
+        assert_eq!((found.registers, found.rip), (registers, rip), "{available:#x}");
+        let others = (found.gpr[4], found.cr3, found.rflags, found.cpl, found.code_base, found.code_64_bit);
+        assert_eq!(others, (0, 0, 0, 0, 0, 0), "{available:#x}");
+        assert_eq!((found.gpr[0], found.gpr[15], found.cr4, found.efer), (0x1000, 0x100f, 0x2003, 0x2004));
+    }
+}
+
+#[test]
+fn a_sample_with_some_registers_has_the_current_process() {
+    let directory = Directory::new("flat");
+    let harness = compile(&directory.0);
+    for style in [Style::V6_1, Style::V6_12, Style::V6_15] {
+        let guest = TestGuest::new(style);
+        let flat = |rip, registers| RawState { rip, registers, cr3: 0, cpl: 0, ..guest.state(3, 0) };
+        let kernel = guest.guest.text(0x1404).0;
+        // The fourth page is missing.
+        let rips = [(kernel, PARTIAL), (USER + 5, PARTIAL), (USER + 3 * PAGE, PARTIAL), (0, NO_RIP)];
+        let states = rips.map(|(rip, registers)| flat(rip, registers));
+        let cases = states.map(|state| (guest.target(), state));
+        let records = run(&harness, &directory.0, &guest.guest.memory, &cases);
+        let memory = &guest.guest.memory;
+        let current = guest.kernel.current_reader(memory).unwrap();
+        let raw = raw_guest(&guest.reads);
+        let expected = [
+            (KnownRegisters::Code, 0),
+            (KnownRegisters::Code, 3),
+            (KnownRegisters::Task, 0),
+            (KnownRegisters::Task, 0),
+        ];
+        for ((state, record), (known, level)) in
+            states.iter().zip(records.chunks_exact(size_of::<RawRecord>())).zip(expected)
+        {
+            let area = anonymous(record);
+            let copied = Copied(RecordView::new(&area, 0).unwrap());
+            assert_eq!(current.read(&copied, 0), current.read(memory, 0), "the current task");
+            for found in [complete(state, &raw, &copied), complete(state, &raw, memory)] {
+                let level_and_root = (found.sregs.ss.dpl, found.sregs.cr3);
+                assert_eq!((found.known, level_and_root), (known, (level, guest.user_root)), "{state:x?}");
             }
         }
     }

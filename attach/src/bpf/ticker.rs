@@ -10,12 +10,13 @@ use kvm_bindings::{
 use linux::PhysAddr;
 use vmm::x86::EFER_LMA;
 use vmm::{
-    Activity, ActivitySource, AttachedThread, MissReason, Observer, ThreadId, Tick, TickContext, is_at_reset,
-    monotonic_ns,
+    Activity, ActivitySource, AttachedThread, KnownRegisters, MissReason, Observer, ThreadId, Tick,
+    TickContext, is_at_reset, monotonic_ns,
 };
 
 use super::host_stack::HostState;
-use super::registers;
+use super::mixed::{MixedStops, TickMeans};
+use super::partial::CompletedRegisters;
 use super::shared::{RawState, ThreadFinding};
 use super::vm::{FoundPlace, KernelStatistics, SampleOutcome, SampledVm};
 use crate::memory::{CopiedMemory, ForeignMemory, StopMemory, StopSource};
@@ -30,6 +31,8 @@ pub(crate) struct SampledTicker<O> {
     observer: O,
     memory: StopMemory,
     shared: Arc<SharedState>,
+    /// Stops of the vCPU, where samples of the kernel have no stacks.
+    stops: Option<MixedStops>,
 }
 
 /// Activity that the kernel shows of a vCPU at a sample.
@@ -38,6 +41,7 @@ struct SampledActivity {
     activity: Activity,
     waiting: bool,
     nested: bool,
+    known: KnownRegisters,
 }
 
 impl ActivitySource for SampledActivity {
@@ -47,6 +51,10 @@ impl ActivitySource for SampledActivity {
 
     fn in_nested_guest(&self) -> bool {
         self.nested
+    }
+
+    fn known_registers(&self) -> KnownRegisters {
+        self.known
     }
 
     fn is_waiting(&self) -> Option<bool> {
@@ -140,7 +148,12 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
     ) -> Self {
         let copied = SampleCopy { vm: Arc::clone(&vm), index };
         let memory = StopMemory::new(StopSource::sampled(memory, Box::new(copied)));
-        Self { vm, index, id, observer, memory, shared }
+        Self { vm, index, id, observer, memory, shared, stops: None }
+    }
+
+    /// Lets some of the ticks be stops.
+    pub(crate) fn with_stops(self, stops: MixedStops) -> Self {
+        Self { stops: Some(stops), ..self }
     }
 
     /// Ticks until the machine or the attachment ends; returns the observer.
@@ -160,6 +173,22 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
             Ok(pause) => pause,
             Err(next) => return next,
         };
+        if let Some(mixed) = &mut self.stops {
+            let rate_hz = self.observer.rate_hz();
+            match mixed.draw(rate_hz, self.vm.completes(self.index)) {
+                TickMeans::Stop => {
+                    let next = mixed.stops.serve(&mut self.observer, (due_ns, asked_ns), pause);
+                    if next.0.is_none() {
+                        self.unfollow();
+                    }
+                    return next;
+                }
+                TickMeans::Nothing => {
+                    return (self.observer.missed(MissReason::NotRun, due_ns, asked_ns), asked_ns);
+                }
+                TickMeans::Kernel => {}
+            }
+        }
         let Some(SampleOutcome { finding, state }) = self.vm.sample(self.index) else {
             return (self.observer.missed(MissReason::NotRun, due_ns, asked_ns), asked_ns);
         };
@@ -177,18 +206,24 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
                 if runs && state.missing > 0 {
                     self.shared.swapped_out.fetch_add(1, Ordering::Relaxed);
                 }
-                let source = SampledActivity { activity, waiting, nested: state.nested != 0 };
+                let (nested, known) = (state.nested != 0, KnownRegisters::All);
+                let source = SampledActivity { activity, waiting, nested, known };
                 (self.observe(&state, (due_ns, now_ns), blocked, source), now_ns)
             }
             TickMeaning::Miss(reason) => (self.observer.missed(reason, due_ns, now_ns), now_ns),
             TickMeaning::Gone => {
-                if let Err(refusal) = self.vm.unfollow(self.index) {
-                    let text = "waits of a later thread may count for a vCPU that was taken out";
-                    self.shared.report(AttachEvent::Missing(format!("{text}: {refusal}")));
-                }
+                self.unfollow();
                 self.shared.vcpu_ended();
                 (None, now_ns)
             }
+        }
+    }
+
+    /// Ends the counts of the thread, which has ended.
+    fn unfollow(&self) {
+        if let Err(refusal) = self.vm.unfollow(self.index) {
+            let text = "waits of a later thread may count for a vCPU that was taken out";
+            self.shared.report(AttachEvent::Missing(format!("{text}: {refusal}")));
         }
     }
 
@@ -199,19 +234,20 @@ impl<O: Observer<StopMemory>> SampledTicker<O> {
         blocked: bool,
         mut source: SampledActivity,
     ) -> Option<Duration> {
-        let (regs, sregs) = registers(state);
-        if is_at_reset(&regs, &sregs) {
+        self.memory.forget();
+        let CompletedRegisters { regs, sregs, known } = self.vm.complete(self.index, state, &self.memory);
+        source.known = known;
+        if known == KnownRegisters::All && is_at_reset(&regs, &sregs) {
             source.activity = Activity::NotStarted;
         }
         // Registers of a guest of the guest show nothing of this one.
-        if !source.nested {
+        if !source.nested && known == KnownRegisters::All {
             self.shared.tables.record(&sregs);
         }
         if !source.nested && sregs.efer & EFER_LMA == 0 && self.index == 0 && self.memory.source().is_proven()
         {
             self.shared.finish(AttachmentEnd::Reset);
         }
-        self.memory.forget();
         let context =
             TickContext { due_ns, now_ns, in_run: true, regs: &regs, sregs: &sregs, memory: &self.memory };
         self.observer.ticked(&Tick { context, blocked, source: &source })

@@ -1,27 +1,28 @@
 //! A machine whose vCPUs the kernel samples.
 
-use std::fs;
+mod search;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 use linux::{Kernel, PhysAddr, PhysicalMemory};
-use vmm::{ThreadStatistics, ThreadTimes};
+use vmm::{KnownRegisters, ThreadStatistics, ThreadTimes};
 
 use super::area::{difference, registers};
 use super::course::{CourseView, ExitsView, KernelCounter};
-use super::finder::{KernelReader, KernelThread, KernelVcpu};
+use super::finder::{KernelReader, KernelThread};
 use super::host_stack::{HostQueue, HostStacksView, HostState, HostTick};
 use super::notes::NotesView;
-use super::offsets::{self, HostOffsets, Vendor};
+use super::offsets::{HostOffsets, Vendor};
+use super::partial::{self, CompletedRegisters};
 use super::program::KernelPrograms;
-use super::refusal::{BpfRefusal, host_refusal};
-use super::shared::{ABSENT, RawGuest, RawState, RawTarget, ThreadFinding};
+use super::refusal::BpfRefusal;
+use super::shared::{ABSENT, NO_RIP, RawGuest, RawState, RawTarget, ThreadFinding};
 use super::target::{guest, set_slots};
 use crate::memory::MemoryLayout;
+pub(crate) use search::{FoundVm, VmSearch};
 
-/// Link of the initial namespace of processes (`PROC_PID_INIT_INO`, include/linux/proc_ns.h).
-const HOST_NAMESPACE: &str = "pid:[4026531836]";
 /// CPUs that a sample is asked of, at most: a thread may move meanwhile.
 const MOST_CPUS: usize = 4;
 
@@ -44,6 +45,20 @@ pub(crate) struct SampledVm {
     follows: bool,
     /// The kernel counts waits, and exits as far as KVM shows them.
     counts: bool,
+    /// Registers that the programs use.
+    registers: KernelRegisters,
+}
+
+/// Registers of vCPUs that the programs in the kernel use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KernelRegisters {
+    /// All that the host's KVM has in its memory.
+    #[default]
+    Available,
+    /// Those that KVM has of Intel's processors, on any host and also of a guest without a kernel. For tests.
+    Partial,
+    /// The same without an instruction pointer.
+    NoRip,
 }
 
 /// A vCPU of a [`SampledVm`].
@@ -58,6 +73,8 @@ struct SampledVcpu {
     late: bool,
     /// The target has the addresses in the guest's kernel, or the kernel does not use this vCPU.
     planned: AtomicBool,
+    /// The target has them, and those of the current process's page tables.
+    completes: AtomicBool,
     target: Mutex<RawTarget>,
     /// The programs do not have that target yet.
     changed: AtomicBool,
@@ -74,6 +91,15 @@ pub(crate) struct SampleOutcome {
     pub state: RawState,
 }
 
+impl SampleOutcome {
+    /// Returns true if the sample has the guest's instruction pointer; `None` if the vCPU was not in the
+    /// guest.
+    pub(crate) fn has_rip(&self) -> Option<bool> {
+        let in_guest = matches!(self.finding, ThreadFinding::Guest | ThreadFinding::Kvm);
+        in_guest.then_some(self.state.registers != NO_RIP)
+    }
+}
+
 /// Place of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FoundPlace {
@@ -81,105 +107,7 @@ pub(crate) struct FoundPlace {
     pub on_cpu: bool,
 }
 
-/// Machine that was found in the kernel's data.
-#[derive(Debug)]
-pub(crate) struct FoundVm {
-    pub vm: SampledVm,
-    pub layout: MemoryLayout,
-    /// vCPUs that have a thread, in the order of their indices in the machine.
-    pub vcpus: Vec<(KernelVcpu, KernelThread)>,
-    /// KVM's numbers of all vCPUs.
-    pub known: Vec<u32>,
-}
-
-/// Machine to search for among those of a process.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct VmSearch<'a> {
-    pub pid: i32,
-    /// KVM's numbers of all vCPUs of the process, and the VMM's descriptors.
-    pub descriptors: &'a [(u32, i32)],
-    /// Number of the machine, from 1 on; `None` for the only one.
-    pub number: Option<usize>,
-    /// Maximum number of its vCPUs.
-    pub most: usize,
-    /// Copy the stacks of vCPUs' threads.
-    pub host_stacks: bool,
-}
-
 impl SampledVm {
-    /// Finds the machine in the kernel's data, for each vendor's module that the host has.
-    ///
-    /// # Errors
-    /// The reason of the last vendor.
-    pub(crate) fn find(search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
-        let namespace = fs::read_link("/proc/self/ns/pid").map_err(host_refusal("read this namespace"))?;
-        if namespace.as_os_str() != HOST_NAMESPACE {
-            return Err(BpfRefusal::Namespace);
-        }
-        let types = offsets::types()?;
-        let layouts = types.layouts();
-        let mut refusal = BpfRefusal::NoThreads;
-        for vendor in offsets::vendors()? {
-            let offsets = HostOffsets::new(&layouts, vendor, search.pid).map(|mut offsets| {
-                offsets.options.host_stacks = search.host_stacks.into();
-                offsets
-            });
-            match offsets.and_then(|offsets| Self::find_with(offsets, vendor, search)) {
-                Ok(mut found) => {
-                    let counters = layouts.words("kvm_vcpu.stat").into_iter();
-                    found.vm.counters =
-                        counters.map(|(name, offset)| KernelCounter { name, offset }).collect();
-                    return Ok(found);
-                }
-                Err(other) => refusal = other,
-            }
-        }
-        Err(refusal)
-    }
-
-    fn find_with(offsets: HostOffsets, vendor: Vendor, search: VmSearch<'_>) -> Result<FoundVm, BpfRefusal> {
-        let VmSearch { descriptors, number, most, .. } = search;
-        let mut programs = KernelPrograms::load(&offsets.options, most)?;
-        let files = programs.files()?;
-        let reader = KernelReader { memory: &programs, offsets: &offsets };
-        let machine = reader.choose(reader.machines(&files, descriptors)?, number)?;
-        if machine.vcpus.len() > most {
-            return Err(BpfRefusal::TooMany(machine.vcpus.len()));
-        }
-        let changes = BpfRefusal::Unknown(0, "its memory changes");
-        let slots = reader.slots(machine.kvm).ok_or(changes)?;
-        let layout = slots.layout.ok_or(BpfRefusal::NoThreads)?;
-        let known = machine.vcpus.iter().map(|vcpu| vcpu.number).collect();
-        let seen = machine.vcpus.into_iter().filter_map(|vcpu| Some((vcpu, vcpu.thread?)));
-        let vcpus: Vec<_> = seen.collect();
-        if vcpus.is_empty() {
-            return Err(BpfRefusal::NoThreads);
-        }
-        let sampled: Box<[_]> = (0..most).map(|_| OnceLock::new()).collect();
-        for (place, (vcpu, thread)) in sampled.iter().zip(&vcpus) {
-            let target = RawTarget { vcpu: vcpu.vcpu, ..RawTarget::default() };
-            let mut vcpu = SampledVcpu::new(vcpu.number, *thread, target, false);
-            set_slots(vcpu.target.get_mut().unwrap_or_else(PoisonError::into_inner), &layout);
-            place.set(vcpu).map_err(|_| BpfRefusal::NoThreads)?;
-        }
-        let vm = Self {
-            programs,
-            offsets,
-            vcpus: sampled,
-            kvm: machine.kvm,
-            generation: AtomicU64::new(slots.generation),
-            planned: AtomicBool::new(false),
-            counters: Vec::new(),
-            vendor,
-            follows: false,
-            counts: false,
-        };
-        // Here, so that a kernel that is too old is known before the first tick.
-        let state = vm.programs.sample(0, None).map_err(host_refusal("run a program in the kernel"))?;
-        state.ok_or(BpfRefusal::Unknown(0, "it cannot be sampled"))?;
-        Ok(FoundVm { vm, layout, vcpus, known })
-    }
-
     fn vcpu(&self, index: usize) -> Option<&SampledVcpu> {
         self.vcpus.get(index)?.get()
     }
@@ -248,7 +176,39 @@ impl SampledVm {
         kvm: &(kvm_regs, kvm_sregs),
     ) -> Result<Option<String>, BpfRefusal> {
         let sampled = self.sample(index).ok_or(BpfRefusal::NotCompared)?;
-        Ok(difference(&registers(&sampled.state), kvm))
+        Ok(match self.is_partial() {
+            true => partial::difference(&sampled.state, kvm),
+            false => difference(&registers(&sampled.state), kvm),
+        })
+    }
+
+    /// Returns true if samples have only some of the registers, and so no stacks.
+    pub(crate) fn is_partial(&self) -> bool {
+        self.offsets.options.partial != 0
+    }
+
+    /// Returns true if the registers of samples of a vCPU can be completed from the guest's memory.
+    pub(crate) fn completes(&self, index: usize) -> bool {
+        let is_test = self.registers != KernelRegisters::Available;
+        is_test || self.vcpu(index).is_some_and(|vcpu| vcpu.completes.load(Ordering::Acquire))
+    }
+
+    /// Returns the registers of a sample of a vCPU, and what is known of them. `memory` is the guest's at the
+    /// sample.
+    pub(crate) fn complete(
+        &self,
+        index: usize,
+        state: &RawState,
+        memory: &impl PhysicalMemory,
+    ) -> CompletedRegisters {
+        let (regs, sregs) = registers(state);
+        match self.vcpu(index).filter(|_| self.is_partial()) {
+            Some(vcpu) => {
+                let guest = vcpu.target.lock().unwrap_or_else(PoisonError::into_inner).guest;
+                partial::complete(state, &guest, memory)
+            }
+            None => CompletedRegisters { regs, sregs, known: KnownRegisters::All },
+        }
     }
 
     /// Updates the ranges of the guest's memory if the kernel has changed them, and returns the layout then.
@@ -308,7 +268,13 @@ impl SampledVm {
 
     /// Returns true if [`Self::take_new`] finds vCPUs on this kernel.
     pub(crate) fn lists_vcpus(&self) -> bool {
-        self.offsets.finder.vcpu_list.is_some()
+        // The threads that may be stopped for stacks are those of the start.
+        self.offsets.finder.vcpu_list.is_some() && !self.is_partial()
+    }
+
+    /// Returns what the kernel does not count with this KVM, as the beginning of a sentence.
+    pub(crate) fn uncounted(&self) -> &'static str {
+        self.vendor.uncounted()
     }
 
     /// Adds a vCPU; returns its index, `None` if there is no room.
@@ -395,7 +361,7 @@ impl SampledVm {
 
     /// Returns the noted exits of a vCPU; `None` if there are none.
     pub(crate) fn notes(&self, index: usize) -> Option<NotesView<'_>> {
-        self.programs.notes(index).filter(|_| self.counts)
+        self.programs.notes(index).filter(|_| self.counts && !self.is_partial())
     }
 
     /// Returns true once the addresses in the guest's kernel are known.
@@ -419,6 +385,7 @@ impl SampledVm {
                 // The reader of a sample has read the APIC ids of the others.
                 let apic_id = reads.apic_id.filter(|_| vcpu.late).map_or(0, |at| at.0);
                 vcpu.change(|target| target.guest = RawGuest { apic_id, ..guest(reads) });
+                vcpu.completes.store(reads.page_tables.is_some(), Ordering::Release);
             }
             // A kernel takes a vCPU into use some time after it was plugged in.
             vcpu.planned.store(reads.is_some() || !vcpu.late, Ordering::Release);
@@ -490,6 +457,7 @@ impl SampledVcpu {
             thread,
             late,
             planned: AtomicBool::new(false),
+            completes: AtomicBool::new(false),
             target: Mutex::new(target),
             changed: AtomicBool::new(true),
             cpu: AtomicU64::new(NO_CPU),

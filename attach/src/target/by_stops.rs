@@ -44,6 +44,11 @@ impl GuardedStops {
         StopSlot::new(&self.heartbeat, SEARCH_SLOT)
     }
 
+    /// Returns the record of stops, and the guard.
+    pub(super) fn into_parts(self) -> (Arc<Heartbeat>, Option<GuardProcess>) {
+        (self.heartbeat, self.guard)
+    }
+
     /// Ends the guard: no thread will be stopped.
     pub(super) fn end(self) {
         if let Some(guard) = self.guard {
@@ -89,7 +94,7 @@ impl OpenedProcess {
             vcpus.push(TargetVcpu::new(&process, (*number, *fd), id, files)?);
         }
         try_registers(&process, &mut vcpus, &slot)?;
-        let GuardedStops { heartbeat, guard } = stops;
+        let (heartbeat, guard) = stops.into_parts();
         let known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
         let unseen = known.len().saturating_sub(vcpus.len());
         let memory = ForeignMemory::new(pid).map_err(|e| step_error(pid, "list its mappings", e))?;

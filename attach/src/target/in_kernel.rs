@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use vmm::ThreadId;
 
+use super::by_stops::GuardedStops;
 use super::opened::OpenedProcess;
 use super::{EngineReason, PAUSE, Target, TargetVcpu, new_heartbeat, stop_in_run};
 use crate::bpf::{BpfRefusal, FoundVm, KernelThread, KernelVcpu, SampledVm};
@@ -60,7 +61,7 @@ impl OpenedProcess {
         found: FoundVm,
         vcpus: Vec<TargetVcpu>,
         reason: EngineReason,
-        host_names: Option<HostNames>,
+        (host_names, stops): (Option<HostNames>, Option<GuardedStops>),
     ) -> Result<Target, AttachError> {
         let Self { process, descriptors, several, lock } = self;
         let pid = process.pid();
@@ -68,14 +69,21 @@ impl OpenedProcess {
         let unseen = known.len().saturating_sub(vcpus.len());
         let mut known: Vec<_> = descriptors.iter().map(|(number, _)| *number).collect();
         known.dedup();
+        let (heartbeat, guard) = match stops {
+            Some(stops) if vm.is_partial() => stops.into_parts(),
+            stops => {
+                stops.into_iter().for_each(GuardedStops::end);
+                (new_heartbeat()?, None)
+            }
+        };
         Ok(Target {
             process,
             vcpus,
             known,
             lock,
             memory: ForeignMemory::with_layout(pid, layout),
-            heartbeat: new_heartbeat()?,
-            guard: None,
+            heartbeat,
+            guard,
             sampled: Some(Arc::new(vm)),
             host_names,
             reason,
@@ -83,6 +91,33 @@ impl OpenedProcess {
             others: several,
             uncounted: None,
         })
+    }
+}
+
+/// Samples in the guest that have to show whether KVM reads the instruction pointer at each exit, and the
+/// time limit for them.
+const PLACED_SAMPLES: u32 = 200;
+const PLACED_LIMIT: Duration = Duration::from_secs(3);
+/// Part of them that may be without one.
+const UNPLACED_PART: u32 = 100;
+
+/// Checks that KVM reads the instruction pointer at each exit from the guest, by samples of vCPUs that run.
+pub(super) fn check_placed(vm: &SampledVm, vcpus: usize) -> Result<(), BpfRefusal> {
+    let (begin, mut samples, mut placed) = (Instant::now(), 0, 0);
+    for index in (0..vcpus).cycle() {
+        if samples >= PLACED_SAMPLES || begin.elapsed() >= PLACED_LIMIT {
+            break;
+        }
+        if let Some(has_rip) = vm.sample(index).and_then(|sample| sample.has_rip()) {
+            samples += 1;
+            placed += u32::from(has_rip);
+        }
+        sleep(PAUSE);
+    }
+    match samples {
+        0 => Err(BpfRefusal::NotCompared),
+        _ if (samples - placed) * UNPLACED_PART > samples => Err(BpfRefusal::NotPlaced { placed, samples }),
+        _ => Ok(()),
     }
 }
 

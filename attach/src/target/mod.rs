@@ -21,7 +21,7 @@ use vmm::ThreadId;
 use wall::Reach;
 
 use crate::attachment::RateLimit;
-use crate::bpf::{BpfRefusal, SampledVm, VcpuCourse, VmSearch, registers};
+use crate::bpf::{BpfRefusal, KernelRegisters, STACKS_HZ, SampledVm, VcpuCourse, VmSearch, registers};
 use crate::capabilities::SearchRight;
 use crate::error::{AttachError, HostStacksRefusal};
 use crate::guard::{GuardProcess, Heartbeat, StopSlot};
@@ -34,7 +34,7 @@ use crate::run_page::RunPage;
 use crate::stop::ThreadStop;
 use crate::thread::{ThreadActivity, ThreadFiles};
 use by_stops::GuardedStops;
-use in_kernel::{RefusedVm, compare};
+use in_kernel::{RefusedVm, check_placed, compare};
 use opened::OpenedProcess;
 
 /// Interval between two searches for the memory's layout, ms.
@@ -66,6 +66,9 @@ pub struct TargetChoice {
     pub vm: Option<usize>,
     /// Stacks of vCPUs' threads in the host. Only the host's kernel takes them.
     pub host_stacks: bool,
+    /// Registers that the host's kernel uses. Only tests change this.
+    #[serde(skip)]
+    pub registers: KernelRegisters,
 }
 
 impl From<EngineChoice> for TargetChoice {
@@ -150,7 +153,7 @@ impl Target {
         most: usize,
         guard: Option<Command>,
     ) -> Result<Self, AttachError> {
-        let TargetChoice { engine, vm, host_stacks } = choice.into();
+        let TargetChoice { engine, vm, host_stacks, registers } = choice.into();
         let _search = SearchRight::raise();
         let refused = |refusal| AttachError::HostStacks { pid, refusal };
         if host_stacks && engine == EngineChoice::Ptrace {
@@ -162,35 +165,47 @@ impl Target {
         if engine == EngineChoice::Ptrace {
             return opened.by_stops(vm, most, GuardedStops::start(pid, guard)?, EngineReason::StopsRequested);
         }
-        let search = VmSearch { pid, descriptors: &opened.descriptors, number: vm, most, host_stacks };
+        let descriptors = &opened.descriptors;
+        let search = VmSearch { pid, descriptors, number: vm, most, host_stacks, registers };
         let found = SampledVm::find(search).map_err(|refusal| opened.fatal(refusal, most));
         let found = match found {
             Ok(found) => Ok((opened.vcpus(&found)?, found)),
             Err(RefusedVm::Error(error)) => return Err(error),
             Err(RefusedVm::Engine(refusal)) => Err(refusal),
         };
-        if engine == EngineChoice::Bpf {
-            let (vcpus, found) = found.map_err(|refusal| AttachError::Bpf { pid, refusal })?;
-            return opened.in_kernel(found, vcpus, EngineReason::KernelRequested, names);
-        }
+        let bpf = engine == EngineChoice::Bpf;
+        let found = match found {
+            Err(refusal) if bpf => return Err(AttachError::Bpf { pid, refusal }),
+            Ok((vcpus, found)) if bpf && !found.vm.is_partial() => {
+                return opened.in_kernel(found, vcpus, EngineReason::KernelRequested, (names, None));
+            }
+            found => found,
+        };
         let stops = GuardedStops::start(pid, guard)?;
         let compared = found.and_then(|(vcpus, found)| {
+            if found.vm.is_partial() {
+                check_placed(&found.vm, vcpus.len())?;
+            }
             let equal = compare(&found.vm, &vcpus, &stops.slot())?;
             Ok((vcpus, found, EngineReason::Agrees(equal)))
         });
         match compared {
-            Ok((vcpus, found, reason)) => {
-                stops.end();
-                opened.in_kernel(found, vcpus, reason, names)
-            }
+            Ok((vcpus, found, reason)) => opened.in_kernel(found, vcpus, reason, (names, Some(stops))),
             Err(refusal) if host_stacks => Err(refused(HostStacksRefusal::Engine(refusal))),
+            Err(refusal) if bpf => Err(AttachError::Bpf { pid, refusal }),
             Err(refusal) => opened.by_stops(vm, most, stops, EngineReason::Refused(refusal)),
         }
     }
 
     /// Returns a sentence on the means by which the vCPUs are sampled, and why.
     pub fn engine_sentence(&self) -> String {
-        let kernel = "the host's kernel takes the samples (BPF), without stops";
+        let kernel = match self.has_mixed_stacks() {
+            true => format!(
+                "the host's kernel takes the samples (BPF) without stacks, and each vCPU is stopped \
+                 {STACKS_HZ} times a second for samples with stacks (ptrace)"
+            ),
+            false => "the host's kernel takes the samples (BPF), without stops".to_owned(),
+        };
         let stops = "vCPUs are stopped for samples (ptrace)";
         match &self.reason {
             EngineReason::Agrees(count) => {
@@ -211,6 +226,12 @@ impl Target {
     /// Returns true if the host's kernel takes the samples.
     pub fn is_sampled(&self) -> bool {
         self.sampled.is_some()
+    }
+
+    /// Returns true if only some samples have stacks: those by stops, where the host's kernel takes the
+    /// others.
+    pub fn has_mixed_stacks(&self) -> bool {
+        self.sampled.as_ref().is_some_and(|vm| vm.is_partial())
     }
 
     /// Returns the handle by which Ctrl-Z waits for the end of stops.
@@ -236,10 +257,12 @@ impl Target {
     /// Returns what this process reaches of the VMM from here on.
     pub fn reach(&self) -> Reach {
         let process = self.process.pid();
-        if self.is_sampled() {
-            return Reach::Kernel { process };
+        let threads = || self.vcpus.iter().map(|vcpu| vcpu.id.thread).collect();
+        match self.is_sampled() {
+            true if self.has_mixed_stacks() => Reach::Kernel { process, threads: threads() },
+            true => Reach::Kernel { process, threads: Vec::new() },
+            false => Reach::Stops { process, threads: threads() },
         }
-        Reach::Stops { process, threads: self.vcpus.iter().map(|vcpu| vcpu.id.thread).collect() }
     }
 
     /// Returns the number of vCPUs that will be profiled: those whose threads were found.
@@ -268,7 +291,7 @@ impl Target {
             if begin.elapsed() >= limit || self.process.ended_within(PROVE_PAUSE_MS) {
                 return;
             }
-            if let Some(vm) = &self.sampled {
+            if let Some(vm) = self.sampled.as_ref().filter(|vm| !vm.is_partial()) {
                 if let Some(sampled) = vm.sample(index) {
                     tables.record(&registers(&sampled.state).1);
                 }
@@ -290,7 +313,11 @@ impl Target {
                 tables.record(&sregs);
             }
             let Some(last) = tables.last() else { continue };
-            if search.attempt(last) {
+            let is_over = search.attempt(last);
+            if let (Some(vm), Some(kernel)) = (&self.sampled, self.memory.kernel()) {
+                vm.plan(kernel, &self.memory);
+            }
+            if is_over {
                 return;
             }
         }
@@ -320,9 +347,7 @@ impl Target {
         let exits = "exits by reason, function and process";
         match (&self.sampled, &self.uncounted) {
             (Some(vm), None) if vm.counts_entries() => String::new(),
-            (Some(_), None) => {
-                "exits that KVM serves itself (kvm_pvm has no trace points for them), ".to_owned()
-            }
+            (Some(vm), None) => vm.uncounted().to_owned(),
             (Some(_), Some(reason)) => format!("{exits}, and waits by process ({reason}), "),
             (None, _) => format!("{exits}, and waits by process (only `--engine bpf` counts them), "),
         }

@@ -174,7 +174,8 @@ impl VmArgs {
             (_, Some(name)) | (Some(VmChoice::Name(name)), None) => ChosenVm::Name(name.clone()),
             (None, None) => ChosenVm::Only,
         };
-        let target = TargetChoice { engine: self.engine.into(), vm: self.vm_number, host_stacks };
+        let engine = EngineChoice::from(self.engine);
+        let target = TargetChoice { vm: self.vm_number, host_stacks, ..engine.into() };
         AttachTarget::Process(vm, target)
     }
 }

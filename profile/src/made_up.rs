@@ -138,7 +138,7 @@ fn sample(n: u64) -> SampleRow {
         rsp: 0x7ffc_0000_0000 + spread,
         cpl: if user { 3 } else { 0 },
         cr3: 0x1_0000 + u64::from(process) * 0x1000,
-        interrupts_on: !interrupt,
+        interrupts_on: Some(!interrupt),
         preempt_count: Some(0),
         instance: Some(1 + process),
         tid: Some(100 + process.cast_signed()),

@@ -42,6 +42,10 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
         self.0.first_interval()
     }
 
+    fn rate_hz(&self) -> Option<f64> {
+        self.0.rate_hz()
+    }
+
     fn pass(&mut self, now_ns: u64) -> Option<Duration> {
         self.0.forget_request();
         self.0.pass_while_off(now_ns)
@@ -54,6 +58,7 @@ impl<M: PhysicalMemory> Observer<M> for AttachedSampler {
     fn ticked(&mut self, tick: &Tick<'_, M>) -> Option<Duration> {
         self.0.published().clock.pause(false, tick.now_ns);
         self.0.set_nested(tick.in_nested_guest());
+        self.0.set_registers(tick.known_registers());
         if let Some(waits) = tick.source.is_waiting() {
             self.0.note_wait(waits);
         }

@@ -21,6 +21,7 @@ use std::sync::{Arc, OnceLock};
 use linux::{CurrentReader, Kernel, KernelIdentity, PhysicalMemory, VirtAddr};
 
 use crate::record::SampleRecord;
+use vmm::KnownRegisters;
 
 /// Time between two checks of a vCPU's page tables without a doubt, ns.
 const PERIOD_NS: u64 = 1_000_000_000;
@@ -30,8 +31,8 @@ const FAILED_CHECKS: u32 = 3;
 
 /// Part of the address space in which a record found the vCPU.
 enum CodeArea {
-    /// User code, a guest of the guest, or a halted vCPU, which shows nothing of the kernel. A vCPU that was
-    /// not started yet counts as halted.
+    /// User code, a guest of the guest, unknown code, or a halted vCPU, which shows nothing of the kernel. A
+    /// vCPU that was not started yet counts as halted.
     Elsewhere,
     /// Kernel mode, but not where a 64-bit kernel's code is.
     Low,
@@ -41,7 +42,8 @@ enum CodeArea {
 
 impl CodeArea {
     fn from_record(record: &SampleRecord) -> Self {
-        if record.halted || record.nested || record.cpl != 0 {
+        let shows_none = record.halted || record.nested || record.registers == KnownRegisters::Task;
+        if shows_none || record.cpl != 0 {
             Self::Elsewhere
         } else if record.in_64_bit_kernel() {
             Self::High

@@ -12,7 +12,7 @@ use linux::{
 };
 use symbols::Registers;
 use vmm::x86::{CR0_PG, CR4_LA57, EFER_LMA, OPCODE_HLT, RFLAGS_IF};
-use vmm::{Activity, TickContext, is_at_reset};
+use vmm::{Activity, KnownRegisters, TickContext, is_at_reset};
 
 use crate::managed::RuntimeTable;
 use profile::rows::VcpuState;
@@ -65,7 +65,7 @@ pub struct SampleRecord {
     pub cr3: u64,
     /// Privilege level, 0 to 3.
     pub cpl: u8,
-    /// RFLAGS.IF.
+    /// RFLAGS.IF; false if it is not known.
     pub interrupts_on: bool,
     /// Long mode with paging is on: CR3 may lead to a 64-bit kernel.
     pub long_mode: bool,
@@ -75,6 +75,8 @@ pub struct SampleRecord {
     pub halted: bool,
     /// The vCPU executed a guest of the guest. Its registers, which say nothing of the guest, are 0 here.
     pub nested: bool,
+    /// Registers that are known. The others are 0 here.
+    pub registers: KnownRegisters,
     /// State of the vCPU when the tick came.
     pub vcpu_state: VcpuState,
     /// Current task and preempt count; `None` if they could not be read.
@@ -116,6 +118,7 @@ pub fn read_record<M: PhysicalMemory>(
         five_level: sregs.cr4 & CR4_LA57 != 0,
         halted,
         nested: false,
+        registers: KnownRegisters::All,
         vcpu_state: VcpuState::Guest,
         current: current(context.memory),
         kernel_mapped: None,
@@ -133,6 +136,33 @@ pub fn read_nested<M: PhysicalMemory>(
         time_ns: context.now_ns,
         late_ns: context.now_ns.saturating_sub(context.due_ns),
         nested: true,
+        current: current(context.memory),
+        ..SampleRecord::default()
+    }
+}
+
+/// Reads the sample of a tick at which only some registers are known. The activity is then known without
+/// them.
+pub fn read_partial<M: PhysicalMemory>(
+    context: &TickContext<'_, M>,
+    registers: KnownRegisters,
+    current: impl FnOnce(&M) -> Option<CurrentContext>,
+    activity: impl FnOnce() -> Option<Activity>,
+) -> SampleRecord {
+    let (regs, sregs) = (context.regs, context.sregs);
+    let halted = matches!(activity(), Some(Activity::Halted | Activity::NotStarted));
+    let has_code = registers != KnownRegisters::Task;
+    SampleRecord {
+        time_ns: context.now_ns,
+        late_ns: context.now_ns.saturating_sub(context.due_ns),
+        rip: VirtAddr(if has_code { regs.rip } else { 0 }),
+        cr3: sregs.cr3,
+        cpl: if has_code && !halted { context.cpl() & 3 } else { 0 },
+        // Paging is on in long mode.
+        long_mode: sregs.efer & EFER_LMA != 0,
+        five_level: sregs.cr4 & CR4_LA57 != 0,
+        halted,
+        registers,
         current: current(context.memory),
         ..SampleRecord::default()
     }
@@ -269,6 +299,29 @@ mod tests {
         assert_eq!((record.time_ns, record.late_ns), (130, 30));
         assert_eq!((record.rip.0, record.rsp, record.cr3, record.cpl), (0x40_1000, 0x7000, 0x1000, 3));
         assert!(!record.interrupts_on && record.five_level && record.long_mode && !record.halted);
+    }
+
+    #[test]
+    fn a_sample_with_some_registers_has_no_others() {
+        let memory = memory();
+        let state = long_mode(3, 0x40_1000);
+        let context = TickContext {
+            due_ns: 100,
+            now_ns: 130,
+            in_run: true,
+            regs: &state.0,
+            sregs: &state.1,
+            memory: &memory,
+        };
+        let read = |registers, activity| read_partial(&context, registers, |_| None, || Some(activity));
+        let code = read(KnownRegisters::Code, Activity::Running);
+        assert_eq!((code.rip.0, code.cpl, code.cr3, code.rsp), (0x40_1000, 3, 0x1000, 0));
+        assert!(!code.interrupts_on && code.long_mode && !code.halted && code.late_ns == 30);
+        let task = read(KnownRegisters::Task, Activity::Running);
+        assert_eq!((task.rip.0, task.cpl, task.cr3), (0, 0, 0x1000));
+        let halted = read(KnownRegisters::Code, Activity::Halted);
+        assert!(halted.halted && halted.cpl == 0);
+        assert!(read(KnownRegisters::Task, Activity::NotStarted).halted);
     }
 
     #[test]

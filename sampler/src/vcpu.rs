@@ -15,7 +15,8 @@ use kvm_bindings::kvm_regs;
 use linux::{PhysicalMemory, StackCopy};
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 use vmm::{
-    Activity, AttachedThread, Exit, Observer, ProbeHit, ProbeVerdict, Tick, TickContext, monotonic_ns,
+    Activity, AttachedThread, Exit, KnownRegisters, Observer, ProbeHit, ProbeVerdict, Tick, TickContext,
+    monotonic_ns,
 };
 
 use crate::buffer_pool::{BufferPool, BufferReturns, buffer_pool};
@@ -119,6 +120,8 @@ pub struct VcpuSampler {
     recorder: Option<EventRecorder>,
     /// The tick that is being served hit a guest of the guest.
     nested: bool,
+    /// Registers that are known at that tick.
+    registers: KnownRegisters,
 }
 
 impl fmt::Debug for VcpuSampler {
@@ -161,6 +164,7 @@ impl VcpuSampler {
             idle: IdleCost::default(),
             recorder: None,
             nested: false,
+            registers: KnownRegisters::All,
         };
         (sampler, ends, published)
     }
@@ -187,10 +191,10 @@ impl VcpuSampler {
         let cpu = readers.and_then(|readers| self.cpu.apic_id(readers.current.cpus()));
         let nested = self.nested;
         let current = |memory: &M| readers?.current.read(memory, cpu?);
-        let mut record = if nested {
-            record::read_nested(context, current)
-        } else {
-            record::read_record(context, current, activity)
+        let mut record = match self.registers {
+            _ if nested => record::read_nested(context, current),
+            KnownRegisters::All => record::read_record(context, current, activity),
+            some => record::read_partial(context, some, current, activity),
         };
         let wait = self.wait.waited_at(context.due_ns, context.now_ns);
         let stopped = !self.threadless && record.late_ns >= STOPPED_NS;
@@ -209,7 +213,9 @@ impl VcpuSampler {
             recorder.sampled(context.regs.rip, intervals.mean_ns());
         }
         // Checked while the vCPU is stopped: later the page tables may belong to another process.
-        record.kernel_mapped = self.kernel_check.check(&record, context.memory);
+        if self.registers == KnownRegisters::All {
+            record.kernel_mapped = self.kernel_check.check(&record, context.memory);
+        }
         if let Some(ns) = self.idle.ticked(record.halted.then_some(context.regs)) {
             VcpuStats::add_ns(&self.published.kvm_ns, ns);
         }
@@ -219,6 +225,7 @@ impl VcpuSampler {
             && let Some(cpu) = cpu
             && !record.halted
             && !nested
+            && self.registers == KnownRegisters::All
         {
             sampled.stack = self.spare.take().or_else(|| self.buffers.take());
             match &mut sampled.stack {
@@ -254,6 +261,16 @@ impl VcpuSampler {
     /// Sets whether the registers of the next tick are those of a guest of the guest.
     pub(crate) fn set_nested(&mut self, nested: bool) {
         self.nested = nested;
+    }
+
+    /// Sets the registers that are known at the next tick.
+    pub(crate) fn set_registers(&mut self, registers: KnownRegisters) {
+        self.registers = registers;
+    }
+
+    /// Returns the mean rate of the ticks, Hz; `None` while there are none.
+    pub(crate) fn rate_hz(&self) -> Option<f64> {
+        self.intervals.as_ref().filter(|_| !self.off).map(Intervals::rate_hz)
     }
 
     /// Charges the time since `from_ns` to the sampler: since the tick was due, or since the thread had a CPU

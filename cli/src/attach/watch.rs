@@ -115,7 +115,7 @@ struct VcpuJson {
     vcpu: u8,
     time_s: f64,
     mode: &'static str,
-    interrupts: bool,
+    interrupts: Option<bool>,
     task: Option<TaskJson>,
     stack: Vec<StackFunction>,
 }
@@ -229,7 +229,7 @@ fn add_stacks(text: &mut String, alert: &Alert, tables: &Tables) {
     for sample in &alert.vcpus {
         let task =
             TaskJson::of_sample(sample, tables).map_or_else(String::new, |task| format!(", {}", name(&task)));
-        let interrupts = if sample.interrupts_on { "" } else { ", interrupts off" };
+        let interrupts = if sample.interrupts_on == Some(false) { ", interrupts off" } else { "" };
         // Writing to a string does not fail.
         let _ = write!(text, "\n  vCPU {}: {}{interrupts}{task}", sample.vcpu, sample.mode.name());
         add_functions(text, &tables.stack(sample.frame, sample.stack.unwrap_or(0)));

@@ -242,7 +242,7 @@ pub fn batch_with_quarters(quarters: u64) -> Batch {
         rsp: 0xffff_8000_0000_0000,
         cpl: if mode == Mode::User { 3 } else { 0 },
         cr3: 0x1000,
-        interrupts_on: true,
+        interrupts_on: Some(true),
         preempt_count: Some(0),
         instance: Some(instance),
         tid: Some(100),

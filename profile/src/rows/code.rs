@@ -67,6 +67,10 @@ impl FrameKind {
     }
 }
 
+/// Module of the reason below the only frame of a flat sample: no stack was taken, which says nothing of the
+/// guest's code.
+pub const FLAT: &str = "flat";
+
 /// A row of table `frame`: one interned code address, or a reason instead of frames.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FrameRow {

@@ -100,14 +100,14 @@ pub struct SampleRow {
     pub vcpu_state: VcpuState,
     /// Frame row id.
     pub frame: u32,
-    /// Stack pointer.
+    /// Stack pointer; 0 if it is not known.
     pub rsp: u64,
     /// CPL 0 to 3.
     pub cpl: u8,
     /// CR3.
     pub cr3: u64,
-    /// RFLAGS.IF.
-    pub interrupts_on: bool,
+    /// RFLAGS.IF; `None` if it is not known.
+    pub interrupts_on: Option<bool>,
     /// Raw preempt count; `None` when it could not be read.
     pub preempt_count: Option<u32>,
     /// Instance row id.

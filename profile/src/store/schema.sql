@@ -291,7 +291,7 @@ CREATE TABLE sample (
     time_ns       INTEGER NOT NULL,     -- since the run's start, when the tick was served
     halted        INTEGER NOT NULL,     -- 1: HLT executed, or not yet started
     cpl           INTEGER NOT NULL,     -- 0 to 3
-    interrupts_on INTEGER NOT NULL,     -- RFLAGS.IF
+    interrupts_on INTEGER,              -- RFLAGS.IF; NULL: not known
     tid           INTEGER,              -- thread id, initial pid namespace
     preempt_count INTEGER,              -- raw; NULL: could not be read
     rsp           INTEGER NOT NULL,

@@ -106,7 +106,7 @@ impl WaitDetector {
     /// Forgets the last request: the tick that it was for is over.
     pub(crate) fn forget_request(&mut self) {
         if let Self::Foreign(thread) = self {
-            thread.asked = None;
+            (thread.asked, thread.known) = (None, None);
         }
     }
 

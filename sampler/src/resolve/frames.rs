@@ -20,6 +20,8 @@ const REMEMBERED: usize = 262_144;
 
 /// Name of all code of guests of the guest.
 pub(crate) const NESTED_GUEST: &str = "[nested guest]";
+/// Name of all code whose address is not known.
+const NO_ADDRESS: &str = "[code without an address]";
 /// Module of code in memory without a file, which a program has made itself.
 const ANONYMOUS: &str = "anonymous";
 /// Module of such code that the program has named.
@@ -73,6 +75,7 @@ enum FrameKey {
         why: String,
     },
     NestedGuest,
+    NoAddress,
 }
 
 /// A function of the kernel.
@@ -240,15 +243,24 @@ impl FrameTable {
         id
     }
 
-    /// Returns the row id of all code of guests of the guest. It has an address that no code has, since it is
-    /// not canonical.
+    /// Returns the row id of all code of guests of the guest.
     pub(crate) fn nested_guest(&mut self, rows: &mut Vec<FrameRow>) -> u32 {
-        if let Some(&id) = self.known.get(&FrameKey::NestedGuest) {
+        self.without_address(FrameKey::NestedGuest, NESTED_GUEST, 0, rows)
+    }
+
+    /// Returns the row id of all code whose address is not known.
+    pub(crate) fn no_address(&mut self, rows: &mut Vec<FrameRow>) -> u32 {
+        self.without_address(FrameKey::NoAddress, NO_ADDRESS, 1, rows)
+    }
+
+    /// Returns the row id of code without an address. It has one that no code has, since it is not canonical.
+    fn without_address(&mut self, key: FrameKey, name: &str, number: u64, rows: &mut Vec<FrameRow>) -> u32 {
+        if let Some(&id) = self.known.get(&key) {
             return id;
         }
-        let id = self.add(FrameKey::NestedGuest);
-        let (kind, symbol) = (FrameKind::Kernel, Some(NESTED_GUEST.to_owned()));
-        rows.push(FrameRow { id, address: 1 << 63, kind, symbol, ..FrameRow::default() });
+        let id = self.add(key);
+        let (kind, symbol) = (FrameKind::Kernel, Some(name.to_owned()));
+        rows.push(FrameRow { id, address: 1 << 63 | number, kind, symbol, ..FrameRow::default() });
         id
     }
 

@@ -3,6 +3,7 @@
 
 mod call;
 mod exit;
+mod flat;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,9 +26,11 @@ use super::walker::{FileEntry, StackOwner, StackStep, StackWalker, WalkResult};
 use crate::record::{KERNEL_HALF, SampleRecord};
 use crate::task_state::{InterruptSource, TaskKey};
 pub(crate) use exit::ExitPlace;
+use flat::is_flat;
 use profile::rows::{Batch, CpuTimeRow, FrameRow, Mode, SampleRow};
 use profile::rows::{PageFaultKind, WaitReason};
 use text::clean;
+use vmm::KnownRegisters;
 
 /// Samples of about a second, for the live line.
 #[derive(Debug, Default)]
@@ -117,7 +120,7 @@ impl SampleResolver {
         stack: Option<&StackCopy>,
         batch: &mut Batch,
     ) {
-        let mode = self.classifier.classify(record);
+        let mode = self.mode(record);
         let task = record.current.and_then(|current| current.task);
         self.latest_ns = self.latest_ns.max(record.time_ns);
         let instance = task.map(|task| {
@@ -135,6 +138,7 @@ impl SampleResolver {
         let owner = instance.zip(task).map(|(instance, task)| StackOwner { instance, task });
         let placed = match stack {
             Some(stack) => self.place(stack, owner, mode, record, batch),
+            None if is_flat(record) => Some(self.place_flat(leaf, owner, mode, record, batch)),
             None => None,
         };
         let placed = placed.unwrap_or_else(|| ResolvedStack {
@@ -157,7 +161,7 @@ impl SampleResolver {
             rsp: record.rsp,
             cpl: record.cpl,
             cr3: record.cr3,
-            interrupts_on: record.interrupts_on,
+            interrupts_on: (record.registers == KnownRegisters::All).then_some(record.interrupts_on),
             preempt_count: record.current.map(|current| current.preempt_count),
             instance,
             tid: task.map(|task| task.tid),
@@ -400,6 +404,9 @@ impl SampleResolver {
     fn kernel_frame(&mut self, record: &SampleRecord, batch: &mut Batch) -> u32 {
         if record.nested {
             return self.frames.nested_guest(&mut batch.frames);
+        }
+        if record.registers == KnownRegisters::Task && !record.halted {
+            return self.frames.no_address(&mut batch.frames);
         }
         if record.rip.0 & KERNEL_HALF != 0 && record.long_mode {
             self.candidate = Some((record.cr3, record.five_level));

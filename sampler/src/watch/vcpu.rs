@@ -1,6 +1,7 @@
 //! Runs of alike samples of a vCPU.
 
 use profile::rows::{Mode, SampleRow, VcpuState};
+use vmm::KnownRegisters;
 
 use super::Verdict;
 use crate::record::SampleRecord;
@@ -95,16 +96,23 @@ impl VcpuCourse {
             && record.cpl == 0
             && matches!(row.mode, Mode::Kernel | Mode::HardIrq | Mode::SoftIrq | Mode::Nmi);
         let task = row.instance.zip(row.tid).map(|(instance, tid)| TaskKey { instance, tid });
-        self.off.note(kernel && !record.interrupts_on, record.time_ns, gap_ns);
+        let shows_flags = record.registers == KnownRegisters::All;
+        if shows_flags {
+            self.off.note(kernel && !record.interrupts_on, record.time_ns, gap_ns);
+        }
         if task != self.task {
             self.kernel = SampleRun::default();
             self.task = task;
             // The task before has left the vCPU.
             self.kernel.note(false, record.time_ns, gap_ns);
         }
-        self.kernel.note(kernel, record.time_ns, gap_ns);
+        if record.registers != KnownRegisters::Task {
+            self.kernel.note(kernel, record.time_ns, gap_ns);
+        }
         self.halted = record.halted || row.vcpu_state == VcpuState::Halted || row.mode == Mode::Idle;
-        self.on.note(known && record.interrupts_on && row.mode != Mode::Idle, record.time_ns, gap_ns);
+        if shows_flags {
+            self.on.note(known && record.interrupts_on && row.mode != Mode::Idle, record.time_ns, gap_ns);
+        }
     }
 
     fn gap_ns(&self) -> u64 {

@@ -35,7 +35,7 @@ pub(crate) fn sample(n: u64) -> SampleRow {
         rsp: 0xffff_c900_0000_0000,
         cpl: 0,
         cr3: 0x1000,
-        interrupts_on: true,
+        interrupts_on: Some(true),
         preempt_count: Some(0x8000_0000),
         instance: Some(1),
         tid: Some(12),

@@ -31,16 +31,28 @@ impl SampleResolver {
         let owner = task.map(|task| StackOwner { instance: self.task(&task, record.time_ns, batch), task });
         let instance = owner.map(|owner| owner.instance);
         if mode == Mode::User {
-            let frame = owner.and_then(|owner| self.user_leaf(record, owner, batch));
-            let frame = frame.unwrap_or_else(|| {
-                self.frames.user(CodeAddr::exact(record.rip), instance, false, &mut batch.frames)
-            });
+            let frame = self.user_frame(record, owner, batch);
             return ExitPlace { mode, instance, frame };
         }
         let frame = self.kernel_frame(record, batch);
         let part = self.frames.part(frame);
         let mode = refined(mode, record, std::iter::once(part), || None);
         ExitPlace { mode, instance, frame }
+    }
+
+    /// Returns the frame of user code of a record without a stack.
+    pub(super) fn user_frame(
+        &mut self,
+        record: &SampleRecord,
+        owner: Option<StackOwner>,
+        batch: &mut Batch,
+    ) -> u32 {
+        self.steps.clear();
+        let frame = owner.and_then(|owner| self.user_leaf(record, owner, batch));
+        frame.unwrap_or_else(|| {
+            let instance = owner.map(|owner| owner.instance);
+            self.frames.user(CodeAddr::exact(record.rip), instance, false, &mut batch.frames)
+        })
     }
 
     /// Returns the frame of user code, if stacks are walked.

@@ -43,7 +43,7 @@ use maps::PerfMaps;
 pub(crate) use perfmap::JitSymbol;
 #[cfg(any(test, feature = "fuzz"))]
 pub(crate) use perfmap::PerfMap;
-use profile::rows::Batch;
+use profile::rows::{Batch, FLAT};
 pub(crate) use source::GuestSource;
 use spaces::{CodePlace, ProcessSpaces};
 
@@ -72,6 +72,8 @@ pub(crate) enum ReasonSubject {
     User,
     /// All user frames are there, but some follow from no unwind table.
     Doubt,
+    /// No stack was taken: the sample has only its own frame.
+    Flat,
 }
 
 impl ReasonSubject {
@@ -81,6 +83,7 @@ impl ReasonSubject {
             Self::Kernel => "kernel",
             Self::User => "user",
             Self::Doubt => "doubt",
+            Self::Flat => FLAT,
         }
     }
 }

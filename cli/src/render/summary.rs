@@ -119,6 +119,15 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
         if report.meta.contains_key(MERGED) { String::new() } else { format!(", seed {}", report.seed) }
     );
     wrapped(text, &samples, "  ", page.width);
+    if report.flat_samples > 0 {
+        let of_stacks = if report.filter.symbol.is_some() { 0 } else { report.flat_samples };
+        let flat = format!(
+            "{} have stacks, and stand for {} without in totals, callers, system calls and interrupts",
+            units::counted(report.busy_samples.saturating_sub(of_stacks), "sample"),
+            units::count(report.flat_samples)
+        );
+        wrapped(text, &flat, "  ", page.width);
+    }
     if report.unsampled_s > 0.0 {
         let off = units::seconds(report.unsampled_s);
         wrapped(text, &format!("sampling was off for {off}, which no share includes"), "  ", page.width);

@@ -13,6 +13,10 @@ use crate::rate_history::{RateHistory, scaled};
 use crate::report::tables::Segment;
 use crate::rows::VcpuState;
 
+/// Condition of SQL on a sample `s`: no stack was taken because of how it was taken (`rows::FLAT`).
+pub(super) const IS_FLAT: &str = "EXISTS (SELECT 1 FROM stack k JOIN stack r ON r.id = k.parent \
+     JOIN frame n ON n.id = r.frame WHERE k.id = s.stack AND n.kind = 'reason' AND n.module = 'flat')";
+
 /// A tick of any kind: ticks outside of the guest and in idle time are part of the sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ClockTick {
@@ -29,6 +33,8 @@ pub(crate) struct BootClocks {
     ticks: Vec<(i64, ClockTick)>,
     segments: HashMap<u16, Vec<Segment>>,
     rates: RateHistory,
+    /// Ticks are left out at random.
+    thinned: bool,
 }
 
 impl BootClocks {
@@ -39,11 +45,14 @@ impl BootClocks {
         segments: HashMap<u16, Vec<Segment>>,
         rates: RateHistory,
     ) -> Self {
-        Self { meta, ticks, segments, rates }
+        Self { meta, ticks, segments, rates, thinned: false }
     }
 
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
-        let sql = "SELECT id, vcpu, time_ns, vcpu_state FROM sample ORDER BY time_ns, id";
+        let sql = format!(
+            "SELECT s.id, s.vcpu, s.time_ns, s.vcpu_state FROM sample s \
+             WHERE NOT (s.vcpu_state = 'guest' AND {IS_FLAT}) ORDER BY s.time_ns, s.id"
+        );
         let moment = |row: &rusqlite::Row<'_>| {
             let guest =
                 row.get_ref(3)?.as_str().is_ok_and(|vcpu_state| vcpu_state == VcpuState::Guest.name());
@@ -54,8 +63,11 @@ impl BootClocks {
             .prepare("SELECT key, value FROM meta")?
             .query_map([], pair)?
             .collect::<Result<_, _>>()?;
-        let ticks = connection.prepare(sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
-        Ok(Self::new(meta, ticks, Segment::read(connection)?, RateHistory::read(connection)?))
+        let ticks = connection.prepare(&sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
+        let flat = "SELECT EXISTS (SELECT 1 FROM frame WHERE kind = 'reason' AND module = 'flat')";
+        let thinned = connection.query_row(flat, [], |row| row.get(0))?;
+        let clocks = Self::new(meta, ticks, Segment::read(connection)?, RateHistory::read(connection)?);
+        Ok(Self { thinned, ..clocks })
     }
 
     /// Returns the start of sampling of the vCPU that boots, ns since the run's start.
@@ -69,6 +81,9 @@ impl BootClocks {
         let clock = ClockKind::from_meta(self.meta.get("clock").map(String::as_str));
         let rate_hz = self.meta.get("rate_hz").and_then(|rate| rate.parse().ok()).unwrap_or(0.0);
         let mut ticks = Ticks::new(clock, mean_ns(rate_hz));
+        if self.thinned {
+            ticks.thin();
+        }
         ticks.read_meta(&self.meta);
         let mut times = BTreeMap::new();
         for (&vcpu, segments) in &self.segments {

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::clocked::{BootClocks, ClockedPart};
+use super::clocked::{BootClocks, ClockedPart, IS_FLAT};
 use super::places::Code;
 use super::systemd::Messages;
 use super::{Boot, Call, CpuEstimate, Phase, Program, UNTIL, Unit};
@@ -400,9 +400,11 @@ impl PhaseBounds {
 }
 
 fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
-    let sql = "SELECT s.id, s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
-               JOIN mode m ON m.id = s.mode JOIN frame f ON f.id = s.frame \
-               WHERE s.vcpu_state = 'guest' AND m.name <> 'idle' ORDER BY s.time_ns, s.id";
+    let sql = format!(
+        "SELECT s.id, s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
+         JOIN mode m ON m.id = s.mode JOIN frame f ON f.id = s.frame \
+         WHERE s.vcpu_state = 'guest' AND m.name <> 'idle' AND NOT {IS_FLAT} ORDER BY s.time_ns, s.id"
+    );
     let hit = |row: &rusqlite::Row<'_>| {
         Ok(Hit {
             sample: row.get(0)?,
@@ -415,7 +417,7 @@ fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
             instance: row.get(7)?,
         })
     };
-    connection.prepare(sql)?.query_map([], hit)?.collect()
+    connection.prepare(&sql)?.query_map([], hit)?.collect()
 }
 
 fn who(connection: &Connection) -> rusqlite::Result<HashMap<i64, SampleOwner>> {

@@ -69,6 +69,13 @@ impl Ticks {
         self.tracks.iter_mut().for_each(|track| track.clock.shared = Some(0));
     }
 
+    /// Declares that ticks are left out at random, each with the same chance: what remains is close to a
+    /// clock without memory. Call this before all other methods but [`Self::tick_by`].
+    pub fn thin(&mut self) {
+        self.clock.kind = ClockKind::Exponential;
+        self.tracks.iter_mut().for_each(|track| track.clock.kind = ClockKind::Exponential);
+    }
+
     /// Declares the clock of `vcpu`. Call this before other methods for this vCPU.
     pub fn tick_by(&mut self, vcpu: u16, clock: VcpuClock) {
         self.track_mut(vcpu).clock = clock;

@@ -1,8 +1,8 @@
 //! Functions of frames, and the frames of stacks.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use crate::rows::{FrameKind, FrameRow, InlinedRow, StackRow};
+use crate::rows::{FLAT, FrameKind, FrameRow, InlinedRow, StackRow};
 
 /// No function, frame or stack.
 pub(super) const NONE: u32 = 0;
@@ -27,10 +27,15 @@ pub(super) struct Code {
     inlined: HashMap<u32, Vec<u32>>,
     /// By stack id: the caller's stack, and the frame.
     stacks: Vec<(u32, u32)>,
+    /// Frames that say that no stack was taken because of how the sample was taken.
+    flat: HashSet<u32>,
 }
 
 impl Code {
     pub fn frame(&mut self, row: &FrameRow) {
+        if row.kind == FrameKind::Reason && row.module.as_deref() == Some(FLAT) {
+            self.flat.insert(row.id);
+        }
         let number = match row.kind {
             FrameKind::Reason => NONE,
             FrameKind::Kernel | FrameKind::User | FrameKind::Managed => {
@@ -87,6 +92,13 @@ impl Code {
             at(frame);
             next = parent;
         }
+    }
+
+    /// Returns true if no stack was taken because of how the sample was taken.
+    pub fn is_flat(&self, stack: u32) -> bool {
+        let at = |stack: u32| self.stacks.get(stack as usize).filter(|_| stack != NONE);
+        let below = at(stack).and_then(|(parent, _)| at(*parent));
+        below.is_some_and(|(_, frame)| self.flat.contains(frame))
     }
 
     /// Returns a function's number, [`NONE`] if no frame has it.

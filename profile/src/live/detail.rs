@@ -100,7 +100,7 @@ impl Detail {
     pub(super) fn new(
         code: &Code,
         kinds: &[(SampleKind, u64)],
-        (busy, rows): (u64, usize),
+        (busy, rows): (BusySamples, usize),
         view: &DetailView,
     ) -> Self {
         let samples = kinds.iter().map(|(_, count)| count).sum();
@@ -113,11 +113,28 @@ impl Detail {
     }
 }
 
+/// Numbers of samples that were not idle.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BusySamples {
+    pub all: u64,
+    /// Those whose stacks are known, or are missing for a reason of the guest's code.
+    pub with_stacks: u64,
+}
+
+impl BusySamples {
+    /// Counts samples, none of which are idle.
+    pub(super) fn new(code: &Code, kinds: &[(SampleKind, u64)]) -> Self {
+        let all = kinds.iter().map(|(_, count)| count).sum();
+        let with_stacks = kinds.iter().filter(|(kind, _)| !code.is_flat(kind.stack));
+        Self { all, with_stacks: with_stacks.map(|(_, count)| count).sum() }
+    }
+}
+
 /// Returns the functions of samples, at most `rows`, those with most own samples first.
 pub(super) fn functions(
     code: &Code,
     kinds: &[(SampleKind, u64)],
-    busy: u64,
+    busy: BusySamples,
     rows: usize,
 ) -> Vec<FunctionShare> {
     let numbers = code.count() + 1;
@@ -126,6 +143,9 @@ pub(super) fn functions(
     let mut last = vec![0_usize; numbers];
     for (place, (kind, count)) in (1..).zip(kinds) {
         own[code.innermost(kind.frame) as usize] += count;
+        if code.is_flat(kind.stack) {
+            continue;
+        }
         code.functions(kind.frame, kind.stack, |function| {
             let function = function as usize;
             if std::mem::replace(&mut last[function], place) != place {
@@ -134,7 +154,7 @@ pub(super) fn functions(
         });
     }
     let mut sums: Vec<_> = (NONE + 1..).zip(own.into_iter().zip(total).skip(1)).collect();
-    sums.retain(|(_, (_, total))| *total > 0);
+    sums.retain(|(_, (own, total))| *own > 0 || *total > 0);
     sums.sort_unstable_by_key(|(function, (own, total))| (Reverse(*own), Reverse(*total), *function));
     sums.truncate(rows);
     let row = |(function, (own, total))| {
@@ -143,8 +163,8 @@ pub(super) fn functions(
             symbol: function.symbol.clone(),
             module: function.module.clone(),
             samples: own,
-            own: share(own, busy),
-            total: share(total, busy),
+            own: share(own, busy.all),
+            total: share(total, busy.with_stacks),
         })
     };
     sums.into_iter().filter_map(row).collect()
@@ -154,14 +174,15 @@ pub(super) fn functions(
 fn calls(
     code: &Code,
     kinds: &[(SampleKind, u64)],
-    (busy, rows): (u64, usize),
+    (busy, rows): (BusySamples, usize),
     view: &CallsView,
 ) -> Vec<CallShare> {
     let root = Function { symbol: view.symbol.clone(), module: view.module.clone() };
     let wanted = code.find(&root);
     let mut growth = CallGrowth::new(DEPTH, MOST_NODES);
     let mut path = Vec::new();
-    for (kind, count) in kinds.iter().filter(|_| wanted != NONE) {
+    let with_stacks = kinds.iter().filter(|(kind, _)| wanted != NONE && !code.is_flat(kind.stack));
+    for (kind, count) in with_stacks {
         path.clear();
         // A reason why a stack ends is not a function.
         code.functions(kind.frame, kind.stack, |function| {
@@ -181,7 +202,7 @@ fn calls(
             symbol: function.symbol.clone(),
             module: function.module.clone(),
             samples,
-            share: share(samples, busy),
+            share: share(samples, busy.with_stacks),
             part: part(samples, total),
         })
     };

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::code::Code;
 use super::console;
 use super::counts::{Counts, SampleKind};
-use super::detail::{self, Detail, DetailView, SamplePart};
+use super::detail::{self, BusySamples, Detail, DetailView, SamplePart};
 use super::memory::LiveMemory;
 use super::snapshot::{
     ExitRate, ModeShares, Note, ProcessShare, ProgramShare, Sampling, Snapshot, TaskShare, VcpuShare,
@@ -230,7 +230,8 @@ impl Tables {
     /// stack; `None` while the run is shorter.
     pub fn serial_share(&self, last: Duration) -> Option<Share> {
         let from_ns = self.now_ns.checked_sub(u64::try_from(last.as_nanos()).unwrap_or(u64::MAX))?;
-        let kinds = busy_kinds(&self.counts.since(from_ns, None));
+        let mut kinds = busy_kinds(&self.counts.since(from_ns, None));
+        kinds.retain(|(kind, _)| !self.code.is_flat(kind.stack));
         let is_driver = |number| {
             let function = self.code.function(number);
             // A program may have a function of that name.
@@ -265,7 +266,7 @@ impl Tables {
             Span::Last(_) => self.counts.since(from_ns, None),
         };
         let kinds = busy_kinds(&counts);
-        let busy = kinds.iter().map(|(_, count)| count).sum();
+        let busy = BusySamples::new(&self.code, &kinds);
         Snapshot {
             time_s: seconds(self.now_ns),
             span_s: seconds(self.now_ns.saturating_sub(from_ns)),
@@ -274,8 +275,8 @@ impl Tables {
             sampling: self.sampling(counts.values().sum()),
             vcpus: self.vcpus(from_ns, view),
             modes: modes(&counts),
-            programs: self.programs(&counts, busy, view.rows),
-            processes: self.processes(&counts, busy, view.rows),
+            programs: self.programs(&counts, busy.all, view.rows),
+            processes: self.processes(&counts, busy.all, view.rows),
             functions: detail::functions(&self.code, &kinds, busy, view.rows),
             tasks: self.tasks(from_ns, view.rows),
             exact: self.meta.get("exact").is_some_and(|exact| exact == "1"),
@@ -290,7 +291,7 @@ impl Tables {
     fn detail(
         &self,
         mut kinds: Vec<(SampleKind, u64)>,
-        (busy, rows): (u64, usize),
+        (busy, rows): (BusySamples, usize),
         view: &DetailView,
     ) -> Detail {
         kinds.retain(|(kind, _)| self.has_kind(&view.part, kind));

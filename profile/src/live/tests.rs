@@ -5,7 +5,7 @@ use crate::calls::Direction;
 use crate::rows::Microstates;
 use crate::rows::TaskState;
 use crate::rows::{
-    ConsoleRow, EventRow, ExitRow, FrameKind, FrameRow, InlinedRow, InstanceRow, MicrostateRow, Mode,
+    ConsoleRow, EventRow, ExitRow, FLAT, FrameKind, FrameRow, InlinedRow, InstanceRow, MicrostateRow, Mode,
     RateRow, SampleRow, StackRow, TaskStateRow, VcpuRow, VcpuState,
 };
 
@@ -162,6 +162,28 @@ fn functions_count_once_for_each_stack() {
     tables.add(&Batch { frames: vec![frame(3, "ksys_read", FrameKind::Kernel)], ..Batch::default() });
     let run = tables.snapshot(&View { span: Span::Run, rows: 2, ..View::default() });
     assert_eq!((run.functions.len(), run.functions[1].symbol.as_str()), (2, "ksys_read"));
+}
+
+#[test]
+fn totals_are_of_samples_with_stacks() {
+    let mut flat = batch();
+    let reason = FrameRow { module: Some(FLAT.to_owned()), ..frame(5, "no stack", FrameKind::Reason) };
+    flat.frames.push(reason);
+    for (id, parent, frame) in [(6, None, 5), (7, Some(6), 3)] {
+        flat.stacks.push(StackRow { id, parent, frame });
+    }
+    for n in 0..20 {
+        flat.samples.push(sample(1_000 + n * 40, 2, Mode::Kernel, (3, Some(7))));
+    }
+    let mut tables = Tables::default();
+    tables.add(&flat);
+    let run = tables.snapshot(&View { span: Span::Run, rows: 10, ..View::default() });
+    let rows: Vec<_> = run.functions.iter().map(|f| (f.symbol.as_str(), f.samples, f.total.share)).collect();
+    assert_eq!(rows, [("vfs_read", 30, 0.5), ("helper", 10, 0.5), ("main", 0, 0.5), ("work", 0, 0.5)]);
+    assert_eq!(run.functions[0].own.share, 0.75);
+    let view = CallsView { symbol: "vfs_read".to_owned(), module: None, direction: Direction::Callers };
+    let calls = detail(&tables, SamplePart::All, Some(view)).calls;
+    assert_eq!((calls[0].samples, calls[0].share.share), (10, 0.5));
 }
 
 /// The table of a part of the whole run.

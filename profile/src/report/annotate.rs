@@ -8,6 +8,7 @@ use serde::Serialize;
 use super::code::{Code, Frame, NONE, matches};
 use super::filter::{Filter, no_such_symbol};
 use super::read::LoadedProfile;
+use super::tick_log::TickLog;
 use super::view::{RowLists, View, frames};
 use super::{Estimate, ReportError, is_emulated};
 use crate::naming::is_nameless;
@@ -180,9 +181,10 @@ impl Annotation {
             }
             rows.end();
         }
-        let found = view.sums.tick_log.estimates(2, |hit| rows.get(hit.leaf));
-        if let [own, total] = found[..] {
-            (self.own, self.total) = (own, total);
+        let estimates = |log: &TickLog| log.estimates(2, |hit| rows.get(hit.leaf));
+        let (own, total) = (estimates(&view.sums.tick_log), estimates(view.sums.stack_log()));
+        if let ([own, _], [_, total]) = (&own[..], &total[..]) {
+            (self.own, self.total) = (*own, *total);
         }
     }
 

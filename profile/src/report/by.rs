@@ -60,6 +60,11 @@ impl By {
         Self::ALL.iter().find(|(_, by)| *by == self).map_or("", |(name, _)| name)
     }
 
+    /// True if only stacks show the row of a sample.
+    pub(super) fn needs_stacks(self) -> bool {
+        matches!(self, Self::Irq | Self::Syscall)
+    }
+
     /// True if rows are code, so that a sample counts for its callers as well.
     pub fn is_code(self) -> bool {
         matches!(self, Self::Function | Self::Instruction | Self::Line | Self::Module)

@@ -277,6 +277,11 @@ impl Selection {
         Ok(())
     }
 
+    /// Returns true if only a sample's stack shows whether it is chosen.
+    pub(super) fn needs_stacks(&self) -> bool {
+        self.symbol.is_some()
+    }
+
     /// True if a sample with this owner is chosen.
     pub(super) fn chooses(&self, charged: Charged, sample: &Sample) -> bool {
         let Self { instances, threads, modes, symbol, module } = self;

@@ -243,6 +243,9 @@ pub struct Report {
     pub busy_samples: u64,
     /// Busy samples that the whole filter chooses.
     pub chosen_samples: u64,
+    /// Samples in the guest that are not idle and without a stack because of how they were taken: those with
+    /// stacks stand for them in what stacks show. Not in `busy_samples` if the filter has a function.
+    pub flat_samples: u64,
     /// Samples lost in the whole run.
     pub lost: u64,
     /// Part of the profile that the report covers.

@@ -136,6 +136,7 @@ fn summary(filter: &Filter, view: &View<'_>) -> Report {
         ticks: sums.ticks,
         busy_samples: sums.busy,
         chosen_samples: sums.chosen,
+        flat_samples: sums.flat,
         lost: total(|row| row.lost),
         filter: filter.clone(),
         overhead: Overhead {

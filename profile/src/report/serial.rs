@@ -3,6 +3,7 @@
 use super::Estimate;
 use super::code::matches;
 use super::stacks::has;
+use super::sums::Leaf;
 use super::view::View;
 use crate::rows::FrameKind;
 
@@ -35,7 +36,7 @@ pub(super) fn serial_time(view: &View<'_>) -> Estimate {
     }
     let stacks = view.stacks.with(view.code, &driver);
     let on = |stack: u32| stacks.get(stack as usize).copied().unwrap_or(false);
-    let (found, _) =
-        view.by_leaf(|leaf| (on(leaf.stack) || has(view.code, leaf.frame, &driver)).then_some(()));
+    let is_driver = |leaf: &Leaf| on(leaf.stack) || has(view.code, leaf.frame, &driver);
+    let (found, _) = view.by_stack(|leaf| is_driver(leaf).then_some(()));
     found.first().map(|(_, estimate)| *estimate).unwrap_or_default()
 }

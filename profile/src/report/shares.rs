@@ -82,7 +82,9 @@ impl Shares {
             SharesBy::Process => rows(view.program_rows(), false),
             SharesBy::Stack => stacks(&view),
         };
-        let (tables, tick_log) = (view.tables, &view.sums.tick_log);
+        let needs_stacks = matches!(by, SharesBy::Total | SharesBy::Stack);
+        let tick_log = if needs_stacks { view.sums.stack_log() } else { &view.sums.tick_log };
+        let tables = view.tables;
         let absent = tick_log.estimates(1, |_| &[]).pop().unwrap_or_default();
         let whole = tick_log.estimates(1, |_| &[0]).pop().unwrap_or_default();
         Ok(Self {
@@ -118,6 +120,7 @@ fn stacks(view: &View<'_>) -> Vec<(ShareKey, Estimate)> {
     let mut names: Vec<String> = Vec::new();
     let mut known: HashMap<String, u32> = HashMap::new();
     let places: HashMap<Leaf, u32> = (view.sums.leaves.list.iter())
+        .filter(|(leaf, _)| !leaf.flat)
         .map(|(leaf, _)| {
             let place = *known.entry(folded(view, leaf)).or_insert_with_key(|name| {
                 names.push(name.clone());
@@ -126,7 +129,7 @@ fn stacks(view: &View<'_>) -> Vec<(ShareKey, Estimate)> {
             (*leaf, place)
         })
         .collect();
-    let (found, _) = view.by_leaf(|leaf| places.get(leaf).copied());
+    let (found, _) = view.by_stack(|leaf| places.get(leaf).copied());
     let row = |(place, estimate): (u32, Estimate)| {
         let name = names.get(place as usize).cloned().unwrap_or_default();
         (ShareKey { name, ..ShareKey::default() }, estimate)

@@ -21,7 +21,7 @@ use rusqlite::Connection;
 
 use super::code::{Code, Frame, NONE, UNKNOWN_FRAME, small};
 use super::number_map::NumberMap;
-use crate::rows::FrameKind;
+use crate::rows::{FLAT, FrameKind};
 
 /// The kernel function that calls the work functions of kernel worker threads (kernel/workqueue.c, Linux
 /// 6.1).
@@ -48,6 +48,8 @@ pub(super) struct Node {
     pub kernel_broken: u32,
     /// The function that gives the reason why user frames are missing, or [`NONE`].
     pub user_broken: u32,
+    /// True if no stack was taken because of how the sample was taken.
+    pub flat: bool,
     /// True if not all user frames follow from unwind tables.
     pub doubtful: bool,
     /// True if there are kernel frames.
@@ -180,6 +182,7 @@ impl Stacks {
                 work: NONE,
                 kernel_broken: NONE,
                 user_broken: NONE,
+                flat: false,
                 doubtful: false,
                 kernel: false,
                 user: false,
@@ -205,6 +208,7 @@ impl Stacks {
                 node.user = true;
                 node.doubtful = true;
             }
+            FrameKind::Reason if function.module.as_deref() == Some(FLAT) => node.flat = true,
             FrameKind::Reason => node.kernel_broken = own,
         }
         if self.get(parent).is_some_and(|parent| Some(parent.frame) == caller) {
@@ -216,6 +220,11 @@ impl Stacks {
     /// Returns the index of the stack with this row id, or [`NONE`].
     pub(super) fn find(&self, id: u32) -> u32 {
         self.index.get(&id).copied().unwrap_or(NONE)
+    }
+
+    /// Returns true if some samples have no stack because of how they were taken.
+    pub(super) fn has_flat(&self) -> bool {
+        self.nodes.iter().any(|node| node.flat)
     }
 
     /// Returns all stacks, a caller before its callees.

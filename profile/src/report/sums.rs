@@ -29,6 +29,8 @@ pub(super) struct Leaf {
     pub frame: u32,
     pub stack: u32,
     pub mode: Mode,
+    /// No stack was taken because of how the sample was taken.
+    pub flat: bool,
 }
 
 /// A thread, with the work item of a kernel worker.
@@ -145,6 +147,10 @@ pub(super) struct Sums {
     pub leaves: InternedCounts<Leaf>,
     pub contexts: InternedCounts<SampleContext>,
     pub tick_log: TickLog,
+    /// The ticks of samples that show what their stacks are, if others do not.
+    stack_log: Option<TickLog>,
+    /// Samples in the guest that are not idle and not among these ticks.
+    pub flat: u64,
     pub late: Histogram<u64>,
     pub late_over: u64,
     /// The longest time in which a vCPU was not sampled, ns.
@@ -164,6 +170,8 @@ pub(super) struct Sample {
     pub time_ns: u64,
     pub vcpu_state: Option<VcpuState>,
     pub stack: u32,
+    /// No stack was taken because of how the sample was taken.
+    pub flat: bool,
     pub tid: Option<i32>,
     pub syscall: Option<u32>,
     pub interrupt: Option<u32>,
@@ -192,6 +200,9 @@ impl Sample {
             {
                 sample.frame = node.frame;
             }
+            if stacks.get(sample.stack).is_some_and(|node| node.flat) {
+                (sample.flat, sample.stack) = (true, NONE);
+            }
             each(&sample);
         }
         Ok(())
@@ -213,6 +224,7 @@ impl Sample {
             frame,
             late_ns: row.get::<_, i64>(4)?.max(0).cast_unsigned(),
             stack: row.get::<_, Option<u32>>(5)?.map_or(NONE, |id| stacks.find(id)),
+            flat: false,
             tid: row.get(6)?,
             syscall: row.get(7)?,
             interrupt: row.get(8)?,
@@ -241,6 +253,8 @@ impl Sums {
     ) -> rusqlite::Result<Self> {
         let rates = RateHistory::read(profile.connection())?;
         let spans = Span::read(profile.connection(), &rates, tables, filter)?;
+        let mixed = stacks.has_flat();
+        let by_stack = selection.needs_stacks();
         let mut sums = Self {
             vcpus: BTreeMap::new(),
             samples: 0,
@@ -249,7 +263,9 @@ impl Sums {
             chosen: 0,
             leaves: InternedCounts::new(),
             contexts: InternedCounts::new(),
-            tick_log: TickLog::new(tables, &spans),
+            tick_log: TickLog::new(tables, &spans, mixed && by_stack),
+            stack_log: (mixed && !by_stack).then(|| TickLog::new(tables, &spans, true)),
+            flat: 0,
             late: Histogram::new_with_bounds(1, u64::MAX >> 1, 3).expect("three digits are allowed"),
             late_over: 0,
             unsampled_ns: spans.iter().map(|span| span.unsampled_ns).max().unwrap_or(0),
@@ -261,7 +277,9 @@ impl Sums {
         for span in &spans {
             sums.vcpus.entry(span.vcpu).or_default().halted_ns = span.halted_ns;
         }
-        sums.tick_log.close(sums.vcpus.keys().copied(), &spans);
+        for log in std::iter::once(&mut sums.tick_log).chain(&mut sums.stack_log) {
+            log.close(sums.vcpus.keys().copied(), &spans);
+        }
         Ok(sums)
     }
 
@@ -278,10 +296,19 @@ impl Sums {
         self.late.saturating_record(sample.late_ns);
         self.late_over += u64::from(sample.late_ns > LATE_NS);
         let guest = sample.vcpu_state == Some(VcpuState::Guest);
+        let flat = guest && sample.flat;
         let charged = Charged::from_mode(mode, sample.instance, |id| tables.is_ksoftirqd(id));
+        self.flat += u64::from(flat && charged.is_some());
+        // Whether it is chosen, is not known.
+        if flat && selection.needs_stacks() {
+            self.vcpus.entry(vcpu).or_default().samples += 1;
+            return;
+        }
         let chosen = charged.filter(|charged| selection.chooses(*charged, sample));
         let is_part = if relative { chosen.is_some() } else { charged.is_some() };
         let tick = self.tick_log.tick(vcpu, sample.time_ns, guest, is_part);
+        let stack_log = self.stack_log.as_mut().filter(|_| !flat);
+        let stack_tick = stack_log.map(|log| log.tick(vcpu, sample.time_ns, guest, is_part));
         let slot = usize::from(mode.id());
         let own = self.vcpus.entry(vcpu).or_default();
         own.samples += 1;
@@ -297,7 +324,7 @@ impl Sums {
         self.busy += u64::from(charged.is_some());
         let Some(charged) = chosen else { return };
         self.chosen += 1;
-        let leaf = self.leaves.count(Leaf { frame, stack, mode });
+        let leaf = self.leaves.count(Leaf { frame, stack, mode, flat });
         let task = matches!(charged, Charged::Instance(_));
         let work = stacks.get(stack).filter(|_| task).map_or(NONE, |node| node.work);
         let thread = ThreadKey { charged, tid: tid.filter(|_| task), work };
@@ -305,5 +332,18 @@ impl Sums {
         let context =
             self.contexts.count(SampleContext { thread, mode, vm: tables.vm_of(vcpu), syscall, interrupt });
         self.tick_log.hit(tick, leaf, context);
+        if let (Some(log), Some(tick)) = (&mut self.stack_log, stack_tick) {
+            log.hit(tick, leaf, context);
+        }
+    }
+
+    /// Returns the ticks of samples with stacks: what a stack shows is estimated from these.
+    pub(super) fn stack_log(&self) -> &TickLog {
+        self.stack_log.as_ref().unwrap_or(&self.tick_log)
+    }
+
+    /// Returns true if some samples count for what they hit, and not for what is on stacks.
+    pub(super) fn has_flat(&self) -> bool {
+        self.stack_log.is_some()
     }
 }

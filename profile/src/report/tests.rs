@@ -1,5 +1,6 @@
 mod code;
 mod command;
+mod flat;
 mod host;
 mod managed;
 mod memory;
@@ -110,7 +111,7 @@ impl Run {
                 rsp: 0,
                 cpl: if mode == Mode::User { 3 } else { 0 },
                 cr3: 0,
-                interrupts_on: true,
+                interrupts_on: Some(true),
                 preempt_count: None,
                 instance,
                 ..Default::default()

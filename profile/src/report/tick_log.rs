@@ -32,9 +32,10 @@ pub(super) struct TickLog {
 }
 
 impl TickLog {
-    /// Creates an empty log for the clock of a profile. `spans` are the times by the clocks of states.
-    pub(super) fn new(tables: &Tables, spans: &[Span]) -> Self {
-        let ticks = PartTicks::new(|| ticks(tables, spans));
+    /// Creates an empty log for the clock of a profile. `spans` are the times by the clocks of states. If the
+    /// ticks are `thinned`, others are left out at random.
+    pub(super) fn new(tables: &Tables, spans: &[Span], thinned: bool) -> Self {
+        let ticks = PartTicks::new(|| ticks(tables, spans, thinned));
         Self { ticks, hits: Vec::new(), guest_ns: Vec::new(), busy_ns: 0 }
     }
 
@@ -107,9 +108,13 @@ impl TickLog {
     }
 }
 
-/// Creates an empty sequence of ticks with the times by the clocks of states.
-pub(super) fn ticks(tables: &Tables, spans: &[Span]) -> Ticks {
+/// Creates an empty sequence of ticks with the times by the clocks of states. If they are `thinned`, others
+/// are left out at random.
+pub(super) fn ticks(tables: &Tables, spans: &[Span], thinned: bool) -> Ticks {
     let mut ticks = tables.ticks();
+    if thinned {
+        ticks.thin();
+    }
     ticks.read_meta(&tables.meta);
     for span in spans {
         ticks.divide(span.vcpu, span.segments.iter().copied());

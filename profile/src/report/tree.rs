@@ -78,7 +78,10 @@ impl CallTree {
         let mut path = Vec::new();
         let mut roots = BTreeSet::new();
         for &(leaf, samples) in &view.sums.leaves.list {
-            stack(view, &leaf, &mut path);
+            path.clear();
+            if !leaf.flat {
+                stack(view, &leaf, &mut path);
+            }
             let Some(root) = cut_at(&mut path, |function| wanted[function as usize], request.direction)
             else {
                 ends.push(NONE);
@@ -119,7 +122,7 @@ impl CallTree {
             }
             rows.end();
         }
-        let found = view.sums.tick_log.estimates(self.nodes.len(), |hit| rows.get(hit.leaf));
+        let found = view.sums.stack_log().estimates(self.nodes.len(), |hit| rows.get(hit.leaf));
         for (node, estimate) in self.nodes.iter_mut().zip(found) {
             node.estimate = estimate;
         }

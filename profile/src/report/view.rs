@@ -8,6 +8,7 @@ use super::number_map::NumberMap;
 use super::stacks::Stacks;
 use super::sums::{Leaf, SampleContext, Sums, TaskActivity, ThreadKey};
 use super::tables::{Instance, Tables, UNKNOWN};
+use super::tick_log::TickLog;
 use super::{By, Estimate, Row};
 use crate::rows::Charged;
 use crate::rows::{FrameKind, Mode};
@@ -89,11 +90,24 @@ impl View<'_> {
         &self,
         key: impl Fn(&Leaf) -> Option<K>,
     ) -> (Vec<(K, Estimate)>, Estimate) {
+        self.leaf_estimates(&self.sums.tick_log, key)
+    }
+
+    /// Estimates by the key of each leaf with its stack, from samples with stacks.
+    pub(super) fn by_stack<K: Copy + Eq + Hash>(
+        &self,
+        key: impl Fn(&Leaf) -> Option<K>,
+    ) -> (Vec<(K, Estimate)>, Estimate) {
+        self.leaf_estimates(self.sums.stack_log(), |leaf| key(leaf).filter(|_| !leaf.flat))
+    }
+
+    fn leaf_estimates<K: Copy + Eq + Hash>(
+        &self,
+        log: &TickLog,
+        key: impl Fn(&Leaf) -> Option<K>,
+    ) -> (Vec<(K, Estimate)>, Estimate) {
         let (keys, places) = grouped(&self.sums.leaves.list, key);
-        let found = self
-            .sums
-            .tick_log
-            .estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.leaf as usize]));
+        let found = log.estimates(keys.len() + 1, |hit| std::slice::from_ref(&places[hit.leaf as usize]));
         with_last(keys, found)
     }
 
@@ -101,6 +115,8 @@ impl View<'_> {
     pub(super) fn rows(&self, keys: &[By]) -> Rows {
         let (code, contexts): (Vec<usize>, Vec<usize>) =
             (0..keys.len()).partition(|position| keys[*position].is_code());
+        let log =
+            if keys.iter().any(|by| by.needs_stacks()) { self.sums.stack_log() } else { &self.sums.tick_log };
         let keys: Vec<RowKeys> = keys.iter().map(|by| self.row_keys(*by)).collect();
         let at = |positions: &[usize]| JoinedKeys::new(positions.iter().map(|position| &keys[*position]));
         let joined = |members: &[(usize, u32)]| {
@@ -111,18 +127,17 @@ impl View<'_> {
         match (code.is_empty(), contexts.is_empty()) {
             (true, _) => {
                 let owners = at(&contexts);
-                let (estimates, outside) = self.of_contexts(&owners.slots, owners.rows.len());
-                let rows = owners.rows.iter().zip(estimates).map(|(members, own)| Row {
-                    own,
-                    total: own,
-                    ..joined(&named(&contexts, members))
-                });
+                let (estimates, outside) = self.of_contexts(&owners.slots, owners.rows.len(), log);
+                let hit = owners.rows.iter().zip(estimates).filter(|(_, own)| own.samples > 0);
+                let rows =
+                    hit.map(|(members, own)| Row { own, total: own, ..joined(&named(&contexts, members)) });
                 (rows.collect(), outside)
             }
             (false, true) => {
                 let functions = at(&code);
                 let (estimates, outside) = self.of_code(&functions.slots, functions.rows.len());
-                let hit = functions.rows.iter().zip(estimates).filter(|(_, (_, total))| total.samples > 0);
+                let is_hit = |(own, total): &(Estimate, Estimate)| own.samples > 0 || total.samples > 0;
+                let hit = functions.rows.iter().zip(estimates).filter(|(_, both)| is_hit(both));
                 let row = |(members, (own, total)): (&Vec<u32>, _)| Row {
                     own,
                     total,
@@ -132,7 +147,7 @@ impl View<'_> {
             }
             (false, false) => {
                 let (owners, functions) = (at(&contexts), at(&code));
-                let (pairs, outside) = self.of_pairs(&owners, &functions);
+                let (pairs, outside) = self.of_pairs(&owners, &functions, log);
                 let row = |((owner, function), own, total): ((u32, u32), Estimate, Estimate)| {
                     let mut members = named(&contexts, &owners.rows[owner as usize]);
                     members.extend(named(&code, &functions.rows[function as usize]));
@@ -226,8 +241,8 @@ impl View<'_> {
         }
     }
 
-    /// Estimates own samples and total of each key, and the samples without an own key. Each sample counts
-    /// once for each key on its stack.
+    /// Estimates own samples and total of each key, and the samples without an own key. Each sample with a
+    /// stack counts once for each key on it.
     fn of_code(&self, slots: &[u32], keys: usize) -> (Vec<(Estimate, Estimate)>, Estimate) {
         // Rows: the own ones, the total ones, those outside.
         let mut rows = RowLists::default();
@@ -246,25 +261,29 @@ impl View<'_> {
             }
             rows.end();
         }
-        let mut own = self.sums.tick_log.estimates(2 * keys + 1, |hit| rows.get(hit.leaf));
+        let estimates = |log: &TickLog| log.estimates(2 * keys + 1, |hit| rows.get(hit.leaf));
+        let mut own = estimates(&self.sums.tick_log);
         let outside = own.pop().unwrap_or_default();
-        let total = own.split_off(keys);
+        let mut total = own.split_off(keys);
+        if self.sums.has_flat() {
+            total = estimates(self.sums.stack_log()).split_off(keys);
+        }
         (own.into_iter().zip(total).collect(), outside)
     }
 
     /// Estimates each row of contexts, and the samples of none.
-    fn of_contexts(&self, slots: &[u32], rows: usize) -> (Vec<Estimate>, Estimate) {
+    fn of_contexts(&self, slots: &[u32], rows: usize, log: &TickLog) -> (Vec<Estimate>, Estimate) {
         let places: Vec<u32> = slots.iter().map(|slot| (*slot).min(small(rows))).collect();
         let none = [small(rows)];
         let place = |context: u32| places.get(context as usize).map_or(&none[..], std::slice::from_ref);
-        let mut found = self.sums.tick_log.estimates(rows + 1, |hit| place(hit.context));
+        let mut found = log.estimates(rows + 1, |hit| place(hit.context));
         let outside = found.pop().unwrap_or_default();
         (found, outside)
     }
 
     /// Estimates own samples and total of each pair of an owner and code, and the samples without an own
     /// pair. Each sample counts once for each pair of its owner with code on its stack.
-    fn of_pairs(&self, owners: &JoinedKeys, code: &JoinedKeys) -> (Vec<PairRow>, Estimate) {
+    fn of_pairs(&self, owners: &JoinedKeys, code: &JoinedKeys, log: &TickLog) -> (Vec<PairRow>, Estimate) {
         let mut pairs: Vec<(u32, u32)> = Vec::new();
         let mut known: NumberMap<(u32, u32), u32> = NumberMap::default();
         // Row 0 is the samples outside; of the rows of each pair the first is its own one, then its total.
@@ -278,7 +297,7 @@ impl View<'_> {
         let mut lists = RowLists::default();
         let mut places: NumberMap<(u32, u32), u32> = NumberMap::default();
         let mut seen = vec![0_usize; code.rows.len()];
-        for hit in self.sums.tick_log.hits() {
+        for hit in log.hits() {
             if places.contains_key(&hit) {
                 continue;
             }
@@ -302,18 +321,15 @@ impl View<'_> {
             lists.end();
         }
         let list = |leaf, context| places.get(&(leaf, context)).map_or(&[][..], |turn| lists.get(*turn));
-        let found = self.sums.tick_log.estimates(1 + 2 * pairs.len(), |hit| list(hit.leaf, hit.context));
-        let outside = found.first().copied().unwrap_or_default();
-        let rows = pairs.into_iter().zip(found.get(1..).unwrap_or_default().chunks(2));
-        let estimates = |both: &[Estimate]| match both {
-            [own, total] => (*own, *total),
-            _ => (Estimate::default(), Estimate::default()),
+        let estimates = |log: &TickLog| log.estimates(1 + 2 * pairs.len(), |hit| list(hit.leaf, hit.context));
+        let own = estimates(log);
+        let total = self.sums.has_flat().then(|| estimates(self.sums.stack_log()));
+        let total = total.as_ref().unwrap_or(&own);
+        let at = |list: &[Estimate], place: usize| list.get(place).copied().unwrap_or_default();
+        let row = |(number, pair): (usize, &(u32, u32))| {
+            (*pair, at(&own, 1 + 2 * number), at(total, 2 + 2 * number))
         };
-        let row = |(pair, both)| {
-            let (own, total) = estimates(both);
-            (pair, own, total)
-        };
-        (rows.map(row).collect(), outside)
+        (pairs.iter().enumerate().map(row).collect(), at(&own, 0))
     }
 
     /// Returns one row per program, as [`Self::rows`] does.
@@ -385,8 +401,11 @@ impl View<'_> {
     }
 
     fn thread_keys(&self) -> RowKeys {
+        let has_flat = self.sums.has_flat();
         let key = |context: &SampleContext| {
-            let key = context.thread;
+            // The stack shows the work.
+            let work = if has_flat { NONE } else { context.thread.work };
+            let key = ThreadKey { work, ..context.thread };
             let known =
                 matches!(key.charged, Charged::Instance(id) if self.tables.instances.contains_key(&id));
             Some(match key.charged {

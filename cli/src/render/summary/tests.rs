@@ -109,6 +109,7 @@ fn report() -> Report {
         ticks: TickCounts { guest: 1_100, halted: 18_877, vmm: 20, waiting: 3 },
         busy_samples: 1000,
         chosen_samples: 1000,
+        flat_samples: 0,
         lost: 1,
         filter: Filter::default(),
         overhead: Overhead { sampler_s: 0.08, guest_s: 19.0, wall_s: 20.0, share: 0.004 },
@@ -328,6 +329,21 @@ fn a_number_and_its_unit_share_a_line() {
     let mut text = String::new();
     wrapped(&mut text, "it took 0.2 % of the time, in 12 ms.", "", 11);
     assert_eq!(text, "it took\n  0.2 % of\n  the time,\n  in 12 ms.\n");
+}
+
+#[test]
+fn samples_without_stacks_are_counted() {
+    let mut report = report();
+    assert!(!render(&report, profile(), 10, PAGE).contains("have stacks"));
+    report.flat_samples = 950;
+    let page = PageLayout { width: usize::MAX, ..PAGE };
+    let text = render(&report, profile(), 10, page);
+    let expected =
+        "50 samples have stacks, and stand for 950 without in totals, callers, system calls and interrupts";
+    assert!(text.contains(expected), "{text}");
+    // Those without are not among the busy ones then.
+    report.filter.symbol = Some("main".to_owned());
+    assert!(render(&report, profile(), 10, page).contains("1,000 samples have stacks"));
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Recording {
         };
         let mut reader = Reader::new(&tables, &code, &stacks, &host);
         let total = tables.vcpus.iter().map(|row| row.samples).sum();
-        let mut all = ticks(&tables, &spans);
+        let mut all = ticks(&tables, &spans, stacks.has_flat());
         let mut chosen: Vec<(Weight, RecordedSample)> = Vec::new();
         let mut counts: HashMap<(u16, VcpuState), u64> = HashMap::new();
         // Ticks outside of the guest that have a sample.
@@ -70,6 +70,10 @@ impl Recording {
             seen += 1;
             if seen % TELL_EVERY == 0 {
                 progress(seen, total);
+            }
+            // Those with stacks stand for it.
+            if sample.flat && sample.vcpu_state == Some(VcpuState::Guest) {
+                return;
             }
             let tick = all.tick(sample.vcpu, sample.time_ns, sample.vcpu_state == Some(VcpuState::Guest));
             let state = sample.vcpu_state.unwrap_or(VcpuState::Waiting);

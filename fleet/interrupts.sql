@@ -47,8 +47,9 @@ WITH
 SELECT
   tenant,
   share,
-  greatest(share - half, 0.0) AS low,
-  least(share + half, 1.0) AS high,
+  -- Engines leave nulls out of greatest() and least().
+  CASE WHEN half IS NOT NULL THEN greatest(share - half, 0.0) END AS low,
+  CASE WHEN half IS NOT NULL THEN least(share + half, 1.0) END AS high,
   own_ns / 1e9 AS cpu_seconds,
   hosts
 FROM spreads

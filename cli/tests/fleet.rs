@@ -91,6 +91,15 @@ fn duckdb_answers_from_the_lake() {
     let text = stdout(&table);
     assert!(text.starts_with("share  95 % interval"), "{text}{}", stderr(&table));
     assert_eq!(text.lines().count(), 4, "{text}");
+    // Of one host there is no interval.
+    for question in ["top", "interrupts", "over-time"] {
+        let one = lake.ask(&programs, &[question, "--vm-host", "host-0", "--json"]);
+        let rows: Vec<Value> = serde_json::from_slice(&one.stdout).unwrap();
+        assert!(
+            !rows.is_empty() && rows.iter().all(|row| row["low"].is_null() && row["high"].is_null()),
+            "{rows:?}"
+        );
+    }
     let machines = stdout(&lake.ask(&programs, &["vms"]));
     assert!(machines.contains("team=a'b,tier=1  web_1"), "{machines}");
     let nothing = stdout(&lake.ask(&programs, &["noisy", "--vm", "other"]));

@@ -10,8 +10,8 @@ use libfuzzer_sys::fuzz_target;
 use runtimes::fixture::{self, BASE, FlatMemory, SIZE, hotspot, php, ruby, v8};
 use runtimes::hotspot::JavaProcess;
 use runtimes::{
-    CopyPlan, FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary, RuntimeNames,
-    RuntimePlan, ThreadRegisters, place,
+    CopyPlan, FrameWords, MAX_FRAMES, ManagedStep, NativeCode, NativeFrame, NativeStack, RuntimeBinary,
+    RuntimeNames, RuntimePlan, ThreadRegisters, place,
 };
 use symbols::VirtAddr;
 use vprof_fuzz::seeds;

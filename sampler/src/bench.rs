@@ -101,6 +101,7 @@ fn record(n: u64) -> SampleRecord {
         five_level: false,
         halted: false,
         nested: false,
+        registers: vmm::KnownRegisters::All,
         vcpu_state: VcpuState::Guest,
         current: Some(CurrentContext {
             serving: if interrupt { IrqContext::HardIrq } else { IrqContext::Task },

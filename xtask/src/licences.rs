@@ -30,11 +30,11 @@ const ALLOWED: &[&str] = &[
 /// Crates that are there in more versions than one, since their users differ: an entry for each further
 /// version, which is built, too.
 const IN_MORE_VERSIONS: &[&str] = &[
-    "bitflags",    // 1: fatfs, vmm-sys-util
-    "getrandom",   // 0.2: ring
-    "getrandom",   // 0.3: ahash of fxprof-processed-profile and inferno
-    "hashbrown",   // 0.16: gimli
-    "syn",         // 2: half of the procedural macros
+    "bitflags",  // 1: fatfs, vmm-sys-util
+    "getrandom", // 0.2: ring
+    "getrandom", // 0.3: ahash of fxprof-processed-profile and inferno
+    "hashbrown", // 0.16: gimli
+    "syn",       // 2: half of the procedural macros
 ];
 
 /// A dependency.

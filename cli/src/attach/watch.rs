@@ -289,6 +289,7 @@ mod tests {
             stack: Some(2),
             instance: Some(3),
             tid: Some(41),
+            interrupts_on: Some(false),
             ..SampleRow::default()
         };
         let task = WatchedTask { instance: 3, tid: 42 };

@@ -300,6 +300,11 @@ pub struct Role {
 impl Role {
     /// Starts this binary for the test `test` in a role; returns when the child prints that it runs.
     pub fn start(test: &str, role: &str) -> Self {
+        Self::try_start(test, role).unwrap_or_else(|| panic!("{role} ended early"))
+    }
+
+    /// Starts this binary as [`Self::start`] does; `None` if the child ends before it runs.
+    fn try_start(test: &str, role: &str) -> Option<Self> {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", test, "--nocapture"]).env(ROLE, role).stdout(Stdio::piped());
         // A group with a parent outside of it, as a shell makes it for Ctrl-Z.
@@ -309,9 +314,12 @@ impl Role {
         let mut line = String::new();
         while !line.contains("it runs") {
             line.clear();
-            assert!(output.read_line(&mut line).unwrap() > 0, "{role} ended early");
+            if output.read_line(&mut line).unwrap() == 0 {
+                child.wait().unwrap();
+                return None;
+            }
         }
-        Self { child, output }
+        Some(Self { child, output })
     }
 
     pub fn pid(&self) -> i32 {
@@ -437,7 +445,8 @@ pub fn loops_are_seen(engine: EngineChoice, vm: &Role) -> [Recorder; 2] {
     [first, second]
 }
 
-/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced.
+/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced. A
+/// guest that has its checksum before that is followed by another one.
 pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
     let sampled = engine == EngineChoice::Bpf;
     let (vmm, iterations, profiler) = if sampled {
@@ -445,20 +454,29 @@ pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
     } else {
         ("vmm checksum", ITERATIONS, "profiler")
     };
-    let mut vm = Role::start(test, vmm);
-    let expected = std::thread::spawn(move || checksum(iterations));
-    for kill in 0..100_u64 {
-        let profiler = Role::start(test, &format!("{profiler} {}", vm.pid()));
-        // Somewhere in a tick, which takes a good part of the 200 us between two.
-        std::thread::sleep(Duration::from_micros(1_000 + kill * 37));
-        assert!(!sampled || !traced(vm.pid()), "before kill {kill}");
-        drop(profiler);
-        assert!(!traced(vm.pid()), "after kill {kill}");
+    let (mut kills, mut expected) = (0, None);
+    while kills < 100 {
+        let mut vm = Role::start(test, vmm);
+        let before = kills;
+        while kills < 100 {
+            let Some(profiler) = Role::try_start(test, &format!("{profiler} {}", vm.pid())) else {
+                let ended = || vm.child.try_wait().unwrap();
+                eventually("end of the guest, without which a profiler starts", SOON, ended);
+                break;
+            };
+            // Somewhere in a tick, which takes a good part of the 200 us between two.
+            std::thread::sleep(Duration::from_micros(1_000 + kills * 37));
+            assert!(!sampled || !traced(vm.pid()), "before kill {kills}");
+            drop(profiler);
+            assert!(!traced(vm.pid()), "after kill {kills}");
+            kills += 1;
+        }
+        assert!(kills >= before + 5, "{kills} kills");
+        let expected = *expected.get_or_insert_with(|| checksum(iterations));
+        let mut rest = String::new();
+        vm.output.read_to_string(&mut rest).unwrap();
+        assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
     }
-    let expected = expected.join().unwrap();
-    let mut rest = String::new();
-    vm.output.read_to_string(&mut rest).unwrap();
-    assert!(rest.contains(&format!("Exited({expected})")), "{rest} instead of {expected}");
 }
 
 /// Stops 100 profilers within ticks by SIGSTOP, and asserts that no vCPU is held, or not for long: by ptrace,

@@ -445,8 +445,8 @@ pub fn loops_are_seen(engine: EngineChoice, vm: &Role) -> [Recorder; 2] {
     [first, second]
 }
 
-/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced. A
-/// guest that has its checksum before that is followed by another one.
+/// Kills 100 profilers within ticks, and asserts that the guest's checksum is right and no thread is traced.
+/// A guest that has its checksum before that is followed by another one.
 pub fn killed_profilers_leave_nothing(engine: EngineChoice, test: &str) {
     let sampled = engine == EngineChoice::Bpf;
     let (vmm, iterations, profiler) = if sampled {

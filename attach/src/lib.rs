@@ -35,7 +35,7 @@
 //! capabilities                      of the program's file
 //! guard                             the process that watches this one
 //! process  thread  rsp  maps
-//! descriptors
+//! descriptors  process_stat
 //! error
 //! ```
 //!
@@ -57,6 +57,7 @@ mod lock;
 mod maps;
 mod memory;
 mod process;
+mod process_stat;
 mod rsp;
 mod run_page;
 mod shared;
@@ -80,5 +81,6 @@ pub use memory::{
     AttachedMemory, ForeignMemory, HostAddr, MemoryLayout, MemoryPiece, StopMemory, StopSource,
 };
 pub use process::{Process, RunningMachine, find_by_name, find_holder, running_machines};
+pub use process_stat::StatFields;
 pub use shared::{AttachEvent, AttachmentEnd, PauseCause, PluggedVcpu};
 pub use target::{EngineChoice, Target, TargetChoice, VcpuCounts};

@@ -8,6 +8,7 @@ use std::os::unix::fs::MetadataExt;
 
 use crate::error::AttachError;
 use crate::process::{Process, step_error};
+use crate::process_stat::StatFields;
 
 /// Lock of a process, held as long as the process is profiled.
 #[derive(Debug)]
@@ -50,10 +51,9 @@ fn owner(locks: &str, inode: u64) -> Option<i32> {
 fn starter(pid: i32) -> i32 {
     let program =
         |pid: i32| fs::metadata(format!("/proc/{pid}/exe")).ok().map(|file| (file.dev(), file.ino()));
-    let parent = fs::read_to_string(format!("/proc/{pid}/stat")).ok().and_then(|stat| {
-        let (_, rest) = stat.rsplit_once(')')?;
-        rest.split_ascii_whitespace().nth(1)?.parse().ok()
-    });
+    let parent = fs::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .and_then(|stat| StatFields::new(&stat)?.get(4)?.parse().ok());
     parent.filter(|parent| program(pid).is_some_and(|own| program(*parent) == Some(own))).unwrap_or(pid)
 }
 

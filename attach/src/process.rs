@@ -12,6 +12,7 @@ use vmm::host_kernel;
 
 use crate::descriptors::OpenDescriptors;
 use crate::error::AttachError;
+use crate::process_stat::StatFields;
 
 /// Beginning of the link of a vCPU's descriptor, before its number (`create_vcpu_fd`, virt/kvm/kvm_main.c,
 /// Linux 6.12; without a number before 4.17).
@@ -298,15 +299,13 @@ impl ProcessStat {
     }
 
     fn parse(text: &str) -> Option<Self> {
-        // The name may contain anything, brackets too.
-        let (_, rest) = text.rsplit_once(')')?;
-        let mut fields = rest.split_ascii_whitespace();
-        let state = *fields.next()?.as_bytes().first()?;
-        // Fields 4, 9 and 43; `state` is field 3.
-        let parent = fields.next()?.parse().ok()?;
-        let flags = fields.nth(4)?.parse().ok()?;
-        let guest_time = fields.nth(33).and_then(|field| field.parse().ok()).unwrap_or(0);
-        Some(Self { state, parent, flags, guest_time })
+        let fields = StatFields::new(text)?;
+        Some(Self {
+            state: *fields.get(3)?.as_bytes().first()?,
+            parent: fields.get(4)?.parse().ok()?,
+            flags: fields.number(9)?,
+            guest_time: fields.number(43).unwrap_or(0),
+        })
     }
 }
 

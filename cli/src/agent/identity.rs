@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use attach::{RunningMachine, running_machines};
+use attach::{RunningMachine, StatFields, running_machines};
 use export::lake::{LakeVm, identity};
 use linux::container;
 
@@ -51,8 +51,7 @@ fn known(machine: RunningMachine, boot_id: &str, group: &str) -> Option<KnownMac
 /// Returns the start of a process since the host's boot, clock ticks: field 22 of /proc/PID/stat
 /// (proc_pid_stat(5)).
 fn start_ticks(stat: &str) -> Option<u64> {
-    // The name may contain anything, brackets too; the state that follows is field 3.
-    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
+    StatFields::new(stat)?.number(22)
 }
 
 /// Returns the UUID that a VMM's command line (words that end in NUL) gives its machine: `-uuid UUID` (QEMU,

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+use attach::StatFields;
 use export::lake::LakeVm;
 use host::control::client::Client;
 use host::control::place;
@@ -209,8 +210,8 @@ pub fn cpu_ns(process: u32) -> u64 {
 
 /// Returns fields 14 to 17 of /proc/PID/stat (proc_pid_stat(5)) together, clock ticks.
 fn cpu_ticks(stat: &str) -> Option<u64> {
-    let fields = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(14 - 3).take(4);
-    fields.map(|field| field.parse::<u64>().ok()).sum()
+    let fields = StatFields::new(stat)?;
+    (14..=17).filter_map(|number| fields.get(number)).map(|field| field.parse::<u64>().ok()).sum()
 }
 
 /// Returns the children of all threads of a process (/proc/PID/task/TID/children).

@@ -4,7 +4,7 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use attach::RunningMachine;
+use attach::{RunningMachine, StatFields};
 use text::clean::escaped;
 use text::units;
 
@@ -32,10 +32,9 @@ impl ProcessUse {
 
     /// Parses /proc/PID/stat (proc_pid_stat(5)): fields 14, 15 and 24.
     fn parse(text: &str, page: u64) -> Option<Self> {
-        // The name may contain anything, brackets too; the state that follows is field 3.
-        let fields: Vec<&str> = text.rsplit_once(')')?.1.split_ascii_whitespace().collect();
-        let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-        Some(Self { ticks: field(14)?.saturating_add(field(15)?), memory: field(24)?.saturating_mul(page) })
+        let fields = StatFields::new(text)?;
+        let ticks = fields.number(14)?.saturating_add(fields.number(15)?);
+        Some(Self { ticks, memory: fields.number(24)?.saturating_mul(page) })
     }
 }
 

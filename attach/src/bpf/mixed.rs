@@ -7,6 +7,9 @@
 //!
 //! The draw knows nothing of the guest, so both kinds are samples of the same time.
 
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
+
 use crate::ticker::VcpuStops;
 
 /// Stops per second and vCPU, at most: as many samples have stacks.
@@ -30,7 +33,7 @@ pub(crate) struct MixedStops {
 /// Random choice of the means of each tick.
 #[derive(Debug)]
 struct TickDraw {
-    state: u64,
+    random: ChaCha8Rng,
     /// Stops per second, at most, as long as all samples are taken by stops.
     limit_hz: f64,
 }
@@ -38,7 +41,7 @@ struct TickDraw {
 impl MixedStops {
     /// Makes the stops of a vCPU, with at most `limit_hz` stops per second while the kernel serves no ticks.
     pub(crate) fn new(stops: VcpuStops, limit_hz: f64, seed: u64) -> Self {
-        Self { stops, draw: TickDraw { state: seed, limit_hz } }
+        Self { stops, draw: TickDraw::new(seed, limit_hz) }
     }
 
     /// Draws the means of a tick of a clock with that mean rate, Hz. `serves` is true if the kernel can serve
@@ -49,22 +52,18 @@ impl MixedStops {
 }
 
 impl TickDraw {
+    fn new(seed: u64, limit_hz: f64) -> Self {
+        Self { random: ChaCha8Rng::seed_from_u64(seed), limit_hz }
+    }
+
     fn next(&mut self, rate_hz: Option<f64>, serves: bool) -> TickMeans {
         let (stops_hz, other) = match serves {
             true => (STACKS_HZ, TickMeans::Kernel),
             false => (self.limit_hz, TickMeans::Nothing),
         };
-        if self.uniform() * rate_hz.unwrap_or(0.0) < stops_hz { TickMeans::Stop } else { other }
-    }
-
-    /// Returns a random number in [0, 1), by SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
-    #[expect(clippy::cast_precision_loss, reason = "53 bits")]
-    fn uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ mixed >> 31) >> 11) as f64 / (1_u64 << 53) as f64
+        // In [0, 1).
+        let uniform: f64 = self.random.random();
+        if uniform * rate_hz.unwrap_or(0.0) < stops_hz { TickMeans::Stop } else { other }
     }
 }
 
@@ -74,7 +73,7 @@ mod tests {
 
     /// Returns the numbers of stops and of other ticks among 100,000.
     fn counts(rate_hz: Option<f64>, serves: bool) -> (u32, u32, u32) {
-        let mut draw = TickDraw { state: 7, limit_hz: 1_000.0 };
+        let mut draw = TickDraw::new(7, 1_000.0);
         let mut counts = (0, 0, 0);
         for _ in 0..100_000 {
             match draw.next(rate_hz, serves) {
@@ -99,7 +98,7 @@ mod tests {
 
     #[test]
     fn a_draw_does_not_depend_on_the_one_before() {
-        let mut draw = TickDraw { state: 3, limit_hz: 0.0 };
+        let mut draw = TickDraw::new(3, 0.0);
         let stops: Vec<bool> =
             (0..100_000).map(|_| draw.next(Some(100.0), true) == TickMeans::Stop).collect();
         for lag in 1..4 {

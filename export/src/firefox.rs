@@ -222,9 +222,7 @@ impl<'a> Writer<'a> {
         category: impl Fn(FrameKind) -> CategoryHandle,
         frames: &mut Vec<FrameInfo>,
     ) {
-        let mut places: Vec<u32> = self.recording.frames_of(stack).collect();
-        places.reverse();
-        for entry in places.iter().flat_map(|place| self.recording.entries_of(*place).iter().rev()) {
+        for entry in self.recording.functions_of(stack) {
             let function = entry.function as usize;
             let kind = self.recording.functions.get(function).map(|function| function.kind);
             if let Some((&label, kind)) = self.labels.get(function).zip(kind) {

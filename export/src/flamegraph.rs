@@ -44,9 +44,6 @@ pub(crate) fn write(
     for (line, number) in lines(recording, (request.root, request.count), true) {
         tree.add(&line, 0, number);
     }
-    if tree.frames[0].after == 0 {
-        return Err(ExportError::Empty(Format::Flamegraph));
-    }
     let legend = [
         ("user code", USER),
         ("kernel", KERNEL),
@@ -61,7 +58,7 @@ pub(crate) fn write(
         count: request.count,
         difference_of: None,
     };
-    Ok(picture.write(&legend, out)?)
+    picture.write(&legend, out)
 }
 
 /// Returns what the picture is of: its time, and the run.
@@ -92,13 +89,10 @@ pub fn write_graph(
         let end = if functions.is_empty() { "" } else { ";" };
         tree.add(&format!("{program}{ROOT_MARK}{end}{functions}"), 0, us);
     }
-    if tree.frames[0].after == 0 {
-        return Err(ExportError::Empty(Format::Flamegraph));
-    }
     let legend = [("function", USER), ("program", PROCESS), ("reason for missing frames", REASON)];
     let note = "A click zooms; Ctrl-F searches.";
     let picture = Picture { tree: &tree, title, note, count: Count::Time, difference_of: None };
-    Ok(picture.write(&legend, out)?)
+    picture.write(&legend, out)
 }
 
 /// Writes a flame graph of two profiles. The widths are those of the second; red has a larger share of all
@@ -118,9 +112,6 @@ pub fn write_difference(
     for (stack, before, after) in stacks {
         tree.add(&stack, before, after);
     }
-    if tree.frames[0].after == 0 {
-        return Err(ExportError::Empty(Format::Flamegraph));
-    }
     let points = |share: f64| format!("{:+.0} % of all time", share * 100.0);
     let [less, more] = [-FULL_CHANGE, FULL_CHANGE].map(points);
     let legend = [
@@ -131,7 +122,7 @@ pub fn write_difference(
     let note = "Widths are those after. A click zooms; Ctrl-F searches.";
     let all = Some(all_us.max(tree.frames[0].after));
     let picture = Picture { tree: &tree, title, note, count: Count::Time, difference_of: all };
-    Ok(picture.write(&legend, out)?)
+    picture.write(&legend, out)
 }
 
 /// Kind of a frame.
@@ -254,7 +245,11 @@ struct Picture<'a> {
 }
 
 impl Picture<'_> {
-    fn write(&self, legend: &[(&str, Colour)], out: &mut dyn Write) -> io::Result<()> {
+    /// Writes the picture, unless there is nothing in it.
+    fn write(&self, legend: &[(&str, Colour)], out: &mut dyn Write) -> Result<(), ExportError> {
+        if self.tree.frames[0].after == 0 {
+            return Err(ExportError::Empty(Format::Flamegraph));
+        }
         let laid = self.tree.laid_out();
         let rows = laid.iter().map(|(_, depth, _)| depth + 1).max().unwrap_or(1);
         let height = HEAD + rows as f64 * ROW + MARGIN;
@@ -275,7 +270,8 @@ impl Picture<'_> {
         for (at, depth, begin) in laid {
             self.frame(&self.tree.frames[at], depth, begin, out)?;
         }
-        writeln!(out, "</g>\n<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>")
+        writeln!(out, "</g>\n<script><![CDATA[\n{SCRIPT}]]></script>\n</svg>")?;
+        Ok(())
     }
 
     fn frame(&self, frame: &Frame, depth: usize, begin: f64, out: &mut dyn Write) -> io::Result<()> {

@@ -36,20 +36,15 @@ impl<'a> Names<'a> {
     /// Appends the frames of a stack, outermost first, each with a semicolon before it unless it is the
     /// first.
     pub(crate) fn append(&self, stack: u32, line: &mut String) {
-        let mut frames: Vec<u32> = self.recording.frames_of(stack).collect();
-        frames.reverse();
-        for frame in frames {
-            let entries = self.recording.entries_of(frame);
-            for entry in entries.iter().rev() {
-                if !line.is_empty() {
-                    line.push(';');
-                }
-                let place = entry.function as usize;
-                line.push_str(self.functions.get(place).map_or("[unknown]", String::as_str));
-                if self.marked {
-                    let kind = self.recording.functions.get(place).map(|function| function.kind);
-                    line.push_str(if kind == Some(FrameKind::Kernel) { KERNEL_MARK } else { "" });
-                }
+        for entry in self.recording.functions_of(stack) {
+            if !line.is_empty() {
+                line.push(';');
+            }
+            let place = entry.function as usize;
+            line.push_str(self.functions.get(place).map_or("[unknown]", String::as_str));
+            if self.marked {
+                let kind = self.recording.functions.get(place).map(|function| function.kind);
+                line.push_str(if kind == Some(FrameKind::Kernel) { KERNEL_MARK } else { "" });
             }
         }
     }

@@ -175,13 +175,8 @@ impl<'a> Stacks<'a> {
     /// Appends the functions of a stack, outermost first.
     fn append(&mut self, stack: Option<u32>, into: &mut Vec<usize>) {
         let recording = self.recording;
-        let first = into.len();
-        let frames = stack.into_iter().flat_map(|stack| recording.frames_of(stack));
-        for entry in frames.flat_map(|frame| recording.entries_of(frame)) {
+        for entry in stack.into_iter().flat_map(|stack| recording.functions_of(stack)) {
             into.extend(self.function_frame(entry.function));
-        }
-        if let Some(added) = into.get_mut(first..) {
-            added.reverse();
         }
     }
 }

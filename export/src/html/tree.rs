@@ -80,9 +80,7 @@ impl Tree {
         stack: u32,
         functions: &mut Functions,
     ) -> u32 {
-        let mut frames: Vec<u32> = recording.frames_of(stack).collect();
-        frames.reverse();
-        for entry in frames.iter().flat_map(|frame| recording.entries_of(*frame).iter().rev()) {
+        for entry in recording.functions_of(stack) {
             if let Some(function) = recording.functions.get(entry.function as usize) {
                 let key = (function.symbol.clone(), function.module.clone(), function.kind.into());
                 node = self.node(node, functions.number(key));

@@ -293,6 +293,13 @@ impl Recording {
         .take(MOST_FRAMES)
     }
 
+    /// Returns the functions of a stack, outermost first.
+    pub fn functions_of(&self, stack: u32) -> impl Iterator<Item = &FrameEntry> {
+        let mut frames: Vec<u32> = self.frames_of(stack).collect();
+        frames.reverse();
+        frames.into_iter().flat_map(|frame| self.entries_of(frame).iter().rev())
+    }
+
     /// Returns a chosen vCPU by its number in the profile.
     pub fn vcpu(&self, id: u16) -> Option<&RecordedVcpu> {
         self.vcpus.get(self.vcpus.binary_search_by_key(&id, |vcpu| vcpu.id).ok()?)

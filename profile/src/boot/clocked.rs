@@ -11,11 +11,19 @@ use crate::estimate::{Tallies, Tick, Ticks};
 use crate::numbers::{part, unsigned};
 use crate::rate_history::{RateHistory, scaled};
 use crate::report::tables::Segment;
-use crate::rows::VcpuState;
+use crate::rows::{FLAT, VcpuState};
 
-/// Condition of SQL on a sample `s`: no stack was taken because of how it was taken (`rows::FLAT`).
-pub(super) const IS_FLAT: &str = "EXISTS (SELECT 1 FROM stack k JOIN stack r ON r.id = k.parent \
-     JOIN frame n ON n.id = r.frame WHERE k.id = s.stack AND n.kind = 'reason' AND n.module = 'flat')";
+/// Returns the condition of SQL that no stack was taken of a sample `s` because of how it was taken. `None`
+/// in a profile without such samples, so that nothing is searched for each of the others.
+pub(super) fn flat_condition(connection: &Connection) -> rusqlite::Result<Option<String>> {
+    let reason = format!("n.kind = 'reason' AND n.module = '{FLAT}'");
+    let exists = format!("SELECT EXISTS (SELECT 1 FROM frame n WHERE {reason})");
+    let condition = format!(
+        "EXISTS (SELECT 1 FROM stack k JOIN stack r ON r.id = k.parent JOIN frame n ON n.id = r.frame \
+         WHERE k.id = s.stack AND {reason})"
+    );
+    Ok(connection.query_row(&exists, [], |row| row.get::<_, bool>(0))?.then_some(condition))
+}
 
 /// A tick of any kind: ticks outside of the guest and in idle time are part of the sequence.
 #[derive(Debug, Clone, Copy)]
@@ -49,9 +57,11 @@ impl BootClocks {
     }
 
     pub fn read(connection: &Connection) -> rusqlite::Result<Self> {
+        let flat = flat_condition(connection)?;
         let sql = format!(
             "SELECT s.id, s.vcpu, s.time_ns, s.vcpu_state FROM sample s \
-             WHERE NOT (s.vcpu_state = 'guest' AND {IS_FLAT}) ORDER BY s.time_ns, s.id"
+             WHERE NOT (s.vcpu_state = 'guest' AND {}) ORDER BY s.time_ns, s.id",
+            flat.as_deref().unwrap_or("FALSE")
         );
         let moment = |row: &rusqlite::Row<'_>| {
             let guest =
@@ -64,10 +74,8 @@ impl BootClocks {
             .query_map([], pair)?
             .collect::<Result<_, _>>()?;
         let ticks = connection.prepare(&sql)?.query_map([], moment)?.collect::<Result<_, _>>()?;
-        let flat = "SELECT EXISTS (SELECT 1 FROM frame WHERE kind = 'reason' AND module = 'flat')";
-        let thinned = connection.query_row(flat, [], |row| row.get(0))?;
         let clocks = Self::new(meta, ticks, Segment::read(connection)?, RateHistory::read(connection)?);
-        Ok(Self { thinned, ..clocks })
+        Ok(Self { thinned: flat.is_some(), ..clocks })
     }
 
     /// Returns the start of sampling of the vCPU that boots, ns since the run's start.

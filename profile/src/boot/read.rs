@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::clocked::{BootClocks, ClockedPart, IS_FLAT};
+use super::clocked::{BootClocks, ClockedPart, flat_condition};
 use super::places::Code;
 use super::systemd::Messages;
 use super::{Boot, Call, CpuEstimate, Phase, Program, UNTIL, Unit};
@@ -400,10 +400,12 @@ impl PhaseBounds {
 }
 
 fn hits(connection: &Connection) -> rusqlite::Result<Vec<Hit>> {
+    let flat = flat_condition(connection)?;
     let sql = format!(
         "SELECT s.id, s.vcpu, s.time_ns, s.stack, s.frame, m.name, f.address, s.instance FROM sample s \
          JOIN mode m ON m.id = s.mode JOIN frame f ON f.id = s.frame \
-         WHERE s.vcpu_state = 'guest' AND m.name <> 'idle' AND NOT {IS_FLAT} ORDER BY s.time_ns, s.id"
+         WHERE s.vcpu_state = 'guest' AND m.name <> 'idle' AND NOT {} ORDER BY s.time_ns, s.id",
+        flat.as_deref().unwrap_or("FALSE")
     );
     let hit = |row: &rusqlite::Row<'_>| {
         Ok(Hit {

@@ -56,10 +56,10 @@ fn write(spooled: &SpooledWindow, lake: &Path) -> Result<WindowTotals, Error> {
     let mut totals = WindowTotals::default();
     for (vm, path) in spooled.profiles()? {
         match add(&mut writer, &vm, &path) {
-            Ok((added, lost)) => {
+            Ok(added) => {
                 totals.profiles += 1;
                 totals.samples += added.samples;
-                totals.lost += lost;
+                totals.lost += added.lost;
             }
             Err(Error::Export(export::ExportError::Write(error))) => return Err(failed(lake, error)),
             Err(error) => {
@@ -80,12 +80,9 @@ fn failed(lake: &Path, error: io::Error) -> Error {
     Error::file("write a file in", lake, error)
 }
 
-/// Adds a profile; returns its sums, and the number of lost samples.
-fn add(writer: &mut LakeWriter<NamedTempFile>, vm: &LakeVm, path: &Path) -> Result<(LakeTotals, u64), Error> {
-    let profile = Profile::open(path)?;
-    let stat = profile::stat::Stat::read(&profile)?;
-    let totals = writer.add(vm, &profile)?;
-    Ok((totals, stat.vcpus.iter().map(|vcpu| vcpu.lost).sum()))
+/// Adds a profile; returns its sums.
+fn add(writer: &mut LakeWriter<NamedTempFile>, vm: &LakeVm, path: &Path) -> Result<LakeTotals, Error> {
+    Ok(writer.add(vm, &Profile::open(path)?)?)
 }
 
 /// Makes the file of a table under a temporary name in its directory. Readers of the lake skip names that

@@ -207,9 +207,15 @@ impl<'a> Agent<'a> {
 
     /// True if a window is being recorded or written.
     fn is_busy(&self, directory: &Path) -> bool {
-        self.window.as_ref().is_some_and(|window| window.spooled.directory == directory)
-            || self.writing.as_ref().is_some_and(|writing| writing.window.directory == directory)
-            || self.recorders.iter().any(|recorder| recorder.plan.window == directory)
+        self.busy().any(|busy| busy == directory)
+    }
+
+    /// Returns the directories of windows that are being recorded or written, some of them several times.
+    fn busy(&self) -> impl Iterator<Item = &Path> {
+        let window = self.window.iter().map(|window| &window.spooled.directory);
+        let writing = self.writing.iter().map(|writing| &writing.window.directory);
+        let recorded = self.recorders.iter().map(|recorder| &recorder.plan.window);
+        window.chain(writing).chain(recorded).map(PathBuf::as_path)
     }
 
     /// Ends the window, and then the agent. The second request does not wait.
@@ -440,8 +446,7 @@ impl<'a> Agent<'a> {
 
     /// Drops the oldest windows if the spool is too large.
     fn limit_spool(&mut self) -> Result<(), Error> {
-        let directories = self.spool.windows().into_iter().map(|window| window.directory);
-        let busy: HashSet<PathBuf> = directories.filter(|path| self.is_busy(path)).collect();
+        let busy: HashSet<PathBuf> = self.busy().map(Path::to_owned).collect();
         for name in self.spool.drop_beyond(self.args.spool_limit, |path| busy.contains(path))? {
             self.counters.dropped += 1;
             let limit = units::bytes(self.args.spool_limit);

@@ -13,16 +13,16 @@
 //! starts again within a window writes the files of the whole window.
 
 use std::fs::{self, DirBuilder, File, TryLockError};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use export::lake::{LakeVm, LakeWindow};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
 
 use crate::errors::Error;
+use crate::output::OutputTarget;
 
 const WINDOW: &str = "window.json";
 const STATE: &str = "state.json";
@@ -220,13 +220,9 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
 
 /// Writes a file that has its name once it is whole.
 fn write_json(directory: &Path, name: &str, value: &impl Serialize) -> Result<(), Error> {
-    let path = directory.join(name);
-    let written = || -> io::Result<()> {
-        let mut file = NamedTempFile::new_in(directory)?;
-        file.write_all(&serde_json::to_vec(value)?)?;
-        file.persist(&path).map(drop).map_err(|error| error.error)
-    };
-    written().map_err(|error| Error::file("write", &path, error))
+    let mut target = OutputTarget::open(&directory.join(name), true)?;
+    serde_json::to_writer(target.writer(), value).map_err(|error| target.error(error.into()))?;
+    target.finish()
 }
 
 #[cfg(test)]

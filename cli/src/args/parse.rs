@@ -1,5 +1,6 @@
 //! Values of options: sizes, times, rates, spans.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -283,26 +284,23 @@ pub fn parse_memory_interval(text: &str) -> Result<Duration, ValueError> {
 
 /// Parses a part of the whole like `1%` or `0.5%`.
 pub fn parse_precision(text: &str) -> Result<f64, ValueError> {
-    let form = || ValueError::Form("1% or 0.5%");
-    let number = text.trim().strip_suffix('%').ok_or_else(form)?;
-    let percent = decimal(number.trim_end()).ok_or_else(form)?;
-    if (0.01..=50.0).contains(&percent) {
-        Ok(percent / 100.0)
-    } else {
-        Err(ValueError::OutOfRange("0.01% to 50%"))
-    }
+    part(text, "1% or 0.5%", (0.01..=50.0, "0.01% to 50%"))
 }
 
 /// Parses a budget as a part of 1.
 pub fn parse_share(text: &str) -> Result<f64, ValueError> {
-    let form = || ValueError::Form("0.1% or 2%");
-    let number = text.trim().strip_suffix('%').ok_or_else(form)?;
-    let percent = decimal(number.trim_end()).ok_or_else(form)?;
-    if (0.001..=100.0).contains(&percent) {
-        Ok(percent / 100.0)
-    } else {
-        Err(ValueError::OutOfRange("0.001% to 100%"))
-    }
+    part(text, "0.1% or 2%", (0.001..=100.0, "0.001% to 100%"))
+}
+
+/// Parses a number of percent as a part of 1. `form` has examples, `range` is also in words.
+fn part(
+    text: &str,
+    form: &'static str,
+    (range, words): (RangeInclusive<f64>, &'static str),
+) -> Result<f64, ValueError> {
+    let percent = text.trim().strip_suffix('%').and_then(|number| decimal(number.trim_end()));
+    let percent = percent.ok_or(ValueError::Form(form))?;
+    if range.contains(&percent) { Ok(percent / 100.0) } else { Err(ValueError::OutOfRange(words)) }
 }
 
 /// Parses the length of a window: whole seconds, of which an hour is a multiple.

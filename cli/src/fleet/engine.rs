@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::thread;
 
 use serde_json::{Map, Value};
-use text::clean::escaped;
+use text::clean::{cut, escaped};
 
 use super::sql::Dialect;
 use crate::errors::Error;
@@ -20,7 +20,7 @@ const MOST_ROWS: usize = 1_000_000;
 /// No tables but the lake's, times in UTC.
 const SPARK_SETTINGS: [&str; 3] =
     ["spark.sql.catalogImplementation=in-memory", "spark.sql.session.timeZone=UTC", "spark.ui.enabled=false"];
-/// Longest text of an engine's last words that is shown, bytes.
+/// Longest text of an engine's last words that is shown, characters.
 const WORDS: usize = 4 << 10;
 
 /// Program that answers, or none.
@@ -141,11 +141,7 @@ fn last_words(output: Option<impl Read>) -> String {
     let _ = output.map(|output| output.take(1 << 20).read_to_end(&mut bytes));
     let text = String::from_utf8_lossy(&bytes);
     let error = text.find("Error").or_else(|| text.find("Exception")).unwrap_or(0);
-    let line = text.get(error..).unwrap_or_default().trim();
-    let mut end = line.len().min(WORDS);
-    while !line.is_char_boundary(end) {
-        end -= 1;
-    }
-    let lines: Vec<&str> = line.get(..end).unwrap_or_default().lines().take(3).map(str::trim).collect();
-    escaped(&lines.join(" ")).into_owned()
+    let lines: Vec<&str> =
+        text.get(error..).unwrap_or_default().trim().lines().take(3).map(str::trim).collect();
+    cut(&escaped(&lines.join(" ")), WORDS)
 }

@@ -83,6 +83,8 @@ pub struct LakeTotals {
     pub other_samples: u64,
     /// Their time, ns.
     pub weight_ns: f64,
+    /// Samples that were lost while recording.
+    pub lost: u64,
 }
 
 /// Writer of the five files of a window.
@@ -202,7 +204,8 @@ impl<W: Write + Send> LakeWriter<W> {
             inclusion: window.inclusion,
             rate_hz: contents.rate_hz(),
         };
-        let totals = self.add_samples(&contents.recording, &common)?;
+        let lost = contents.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum();
+        let totals = LakeTotals { lost, ..self.add_samples(&contents.recording, &common)? };
         self.add_vcpus(&contents, &common)?;
         for row in tasks.rows(&common) {
             self.tasks.push(&row)?;
@@ -314,7 +317,7 @@ fn vm_row<'a>(
         engine: meta("engine"),
         samples: totals.samples,
         other_samples: totals.other_samples,
-        lost: contents.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum(),
+        lost: totals.lost,
         missing: contents.missing(),
         not_had: meta("not_had"),
         dropped_windows: window.dropped_windows,

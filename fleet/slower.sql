@@ -4,102 +4,94 @@
 -- time for which machines were recorded (before_vms, after_vms). Each host is one observation. A difference of at
 -- least three standard errors is significant: without a change, one function in 370 shows one.
 WITH
-  before_host AS (
-    SELECT host, sum(covered_ns / inclusion) AS host_ns FROM before_vms GROUP BY host
+  machines AS (
+    SELECT 'before' AS side, host, covered_ns / inclusion AS covered FROM before_vms
+    UNION ALL
+    SELECT 'after' AS side, host, covered_ns / inclusion AS covered FROM after_vms
   ),
-  after_host AS (
-    SELECT host, sum(covered_ns / inclusion) AS host_ns FROM after_vms GROUP BY host
+  by_host AS (
+    SELECT side, host, 1 AS one, sum(covered) AS host_ns FROM machines GROUP BY side, host
   ),
-  before_whole AS (
-    SELECT count(*) AS hosts, sum(host_ns) AS base_ns, sum(host_ns * host_ns) AS squares FROM before_host
+  names AS (
+    SELECT 'before' AS side
+    UNION ALL
+    SELECT 'after' AS side
   ),
-  after_whole AS (
-    SELECT count(*) AS hosts, sum(host_ns) AS base_ns, sum(host_ns * host_ns) AS squares FROM after_host
-  ),
-  before_function AS (
+  -- A side without machines has a row as well.
+  sides AS (
     SELECT
+      n.side AS side,
+      -- Engines fill rows that are not there with null, or with 0.
+      CAST(sum(coalesce(h.one, 0)) AS BIGINT) AS hosts,
+      sum(h.host_ns) AS base_ns,
+      sum(h.host_ns * h.host_ns) AS squares
+    FROM names AS n
+    LEFT JOIN by_host AS h ON n.side = h.side
+    GROUP BY n.side
+  ),
+  sampled AS (
+    SELECT 'before' AS side, host, process, function, weight_ns / inclusion AS ns FROM before
+    UNION ALL
+    SELECT 'after' AS side, host, process, function, weight_ns / inclusion AS ns FROM after
+  ),
+  by_function AS (
+    SELECT
+      side,
       host,
       coalesce(process, '') AS process_name,
       coalesce(function, '[unknown]') AS function_name,
-      sum(weight_ns / inclusion) AS function_ns
-    FROM before
-    GROUP BY host, coalesce(process, ''), coalesce(function, '[unknown]')
+      sum(ns) AS function_ns
+    FROM sampled
+    GROUP BY side, host, coalesce(process, ''), coalesce(function, '[unknown]')
   ),
-  after_function AS (
+  sums AS (
     SELECT
-      host,
-      coalesce(process, '') AS process_name,
-      coalesce(function, '[unknown]') AS function_name,
-      sum(weight_ns / inclusion) AS function_ns
-    FROM after
-    GROUP BY host, coalesce(process, ''), coalesce(function, '[unknown]')
-  ),
-  before_sums AS (
-    SELECT
+      f.side AS side,
       f.process_name AS process_name,
       f.function_name AS function_name,
       sum(f.function_ns) AS own_ns,
       sum(f.function_ns * f.function_ns) AS own_squares,
       sum(f.function_ns * h.host_ns) AS products
-    FROM before_function AS f
-    JOIN before_host AS h ON f.host = h.host
-    GROUP BY f.process_name, f.function_name
-  ),
-  after_sums AS (
-    SELECT
-      f.process_name AS process_name,
-      f.function_name AS function_name,
-      sum(f.function_ns) AS own_ns,
-      sum(f.function_ns * f.function_ns) AS own_squares,
-      sum(f.function_ns * h.host_ns) AS products
-    FROM after_function AS f
-    JOIN after_host AS h ON f.host = h.host
-    GROUP BY f.process_name, f.function_name
+    FROM by_function AS f
+    JOIN by_host AS h ON f.side = h.side AND f.host = h.host
+    GROUP BY f.side, f.process_name, f.function_name
   ),
   every_name AS (
-    SELECT process_name, function_name FROM before_sums
-    UNION DISTINCT
-    SELECT process_name, function_name FROM after_sums
+    SELECT DISTINCT process_name, function_name FROM sums
   ),
-  pairs AS (
+  -- One row for each name and side, also where the side has no sample of it.
+  cpus AS (
     SELECT
       e.process_name AS process_name,
       e.function_name AS function_name,
-      bw.hosts AS before_hosts,
-      aw.hosts AS after_hosts,
-      bw.base_ns AS before_base,
-      aw.base_ns AS after_base,
-      bw.squares AS before_squares,
-      aw.squares AS after_squares,
-      coalesce(b.own_ns, 0.0) / bw.base_ns AS before_cpus,
-      coalesce(a.own_ns, 0.0) / aw.base_ns AS after_cpus,
-      coalesce(b.own_squares, 0.0) AS before_own_squares,
-      coalesce(a.own_squares, 0.0) AS after_own_squares,
-      coalesce(b.products, 0.0) AS before_products,
-      coalesce(a.products, 0.0) AS after_products
+      s.side AS side,
+      s.hosts AS hosts,
+      coalesce(f.own_ns, 0.0) / s.base_ns AS busy,
+      CASE WHEN s.hosts > 1 THEN
+        greatest(
+          coalesce(f.own_squares, 0.0)
+            - 2 * (coalesce(f.own_ns, 0.0) / s.base_ns) * coalesce(f.products, 0.0)
+            + (coalesce(f.own_ns, 0.0) / s.base_ns) * (coalesce(f.own_ns, 0.0) / s.base_ns) * s.squares,
+          0.0
+        ) * s.hosts / (s.hosts - 1) / (s.base_ns * s.base_ns)
+      END AS variance
     FROM every_name AS e
-    LEFT JOIN before_sums AS b ON e.process_name = b.process_name AND e.function_name = b.function_name
-    LEFT JOIN after_sums AS a ON e.process_name = a.process_name AND e.function_name = a.function_name
-    CROSS JOIN before_whole AS bw
-    CROSS JOIN after_whole AS aw
+    CROSS JOIN sides AS s
+    LEFT JOIN sums AS f
+      ON s.side = f.side AND e.process_name = f.process_name AND e.function_name = f.function_name
   ),
   errors AS (
     SELECT
-      process_name,
-      function_name,
-      before_hosts,
-      after_hosts,
-      before_cpus,
-      after_cpus,
-      CASE WHEN before_hosts > 1 AND after_hosts > 1 THEN
-        sqrt(
-          greatest(before_own_squares - 2 * before_cpus * before_products + before_cpus * before_cpus * before_squares, 0.0)
-            * before_hosts / (before_hosts - 1) / (before_base * before_base)
-          + greatest(after_own_squares - 2 * after_cpus * after_products + after_cpus * after_cpus * after_squares, 0.0)
-            * after_hosts / (after_hosts - 1) / (after_base * after_base)
-        )
-      END AS standard_error
-    FROM pairs
+      b.process_name AS process_name,
+      b.function_name AS function_name,
+      b.hosts AS before_hosts,
+      a.hosts AS after_hosts,
+      b.busy AS before_cpus,
+      a.busy AS after_cpus,
+      sqrt(b.variance + a.variance) AS standard_error
+    FROM cpus AS b
+    JOIN cpus AS a ON b.process_name = a.process_name AND b.function_name = a.function_name
+    WHERE b.side = 'before' AND a.side = 'after'
   )
 SELECT
   process_name,

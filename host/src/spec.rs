@@ -115,7 +115,7 @@ impl GuestEnd {
 
 fn left(end: AttachmentEnd) -> &'static str {
     match end {
-        AttachmentEnd::Detached => "vprof has let the virtual machine go; it runs on",
+        AttachmentEnd::Detached => "detached; the virtual machine runs on",
         AttachmentEnd::ProcessEnded => "the virtual machine's process has ended",
         AttachmentEnd::VcpusEnded => {
             "the process has no vCPU threads any more: it executes another program, or has closed its machine"

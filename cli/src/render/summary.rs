@@ -133,11 +133,16 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
         wrapped(text, &format!("sampling was off for {off}, which no share includes"), "  ", page.width);
     }
     if report.ticks.vmm + report.ticks.waiting > 0 {
-        let outside = format!(
-            "excluded from shares: {} in the VMM, {} while the vCPU had no CPU of the host",
-            units::counted(report.ticks.vmm, "tick"),
-            units::count(report.ticks.waiting)
-        );
+        let waiting = "while the vCPU had no CPU of the host";
+        // A tick in the VMM of an attached machine has no sample.
+        let outside = match report.host == "attached" {
+            true => format!("excluded from shares: {} {waiting}", units::counted(report.ticks.waiting, "tick")),
+            false => format!(
+                "excluded from shares: {} in the VMM, {} {waiting}",
+                units::counted(report.ticks.vmm, "tick"),
+                units::count(report.ticks.waiting)
+            ),
+        };
         wrapped(text, &outside, "  ", page.width);
     }
     let late = |ns| units::duration(Duration::from_nanos(ns));

@@ -287,13 +287,16 @@ fn a_sampler_that_takes_much_of_the_time_has_a_note() {
 
 #[test]
 fn ticks_in_the_vmm_of_an_attached_machine_are_no_samples() {
-    let row = |host: &str| {
+    let line = |host: &str, begin: &str| {
         let text = render(&Report { host: host.to_owned(), ..report() }, profile(), 4, PAGE);
-        let row = text.lines().find(|line| line.starts_with("     1   10,000")).map(str::to_owned);
-        row.unwrap_or_default()
+        let line = text.lines().find(|line| line.starts_with(begin)).map(str::to_owned);
+        line.unwrap_or_default()
     };
+    let row = |host| line(host, "     1   10,000");
     assert!(row("kvm").ends_with("39.0 %    7     300"), "{}", row("kvm"));
     assert!(row("attached").ends_with("39.0 %    -     300"), "{}", row("attached"));
+    let excluded = line("attached", "  excluded");
+    assert_eq!(excluded, "  excluded from shares: 3 ticks while the vCPU had no CPU of the host");
 }
 
 #[test]

@@ -130,7 +130,7 @@ pub fn path(buffer: &mut Buffer, slot: RowSlot, names: &[String], theme: ScreenT
 }
 
 /// Draws the names of tables with their keys, that of the shown one in brackets, and a note at the right. A
-/// narrow screen has the keys only.
+/// screen without room for both has the keys only.
 pub fn tabs<'a>(
     buffer: &mut Buffer,
     slot: RowSlot,
@@ -138,8 +138,10 @@ pub fn tabs<'a>(
     note: &str,
     theme: ScreenTheme,
 ) {
-    let long: usize = tables.clone().map(|(_, name, _)| name.len() + 4).sum();
-    let names = usize::from(slot.width) >= long;
+    let room = usize::from(slot.width).saturating_sub(note.chars().count() + 1);
+    let length = |each: usize| tables.clone().map(|(_, name, _)| name.len() + each).sum::<usize>();
+    // Two columns between names, or one.
+    let (far, names) = (length(4) <= room, length(3) < room);
     let right = slot.x + slot.width;
     let mut x = slot.x;
     for (key, name, shown) in tables {
@@ -148,7 +150,8 @@ pub fn tabs<'a>(
             true => (format!("[{name}]"), theme.heading()),
             false => (format!(" {name} "), Style::new()),
         };
-        x = put(buffer, RowSlot { x, width: right.saturating_sub(x), ..slot }, &name, style, theme);
+        let end = put(buffer, RowSlot { x, width: right.saturating_sub(x), ..slot }, &name, style, theme);
+        x = end.saturating_sub(u16::from(names && !far && !shown));
     }
     beside(buffer, slot, x, note, theme);
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use export::lake::{HOUR_NS, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use export::{Format, Request};
 use profile::{Profile, made_up};
 use testkit::python_packages;
@@ -67,7 +67,7 @@ fn pyarrow_reads_a_lake_by_its_directories() {
         let window = LakeWindow { host, start_unix_ns, length_ns: HOUR_NS, inclusion, dropped_windows: 0 };
         let mut writer = LakeWriter::new(window.clone(), |_| Ok(Vec::new())).expect("a writer");
         let vm = LakeVm { id: "a".to_owned(), group: "team=db".to_owned(), ..LakeVm::default() };
-        let totals = writer.add(&vm, &profile).expect("sums");
+        let totals = writer.add(&vm, &LakeProfile::read(&profile).expect("a profile")).expect("sums");
         (samples, weight_ns) = (samples + totals.samples, weight_ns + totals.weight_ns);
         for (table, bytes) in writer.finish().expect("files") {
             let file = directory.path().join("lake").join(window.path(table));

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use export::lake::{LakeTable, LakeTotals, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{LakeProfile, LakeTable, LakeWindow, LakeWriter};
 use profile::Profile;
 use serde::{Deserialize, Serialize};
 use tempfile::{Builder, NamedTempFile};
@@ -55,13 +55,13 @@ fn write(spooled: &SpooledWindow, lake: &Path) -> Result<WindowTotals, Error> {
     let mut writer = LakeWriter::new(window.clone(), open).map_err(|error| failed(lake, error))?;
     let mut totals = WindowTotals::default();
     for (vm, path) in spooled.profiles()? {
-        match add(&mut writer, &vm, &path) {
-            Ok(added) => {
+        match read(&path) {
+            Ok(profile) => {
+                let added = writer.add(&vm, &profile).map_err(|error| failed(lake, error))?;
                 totals.profiles += 1;
                 totals.samples += added.samples;
                 totals.lost += added.lost;
             }
-            Err(Error::Export(export::ExportError::Write(error))) => return Err(failed(lake, error)),
             Err(error) => {
                 totals.unreadable += 1;
                 eprintln!("vprof: the recording of {} is left out: {error}", escaped(&vm.name));
@@ -80,9 +80,8 @@ fn failed(lake: &Path, error: io::Error) -> Error {
     Error::file("write a file in", lake, error)
 }
 
-/// Adds a profile; returns its sums.
-fn add(writer: &mut LakeWriter<NamedTempFile>, vm: &LakeVm, path: &Path) -> Result<LakeTotals, Error> {
-    Ok(writer.add(vm, &Profile::open(path)?)?)
+fn read(path: &Path) -> Result<LakeProfile, Error> {
+    Ok(LakeProfile::read(&Profile::open(path)?)?)
 }
 
 /// Makes the file of a table under a temporary name in its directory. Readers of the lake skip names that

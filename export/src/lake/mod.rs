@@ -37,6 +37,7 @@ use keys::{LONGEST_TEXT, bounded};
 use rows::{SampleRow, StackRow, TaskRow, VcpuRow, VmRow};
 use samples::SampleSums;
 use stacks::StackTexts;
+use tasks::TaskSums;
 
 pub use window::{HOUR_NS, LakeTable, LakeWindow, identity};
 
@@ -106,15 +107,27 @@ impl<W: Write + Send> std::fmt::Debug for LakeWriter<W> {
 }
 
 /// Contents of a profile that its rows are made of.
-struct VmContents {
-    recording: Recording,
+pub struct LakeProfile {
+    /// The samples, with what they refer to.
+    pub recording: Recording,
     stat: Stat,
     steal_ns: BTreeMap<u16, u64>,
     memory: Option<MemoryReport>,
+    tasks: TaskSums,
 }
 
-impl VmContents {
-    fn read(profile: &Profile) -> Result<Self, ExportError> {
+impl std::fmt::Debug for LakeProfile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LakeProfile").field("samples", &self.recording.samples.len()).finish_non_exhaustive()
+    }
+}
+
+impl LakeProfile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// See [`ExportError`].
+    pub fn read(profile: &Profile) -> Result<Self, ExportError> {
         let _snapshot = profile.snapshot()?;
         let recording = Recording::read(profile, &RecordingRequest::default(), &mut |_, _| {})?;
         let memory = match MemoryReport::read(profile, &Filter::default()) {
@@ -122,7 +135,8 @@ impl VmContents {
             Err(ReportError::NoMemory) => None,
             Err(error) => return Err(error.into()),
         };
-        Ok(Self { recording, stat: Stat::read(profile)?, steal_ns: steal(profile)?, memory })
+        let tasks = TaskSums::read(profile, memory.as_ref())?;
+        Ok(Self { recording, stat: Stat::read(profile)?, steal_ns: steal(profile)?, memory, tasks })
     }
 
     /// Returns ticks per second and vCPU, as they were served.
@@ -186,10 +200,8 @@ impl<W: Write + Send> LakeWriter<W> {
     /// several times in the window has several profiles.
     ///
     /// # Errors
-    /// See [`ExportError`]. A profile that cannot be read has added no row.
-    pub fn add(&mut self, vm: &LakeVm, profile: &Profile) -> Result<LakeTotals, ExportError> {
-        let contents = VmContents::read(profile)?;
-        let tasks = tasks::TaskSums::read(profile, contents.memory.as_ref())?;
+    /// An output cannot be written to.
+    pub fn add(&mut self, vm: &LakeVm, contents: &LakeProfile) -> io::Result<LakeTotals> {
         let window = self.window.clone();
         let about = &contents.recording.about;
         let common = CommonColumns {
@@ -206,19 +218,15 @@ impl<W: Write + Send> LakeWriter<W> {
         };
         let lost = contents.stat.vcpus.iter().map(|vcpu| vcpu.lost).sum();
         let totals = LakeTotals { lost, ..self.add_samples(&contents.recording, &common)? };
-        self.add_vcpus(&contents, &common)?;
-        for row in tasks.rows(&common) {
+        self.add_vcpus(contents, &common)?;
+        for row in contents.tasks.rows(&common) {
             self.tasks.push(&row)?;
         }
-        self.vms.push(&vm_row(vm, &window, &contents, (&common, totals)))?;
+        self.vms.push(&vm_row(vm, &window, contents, (&common, totals)))?;
         Ok(totals)
     }
 
-    fn add_samples(
-        &mut self,
-        recording: &Recording,
-        common: &CommonColumns<'_>,
-    ) -> Result<LakeTotals, ExportError> {
+    fn add_samples(&mut self, recording: &Recording, common: &CommonColumns<'_>) -> io::Result<LakeTotals> {
         let mut texts = StackTexts::new(recording);
         let sums = SampleSums::new(recording, &mut texts, MOST_ROWS);
         let mut totals = LakeTotals::default();
@@ -238,7 +246,7 @@ impl<W: Write + Send> LakeWriter<W> {
         Ok(totals)
     }
 
-    fn add_vcpus(&mut self, contents: &VmContents, common: &CommonColumns<'_>) -> io::Result<()> {
+    fn add_vcpus(&mut self, contents: &LakeProfile, common: &CommonColumns<'_>) -> io::Result<()> {
         for vcpu in &contents.stat.vcpus {
             let ns = |state: &str| vcpu.states.get(state).copied().unwrap_or(0);
             self.vcpus.push(&VcpuRow {
@@ -292,7 +300,7 @@ fn begin<R: TableRow, W: Write + Send>(
 fn vm_row<'a>(
     vm: &'a LakeVm,
     window: &LakeWindow,
-    contents: &VmContents,
+    contents: &LakeProfile,
     (common, totals): (&'a CommonColumns<'a>, LakeTotals),
 ) -> VmRow<'a> {
     let about = &contents.recording.about;

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use export::lake::{HOUR_NS, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::{Profile, made_up};
 use serde_json::Value;
 use support::{refused, run, stderr, stdout, vprof};
@@ -43,7 +43,8 @@ impl Lake {
                 group: format!("team=a'b,tier={number}"),
                 ..LakeVm::default()
             };
-            writer.add(&vm, &Profile::open(&path).unwrap()).unwrap();
+            let profile = LakeProfile::read(&Profile::open(&path).unwrap()).unwrap();
+            writer.add(&vm, &profile).unwrap();
             writer.finish().unwrap();
         }
         lake
@@ -114,6 +115,13 @@ fn duckdb_answers_from_the_lake() {
     assert!(drawn.status.success(), "{}", stderr(&drawn));
     let graph = fs::read_to_string(graph).unwrap();
     assert!(graph.starts_with("<?xml") && graph.contains("kernel_function_"), "{graph:.300}");
+    let page = lake.0.path().join("answer.html");
+    let written = lake.ask(&programs, &["top", "--vm", "web*", "-o", page.to_str().unwrap()]);
+    assert!(written.status.success() && written.stdout.is_empty(), "{}", stderr(&written));
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("<h1>vprof fleet top</h1>") && page.contains("<dt>Machines</dt><dd>web*</dd>"));
+    assert_eq!(page.matches("<rect").count(), 20, "a bar for each row");
+    assert!(!page.contains("<script"));
     let folded = stdout(&lake.ask(&programs, &["flame"]));
     let line = folded.lines().next().unwrap();
     assert!(line.contains(';') && line.rsplit_once(' ').unwrap().1.parse::<u64>().is_ok(), "{line}");
@@ -147,7 +155,10 @@ fn what_does_not_go_is_said_in_a_sentence() {
     refused(&lake.ask(none, &["top"]), 1, &["duckdb is not in a directory of PATH"]);
     refused(&lake.ask(none, &["diff", "--before", "kernel=6.1"]), 2, &["a difference has two sides"]);
     refused(&lake.ask(none, &["noisy", "--process", "x"]), 2, &["--process does not go with this question"]);
-    refused(&lake.ask(none, &["top", "-o", "x.svg"]), 2, &["-o does not go with this question"]);
+    for words in [&["top", "-o", "x.svg"][..], &["flame", "-o", "x.html"], &["vms", "--json", "-o", "x.html"]]
+    {
+        refused(&lake.ask(none, words), 2, &["-o does not go with this question"]);
+    }
     refused(&run(["fleet", "top", "--lake", "/nowhere"]), 1, &["/nowhere has no directory v1/samples"]);
     let programs = lake.0.path().join("bin");
     fs::create_dir(&programs).unwrap();

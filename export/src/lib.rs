@@ -45,7 +45,7 @@ use profile::{Profile, ProfileError};
 
 pub use flamegraph::{write_difference, write_graph};
 pub use format::{Count, Format, Root};
-pub use html::{PageError, PageRequest, write_page};
+pub use html::{PageError, PageRequest, write_document, write_page};
 pub use text::csv::Formulas;
 
 /// Request for an export.

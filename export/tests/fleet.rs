@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use export::lake::{HOUR_NS, LakeVm, LakeWindow, LakeWriter};
+use export::lake::{HOUR_NS, LakeProfile, LakeVm, LakeWindow, LakeWriter};
 use profile::merge::merge;
 use profile::store::Value as Field;
 use profile::{Profile, made_up};
@@ -18,8 +18,9 @@ use testkit::{eventually, python_packages, tool};
 /// Hosts, and windows of each.
 const HOSTS: u64 = 3;
 const WINDOWS: u64 = 2;
-/// First window, hours since 1970.
+/// First window, hours since 1970, and its day.
 const FIRST: u64 = 490_000;
+const DAY: &str = "2025-11-24";
 /// Samples of the profiles.
 const SAMPLES: u64 = 3_000;
 
@@ -66,7 +67,8 @@ impl Lake {
         };
         let mut writer = LakeWriter::new(window.clone(), open).expect("files");
         let vm = LakeVm { id: format!("vm-{host}"), name: format!("web-{host}"), ..LakeVm::default() };
-        writer.add(&vm, &Profile::open(&path).expect("a profile")).expect("rows");
+        let profile = LakeProfile::read(&Profile::open(&path).expect("a profile")).expect("a whole profile");
+        writer.add(&vm, &profile).expect("rows");
         writer.finish().expect("files");
         self.profiles.push(path);
     }
@@ -83,16 +85,29 @@ impl Lake {
         }
     }
 
-    /// Asks an engine of one of the packages.
+    /// Asks an engine of one of the packages. It gives the same answers from larger files that it makes of a
+    /// day.
     fn ask(&self, engine: &str, packages: &[&str], master: Option<&str>) -> Option<Answers> {
         let programs = python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), packages)?;
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let mut command = Command::new(programs.join("python3"));
-        command.arg(root.join("tests/fleet/ask.py")).arg(engine).arg(root.join("../fleet")).arg(self.path());
+        command
+            .arg(root.join("tests/fleet/ask.py"))
+            .arg(engine)
+            .arg(root.join("../fleet"))
+            .arg(self.path())
+            .arg(DAY);
         let output = command.args(master).current_dir(self.directory.path()).output().expect("Python");
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{engine}: {errors}");
-        Some(serde_json::from_slice(&output.stdout).expect("JSON"))
+        let mut found: BTreeMap<String, Answers> = serde_json::from_slice(&output.stdout).expect("JSON");
+        let answers = found.remove("lake").expect("answers");
+        assert_equal(&answers, &found["compact"]);
+        let compact = self.directory.path().join(format!("lake-of-{engine}/v1/samples/day={DAY}/hour=all"));
+        let files = fs::read_dir(compact).expect("a directory").flatten();
+        let files = files.filter(|file| file.path().extension().is_some_and(|end| end == "parquet")).count();
+        assert_eq!(files, 1, "{engine}");
+        Some(answers)
     }
 
     /// Asserts that the answers have the sums of the merged profile.

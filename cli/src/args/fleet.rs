@@ -14,6 +14,7 @@ Examples:
   vprof fleet diff --before kernel=6.1.0-25 --after kernel=6.1.0-26
   vprof fleet over-time --function memcpy --process 'nginx*'
   vprof fleet flame --label team=web -o web.svg
+  vprof fleet interrupts -o interrupts.html   the answer as a page
   vprof fleet noisy --engine print         the SQL alone, for another client
 ";
 
@@ -85,12 +86,35 @@ pub struct FleetArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// File for the flame graph (flame): SVG if its name ends in .svg, otherwise folded stacks; `-` for
-    /// standard output
+    /// File for the answer: a page, whose name ends in .html; of flame a picture, in .svg, otherwise folded
+    /// stacks; `-` for standard output
     #[arg(long, short = 'o', default_value = "-", value_name = "FILE")]
     pub output: PathBuf,
 
     /// Replace the file if it exists
     #[arg(long)]
     pub force: bool,
+}
+
+impl FleetArgs {
+    /// Returns the options that choose data, with their values.
+    pub fn conditions(&self) -> Vec<(&'static str, String)> {
+        let list = |values: &[String]| (!values.is_empty()).then(|| values.join(", "));
+        let sides = |side: &[Selector]| {
+            (!side.is_empty()).then(|| side.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+        };
+        let all = [
+            ("Lake", Some(self.lake.clone())),
+            ("Day", self.day.clone()),
+            ("Machines", self.vm.clone()),
+            ("Hosts", self.vm_host.clone()),
+            ("Labels", list(&self.label)),
+            ("Kernel", self.kernel.clone()),
+            ("Program", self.process.clone()),
+            ("Function", self.function.clone()),
+            ("Before", sides(&self.before)),
+            ("After", sides(&self.after)),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
 }

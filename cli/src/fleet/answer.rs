@@ -5,6 +5,7 @@ use text::clean::escaped_with;
 use text::units;
 
 use super::engine::AnswerRow;
+use super::has_end;
 use super::question::{AnswerColumn, ColumnKind, FleetQuestion};
 use crate::args::FleetArgs;
 use crate::errors::{Error, ExitCode};
@@ -12,10 +13,13 @@ use crate::output::OutputTarget;
 use crate::render::table::{ColumnAlign, TextTable};
 use crate::render::{PageLayout, visible};
 
+/// An answer without rows.
+pub(super) const NOTHING: &str = "No window of the lake has what was asked for.";
+
 /// Returns the table of an answer.
 pub(super) fn table(question: FleetQuestion, rows: &[AnswerRow]) -> String {
     if rows.is_empty() {
-        return "No window of the lake has what was asked for.\n".to_owned();
+        return format!("{NOTHING}\n");
     }
     let columns = question.columns();
     let heads: Vec<(&str, ColumnAlign)> =
@@ -27,14 +31,14 @@ pub(super) fn table(question: FleetQuestion, rows: &[AnswerRow]) -> String {
     table.render(PageLayout::stdout().width)
 }
 
-fn align(column: &AnswerColumn) -> ColumnAlign {
+pub(super) fn align(column: &AnswerColumn) -> ColumnAlign {
     match column.kind {
         ColumnKind::Text | ColumnKind::Time => ColumnAlign::Left,
         _ => ColumnAlign::Right,
     }
 }
 
-fn number(row: &AnswerRow, key: &str) -> Option<f64> {
+pub(super) fn number(row: &AnswerRow, key: &str) -> Option<f64> {
     row.get(key).and_then(Value::as_f64)
 }
 
@@ -43,7 +47,7 @@ fn text<'a>(row: &'a AnswerRow, key: &str) -> &'a str {
 }
 
 /// Formats a value; `-` for none.
-fn cell(column: &AnswerColumn, row: &AnswerRow) -> String {
+pub(super) fn cell(column: &AnswerColumn, row: &AnswerRow) -> String {
     let none = || "-".to_owned();
     let key = column.key;
     let number = |format: fn(f64) -> String| number(row, key).map_or_else(none, format);
@@ -70,7 +74,7 @@ fn cell(column: &AnswerColumn, row: &AnswerRow) -> String {
 pub(super) fn write_flame(rows: &[AnswerRow], args: &FleetArgs) -> Result<ExitCode, Error> {
     let stacks: Vec<(String, u64)> = rows.iter().map(folded).collect();
     let mut target = OutputTarget::open(&args.output, args.force)?;
-    if args.output.extension().is_some_and(|end| end == "svg") {
+    if has_end(&args.output, "svg") {
         let title = format!("vprof fleet: {}", args.lake);
         export::write_graph(stacks.into_iter(), &title, target.writer())?;
     } else {

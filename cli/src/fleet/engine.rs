@@ -8,6 +8,7 @@ use std::thread;
 
 use serde_json::{Map, Value};
 use text::clean::{cut, escaped};
+use text::units;
 
 use super::sql::Dialect;
 use crate::errors::Error;
@@ -116,9 +117,10 @@ fn answer(mut command: Command, program: &'static str, input: String) -> Result<
     rows.map_err(failed)?.ok_or(Error::EngineAnswer(program))
 }
 
-/// Reads rows; `None` if a line is not a row.
+/// Reads rows; `None` if a line is not a row. What is beyond [`MOST_ROWS`] is left out, with a message.
 fn rows(output: Option<impl Read>) -> io::Result<Option<Vec<AnswerRow>>> {
     let mut rows = Vec::new();
+    let mut left_out = 0;
     let Some(output) = output else { return Ok(Some(rows)) };
     for line in BufReader::new(output).lines() {
         let line = line?;
@@ -127,9 +129,15 @@ fn rows(output: Option<impl Read>) -> io::Result<Option<Vec<AnswerRow>>> {
         }
         match serde_json::from_str(&line) {
             Ok(Value::Object(row)) if rows.len() < MOST_ROWS => rows.push(row),
-            Ok(Value::Object(_)) => {}
+            Ok(Value::Object(_)) => left_out += 1,
             _ => return Ok(None),
         }
+    }
+    if left_out > 0 {
+        let [left_out, most] = [left_out, MOST_ROWS as u64].map(units::count);
+        eprintln!(
+            "vprof: {left_out} rows of the answer are left out, beyond the first {most}: ask for a part"
+        );
     }
     Ok(Some(rows))
 }

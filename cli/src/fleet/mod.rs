@@ -3,11 +3,12 @@
 //! ```text
 //! options ──▶ views of the tables, in a dialect (sql) ──┬──▶ client of the engine (engine) ──▶ rows
 //!             fleet/*.sql, the same for all (question) ─┘                                        │
-//!                                                          table, JSON, flame graph (answer) ◀───┘
+//!                                           table, JSON, flame graph (answer), page (page) ◀────┘
 //! ```
 
 mod answer;
 mod engine;
+mod page;
 mod question;
 mod sql;
 
@@ -40,16 +41,23 @@ pub fn command(args: &FleetArgs) -> Result<ExitCode, Error> {
     if args.question == FleetQuestion::Flame && !args.json {
         return answer::write_flame(&rows, args);
     }
+    let is_page = has_end(&args.output, "html");
     let rows = match args.rows {
         0 => rows.as_slice(),
         most => rows.get(..most).unwrap_or(&rows),
     };
-    if args.json {
+    if is_page {
+        page::write(rows, args)?;
+    } else if args.json {
         write_json(&rows)?;
     } else {
         pager::page(&answer::table(args.question, rows))?;
     }
     Ok(ExitCode::Done)
+}
+
+fn has_end(path: &Path, end: &str) -> bool {
+    path.extension().is_some_and(|own| own == end)
 }
 
 /// Refuses options that the question has no use for.
@@ -66,7 +74,11 @@ fn check(args: &FleetArgs) -> Result<(), UsageError> {
         ("--function", args.function.is_some() && !question.has_part()),
         // Rows of vCPUs have no kernel.
         ("--kernel", args.kernel.is_some() && question == FleetQuestion::Noisy),
-        ("-o", args.output != Path::new("-") && question != FleetQuestion::Flame),
+        (
+            "-o",
+            args.output != Path::new("-")
+                && (args.json || has_end(&args.output, "html") == (question == FleetQuestion::Flame)),
+        ),
     ];
     match unused.iter().find(|(_, is_given)| *is_given) {
         Some((option, _)) => Err(UsageError::NotOfQuestion(option)),

@@ -71,6 +71,17 @@ impl FleetQuestion {
         }
     }
 
+    /// Returns the name on the command line.
+    pub(super) fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Returns the question in words.
+    pub(super) fn sentence(self) -> String {
+        let help = self.to_possible_value().and_then(|value| value.get_help().map(ToString::to_string));
+        help.unwrap_or_default()
+    }
+
     /// True if the question is of a part of the samples.
     pub(super) fn has_part(self) -> bool {
         matches!(self, Self::Top | Self::OverTime | Self::Flame)

@@ -1,6 +1,6 @@
 //! Views of the lake's tables and of the chosen part, in the dialects of the engines.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use super::question::FleetQuestion;
@@ -28,11 +28,32 @@ enum SelectorKey {
     Host,
 }
 
+impl SelectorKey {
+    const ALL: [Self; 6] = [Self::Kernel, Self::Build, Self::Day, Self::Label, Self::Vm, Self::Host];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Kernel => "kernel",
+            Self::Build => "build",
+            Self::Day => "day",
+            Self::Label => "label",
+            Self::Vm => "vm",
+            Self::Host => "host",
+        }
+    }
+}
+
 /// A condition like `kernel=6.1.0-26-amd64`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Selector {
     key: SelectorKey,
     value: String,
+}
+
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.key.name(), self.value)
+    }
 }
 
 impl FromStr for Selector {
@@ -42,15 +63,7 @@ impl FromStr for Selector {
         const KEYS: &str =
             "not kernel=RELEASE, build=BUILD-ID, day=DAY, label=KEY=VALUE, vm=NAME or host=HOST";
         let (key, value) = text.split_once('=').ok_or(KEYS)?;
-        let key = match key {
-            "kernel" => SelectorKey::Kernel,
-            "build" => SelectorKey::Build,
-            "day" => SelectorKey::Day,
-            "label" => SelectorKey::Label,
-            "vm" => SelectorKey::Vm,
-            "host" => SelectorKey::Host,
-            _ => return Err(KEYS),
-        };
+        let key = SelectorKey::ALL.into_iter().find(|known| known.name() == key).ok_or(KEYS)?;
         if value.is_empty() {
             return Err(KEYS);
         }

@@ -136,7 +136,9 @@ fn measurement(text: &mut String, report: &Report, page: PageLayout) {
         let waiting = "while the vCPU had no CPU of the host";
         // A tick in the VMM of an attached machine has no sample.
         let outside = match report.host == "attached" {
-            true => format!("excluded from shares: {} {waiting}", units::counted(report.ticks.waiting, "tick")),
+            true => {
+                format!("excluded from shares: {} {waiting}", units::counted(report.ticks.waiting, "tick"))
+            }
             false => format!(
                 "excluded from shares: {} in the VMM, {} {waiting}",
                 units::counted(report.ticks.vmm, "tick"),

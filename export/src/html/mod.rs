@@ -11,6 +11,7 @@
 mod block;
 mod clean;
 mod console;
+mod document;
 mod facts;
 mod host;
 mod lanes;
@@ -19,6 +20,8 @@ mod page;
 mod samples;
 mod tree;
 mod who;
+
+pub use document::write_document;
 
 use std::io::{self, Write};
 

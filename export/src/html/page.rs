@@ -73,7 +73,7 @@ pub(super) fn write(block: &[u8], out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// Returns the hash of an inline element for a policy (Content Security Policy 3, 2.3.1).
-fn hash(text: &str) -> String {
+pub(super) fn hash(text: &str) -> String {
     format!("sha256-{}", BASE64_STANDARD.encode(Sha256::digest(text)))
 }
 

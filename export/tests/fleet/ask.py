@@ -1,12 +1,13 @@
-"""Asks every question of fleet/ of one engine, and prints the answers as JSON.
+"""Asks every question of fleet/ of one engine, makes larger files of a day and asks again, and prints the answers as
+JSON.
 
-Usage: ask.py duckdb|clickhouse|spark FLEET LAKE [MASTER]
+Usage: ask.py duckdb|clickhouse|spark FLEET LAKE DAY [MASTER]
 """
 import json
 import sys
 from pathlib import Path
 
-engine, fleet, lake = sys.argv[1:4]
+engine, fleet, lake, day = sys.argv[1:5]
 PARTS = {
     'chosen': 'SELECT * FROM samples',
     'part': "SELECT * FROM samples WHERE mode = 'user'",
@@ -43,7 +44,7 @@ def clickhouse():
 
 def spark():
     from pyspark.sql import SparkSession
-    builder = SparkSession.builder.master(sys.argv[4] if len(sys.argv) > 4 else 'local[1]')
+    builder = SparkSession.builder.master(sys.argv[5] if len(sys.argv) > 5 else 'local[1]')
     settings = {
         'spark.ui.enabled': 'false',
         'spark.sql.session.timeZone': 'UTC',
@@ -69,15 +70,37 @@ def plain(value):
 
 
 run, create = globals()[engine]()
-views = Path(fleet, 'views', engine + '.sql').read_text()
-lines = [line for line in views.replace('LAKE', lake).splitlines() if not line.startswith('--')]
-for statement in '\n'.join(lines).split(';\n'):
-    if statement.strip(' \n;'):
-        run(statement.strip(' \n;'))
-for name, sql in PARTS.items():
-    run(f'{create} {name} AS {sql}')
-answers = {}
-for question in sorted(Path(fleet).glob('*.sql')):
-    rows = run(question.read_text())
-    answers[question.stem] = [{name: plain(value) for name, value in row.items()} for row in rows]
-json.dump(answers, sys.stdout)
+
+
+def run_file(path, replaced):
+    text = Path(fleet, path).read_text()
+    for name, value in replaced.items():
+        text = text.replace(name, value)
+    lines = [line for line in text.splitlines() if not line.startswith('--')]
+    for statement in '\n'.join(lines).split(';\n'):
+        if statement.strip(' \n;'):
+            run(statement.strip(' \n;'))
+
+
+def answers(lake):
+    for view in ('samples', 'stacks', 'vcpus', 'tasks', 'vms', *PARTS):
+        run(f'DROP VIEW IF EXISTS {view}')
+    run_file(f'views/{engine}.sql', {'LAKE': lake})
+    for name, sql in PARTS.items():
+        run(f'{create} {name} AS {sql}')
+    answers = {}
+    for question in sorted(Path(fleet).glob('*.sql')):
+        rows = run(question.read_text())
+        answers[question.stem] = [{name: plain(value) for name, value in row.items()} for row in rows]
+    return answers
+
+
+found = {'lake': answers(lake)}
+compact = lake + '-of-' + engine
+for table in ('samples', 'stacks', 'vcpus', 'tasks', 'vms') if engine == 'clickhouse' else ('',):
+    Path(compact, 'v1', table, *(('day=' + day, 'hour=all') if table else ())).mkdir(parents=True)
+# The second time replaces what the first has written.
+for _ in range(2):
+    run_file(f'compact/{engine}.sql', {'COMPACT': compact, 'DAY': day})
+found['compact'] = answers(compact)
+json.dump(found, sys.stdout)

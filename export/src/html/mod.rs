@@ -90,13 +90,16 @@ const KINDS: [By; 9] = [
     By::Irq,
 ];
 
+/// Further ones of a merged profile.
+const MERGED_KINDS: [By; 2] = [By::Vm, By::Host];
+
 /// Limit of functions whose code a page has: those with most samples.
 const MOST_CODE: usize = 30;
 
 /// Data of a page.
 struct Sources {
     report: Report,
-    /// By [`KINDS`].
+    /// By [`KINDS`], and of a merged profile by [`MERGED_KINDS`].
     breakdowns: Vec<Breakdown>,
     /// Code of the functions with most samples.
     code: Vec<Annotation>,
@@ -121,8 +124,12 @@ impl Sources {
     ) -> Result<Self, PageError> {
         let _snapshot = profile.snapshot()?;
         let recording = record(profile, filter, progress)?;
+        let mut kinds = KINDS.to_vec();
+        if profile.is_merged()? {
+            kinds.extend(MERGED_KINDS);
+        }
         let FullReport { report, breakdowns, hottest } =
-            FullReport::read(profile, filter, &KINDS, MOST_CODE)?;
+            FullReport::read(profile, filter, &kinds, MOST_CODE)?;
         let boot = if Boot::is_recorded(profile)? { Some(Boot::read(profile)?) } else { None };
         let exact = match ExactReport::read(profile, &[]) {
             Ok(exact) => Ok(exact),

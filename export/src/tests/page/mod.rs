@@ -8,11 +8,11 @@ use std::io::Read;
 use std::path::Path;
 
 use flate2::read::ZlibDecoder;
-use profile::Profile;
 use profile::boot::Boot;
 use profile::report::{By, Filter, FullReport, HostReport};
 use profile::rows::TaskState;
 use profile::store::Value as Cell;
+use profile::{Profile, made_up};
 use serde_json::Value;
 
 use super::fixture::{self, Made};
@@ -160,11 +160,27 @@ fn functions_have_the_report_s_estimates() {
 /// Rows of each kind of `--by` are those of the report.
 #[test]
 fn every_kind_has_the_reports_rows() {
-    let made = fixture::several();
-    let (facts, _) = block(&page(&made.path, &PageRequest::default()));
-    let profile = Profile::open(&made.path).expect("a profile");
+    has_the_reports_rows(&fixture::several().path, &[]);
+}
+
+#[test]
+fn a_merged_profile_has_virtual_machines_and_hosts() {
+    let directory = tempfile::tempdir().unwrap();
+    let [one, other, all] =
+        ["one", "other", "all"].map(|name| directory.path().join(format!("{name}.vprof")));
+    made_up::write_run(&one, 500, 10, 1);
+    made_up::write_run(&other, 700, 10, 2);
+    profile::merge::merge(&[one, other], &all, false, &mut |_, _| {}).unwrap();
+    has_the_reports_rows(&all, &[By::Vm, By::Host]);
+}
+
+/// Asserts that a page has the rows of all kinds that it has for each profile, and of `more`.
+fn has_the_reports_rows(path: &Path, more: &[By]) {
+    let (facts, _) = block(&page(path, &PageRequest::default()));
+    let profile = Profile::open(path).expect("a profile");
     // Functions and processes have their own lists; virtual machines and hosts are of merged profiles.
-    let listed = |by| !matches!(by, By::Function | By::Instance | By::Vm | By::Host);
+    let listed = |by| !matches!(by, By::Function | By::Instance | By::Vm | By::Host) || more.contains(&by);
+    assert_eq!(facts["by"].get("vm").is_some(), more.contains(&By::Vm));
     let kinds = By::ALL.iter().filter(|(_, by)| listed(*by));
     for &(name, by) in kinds {
         let found = FullReport::read(&profile, &Filter::default(), &[by], 0).expect("a report");

@@ -1,5 +1,5 @@
-// Time by programs, threads, control groups, modules, lines, instructions, system calls or interrupts: what
-// `vprof report --by` shows, and the same of the picked time where the samples in the page have it.
+// Time by programs, threads, control groups, modules, lines, instructions, system calls or interrupts, in a merged
+// profile also by virtual machines and hosts: what `vprof report --by` shows, and the same of the picked time where the samples in the page have it.
 
 /** Kinds with their names, in the order of the list; `code`: a sample counts for its callers, too. */
 const KINDS = [
@@ -13,7 +13,12 @@ const KINDS = [
   ['instruction', 'instructions', 'instruction', true],
   ['syscall', 'system calls', 'system call'],
   ['irq', 'interrupts', 'interrupt'],
+  ['vm', 'virtual machines', 'virtual machine'],
+  ['host', 'hosts', 'host'],
 ];
+
+/** Kinds that only the page of a merged profile has. */
+const MERGED_KINDS = ['vm', 'host'];
 
 const INTERRUPT_MODES = [2, 3, 4];
 const KERNEL_MODE = 1;
@@ -22,7 +27,7 @@ class ByKind {
   constructor(profile, view) {
     this.profile = profile;
     this.view = view;
-    $('by-kind').replaceChildren(...KINDS.map(([kind, names]) => el('option', { value: kind }, names)));
+    $('by-kind').replaceChildren(...KINDS.filter(([kind]) => !MERGED_KINDS.includes(kind) || profile.by[kind]).map(([kind, names]) => el('option', { value: kind }, names)));
     $('by-kind').value = 'syscall';
     $('by-kind').addEventListener('change', () => this.choose());
     this.table = new DataTable('by', this.columns(), { sort: 4, text: (row) => `${row.name} ${row.kind} ${row.place}` });

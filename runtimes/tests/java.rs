@@ -59,6 +59,7 @@ fn check(java: &Path, options: &[&str], warm: &str) {
     let lines: Vec<String> = out.lines().take(STILL + IDLE).map(|line| line.expect("a line")).collect();
     assert_eq!(lines.len(), STILL + IDLE, "{java:?} {options:?}: threads");
     let mut walker = Walker::<JavaProcess>::new(process.0.id());
+    let by_jstack = jstack(java, process.0.id());
     for line in &lines {
         let mut parts = line.split('\t').map(normal);
         let name = parts.next().expect("a name");
@@ -71,10 +72,52 @@ fn check(java: &Path, options: &[&str], warm: &str) {
         let from = from.unwrap_or_else(|| panic!("{place}: {:?} {:?}", found.frames, found.end));
         assert_eq!(found.frames[from..], wanted, "{place}");
         assert_eq!((found.end, found.doubts), (UserEnd::Complete, 0), "{place}");
+        if let Some(threads) = &by_jstack {
+            let dumped = threads.get(name.as_str()).unwrap_or_else(|| panic!("{place}: no such thread"));
+            let found: Vec<String> = found.frames.iter().map(|frame| method_and_line(frame)).collect();
+            assert_eq!(written(&found), written(dumped), "{place}: by jstack");
+        }
         let parked = found.frames.iter().any(|frame| frame.contains("LockSupport.park|"));
         assert!(parked, "{place}: {:?}", found.frames);
     }
     busy(&mut walker, &format!("{java:?} {options:?}"));
+}
+
+/// Returns the frames of each thread, by its name, as the JDK's `jstack` prints them.
+fn jstack(java: &Path, pid: u32) -> Option<HashMap<String, Vec<String>>> {
+    let own = java.canonicalize().map(|java| java.with_file_name("jstack")).ok();
+    let mut command = match own.filter(|jstack| jstack.exists()) {
+        Some(jstack) => Command::new(jstack),
+        None => testkit::tool("jstack")?,
+    };
+    let output = command.arg(pid.to_string()).output().expect("jstack");
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let mut threads: HashMap<String, Vec<String>> = HashMap::new();
+    let mut name = String::new();
+    for line in text.lines() {
+        if let Some((thread, _)) = line.strip_prefix('"').and_then(|rest| rest.split_once('"')) {
+            thread.clone_into(&mut name);
+        } else if let Some((method, place)) =
+            line.trim().strip_prefix("at ").and_then(|frame| frame.split_once('('))
+        {
+            let line = place.trim_end_matches(')').rsplit_once(':').map_or("0", |(_, line)| line);
+            threads.entry(name.clone()).or_default().push(normal(&format!("{method}|{line}")));
+        }
+    }
+    Some(threads)
+}
+
+/// Returns the frames without those that the machine makes for lambdas, some of which `jstack` leaves out.
+fn written(frames: &[String]) -> Vec<&String> {
+    let is_made = |frame: &&String| frame.contains("Lambda") || frame.starts_with("java.lang.invoke.");
+    frames.iter().filter(|frame| !is_made(frame)).collect()
+}
+
+/// Returns a frame without its file, which `jstack` does not print of native methods.
+fn method_and_line(frame: &str) -> String {
+    let mut parts = frame.split('|');
+    format!("{}|{}", parts.next().unwrap_or(""), parts.next_back().unwrap_or("0"))
 }
 
 /// Samples the thread that is busy: all but a few stacks must be whole, and none may have another order.

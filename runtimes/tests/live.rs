@@ -1,6 +1,7 @@
 //! Frames of real processes, compared with what the programs say of themselves.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::FileExt as _;
@@ -11,6 +12,7 @@ use runtimes::python::{PythonBinary, PythonNames, PythonPlan, may_be_python};
 use runtimes::{
     EntryPlace, FrameWords, ManagedStep, ProcessMemory, RuntimeNames, RuntimePlan, ThreadRegisters,
 };
+use serde_json::Value;
 use symbols::VirtAddr;
 use symbols::elf::ElfFile;
 
@@ -89,6 +91,7 @@ fn threads_have_the_frames_that_their_program_sees() {
         let file = File::open(format!("/proc/{pid}/mem")).expect("memory");
         let memory = LiveMemory { file, reads: RefCell::default() };
         let (plan, names) = python(pid, &memory);
+        let by_py_spy = py_spy(pid);
         // All threads sleep, or are about to, in the line that has reported.
         for line in lines {
             let mut parts = line.split('\t');
@@ -97,6 +100,9 @@ fn threads_have_the_frames_that_their_program_sees() {
             let wanted: Vec<String> = parts.map(str::to_owned).collect();
             let found = frames(&plan, &names, &memory, ident);
             assert_eq!(found, wanted, "{interpreter:?}");
+            if let Some(threads) = &by_py_spy {
+                assert_eq!(threads.get(&ident), Some(&found), "{interpreter:?}: by py-spy");
+            }
             let named = name_of(plan, names, &memory, ident);
             // Since 3.14 the kernel has these names.
             let is_known = named.is_none() && has_names_in_kernel(pid);
@@ -108,6 +114,23 @@ fn threads_have_the_frames_that_their_program_sees() {
             "no such thread"
         );
     }
+}
+
+/// Returns the frames of each thread, by its ident, as py-spy sees them.
+fn py_spy(pid: u32) -> Option<HashMap<u64, Vec<String>>> {
+    let programs = testkit::python_packages(Path::new(env!("CARGO_TARGET_TMPDIR")), &["py-spy==0.4.3"])?;
+    let mut command = Command::new(programs.join("py-spy"));
+    let output = command.args(["dump", "--json", "--pid", &pid.to_string()]).output().expect("py-spy");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let threads: Vec<Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+    let text = |frame: &Value, key: &str| frame[key].as_str().expect("a text").to_owned();
+    let frame =
+        |frame: &Value| format!("{}|{}|{}", text(frame, "name"), text(frame, "filename"), frame["line"]);
+    let thread = |thread: &Value| {
+        let frames = thread["frames"].as_array().expect("frames").iter().map(frame).collect();
+        (thread["thread_id"].as_u64().expect("an ident"), frames)
+    };
+    Some(threads.iter().map(thread).collect())
 }
 
 /// Returns the name of a thread.

@@ -50,6 +50,7 @@ pub const PROGRAMS: &[TestNeed] = &[
     program("ip", "iproute2", "makes taps"),
     program("java", "openjdk-17-jdk-headless", "runs threads whose frames are read"),
     program("javac", "openjdk-17-jdk-headless", "compiles a program that runs in a guest"),
+    program("jstack", "openjdk-17-jdk-headless", "prints the frames of threads"),
     program("llvm-symbolizer", "llvm", "names inlined functions"),
     program("mcopy", "mtools", "fills FAT file systems"),
     program("mke2fs", "e2fsprogs", "makes ext4 file systems"),
